@@ -7,7 +7,6 @@ any split gives the same loss.
 """
 
 import math
-import re
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -203,21 +202,6 @@ def parameter_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     return before | blocks | outside
 
 
-# Names of models with experts, which are neither trained nor planned: 8x7B, Qwen3-30B-A3B, ...
-_EXPERTS = re.compile(r"mixtral|deepseek|grok|dbrx|moe|\d+x\d+b|a\d+b", re.IGNORECASE)
-
-
-def _unknown(name: str) -> str:
-    """Why there is no preset of that name, and the nearest one."""
-    if _EXPERTS.search(name):
-        return f"no preset {name!r}: models with experts are neither trained nor planned here"
-    from difflib import get_close_matches  # here: seldom needed
-
-    close = get_close_matches(name.lower(), PRESETS, 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"unknown preset {name!r}; known: {', '.join(PRESETS)}{hint}"
-
-
 def preset(name: str, **sizes: Any) -> GPTConfig:
     """The preset called `name`, with every size that is given and not None put in its place.
 
@@ -229,7 +213,11 @@ def preset(name: str, **sizes: Any) -> GPTConfig:
         UsageError: no such preset, or the sizes do not fit together.
     """
     if name not in PRESETS:
-        raise UsageError(_unknown(name))
+        from difflib import get_close_matches  # here: seldom needed
+
+        close = get_close_matches(name.lower(), PRESETS, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UsageError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}{hint}")
     base = PRESETS[name]
     given = {k: v for k, v in sizes.items() if v is not None}
     other = {k for k, v in given.items() if v != getattr(base, k)}

@@ -53,7 +53,7 @@ def test_a_manifest_is_as_it_was_written_or_damaged(save, monkeypatch):
     for harm, words in (
         (text.replace("rank", "rink"), "its bytes have changed since they were written"),
         (text[:-9], "is damaged: "),
-        ("[]", "describes no checkpoint of ours"),
+        ("[]", "is damaged: it holds"),
         (text.replace(FORMAT, "gpt-checkpoint-9"), "describes no checkpoint of ours"),
     ):
         path.write_text(harm)

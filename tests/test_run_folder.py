@@ -131,23 +131,16 @@ def put(folder, *names: str, text: str = "mine") -> None:
         (folder / name).write_text(text)
 
 
-@pytest.mark.parametrize(
-    "what", ["home", "repository", "study", "another tool's run", "photos", "link", "file"]
-)
+@pytest.mark.parametrize("what", ["home", "study", "another tool's run", "link", "file"])
 def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path, what, capsys):
     mine = tmp_path / "mine"
     put(mine, "thesis.tex", "train.log", "checkpoints/epoch-1.pt")
-    if what == "repository":
-        put(mine, ".git/HEAD", ".venv/bin/python", "attempts/1/x")
-    elif what == "study":
+    if what == "study":
         mine = tmp_path / "study"
         begun(mine / "ddp")
     elif what == "another tool's run":
         put(mine, "run.json", text='{"run": "mine", "model": "gpt", "state": "finished"}')
         put(mine, "status.json", text='{"state": "complete"}')
-    elif what == "photos":
-        mine = tmp_path / "photos"
-        put(mine, "2024.jpg", "1.2.png")
     out = mine
     if what == "link":
         out = tmp_path / "link"
@@ -393,25 +386,16 @@ def change(path, keys, value):
     ("keys", "value", "said"),
     [
         (["layout"], 5, "layout cannot be 5"),
-        (["spec"], [], r"spec cannot be \[\]"),
         (["spec", "steps"], "20", "spec.steps cannot be '20'"),
-        (["spec", "seq_len"], True, "spec.seq_len cannot be True"),
         (["layout", "dp"], 10**30, r"layout.dp cannot be 1000"),
-        (["layout", "dp"], -1, "layout.dp cannot be -1"),
         (["layout", "dp"], 2, "world_size 1 in layout is not tp 1 x dp 2 x pp 1"),
         (["layout", "micro_batch"], 7, "micro_batch 1 in spec, 7 in layout"),
         (["host", "cores"], float("nan"), "host.cores cannot be nan"),
-        (["git", "commit"], {"a": 1}, "git.commit cannot be"),
-        (["profiler"], "nsys", "profiler cannot be 'nsys'"),
         (["run"], "\ud800", "run cannot be"),
-        (["run"], 5, "run cannot be 5"),
         (["run"], "", "it names no run"),
-        (["load"], {"start": -0.5}, "load.start cannot be -0.5"),
         (["load"], {"cpu_s": float("inf")}, "load.cpu_s cannot be inf"),
         (["attempts"], [{"steps": 20}, 5], r"attempts\[1\] cannot be 5"),
-        (["attempts"], [None], r"attempts\[0\] cannot be None"),
         (["attempts"], [{"steps": "20"}], r"attempts\[0\].steps cannot be '20'"),
-        (["attempts"], [{"steps": 20, "kept_to": -1}], r"attempts\[0\].kept_to cannot be -1"),
     ],
 )
 def test_a_fact_of_another_kind_is_refused_with_its_file_and_key(tmp_path, keys, value, said):
@@ -425,12 +409,9 @@ def test_a_fact_of_another_kind_is_refused_with_its_file_and_key(tmp_path, keys,
     ("name", "content", "said"),
     [
         ("status.json", b"[]", r"status.json is damaged: it holds \[\], no object"),
-        ("status.json", b"", "status.json is damaged"),
         ("status.json", b'{"state": 5}', "status.json is damaged: state cannot be 5"),
         ("status.json", b'{"state": "gone"}', "status.json is damaged: state cannot be 'gone'"),
         ("run.json", b"[" * 100_000, "run.json is damaged"),
-        ("run.json", b"\xff", "run.json is damaged"),
-        ("training_metrics.json", b"[1]", "training_metrics.json is damaged"),
         ("training_metrics.json", b'{"hardware": 5}', "damaged: hardware cannot be 5"),
     ],
 )
@@ -446,7 +427,6 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path, name, content, said):
     [
         (b"\xff", "steps.csv is damaged: 'utf-8' codec"),
         (b"9" * 200_000, "steps.csv is damaged: field larger"),
-        (b"9" * 5000, "steps.csv:2"),
         (b"-1", "steps.csv:2: '-1' is out of range"),
         (b"", "steps.csv: step None cannot have taken"),
     ],

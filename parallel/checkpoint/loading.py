@@ -1,7 +1,7 @@
 """Fill an engine from a checkpoint, of any layout and engine, or from weights alone."""
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ class Loaded:
     step: int
     folder: Path
     bytes: int
-    damaged: list[tuple[Path, str]] = field(default_factory=list)
     changed: str = ""
+    damaged: list[tuple[Path, str]] = field(default_factory=list)
 
 
 def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded | None:
@@ -54,7 +54,8 @@ def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded 
     for folder in candidates:
         manifest, problem = _checked(ranks, folder)
         if not problem:
-            return _load_checkpoint(engine, spec, ranks, folder, manifest, damaged)
+            loaded = _load_checkpoint(engine, spec, ranks, folder, manifest)
+            return replace(loaded, damaged=damaged)
         damaged.append((folder, problem))
         if not spec.load_previous:
             raise Damaged(f"{problem}; --load-previous takes the one before")
@@ -74,12 +75,7 @@ def _checked(ranks: Ranks, folder: Path) -> tuple[Any, str]:
 
 
 def _load_checkpoint(
-    engine: Any,
-    spec: RunSpec,
-    ranks: Ranks,
-    folder: Path,
-    manifest: dict[str, Any],
-    damaged: list[tuple[Path, str]],
+    engine: Any, spec: RunSpec, ranks: Ranks, folder: Path, manifest: dict[str, Any]
 ) -> Loaded:
     check_model(spec, folder, GPTConfig(**manifest["model"]), manifest["implementation"])
     if manifest["step"] > spec.steps:
@@ -103,7 +99,7 @@ def _load_checkpoint(
             raise Damaged(problem)
     engine.restore(manifest["adam_step"], manifest["scaler"])
     size = sum(entry["bytes"] for entry in manifest["files"])
-    return Loaded(manifest["step"], folder, size, damaged, _changed(spec, manifest["spec"]))
+    return Loaded(manifest["step"], folder, size, _changed(spec, manifest["spec"]))
 
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:

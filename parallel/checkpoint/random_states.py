@@ -1,4 +1,4 @@
-"""Random states of a process: seeded at the start, saved as bytes, and put back.
+"""Random states of torch in a process: seeded at the start, saved as bytes, and put back.
 
 Nothing draws random numbers after the start: there is no dropout, and the order of the data depends
 on (seed, step) alone. The states are saved so that code that does draw resumes correctly too.
@@ -23,10 +23,6 @@ def random_states(tracker: Any) -> dict[str, Tensor]:
     states = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
-    version, words, gauss = random.getstate()
-    states["python"] = _as_bytes([version, *words, gauss is not None])
-    _, keys, position, has_gauss, gauss = np.random.get_state()
-    states["numpy"] = _as_bytes([*keys, position, has_gauss])
     if tracker is not None:
         # Sorted, so that the same states are the same bytes in a run that was resumed.
         named = sorted(tracker.get_states().items())
@@ -34,18 +30,10 @@ def random_states(tracker: Any) -> dict[str, Tensor]:
     return states
 
 
-def _as_bytes(numbers: list[int]) -> Tensor:
-    return torch.from_numpy(np.array(numbers, np.uint32).view(np.uint8))
-
-
 def set_random_states(states: dict[str, Tensor], tracker: Any) -> None:
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])
-    version, *words, _ = states["python"].numpy().view(np.uint32).tolist()
-    random.setstate((version, tuple(words), None))
-    *keys, position, has_gauss = states["numpy"].numpy().view(np.uint32).tolist()
-    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, 0.0))
     if tracker is not None:
         prefix = "tracker/"
         named = {n.removeprefix(prefix): s for n, s in states.items() if n.startswith(prefix)}
