@@ -172,14 +172,13 @@ def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> flo
     """
     text = cluster or ""
     counted, named = _COUNTED.search(text), _NAMED.search(text)
-    if found := _RATE.search(text):
-        before, rate, unit, after = found.groups()
-        count, rest = before or after, text[found.end() :]
-        gbits = float(rate) * (1000 if unit == "T" else 1) * int(count or 1)
+    if rate := _RATE.search(text):
+        count, rest = rate[1] or rate[4], text[rate.end() :]
+        node = float(rate[2]) * (1e12 if rate[3] == "T" else 1e9) * int(count or 1) / 8
         if _PER_GPU.match(rest):
-            return gbits / 8 * 1e9 * gpus_per_node if gpus_per_node else None
+            return node * gpus_per_node if gpus_per_node else None
         if count or not counted or _PER_NODE.match(rest):
-            return gbits / 8 * 1e9  # else the rate is one of the counted links'
+            return node  # else the rate is one of the counted links'
     if counted:
         return int(counted[1]) * float(counted[3] or GBITS[counted[2].upper()]) / 8 * 1e9
     if named:

@@ -7,6 +7,7 @@ all keys, all values, in one matrix or in three. transformers is not needed.
 
 import json
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,15 +106,12 @@ def _transposed(config: GPTConfig, name: str, value: Tensor) -> Tensor:
 
 def _their_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     """The names and shapes of transformers' class, in the order of our model."""
-    return {
-        theirs: tuple(part.shape)
-        for name, shape in parameter_shapes(config).items()
-        for theirs, part in zip(
-            hugging_face_names(config, name),
-            to_hugging_face(config, name, torch.empty(shape, device="meta")),
-            strict=True,
-        )
-    }
+    shapes = {}
+    for name, shape in parameter_shapes(config).items():
+        parts = to_hugging_face(config, name, torch.empty(shape, device="meta"))
+        named = zip(hugging_face_names(config, name), parts, strict=True)
+        shapes |= {theirs: tuple(part.shape) for theirs, part in named}
+    return shapes
 
 
 # --- import --------------------------------------------------------------------------------------
@@ -237,20 +235,13 @@ def export_hugging_face(
     _check_tokenizer(config, tokenizer)
     end = tokenizer.end if tokenizer else None
     of = architecture(config)
-    values = (
-        part for name, value in weights.tensors() for part in to_hugging_face(config, name, value)
-    )
+    values = (to_hugging_face(config, name, value) for name, value in weights.tensors())
     with new_folder(folder) as aside:
         layout = {n: (DTYPES[dtype], shape) for n, shape in _their_shapes(config).items()}
-        write_safetensors(aside / TENSORS, layout, values, METADATA)
-        described = {
-            "architectures": [of.name],
-            "model_type": of.model_type,
-            **hugging_face_config(config),
-            "bos_token_id": end,
-            "eos_token_id": end,
-            "dtype": str(DTYPES[dtype]).removeprefix("torch."),
-        }
+        write_safetensors(aside / TENSORS, layout, chain.from_iterable(values), METADATA)
+        described = {"architectures": [of.name], "model_type": of.model_type}
+        described |= hugging_face_config(config) | {"bos_token_id": end, "eos_token_id": end}
+        described["dtype"] = str(DTYPES[dtype]).removeprefix("torch.")
         write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
         copy_beside(tokenizer.paths if tokenizer else (), aside)
     return config

@@ -86,10 +86,8 @@ def unpadded(
     first, last = max(start, 0), min(start + tensors["param"].numel(), math.prod(part))
     if first >= last:
         return []
-    flat = {
-        kind: tensor.detach().view(-1)[first - start : last - start]
-        for kind, tensor in tensors.items()
-    }
+    held = slice(first - start, last - start)
+    flat = {kind: tensor.detach().view(-1)[held] for kind, tensor in tensors.items()}
     return [Piece(name, shape, offset, part, first, flat, copy)]
 
 
@@ -134,7 +132,6 @@ def slices_to_save(pieces: list[Piece]) -> list[Piece]:
         first, last = len(piece) * index // n, len(piece) * (index + 1) // n
         if first < last:
             tensors = {kind: tensor[first:last] for kind, tensor in piece.tensors.items()}
-            slices.append(
-                replace(piece, start=piece.start + first, tensors=tensors, copy=ONLY_COPY)
-            )
+            start = piece.start + first
+            slices.append(replace(piece, start=start, tensors=tensors, copy=ONLY_COPY))
     return slices

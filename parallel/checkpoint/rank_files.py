@@ -97,10 +97,8 @@ class Reader:
             return result
         boxes = {(tuple(p["offset"]), tuple(p["part"])) for _, p in self.pieces.get(name, [])}
         for stored_at, stored_shape in sorted(boxes):
-            overlap = [
-                (max(a, b), min(a + n, b + m))
-                for a, n, b, m in zip(offset, shape, stored_at, stored_shape, strict=True)
-            ]
+            sides = list(zip(offset, shape, stored_at, stored_shape, strict=True))
+            overlap = [(max(a, b), min(a + n, b + m)) for a, n, b, m in sides]
             if any(first >= last for first, last in overlap):
                 continue
             stored = torch.empty(math.prod(stored_shape))
@@ -112,7 +110,7 @@ class Reader:
                 for origin in (offset, stored_at)
             )
             result[here] = stored.view(stored_shape)[there]
-            covered += math.prod(b - a for a, b in overlap)
+            covered += result[here].numel()
         if covered != result.numel():
             raise Damaged(f"{self.folder} does not hold all of {name} ({kind})")
         return result

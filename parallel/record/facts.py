@@ -30,12 +30,10 @@ TRAINS = ("base", "models", "parallel", "setup.py", "constraints.txt")
 
 def versions() -> dict[str, str | None]:
     """Installed versions; None where a package is absent."""
-    installed: dict[str, str | None] = {"python": platform.python_version()}
+    installed = dict.fromkeys(PACKAGES) | {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed[package] = None
     return installed
 
 
@@ -90,16 +88,11 @@ def cpu_name() -> str:
 
 def scheduler(environment: dict[str, str] | os._Environ = os.environ) -> dict[str, str | None]:
     """Slurm's facts about the job; without Slurm type is "none" and all of them are None."""
-    names = {
-        "job_id": "SLURM_JOB_ID",
-        "nodelist": "SLURM_JOB_NODELIST",
-        "nnodes": "SLURM_JOB_NUM_NODES",
-        "procid": "SLURM_PROCID",
-        "localid": "SLURM_LOCALID",
-        "partition": "SLURM_JOB_PARTITION",
-    }
+    names = ("JOB_ID", "JOB_NODELIST", "JOB_NUM_NODES", "PROCID", "LOCALID", "JOB_PARTITION")
+    ours = ("job_id", "nodelist", "nnodes", "procid", "localid", "partition")
+    stated = (environment.get(f"SLURM_{name}") for name in names)
     kind = "slurm" if "SLURM_JOB_ID" in environment else "none"
-    return {"type": kind} | {ours: environment.get(theirs) for ours, theirs in names.items()}
+    return {"type": kind} | dict(zip(ours, stated, strict=True))
 
 
 def one_machine(environment: Mapping[str, str] = os.environ) -> bool:

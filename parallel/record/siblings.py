@@ -75,17 +75,11 @@ class Siblings:
         if not number:
             reason = f"rank {rank} ended with exit status {status} and gave no reason"
             return End(Kind.UNKNOWN, reason)
-        reason = f"rank {rank} was killed: {_name(number)}"
+        names = {each.value: each.name for each in signal.Signals}
+        reason = f"rank {rank} was killed: {names.get(number, f'Signal {number}')}"
         if number == signal.SIGKILL and _oom_kills() > self._oom_kills:
             return End(Kind.MEMORY, f"{reason}, and the kernel killed for lack of memory")
         return End(Kind.KILLED, reason)
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"Signal {number}"
 
 
 def _oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
