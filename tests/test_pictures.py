@@ -9,7 +9,6 @@ from analysis.common import colours
 from analysis.common import drawing as drawing
 from analysis.common.drawing import Point
 from analysis.pages import altair_charts, cost_views
-from analysis.published import published_pictures
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES
 from tests.fixture_runs import facts, write
@@ -38,7 +37,7 @@ def drawn(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "parts",
-    [CATEGORIES, LOST, MEMORY, cost_views._CLOCK, published_pictures.PHASES],
+    [CATEGORIES, LOST, MEMORY, cost_views._CLOCK],
 )
 def test_the_parts_of_a_chart_have_different_colours(parts):
     assert len({colours.of_part(part) for part in parts}) == len(parts)

@@ -1,4 +1,4 @@
-"""Drawing: speedup, TFLOP/s and phases as figures; saving them as PNG and SVG.
+"""Drawing: speedup and TFLOP/s as figures; saving them as PNG and SVG.
 
 The rows come from analysis/plots.py (runs) and analysis/published/published_pictures.py (tables);
 colours from colours.py.
@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.common.colours import GREY, of_engines, of_part
+from analysis.common.colours import GREY, of_engines
 from base.storage import output
 
 if TYPE_CHECKING:
@@ -169,16 +169,3 @@ def _name(axes: Any, points: list[Point], colours: dict[str, str]) -> None:
             color="#333333",
             arrowprops=line if abs(height - y) > _GAP / 3 else None,
         )
-
-
-def phases(bars: dict[str, dict[str, float]], title: str) -> "Figure":
-    """Where the time goes: stacked seconds by part of a step (colours.PARTS), one bar a label."""
-    figure, axes = _figure(title)
-    bottom = [0.0] * len(bars)
-    for name in dict.fromkeys(name for parts in bars.values() for name in parts):
-        heights = [parts.get(name, 0.0) for parts in bars.values()]
-        axes.bar(list(bars), heights, bottom=bottom, label=name, color=of_part(name))
-        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-    axes.set_ylabel("seconds")
-    _legend(figure, axes.get_legend_handles_labels()[0])
-    return figure

@@ -7,7 +7,6 @@ from analysis.common import drawing
 from analysis.published import recomputed
 from models.flops import DEFAULT_CONVENTION
 
-PHASES = ("compute", "communication", "data loading", "data movement")  # of colours.PARTS
 Figure = Any  # matplotlib's, which loads only where something is drawn
 
 
@@ -16,7 +15,6 @@ def draw(folder: Path, force: bool = False) -> list[Path]:
     return [
         *drawing.save(_speedup(), folder, "speedup", force),
         *drawing.save(_tflops(), folder, "tflops", force),
-        *drawing.save(_breakdown(), folder, "breakdown", force),
     ]
 
 
@@ -43,12 +41,3 @@ def _library(engine: str) -> str:
     if "DeepSpeed" in engine:
         return "with DeepSpeed"
     return "Megatron-LM" if engine.startswith("Megatron") else engine.split(" 1.1.5")[0]
-
-
-def _breakdown() -> Figure:
-    bars = {}
-    for row in recomputed.epochs().rows:
-        seconds = [row[f"{part}_s_slowest"] for part in ("compute", "comm", "loading", "movement")]
-        label = f"b{row['batch']}\n{row['gpus']} GPU"
-        bars[label] = dict(zip(PHASES, seconds, strict=True))
-    return drawing.phases(bars, "Where an epoch's time goes (slowest rank)")
