@@ -54,14 +54,6 @@ def test_more_ranks_than_cores_is_labelled_and_has_no_efficiency(tmp_path, capsy
     assert "oversubscribed: 2 ranks x 2 threads" in found["megatron-tp2"]["notes"]
 
 
-def test_other_work_is_an_invalid_comparison(tmp_path, capsys):
-    write(tmp_path, facts("s", "ddp", engine="ddp"))
-    write(tmp_path, facts("s", "ddp", engine="megatron", gpus=2, tp=2, global_batch=64))
-    row = rows(capsys, tmp_path)["megatron-tp2"]
-    assert row["speedup"] == row["efficiency"] == ""
-    assert "invalid comparison: global batch 64 here, 16 in the baseline" in row["notes"]
-
-
 def test_a_failed_run_keeps_its_row_and_unverified_runs_say_so(tmp_path, capsys):
     write(tmp_path, facts("s", "ddp", engine="ddp"))
     write(
@@ -128,11 +120,6 @@ def test_six_n_does_not_count_recomputation(tmp_path, capsys):
     write(tmp_path, facts("s", "ddp", engine="ddp", recompute="full"), step_s=0.5)
     found = rows(capsys, tmp_path, "--convention", "6n")
     assert found["ddp"]["tflops"] == found["ddp-recompute-full"]["tflops"]
-
-
-def test_a_loss_that_became_nan_is_flagged(tmp_path, capsys):
-    write(tmp_path, facts("s", "ddp", engine="ddp"), loss=[5.5] * 10 + [float("nan")] * 10)
-    assert "the loss is NaN in 10 of 20 iterations" in rows(capsys, tmp_path)["ddp"]["notes"]
 
 
 @pytest.mark.parametrize(
