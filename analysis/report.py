@@ -29,9 +29,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.common.table import Table, writing
+from analysis.common.table import Table
 from base.errors import Parser, UsageError, command_line, printable
-from base.files import ROOT, check_ends
+from base.files import ROOT, read_text
 from base.storage import output
 
 _OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
@@ -85,11 +85,8 @@ def _audit(arguments: list[str]) -> str:
 
 
 def _file(arguments: list[str]) -> str:
-    texts = []
-    for path in _paths("file", arguments):
-        with writing(path):
-            texts.append(path.read_text().strip() + "\n")
-    return "\n".join(texts)
+    paths = _paths("file", arguments)
+    return "\n".join(read_text(path, "table").strip() + "\n" for path in paths)
 
 
 def _jean_zay(arguments: list[str]) -> Table:
@@ -164,9 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     status = 0
     for path in arguments.files:
-        check_ends(path)
-        with writing(path):
-            old = path.read_text()
+        old = read_text(path, "page")
         new = regenerate(old, str(path))
         if new == old:
             continue

@@ -1,7 +1,6 @@
 """Tables: one type, printed as text, Markdown, CSV or JSON; what commands share to print them."""
 
 import argparse
-import contextlib
 import csv
 import io
 import json
@@ -9,9 +8,8 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.common import terminal
@@ -23,17 +21,6 @@ if TYPE_CHECKING:
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
 UNKNOWN, DOUBTFUL = "-", "?"  # in place of a value, and after one
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raises: UsageError: the path cannot be read or written inside; it gives the reason."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:  # a picture's suffix that matplotlib does not know
-        raise UsageError(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -200,14 +187,9 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def json_object(value: dict[str, Any]) -> str:
-    """One JSON object in one line; what is not a finite number is null."""
-    return json.dumps(_finite(value))
-
-
 def json_objects(rows: list[dict[str, Any]]) -> str:
     """A JSON list, one object a line; what is not a finite number is null."""
-    return "[\n" + ",\n".join(map(json_object, rows)) + "\n]\n"
+    return "[\n" + ",\n".join(json.dumps(_finite(row)) for row in rows) + "\n]\n"
 
 
 def column_names(text: str) -> list[str]:

@@ -11,15 +11,10 @@ from analysis.logs.record import Record
 Pair = tuple[Hashable, float | None, float | None]  # configuration, predicted, measured
 
 
-def columns(
-    heading: str = "predicted s/iter",
-    key: str = "predicted_s",
-    spec: str = ".4g",
-    seldom: bool = False,
-) -> list[Column]:
-    """The predicted value and its signed error, next to the measured one."""
+def columns(seldom: bool = False) -> list[Column]:
+    """The predicted seconds and their signed error, next to the measured ones."""
     return [
-        Column(key, heading, spec, seldom),
+        Column("predicted_s", "predicted s/iter", ".4g", seldom),
         Column("predicted_error", "error", "+.1%", seldom),
     ]
 

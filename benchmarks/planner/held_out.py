@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common import statistics
-from analysis.common.table import Column, Table, writing
+from analysis.common.table import Column, Table
 from analysis.planner import fitting
 from base.errors import Parser, command_line
 from base.files import ROOT
@@ -273,8 +273,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     text = "\n".join(table().render("markdown") for table in (by_split, by_count, by_memory))
     if arguments.out:
-        with writing(arguments.out):
-            arguments.out.write_text(text)
+        arguments.out.write_text(text)
     print(text, end="")
     return 0
 

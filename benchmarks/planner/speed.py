@@ -17,7 +17,7 @@ from pathlib import Path
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"  # before numpy is loaded
 
-from analysis.common.table import Column, Table, writing  # noqa: E402
+from analysis.common.table import Column, Table  # noqa: E402
 from analysis.plan import Question, add_flags, question  # noqa: E402
 from analysis.planner import ranking  # noqa: E402
 from analysis.planner.space import space  # noqa: E402
@@ -70,8 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     text = Table(COLUMNS, rows, notes=[f"one core, {ROUNDS} rounds; load average {load}"])
     if arguments.out:
-        with writing(arguments.out):
-            arguments.out.write_text(text.render("markdown"))
+        arguments.out.write_text(text.render("markdown"))
     print(text.render("markdown"), end="")
     return 0
 
