@@ -620,3 +620,18 @@ def test_a_live_parameter_of_two_parts_is_two_pieces_wherever_a_slice_of_it_begi
                 assert (piece.offset, piece.part) == ((2, 0), (2, 3))
                 assert all(torch.equal(tensor, part) for tensor in piece.tensors.values())
             assert sum(map(len, found)) == int(live[start:stop].isfinite().sum())
+
+
+def test_copies_share_what_they_save_and_a_tied_output_layer_saves_nothing():
+    whole, shape = {"param": torch.arange(8.0)}, (4, 2)
+    reference = {"name": "embedding.word.weight", "shape": shape, "offset": (0, 0), "part": shape}
+    trained = [(SimpleNamespace(references=[reference]), whole, 0)]
+
+    def saved(layout: Layout, rank: int, shards: int = 1) -> list[tuple[int, int]]:
+        pieces = contents.slices_to_save(contents.pieces_of(trained, layout, rank, shards))
+        return [(piece.start, len(piece)) for piece in pieces]
+
+    assert [saved(Layout(dp=3), rank) for rank in range(3)] == [[(0, 2)], [(2, 3)], [(5, 3)]]
+    assert saved(Layout(dp=2), 1, shards=2) == saved(Layout(), 0) == [(0, 8)]
+    assert [saved(Layout(pp=2), rank) for rank in (0, 1)] == [[(0, 8)], []]
+    assert unpadded("w", shape, (0, 0), shape, 8, whole) == []  # what begins behind the part
