@@ -1,10 +1,11 @@
 """Run by test_steps.py in one process: what a step of every engine does to its numbers and when.
 
 Prints a JSON line: "reads", per engine the functions of ours that read a number of a tensor before
-AdamW updated the weights (on a GPU each waits for all that was asked of it); "norms", per engine
-the gradient norm; "masters", the largest difference between DeepSpeed's first fp32 weights and the
-fp16 weights of the model; "activations", the largest differences of megatron-core's fused ones, and
-of their gradients, from the reference GPT's; "configured", megatron-core's settings on a GPU.
+AdamW updated the weights (on a GPU each waits for all that was asked of it); "curves", per engine
+loss and gradient norm of two steps; "masters", the largest difference between DeepSpeed's first
+fp32 weights and the fp16 weights of the model; "activations", the largest differences of
+megatron-core's fused ones, and of their gradients, from the reference GPT's; "configured",
+megatron-core's settings on a GPU.
 """
 
 import json
@@ -23,6 +24,7 @@ from parallel.config.settings import resolve
 from parallel.engines.deepspeed_common import deepspeed  # patched first
 
 SIZES = {"n_layer": 1, "hidden": 16, "n_head": 2, "vocab_size": 9, "max_seq_len": 8, "steps": 2}
+SIZES |= {"micro_batch": 1, "global_batch": 2}
 GPU_SETTINGS = ("batch_p2p_comm", "overlap_p2p_comm", "deallocate_pipeline_outputs")
 GPU_SETTINGS += ("bias_activation_fusion", "bias_dropout_fusion", "use_cpu_initialization")
 UPDATES = ("_fused_adamw_", "addcdiv_", "_foreach_addcdiv_")
@@ -46,8 +48,9 @@ class Reads(TorchDispatchMode):
 
 
 def batches():
-    tokens = torch.arange(8)[None]
-    yield tokens, tokens
+    for first in (0, 1):  # two micro-batches
+        tokens = torch.arange(first, first + 8)[None]
+        yield tokens, tokens
 
 
 def fused_activations() -> dict[str, float]:
@@ -82,8 +85,7 @@ def configured() -> dict[str, dict]:
     """megatron-core's settings of runs on a GPU, which no test has, and what masks attention."""
     from parallel.engines import layers
 
-    settings = {"engine": "megatron", "device": "auto", **SIZES, "n_layer": 4, "global_batch": 8}
-    settings |= {"gpus": 2, "pp": 2}
+    settings = {"engine": "megatron", "device": "auto", **SIZES, "n_layer": 4, "gpus": 2, "pp": 2}
     found = {}
     for name, vpp in (("pp", 1), ("vpp", 2)):
         config = layers.transformer_config(resolve(("test", settings | {"vpp": vpp})), cuda=True)
@@ -99,7 +101,7 @@ def configured() -> dict[str, dict]:
 def main() -> None:
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo")
-    cpu, found = torch.device("cpu"), {"reads": {}, "norms": {}}
+    cpu, found = torch.device("cpu"), {"reads": {}, "curves": {}}
     for name in sys.argv[1:]:
         engine, _, precision = name.partition(":")
         settings = {"engine": engine, "zero_stage": 2 * (engine == "fsdp2"), **SIZES}
@@ -111,9 +113,11 @@ def main() -> None:
             pairs = list(built._masters())
             found["masters"] = max(float((half - own).abs().max()) for half, own in pairs)
         with Reads() as reads:
-            result = built.step(batches(), spec.lr)
+            first = built.step(batches(), 10 * spec.lr)
         assert reads.updated, name
-        found["reads"][name], found["norms"][name] = reads.functions, result.grad_norm
+        both = first, built.step(batches(), spec.lr)
+        found["reads"][name] = reads.functions
+        found["curves"][name] = [[step.loss, step.grad_norm] for step in both]
         if engine in ("megatron", "deepspeed_pipe"):
             sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
     found["activations"], found["configured"] = fused_activations(), configured()

@@ -33,7 +33,14 @@ def steps() -> dict:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_engine_reads_a_number_before_its_optimizer_has_been_asked_to_step(engine, steps):
     assert steps["reads"][engine] == []
-    assert steps["norms"][engine] == pytest.approx(steps["norms"]["ddp"], rel=2e-3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_steps_of_two_learning_rates_and_two_micro_batches_are_those_of_ddp(engine, steps):
+    for ours, theirs in zip(steps["curves"][engine], steps["curves"]["ddp"], strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-3)
+    (loss, _), (after, _) = steps["curves"]["ddp"]
+    assert after < 0.99 * loss  # so that the learning rate matters
 
 
 def test_deepspeeds_fp16_optimizer_starts_from_the_models_weights(steps):
