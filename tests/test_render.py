@@ -271,7 +271,7 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
     tools = {
         "srun": f'printf "%s\\n" "$@" "debug=$TORCH_DISTRIBUTED_DEBUG" "nccl=$NCCL_DEBUG"'
         f' "$NCCL_DEBUG_FILE" >{tmp_path}/seen\n'
-        f"[[ ! -d {folder}/77.profiles ]] || touch {folder}/77.profiles/nsys_77_n1.nsys-rep\n",
+        f"[[ ! -d {folder}/77.profiles ]] || touch {folder}/77.profiles/nsys_77_n1.nsys-rep\n"
     }
     if there:
         tools |= {"nsys": 'echo "$1 of ${2##*/}"', "ibstat": "echo mlx5_0"}

@@ -23,15 +23,7 @@ from slurm import cancel, record_end, states, status, submit
 from slurm.render import comment_of
 from slurm.states import Job, judge, parse
 from tests.conftest import study_file
-from tests.multi_node_logs import (
-    BAD_EXIT,
-    CLOSING,
-    FAILED_RANK,
-    KILLED,
-    PEER,
-    RAISED,
-    TOLD_TO_STOP,
-)
+from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
 from tests.tools import testbed
 
 QUEUE = (

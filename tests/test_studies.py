@@ -30,16 +30,11 @@ def test_a_sweep_is_every_combination_of_product_and_zip(tmp_path):
         zip = { nodes = [1, 2], pp = [1, 2] }
         """,
     )
-    assert list(study.settings) == [
-        "megatron-mbs1",
-        "megatron-pp2-mbs1",
-        "megatron-mbs2",
-        "megatron-pp2-mbs2",
-        "megatron-tp2-mbs1",
-        "megatron-tp2-pp2-mbs1",
-        "megatron-tp2-mbs2",
-        "megatron-tp2-pp2-mbs2",
-    ]
+    names = (
+        "megatron-mbs1 megatron-pp2-mbs1 megatron-mbs2 megatron-pp2-mbs2 "
+        "megatron-tp2-mbs1 megatron-tp2-pp2-mbs1 megatron-tp2-mbs2 megatron-tp2-pp2-mbs2"
+    )
+    assert list(study.settings) == names.split()
     spec = study.run("megatron-tp2-pp2-mbs2")
     assert (spec.gpus, spec.layout.dp, spec.global_batch) == (4, 1, 4)
 
@@ -56,15 +51,11 @@ def test_includes_branches_and_repeats(tmp_path):
         slurm = { time = "00:02:00" }
         """,
     )
-    assert list(study.settings) == [
-        "ddp-nodes1",
-        "ddp-nodes2",
-        "megatron-nodes1",
-        "megatron-nodes2",
-        "megatron-tp2-nodes1",
-        "deepspeed-zero-zero3-r1",
-        "deepspeed-zero-zero3-r2",
-    ]
+    names = (
+        "ddp-nodes1 ddp-nodes2 megatron-nodes1 megatron-nodes2 megatron-tp2-nodes1 "
+        "deepspeed-zero-zero3-r1 deepspeed-zero-zero3-r2"
+    )
+    assert list(study.settings) == names.split()
     assert study.run("deepspeed-zero-zero3-r2").steps == 7
     assert study.slurm["deepspeed-zero-zero3-r1"] == {"time": "00:02:00"}
     assert study.slurm["ddp-nodes1"] == {}

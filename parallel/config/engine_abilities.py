@@ -27,16 +27,9 @@ class Ability:
 _MEGATRON_KERNELS = ("te", "torch")  # what megatron-core's layers can be made of
 
 ENGINES: dict[str, Ability] = {
-    "ddp": Ability(
-        module="parallel.engines.ddp",
-        implementations=("gpt", "hf"),
-        compile=True,
-    ),
+    "ddp": Ability(module="parallel.engines.ddp", implementations=("gpt", "hf"), compile=True),
     "fsdp2": Ability(
-        module="parallel.engines.fsdp2",
-        zero_stages=(2, 3),
-        offload=("none", "all"),
-        compile=True,
+        module="parallel.engines.fsdp2", zero_stages=(2, 3), offload=("none", "all"), compile=True
     ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
