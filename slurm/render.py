@@ -87,10 +87,7 @@ def seconds(limit: str) -> int:
     parts = match.groupdict("0") if match else {}
     total = sum(int(number) * _UNITS[unit] for unit, number in parts.items())
     if not total:
-        raise UsageError(
-            f"time limit {limit!r} is none of Slurm's (M:S, H:M:S, D-H:M:S), or no time: a day has"
-            " 24 hours, an hour 60 minutes, a minute 60 seconds"
-        )
+        raise UsageError(f"time limit {limit!r} is none of Slurm's: M:S, H:M:S, D-H:M:S, above 0")
     return total
 
 

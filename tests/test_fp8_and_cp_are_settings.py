@@ -50,7 +50,7 @@ def test_a_gpu_cluster_takes_both(capsys):
         ),
         (("--engine", "ddp", "--cp", "2"), "no cp (asked: 2; engines with cp: megatron)"),
         (("--cp", "16", "--seq-len", "8176"), "cuts seq_len 8176 unevenly into 32 chunks"),
-        (("--cp", "2", "--breakdown"), "breakdown has no column for messages between cp"),
+        (("--cp", "2", "--breakdown"), "breakdown has no column for messages between cp 2 ranks"),
         (
             ("--precision", "fp8", "--ffn-hidden", "14344", "--tp", "2"),
             "multiples of 16, and ffn_hidden / tp is 7172",

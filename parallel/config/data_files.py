@@ -100,19 +100,14 @@ def _prepared(folder: Path) -> Description:
     """A folder of parallel/data.py, whose files are of the sizes that meta.json states."""
     meta = read_json(folder / "meta.json")
     if meta.get("crc32", own_crc32(meta)) != own_crc32(meta):  # earlier versions wrote none
-        raise UsageError(
-            f"{folder / 'meta.json'} has changed since it was written; prepare it again"
-        )
+        raise UsageError(f"{folder}/meta.json has changed since it was written: prepare it again")
     if problem := misfit(meta, _HOLDS) or misfit(meta, _MAY_HOLD):
         raise UsageError(f"{folder} is damaged: meta.json: {problem}; prepare it again")
     splits = []
     for name in SPLITS:
         file, tokens = folder / f"{name}.bin", meta["tokens"][name]
         if (stored := _ids_in(file, _PREPARED[meta["dtype"]])) != tokens:
-            raise UsageError(
-                f"{file} holds {stored} ids, but meta.json beside it states {tokens}; prepare"
-                f" {folder} again"
-            )
+            raise UsageError(f"{file} holds {stored} ids, but meta.json beside it states {tokens}")
         splits.append(Split(file, meta["dtype"], 0, tokens, meta["sha256"][name]))
     return Description(*splits, meta["tokenizer"], meta["vocab_size"], meta.get("documents"))
 

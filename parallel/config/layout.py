@@ -134,8 +134,5 @@ def split_world(gpus: int, **sizes: int) -> int:
     ranks = math.prod(sizes.values())
     if gpus % ranks:
         split = " x ".join(f"{a} {n}" for a, n in sizes.items() if n > 1 or a not in SELDOM)
-        raise UsageError(
-            f"{gpus} ranks cannot be split into {split}:"
-            f" the number of ranks must be a multiple of {ranks}"
-        )
+        raise UsageError(f"{gpus} ranks cannot be split into {split}: no multiple of {ranks}")
     return gpus // ranks
