@@ -32,9 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     parities = list(loss_parity.verify(runs, baseline and baseline.path).values())
     shown = loss_parity.table(parities, flags.baseline or loss_parity.baselines(runs))
     show([shown], flags.format, flags.columns)
-    if flags.check:
-        return int(not all(parity.equal for parity in parities))
-    return int(any(parity.differs for parity in parities))
+    kinds = {parity.verdict.kind for parity in parities}
+    return int(bool(kinds - {loss_parity.EQUAL}) if flags.check else loss_parity.DIFFERS in kinds)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_differences_within_the_bars_are_equal(study):
         grad_norm=[(1.5 - 0.01 * i) * 1.0019 for i in range(20)],
     )
     assert set(verdicts(study).values()) == {"equal"}
-    assert main([str(study), "--check"]) == 0
+    assert main([str(study), "--check", "--format", "json"]) == 0
 
 
 @pytest.mark.parametrize(

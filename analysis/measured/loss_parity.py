@@ -35,14 +35,6 @@ class Parity:
     ln_vocab: float | None = None
     baseline: Path | None = None  # the folder of the run beside which it was judged
 
-    @property
-    def equal(self) -> bool:
-        return self.verdict.kind == EQUAL
-
-    @property
-    def differs(self) -> bool:
-        return self.verdict.kind == DIFFERS
-
 
 def _not_verified(why: str) -> Reason:
     return Reason(NOT_VERIFIED, f"{NOT_VERIFIED}: {why}")
@@ -227,7 +219,9 @@ _COLUMNS = [
 
 def table(parities: Iterable[Parity], baseline: str) -> Table:
     """The parity table; baseline: the names of the runs' baselines, for the note."""
-    rows = [vars(parity) | {"verdict": str(parity.verdict)} for parity in parities]
+    rows = [{c.key: getattr(parity, c.key) for c in _COLUMNS} for parity in parities]
+    for row in rows:
+        row["verdict"] = str(row["verdict"])
     note = (
         f"bars: loss {LOSS_BAR:g} nats, grad norm {GRAD_NORM_BAR:g} relative, first loss within"
         f" {FIRST_LOSS_BAR:g} of ln(vocab)"
