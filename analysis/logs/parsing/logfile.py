@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from analysis.logs.parsing.packed import open_log
 from analysis.logs.record import Refusal
 
@@ -128,6 +126,6 @@ class Log:
         """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
         at, lines = 0, 1
         while at < offset and (block := self.slice(at, min(at + (1 << 18), offset))):
-            lines += np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            lines += block.count(b"\n")
             at += len(block)
-        return int(lines)
+        return lines
