@@ -170,7 +170,9 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
     refused: list[Refusal] = []
     for path in (STDIN if str(path) == "-" else Path(path) for path in paths):
         here = []
-        for place, why in below(path, is_run_folder, _is_no_log):
+        for place, why in below(
+            path, is_run_folder, lambda name: name[0] == "." or name in _NOT_LOGS
+        ):
             if why:
                 refused.append(Refusal(str(place), why))
             elif place == path or place.is_dir() or _looks_like_log(place):

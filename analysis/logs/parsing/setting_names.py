@@ -102,16 +102,16 @@ class _Rule(NamedTuple):
 _SAID = r"(?!(?:none|null|false)$).+"
 _DTYPE = "params_dtype torch_dtype precision"
 _GRANULARITY = "recompute_granularity activations_checkpoint_granularity"
-_CHECKPOINT = (
-    "checkpoint_activations recompute_activations activations_checkpoint_method"
-    " gradient_checkpointing"
-)
+_CHECKPOINT = "checkpoint_activations recompute_activations activations_checkpoint_method"
+_CHECKPOINT += " gradient_checkpointing"
 _GATED = "swiglu gated_linear_unit"
 _ACTIVATION = "activation hidden_act activation_function"
 _NORM = "normalization norm"
 _POSITION = "position_embedding_type pos_emb"
 _TIED = "share_embeddings_and_output_weights tie_word_embeddings"
 _UNTIED = "untie_embeddings_and_output_weights no_weight_tying"
+_EXPERTS = "num_experts num_moe_experts num_local_experts n_routed_experts"
+_MTP = "mtp_num_layers num_nextn_predict_layers"
 # Settings whose values are words. Of several rules for a fact the first that fits counts.
 _RULES = (
     _Rule("precision", "fp8", _SAID, "fp8"),
@@ -146,19 +146,9 @@ _RULES = (
     _Rule("bias", "disable_bias_linear", "false", True),
     _Rule("bias", "disable_bias_linear", "true", False),
     # What no FLOPs convention counts, in words.
-    _Rule(
-        "experts",
-        "num_experts num_moe_experts num_local_experts n_routed_experts",
-        r"(?!1$)[1-9]\d*",
-        "{} experts",
-    ),
+    _Rule("experts", _EXPERTS, r"(?!1$)[1-9]\d*", "{} experts"),
     _Rule("latent", "multi_latent_attention", "true", "multi-latent attention"),
-    _Rule(
-        "predicted",
-        "mtp_num_layers num_nextn_predict_layers",
-        r"[1-9]\d*",
-        "{} layers that predict further tokens",
-    ),
+    _Rule("predicted", _MTP, r"[1-9]\d*", "{} layers that predict further tokens"),
 )
 _UNCOUNTED = ("experts", "latent", "predicted")
 _OTHERS = "group_query_attention use_distributed_optimizer"
