@@ -344,6 +344,13 @@ def test_constants_of_a_cluster_replace_the_usual_ones():
     assert memory.peak(x)[0] - memory.peak(x, {"library_gb": 0})[0] == pytest.approx(4.2 * GIB)
 
 
+def test_where_checkpoints_leave_a_layer_and_the_logits_take_turns():
+    for vocab, logits in ((100, 0), (1000, 32 * 1000 * 8 + 4 * SBH - PLAIN)):
+        host = SMALL | {"vocab": vocab, "deepspeed": True, "zero_stage": 3, "recompute": 2}
+        parts = memory.parts(columns(**host), "last", {"fragments": 1.0})
+        assert (parts["activations"][0], parts["logits"][0]) == (PLAIN, logits)
+
+
 def test_zero_shards_what_rajbhandari_says():
     """ZeRO (arXiv 1910.02054), figure 1: 7.5B parameters on 64 GPUs, 120, 31.4, 16.6 and 1.9 GB."""
     x = columns(PRESETS["tiny"], dp=64, zero_stage=np.arange(4))

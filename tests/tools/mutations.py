@@ -39,7 +39,11 @@ from base.errors import Parser, command_line  # noqa: E402
 # Each file and the tests of its family: files, single tests, or "-k" and what their names contain.
 FAMILIES = {
     "models/flops.py": ["tests/test_flops.py"],
-    "parallel/config/memory.py": ["tests/test_memory_by_hand.py"],
+    "parallel/config/memory.py": [
+        "tests/test_memory_by_hand.py",
+        "tests/test_memory_of_a_step.py::test_a_peak_in_backward_is_that_of_the_rehearsal",
+        "tests/test_predictions_on_record.py::test_a_record_is_predicted_again_from_itself",
+    ],
     "models/gpus.py": ["tests/test_mfu_needs_a_known_peak.py", "tests/test_data_sheets.py"],
     "base/storage.py": ["tests/test_saved_bytes.py"],
     "parallel/config/layout.py": ["tests/test_layout.py"],
@@ -82,7 +86,11 @@ FAMILIES = {
         "tests/test_quality_by_hand.py",
         "tests/test_verdicts_and_flags.py",
     ],
-    "analysis/planner/timemodel.py": ["tests/test_time_model_by_hand.py"],
+    "analysis/planner/timemodel.py": [
+        "tests/test_time_model_by_hand.py",
+        "tests/test_predictions_on_record.py",
+        *("-k", "not ultrascale or again"),
+    ],
     "analysis/common/statistics.py": ["tests/test_repeats_by_hand.py"],
 }
 HEAVY = ("numpy", "torch", "matplotlib.pyplot", "pytest")  # imported once, not in every fork
