@@ -25,8 +25,9 @@ from parallel.engines.deepspeed_common import deepspeed  # patched first
 
 SIZES = {"n_layer": 1, "hidden": 16, "n_head": 2, "vocab_size": 9, "max_seq_len": 8, "steps": 2}
 SIZES |= {"micro_batch": 1, "global_batch": 2}
+FUSIONS = ("bias_activation_fusion", "bias_dropout_fusion")
 GPU_SETTINGS = ("batch_p2p_comm", "overlap_p2p_comm", "deallocate_pipeline_outputs")
-GPU_SETTINGS += ("bias_activation_fusion", "bias_dropout_fusion", "use_cpu_initialization")
+GPU_SETTINGS += ("use_cpu_initialization", *FUSIONS)
 UPDATES = ("_fused_adamw_", "addcdiv_", "_foreach_addcdiv_")
 
 
@@ -101,7 +102,7 @@ def configured() -> dict[str, dict]:
 def main() -> None:
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo")
-    cpu, found = torch.device("cpu"), {"reads": {}, "curves": {}}
+    cpu, found = torch.device("cpu"), {"reads": {}, "curves": {}, "configured": {}}
     for name in sys.argv[1:]:
         engine, _, precision = name.partition(":")
         settings = {"engine": engine, "zero_stage": 2 * (engine == "fsdp2"), **SIZES}
@@ -119,8 +120,10 @@ def main() -> None:
         found["reads"][name] = reads.functions
         found["curves"][name] = [[step.loss, step.grad_norm] for step in both]
         if engine in ("megatron", "deepspeed_pipe"):
+            found["configured"][name] = {of: built.describe()[of] for of in FUSIONS}
             sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
-    found["activations"], found["configured"] = fused_activations(), configured()
+    found["activations"] = fused_activations()
+    found["configured"] |= configured()
     print(json.dumps(found), flush=True)
 
 

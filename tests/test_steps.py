@@ -63,6 +63,11 @@ def test_on_a_gpu_the_interleaved_schedule_sends_one_message_at_a_time_beside_it
         assert steps["configured"][name] == expected
 
 
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed_pipe"])
+def test_on_a_cpu_nothing_is_fused_that_nothing_compiles_and_run_json_says_so(engine, steps):
+    assert set(steps["configured"][engine].values()) == {False}
+
+
 def test_a_mask_is_looked_at_where_attention_ends_with_a_document(steps):
     masks = [steps["configured"][name] for name in ("whole", "documents")]
     assert masks == ["causal", "arbitrary"]
