@@ -7,17 +7,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import transformers
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from base.errors import UsageError
@@ -25,12 +21,6 @@ from models.config import GPTConfig, parameter_shapes
 from models.gpt import fill, init_parameter, mean_loss, positions, rope_frequencies
 from models.hf_config import architecture, hugging_face_config, hugging_face_names
 from models.hf_files import to_hugging_face, tokenizer_files
-
-_CLASSES = {
-    "gpt2": (GPT2Config, GPT2LMHeadModel),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
 
 
 class HuggingFaceGPT(nn.Module):
@@ -46,11 +36,10 @@ class HuggingFaceGPT(nn.Module):
     def __init__(self, config: GPTConfig, recompute: bool = False, end_of_text: int | None = None):
         super().__init__()
         self.config, self.end_of_text = config, end_of_text
-        self.model_type = architecture(config).model_type
-        settings, model = _CLASSES[self.model_type]
-        self.add_module(
-            self.model_type, model(settings(**hugging_face_config(config), use_cache=False))
-        )
+        of = architecture(config)
+        self.model_type, model = of.model_type, getattr(transformers, of.name)
+        settings = hugging_face_config(config) | {"use_cache": False}
+        self.add_module(of.model_type, model(AutoConfig.for_model(of.model_type, **settings)))
         if config.position == "rope":
             # DeepSpeed's zero.Init rounds what the class computes them from to 16 bits.
             self.theirs.model.rotary_emb.inv_freq = rope_frequencies(config)

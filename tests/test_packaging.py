@@ -1,15 +1,11 @@
 """Exact versions stand in constraints.txt alone, and inside the ranges of setup.py."""
 
-import os
 import runpy
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.conftest import CLEAN_ROOT, ROOT, clean_copy
+from tests.conftest import ROOT
 
 UNTRIED = {"transformer-engine"}  # needs a GPU
 
@@ -42,19 +38,3 @@ def test_every_folder_of_code_is_installed(said):
         for path in (ROOT / room).rglob("*.py")
     }
     assert folders <= set(said["packages"])
-
-
-def test_tests_work_on_a_copy_without_what_git_ignores(tmp_path):
-    for name in ("kept", "new", "gone", "data/mine"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("before")
-    (tmp_path / ".gitignore").write_text("data/\n")
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    subprocess.run(["git", "-C", tmp_path, "add", "kept", "gone"], check=True)
-    (tmp_path / "gone").unlink()
-    copy = clean_copy(tmp_path)
-    (copy / "kept").write_text("after")
-    assert (tmp_path / "kept").read_text() == "before"
-    assert sorted(os.listdir(copy)) == [".gitignore", "kept", "new"]
-    shutil.rmtree(copy)
-    assert Path.cwd().is_relative_to(CLEAN_ROOT)
