@@ -36,11 +36,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     return [change for change in pairs if change.before != change.now]
 
 
-def matters(change: Change) -> bool:
-    """Whether a run with this change is another run."""
-    return change.name not in CIRCUMSTANCES and change.name not in WORK
-
-
 def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     """Why a run with these settings starts anew in its folder, in words that end `moved_line`.
 
@@ -61,7 +56,7 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     complete = complete and (run_folder / "RUN_COMPLETE.txt").exists()
     if complete and steps <= before.get("steps", 0):
         return " and ".join(["the earlier one is complete", *words])
-    if any(map(matters, differ)):
+    if any(name not in CIRCUMSTANCES and name not in WORK for name, _, _ in differ):
         return " and ".join(words)
     load, began = settings.get("load"), before.get("load")
     if load is not None and not (began and os.path.abspath(load) == os.path.abspath(began)):
