@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from base.errors import UsageError
 from parallel.record.reader import read_run, read_status
@@ -27,6 +28,7 @@ from tests.conftest import (
         (["--engine", "ddp", "--gpus", "4"], "asks for 4 ranks, but the launcher started 1"),
         (["--data", "nowhere"], "no token files at nowhere"),
         (["--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU"),
+        (["--engine", "megatron", "--precision", "fp8"], "fp8 needs a GPU, and torch sees none"),
         (
             "--check --engine megatron --preset gpt2-1.5b --tp 8 --gpus 8".split(),
             "tp 8 does not divide the 25 attention heads",
@@ -49,11 +51,8 @@ from tests.conftest import (
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_2(flags, words, tokens, tmp_path):
-    if "cuda" in flags:
-        import torch
-
-        if torch.cuda.is_available():
-            pytest.skip("there is a GPU here, so asking for one is no mistake")
+    if "torch sees none" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU here, so asking for one is no mistake")
     ids = np.zeros(4000, dtype=np.uint16)
     ids[3000] = 400
     ids.tofile(tmp_path / "bare.bin")

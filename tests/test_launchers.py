@@ -1,4 +1,4 @@
-"""Other launchers than torchrun start the same program."""
+"""DeepSpeed's launcher starts the same program; test_slurm_real.py has srun."""
 
 import os
 import socket
@@ -31,28 +31,3 @@ def test_the_deepspeed_launcher_starts_it(tokens, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     run = read_run(tmp_path / "run")
     assert run.state == "complete" and run.facts["layout"]["dp"] == 2
-
-
-def test_what_srun_sets_is_enough(tokens, tmp_path):
-    """Two processes with the variables srun gives its tasks find each other."""
-    command = [sys.executable, "-m", "parallel.train", "--engine", "ddp", *SMALL]
-    command += ["--data", str(tokens), "--out", str(tmp_path / "run")]
-    environment = os.environ | {
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_STEP_ID": "0",
-        "MASTER_ADDR": "127.0.0.1",
-    }
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
-    run = read_run(tmp_path / "run")
-    assert run.state == "complete" and run.facts["launcher"] == "srun"
-    assert run.facts["layout"]["dp"] == 2

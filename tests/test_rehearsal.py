@@ -6,12 +6,12 @@ import json
 import pytest
 
 from base.errors import UsageError
-from benchmarks import rehearse_studies, rehearsed_table
+from benchmarks import rehearsed_table
 from parallel import rehearse
 from parallel.config.message_bytes import parameter_sizes
 from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import load_study
-from tests.conftest import ROOT, run_module
+from tests.conftest import run_module
 
 # One run an engine at least.
 RUNS = """
@@ -135,23 +135,6 @@ def test_a_run_of_a_study_that_does_not_fit_its_card_ends_with_1(tmp_path, monke
     monkeypatch.setenv("SCALING_CLUSTERS", str(tmp_path / "clusters.toml"))
     done = run_module("parallel.rehearse", "--study", str(path))
     assert done.returncode == 1 and "a step may use 3.8 of the card's 4" in done.stdout
-
-
-def test_the_table_of_studies_says_what_does_not_train_does_not_fit_and_is_missing(tmp_path):
-    study = "slurm/published/megatron-base-16gb.toml"
-    small, broken, *_ = runs = load_study(ROOT / study).specs
-    lines = [",".join(rehearse_studies.COLUMNS)]
-    for run, stage, weights, error in ((small, 0, 20 * 2**30, ""), (broken, 0, 0, "No kernel")):
-        row = dict.fromkeys(rehearse_studies.COLUMNS, 0) | {"study": study, "run": run}
-        row |= {"stage": stage, "weights_bytes": weights, "error": error, "same_as": ""}
-        lines.append(",".join(map(str, row.values())))
-    path = tmp_path / "rehearsed.csv"
-    path.write_text("\n".join(lines) + "\n")
-    wrong = {row["run"]: row["else"] for row in rehearsed_table.runs(path) if row["study"] in study}
-    assert list(wrong) == list(runs)
-    assert "tensors take 20.0 GB" in wrong.pop(small)
-    assert wrong.pop(broken) == "cannot train a step: No kernel"
-    assert set(wrong.values()) == {"not rehearsed"}
 
 
 def test_the_committed_table_of_rehearsals_is_that_of_its_file():
