@@ -12,7 +12,6 @@ from analysis.logs.load import load
 from analysis.measured import predictions
 from analysis.planner.calibration import load_calibration
 from analysis.planner.runs import predicted_seconds, row_of
-from analysis.published import recomputed
 
 RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
 HERE = ["--predict", "2-core-cpu"]
@@ -47,17 +46,6 @@ def test_a_run_that_cannot_be_predicted_says_why(tmp_path, capsys):
     why = "2-core-cpu is measured in fp32 alone, not bf16"
     assert tflops.main([str(folder), *HERE]) == 0
     assert f"predicted s/iter -: {why}: ddp" in capsys.readouterr().out
-
-
-def test_in_the_published_tables():
-    """By the data sheet, for these clusters have no fit; else in words."""
-    for shown in (recomputed.big_purple(), recomputed.bucket_ab()):
-        assert "fitted on no run" in shown.notes[-1]
-        assert "no calibration of Big Purple" in shown.notes[-1]
-        for row in shown.rows:
-            assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
-    for shown in (recomputed.t4(), recomputed.epochs()):
-        assert "nothing is predicted: neither" in shown.notes[-1]
 
 
 def test_fp32_is_predicted_in_tf32_only_where_the_run_asked_for_it():

@@ -1,6 +1,5 @@
 """Published numbers follow from published facts under the convention that each was made with."""
 
-import csv
 import re
 
 import pytest
@@ -25,16 +24,15 @@ def test_sc21_table_2s_days_follow_from_equation_3():
 
 
 def test_sc21_table_1s_aggregates_are_its_tflops_times_its_gpus():
-    with (recomputed.FOLDER / "narayanan_sc21_table1.csv").open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = read_csv(recomputed.FOLDER / "narayanan_sc21_table1.csv").rows
     presets = [c for name, c in PRESETS.items() if c.vocab_size == 51200 and name != "175b"]
     assert len(rows) == len(presets) == 10
     for row, config in zip(rows, presets, strict=True):
-        petaflops = float(re.search(r"([\d.]+) aggregate", row["notes"])[1])
-        tflops, gpus = float(row["tflops_per_gpu"]), int(row["gpus"])
+        petaflops = float(re.search(r"([\d.]+) aggregate", row.text("notes"))[1])
+        tflops, gpus = row.number("tflops"), row.number("gpus")
         # Both printed: the product agrees to the rounding of either.
         assert abs(tflops * gpus / 1000 - petaflops) <= 0.5 * gpus / 1000 + 0.05
-        assert (int(row["layers"]), int(row["hidden"])) == (config.n_layer, config.hidden)
+        assert (row.number("layers"), row.number("hidden")) == (config.n_layer, config.hidden)
 
 
 def test_the_v100_tables_tflops_follow_but_for_three():

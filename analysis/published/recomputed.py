@@ -13,15 +13,13 @@ import pandas
 
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
-from analysis.measured import predictions, scaling_curve
-from analysis.planner.calibration import load_calibration
+from analysis.measured import scaling_curve
 from base.errors import UsageError
 from base.files import ROOT
 from base.storage import checkpoint_bytes, state_bytes, weights_bytes
-from models.config import PRESETS, GPTConfig
+from models.config import GPTConfig
 from models.flops import stated_size_tflops, tflops_per_gpu
 from models.gpus import mfu
-from parallel.config.layout_arrays import columns as step_columns
 
 FOLDER = ROOT / "logs" / "published"
 JEAN_ZAY = "seed003_jeanzay_v100.csv"
@@ -29,7 +27,6 @@ DATA_PARALLEL = "gpt2_data_parallel.csv"
 EPOCHS = "gpt_epochs.csv"
 REAL_LOGS = "real_logs.csv"
 CHECKPOINTS = "seed003_checkpoint_save.csv"
-BIG_PURPLE = "big-purple-v100"  # of slurm/clusters.toml
 
 
 def _rows(name: str) -> list[Row]:
@@ -65,8 +62,9 @@ def real_logs() -> Table:
     uncounted = [row for row in rows if row["tflops"] is None]
     for row in uncounted:
         row["convention"] = None
-    counted = len(rows) - len(uncounted)
-    note = f"{counted} of {len(rows)} logs have TFLOP/s under a named convention."
+    note = (
+        f"{len(rows) - len(uncounted)} of {len(rows)} logs have TFLOP/s under a named convention."
+    )
     return Table(columns, rows, notes=[note])
 
 
@@ -147,14 +145,17 @@ def repeats() -> Table:
     runs["notes"] = [text.strip(" ;") for text in notes]
     runs["step_s"] = [row.number("step_s") for row in source]
     runs["line"] = [str(_line(row)) for row in source]
-    groups = runs.groupby([*names, "notes"], sort=False)
-    table = groups["step_s"].agg(n="size", median_s="median", fastest_s="min", slowest_s="max")
-    table = table.assign(lines=groups["line"].agg(", ".join))
-    table = table[table.n > 1].reset_index()
+    table = runs.groupby([*names, "notes"], sort=False, as_index=False).agg(
+        n=("step_s", "size"),
+        median_s=("step_s", "median"),
+        fastest_s=("step_s", "min"),
+        slowest_s=("step_s", "max"),
+        lines=("line", ", ".join),
+    )
     table["spread"] = table.slowest_s / table.fastest_s - 1
     split = "{params_b}B on {gpus} GPUs, tp {tp} pp {pp} dp {dp}, mbs {micro_batch},"
     split += " gbs {global_batch}"
-    rows = table.to_dict("records")
+    rows = table[table.n > 1].to_dict("records")
     for row in rows:
         words = [split.format(**row), row["engine"], row["notes"]]
         row["configuration"] = ", ".join(filter(None, words))
@@ -195,41 +196,25 @@ _PURPLE = [
     Column("wall_s", "wall s", ".2f"),
     Column("train_s", "of which training", ".2f"),
     Column("step_s", "s/iter", ".4g"),
-    *predictions.columns(),
 ]
 
 
-def _big_purple(source: list[Row]) -> pandas.DataFrame:
-    """GPT-2 124M on the V100s of Big Purple, which nobody calibrated: predicted by the data sheet.
-
-    DeepSpeed's runs were ZeRO 1, as the studies in slurm/published/ that cover them.
-    """
-    names = ("dp", "micro_batch", "gas", "seq_len", "gpus", "tokens", "tokens_per_s", "wall_s")
-    runs = _frame(source, *names, "epoch_s", "optimizer_steps", "speedup", "efficiency")
+def _data_parallel(table: str) -> pandas.DataFrame:
+    """GPT-2 124M: the runs of one of its tables."""
+    source = [row for row in _rows(DATA_PARALLEL) if row.text("table").startswith(table)]
+    names = ("gpus", "tokens", "tokens_per_s", "wall_s", "epoch_s", "optimizer_steps")
+    runs = _frame(source, *names, "speedup", "efficiency")
     for name in ("run", "engine", "precision", "commit"):
         runs[name] = [row.text(name) for row in source]
     runs["train_s"] = runs.tokens / runs.tokens_per_s
     runs["step_s"] = runs.epoch_s / runs.optimizer_steps
-    where, deepspeed = load_calibration(BIG_PURPLE), runs.engine == "DeepSpeed"
-    split = {"dp": runs.dp, "micro_batch": runs.micro_batch, "n_micro": runs.gas}
-    split |= {"seq": runs.seq_len, "zero_stage": deepspeed, "deepspeed": deepspeed}
-    machine = {"flash": where.flash, "gpus_per_node": where.gpus_per_node}
-    x = step_columns(PRESETS["gpt2-124m"], **split, **machine)
-    runs["predicted_s"] = where.fit.seconds(x, where.machine())
-    runs["predicted_error"] = runs.predicted_s / runs.step_s - 1
-    return runs
-
-
-def _big_purple_notes(runs: pandas.DataFrame) -> list[str]:
-    made_of = f"{predictions.source(BIG_PURPLE)}; there is no calibration of Big Purple"
-    return predictions.notes(made_of, zip(runs.run, runs.predicted_s, runs.step_s, strict=True))
+    return runs.rename(columns={"speedup": "published", "efficiency": "published_efficiency"})
 
 
 def big_purple() -> Table:
     """The 1/2/4-GPU fixed-work table: speedups from its own tokens/s and from its wall clock."""
-    runs = _big_purple([r for r in _rows(DATA_PARALLEL) if r.number("efficiency") is not None])
+    runs = _data_parallel("Key Results")
     base = runs.iloc[0]
-    runs = runs.rename(columns={"speedup": "published", "efficiency": "published_efficiency"})
     runs["speedup"] = runs.tokens_per_s / base.tokens_per_s
     runs["efficiency"] = runs.speedup / (runs.gpus / base.gpus)
     runs["wall_speedup"] = base.wall_s / runs.wall_s
@@ -250,14 +235,12 @@ def big_purple() -> Table:
         Column("remarks", "remarks", long="below"),
     ]
     share = scaling_curve.fit_amdahl([(r["gpus"], r["speedup"]) for r in rows if r["gpus"] > 1])
-    notes = [f"Amdahl's law fits a serial share of {share:.3f}", *_big_purple_notes(runs)]
-    return Table(columns, rows, notes=notes)
+    return Table(columns, rows, notes=[f"Amdahl's law fits a serial share of {share:.3f}"])
 
 
 def bucket_ab() -> Table:
     """The A/B of DeepSpeed's bucket size: +19.5 % published, on two commits and one run each."""
-    source = [r for r in _rows(DATA_PARALLEL) if r.text("table").startswith("Performance")]
-    runs = _big_purple(source)
+    runs = _data_parallel("Performance")
     runs["commit"] = runs.commit.str[:7]
     runs["gain"] = runs.tokens_per_s / runs.tokens_per_s[0] - 1
     runs["wall_gain"] = runs.wall_s[0] / runs.wall_s - 1
@@ -274,16 +257,13 @@ def bucket_ab() -> Table:
     notes = [
         f"invalid comparison: commit {' and '.join(runs.commit)}",
         "one run each: nothing says how far apart two identical runs are",
-        *_big_purple_notes(runs),
     ]
     return Table(columns, runs.to_dict("records"), notes=notes)
 
 
 def t4() -> Table:
     """The 1x and 4x T4 epoch times, both printed as approximate."""
-    source = [row for row in _rows(DATA_PARALLEL) if row.text("gpu_type") == "T4"]
-    runs = _frame(source, "gpus", "wall_s", "speedup").rename(columns={"speedup": "published"})
-    runs["run"] = [row.text("run") for row in source]
+    runs = _data_parallel("The Core")
     runs["speedup"] = runs.wall_s[0] / runs.wall_s
     runs["efficiency"] = runs.speedup / (runs.gpus / runs.gpus[0])
     runs["saved"] = 1 - 1 / runs.speedup
@@ -295,9 +275,7 @@ def t4() -> Table:
         Column("efficiency", "efficiency", ".2f"),
         Column("saved", "time saved", ".0%"),
     ]
-    notes = ["published: 71% less time, 3.5x"]
-    notes.append("nothing is predicted: neither the batch nor the steps of an epoch are published")
-    return Table(columns, runs.to_dict("records"), notes=notes)
+    return Table(columns, runs.to_dict("records"), notes=["published: 71% less time, 3.5x"])
 
 
 def epochs() -> Table:
@@ -331,5 +309,4 @@ def epochs() -> Table:
         Column("comm_s_slowest", "its communication s", ".2f"),
         Column("share", "share", ".1%"),
     ]
-    notes = ["nothing is predicted: neither model, sequence length nor GPU is published"]
-    return Table(columns, rows, notes=notes)
+    return Table(columns, rows)
