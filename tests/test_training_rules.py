@@ -144,6 +144,18 @@ class Refusing:
         raise AssertionError(f"a step without a save uses {name}")
 
 
+def test_run_json_says_what_the_library_resolved_before_the_first_step(monkeypatch):
+    monkeypatch.setattr(
+        lines, "header", lambda spec, facts: [f"shards {facts['engine']['shards']}"]
+    )
+    written, printed = [], []
+    one = Refusing(is_rank_0=True, spec=None, facts={}, _say=printed.append)
+    one.engine = Refusing(describe=lambda: {"shards": 2})
+    one.folder = Refusing(update=lambda facts: written.append(dict(facts)))
+    trainer.Trainer._write_header(one)
+    assert written == [{"engine": {"shards": 2}}] and printed == ["shards 2"]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_without_a_save_asks_no_rank_no_counter_and_no_device(rank):
     saver = Refusing(raise_failure=lambda: None, events=list, due=lambda done: done == 3)
