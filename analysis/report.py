@@ -42,7 +42,7 @@ PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab epochs".split
 
 
 def _printed(name: str, arguments: list[str]) -> str:
-    """What a command prints as Markdown.
+    """What a command prints as Markdown; its notes go to stderr.
 
     Raises:
         UsageError: what the command says when it fails.
@@ -56,6 +56,7 @@ def _printed(name: str, arguments: list[str]) -> str:
             status = error.code
     if status == 2:
         raise UsageError(err.getvalue().strip().rpartition("\n")[2])
+    print(err.getvalue(), end="", file=sys.stderr)  # the logs that the table leaves out
     return out.getvalue()
 
 

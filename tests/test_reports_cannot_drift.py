@@ -56,13 +56,15 @@ def test_a_block_that_cannot_be_written_names_its_line(block, words):
     assert words in str(error.value)
 
 
-def test_runs_make_blocks_too(tmp_path, monkeypatch):
+def test_runs_make_blocks_too_and_name_what_they_leave_out(tmp_path, monkeypatch, capsys):
     write(tmp_path / "logs", facts("s", "ddp", engine="ddp"))
+    (tmp_path / "logs/hello.log").write_text("hello\n")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     text = "<!-- report: tflops logs -->\n<!-- /report -->\n<!-- report: parity logs -->\n"
     new = report.regenerate(text + "<!-- /report -->", "x.md")
     assert "| ddp | ddp | 1 | 1 |" in new and "equal" in new
     assert str(tmp_path) not in new
+    assert "hello.log" in capsys.readouterr().err
 
 
 def test_pictures_are_drawn_as_png_and_svg_and_the_svg_repeats(tmp_path):
