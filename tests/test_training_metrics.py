@@ -10,7 +10,7 @@ import pytest
 from parallel.measure import energy_and_memory
 from parallel.record import facts
 from parallel.record.reader import read_run
-from tests.conftest import ROOT, run_module
+from tests.conftest import CLEAN_ROOT, ROOT, run_module
 
 SCHEMA = json.loads((ROOT / "parallel" / "record" / "training_metrics.schema.json").read_text())
 
@@ -57,6 +57,14 @@ def test_the_published_examples_validate_and_ours_has_every_field_of_them(ours, 
         for path, kinds in paths(theirs).items():
             # null stands for what this machine has not: a GPU, Slurm, a DeepSpeed JSON.
             assert path in mine and mine[path] <= kinds | {"NoneType"}, (example.name, path)
+
+
+def test_every_committed_file_validates():
+    files = sorted((CLEAN_ROOT / "logs").rglob("training_metrics.json"))
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    assert len(files) >= 30
+    for file in files:
+        assert [e.message for e in validator.iter_errors(json.loads(file.read_text()))] == [], file
 
 
 def test_the_times_add_up_and_throughput_counts_training_alone(ours):
