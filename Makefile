@@ -61,7 +61,6 @@ render: setup
 
 report: setup
 	$(PY) -m analysis.report $(PAGES)
-	$(PY) -m analysis.plots --out logs/plots
 	$(PY) -m analysis.page logs/2-core-cpu/parity --out logs/2-core-cpu/parity.html
 
 picture: setup

@@ -1,7 +1,6 @@
 """Pictures of runs and logs, as PNG and SVG: TFLOP/s and speedup against GPUs.
 
     python -m analysis.plots PATH... [--out FOLDER] [--baseline NAME]
-    python -m analysis.plots --out FOLDER               the published tables
 
 The pictures go to PATH/plots (beside a file; of several paths --out says where). Every file that is
 written is named, and so is every run that a picture leaves out, with the reason. The speedup, weak
@@ -10,7 +9,6 @@ configuration, named after its split; a line joins the points of an engine that 
 size. Exits 2 when there is nothing to draw.
 """
 
-import os
 import statistics
 import sys
 from collections import defaultdict
@@ -23,11 +21,10 @@ from analysis.logs.record import Record
 from analysis.measured import run_table
 from analysis.measured.fairness import by_configuration, scaling_of
 from base.errors import Parser, UsageError, command_line, warn
-from base.files import ROOT, add_force_flag, named_folder
+from base.files import add_force_flag, named_folder
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import AXES
 
-PUBLISHED = ROOT / "logs" / "plots"
 Row = dict[str, Any]  # of `run_table.rows`, with the configuration's name, its split and baseline
 
 
@@ -35,14 +32,11 @@ def folder_for(paths: list[Path], out: Path | None) -> Path:
     """Where the pictures of runs go.
 
     Raises:
-        UsageError: several paths and no --out, or the folder is that of the published pictures.
+        UsageError: several paths and no --out.
     """
     if out is None and len(paths) > 1:
         raise UsageError(f"{len(paths)} paths: say with --out FOLDER where the pictures go")
-    folder = out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "plots"
-    if os.path.realpath(folder) == os.path.realpath(PUBLISHED):  # a loop of links is no error here
-        raise UsageError(f"{folder} holds the published tables' pictures: take another --out")
-    return folder
+    return out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "plots"
 
 
 def draw(paths: list[Path], folder: Path, baseline: str | None, force: bool = False) -> list[Path]:
@@ -123,22 +117,15 @@ def _why_not(row: Row) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Draw the pictures and name the files."""
     parser = Parser(prog="python -m analysis.plots", description=__doc__)
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="logs, runs, folders")
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="logs, runs, folders")
     parser.add_argument(
         "--out", type=named_folder, metavar="DIR", help="folder to write (default: PATH/plots)"
     )
     parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
     add_force_flag(parser)
     flags = parser.parse_args(argv)
-    if flags.paths:
-        folder = folder_for(flags.paths, flags.out)
-        written = draw(flags.paths, folder, flags.baseline, flags.force)
-    elif flags.baseline or not flags.out:
-        raise UsageError("say with PATH what to draw, or with --out where the published tables go")
-    else:
-        from analysis.published import published_pictures
-
-        written = published_pictures.draw(flags.out, flags.force)
+    folder = folder_for(flags.paths, flags.out)
+    written = draw(flags.paths, folder, flags.baseline, flags.force)
     print(*written, sep="\n")
     return 0
 

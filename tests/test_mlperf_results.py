@@ -16,6 +16,7 @@ from tests.tools.mlperf_tree import configure, describe, line, result, write
 
 GPT3 = {"max_sequence_length": 2048, "counts_tokens": True}
 LORA = {"step_key": None, "block_steps": 48, "blocks": 6}
+TEXT = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
 
 
 def one(folder: Path, benchmark="gpt3", nodes=64, step_s=11.0, batch=2048, **how):
@@ -65,22 +66,23 @@ def test_counts_inside_of_one_block_are_no_entries(tmp_path):
     for i in range(1, 9):
         lines.append(line(1.7e12 + 2e4 * i, "eval_accuracy", 0.5, epoch_num=150_000 * i))
     lines += [line(1.7002e12, "block_stop"), line(1.7002e12, "run_stop", status="success")]
-    record = read(write(tmp_path, "Made", "made_n1", "bert", 0, iter(lines)))
+    record = read_text(tmp_path, "".join(lines), "bert")
     assert len(record.steps) == 0
     assert record.notes == ["no step is timed: the times are of the whole run"]
 
 
+@pytest.mark.parametrize("batch", ("global_batch_size", "no batch: the lines' clock decides"))
 @pytest.mark.parametrize(
-    ("factor", "said", "step_s"),
-    [(1000.0, "read as ms", 11.0), (1 / 3600, "neither is a result", None)],
+    ("factor", "words", "step_s"),
+    [(1, "", 11.0), (1e3, "read as ms", 11.0), (1 / 3600, "neither is a result", None)],
 )
-def test_step_times_in_another_unit_never_look_complete(tmp_path, factor, said, step_s):
-    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
-    pattern = r'("train_step_time": )([\d.]+)'
-    text = re.sub(pattern, lambda match: f"{match[1]}{float(match[2]) * factor}", text)
+def test_step_times_in_another_unit_never_look_complete(tmp_path, batch, factor, words, step_s):
+    text = TEXT.replace("global_batch_size", batch)
+    printed = re.compile(r'("train_step_time": )([\d.]+)')
+    text = printed.sub(lambda match: f"{match[1]}{float(match[2]) * factor}", text)
     record = read_text(tmp_path, text)
-    assert any(said in note for note in record.notes)
     time = timed(record)
+    assert words in " ".join(record.notes)
     assert (time and time.step_s) == (step_s and pytest.approx(step_s, rel=2e-3))
 
 
@@ -99,7 +101,7 @@ def test_what_a_block_will_train_is_not_counted_at_its_start(tmp_path):
         now += 4000
         lines.append(line(now, "eval_stop", samples_count=samples))
     lines.append(line(now, "run_stop", status="success", samples_count=samples))
-    record = read(write(tmp_path, "Made", "made_n1", "llama31_405b", 0, iter(lines)))
+    record = read_text(tmp_path, "".join(lines), "llama31_405b")
     assert len(record.steps) == 270
     assert timed(record).step_s == pytest.approx(2.23)
     assert record.submission.block_s == pytest.approx(15 * 2.23)
@@ -107,22 +109,14 @@ def test_what_a_block_will_train_is_not_counted_at_its_start(tmp_path):
 
 @pytest.mark.parametrize(
     ("rate", "name"),
-    [
-        (345_000.0, "tokens_per_s"),
-        (170.0, "samples_per_s"),
-        (21.0, None),  # of a node
-    ],
+    [(345_000.0, "tokens_per_s"), (170.0, "samples_per_s"), (21.0, None)],  # 21: of a node
 )
 def test_a_throughput_is_taken_in_the_unit_that_agrees_with_counts(tmp_path, rate, name):
-    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
-    lines.append(line(1.71e12, "tracked_stats", {"throughput": rate}, step=1))
     describe(tmp_path, "Made", "made_n64", 64)
-    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(lines)))
+    record = read_text(tmp_path, TEXT + line(1.71e12, "tracked_stats", {"throughput": rate}))
     rates = {k: v for k, v in record.totals.items() if k.endswith("_per_s")}
-    if name is None:
-        assert rates == {} and any("its unit is unknown" in note for note in record.notes)
-    else:
-        assert rates == {name: rate}
+    assert rates == ({name: rate} if name else {})
+    assert any("its unit is unknown" in note for note in record.notes) == (name is None)
 
 
 TWO = ["config_DGXH200_64x8x128xtp4pp1cp2.sh", "config_DGXH200_64x8x128xtp2pp1cp4.sh"]
@@ -169,10 +163,8 @@ def test_the_layout_comes_from_the_only_configuration_that_fits_the_log(
     ],
 )
 def test_gpus_are_counted_from_the_platform_where_it_says_them(tmp_path, platform, gpus):
-    lines = result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3)
-    text = "".join(lines).replace("64xMade DGX H100", platform)
     path = tmp_path / "result_0.txt"
-    path.write_text(text)
+    path.write_text(TEXT.replace("64xMade DGX H100", platform))
     assert read(path).gpus == gpus
 
 
@@ -195,7 +187,6 @@ def tree(tmp_path) -> Path:
                 "gpt3", nodes, step_s * (1 + 0.01 * n), batch, ranks=1, shift_ms=1e7 * n, **GPT3
             )
             write(root, "Made", f"made_n{nodes}", "gpt3", n, lines)
-    (root / "Made" / "README.md").write_text("no log\n")
     (root / "Made" / "run.log").write_text("no result\n")
     return tmp_path
 
@@ -248,25 +239,19 @@ def test_the_argument_dump_of_a_log_states_the_layout(tmp_path):
     dump = "      tensor_model_parallel_size: 4\n      pipeline_model_parallel_size: 1\n"
     dump += "      micro_batch_size: 1\n      max_steps: 1024\n      global_batch_size: 48\n"
     text = dump + "".join(result("llama2_70b_lora", 1, 4.0, 8, ranks=1, **LORA))
-    record = read(write(tmp_path, "Made", "made_n1", "llama2_70b_lora", 0, iter([text])))
+    record = read_text(tmp_path, text, "llama2_70b_lora")
     assert (record.tp, record.pp, record.micro_batch, record.global_batch) == (4, 1, 1, 8)
     assert record.planned_steps is None and judge(record).verdict == "complete"
 
 
 def test_new_keys_and_values_of_other_types_do_no_harm(tmp_path):
-    odd = [
-        line(1.7e12, "tensor_parallelism", 8),
-        line(1.7e12, "pipeline_parallelism", 4),
-        line(1.7e12, "context_parallelism", 2),
-        line(1.7e12, "lowest_numerical_precision_in_linear", "fp8"),
-        line(1.7e12, "a_new_key", {"deep": [1, {"x": None}]}),
-        line(1.7e12, "tracked_stats", [1, 2]),
-        line(1.7e12, "eval_accuracy", None, epoch_num="one"),
-        line(1.7e12, "global_batch_size", "many"),
-        ":::MLLOG {broken\n",
-    ]
-    lines = [*odd, *result("llama31_405b", 64, 5.0, 1152, ranks=1)]
-    record = read(write(tmp_path, "Made", "made_n64", "llama31_405b", 0, iter(lines)))
+    values = {"tensor_parallelism": 8, "pipeline_parallelism": 4, "context_parallelism": 2}
+    values |= {"lowest_numerical_precision_in_linear": "fp8", "tracked_stats": [1, 2]}
+    values |= {"a_new_key": {"deep": [1, {"x": None}]}, "global_batch_size": "many"}
+    odd = [line(1.7e12, key, value) for key, value in values.items()]
+    odd += [line(1.7e12, "eval_accuracy", None, epoch_num="one"), ":::MLLOG {broken\n"]
+    text = "".join([*odd, *result("llama31_405b", 64, 5.0, 1152, ranks=1)])
+    record = read_text(tmp_path, text, "llama31_405b")
     assert (record.tp, record.pp, record.cp, record.precision) == (8, 4, 2, "fp8")
     assert record.seq_len == 8192 and timed(record).step_s == pytest.approx(5.0)
 
@@ -326,23 +311,35 @@ def test_the_real_logs_agree_with_what_is_known_of_them(shared, real):
     assert len(systems) == 8
 
 
-LATER = {"max_sequence_length": 8192}
-
-
 def test_times_of_evaluation_and_of_epochs_are_no_steps(tmp_path):
     more = {"validation_step_time": 9.0, "train_epoch_timing": 900.0, "eval_time": 3.0}
     record = one(tmp_path, step_key=None, per_step=more, **GPT3)
     assert record.interval == 12 and timed(record).step_s == pytest.approx(11.0, rel=1e-3)
 
 
-def test_samples_that_are_tokens_are_divided_under_any_key(tmp_path):
-    how = {"step_key": None, "blocks": 6, "block_steps": 48, **LATER}
-    text = "".join(result("llama31_405b", 128, 5.0, 1152, ranks=1, **how))
-    text = re.sub(r'("samples_count": )(\d+)', lambda m: m[1] + str(int(m[2]) * 8192), text)
-    record = read_text(tmp_path, text, "llama31_405b")
-    assert timed(record).step_s == pytest.approx(5.0, rel=1e-3)
-    assert record.submission.samples == 6 * 48 * 1152
-    assert any(note.startswith("counts of samples are of tokens") for note in record.notes)
+COUNTED = re.compile(r'("samples_count": )(\d+)')
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "factor", "per", "step_s"),
+    [
+        ("llama31_405b", 8192, 1, 5.0),  # the rules say how many tokens a sample has
+        ("a_new_benchmark", 8000, 1, None),  # tokens of sequences of unknown length
+        ("a_new_benchmark", 1, 1152, None),  # steps
+        ("a_new_benchmark", 1, 160, None),  # epochs
+    ],
+)
+def test_counts_of_samples_that_are_none_are_divided_or_make_no_time(
+    tmp_path, benchmark, factor, per, step_s
+):
+    text = "".join(result(benchmark, 128, 5.0, 1152, ranks=1, **LORA))
+    text = COUNTED.sub(lambda match: match[1] + str(int(match[2]) * factor // per), text)
+    record = read_text(tmp_path, text, benchmark)
+    time, samples = timed(record), record.submission.samples
+    assert (time and time.step_s) == (step_s and pytest.approx(step_s, rel=1e-3))
+    assert samples == (6 * 48 * 1152 if step_s else None)
+    words = "counts of samples are of tokens" if step_s else "are not of samples"
+    assert any(words in note for note in record.notes)
 
 
 def test_the_size_of_the_data_is_no_count_of_samples(tmp_path):
@@ -355,50 +352,23 @@ def test_the_size_of_the_data_is_no_count_of_samples(tmp_path):
 
 
 def test_a_run_that_was_cut_is_no_result(tmp_path):
-    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
-    record = read_text(tmp_path, text[: len(text) * 2 // 3])
+    record = read_text(tmp_path, TEXT[: len(TEXT) * 2 // 3])
     assert judge(record, timed(record)).verdict == "stopped early"
     assert "wall_s" not in record.totals and timed(record).step_s == pytest.approx(11.0, rel=1e-3)
 
 
 def test_a_second_run_in_a_log_is_not_read(tmp_path):
-    first = "".join(result("gpt3", 64, 22.0, 2048, ranks=1, **GPT3))
-    second = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, shift_ms=9e7, **GPT3))
-    record = read_text(tmp_path, first + second)
+    first = "".join(result("gpt3", 64, 22.0, 2048, ranks=1, shift_ms=-9e7, **GPT3))
+    record = read_text(tmp_path, first + TEXT)
     assert timed(record).step_s == pytest.approx(22.0, rel=1e-3) and len(record.steps) == 288
     assert any("another run_start: the first run is read" in note for note in record.notes)
 
 
-@pytest.mark.parametrize(("factor", "per"), [(8000, 1), (1, 1152), (1, 160)])
-def test_counts_that_cannot_be_of_samples_make_no_step_time(tmp_path, factor, per):
-    """Of tokens of sequences of unknown length; of steps; of epochs."""
-    how = {"step_key": None, "blocks": 6, "block_steps": 48}
-    text = "".join(result("a_new_benchmark", 128, 5.0, 1152, ranks=1, **how))
-    text = re.sub(
-        r'("samples_count": )(\d+)', lambda m: m[1] + str(int(m[2]) * factor // per), text
-    )
-    record = read_text(tmp_path, text, "a_new_benchmark")
-    assert timed(record) is None and record.submission.samples is None
-    assert any("are not of samples" in note for note in record.notes)
-
-
-@pytest.mark.parametrize(("factor", "step_s"), [(1, 11.0), (1e3, 11.0), (1 / 3600, None)])
-def test_step_times_without_a_batch_are_held_against_their_lines_clock(tmp_path, factor, step_s):
-    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
-    text = "\n".join(x for x in text.split("\n") if '"global_batch_size"' not in x)
-    change = re.compile(r'("train_step_time": )([\d.]+)')
-    time = timed(read_text(tmp_path, change.sub(lambda m: f"{m[1]}{float(m[2]) * factor}", text)))
-    assert (time and time.step_s) == (step_s and pytest.approx(step_s, rel=1e-3))
-
-
 def test_what_several_ranks_print_counts_once(tmp_path):
-    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
-    marks = ("run_start", "block_start", "block_stop", "eval_start", "eval_stop", "run_stop")
-    copies = {f'"{mark}"': 4 for mark in marks} | {'"tracked_stats"': 2}
-    many = [
-        x for x in lines for _ in range(max(n for k, n in [("", 1), *copies.items()] if k in x))
-    ]
-    record, alone = read_text(tmp_path, "".join(many)), read_text(tmp_path, "".join(lines))
+    marks = "run_start|block_start|block_stop|eval_start|eval_stop|run_stop"
+    many = re.sub(rf'.*"(?:{marks})".*\n', r"\g<0>" * 4, TEXT)
+    many = re.sub(r'.*"tracked_stats".*\n', r"\g<0>" * 2, many)
+    record, alone = read_text(tmp_path, many), read_text(tmp_path, TEXT)
     assert record.steps["iteration"].tolist() == list(range(1, 289))
     assert "288 duplicate lines dropped" in record.notes
     assert timed(record).step_s == timed(alone).step_s

@@ -111,17 +111,6 @@ def test_whatever_stands_where_a_number_belongs_the_file_is_read_or_refused(log,
                 assert "\n" not in str(refusal)
 
 
-def test_gpus_are_those_with_a_process_when_all_have_one(log):
-    smi = "|   {i}  NVIDIA H100 80GB HBM3          On  |   00000000:61:00.0 Off |\n"
-    process = "|    {i}   N/A  N/A           9168{i}      C   /usr/bin/python3      1508MiB |\n"
-    source = "    def __init__(self, params, rank=0, world_size=1):\n"
-    line = "step:1/1 train_time:139ms step_avg:139.11ms\n"
-    cards = source + "".join(smi.format(i=i) for i in (0, 1))
-    both = cards + "".join(process.format(i=i) for i in (0, 1))
-    assert read(log(both + line)).gpus == 2
-    assert read(log(cards + process.format(i=1) + line, "late.out")).gpus is None
-
-
 def test_one_end_line_per_rank_is_one_run(log):
     line = "{{'train_runtime': {}, 'train_samples_per_second': 2.0, 'epoch': 1.0}}\n"
     text = "  Total optimization steps = 16\n" + line.format(160.0) + line.format(159.5)
@@ -281,26 +270,6 @@ def test_lines_without_a_number_count_once_too(log, twice):
         assert len(read(log(twice(text))).steps) == len(read(log(text, "plain.out")).steps) == 3
 
 
-def test_a_torchtitan_log_that_took_no_step_states_its_gpus_and_batch(log):
-    record = read(
-        log(
-            "[titan] 2026-05-19 15:37:28,806 - root - INFO - Building device mesh with parallelism:"
-            " pp=1, dp_shard=8, cp=1, tp=1, ep=1\n"
-            "[titan] 2026-05-19 15:37:30,806 - root - INFO - Trainer is initialized with local"
-            " batch size 160, global batch size 1280, sequence length 8192, total steps 50\n"
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB.\n"
-        )
-    )
-    assert (record.format, record.failure.kind) == ("torchtitan", "oom")
-    assert (record.gpus, record.dp, record.global_batch) == (8, 8, 1280)
-
-
-def test_a_count_of_zero_is_unknown(log):
-    record = read(log("using world size: 0, data-parallel-size: 0\n" + RUN))
-    assert record.gpus is None and record.dp is None
-    assert {"gpus: log says 0: unknown", "dp: log says 0: unknown"} <= set(record.notes)
-
-
 def test_steps_of_a_restart_are_no_duplicates_where_only_a_rate_is_printed(log):
     line = "0/{}, RunningAvgSamplesPerSec=16.1, CurrSamplesPerSec={}\n"
     first = [line.format(i, 15 + i / 100) for i in range(200, 2000, 200)]
@@ -345,13 +314,6 @@ def test_source_code_in_a_log_is_not_read(log):
     assert times(read(log(source + RUN + source))) == times(read(log(RUN, "plain.out")))
 
 
-def test_the_last_dump_before_training_wins_and_the_contradiction_is_noted(log):
-    dumps = "  seq_length .................... 8192\n  seq_length .................... 4096\n"
-    record = read(log(dumps + RUN + "  seq_length .................... 1024\n"))
-    assert record.seq_len == 4096
-    assert any("contradiction" in note and "8192" in note for note in record.notes)
-
-
 DUMPS = {
     "dots": "1:   {} ........................ {}\n",
     "yaml": "    {}: {}\n",
@@ -381,17 +343,19 @@ def test_argument_dumps_of_every_form_are_read(log, form):
     assert record.origin["tp"] == "log"
 
 
-def test_the_padded_vocabulary_is_the_models(log):
-    said = " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
-    assert read(log("  padded_vocab_size ..... None\n" + said + RUN)).model == {"vocab_size": 50304}
+# --- what a log states ---------------------------------------------------------------------
+
+STATED = tomllib.loads((ROOT / "tests" / "log_facts.toml").read_text())
 
 
-def test_parameters_are_summed_only_when_every_rank_printed_its_share(log):
-    share = " > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): 1000\n"
-    sizes = "  tensor_model_parallel_size .... 2\n  pipeline_model_parallel_size .... 2\n"
-    all_four = "".join(share.format(t, p) for t in (0, 1) for p in (0, 1))
-    assert read(log(sizes + all_four + RUN)).params == 4000
-    assert read(log(sizes + share.format(0, 0) + RUN, "one.out")).params is None
+@pytest.mark.parametrize("case", STATED)
+def test_what_a_log_states_is_read(log, case):
+    facts = dict(STATED[case])
+    text, words, unknown = facts.pop("text"), facts.pop("notes", []), facts.pop("unknown", [])
+    facts |= dict.fromkeys(unknown)
+    record = read(log(text))
+    assert {name: getattr(record, name) for name in facts} == facts
+    assert all(word in " ".join(record.notes) for word in words)
 
 
 # --- how it ended --------------------------------------------------------------------------
@@ -778,48 +742,6 @@ def test_our_own_iteration_lines_are_read_with_all_that_stands_behind_megatrons_
     assert record.steps["skipped"].tolist() == [0.0] * 3
     tokens_per_s = 128 * spec.seq_len / 100
     assert record.steps["tokens_per_s"] == pytest.approx([tokens_per_s] * 3, rel=1e-4)
-
-
-# --- facts that only one line of a reader makes ----------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("stated", "gpus"),
-    [
-        ({"trainer/num_nodes": 2, "trainer/devices": 8}, 16),
-        ({"trainer/num_nodes": 2}, None),
-        ({"trainer/devices": 8}, None),
-    ],
-)
-def test_nemos_parameters_state_its_gpus(log, stated, gpus):
-    entry = {"type": "LOG", "step": 0, "data": {"train_step_timing in s": 2.0}}
-    lines = [{"type": "LOG", "step": "PARAMETER", "data": stated}, entry, entry | {"step": 1}]
-    record = read(log("".join(f"DLLL {json.dumps(line)}\n" for line in lines)))
-    assert (record.gpus, len(record.steps)) == (gpus, 2)
-
-
-@pytest.mark.parametrize(
-    ("end", "completed"), [("done training in 9.1 seconds\n", True), ("", None)]
-)
-def test_fairseq_says_when_it_is_done(log, end, completed):
-    assert read(log(FORMATS["fairseq"][0] + end)).completed is completed
-
-
-@pytest.mark.parametrize(("printed", "layers"), [("123.59M", 12), ("124.38M", None)])
-def test_nanogpts_parameters_are_those_without_positions(log, printed, layers):
-    text = f"number of parameters: {printed}\n" + FORMATS["nanoGPT"][0]
-    assert read(log(text)).model.get("n_layer") == layers
-
-
-@pytest.mark.parametrize(
-    ("split", "gpus"),
-    [("", 4), ("PipelineEngine", None), ("PipelineModule", None), ("autotp", None)],
-)
-def test_deepspeeds_ranks_are_the_gpus_of_a_run_that_splits_no_model(log, split, gpus):
-    world = "[2023-01-01 00:00:00,000] [INFO] [config.py:999:print]   world_size ... 4\n"
-    losses = "{'loss': 2.5, 'learning_rate': 5e-06, 'epoch': 0.01}\n" * 2
-    end = "{'train_runtime': 9.0, 'train_samples_per_second': 1.0}\n"
-    assert read(log(f"{split}\n{world}{losses}{end}")).gpus == gpus
 
 
 @pytest.mark.parametrize(

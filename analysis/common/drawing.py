@@ -1,7 +1,6 @@
 """Drawing: speedup and TFLOP/s as figures; saving them as PNG and SVG.
 
-The rows come from analysis/plots.py (runs) and analysis/published/published_pictures.py (tables);
-colours from colours.py.
+The rows come from analysis/plots.py, colours from colours.py.
 """
 
 from collections import defaultdict
