@@ -291,11 +291,11 @@ def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | 
         runs = {name_alone(spec, flags): spec}
     else:
         study = load_study(arguments.study, arguments.cluster)
-        runs = {name: study.run(name, flags) for name in arguments.runs or study.settings}
+        runs = {name: study.run(name, flags) for name in arguments.runs or study.runs}
         cluster = study.cluster
-        tp_across = {name: slurm.get("tp_across_nodes") for name, slurm in study.slurm.items()}
+        tp_across = {name: run.tp_across_nodes for name, run in study.runs.items()}
     for name, spec in runs.items():
-        if cluster and (problems := cluster.problems(spec, bool(tp_across.get(name)))):
+        if cluster and (problems := cluster.problems(spec, tp_across.get(name, False))):
             raise UsageError(f"{name} on {cluster.name}: {'; '.join(problems)}")
     return runs, card_gb_of(cluster)
 

@@ -117,8 +117,10 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = Fal
     if not (folder / "run.json").exists():
         # It was refused before it began; the table must show it too.
         launch = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
-        repeat_of = study.repeat_of.get(name)
-        run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, launch, repeat_of))
+        of_study = study.name, name, study.baseline
+        run = study.runs[name]
+        known = facts.run_facts(spec, *of_study, launch, run.configuration, run.repeat)
+        run_folder.begin(known)
         run_folder.close()
     reason = last_words(console_out, began_at) or f"exit status {status}"
     run_folder.fail(kind_of(reason), reason, rank=-1)
@@ -184,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
             print(line, flush=True)
         for line in by_reason(study.left_out):
             print(f"left out: {line}", flush=True)
-        names = arguments.only or list(study.settings)
+        names = arguments.only or list(study.runs)
         for name in names:
             study.run(name)  # every one is checked before the first starts
         if arguments.max_gpus is not None:

@@ -86,7 +86,8 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
     gpus = None if arguments.check and launch.launcher == "none" else launch.world_size
     cluster = clusters.cluster(arguments.cluster) if arguments.cluster else None
     across = False  # whether tp may leave a node
-    study_name = baseline = repeat_of = None
+    study_name = baseline = configuration = None
+    repeat = 0
     run = arguments.run
     if arguments.study is None:
         if run is not None:
@@ -96,7 +97,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
     else:
         study = load_study(arguments.study, arguments.cluster)
         if run is None:
-            names = ", ".join(study.settings)
+            names = ", ".join(study.runs)
             raise UsageError(f"--run-name is missing; {arguments.study} has: {names}")
         spec, cluster = study.run(run, flags, gpus), study.cluster
         if spec != study.run(run, gpus=gpus) and not arguments.out:
@@ -104,12 +105,14 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
                 f"the flags make another run than {arguments.study}'s {run}; say where it goes with"
                 " --out DIR"
             )
-        study_name, baseline, repeat_of = study.name, study.baseline, study.repeat_of.get(run)
-        across = bool(study.slurm[run].get("tp_across_nodes"))
+        study_name, baseline, planned = study.name, study.baseline, study.runs[run]
+        configuration, repeat = planned.configuration, planned.repeat
+        across = planned.tp_across_nodes
     if arguments.check and cluster and (problems := cluster.problems(spec, across)):
         raise UsageError(f"on {cluster.name}: {'; '.join(problems)}")
     folder = arguments.out or Path("logs") / (study_name or "runs") / run
-    return spec, run_facts(spec, study_name, run, baseline, launch, repeat_of), folder
+    facts = run_facts(spec, study_name, run, baseline, launch, configuration, repeat)
+    return spec, facts, folder
 
 
 @command_line("parallel.train")

@@ -21,11 +21,11 @@ def problems(
     study: Study, cluster: Cluster, logs: Path, names: Iterable[str] | None = None
 ) -> list[str]:
     """Everything that would end these runs at their start, by default all, each problem once."""
-    names = list(study.specs if names is None else names)
+    names = list(study.runs if names is None else names)
     findings: dict[str, list[str]] = {}
     for name in names:
         folder = ROOT / logs / study.name / name
-        for text in (*_of_inputs(study.specs[name]), *_of_folder(folder)):
+        for text in (*_of_inputs(study.runs[name].spec), *_of_folder(folder)):
             # Each run has a folder of its own: one is named, and the others are counted.
             findings.setdefault(text.replace(str(folder), ""), []).append(text)
     problems = list(_of_cluster(cluster))

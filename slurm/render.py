@@ -65,7 +65,7 @@ class Ask:
 
 def ask_of(study: Study, name: str) -> Ask:
     """A run's [slurm] table. Raises: UsageError: a wrong key, or a value that it cannot have."""
-    return Ask(**values_of(Ask, study.slurm[name], f"{study.path} [slurm]"))
+    return Ask(**values_of(Ask, study.runs[name].slurm, f"{study.path} [slurm]"))
 
 
 # Slurm takes 99:99:99 for more than four days: whoever wrote it meant something else.
@@ -111,7 +111,7 @@ def job_of(study: Study, name: str) -> Job:
     Raises:
         UsageError: what its [slurm] table asks for cannot be.
     """
-    spec, ask, cluster = study.specs[name], ask_of(study, name), cluster_of(study)
+    spec, ask, cluster = study.runs[name].spec, ask_of(study, name), cluster_of(study)
     where = f"{study.path}: {name} asks for"
     if ask.requeue and not spec.save_interval:
         raise UsageError(f"{where} requeue without save_interval: it would restart at step 0")
@@ -159,7 +159,7 @@ def comment_of(study: Study, logs: Path) -> str:
 
 def planned_text(study: Study, name: str) -> str:
     """<jobid>.submitted: what the run is, for a job that may die before it has a run.json."""
-    return json.dumps(planned(study.specs[name], study.name, name, study.baseline))
+    return json.dumps(planned(study.runs[name].spec, study.name, name, study.baseline))
 
 
 def header(study: Study, job: Job, logs: Path) -> list[str]:
@@ -375,7 +375,7 @@ def main(argv: list[str] | None = None) -> int:
             study.run(arguments.run_name)  # or a UsageError that lists the names
             print(script(study, [arguments.run_name], arguments.logs), end="")
         elif arguments.list:
-            print("\n".join(study.settings))
+            print("\n".join(study.runs))
         else:
             if len(paths) > 1:
                 print(f"{shown(path)}:")
@@ -385,7 +385,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_and_write(study: Study, arguments: argparse.Namespace) -> None:
     """Print what the runs may cost, and write the study's script."""
-    names = list(study.settings)
+    names = list(study.runs)
     print("\n".join(estimate(study, names)[0]))
     batches(study, names, arguments.logs)  # or a UsageError, before anything is written
     path = study.path.with_suffix(".slurm")

@@ -70,9 +70,9 @@ def test_a_study_sweeps_cp_and_leaves_out_what_its_cluster_cannot_run(tmp_path):
         'preset = "llama3-8b"\n[[sweep]]\nproduct = { cp = [1, 2], precision = ["bf16", "fp8"] }\n'
     )
     study = load_study(path)
-    assert list(study.settings) == ["megatron-dp8-bf16", "megatron-cp2-dp4-bf16"]
+    assert list(study.runs) == ["megatron-dp8-bf16", "megatron-cp2-dp4-bf16"]
     assert [why for _, why in study.left_out] == ["the A100 of dgx-a100 has no fp8"] * 2
-    assert len(load_study(path, "dgx-h100").settings) == 4
+    assert len(load_study(path, "dgx-h100").runs) == 4
 
 
 def test_the_time_model_sees_the_ranks_that_share_a_sequence():

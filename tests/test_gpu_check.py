@@ -79,7 +79,7 @@ def test_the_command_prints_every_row_and_ends_with_1_where_one_failed(
 
 def test_the_study_of_a_gpu_node_has_every_engine_and_is_judged_beside_one_cpu_rank():
     study = load_study(ROOT / "slurm" / "gpu-check.toml")
-    runs = {name: study.run(name) for name in study.settings}
+    runs = {name: study.run(name) for name in study.runs}
     assert {spec.engine for spec in runs.values()} == set(ENGINES)
     assert [name for name, spec in runs.items() if spec.device == "cpu"] == [study.baseline]
     assert {spec.gpus for spec in runs.values()} == {1, 2, 4, 8}

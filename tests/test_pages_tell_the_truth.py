@@ -133,7 +133,7 @@ def test_the_study_on_the_first_page_can_run(tmp_path):
     path = tmp_path / "first.toml"
     path.write_text(study_of(ROOT / "README.md"))
     study = load_study(path)
-    assert len(study.settings) == 4 and not study.left_out
+    assert len(study.runs) == 4 and not study.left_out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

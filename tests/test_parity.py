@@ -48,7 +48,7 @@ SLOW = ("more", "qwen3")
 ROWS = [
     pytest.param(key, run, marks=[pytest.mark.slow] if key in SLOW else [])
     for key, path in STUDIES.items()
-    for run in CHOSEN.get(key, load_study(path).settings)
+    for run in CHOSEN.get(key, load_study(path).runs)
 ]
 
 
@@ -61,8 +61,8 @@ def train_all(path: Path, tokens: Path, out: Path, runs: tuple[str, ...] = ()) -
     text = text.replace("global_batch = 16", "global_batch = 8")
     copy.write_text(text.replace("[defaults]", ours))
     study = load_study(copy)
-    sweep.sweep(study, list(runs or study.settings), out, fresh=True)
-    return {run: out / run for run in runs or study.settings}
+    sweep.sweep(study, list(runs or study.runs), out, fresh=True)
+    return {run: out / run for run in runs or study.runs}
 
 
 @pytest.fixture(scope="session")
@@ -170,7 +170,7 @@ def test_the_tables_say_equal_for_every_row(trained, capsys):
     assert "DIFFERS" not in capsys.readouterr().out
     assert tflops.main([folder]) == 0
     out = capsys.readouterr().out
-    for name in load_study(STUDIES["first"]).settings:
+    for name in load_study(STUDIES["first"]).runs:
         assert name in out
     assert "not verified" not in out
 

@@ -278,7 +278,7 @@ def test_the_top_is_a_study_that_renders(tmp_path, capsys):
     assert "selene is no Slurm cluster: render with --cluster NAME" in capsys.readouterr().err
     assert len(study.specs) == 4
     assert plan.time_limit(1.0) == "0:11:00" and plan.time_limit(90.0) == "1:10:00"
-    assert all(ask["time"] == "0:12:00" for ask in study.slurm.values())
+    assert all(run.slurm["time"] == "0:12:00" for run in study.runs.values())
     assert all(spec.gpus == 64 and spec.global_batch == 64 for spec in study.specs.values())
 
 

@@ -44,7 +44,7 @@ def test_every_script_passes_shellcheck():
     program = (ROOT / "slurm/job.sh").read_text().removeprefix("#!/bin/bash\n")
     for path in STUDIES:
         study = load_study(path)
-        for names in batches(study, list(study.settings), Path("logs")):
+        for names in batches(study, list(study.runs), Path("logs")):
             head, settings = script(study, names).split("\nsettings=(\n")
             settings, rest = settings.split("\n)\n", 1)
             assert all(line.startswith("#") for line in head.splitlines() if line)
@@ -54,7 +54,7 @@ def test_every_script_passes_shellcheck():
             assert rest.endswith(program)
     files = [*(ROOT / "slurm").rglob("*.sh"), *(ROOT / "slurm").rglob("*.slurm")]
     study = load_study(ROOT / "slurm/published/gpt2-two-nodes.toml")
-    whole = script(study, list(study.settings))
+    whole = script(study, list(study.runs))
     for given, text in (([*map(str, files)], ""), (["-"], whole)):
         done = subprocess.run(
             ["shellcheck", *given], input=text, cwd=ROOT, capture_output=True, text=True
@@ -429,7 +429,7 @@ def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alo
         subprocess.run([*git, *words], cwd=tmp_path, check=True)
     (tmp_path / "code").write_text("two\n")
     study = load_study(path)
-    names = list(study.settings)
+    names = list(study.runs)
     assert batches(study, names, Path("logs")) == [names]
     array = {"SLURM_ARRAY_JOB_ID": "76", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_NAME": "two"}
     tools = {"srun": "", "scontrol": f'echo "$*" >>{tmp_path}/asked; echo localhost\n'}

@@ -48,7 +48,7 @@ def study_at(tmp_path: Path, tokens: Path, text: str, name: str = "real"):
 
 def written(study, logs: Path) -> list[str]:
     """The script of each run, in a file of its own."""
-    scripts = [logs.parent / f"{name}.slurm" for name in study.settings]
+    scripts = [logs.parent / f"{name}.slurm" for name in study.runs]
     for path in scripts:
         path.write_text(render.script(study, [path.stem], logs))
     return list(map(str, scripts))
@@ -85,7 +85,7 @@ def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, 
         "megatron-tp2-pp2": "complete",
         "deepspeed-pipe-tp2-pp2": "complete",
     }
-    assert [len(reader.job_ids(logs / "real" / name)) for name in study.settings] == [1, 1]
+    assert [len(reader.job_ids(logs / "real" / name)) for name in study.runs] == [1, 1]
     folder = logs / "real" / "megatron-tp2-pp2"
     job_id = reader.job_ids(folder)[0]
     assert (folder / f"{job_id}.slurm").read_text() == Path(scripts[0]).read_text()
@@ -219,7 +219,7 @@ def requeued(slurm, tokens, tmp_path_factory):
         assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
     wait_for(lambda: all(row.step > 0 for row in table(study, logs).values()), 120, "all to train")
     rows = table(study, logs)
-    lost, again, _, goes_on = study.settings
+    lost, again, _, goes_on = study.runs
     node = nodes_of(rows[lost].job_id)[0]
     told, restarted = rows[goes_on].job, rows[again].job
     assert "_" in told  # runs that ask for the same are one array
@@ -240,7 +240,7 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     slurm, requeued
 ):
     study, logs = requeued
-    lost, again, limit, goes_on = study.settings
+    lost, again, limit, goes_on = study.runs
 
     def folder(run: str) -> Path:
         return logs / HOSTILE / run
@@ -339,7 +339,7 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
     written = [load_study(path.with_suffix(".toml")) for path in clone.glob("slurm/*.slurm")]
     # Slurm refuses the runs of a cluster with GPUs here; the other studies are submitted.
     studies = [study for study in written if study.cluster.name == "local-test"]
-    wanted = {f"{study.name}/{name}" for study in studies for name in study.settings}
+    wanted = {f"{study.name}/{name}" for study in studies for name in study.runs}
     assert len(written) == len(list((clone / "slurm").glob("*.toml"))) - 1  # clusters.toml is none
     assert len(wanted) > 60 and len(studies) < len(written)
 
@@ -354,7 +354,7 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
         print(said.read_text()[-3000:] if said.exists() else "the first script did not start")
     assert {p.read_text() for p in clone.glob("logs/*/*/*.exit")} == {"0\n"}
     for study in studies:
-        for name in study.settings:
+        for name in study.runs:
             folder = clone / "logs" / study.name / name
             (job_id,) = reader.job_ids(folder)
             kept = (folder / f"{job_id}.slurm").read_text()

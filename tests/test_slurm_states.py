@@ -359,7 +359,7 @@ def many(tmp_path, monkeypatch):
         tmp_path / "many.toml", f"[[sweep]]\nproduct = {{ seed = {list(range(40))} }}\n"
     )
     logs, lines = tmp_path / "logs", []
-    for number, name in enumerate(load_study(path).settings, start=1):
+    for number, name in enumerate(load_study(path).runs, start=1):
         folder = logs / "many" / name
         folder.mkdir(parents=True)
         (folder / f"{number}.out").write_text("RuntimeError: boom\n")
@@ -404,7 +404,7 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
     path, logs, tmp_path = many
     assert submit.main([str(path), "--logs", str(logs), "--only", "missing"]) == 0
     assert "nothing to submit" in capsys.readouterr().out
-    names = list(load_study(path).settings)[:8]  # jobs 1 to 8: two of each state
+    names = list(load_study(path).runs)[:8]  # jobs 1 to 8: two of each state
     assert submit.main([str(path), "--logs", str(logs), "--only", "missing", names[3]]) == 0
     assert "nothing to submit" in capsys.readouterr().out  # job 4 runs
     nobodys = ["--logs", str(tmp_path / "queue"), "--only", "missing"]

@@ -220,8 +220,8 @@ def test_run_names_follow_from_the_split():
 def test_a_study_is_its_defaults_and_its_runs(tmp_path):
     text = "[defaults]\nsteps = 7\n[[run]]\ngpus = 1\n[[run]]\ngpus = 2\nsteps = 3\n"
     study = load_study(study_file(tmp_path / "a_study.toml", text))
-    assert (study.name, study.baseline, [*study.settings]) == ("a_study", "ddp", ["ddp", "ddp-dp2"])
-    assert [study.run(name).steps for name in study.settings] == [7, 3]
+    assert (study.name, study.baseline, [*study.runs]) == ("a_study", "ddp", ["ddp", "ddp-dp2"])
+    assert [study.run(name).steps for name in study.runs] == [7, 3]
     assert study.run("ddp", flags={"steps": 1}).steps == 1
 
 

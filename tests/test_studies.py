@@ -34,7 +34,7 @@ def test_a_sweep_is_every_combination_of_product_and_zip(tmp_path):
         "megatron-mbs1 megatron-pp2-mbs1 megatron-mbs2 megatron-pp2-mbs2 "
         "megatron-tp2-mbs1 megatron-tp2-pp2-mbs1 megatron-tp2-mbs2 megatron-tp2-pp2-mbs2"
     )
-    assert list(study.settings) == names.split()
+    assert list(study.runs) == names.split()
     spec = study.run("megatron-tp2-pp2-mbs2")
     assert (spec.gpus, spec.layout.dp, spec.global_batch) == (4, 1, 4)
 
@@ -55,10 +55,10 @@ def test_includes_branches_and_repeats(tmp_path):
         "ddp-nodes1 ddp-nodes2 megatron-nodes1 megatron-nodes2 megatron-tp2-nodes1 "
         "deepspeed-zero-zero3-r1 deepspeed-zero-zero3-r2"
     )
-    assert list(study.settings) == names.split()
+    assert list(study.runs) == names.split()
     assert study.run("deepspeed-zero-zero3-r2").steps == 7
-    assert study.slurm["deepspeed-zero-zero3-r1"] == {"time": "00:02:00"}
-    assert study.slurm["ddp-nodes1"] == {}
+    assert study.runs["deepspeed-zero-zero3-r1"].slurm == {"time": "00:02:00"}
+    assert study.runs["ddp-nodes1"].slurm == {}
 
 
 def test_names_say_what_tells_runs_apart_and_nothing_else(tmp_path):
@@ -71,7 +71,7 @@ def test_names_say_what_tells_runs_apart_and_nothing_else(tmp_path):
         defaults = { global_batch = 8, micro_batch = 2, label = "again" }
         """,
     )
-    assert list(study.settings) == [
+    assert list(study.runs) == [
         "ddp-mbs2-gbs8",
         "ddp-mbs2-gbs16",
         "ddp-layers6-hidden64-mbs1-gbs32",
@@ -87,7 +87,7 @@ product = { tp = [1, 3, 4], gpus = [2, 4, 6] }
 
 def test_an_impossible_point_is_left_out_with_every_reason(tmp_path):
     study = study_of(tmp_path, IMPOSSIBLE)
-    assert list(study.settings) == ["megatron-dp2", "megatron-dp4", "megatron-dp6"]
+    assert list(study.runs) == ["megatron-dp2", "megatron-dp4", "megatron-dp6"]
     reasons = dict(study.left_out)
     assert "tp 3 does not divide the 4 attention heads" in reasons["[[sweep]] 1: tp 3, gpus 6"]
     assert "tp 4 exceeds the 2 GPUs of a node" in reasons["[[sweep]] 1: tp 4, gpus 4"]
@@ -107,7 +107,7 @@ def test_a_cluster_bounds_what_can_be_placed(tmp_path):
         study_of(tmp_path, text, dgx, cluster="dgx-a100")
     text = "[[sweep]]\nproduct = { gpus = [2, 12, 16] }"
     study = study_of(tmp_path, text, dgx, cluster="dgx-a100")
-    assert list(study.settings) == ["ddp-dp2", "ddp-dp16"]
+    assert list(study.runs) == ["ddp-dp2", "ddp-dp16"]
     assert study.left_out[0][1] == "12 GPUs do not fill whole nodes of 8"
     with pytest.raises(UsageError, match="nodes needs a cluster"):
         study_of(tmp_path, "[[sweep]]\nproduct = { nodes = [1] }", dgx)
@@ -284,7 +284,7 @@ def test_a_clusters_file_that_is_named_and_cannot_be_read_is_refused(tmp_path, m
 
 def test_a_file_that_is_not_found_changes_no_names_of_runs(tmp_path, monkeypatch):
     study = ROOT / "slurm" / "2-core_bucket_ab.toml"
-    names = list(load_study(study).settings)
+    names = list(load_study(study).runs)
     mixed = tmp_path / "mixed.toml"
     mixed.write_text(study.read_text().replace("include = [", 'include = [{ label = "none" },'))
     monkeypatch.chdir(tmp_path)
@@ -292,8 +292,8 @@ def test_a_file_that_is_not_found_changes_no_names_of_runs(tmp_path, monkeypatch
         with pytest.raises(UsageError, match=f"bucket500.*No such file.*looked for in {tmp_path}"):
             load_study(path)
     monkeypatch.chdir(ROOT)
-    assert list(load_study(study).settings) == names
-    assert set(load_study(mixed).settings) > set(names)
+    assert list(load_study(study).runs) == names
+    assert set(load_study(mixed).runs) > set(names)
 
 
 SHIPPED = [p for p in sorted(ROOT.glob("slurm/**/*.toml")) if p.name != "clusters.toml"]
@@ -301,7 +301,7 @@ SHIPPED = [p for p in sorted(ROOT.glob("slurm/**/*.toml")) if p.name != "cluster
 
 def less_gpus(study, name: str) -> list[dict]:
     """What the file states of a run, without the GPUs of the nodes that it asks for."""
-    return [{k: v for k, v in layer.items() if k != "gpus"} for _, layer in study.settings[name]]
+    return [{k: v for k, v in layer.items() if k != "gpus"} for _, layer in study.runs[name].layers]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -320,11 +320,11 @@ def test_a_run_has_the_same_name_on_every_cluster(path):
             assert len(said.replace(str(ROOT), "")) < 400 and cluster != own.cluster.name
             continue
         assert other.baseline == own.baseline
-        for name in own.settings.keys() & other.settings.keys():
+        for name in own.runs.keys() & other.runs.keys():
             assert less_gpus(own, name) == less_gpus(other, name)
         # A name that only one cluster has is of a point that the other leaves out.
-        assert len(other.settings.keys() - own.settings.keys()) <= len(own.left_out)
-        assert bool(own.settings.keys() - other.settings.keys()) <= bool(other.left_out)
+        assert len(other.runs.keys() - own.runs.keys()) <= len(own.left_out)
+        assert bool(own.runs.keys() - other.runs.keys()) <= bool(other.left_out)
 
 
 def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
@@ -339,8 +339,8 @@ def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
     batches = ["gas2", "gas4", "gbs16"]
     zero = [f"deepspeed-zero-zero0-nodes2-{batch}" for batch in batches]
     each = [f"{engine}-nodes{n}" for engine in ("ddp", "megatron") for n in (1, 2, 8)]
-    assert list(large.settings) == each + zero
-    assert list(small.settings) == [name for name in each if "8" not in name] + zero
+    assert list(large.runs) == each + zero
+    assert list(small.runs) == [name for name in each if "8" not in name] + zero
     with pytest.raises(UsageError, match="its baseline ddp-nodes8 cannot run: 8 nodes exceed the"):
         study_of(tmp_path, text, 'baseline = "ddp-nodes8"\n' + HEAD)
 

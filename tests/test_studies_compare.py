@@ -148,7 +148,7 @@ def test_every_bad_metrics_file_is_one_line_and_the_others_are_reported(tmp_path
 
 def test_the_bucket_studies_interleave_and_run_in_one_allocation():
     study = load_study(ROOT / "slurm/2-core_bucket_ab.toml")
-    rounds = [study.repeat_of[name][1] for name in study.settings]
+    rounds = [study.runs[name].repeat for name in study.runs]
     assert rounds == sorted(rounds) and len(rounds) == 8
     nodes = load_study(ROOT / "slurm/published/gpt2-two-nodes_bucket_ab.toml")
     command = command_of(nodes, nodes.baseline, Path("out"), srun=True)

@@ -35,7 +35,7 @@ Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,54 +115,19 @@ _BESIDE = {f.name: f for f in fields(_Beside)}
 
 
 @dataclass(frozen=True)
-class Study:
-    """A study file: its name (the file's stem), question, baseline and the settings of its runs.
+class Run:
+    """One run of a study.
 
-    repeat_of: (configuration, number of the repeat from 1) of every run that is one of several.
-    left_out: (what the point was, why it cannot run) for every impossible point of a sweep.
-    assumed: what the file does not say and is taken for granted, one line each.
-    """
-
-    name: str
-    path: Path
-    question: str
-    baseline: str
-    settings: dict[str, Layers]  # run name -> layers for resolve()
-    specs: dict[str, RunSpec] = field(default_factory=dict, repr=False)
-    slurm: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
-    cluster: Cluster | None = None
-    repeat_of: dict[str, tuple[str, int]] = field(default_factory=dict, repr=False)
-    left_out: list[tuple[str, str]] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
-
-    def run(
-        self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None
-    ) -> RunSpec:
-        """The run called `name`, with `flags` overriding the study's settings.
-
-        Raises:
-            UsageError: no such run, or it cannot start.
-        """
-        if name not in self.settings:
-            raise UsageError(f"{self.path}: no run {name!r}; it has: {', '.join(self.settings)}")
-        if not flags and gpus in (None, self.specs[name].gpus):
-            return self.specs[name]
-        return resolve(*self.settings[name], (COMMAND_LINE, flags or {}), gpus=gpus)
-
-
-@dataclass(frozen=True)
-class _Point:
-    """A run before it has a name.
-
-    spec: None where this cluster cannot run it; `why` says why. named: the settings that its
-    name is made of: the spec's, or, where it states `nodes` in place of gpus, those that do not
-    depend on the cluster. repeat: from 1, where the point is repeated; 0 where it is not.
-    configuration: its name without the repeat.
+    spec: None where it cannot run; `why` says why. named: the settings that its name is made of:
+    the spec's, or, where it states `nodes` in place of gpus, those that do not depend on the
+    cluster; None where no cluster can run it. layers: the settings that `spec` is resolved from.
+    slurm: its [slurm] table. configuration: its name without the repeat. repeat: from 1, where it
+    is one of several; else 0.
     """
 
     spec: RunSpec | None
     why: str
-    named: RunSpec
+    named: RunSpec | None
     nodes: int | None
     layers: Layers
     slurm: dict[str, Any]
@@ -180,6 +145,49 @@ class _Point:
         """A setting's value, for the name."""
         return self.nodes if setting == "nodes" else getattr(self.named, setting)
 
+    @property
+    def tp_across_nodes(self) -> bool:
+        """Whether its tensor-parallel ranks may be on several nodes."""
+        return bool(self.slurm.get("tp_across_nodes"))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file: its name (the file's stem), question, baseline and runs, by name.
+
+    left_out: (what the point was, why it cannot run) for every impossible point of a sweep.
+    assumed: what the file does not say and is taken for granted, one line each.
+    """
+
+    name: str
+    path: Path
+    question: str
+    baseline: str
+    runs: dict[str, Run]
+    cluster: Cluster | None
+    left_out: list[tuple[str, str]]
+    assumed: list[str]
+
+    @property
+    def specs(self) -> dict[str, RunSpec]:
+        """Each run's settings, by its name."""
+        return {name: run.spec for name, run in self.runs.items()}
+
+    def run(
+        self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None
+    ) -> RunSpec:
+        """The run called `name`, with `flags` overriding the study's settings.
+
+        Raises:
+            UsageError: no such run, or it cannot start.
+        """
+        if name not in self.runs:
+            raise UsageError(f"{self.path}: no run {name!r}; it has: {', '.join(self.runs)}")
+        run = self.runs[name]
+        if not flags and gpus in (None, run.spec.gpus):
+            return run.spec
+        return resolve(*run.layers, (COMMAND_LINE, flags or {}), gpus=gpus)
+
 
 def load_study(path: Path | str, cluster: str | None = None) -> Study:
     """Read and check a study file.
@@ -195,41 +203,30 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     file = _read(path)
     chosen = cluster or file.cluster
     where = clusters.cluster(chosen) if chosen else None
-    points, left_out = _read_points(path, file, where)
-    left_out += [(p.what, p.why) for p in points if p.why and p.repeat <= 1]
+    points = _read_points(path, file, where)
+    left_out = [(point.what, point.why) for point in points if point.why and point.repeat <= 1]
     # A B A B: sorting is stable, so each round keeps the file's order.
-    named = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
-    runs = {name: point for name, point in named.items() if point.spec is not None}
+    by_round = sorted(points, key=lambda point: max(point.repeat, 1))
+    named = _name_all([point for point in by_round if point.named])
+    runs = {name: run for name, run in named.items() if run.spec}
     if not runs:
         first = ": ".join(left_out[0]) if left_out else "it asks for none"
         on = f" on {where.name}" if where else ""
         raise UsageError(f"study {path}: none of its {len(left_out)} points can run{on}: {first}")
-    specs = {name: point.spec for name, point in runs.items()}
     baseline, assumed = file.baseline or next(iter(runs)), []
     if chosen and (note := clusters.replaced(chosen)):
         assumed.append(note)
-    if file.baseline is None and len({point.configuration for point in runs.values()}) > 1:
+    if file.baseline is None and len({run.configuration for run in runs.values()}) > 1:
         assumed.append(f"no baseline is named: it is {baseline}, the first run")
-    if baseline not in named and named.get(f"{baseline}-r1", points[0]).configuration == baseline:
+    first = named.get(f"{baseline}-r1")
+    if baseline not in named and first and first.configuration == baseline:
         baseline += "-r1"
     if baseline not in named:
         has = ", ".join(runs)
         raise UsageError(f"study {path}: baseline {baseline!r} is no run; it has: {has}")
     if why := named[baseline].why:
         raise UsageError(f"study {path}: its baseline {baseline} cannot run: {why}")
-    return Study(
-        path.stem,
-        path,
-        file.question,
-        baseline,
-        settings={name: point.layers for name, point in runs.items()},
-        specs=specs,
-        slurm={name: point.slurm for name, point in runs.items()},
-        cluster=where,
-        repeat_of={name: (p.configuration, p.repeat) for name, p in runs.items() if p.repeat},
-        left_out=left_out,
-        assumed=assumed,
-    )
+    return Study(path.stem, path, file.question, baseline, runs, where, left_out, assumed)
 
 
 def _read(path: Path) -> _File:
@@ -246,11 +243,9 @@ def _read(path: Path) -> _File:
     return file
 
 
-def _read_points(
-    path: Path, file: _File, where: Cluster | None
-) -> tuple[list[_Point], list[tuple[str, str]]]:
-    """The points of all tables, those of [[run]] first, and (point, reason) of those of sweeps that
-    can run nowhere. Raises: UsageError: a table is wrong, or a [[run]] cannot run."""
+def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
+    """The points of all tables, those of [[run]] first. Raises: UsageError: a table is wrong, or a
+    [[run]] cannot run."""
     sweeps = {f"{path} [[run]] {n}": _Sweep(include=[run]) for n, run in enumerate(file.run, 1)}
     for number, table in enumerate(file.sweep, start=1):
         source = f"{path} [[sweep]] {number}"
@@ -258,38 +253,21 @@ def _read_points(
     total = sum(sweep.size for sweep in sweeps.values())
     if total > MOST_RUNS:
         raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
-    points: list[_Point] = []
-    impossible: list[tuple[str, str]] = []
+    points: list[Run] = []
     for number, (source, sweep) in enumerate(sweeps.items()):
-        must_run = number < len(file.run)
         before = [(f"{path} [defaults]", file.defaults), (f"{source} defaults", sweep.defaults)]
         for settings in sweep.points():
             layers = [*before, (source, settings)]
             check_settings(layers)
             words = ", ".join(f"{name} {value}" for name, value in settings.items())
             what = f"{source.removeprefix(f'{path} ')}: {words or 'the only point'}"
-            try:
-                point = _point(layers, file.slurm | sweep.slurm, where, source, what)
-                if must_run and point.why:
-                    raise UsageError(point.why)
-            except UsageError as error:
-                # A file that is not there is a mistake in any case: were the point left out, the
-                # names of the others would depend on the folder that the command runs in.
-                if _unread(error):
-                    raise UsageError(f"{source}: {error} (looked for in {Path.cwd()})") from error
-                if must_run:
-                    place = "" if str(path) in str(error) else f"{source}: "
-                    raise UsageError(f"{place}{error}") from error
-                impossible.append((what, str(error)))
-                continue
-            for repeat in range(1, sweep.repeats + 1):
-                points.append(replace(point, repeat=repeat if sweep.repeats > 1 else 0))
-    return points, impossible
-
-
-def _unread(error: UsageError) -> bool:
-    """Whether a file could not be read."""
-    return isinstance(error.__cause__, OSError)
+            point = _point(layers, file.slurm | sweep.slurm, where, source, what)
+            if point.why and number < len(file.run):
+                place = "" if str(path) in point.why else f"{source}: "
+                raise UsageError(f"{place}{point.why}")
+            repeats = range(1, sweep.repeats + 1) if sweep.repeats > 1 else (0,)
+            points += [replace(point, repeat=repeat) for repeat in repeats]
+    return points
 
 
 def _sweep(table: dict[str, Any], source: str) -> _Sweep:
@@ -325,9 +303,12 @@ def check_settings(layers: Layers) -> None:
 
 def _point(
     layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, what: str
-) -> _Point:
-    """A run, out of its layers. Where only this cluster makes it impossible, `why` says so.
-    Raises: UsageError: every reason why it can run on no cluster."""
+) -> Run:
+    """A run, out of its layers; where it cannot run, `why` tells every reason.
+
+    Raises:
+        UsageError: a file that it names cannot be read, or its nodes cannot be counted.
+    """
     label, nodes, plain = "", None, []
     for origin, settings in layers:
         label = settings.get("label", label)
@@ -343,23 +324,24 @@ def _point(
             nodes = settings["nodes"]
             kept["gpus"] = nodes * where.gpus_per_node
         plain.append((origin, kept))
-    spec, why = None, ""
+    run = Run(None, "", None, nodes, plain, slurm, label, source, what)
     try:
-        spec = named = resolve(*plain)
-        if where is not None:
-            why = "; ".join(where.problems(spec, bool(slurm.get("tp_across_nodes", False))))
+        if nodes is not None:
+            named = RunSpec(**merge(*plain)[0])
+            named = replace(named, seq_len=named.seq_len or named.model.max_seq_len)
+            run = replace(run, named=named)
+        spec = resolve(*plain)
     except UsageError as error:
-        if nodes is None or _unread(error):  # it does not depend on the cluster
-            raise
-        why = str(error)
-    if nodes is not None:
-        named = RunSpec(**merge(*plain)[0])
-        named = replace(named, seq_len=named.seq_len or named.model.max_seq_len)
-    spec = None if why else spec
-    return _Point(spec, why, named, nodes, plain, slurm, label, source, what)
+        # A file that is not there is a mistake in any case: were the point left out, the names of
+        # the others would depend on the folder that the command runs in.
+        if isinstance(error.__cause__, OSError):
+            raise UsageError(f"{source}: {error} (looked for in {Path.cwd()})") from error
+        return replace(run, why=str(error))
+    why = "; ".join(where.problems(spec, run.tp_across_nodes)) if where else ""
+    return replace(run, spec=None if why else spec, why=why, named=run.named or spec)
 
 
-def _name_all(points: list[_Point]) -> dict[str, _Point]:
+def _name_all(points: list[Run]) -> dict[str, Run]:
     """Each point by its name: the split, what else tells runs apart, the label, the repeat.
 
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
@@ -372,7 +354,7 @@ def _name_all(points: list[_Point]) -> dict[str, _Point]:
     )
     if by_nodes:
         telling.insert(0, "nodes")
-    named: dict[str, _Point] = {}
+    named: dict[str, Run] = {}
     for point in points:
         values = {name: point.value(name) for name in telling}
         name = configuration = run_name(point.split(), values, point.named, point.label)
@@ -384,11 +366,9 @@ def _name_all(points: list[_Point]) -> dict[str, _Point]:
     return named
 
 
-def _telling(
-    settings: list[str], points: list[_Point], group: Callable[[_Point], Any]
-) -> list[str]:
+def _telling(settings: list[str], points: list[Run], group: Callable[[Run], Any]) -> list[str]:
     """The settings that have two values within a group of points."""
-    groups: dict[Any, list[_Point]] = {}
+    groups: dict[Any, list[Run]] = {}
     for point in points:
         groups.setdefault(group(point), []).append(point)
     return [

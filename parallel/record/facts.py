@@ -165,18 +165,18 @@ def run_facts(
     run: str,
     baseline: str | None,
     launch: Launch,
-    repeat_of: tuple[str, int] | None = None,
+    configuration: str | None = None,
+    repeat: int = 0,
 ) -> dict[str, Any]:
-    """run.json as far as it is known before torch is loaded; `repeat_of` is Study.repeat_of's."""
+    """run.json as far as it is known before torch is loaded; the last two as in a study's Run."""
     layout = spec.layout
     derived, padded = ("world_size", "global_batch", "bubble"), spec.padded_vocab
-    configuration, repeat = repeat_of or (run, None)
     return {
         "schema_version": SCHEMA_VERSION,
         "study": study,
         "run": run,
-        "configuration": configuration,
-        "repeat": repeat,
+        "configuration": configuration or run,
+        "repeat": repeat or None,
         "baseline": baseline,
         "command_line": command_line(),
         "spec": spec.settings(),
