@@ -88,16 +88,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
-        self.exit(2, printable(f"{name}: {self.explained(message)}") + "\n")
-
-    def explained(self, message: str) -> str:
-        """argparse's sentence, and of an unknown flag the one that is spelled most like it."""
-        from difflib import get_close_matches  # here: seldom needed
-
-        flag = re.sub(r"^unrecognized arguments: (--[\w-]+).*|.*", r"\1", message)
-        close = get_close_matches(flag, self._option_string_actions, 1, 0.7)
-        is_meant = f": is {close[0]} meant?" if close else ""
-        return f"{message}{is_meant} (--help lists the flags)"
+        self.exit(2, printable(f"{name}: {message} (--help lists the flags)") + "\n")
 
 
 def warn(name: str, line: object) -> None:
@@ -188,11 +179,8 @@ def _open_what_is_closed() -> None:
         stream = getattr(sys, name)
         if stream is None:
             null = os.open(os.devnull, os.O_RDWR)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
+            os.dup2(null, number)  # most often it has that number already
             os.set_inheritable(number, True)
-            mode = "w" if number else "r"
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
         elif number and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
+from base.errors import Parser, command_line
 from base.files import ROOT
 from parallel.config.memory import GB
 from parallel.config.study import Study, load_study
@@ -100,7 +101,14 @@ def table(path: Path = REHEARSED) -> Table:
     )
 
 
-if __name__ == "__main__":
+@command_line("rehearsed_table")
+def main(argv: list[str] | None = None) -> int:
+    Parser(prog="python benchmarks/rehearsed_table.py", description=__doc__).parse_args(argv)
     page = REHEARSED.with_suffix(".md")
     words = page.read_text().partition(MARK)[0]
     page.write_text(words + MARK + table().render("markdown"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

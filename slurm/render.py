@@ -366,19 +366,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
     add_force_flag(parser)
     arguments = parser.parse_args(argv)
-    paths = study_files(arguments.studies)
-    if arguments.run_name and len(paths) > 1:
-        raise UsageError(f"--run-name names a run of one study, not of {len(paths)}")
-    for path in paths:
-        study = load_study(path, arguments.cluster)
+    studies = load_studies(arguments)
+    if arguments.run_name and len(studies) > 1:
+        raise UsageError(f"--run-name names a run of one study, not of {len(studies)}")
+    for study in each(studies):
         if arguments.run_name:
             study.run(arguments.run_name)  # or a UsageError that lists the names
             print(script(study, [arguments.run_name], arguments.logs), end="")
         elif arguments.list:
             print("\n".join(study.runs))
         else:
-            if len(paths) > 1:
-                print(f"{shown(path)}:")
             print_and_write(study, arguments)
     return 0
 

@@ -7,7 +7,7 @@
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
 node. Runs that ask for the same nodes, time and settings are one job array.
-Above the study's budget (budget_gpu_hours in [slurm], or --budget) it needs --yes.
+Above the study's budget (budget_gpu_hours in [slurm]) it needs --yes.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from base.bounds import check_flags
 from base.errors import UsageError, command_line, warn
 from parallel.config.study import Study, load_study
 from slurm import preflight, states
@@ -125,7 +124,7 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         if not arguments.no_preflight:
             check_start(study, logs, names)
         if not arguments.yes:
-            check_budget(study, names, total, arguments.budget)
+            check_budget(study, names, total)
         for name, job in submit(study, names, arguments.logs):
             print(f"submitted {name}: job {job}")
 
@@ -139,15 +138,14 @@ def check_start(study: Study, logs: Path, names: list[str]) -> None:
         raise UsageError("nothing was submitted; --no-preflight submits all the same")
 
 
-def check_budget(study: Study, names: list[str], total: float, budget: float | None) -> None:
-    """Raises: UsageError: the runs may cost more than the budget (by default, the study's)."""
-    if budget is None:
-        budget = min(ask_of(study, name).budget_gpu_hours for name in names)
+def check_budget(study: Study, names: list[str], total: float) -> None:
+    """Raises: UsageError: the runs may cost more than the study's budget."""
+    budget = min(ask_of(study, name).budget_gpu_hours for name in names)
     if total > budget:
         hours = cluster_of(study).hours
         raise UsageError(
             f"{total:.1f} {hours} at worst exceed the budget of {budget:g}: nothing was submitted;"
-            " give --yes, or --budget"
+            " give --yes"
         )
 
 
@@ -160,13 +158,11 @@ def main(argv: list[str] | None = None) -> int:
         metavar="WHICH",
         help="failed (not cancelled or interrupted), missing, names, or several of them",
     )
-    parser.add_argument("--budget", type=float, metavar="GPU-HOURS", help="submit nothing above it")
     parser.add_argument("--yes", action="store_true", help="submit whatever it costs")
     parser.add_argument(
         "--no-preflight", action="store_true", help="submit although something seems to be missing"
     )
     arguments = parser.parse_args(argv)
-    check_flags(arguments, budget=(0, 10**12))
     status, paths = 0, study_files(arguments.studies)
     for path in paths:
         if len(paths) > 1:

@@ -40,7 +40,6 @@ from tests.conftest import (
         (["--engine", "horovod"], "argument --engine: invalid choice: 'horovod' (choose from "),
         (["--cp", "2"], "1 ranks cannot be split into tp 1 x cp 2 x pp 1"),
         (["--experts", "2"], "unrecognized arguments: --experts 2 ("),
-        (["--warmup-stepz", "1"], "arguments: --warmup-stepz 1: is --warmup-steps meant?"),
         ([""], "unrecognized arguments:"),
         (["--steps", "-1"], "train: --steps must be at least 1 and at most 1000000000, not -1"),
         (["--seq-len", "1000"], "seq_len 1000 exceeds the model's 128 positions"),

@@ -118,6 +118,6 @@ def test_a_pipe_in_place_of_a_file_of_ours_is_not_waited_for(tmp_path):
     for name in ("meta.json", "run.json"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "status.json").write_text("{}")
-    assert data_files.vocabulary(str(tmp_path)) is None
+    assert data_files.stated_by(str(tmp_path), "vocab_size") is None
     assert states.ran_by(tmp_path) is None
     assert "not a regular file" in attempts.why_anew(tmp_path, {"steps": 1})

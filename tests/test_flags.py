@@ -4,6 +4,7 @@ import argparse
 import importlib
 import inspect
 from dataclasses import fields
+from functools import partial
 
 import pytest
 
@@ -66,7 +67,12 @@ def test_a_flag_that_is_a_setting_is_spelled_alike_everywhere(monkeypatch):
             assert flag is None or flag in action.option_strings, (command, flag)
 
 
-def test_the_last_of_one_flag_counts():
-    parser = Parser()
-    parser.add_argument("--gpus", type=int)
-    assert parser.parse_args(["--gpus", "4", "--gpus", "8"]).gpus == 8
+def test_a_flag_takes_one_kind_of_value_in_all_commands(monkeypatch):
+    """A switch, a number or a text."""
+    kinds: dict[str, set] = {}
+    for command in (c for c in COMMANDS if c not in WITHOUT_FLAGS):
+        for action in actions_of(command, monkeypatch):
+            number = action.type in (int, float) or isinstance(action.type, partial)
+            for flag in action.option_strings:
+                kinds.setdefault(flag, set()).add((action.nargs == 0, number))
+    assert [flag for flag, kind in kinds.items() if len(kind) > 1] == []

@@ -10,7 +10,6 @@ from analysis.measured.fairness import configuration
 from base.errors import UsageError
 from parallel import train
 from parallel.config import clusters
-from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
@@ -169,14 +168,3 @@ def test_going_on_in_fp8_says_that_delayed_scales_begin_anew():
 def test_a_cluster_without_the_format_is_refused(cluster, settings, words):
     (problem,) = clusters.cluster(cluster).problems(resolve(("test", settings)))
     assert problem.endswith(words)
-
-
-def test_tf32_is_for_fp32_alone():
-    with pytest.raises(UsageError, match="tf32 is how fp32 is multiplied; precision is bf16"):
-        resolve(("test", {"tf32": True, "precision": "bf16"}))
-
-
-def test_auto_in_a_deepspeed_json_states_nothing(tmp_path):
-    path = tmp_path / "ds.json"
-    path.write_text('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}')
-    assert read_deepspeed_json(path) == {"zero_optimization": {"stage": 2}}

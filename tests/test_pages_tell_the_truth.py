@@ -123,15 +123,12 @@ def study_of(page: Path) -> str:
     return re.search(r"^```toml\n(question.*?)^```$", page.read_text(), re.M | re.S)[1]
 
 
-def test_the_study_on_the_first_page_is_the_one_that_is_explained():
+def test_the_study_on_the_first_page_is_the_one_that_is_explained_and_can_run(tmp_path):
     text = study_of(ROOT / "README.md")
     assert text == study_of(ROOT / "docs" / "first-study.md")
     assert len([line for line in text.splitlines() if line]) <= 12
-
-
-def test_the_study_on_the_first_page_can_run(tmp_path):
     path = tmp_path / "first.toml"
-    path.write_text(study_of(ROOT / "README.md"))
+    path.write_text(text)
     study = load_study(path)
     assert len(study.runs) == 4 and not study.left_out
 

@@ -90,7 +90,7 @@ def test_deepspeed_json_gives_what_nothing_else_does(tmp_path):
 
 def test_deepspeed_gets_the_users_json_with_our_values_over_it(tmp_path):
     path = tmp_path / "ds.json"
-    zero = {"stage": 1, "reduce_bucket_size": 200000000}
+    zero = {"stage": 1, "reduce_bucket_size": 200000000, "allgather_bucket_size": "auto"}
     path.write_text(json.dumps({"zero_optimization": zero, "wall_clock_breakdown": True}))
     from parallel.engines.deepspeed_common import config
 
@@ -144,6 +144,8 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
             {"fp8_recipe": "tensorwise", "precision": "bf16"},
             "fp8_recipe tensorwise is used with precision fp8 alone, not bf16",
         ),
+        ({"rope_theta": 5e5}, "rope_theta 500000.0 is used with position rope alone"),
+        ({"tf32": True, "precision": "bf16"}, "tf32 is how fp32 is multiplied; precision is bf16"),
         ({"engine": "fsdp2", "zero_stage": 3, "precision": "fp16"}, "fsdp2 scales no loss"),
         ({"gpus": 2, "fsdp_shard": 2}, "engine ddp has no fsdp_shard (fsdp2 has)"),
         (
@@ -238,9 +240,3 @@ def test_a_study_that_is_wrong_is_refused_with_its_place(tmp_path, text, words):
     with pytest.raises(UsageError) as caught:
         load_study(study_file(tmp_path / "a_study.toml", text))
     assert words in str(caught.value) and "a_study.toml" in str(caught.value)
-
-
-def test_a_setting_that_nothing_reads_is_refused():
-    with pytest.raises(UsageError, match="rope_theta 500000.0 is used with position rope alone"):
-        resolve(("test", {"rope_theta": 5e5}))
-    resolve(("test", {"rope_theta": 5e5, "position": "rope"}))

@@ -172,18 +172,9 @@ def _ids_in(file: Path, each: int) -> int:
     return size // each
 
 
-def _number(data: str, name: str, least: int) -> int | None:
-    """A whole number of a prepared folder's meta.json; None where nothing readable says it."""
-    # Training reads the data again, and says what is wrong.
+def stated_by(data: str, name: str) -> int | None:
+    """What a prepared folder's meta.json says: vocab_size, the tokenizer's ids, or end_of_text, the
+    id after each document. None where nothing readable says it: training reads the data again, and
+    tells what is wrong."""
     number = read_json_if_whole(Path(data) / "meta.json").get(name)
-    return None if misfit(number, Count(least, 2**63 - 1)) else number
-
-
-def vocabulary(data: str) -> int | None:
-    """How many ids a prepared folder's tokenizer has, if it says so."""
-    return _number(data, "vocab_size", 1)
-
-
-def end_of_text(data: str) -> int | None:
-    """The id after each of a prepared folder's documents, if it says so."""
-    return _number(data, "end_of_text", 0)
+    return None if misfit(number, (_HOLDS | _MAY_HOLD)[name]) else number

@@ -19,7 +19,7 @@ from models.gpus import lacking
 from models.hf_config import architecture
 from models.weights_config import is_weights, read_description
 from parallel.config.axes import AXES, MODEL_AXES, SET_AXES
-from parallel.config.data_files import end_of_text, vocabulary
+from parallel.config.data_files import stated_by
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
 from parallel.config.duration import WORK, steps_of
 from parallel.config.engine_abilities import ENGINES, inabilities
@@ -310,7 +310,7 @@ class RunSpec:
 
     def _document_problems(self) -> list[str]:
         """Why the ends of documents are not known, or cannot be told apart."""
-        end, known = self.end_of_text, end_of_text(self.data)
+        end, known = self.end_of_text, stated_by(self.data, "end_of_text")
         if not self.reset_at_documents:
             return []
         if end is None:
@@ -417,11 +417,11 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         merged["gpus"] = gpus
     merged = _loaded_sizes(merged) | merged
     draft = RunSpec(**merged)
-    data_ids = vocabulary(draft.data)
+    data_ids = stated_by(draft.data, "vocab_size")
     if draft.vocab_size is None and data_ids and data_ids > draft.model.vocab_size:
         merged["vocab_size"] = data_ids
     if draft.end_of_text is None and draft.reset_at_documents:
-        merged["end_of_text"] = end_of_text(draft.data)
+        merged["end_of_text"] = stated_by(draft.data, "end_of_text")
     merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
     merged["grad_accum"] = _grad_accum(draft)
     merged["global_batch"] = draft.dp * draft.micro_batch * merged["grad_accum"]
