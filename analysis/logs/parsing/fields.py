@@ -25,8 +25,6 @@ SIGNED = (
 _LEADING = re.compile(rb"(?i)" + SIGNED + rb"([KMGTP](?=FLOPS)|/)?")
 _TERA = {b"K": 1e-9, b"M": 1e-6, b"G": 1e-3, b"T": 1.0, b"P": 1e3}
 _SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
-# Columns that say how long a step took.
-_TIMES = ("step_s", "ms", "tps", "tokens_per_s", "samples_per_s", "running")
 _ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}[mK]")
 _HUMAN = re.compile(rb"(.{1,40}?)([KMGBTP]?)\Z", re.DOTALL)
 
@@ -95,34 +93,27 @@ def table(
     """Columns: `start`'s named groups, each field's first number, and `at`, where the line is.
 
     A last line that the file's end cuts off counts when it has every field that the line before it
-    has. A number that ends where the file does is NaN, and may not be all that says how long the
-    step took. `nan_loss` is 1 where the loss was printed as NaN.
+    has; a number that ends where the file does is none. `nan_loss` is 1 where the loss was printed
+    as NaN.
     """
     names = (*start.groupindex, *fields, "nan_loss", "at")
     columns: dict[str, list[float]] = {name: [] for name in names}
     for offset, match, text, cut in lines(log, start):
-        row = {name: number(match[name]) for name in start.groupindex}
-        nan = "loss" in start.groupindex and is_nan(match["loss"])
-        open_ended = None
+        texts = {name: (match[name], b"") for name in start.groupindex}
         for name, pattern in fields.items():
-            found = pattern.search(text)
-            row[name] = number(found[1]) if found else float("nan")
-            if found and pattern.groups > 1 and found[2]:
-                row[name] *= _SUFFIX[found[2]]
-            if found and cut and found.end() == len(text):
-                open_ended, row[name] = name, float("nan")
-            elif name == "loss":
-                nan = found is not None and is_nan(found[1])
+            if value := pattern.search(text):
+                cut_off = cut and value.end() == len(text)
+                texts[name] = (None, b"") if cut_off else (*value.groups(), b"")[:2]
+        row = {name: number(value) * _SUFFIX[unit or b""] for name, (value, unit) in texts.items()}
+        row["nan_loss"] = float(is_nan(texts.get("loss", (None,))[0]))
+        row["at"] = offset
         if cut and match[0] == text and text[-1:] in b"0123456789.,eE+-":
             continue
-        if open_ended in _TIMES and all(math.isnan(row.get(name, math.nan)) for name in _TIMES):
+        absent = fields.keys() - texts.keys()
+        if cut and columns["at"] and any(not math.isnan(columns[name][-1]) for name in absent):
             continue
-        known = (open_ended, "loss" if nan else None)
-        lost = (name for name in row if name not in known and math.isnan(row[name]))
-        if cut and columns["at"] and any(not math.isnan(columns[name][-1]) for name in lost):
-            continue
-        for name, value in (row | {"nan_loss": nan, "at": offset}).items():
-            columns[name].append(value)
+        for name, values in columns.items():
+            values.append(row.get(name, math.nan))
     return {name: np.array(values, float) for name, values in columns.items()}
 
 

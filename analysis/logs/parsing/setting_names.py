@@ -91,64 +91,58 @@ _ALIASES = {
 
 
 class _Rule(NamedTuple):
-    """Ours, where the first of `names` that is set has such a value, in lower case."""
+    """Ours by what the first of `names` that is set looks like, in lower case."""
 
     fact: str
     names: str
-    value: str
-    ours: Any
+    values: dict[str, Any]
 
 
 _SAID = r"(?!(?:none|null|false)$).+"
-_DTYPE = "params_dtype torch_dtype precision"
 _GRANULARITY = "recompute_granularity activations_checkpoint_granularity"
 _CHECKPOINT = "checkpoint_activations recompute_activations activations_checkpoint_method"
 _CHECKPOINT += " gradient_checkpointing"
-_GATED = "swiglu gated_linear_unit"
-_ACTIVATION = "activation hidden_act activation_function"
-_NORM = "normalization norm"
-_POSITION = "position_embedding_type pos_emb"
 _TIED = "share_embeddings_and_output_weights tie_word_embeddings"
-_UNTIED = "untie_embeddings_and_output_weights no_weight_tying"
 _EXPERTS = "num_experts num_moe_experts num_local_experts n_routed_experts"
-_MTP = "mtp_num_layers num_nextn_predict_layers"
+_YES, _NO = {"true": True, "false": False}, {"false": True, "true": False}
+_DTYPES = {
+    r"(torch\.)?bfloat16|bf16(-mixed|-true)?": "bf16",
+    r"(torch\.)?float16|torch\.half|16-mixed": "fp16",
+    r"torch\.float|(torch\.)?float32": "fp32",
+}
+# Hugging Face's gated ones, and those without a gate.
+_ACTIVATIONS = {".*glu|silu|swish": "swiglu", "(gelu|relu|squared).*": "gelu"}
+_POSITIONS = {"(rope|rotary).*": "rope", "learned.*": "learned"}
 # Settings whose values are words. Of several rules for a fact the first that fits counts.
 _RULES = (
-    _Rule("precision", "fp8", _SAID, "fp8"),
-    _Rule("precision", "bf16", "true", "bf16"),
-    _Rule("precision", _DTYPE, r"(torch\.)?bfloat16|bf16(-mixed|-true)?", "bf16"),
-    _Rule("precision", "fp16", "true", "fp16"),
-    _Rule("precision", _DTYPE, r"(torch\.)?float16|torch\.half|16-mixed", "fp16"),
-    _Rule("precision", _DTYPE, r"torch\.float|(torch\.)?float32", "fp32"),
-    _Rule("recompute", _GRANULARITY, "selective", "selective"),
-    _Rule("recompute", _GRANULARITY, _SAID, "full"),
-    _Rule("recompute", _CHECKPOINT, _SAID, "full"),
-    _Rule("recompute", f"{_GRANULARITY} {_CHECKPOINT}", ".+", "none"),
-    _Rule("activation", _GATED, "true", "swiglu"),
-    _Rule("activation", "mlp_type", "llama", "swiglu"),
-    _Rule("activation", _ACTIVATION, ".*glu|silu|swish", "swiglu"),  # Hugging Face's gated ones
-    _Rule("activation", _GATED, "false", "gelu"),
-    _Rule("activation", _ACTIVATION, "(gelu|relu|squared).*", "gelu"),  # one without a gate
-    _Rule("norm", "rms_norm_eps", ".+", "rmsnorm"),
-    _Rule("norm", _NORM, "rms.*", "rmsnorm"),
-    _Rule("norm", _NORM, "layer.*", "layernorm"),
-    _Rule("position", "rope_theta", ".+", "rope"),
-    _Rule("position", _POSITION, "(rope|rotary).*", "rope"),
-    _Rule("position", _POSITION, "learned.*", "learned"),
-    _Rule("qk_norm", "qk_layernorm", "true", True),
-    _Rule("qk_norm", "qk_layernorm", "false", False),
-    _Rule("tied", _TIED, "true", True),
-    _Rule("tied", _TIED, "false", False),
-    _Rule("tied", _UNTIED, "false", True),
-    _Rule("tied", _UNTIED, "true", False),
-    _Rule("bias", "add_bias_linear", "true", True),
-    _Rule("bias", "add_bias_linear", "false", False),
-    _Rule("bias", "disable_bias_linear", "false", True),
-    _Rule("bias", "disable_bias_linear", "true", False),
+    _Rule("precision", "fp8", {_SAID: "fp8"}),
+    _Rule("precision", "bf16", {"true": "bf16"}),
+    _Rule("precision", "fp16", {"true": "fp16"}),
+    _Rule("precision", "params_dtype torch_dtype precision", _DTYPES),
+    _Rule("recompute", _GRANULARITY, {"selective": "selective", _SAID: "full"}),
+    _Rule("recompute", _CHECKPOINT, {_SAID: "full"}),
+    _Rule("recompute", f"{_GRANULARITY} {_CHECKPOINT}", {".+": "none"}),
+    _Rule("activation", "swiglu gated_linear_unit", {"true": "swiglu"}),
+    _Rule("activation", "mlp_type", {"llama": "swiglu"}),
+    _Rule("activation", "activation hidden_act activation_function", _ACTIVATIONS),
+    _Rule("activation", "swiglu gated_linear_unit", {"false": "gelu"}),
+    _Rule("norm", "rms_norm_eps", {".+": "rmsnorm"}),
+    _Rule("norm", "normalization norm", {"rms.*": "rmsnorm", "layer.*": "layernorm"}),
+    _Rule("position", "rope_theta", {".+": "rope"}),
+    _Rule("position", "position_embedding_type pos_emb", _POSITIONS),
+    _Rule("qk_norm", "qk_layernorm", _YES),
+    _Rule("tied", _TIED, _YES),
+    _Rule("tied", "untie_embeddings_and_output_weights no_weight_tying", _NO),
+    _Rule("bias", "add_bias_linear", _YES),
+    _Rule("bias", "disable_bias_linear", _NO),
     # What no FLOPs convention counts, in words.
-    _Rule("experts", _EXPERTS, r"(?!1$)[1-9]\d*", "{} experts"),
-    _Rule("latent", "multi_latent_attention", "true", "multi-latent attention"),
-    _Rule("predicted", _MTP, r"[1-9]\d*", "{} layers that predict further tokens"),
+    _Rule("experts", _EXPERTS, {r"(?!1$)[1-9]\d*": "{} experts"}),
+    _Rule("latent", "multi_latent_attention", {"true": "multi-latent attention"}),
+    _Rule(
+        "predicted",
+        "mtp_num_layers num_nextn_predict_layers",
+        {r"[1-9]\d*": "{} layers that predict further tokens"},
+    ),
 )
 _UNCOUNTED = ("experts", "latent", "predicted")
 _OTHERS = "group_query_attention use_distributed_optimizer"
@@ -252,11 +246,12 @@ def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str
         facts["zero_stage"] = max(facts.get("zero_stage", 0), 1)
     for rule in _RULES:
         value = next((last[name] for name in rule.names.split() if name in last), "")
-        if rule.fact not in facts and value and re.fullmatch(rule.value, value):
-            facts[rule.fact] = rule.ours
-            if rule.fact in _UNCOUNTED and rule.ours.format(value) not in record.uncounted:
-                record.uncounted.append(rule.ours.format(value))
-    return {name: value for name, value in facts.items() if name not in _UNCOUNTED}
+        ours = next((ours for like, ours in rule.values.items() if re.fullmatch(like, value)), None)
+        if rule.fact in _UNCOUNTED and ours and ours.format(value) not in record.uncounted:
+            record.uncounted.append(ours.format(value))
+        elif rule.fact not in _UNCOUNTED and ours is not None:
+            facts.setdefault(rule.fact, ours)
+    return facts
 
 
 _SPLITS = {b"data": "dp", b"context": "cp", b"tensor-model": "tp", b"model": "tp"}
