@@ -11,7 +11,6 @@ them is written by this command and by nobody else. NAME is one of
     audit PATH...               what is wrong with published tables
     file PATH...                Markdown tables that benchmarks wrote
     jeanzay FIRST-LAST          published rows of these lines, recomputed
-    real-logs                   published logs, read
     repeats | checkpoints | big-purple | t4 | bucket-ab | epochs
 
 Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
@@ -38,7 +37,7 @@ _OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
 _CLOSE = "<!-- /report -->"
 SHOWN = 20  # lines of a difference
 COMMANDS = ("tflops", "scaling", "compare", "parity", "breakdown", "plan")
-PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab epochs".split()
+PUBLISHED = "repeats checkpoints big-purple t4 bucket-ab epochs".split()
 
 
 def _printed(name: str, arguments: list[str]) -> str:

@@ -3,8 +3,7 @@
     python benchmarks/published_logs.py FOLDER [--out logs/published/real_logs.csv]
 
 A row is a log: its TFLOP/s and their convention, or why there are none; what it prints, by which
-convention, and how far ours by that convention is from it. `analysis.report` makes the table of
-logs/published/real-logs.md from the file.
+convention, and how far ours by that convention is from it (logs/published/real-logs.md).
 """
 
 import csv

@@ -75,8 +75,7 @@ class Refusal(UsageError):
 class Submission:
     """What an MLPerf result says beside the run itself, and what the folders around it say.
 
-    Seconds; "" or None where unknown. train_s leaves evaluations out where the log marks
-    them (`eval_s` is None where it does not). block_s: the median time between two evaluations.
+    "" or None where unknown. eval_s: seconds of evaluations, None where the log marks none.
     """
 
     round: str = ""
@@ -88,10 +87,7 @@ class Submission:
     accelerator: str = ""
     nodes: int | None = None
     status: str = ""  # of run_stop: success, aborted
-    init_s: float | None = None  # before run_start; its warm-up is not part of the result
-    train_s: float | None = None
     eval_s: float | None = None
-    block_s: float | None = None
     samples: int | None = None  # trained with
 
 

@@ -7,7 +7,6 @@ sizes. The files of one system and benchmark are repeats of one run.
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -33,18 +32,16 @@ COLUMNS = [
     Column("steps", "steps", ".0f"),
     Column("step_s", "s/step", ".5g"),
     Column("spread", "spread", ".2%"),
-    Column("block_s", "s/block", ".5g"),
     Column("samples_per_s", "samples/s", ".5g"),
     Column("tokens_per_s_per_gpu", "tokens/s/GPU", ".5g"),
     Column("mfu", "MFU", ".1%", seldom=True),
     Column("target_s", "s to target", ".5g"),
     Column("samples", "samples to target", ".0f"),
     Column("eval_share", "in evaluations", ".1%"),
-    Column("init_s", "s before", ".4g"),
 ]
 _NOTES = [
     "s/step: median over the runs of each one's median; spread: (slowest - fastest) / median",
-    "s/block: between two evaluations; s to target, samples: medians of runs that reached it",
+    "s to target, samples: medians of the runs that reached it",
 ]
 
 
@@ -108,38 +105,31 @@ def _row(runs: list[Timed]) -> dict[str, Any]:
     first, seconds = runs[0].record, [run.time.step_s for run in runs]
     step_s, batch = statistics.median(seconds), first.global_batch
     records = [run.record for run in runs]
-    reached = [record for record in records if record.completed and "wall_s" in record.totals]
-    samples = _median(reached, lambda record: record.submission.samples)
     about = ("round", "submitter", "system", "benchmark", "accelerator", "nodes")
     names = ("gpus", *SET_AXES, "micro_batch", "global_batch", "seq_len")
     row = {name: getattr(first.submission, name) or None for name in about}
     row |= {name: getattr(first, name) for name in names}
-    row |= {"n": len(runs), "step_s": step_s, "samples": samples}
-    row["runs"] = [record.source for record in records]
+    row |= {"n": len(runs), "step_s": step_s, "runs": [record.source for record in records]}
     if first.submission.division != "closed":
         row["division"] = first.submission.division or None
     if len(runs) > 1:
         row["spread"] = (max(seconds) - min(seconds)) / step_s
+    reached = [record for record in records if record.completed and "wall_s" in record.totals]
+    row["target_s"] = _median([record.totals["wall_s"] for record in reached])
+    row["samples"] = _median([record.submission.samples for record in reached])
+    timed = [record for record in reached if record.submission.eval_s is not None]
+    row["eval_share"] = _median([r.submission.eval_s / r.totals["wall_s"] for r in timed])
     if batch:
         row["samples_per_s"] = batch / step_s
-        row["steps"] = samples and samples / batch
+        row["steps"] = row["samples"] and row["samples"] / batch
         row["tokens_per_s_per_gpu"] = batch * (first.seq_len or 0) / step_s / first.gpus or None
     row["mfu"] = model_utilisation(first, step_s)[0]
-    row["target_s"] = _median(reached, lambda record: record.totals["wall_s"])
-    row["eval_share"] = _median(reached, _eval_share)
-    row["block_s"] = _median(records, lambda record: record.submission.block_s)
-    row["init_s"] = _median(records, lambda record: record.submission.init_s)
     return row
 
 
-def _median(records: list[Record], value: Callable[[Record], float | None]) -> float | None:
-    known = [number for record in records if (number := value(record)) is not None]
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _eval_share(record: Record) -> float | None:
-    spent_s = record.submission.eval_s
-    return None if spent_s is None else spent_s / record.totals["wall_s"]
 
 
 def _of_law(

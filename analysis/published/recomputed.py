@@ -25,7 +25,6 @@ FOLDER = ROOT / "logs" / "published"
 JEAN_ZAY = "seed003_jeanzay_v100.csv"
 DATA_PARALLEL = "gpt2_data_parallel.csv"
 EPOCHS = "gpt_epochs.csv"
-REAL_LOGS = "real_logs.csv"
 CHECKPOINTS = "seed003_checkpoint_save.csv"
 
 
@@ -37,35 +36,6 @@ def _frame(rows: list[Row], *names: str) -> pandas.DataFrame:
     """Columns of the rows as numbers, NaN where there is none."""
     table = [[row.number(name) for name in names] for row in rows]
     return pandas.DataFrame(table, columns=names, dtype=float)
-
-
-def real_logs() -> Table:
-    """What published logs print beside what is computed from them (benchmarks/published_logs.py).
-
-    `ours by that`: TFLOP/s by the convention in `printed by` over the printed, less one, the median
-    of the log's entries.
-    """
-    columns = [
-        Column("log", "log"),
-        Column("gpus", "GPUs", ".0f"),
-        Column("tflops", "TFLOP/s/GPU", ".4g"),
-        Column("convention", "convention"),
-        Column("printed_tflops", "printed", ".4g"),
-        Column("printed_by", "printed by"),
-        Column("printed_error", "ours by that", "+.1%"),
-        Column("why", "why"),
-    ]
-    rows = [
-        {c.key: row.number(c.key) if c.spec else row.text(c.key) or None for c in columns}
-        for row in _rows(REAL_LOGS)
-    ]
-    uncounted = [row for row in rows if row["tflops"] is None]
-    for row in uncounted:
-        row["convention"] = None
-    note = (
-        f"{len(rows) - len(uncounted)} of {len(rows)} logs have TFLOP/s under a named convention."
-    )
-    return Table(columns, rows, notes=[note])
 
 
 def _line(row: Row) -> int:

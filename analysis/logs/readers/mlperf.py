@@ -117,8 +117,6 @@ def _read(log: Log, record: Record) -> None:
         run = lines[lines.index(start) :]
         words = "".join(f"{line.time_s:.3f} {line.key} {line.value}\n" for line in run)
         record.whole_run, record.evidence = True, hashlib.sha256(words.encode()).hexdigest()
-        if init := marks.get("init_start"):
-            about.init_s = start.time_s - init.time_s
         _time(record, log, run, stop)
     losses = [line.value for line in lines if line.key in _LOSSES]
     losses = [real(loss) for loss in losses if is_nan(loss) or known(loss) is not None]
@@ -184,9 +182,8 @@ def _time(record: Record, log: Log, run: list[_Line], stop: _Line | None) -> Non
     blocks = sum(line.key == "block_stop" for line in run)
     if stop:
         record.totals["wall_s"] = stop.time_s - run[0].time_s
-        about.train_s = trained_s[run.index(stop)]
         if evaluations:
-            about.eval_s = record.totals["wall_s"] - about.train_s
+            about.eval_s = record.totals["wall_s"] - trained_s[run.index(stop)]
     printed = _counts(run, trained_s)
     steps, rates = _tracked(run)
     counts = _samples(record, printed)
@@ -196,9 +193,6 @@ def _time(record: Record, log: Log, run: list[_Line], stop: _Line | None) -> Non
     usable = spans > 0
     about.samples = counts[-1].n if counts else None
     marked = max(blocks, evaluations) >= len(spans)
-    if len(spans) > 1 and marked:
-        # The first span may hold the warm-up, and several evaluations that were left out.
-        about.block_s = float(np.median(spans[1:]))
     samples_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
     is_timed = any(step.time > 0 for step in steps)
     factor = _factor(record, steps, samples_per_s) if is_timed else 0.0
