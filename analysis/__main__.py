@@ -6,8 +6,6 @@ from pathlib import Path
 
 from base.errors import Parser, command_line
 
-NOT_COMMANDS = ("__init__", "__main__", "as_script")
-
 
 def commands() -> dict[str, str]:
     """name -> the first line of its docstring, which is read and not imported."""
@@ -15,7 +13,7 @@ def commands() -> dict[str, str]:
     return {
         path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
         for path in files
-        if path.stem not in NOT_COMMANDS
+        if not path.stem.startswith("_")
     }
 
 

@@ -22,10 +22,11 @@ parity, missing (which fact each unknown value lacks), precision and gpu_type, a
 predicted_s and predicted_error. Exits 2 when nothing could be read.
 """
 
-if not __package__:
-    import as_script
-
 import sys
+from pathlib import Path
+
+if not __package__:  # `python analysis/tflops.py`: no file of analysis/ hides a module of Python's
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis.common.table import show, show_objects
 from analysis.logs.verdict import SUMMARY

@@ -5,7 +5,6 @@ import argparse
 import numpy as np
 import pytest
 
-from analysis import quality
 from analysis.logs.fact_flags import parse_window
 from analysis.logs.record import Failure
 from analysis.logs.verdict import (
@@ -292,11 +291,3 @@ def test_a_window_is_two_numbers_in_order():
             parse_window(text)
     assert describe_rule((3, 7)) == "median of iterations 3 to 7"
     assert describe_rule(None).startswith("median after the warm-up")
-
-
-def test_the_table_has_a_row_a_run():
-    shown = quality.table([record(planned_steps=40), record(0)], None)
-    first, second = shown.rows
-    assert (first["verdict"], first["steps"], first["steady_n"]) == ("complete", 40, 40)
-    assert first["ci95"] == "1 .. 1" and first["reasons"] == "40 of 40 iterations"
-    assert (second["verdict"], second["ci95"], second["steady_n"]) == ("no data", None, 0)

@@ -133,13 +133,13 @@ def test_six_n_does_not_count_recomputation(tmp_path, capsys):
     ],
 )
 def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file, content):
-    from analysis import checkpoints, compare, parity, quality
+    from analysis import checkpoints, compare, parity
 
     study = tmp_path / "study"
     for gpus in (1, 2, 4):
         write(study, facts("s", "ddp", engine="ddp", gpus=gpus))
     (study / "ddp-dp2" / file).write_bytes(content)
-    commands = (main, quality.main, parity.main, scaling.main, compare.main)
+    commands = (main, parity.main, scaling.main, compare.main)
     for command in (checkpoints.main,) if file == "checkpoints.csv" else commands:
         assert command([str(study)]) == 0
         said = capsys.readouterr()
@@ -269,7 +269,7 @@ def git(commit: str, code: str) -> dict:
 def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_refused(
     tmp_path, capsys
 ):
-    from analysis import parity, quality
+    from analysis import parity
 
     for folder in ("a", "b"):
         write(tmp_path / folder, facts("s", "ddp", engine="ddp"))
@@ -277,7 +277,7 @@ def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_ref
     (tmp_path / "a" / "ddp").rename(tmp_path / "a" / "copy")
     other = facts("s", "ddp", engine="ddp", micro_batch=2)
     write(tmp_path / "c", other)
-    for command in (main, parity.main, quality.main):
+    for command in (main, parity.main):
         assert command([str(tmp_path)]) == 0
         said = capsys.readouterr().out
         assert all(f" {n} " in f" {said}".replace("\n", " \n ") for n in ("b/ddp", "c/ddp"))

@@ -16,7 +16,7 @@ PARITY = "logs/2-core-cpu/parity"
 COMMANDS = (
     ("tflops", PARITY, "--predict", "2-core-cpu"),
     ("scaling", "logs/2-core-cpu/2-core_bucket_ab"),
-    ("quality", PARITY),
+    ("tflops", PARITY, "--columns", "run,verdict,steps,steady_ci95,reasons"),
     ("parity", PARITY),
     ("compare", "logs/2-core-cpu/2-core_bucket_ab"),
     ("breakdown", "logs/2-core-cpu/2-core_breakdown"),

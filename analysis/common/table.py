@@ -106,6 +106,8 @@ def cell(value: Any, spec: str = "") -> str:
     """A value as it is printed: unknown is `-`, never a guess."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return UNKNOWN
+    if isinstance(value, list):
+        return "; ".join(cell(part, spec) for part in value)
     if spec and isinstance(value, (int, float)) and not isinstance(value, bool):
         text = format(value, spec)
         # `.3g` of a B200's 2,431 TFLOP/s is 2.43e+03
@@ -162,7 +164,7 @@ def _csv_cell(value: Any) -> Any:
     """The value, with a ' before words that a spreadsheet would take for a formula."""
     if value is None or isinstance(value, (bool, int, float)):
         return "" if value is None else value
-    text = printable(str(value))
+    text = cell(value)
     formula = text.lstrip().startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(text.strip())
     return f"'{text}" if formula else text
 

@@ -266,6 +266,9 @@ def of_records(
         Column("notes", "notes", long="below", tells=throughput.MARKED),
         Column("global_batch", "global batch", "d", asked=True),
         Column("seq_len", "sequence length", "d", asked=True),
+        Column("steps", "steps", "d", asked=True),
+        Column("steady_ci95", "95 % interval", ".4g", asked=True),
+        Column("reasons", "reasons", asked=True, long="below"),
         Column("precision", "precision", asked=True),
         Column("gpu_type", "processor", asked=True),
     ]

@@ -37,7 +37,6 @@ LINES = {
     "analysis.plots": "logs/study --out plots",
     "analysis.profile": "logs/study",
     "analysis.prune": "study.toml --cluster 2-core-cpu",
-    "analysis.quality": "job.out",
     "analysis.report": "page.md",
     "analysis.scaling": "logs/study",
     "analysis.curves": "logs/study --to tensorboard --out curves",

@@ -77,9 +77,7 @@ def one_packed(chance: random.Random, folder: Path, loud: bool) -> list[Problem]
     else:
         data = PACKED[kind](LOG)
         path.write_bytes(spoilt(chance, data)[1] if damaged else data)
-    problems: list[Problem] = []
-    for module in ("analysis.tflops", "analysis.quality"):
-        problems += command(module, [str(path), "--format", "json"], loud)[1]
+    problems: list[Problem] = command("analysis.tflops", [str(path), "--format", "json"], loud)[1]
     if not damaged and not problems and kind != "device":
         read, problems = watched(lambda: readers.read(path), loud)
         steps = 0 if isinstance(read, UsageError) else len(read.steps)

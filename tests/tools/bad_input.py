@@ -3,7 +3,7 @@
     python tests/tools/bad_input.py logs [--n 6500] [--seed 1] [--jobs 2]
     python tests/tools/bad_input.py logs --number 4711    # repeat one case, and keep its files
 
-logs       mutated logs (../shared/logs where it is there, and logs/), read by tflops and quality
+logs       mutated logs (../shared/logs where it is there, and logs/), read by tflops
 folders    a study of three runs, one of them damaged, read by every command that reads run folders
 packed     logs in gz, tar and zip, bombs, pipes and devices, by name and through stdin
 texts      documents for parallel.data: damaged JSONL, bytes, pictures, empty ones
@@ -84,15 +84,11 @@ def a_log(chance: random.Random) -> Path:
 
 
 def one_log(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
-    """A mutated log through both commands that judge a log."""
+    """A mutated log through the command that judges logs."""
     source = a_log(chance)
     path = folder / source.name
     path.write_bytes(spoilt(chance, source.read_bytes())[1])
-    problems = []
-    for module in ("analysis.tflops", "analysis.quality"):
-        argv = [str(path), "--format", chance.choice(FORMATS)]
-        problems += command(module, argv, loud)[1]
-    return problems
+    return command("analysis.tflops", [str(path), "--format", chance.choice(FORMATS)], loud)[1]
 
 
 # --- run folders ---------------------------------------------------------------------------------
@@ -112,7 +108,6 @@ def studies() -> list[tuple[Path, ...]]:
 # What is run on a study's folder; {out} is a folder for what it writes.
 OF_FOLDERS = {
     "analysis.tflops": ("{study}",),
-    "analysis.quality": ("{study}",),
     "analysis.scaling": ("{study}",),
     "analysis.parity": ("{study}",),
     "analysis.compare": ("{study}",),
