@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from analysis.common.table import Table
+from analysis.logs.load import load
 from analysis.logs.record import STEP, Record, steps_table
+from analysis.measured import run_table, scaling_curve
 from models.config import GPTConfig
 from parallel.config.settings import resolve
 from parallel.record.ends import kind_of
@@ -94,3 +97,13 @@ def write(
     else:
         folder.complete({"schema_version": "2.0"}, "complete")
     return path
+
+
+def table_of(folder: Path) -> Table:
+    """The table of the runs at a folder."""
+    return run_table.of_records(load([folder])[0])
+
+
+def curve_of(folder: Path, *args: Any, **settings: Any) -> Table:
+    """The scaling curve of the runs at a folder."""
+    return scaling_curve.report_of(*load([folder]), *args, **settings)

@@ -138,7 +138,7 @@ def test_blocks_are_as_long_as_the_root_of_their_run_and_never_leave_it():
     sizes = []
     x = np.arange(10.0)
     medians = module._block_medians([x, np.array([5.0])], Last())
-    assert sizes == [(8, (10_000, 4, 1)), (1, (10_000, 1, 1))]  # blocks of three, and of one
+    assert sizes == [(8, (10_000, 4)), (1, (10_000, 1))]  # blocks of three, and of one
     # 7, 8, 9 thrice, then the 7 that fills ten; and 5.
     assert medians.tolist() == [np.median([7, 8, 9] * 3 + [7, 5])] * 10_000
 

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from analysis.logs.load import load
-from analysis.measured import run_table
 from analysis.measured.fairness import configuration
 from base.errors import UsageError
 from parallel import train
@@ -13,7 +12,7 @@ from parallel.config import clusters
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import facts, table_of, write
 
 LLAMA = {"engine": "megatron", "preset": "llama3-8b", "gpus": 16, "precision": "bf16"}
 
@@ -90,10 +89,10 @@ def run_with(tmp_path, cp: int, **about: dict) -> None:
 
 def test_cp_is_a_column_where_a_run_has_more_than_one(tmp_path):
     run_with(tmp_path, 1)
-    shown = run_table.report([tmp_path])
+    shown = table_of(tmp_path)
     assert "cp" not in [c.key for c in shown.shown] and shown.rows[0]["cp"] == 1
     run_with(tmp_path, 2)
-    shown = run_table.report([tmp_path])
+    shown = table_of(tmp_path)
     assert "cp" in [c.key for c in shown.shown]
     assert {row["run"]: (row["cp"], row["gpus"]) for row in shown.rows} == {
         "cp1": (1, 1),

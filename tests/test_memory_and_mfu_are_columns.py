@@ -5,8 +5,8 @@ import json
 import pytest
 
 from analysis.logs.record import Record
-from analysis.measured import run_table, scaling_curve, throughput
-from tests.fixture_runs import facts, logged, write
+from analysis.measured import run_table, throughput
+from tests.fixture_runs import curve_of, facts, logged, table_of, write
 
 KEYS = ("max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global")
 
@@ -24,14 +24,14 @@ def test_peak_gb_is_that_of_the_fullest_rank_over_all_epochs(tmp_path):
     with_peaks(cpu, {KEYS[0]: None, KEYS[1]: 500_000_000})
     bad = write(tmp_path, facts("s", "gpu", engine="ddp", gpus=4) | {"run": "bad"})
     with_peaks(bad, {KEYS[0]: "much", KEYS[1]: -1}, "no epoch")
-    shown = run_table.report([tmp_path])
+    shown = table_of(tmp_path)
     assert {row["run"]: row["peak_gb"] for row in shown.rows} == {
         "gpu": 4.25,
         "cpu": 0.5,
         "bad": None,
     }
     assert shown.missing["peak_gb"] == ["peak GB -: the log has no peak of memory: bad"]
-    curve = scaling_curve.report([tmp_path])
+    curve = curve_of(tmp_path)
     assert [row["peak_gb"] for row in curve.rows] == [4.25, 0.5, None]
     assert [row["micro_batch"] for row in curve.rows] == [2, 1, 1]
 
@@ -41,7 +41,7 @@ def test_mfu_of_a_known_card_is_in_both_tables_and_of_an_unknown_one_says_so(tmp
         about = facts("s", "ddp", engine="ddp", gpus=gpus)
         host = {"gpu": "NVIDIA A100-SXM4-80GB", "gpus_visible": gpus, "ranks_per_node": gpus}
         write(tmp_path, about | {"host": about["host"] | host}, step_s=step_s)
-    (one, two), curve = run_table.report([tmp_path]).rows, scaling_curve.report([tmp_path])
+    (one, two), curve = table_of(tmp_path).rows, curve_of(tmp_path)
     assert one["mfu"] == pytest.approx(one["tflops"] / 19.5)  # fp32 of an A100
     assert [row["mfu"] for row in curve.rows] == pytest.approx([one["mfu"], two["mfu"]])
     assert not curve.missing.get("mfu")

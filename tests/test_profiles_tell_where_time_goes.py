@@ -7,7 +7,6 @@ import pytest
 
 from analysis import profile
 from analysis.logs.record import Refusal
-from analysis.measured import run_table, scaling_curve
 from parallel.config.settings import resolve
 from parallel.record import facts
 from tests import fixture_runs
@@ -133,12 +132,12 @@ def test_a_profiled_run_is_in_no_headline(tmp_path, capsys):
     marked = fixture_runs.facts("study", "ddp", gpus=2) | {"profiler": facts.profiler(spec, {})}
     for about in (plain, marked):
         fixture_runs.write(tmp_path, about)
-    one, two = run_table.report([tmp_path]).rows
+    one, two = fixture_runs.table_of(tmp_path).rows
     assert one["speedup"] == 1.0 and "profiled" not in one["notes"]
     assert "profiled with torch: not a timing" in two["notes"]
     for name in ("step_s", "tokens_per_s", "tflops", "mfu", "speedup", "efficiency"):
         assert two[name] is None, name
-    curve = scaling_curve.report([tmp_path])
+    curve = fixture_runs.curve_of(tmp_path)
     assert [row["gpus"] for row in curve.rows] == [1]
     assert "left out: ddp-dp2: profiled with torch" in curve.notes[-1]
 

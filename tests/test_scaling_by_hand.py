@@ -12,7 +12,7 @@ from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
 from analysis.measured.scaling_curve import Side, curve
 from analysis.scaling import main
 from base.errors import UsageError
-from tests.fixture_runs import facts, logged, write
+from tests.fixture_runs import curve_of, facts, logged, write
 
 RUN = Record(
     "a.log",
@@ -266,39 +266,37 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=4), loss=[])
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=8, cores=2), step_s=0.1)
-    shown = scaling_curve.report([tmp_path], any_commit=True)
+    shown = curve_of(tmp_path, any_commit=True)
     assert [row["run"] for row in shown.rows] == ["ddp", "ddp-dp2"]
     left_out = sorted(note.split(": ")[1] for note in shown.notes if note.startswith("left out"))
     assert left_out == ["ddp-dp4", "ddp-dp8"]
     assert any("oversubscribed" in note for note in shown.notes)
     assert fairness.ANY_COMMIT in shown.notes
-    assert fairness.ANY_COMMIT not in scaling_curve.report([tmp_path]).notes
+    assert fairness.ANY_COMMIT not in curve_of(tmp_path).notes
     assert shown.notes[0].startswith("strong scaling against ddp (1 GPUs)")
-    larger = scaling_curve.report([tmp_path], "ddp-dp2")
+    larger = curve_of(tmp_path, "ddp-dp2")
     assert larger.notes[0].startswith("strong scaling against ddp-dp2 (2 GPUs)")
     assert larger.rows[1]["speedup"] == 1 and larger.rows[0]["efficiency"] == pytest.approx(1.2)
 
 
-def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
+def test_of_a_log_that_states_no_gpus_there_is_no_point():
     def known(gpus, step_s=1.0, n=30):
         steps = logged(n=n, step_s=step_s).steps
         return other(gpus=gpus, completed=True, steps=steps, interval=1)
 
     for record in (known(None), known(0), known(8, step_s=0.0), known(8, n=0)):
         why = "no steady time" if record.gpus else r"the log does not state GPUs \(--gpus\)"
-        monkeypatch.setattr(scaling_curve, "load", lambda paths, r=record: ([r], ["x: refused"]))
         with pytest.raises(UsageError, match=f"^x: refused; a.*: {why}"):
-            scaling_curve.report([tmp_path])
+            scaling_curve.report_of([record], ["x: refused"])
 
 
-def test_a_point_has_its_configurations_name_or_its_logs(tmp_path, monkeypatch):
+def test_a_point_has_its_configurations_name_or_its_logs():
     def known(source, gpus, **extra):
         steps = logged(n=30, step_s=8 / gpus).steps
         return other(source=source, gpus=gpus, completed=True, steps=steps, **extra)
 
     def names(*records):
-        monkeypatch.setattr(scaling_curve, "load", lambda paths: (list(records), []))
-        return [row["run"] for row in scaling_curve.report([tmp_path]).rows]
+        return [row["run"] for row in scaling_curve.report_of(list(records), []).rows]
 
     repeats = [known("x", 16, run=f"r-{i}", configuration="r") for i in (1, 2)]
     assert names(*repeats, known("logs/a.log", 8)) == ["a.log", "r"]

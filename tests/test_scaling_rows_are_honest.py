@@ -201,9 +201,9 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
 
 def test_a_row_has_the_convention_and_the_columns_of_the_work(tmp_path):
     write(tmp_path, facts("s", "ddp", engine="ddp", precision="fp32"))
-    frame = of_records(load([tmp_path])[0], convention=None).frame()
-    of_work = ["convention", "global_batch", "seq_len", "precision"]
-    assert frame.loc[0, of_work].tolist() == ["megatron", 16, 64, "fp32"]
+    (row,) = of_records(load([tmp_path])[0], convention=None).rows
+    of_work = ("convention", "global_batch", "seq_len", "precision")
+    assert [row[name] for name in of_work] == ["megatron", 16, 64, "fp32"]
 
 
 def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashes(tmp_path, capsys):

@@ -1,12 +1,11 @@
-"""Statistics of repeated runs: the ratio of two configurations' times, the noise of repeats.
+"""Statistics of repeated runs: the ratio of two configurations' times.
 
 Runs are independent of each other, iterations are not: all iterations of a run share its cores, its
 memory and the other load of the machine.
 """
 
-import statistics
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,25 +19,6 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
-
-
-class Noise(NamedTuple):
-    """The least MAPE of any one prediction, None where nothing was repeated; n: of so many runs."""
-
-    mape: float | None
-    n: int
-
-
-def repeat_noise(groups: Iterable[Sequence[float]]) -> Noise:
-    """The least MAPE on runs that were identical.
-
-    The best single prediction p of a group's values t minimises mean |p / t - 1|: one of them.
-    """
-    errors: list[float] = []
-    for times in groups:
-        if len(times) > 1:
-            errors += min(([abs(p / t - 1) for t in times] for p in times), key=sum)
-    return Noise(statistics.fmean(errors) if errors else None, len(errors))
 
 
 def log_ratio(a: Sequence[float], b: Sequence[float], paired: bool = False) -> Estimate:

@@ -10,13 +10,10 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.common import terminal
 from base.errors import UsageError, printable
-
-if TYPE_CHECKING:
-    import pandas
 
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
@@ -29,8 +26,7 @@ class Column:
 
     seldom: not printed where no row has a value. long: how a terminal shows sentences ("below" or
     "word", see terminal.py); "" for names and numbers. asked: printed where --columns names it
-    alone. tells: the columns whose dashes and doubts
-    this one's cells explain, row by row.
+    alone. tells: the columns whose dashes and doubts this one's cells explain, row by row.
     """
 
     key: str
@@ -90,12 +86,6 @@ class Table:
             terminal.Shown(c.heading, self.texts(c), _numeric(c, self.rows), c.long)
             for c in self.shown
         ]
-
-    def frame(self) -> "pandas.DataFrame":
-        """The rows as a pandas DataFrame, raw values under the keys of all columns."""
-        import pandas  # here, because it takes longer to load than a table to print
-
-        return pandas.DataFrame(self.rows, columns=[c.key for c in self.columns])
 
     def fitted(self, width: int) -> str:
         """The table as text for a terminal of `width` columns."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import baseline_of, load, name_of, own_name
+from analysis.logs.load import baseline_of, name_of, own_name
 from analysis.logs.record import Record
 from analysis.logs.verdict import (
     UNFIT,
@@ -172,7 +172,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "mfu": utilisation,
         "precision": record.precision,
         "gpu_type": record.gpu_type,
-        "peak_gb": throughput.peak_gb(record),
+        "peak_gb": record.peak_bytes and record.peak_bytes / 1e9,
         "missing": missing,
         "unfit": unfit,
         "reasons": found["reasons"] + changed + doubts,
@@ -280,17 +280,7 @@ def of_records(
     compared = [record for record, row in pairs if row["speedup"] is not None]
     if len({_repeated(record) for record in compared}) < len(compared):
         note += " Repeats: the medians of both sides."
-    times = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
     notes = [note, *busy(records), *notes_on(compared, any_commit)]
-    notes += predictions.notes_on(predict, times, records)
+    notes += predictions.notes_on(predict, [row["predicted_error"] for row in found], records)
     missing, doubtful = throughput.shown_in(found), scaling_curve.doubtful(found)
     return Table(columns, found, notes=notes, missing=missing, doubtful=doubtful)
-
-
-def report(paths: list[Path], *args: Any, **settings: Any) -> Table:
-    """`of_records` of what is at the paths.
-
-    Raises:
-        UsageError: nothing could be read, or there is no such baseline or calibration.
-    """
-    return of_records(load(paths)[0], *args, **settings)

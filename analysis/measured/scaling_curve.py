@@ -2,11 +2,10 @@
 
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import called, load, name_of
+from analysis.logs.load import called, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
 from analysis.logs.verdict import averages, judge, timed
@@ -188,12 +187,12 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
     ratio = against(side, base, scaling)
     fastest_s, slowest_s = min(side.seconds), max(side.seconds)
     share = karp_flatt(ratio.speedup, side.gpus / base.gpus) if ratio.speedup else None
-    is_share = share is not None and 0 <= share <= 1
     no_share = None
-    if share is not None and not is_share:
+    if share is not None and not 0 <= share <= 1:
         no_share = "no serial share: the efficiency is 1 or too little above it to be sure of"
         if share > 1:
             no_share = "no serial share, slower than the baseline on more GPUs"
+        share = None
     return {
         "run": side.name,
         "gpus": side.gpus,
@@ -204,7 +203,7 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
         "slowest_s": slowest_s,
         "speedup": ratio.speedup,
         "efficiency": ratio.efficiency,
-        "serial": share if is_share else None,
+        "serial": share,
         "note": ratio.why or ratio.note or no_share,
         "above": ratio.note,
         "missing": dict.fromkeys(MARKED, ratio.why) if ratio.why else {},
@@ -270,17 +269,6 @@ def gather(
             continue
         left_out.append((name_of(record), why))
     return runs, left_out
-
-
-def report(
-    paths: list[Path], baseline: str | None = None, scaling: str | None = None, **settings: Any
-) -> Table:
-    """`report_of` what is at the paths.
-
-    Raises:
-        UsageError: nothing could be read or timed, or there is no such baseline.
-    """
-    return report_of(*load(paths), baseline, scaling, **settings)
 
 
 def report_of(

@@ -131,11 +131,6 @@ def above_peak(record: Record, tflops: float | None, convention: str) -> list[st
     return [mfu(tflops, record.gpu_type, record.precision, convention, peak)[1]]
 
 
-def peak_gb(record: Record) -> float | None:
-    """GB (1e9 bytes) that the fullest rank held, or None."""
-    return None if record.peak_bytes is None else record.peak_bytes / 1e9
-
-
 def plain_missing(record: Record) -> dict[str, str]:
     """Why micro-batch and peak GB are unknown, where they are."""
     found = {}

@@ -7,14 +7,14 @@ which rows the fit has not seen, errors by how many rows were fitted, and errors
 runs that the memory model refuses.
 """
 
+import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.common import statistics
 from analysis.common.table import Column, Table
 from analysis.planner import fitting
 from base.errors import Parser, command_line
@@ -67,8 +67,20 @@ class HeldOut(NamedTuple):
             "mape": float(np.mean(error)),
             "median": float(np.median(error)),
             "inside": float(np.mean(inside)),
-            "noise": statistics.repeat_noise(repeats.values())[0],
+            "noise": repeat_noise(repeats.values()),
         }
+
+
+def repeat_noise(groups: Iterable[Sequence[float]]) -> float | None:
+    """The least MAPE of any prediction on runs that were identical; None where none repeats.
+
+    The best single prediction p of a group's values t minimises mean |p / t - 1|: one of them.
+    """
+    errors: list[float] = []
+    for times in groups:
+        if len(times) > 1:
+            errors += min(([abs(p / t - 1) for t in times] for p in times), key=sum)
+    return statistics.fmean(errors) if errors else None
 
 
 def rows_of(name: str) -> Rows:
