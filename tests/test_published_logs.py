@@ -34,14 +34,6 @@ def test_47_logs_have_tflops_and_the_others_a_reason(rows):
     assert {row["convention"] for row in rows if row["tflops"]} == named
 
 
-def test_of_the_62_logs_with_known_values_41_have_tflops(shared, rows):
-    with (shared / "logs" / "truth.csv").open(newline="") as lines:
-        known = {row["path"] for row in csv.DictReader(lines)}
-    listed = [row for row in rows if row["log"] in known]
-    assert len(listed) == 62
-    assert sum(bool(row["tflops"]) for row in listed) == 41
-
-
 def test_ours_is_within_two_percent_of_the_printed_or_the_table_says_why(rows):
     compared = [row for row in rows if row["printed_by"]]
     assert len(compared) >= 12

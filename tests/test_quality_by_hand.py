@@ -65,10 +65,8 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
         run = record(**extra)
         assert timed(run) is None and str(no_timing(run)) == why
         assert judge(run).unfit and why in map(str, judge(run).flags)
-        known = summary(
-            record(**extra, global_batch=4, samples_per_s=np.ones(40)), None, judge(run)
-        )
-        assert known["samples_per_s"] is None
+        rated = record(**extra, global_batch=4, samples_per_s=np.ones(40))
+        assert summary(rated, None, judge(run))["samples_per_s"] is None
     assert not judge(record()).unfit
 
 
@@ -76,9 +74,7 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
     ("known", "verdict", "reason"),
     [
         ({"planned_steps": 40}, "complete", "40 of 40 iterations"),
-        ({"planned_steps": 39}, "complete", "39 of 39 iterations"),
         ({"completed": True}, "complete", "it says that it completed"),
-        ({"planned_steps": 40, "completed": True}, "complete", "40 of 40 iterations"),
         ({"planned_steps": 41}, "stopped early", "ended at iteration 40 of 41"),
         ({"completed": False}, "stopped early", "it never says that it completed"),
         ({"planned_steps": 41, "completed": False}, "stopped early", "ended at iteration 40 of 41"),
@@ -88,24 +84,11 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
         ({"missing_steps": "m", "completed": True}, "rows missing", "m"),
         ({"failure": Failure("aborted", 3, "  Aborted ")}, "aborted", "line 3: Aborted"),
         ({"failure": Failure("launcher", 3, "x")}, "no data", "line 3: x"),
-        (
-            {"planned_steps": 99, "failure": Failure("oom", 7, "out of memory")},
-            "OOM",
-            "line 7: out",
-        ),
+        ({"planned_steps": 99, "failure": Failure("oom", 7, "out")}, "OOM", "line 7: out"),
         ({"failure": Failure("nccl", 7, "x")}, "communication error", "line 7: x"),
-        ({"failure": Failure("node", 7, "x")}, "node failure", "line 7: x"),
-        ({"failure": Failure("timeout", 7, "x")}, "timeout", "line 7: x"),
-        ({"failure": Failure("cancelled", 7, "x")}, "cancelled", "line 7: x"),
-        ({"failure": Failure("traceback", 7, "x")}, "traceback", "line 7: x"),
-        ({"failure": Failure("diverged", 7, "x")}, "diverged", "line 7: x"),
         ({"planned_steps": 40, "completed": False}, "stopped early", "it never says that it"),
         ({"n": 0, "planned_steps": 9}, "no data", "no iteration was logged"),
-        (
-            {"n": 0, "tables": ["kernels", "api"]},
-            "no data",
-            "a profile, without steps: k",
-        ),
+        ({"n": 0, "tables": ["kernels", "api"]}, "no data", "a profile, without steps: k"),
     ],
 )
 def test_an_end_is_proven_by_what_is_nearest_to_it(known, verdict, reason):
@@ -131,12 +114,9 @@ def test_one_skipped_step_at_the_end_is_fp16_lowering_its_scale(before, last_is_
     assert judge(run).verdict == verdict
 
 
-def test_what_proves_the_verdict_is_not_said_again_as_a_flag():
+def test_the_proof_stands_first_behind_its_line_and_is_said_once():
     found = judge(record(missing_steps="m", completed=True, oversubscribed=True))
     assert found.reasons == ["m", "oversubscribed: more ranks than cores"] and found.unfit
-
-
-def test_pending_needs_no_proof_and_a_line_stands_before_it():
     found = judge(record(0, state="pending"))
     assert (found.verdict, found.reasons, found.line_no) == ("pending", [], 0)
     said = Judgement("v", 7, "proof", [Reason("f", "flag")], ["note"])
@@ -180,12 +160,7 @@ def test_entries_that_average_ten_iterations_skip_ten():
     assert flags(interval=2) == [hidden.replace("10", "2")]
     running = "running averages are printed as iterations: their spread is hidden"
     assert flags(running_average=True, interval=10) == [running]
-    some = [
-        record(),
-        record(interval=10),
-        record(interval=10),
-        record(running_average=True),
-    ]
+    some = [record(), record(interval=10), record(interval=10), record(running_average=True)]
     assert averages(some) == [f"{hidden}: x.log, x.log", f"{running}: x.log"]
 
 
@@ -198,10 +173,7 @@ def test_entries_that_average_ten_iterations_skip_ten():
         (np.r_[np.full(4, 9.0), np.full(32, 2.0), np.full(4, 4.6)], "exploding loss: 4.6 at the"),
         (np.r_[np.full(15, 2.0), np.full(4, 9.0)], None),  # of fewer than twenty nothing is said
         (np.r_[np.full(16, 2.0), np.full(4, 9.0)], "exploding loss: 9 at the end, 2 before"),
-        (
-            np.r_[np.full(30, 2.0), np.inf, np.full(9, 2.0)],
-            "the loss is infinite in 1 of 40 iterations, first in 31",
-        ),
+        (np.r_[np.full(30, 2.0), np.inf, np.full(9, 2.0)], "the loss is infinite in 1 of 40"),
         (np.r_[np.full(30, np.nan), np.full(10, 2.0)], None),
         (np.full(40, np.nan), None),
     ],
@@ -213,12 +185,6 @@ def test_a_loss_explodes_above_its_lowest_and_near_its_beginning(loss, flag):
     assert nan == ["the loss is NaN in 3 of 40 iterations"]
 
 
-def test_a_gradient_norm_of_zero_is_said():
-    norm = np.r_[np.full(38, 1.0), 0.0, np.nan]
-    assert flags(grad_norm=norm) == ["grad norm is zero in 1 of 39 iterations"]
-    assert flags(grad_norm=np.full(40, np.nan)) == []
-
-
 @pytest.mark.parametrize(
     ("step_s", "flag"),
     [
@@ -228,8 +194,7 @@ def test_a_gradient_norm_of_zero_is_said():
     ],
 )
 def test_times_that_fall_or_jump_are_flagged(step_s, flag):
-    fine = {"loss": np.linspace(9, 2, 40), "grad_norm": np.ones(40), "skipped": np.zeros(40)}
-    run = record(planned_steps=40, step_s=step_s, **fine)
+    run = record(planned_steps=40, step_s=step_s)
     shown = [str(flag) for flag in judge(run, timed(run)).flags]
     assert len(shown) == bool(flag) and (not flag or shown[0].startswith(flag))
 
@@ -247,7 +212,10 @@ def test_what_is_doubtful_about_a_time():
     assert of(spikes=1) == ["1 of 40 steady iterations are spikes"]
 
 
-def test_what_only_a_name_said_is_marked():
+def test_a_gradient_norm_of_zero_and_what_only_a_name_said_are_marked():
+    norm = np.r_[np.full(38, 1.0), 0.0, np.nan]
+    assert flags(grad_norm=norm) == ["grad norm is zero in 1 of 39 iterations"]
+    assert flags(grad_norm=np.full(40, np.nan)) == []
     origin = {"pp": "from name", "tp": "log", "dp": "from name"}
     assert flags(origin=origin, pp=4, tp=2, dp=8) == ["from name: pp 4, dp 8"]
     assert flags(oversubscribed=True) == ["oversubscribed: more ranks than cores"]
@@ -274,14 +242,11 @@ def test_a_summary_prefers_what_the_time_says_to_what_was_printed():
     assert rates(global_batch=None) == (None, None)
     run = record(5)
     found = summary(run, time, judge(run))
-    assert (found["steady_step_s"], found["steady_n"], found["steady_ci95"]) == (
-        2.0,
-        40,
-        [1.9, 2.1],
-    )
+    steady = ("steady_step_s", "steady_n", "steady_ci95")
+    assert [found[name] for name in steady] == [2.0, 40, [1.9, 2.1]]
     assert (found["steps"], found["step_s_mean"]) == (5, 1.0)
     found = summary(run, None, judge(run))
-    assert (found["steady_step_s"], found["steady_n"], found["steady_ci95"]) == (None, 0, None)
+    assert [found[name] for name in steady] == [None, 0, None]
 
 
 def test_a_window_is_two_numbers_in_order():

@@ -5,12 +5,14 @@ The logs are published beside the repository, not in it; without them these test
 
 import csv
 import math
+import re
 from functools import cache
 
 import pytest
 
 from analysis.logs.readers import read
 from analysis.logs.record import Refusal
+from analysis.logs.verdict import judge, timed
 from tests.conftest import SHARED
 
 TRUTH = SHARED / "logs" / "truth.csv"
@@ -21,6 +23,14 @@ REFUSED = {
     "awslabs+awsome-distributed-training/slurm-esm1nv-train-102.out": "no iteration",
     "deepspeedai+DeepSpeedExamples/fast_io__model_checkpoint__log_9_21_22__gpt2-unfused.txt": "no",
     "hpcaitech+ColossalAI/vilt_vanilla.txt": "only progress bars",
+}
+VERDICTS = {  # a word of the independent judgement -> ours
+    "OOM": "OOM",
+    "cancelled": "cancelled",
+    "KeyboardInterrupt": "cancelled",
+    "time limit": "timeout",
+    "launcher error": "no data",
+    "traceback": "traceback",
 }
 
 
@@ -49,7 +59,8 @@ LAYOUT |= {"gbs": "global_batch", "seq": "seq_len", "planned_iters": "planned_st
 @needs_logs
 @rows
 def test_what_is_read_agrees(row):
-    record = read(TRUTH.parent / row["path"])
+    path = TRUTH.parent / row["path"]
+    record = read(path)
     stats = record.step_stats()
     # Where no line carries an iteration number, the lines themselves are counted.
     assert stats["n"] == int(row["n_iters"]) or stats["n"] == int(row["n_iter_lines"])
@@ -57,8 +68,16 @@ def test_what_is_read_agrees(row):
         assert not row[f"{name}_s"] or close(stats[name], row[f"{name}_s"]), name
     for column, field in LAYOUT.items():
         assert not row[column] or getattr(record, field) == int(row[column]), field
-    line_no = None if row["failed"] == "no" else int(row["fail_line_no"])
+    verdicts, line_no = ("complete", "stopped early", "end unknown", "no data"), None
+    if row["failed"] == "yes":
+        line_no = int(row["fail_line_no"])
+        verdicts = [v for word, v in VERDICTS.items() if word in row["fail_kind"]][:1]
+    elif re.findall(r"loss\W{1,6}([\w.+-]+)", path.read_text())[-1:] in (["nan"], ["inf"]):
+        verdicts = ("diverged",)
+    judgement = judge(record, timed(record))
+    assert judgement.verdict in verdicts
     assert (record.failure and record.failure.line_no) == line_no
+    assert line_no in (None, judgement.line_no)
     if row["tflops_mean"]:
         assert close(record.steps["tflops"].mean(), row["tflops_mean"])
     if "ranks=" in row["params_printed"]:
