@@ -191,7 +191,7 @@ def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Pa
         raise UsageError(f"cannot write {path}: it is a folder: name a file")
     if not path.is_file():
         return  # new, or a device
-    if any(given.exists() and given.samefile(path) for given in inputs):
+    if any(file.exists() and file.samefile(path) for file in inputs):
         raise UsageError(f"cannot write {path}: it is an input: name another file")
     if not force and not _has_mark(path, mark):
         raise UsageError(

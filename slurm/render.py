@@ -294,8 +294,8 @@ def batches(study: Study, names: list[str], logs: Path) -> list[list[str]]:
     ]
 
 
-def estimate(study: Study, names: list[str]) -> tuple[list[str], float]:
-    """What the named runs ask for, cost at worst and leave out, as lines; GPU-hours in total."""
+def estimate(study: Study, names: list[str]) -> list[str]:
+    """What the named runs ask for, cost at worst and leave out, as lines."""
     cluster = cluster_of(study)
     jobs = [job_of(study, name) for name in names]
     total = sum(job.gpu_hours for job in jobs)
@@ -310,9 +310,7 @@ def estimate(study: Study, names: list[str]) -> tuple[list[str], float]:
     lines.append(f"{len(jobs)} runs on {cluster.name}: {total:.2f} {cluster.hours} at worst")
     if most := max((job.ask.max_restarts for job in jobs if job.ask.requeue), default=0):
         lines.append(f"with requeue, max_restarts are counted: {most} of a run at most")
-    return lines + study.assumed + [
-        f"left out: {line}" for line in by_reason(study.left_out)
-    ], total
+    return lines + study.assumed + [f"left out: {line}" for line in by_reason(study.left_out)]
 
 
 def study_parser(command: str, doc: str) -> Parser:
@@ -383,7 +381,7 @@ def main(argv: list[str] | None = None) -> int:
 def print_and_write(study: Study, arguments: argparse.Namespace) -> None:
     """Print what the runs may cost, and write the study's script."""
     names = list(study.runs)
-    print("\n".join(estimate(study, names)[0]))
+    print("\n".join(estimate(study, names)))
     batches(study, names, arguments.logs)  # or a UsageError, before anything is written
     path = study.path.with_suffix(".slurm")
     check_output(path, MARK, arguments.force, [study.path])

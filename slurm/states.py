@@ -220,7 +220,7 @@ def progress(folder: Path) -> tuple[int, float | None]:
 
 def recall(folder: Path, job_id: int) -> Job | None:
     """A job that Slurm has forgotten, as it was written down."""
-    noted = reader.read_json_if_whole(folder / f"{job_id}.state")
+    noted = read_json_if_whole(folder / f"{job_id}.state")
     known = {name: noted[name] for name in ("job_id", "state", "exit") if name in noted}
     return Job(**known, array=str(noted.get("array", ""))) if len(known) == 3 else None
 
@@ -234,7 +234,7 @@ def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
     verdict = row.state if row.state in FAILURES else ""
     end = {"job_id": job.job_id, "state": job.state, "exit": job.exit, "array": job.array}
     end |= {"verdict": verdict, "kind": row.kind, "line": row.line}
-    if reader.read_json_if_whole(path) != end:
+    if read_json_if_whole(path) != end:
         folder.mkdir(parents=True, exist_ok=True)
         if not reader.is_run_folder(folder):
             (folder / f"{job.job_id}.submitted").write_text(planned + "\n")
@@ -343,7 +343,7 @@ def with_result(row: Row, folder: Path) -> Row:
 def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
     """The row of a complete run, missing where the study's file says other settings by now: what it
     asks for has not run."""
-    before = reader.read_json_if_whole(folder / "run.json").get("spec")
+    before = read_json_if_whole(folder / "run.json").get("spec")
     if row.state != "complete" or not isinstance(before, dict):
         return row
     now = spec.settings()
@@ -362,11 +362,9 @@ def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
 
 def ran_by(folder: Path) -> int | None:
     """The job whose results are in the folder."""
-    try:
-        job_id = read_json_if_whole(folder / "run.json")["scheduler"].get("job_id")
-        return None if job_id is None else int(job_id)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    scheduler = read_json_if_whole(folder / "run.json").get("scheduler")
+    job_id = str(scheduler.get("job_id")) if isinstance(scheduler, dict) else ""
+    return int(job_id) if job_id.isdecimal() else None
 
 
 def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:

@@ -26,6 +26,7 @@ from slurm.render import (
     batches,
     cluster_of,
     estimate,
+    job_of,
     planned_text,
     script,
     shown,
@@ -119,12 +120,11 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
-        lines, total = estimate(study, names)
-        print("\n".join(lines))
+        print("\n".join(estimate(study, names)))
         if not arguments.no_preflight:
             check_start(study, logs, names)
         if not arguments.yes:
-            check_budget(study, names, total)
+            check_budget(study, names)
         for name, job in submit(study, names, arguments.logs):
             print(f"submitted {name}: job {job}")
 
@@ -138,9 +138,10 @@ def check_start(study: Study, logs: Path, names: list[str]) -> None:
         raise UsageError("nothing was submitted; --no-preflight submits all the same")
 
 
-def check_budget(study: Study, names: list[str], total: float) -> None:
+def check_budget(study: Study, names: list[str]) -> None:
     """Raises: UsageError: the runs may cost more than the study's budget."""
     budget = min(ask_of(study, name).budget_gpu_hours for name in names)
+    total = sum(job_of(study, name).gpu_hours for name in names)
     if total > budget:
         hours = cluster_of(study).hours
         raise UsageError(

@@ -111,9 +111,9 @@ class Cluster:
 
 def files() -> tuple[Path, ...]:
     """The clusters files, the shipped one first; a later one replaces tables of an earlier one."""
-    given = os.environ.get("SCALING_CLUSTERS")
-    if given is not None:
-        return CLUSTERS, *(Path(path).expanduser() for path in given.split(os.pathsep) if path)
+    named = os.environ.get("SCALING_CLUSTERS")
+    if named is not None:
+        return CLUSTERS, *(Path(path).expanduser() for path in named.split(os.pathsep) if path)
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     own = folder / "gpt-scaling-study" / "clusters.toml"
     return (CLUSTERS, own) if own.exists() else (CLUSTERS,)

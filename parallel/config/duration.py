@@ -23,24 +23,24 @@ CIRCUMSTANCES = frozenset(
 )
 
 
-def steps_of(given: dict[str, int], tokens_per_step: int, data: str) -> int:
-    """Optimizer steps of a run that states `given`: one or more of WORK, which must then agree.
+def steps_of(work: dict[str, int], tokens_per_step: int, data: str) -> int:
+    """Optimizer steps of a run that states `work`: one or more of WORK, which must then agree.
 
     Raises:
         UsageError: two statements disagree, a budget is smaller than a step, or `epochs` of data
             that cannot be read; with the numbers.
     """
-    steps = dict(given)
-    if "epochs" in given:
+    steps = dict(work)
+    if "epochs" in work:
         steps["epochs"] *= steps_per_epoch(tokens_per_step, data)
-    if "train_tokens" in given:
+    if "train_tokens" in work:
         steps["train_tokens"] //= tokens_per_step
         if not steps["train_tokens"]:
             raise UsageError(
-                f"train_tokens {given['train_tokens']} is less than one step's {tokens_per_step}"
+                f"train_tokens {work['train_tokens']} is less than one step's {tokens_per_step}"
             )
     if len(set(steps.values())) > 1:
-        stated = ", ".join(f"{name} {given[name]} = {n} steps" for name, n in steps.items())
+        stated = ", ".join(f"{name} {work[name]} = {n} steps" for name, n in steps.items())
         raise UsageError(
             f"these disagree: {stated} (a step is an optimizer step of {tokens_per_step} tokens)"
         )

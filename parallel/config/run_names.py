@@ -28,15 +28,15 @@ SHORT = {
 SHORT |= dict.fromkeys("preset precision deepspeed_config device kernels data".split(), "")
 
 
-def name_alone(spec: RunSpec, given: dict[str, Any]) -> str:
+def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
     """The name of a run of no study: its split, then what else its flags say of it, less how long
     it trains and its circumstances, for with others of those it may go on (duration.py)."""
     silent = IN_NAME | CIRCUMSTANCES | set(WORK)
-    spec = replace(spec, vocab_size=given.get("vocab_size"))  # the data's is not in the name
+    spec = replace(spec, vocab_size=flags.get("vocab_size"))  # the data's is not in the name
     values = {
         f.name: getattr(spec, f.name)
         for f in fields(RunSpec)
-        if f.name in given.keys() - silent and given[f.name] != f.default
+        if f.name in flags.keys() - silent and flags[f.name] != f.default
     }
     return run_name(spec.name, values, spec)
 

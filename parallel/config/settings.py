@@ -425,10 +425,10 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
     merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
     merged["grad_accum"] = _grad_accum(draft)
     merged["global_batch"] = draft.dp * draft.micro_batch * merged["grad_accum"]
-    given = {name: merged[name] for name in WORK if merged.get(name) is not None}
-    if given and min(given.values()) > 0 and min(merged["global_batch"], merged["seq_len"]) > 0:
-        per_step = merged["global_batch"] * merged["seq_len"]
-        merged["steps"] = steps_of(given, per_step, draft.data)
+    work = {name: merged[name] for name in WORK if merged.get(name) is not None}
+    per_step = merged["global_batch"] * merged["seq_len"]
+    if work and min(*work.values(), merged["global_batch"], merged["seq_len"]) > 0:
+        merged["steps"] = steps_of(work, per_step, draft.data)
     spec = RunSpec(**merged)
     if problems := spec.problems() + _other_batches(spec, layers):
         raise UsageError("; ".join(problems))
@@ -445,9 +445,9 @@ def merge(
         UsageError: a setting that is not known, or a value that it cannot have.
     """
     merged: dict[str, Any] = {}
-    chosen = [given["deepspeed_config"] for _, given in layers if given.get("deepspeed_config")]
-    if chosen:
-        path = chosen[-1]
+    paths = [layer["deepspeed_config"] for _, layer in layers if layer.get("deepspeed_config")]
+    if paths:
+        path = paths[-1]
         layers = ((path, from_deepspeed_json(read_deepspeed_json(Path(path)), path)), *layers)
     for source, settings in layers:
         settings = {name: check_setting(name, value, source) for name, value in settings.items()}
@@ -482,7 +482,7 @@ def _other_batches(spec: RunSpec, layers: tuple[tuple[str, dict[str, Any]], ...]
     """With enforce_global_batch_size: each layer's global_batch that is not this run's."""
     if not spec.enforce_global_batch_size:
         return []
-    stated = [(s, given["global_batch"]) for s, given in layers if given.get("global_batch")]
+    stated = [(s, layer["global_batch"]) for s, layer in layers if layer.get("global_batch")]
     if not stated:
         return ["enforce_global_batch_size: nothing states a global_batch to enforce"]
     layout = spec.layout
@@ -547,5 +547,4 @@ def add_flags(
 
 def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that flags gave, out of a namespace that may hold other things too."""
-    given = vars(arguments)
-    return {f.name: given[f.name] for f in fields(RunSpec) if f.name in given}
+    return {name: value for name, value in vars(arguments).items() if name in DEFAULTS}
