@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -784,6 +786,17 @@ def test_what_cannot_be_unpacked_says_so(tmp_path, monkeypatch):
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(3 << 20)))
     with pytest.raises(Refusal, match="more than 1 MiB: unpack it to a plain file"):
         read(tmp_path / "bomb.gz")
+
+
+@pytest.mark.parametrize("how", ("cat", "gzip -c", "<(cat)"))
+def test_a_pipe_is_read(tmp_path, how):
+    log = tmp_path / "job.out"
+    log.write_text(RUN)
+    command = f"{sys.executable} -m analysis.tflops --columns step_s,verdict"
+    line = f"{command} <(cat {log})" if how == "<(cat)" else f"{how} {log} | {command} -"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1.0" in done.stdout and "stopped early" in done.stdout
 
 
 def test_a_pipe_that_nobody_writes_is_not_waited_for(tmp_path):

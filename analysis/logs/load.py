@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
 from base.errors import UsageError, printable
 from base.files import below
@@ -159,12 +160,15 @@ def baseline_of(wanted: str, records: list[Record]) -> Record:
 
 
 def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
-    """The run folders and log files at or below each path, in name order, and what is wrong."""
+    """The run folders and log files at or below each path, in name order, and what is wrong.
+
+    `-` is standard input.
+    """
     from analysis.logs.parsing.mlperf_tree import is_result  # slow to load: not for --help
 
     logs: list[Path] = []
     refused: list[Refusal] = []
-    for path in map(Path, paths):
+    for path in (STDIN if str(path) == "-" else Path(path) for path in paths):
         here = []
         for place, why in below(
             path, is_run_folder, lambda name: name[0] == "." or name in _NOT_LOGS
@@ -201,7 +205,8 @@ def read_all(
     """
     logs, refused = find_logs(paths)
     read_one = partial(_attempt, flags=flags)
-    jobs = jobs or (len(os.sched_getaffinity(0)) if len(logs) >= _MANY else 1)
+    many = len(logs) >= _MANY and STDIN not in logs  # another process has another standard input
+    jobs = jobs or (len(os.sched_getaffinity(0)) if many else 1)
     if jobs == 1:
         outcomes = list(map(read_one, logs))
     else:

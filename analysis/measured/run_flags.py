@@ -36,7 +36,7 @@ def parser_of(
     command: str,
     description: str,
     *flags: str,
-    paths: str = "log, run or folder",
+    paths: str = "log, run or folder; - is standard input",
 ) -> Parser:
     """The parser of `python -m COMMAND PATH...` with flags of OWN and GROUPS, in this order.
 

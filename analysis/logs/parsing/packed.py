@@ -1,4 +1,6 @@
-"""Gzipped logs: inflated to a file aside, for a gzip of 3 MB may hold 3 GB."""
+"""Logs that are no plain files: gzipped ones and streams. Each is copied aside to be read at any
+place, and has an end: a gzip of 3 MB may hold 3 GB, and a stream need not end.
+"""
 
 import gzip
 import os
@@ -10,43 +12,58 @@ from typing import IO
 
 from analysis.logs.record import Refusal
 
-MOST = 1 << 30  # bytes that a gzipped log may hold
+MOST = 1 << 30  # bytes of a log that is no plain file
+STDIN = Path("/dev/stdin")
+_STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # a shell's pipe, and `<(...)`
 _GZIP, _ZIP, _TAR, _TAR_AT = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06"), b"ustar", 257
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """A log's bytes as a file that can be read at any offset; of what is gzipped, what it inflates
-    to, in a file that has no name and is gone when it is closed.
+    """A log's bytes, of a file or a stream, as a file that can be read at any offset; of what is
+    gzipped, what it inflates to.
 
     Raises:
         OSError: it cannot be read.
         Refusal: no file, an archive of files, damaged, or of more than MOST bytes.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for for ever
+    mode = os.stat(path).st_mode
+    # A pipe that was made by name may have no writer, and would be waited for for ever.
+    if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and str(path).startswith(_STREAMS)):
         raise Refusal(str(path), "not a regular file")
     file: IO[bytes] = path.open("rb", buffering=0)
-    try:
-        if _head(file).startswith(_GZIP):
+    if not stat.S_ISREG(mode):
+        file = _copied(path, file)
+    head = _head(file)
+    if head.startswith(_GZIP):
+        try:
             with file, gzip.GzipFile(fileobj=file) as stream:
-                file = tempfile.TemporaryFile(buffering=0)
-                while block := stream.read(1 << 20):
-                    file.write(block)
-                    if file.tell() > MOST:
-                        why = f"more than {MOST >> 20} MiB: unpack it to a plain file"
-                        raise Refusal(str(path), why)
-        head = _head(file)
-        if head.startswith(_ZIP) or head[_TAR_AT:] == _TAR:
-            raise Refusal(str(path), "an archive of files: unpack it and name its folder")
-    except BaseException as error:
-        file.close()
-        if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
+                file = _copied(path, stream)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise Refusal(str(path), f"cannot be unpacked: {error}") from error
-        raise
+        head = _head(file)
+    if head.startswith(_ZIP) or head[_TAR_AT:] == _TAR:
+        file.close()
+        raise Refusal(str(path), "an archive of files: unpack it and name its folder")
     return file
 
 
 def _head(file: IO[bytes]) -> bytes:
-    file.seek(0)
     head = file.read(_TAR_AT + len(_TAR))
     file.seek(0)
     return head
+
+
+def _copied(path: Path, stream: IO[bytes]) -> IO[bytes]:
+    """A copy in a file that has no name and is gone when it is closed."""
+    copy, size = tempfile.TemporaryFile(buffering=0), 0
+    try:
+        while block := stream.read(1 << 20):
+            size += len(block)
+            if size > MOST:
+                raise Refusal(str(path), f"more than {MOST >> 20} MiB: unpack it to a plain file")
+            copy.write(block)
+    except BaseException:
+        copy.close()
+        raise
+    copy.seek(0)
+    return copy
