@@ -19,50 +19,72 @@ from parallel.record import facts as parallel_facts
 from parallel.record import lock, process
 from parallel.record.ends import Kind, kind_of, kind_of_error
 from parallel.record.reader import find_runs, read_run, read_status
+from parallel.record.schema import STEP_COLUMNS
 from parallel.record.writer import RunFolder
 from tests.fixture_runs import facts, write
 
 FACTS = {"run": "ddp"}
 
 
+METRICS = {"schema_version": "2.0"}
+
+
 def row(step: int, **values) -> dict:
-    return {
-        "step": step,
-        "step_s": 0.1,
-        "loss": 5.123456789012345,
-        "grad_norm": None,
-        "lr": 1e-3,
-        "loss_scale": 1.0,
-        "skipped": 0,
-        "tokens": 128,
-    } | values
+    known = {"step_s": 0.1, "loss": 5.123456789012345, "lr": 1e-3, "loss_scale": 1.0}
+    return (
+        dict.fromkeys(STEP_COLUMNS) | known | {"step": step, "skipped": 0, "tokens": 128} | values
+    )
 
 
-def test_what_is_written_is_read_back_to_the_last_digit(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(FACTS)
+def test_what_is_written_is_read_back_to_the_last_digit_and_its_marker_makes_it_complete(folder):
     folder.log("a line")
     rows = [row(1), row(2, grad_norm=0.1 + 0.2, skipped=1)]
-    for one in rows:
-        folder.step(one)
-    folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    run = read_run(tmp_path / "run")
+    for values in rows:
+        folder.step(values)
+    folder.complete(METRICS, "RUN_COMPLETE")
+    folder.fail(Kind.RAISED, "teardown", rank=3)  # a failure after completion does not unmake it
+    run = read_run(folder.path)
     assert (run.state, run.name, run.steps) == ("complete", "ddp", rows)
     assert run.metrics["schema_version"] == "2.0"
-    assert (tmp_path / "run" / "train.log").read_text() == "a line\nRUN_COMPLETE\n"
+    assert (folder.path / "train.log").read_text() == "a line\nRUN_COMPLETE\n"
+    (folder.path / "RUN_COMPLETE.txt").unlink()
+    assert read_run(folder.path).state == "failed"
 
 
-def test_partial_results_stay_and_are_labelled(tmp_path):
+def change(path, *keys, value):
+    """Put a value into a JSON file."""
+    content = at = json.loads(path.read_text())
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def complete(tmp_path) -> Path:
+    """A complete run of 20 steps, and its metrics' count of them."""
+    folder = write(tmp_path, facts("s", "ddp", engine="ddp"))
+    write_json(folder / "training_metrics.json", METRICS | {"epochs": [{"optimizer_steps": 20}]})
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    """A run that has begun."""
     folder = RunFolder(tmp_path / "run")
     folder.begin(FACTS)
+    return folder
+
+
+def test_partial_results_stay_and_are_labelled(folder):
     folder.step(row(1))
     folder.fail(Kind.RAISED, "RuntimeError: peer gone (rank 1)", rank=1)
     folder.fail(Kind.SIGNAL, "SIGTERM (rank 0)", rank=0)
     folder.close()
-    run = read_run(tmp_path / "run")
+    run = read_run(folder.path)
     assert (run.state, run.reason) == ("failed", "RuntimeError: peer gone (rank 1)")
     assert run.kind == Kind.RAISED
-    assert len(run.steps) == 1 and not (tmp_path / "run" / "RUN_COMPLETE.txt").exists()
+    assert len(run.steps) == 1 and not (folder.path / "RUN_COMPLETE.txt").exists()
 
 
 def test_a_consequence_makes_room_for_what_is_known_later(tmp_path):
@@ -158,31 +180,30 @@ def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path, what,
 
 def test_what_somebody_put_into_a_run_folder_stays_where_it_is(tmp_path):
     run = tmp_path / "run"
-    begun(run)
+    begun(run, FACTS | {"repeat": 7})
     put(run, ".steps.csv.77", ".4711.state.77")  # of writers that were killed
     put(run, "notes.txt", "export/model.safetensors", "4711.out", "attempts/9/run.json")
     aside = begun(run)
-    assert aside == run / "attempts" / "10"
+    assert aside == run / "attempts" / "10" and read_run(aside).facts["repeat"] == 7
     moved = {"run.json", "status.json", "train.log", "steps.csv", ".steps.csv.77"}
     assert {p.name for p in aside.iterdir()} == moved
-    assert (run / "notes.txt").exists() and (run / "export" / "model.safetensors").exists()
+    assert all((run / name).exists() for name in ("notes.txt", "export/model.safetensors"))
+    assert (run / "4711.out").exists()
+    assert begun(run) == run / "attempts" / "11" and find_runs([tmp_path]) == [run]
 
 
-def test_a_run_folder_has_one_writer(tmp_path):
-    run = tmp_path / "run"
-    first = RunFolder(run)
-    first.begin(FACTS)
-    first.step(row(1))
+def test_a_run_folder_has_one_writer(folder):
+    run = folder.path
+    folder.step(row(1))
     before = tree(run)
     us = f"is being written by process {os.getpid()} on {platform.node()} since 20"
     for second in (lambda: RunFolder(run).begin(FACTS), lambda: RunFolder(run).set_aside()):
         with pytest.raises(UsageError, match=us):
             second()
-    RunFolder(run).fail(
-        Kind.UNKNOWN, "exit status 2", rank=-1
-    )  # who started the second one says so
+    # who started the second one says so
+    RunFolder(run).fail(Kind.UNKNOWN, "exit status 2", rank=-1)
     assert tree(run) == before and RunFolder(run).lock.is_held_by_another()
-    first.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
+    folder.complete(METRICS, "RUN_COMPLETE")
     assert not RunFolder(run).lock.is_held_by_another()
     assert begun(run) == run / "attempts" / "1"
 
@@ -212,55 +233,48 @@ def test_a_writer_is_found_by_its_process_where_there_are_no_locks(tmp_path, mon
         begun(run)
 
 
-def test_a_run_whose_last_lines_the_disk_did_not_take_is_not_complete(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(FACTS)
+def test_a_run_whose_last_lines_the_disk_did_not_take_is_not_complete(folder):
     folder._steps.close()
     folder._steps = open("/dev/full", "a", buffering=1)
     folder.step(row(1))
     with pytest.raises(OSError, match="No space left"):
-        folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    run = read_run(tmp_path / "run")
+        folder.complete(METRICS, "RUN_COMPLETE")
+    run = read_run(folder.path)
     assert run.state == "failed" and "No space left" in run.reason
-    names = os.listdir(run.path)
-    assert "RUN_COMPLETE.txt" not in names and "RUN_COMPLETE" not in "".join(
-        (run.path / name).read_text() for name in names
-    )
+    assert "RUN_COMPLETE" not in str(tree(run.path))
 
 
 @pytest.mark.parametrize("gone", ["all", "train.log", "steps.csv"])
-@pytest.mark.parametrize("end", ["complete", "interrupt", "update", "sync"])
-def test_a_run_whose_folder_was_deleted_is_not_complete(gone, end, tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(FACTS)
+@pytest.mark.parametrize(
+    ("end", "arguments"),
+    [
+        ("complete", ({}, "marker")),
+        ("interrupt", (Kind.SIGNAL, "SIGTERM")),
+        ("update", (FACTS,)),
+        ("sync", ()),
+    ],
+)
+def test_a_run_whose_folder_was_deleted_is_not_complete(gone, end, arguments, folder):
     folder.step(row(1))
     if gone == "all":
-        shutil.rmtree(tmp_path / "run")
-        (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # a save makes it again
+        shutil.rmtree(folder.path)
+        (folder.path / "checkpoints").mkdir(parents=True)  # a save makes it again
     else:
-        (tmp_path / "run" / gone).unlink()
-    arguments = {
-        "complete": ({}, "marker"),
-        "interrupt": (Kind.SIGNAL, "SIGTERM"),
-        "update": (FACTS,),
-    }
+        (folder.path / gone).unlink()
     with pytest.raises(UsageError, match=r"(train.log|steps.csv) was deleted while the run wrote"):
-        getattr(folder, end)(*arguments.get(end, ()))
-    assert not (tmp_path / "run" / "RUN_COMPLETE.txt").exists()
+        getattr(folder, end)(*arguments)
+    assert not (folder.path / "RUN_COMPLETE.txt").exists()
     folder.close()
 
 
-def test_a_failure_is_written_where_a_full_disk_has_no_room_for_a_new_file(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(FACTS)
-
+def test_a_failure_is_written_where_a_full_disk_has_no_room_for_a_new_file(folder, monkeypatch):
     def full(path, text, mode=0):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(storage, "write_synced", full)
     with pytest.raises(OSError, match="No space left"):
-        folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    run = read_run(tmp_path / "run")
+        folder.complete(METRICS, "RUN_COMPLETE")
+    run = read_run(folder.path)
     assert run.state == "failed" and "No space left" in run.reason
 
 
@@ -301,52 +315,20 @@ def test_the_lock_of_another_host_is_waited_for(tmp_path, monkeypatch, capsys):
         RunFolder(tmp_path / "run").begin(FACTS)
 
 
-def test_a_second_attempt_moves_the_first_aside(tmp_path):
-    for attempt in range(3):
-        folder = RunFolder(tmp_path / "run")
-        folder.begin(FACTS | {"attempt": attempt})
-        folder.step(row(attempt))
-        folder.close()
-    (tmp_path / "run" / "4711.out").write_text("slurm wrote this")
-    folder.begin(FACTS)
-    folder.close()
-    kept = [read_run(tmp_path / "run" / "attempts" / str(n)).facts["attempt"] for n in (1, 2, 3)]
-    assert kept == [0, 1, 2]
-    assert (tmp_path / "run" / "4711.out").exists()
-    assert find_runs([tmp_path]) == [tmp_path / "run"]
-
-
-def test_complete_without_its_marker_is_not_complete(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(FACTS)
-    folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    (tmp_path / "run" / "RUN_COMPLETE.txt").unlink()
-    assert read_run(tmp_path / "run").state == "failed"
-
-
-def test_a_failure_after_completion_does_not_unmake_it(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(FACTS)
-    folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    folder.fail(Kind.RAISED, "teardown", rank=3)
-    assert read_run(tmp_path / "run").state == "complete"
-
-
-def test_a_cut_last_line_is_left_out_and_a_bad_one_is_named(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(FACTS)
+def test_a_cut_last_line_is_left_out_and_a_bad_one_is_named(folder):
     folder.step(row(1))
     folder.close()
-    steps = tmp_path / "run" / "steps.csv"
-    whole = steps.read_text()
-    steps.write_text(whole + "2,0.1,5.")
-    assert len(read_run(tmp_path / "run").steps) == 1
-    steps.write_text(whole + "x,0.1,5.0,,0.001,1.0,0,128\n")
-    with pytest.raises(UsageError, match=r"steps.csv:3: invalid literal"):
-        read_run(tmp_path / "run")
-    steps.write_text("loss\n1\n")
-    with pytest.raises(UsageError, match=r"steps.csv:1: expected columns"):
-        read_run(tmp_path / "run")
+    steps = folder.path / "steps.csv"
+    text = steps.read_text()
+    steps.write_text(text + "2,0.1,5.")
+    assert len(read_run(folder.path).steps) == 1
+    for content, why in (
+        (text + "x,0.1,5.0,,0.001,1.0,0,128\n", "steps.csv:3: invalid literal"),
+        ("loss\n1\n", "steps.csv:1: expected columns"),
+    ):
+        steps.write_text(content)
+        with pytest.raises(UsageError, match=why):
+            read_run(folder.path)
 
 
 def test_damaged_or_missing_folders_are_named(tmp_path):
@@ -364,45 +346,26 @@ def test_what_is_no_number_is_null_in_json(tmp_path):
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, {"b": None}]}
 
 
-def whole_folder(tmp_path):
-    """A complete run of 20 steps, and its metrics' count of them."""
-    folder = write(tmp_path, facts("s", "ddp", engine="ddp"))
-    metrics = {"schema_version": "2.0", "epochs": [{"optimizer_steps": 20}]}
-    write_json(folder / "training_metrics.json", metrics)
-    return folder
-
-
-def change(path, keys, value):
-    """Put a value into a JSON file."""
-    content = json.loads(path.read_text())
-    at = content
-    for key in keys[:-1]:
-        at = at[key]
-    at[keys[-1]] = value
-    path.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
-    ("keys", "value", "said"),
+    ("key", "value", "said"),
     [
-        (["layout"], 5, "layout cannot be 5"),
-        (["spec", "steps"], "20", "spec.steps cannot be '20'"),
-        (["layout", "dp"], 10**30, r"layout.dp cannot be 1000"),
-        (["layout", "dp"], 2, "world_size 1 in layout is not tp 1 x dp 2 x pp 1"),
-        (["layout", "micro_batch"], 7, "micro_batch 1 in spec, 7 in layout"),
-        (["host", "cores"], float("nan"), "host.cores cannot be nan"),
-        (["run"], "\ud800", "run cannot be"),
-        (["run"], "", "it names no run"),
-        (["load"], {"cpu_s": float("inf")}, "load.cpu_s cannot be inf"),
-        (["attempts"], [{"steps": 20}, 5], r"attempts\[1\] cannot be 5"),
-        (["attempts"], [{"steps": "20"}], r"attempts\[0\].steps cannot be '20'"),
+        ("layout", 5, "layout cannot be 5"),
+        ("spec.steps", "20", "spec.steps cannot be '20'"),
+        ("layout.dp", 10**30, r"layout.dp cannot be 1000"),
+        ("layout.dp", 2, "world_size 1 in layout is not tp 1 x dp 2 x pp 1"),
+        ("layout.micro_batch", 7, "micro_batch 1 in spec, 7 in layout"),
+        ("host.cores", float("nan"), "host.cores cannot be nan"),
+        ("run", "\ud800", "run cannot be"),
+        ("run", "", "it names no run"),
+        ("load", {"cpu_s": float("inf")}, "load.cpu_s cannot be inf"),
+        ("attempts", [{"steps": 20}, 5], r"attempts\[1\] cannot be 5"),
+        ("attempts", [{"steps": "20"}], r"attempts\[0\].steps cannot be '20'"),
     ],
 )
-def test_a_fact_of_another_kind_is_refused_with_its_file_and_key(tmp_path, keys, value, said):
-    folder = whole_folder(tmp_path)
-    change(folder / "run.json", keys, value)
+def test_a_fact_of_another_kind_is_refused_with_its_file_and_key(complete, key, value, said):
+    change(complete / "run.json", *key.split("."), value=value)
     with pytest.raises(UsageError, match=rf"run.json is damaged: {said}"):
-        read_run(folder)
+        read_run(complete)
 
 
 @pytest.mark.parametrize(
@@ -415,39 +378,35 @@ def test_a_fact_of_another_kind_is_refused_with_its_file_and_key(tmp_path, keys,
         ("training_metrics.json", b'{"hardware": 5}', "damaged: hardware cannot be 5"),
     ],
 )
-def test_a_damaged_file_is_refused_with_its_name(tmp_path, name, content, said):
-    folder = whole_folder(tmp_path)
-    (folder / name).write_bytes(content)
+def test_a_damaged_file_is_refused_with_its_name(complete, name, content, said):
+    (complete / name).write_bytes(content)
     with pytest.raises(UsageError, match=said):
-        read_run(folder)
+        read_run(complete)
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cells", "said"),
     [
         (b"\xff", "steps.csv is damaged: 'utf-8' codec"),
         (b"9" * 200_000, "steps.csv is damaged: field larger"),
         (b"-1", "steps.csv:2: '-1' is out of range"),
         (b"", "steps.csv: step None cannot have taken"),
+        *((b"1,%s" % seconds, "1 cannot have taken") for seconds in (b"-1", b"0", b"nan", b"inf")),
     ],
 )
-def test_a_damaged_cell_is_refused_with_its_line(tmp_path, cell, said):
-    folder = whole_folder(tmp_path)
-    steps = folder / "steps.csv"
-    steps.write_bytes(steps.read_bytes().replace(b"\n1,", b"\n" + cell + b",", 1))
+def test_a_damaged_cell_is_refused_with_its_line(complete, cells, said):
+    steps = complete / "steps.csv"
+    text, n = steps.read_bytes(), cells.count(b",") + 1
+    first = text.splitlines()[1].split(b",")
+    steps.write_bytes(text.replace(b",".join(first[:n]), cells, 1))
     with pytest.raises(UsageError, match=said):
-        read_run(folder)
+        read_run(complete)
 
 
-def test_a_step_takes_a_time(tmp_path):
-    folder = whole_folder(tmp_path)
-    steps = folder / "steps.csv"
-    for seconds in ("-1", "0", "nan", "inf"):
-        lines = steps.read_text().splitlines()
-        lines[3] = ",".join(["3", seconds, *lines[3].split(",")[2:]])
-        steps.write_text("\n".join(lines) + "\n")
-        with pytest.raises(UsageError, match="step 3 cannot have taken"):
-            read_run(folder)
+def keep(run: Path, steps) -> None:
+    """Leave these steps' rows alone in steps.csv."""
+    header, *rows = (run / "steps.csv").read_text().splitlines()
+    (run / "steps.csv").write_text("\n".join([header, *(rows[n - 1] for n in steps)]) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -460,21 +419,19 @@ def test_a_step_takes_a_time(tmp_path):
         ([], "steps.csv has 0 of 20 steps; missing: 1-20"),
     ],
 )
-def test_a_complete_run_says_which_rows_are_missing(tmp_path, kept, said):
-    folder = whole_folder(tmp_path)
-    header, *rows = (folder / "steps.csv").read_text().splitlines()
-    (folder / "steps.csv").write_text("\n".join([header, *(rows[n - 1] for n in kept)]) + "\n")
-    assert read_run(folder).missing.endswith(said) and bool(read_run(folder).missing) == bool(said)
+def test_a_complete_run_says_which_rows_are_missing(complete, kept, said):
+    keep(complete, kept)
+    assert read_run(complete).missing.endswith(said) and bool(read_run(complete).missing) == bool(
+        said
+    )
 
 
-def test_a_run_that_was_loaded_at_a_later_step_misses_nothing(tmp_path):
-    folder = whole_folder(tmp_path)
-    header, *rows = (folder / "steps.csv").read_text().splitlines()
-    (folder / "steps.csv").write_text("\n".join([header, *rows[10:]]) + "\n")
-    change(folder / "training_metrics.json", ["epochs", 0, "optimizer_steps"], 10)
-    assert read_run(folder).missing == ""
-    change(folder / "run.json", ["spec", "steps"], 2**50)  # counted, not listed
-    assert read_run(folder).missing.endswith(f"missing: 21-{2**50}")
+def test_a_run_that_was_loaded_at_a_later_step_misses_nothing(complete):
+    keep(complete, range(11, 21))
+    change(complete / "training_metrics.json", "epochs", 0, "optimizer_steps", value=10)
+    assert read_run(complete).missing == ""
+    change(complete / "run.json", "spec", "steps", value=2**50)  # counted, not listed
+    assert read_run(complete).missing.endswith(f"missing: 21-{2**50}")
 
 
 def test_run_folders_are_found_past_loops_and_a_folder_that_cannot_be_read_is_named(
