@@ -152,6 +152,9 @@ def test_damage_is_found_named_and_gone_around_when_asked(hurt, name, tmp_path):
     saver = saver_of(engine, tmp_path, load_previous=True)
     assert saver.load(tmp_path) == 1 and equal(engine, Engine(1.0))
     assert name in saver.events()[0].line()
+    hurt(tmp_path / "step-00000001" / RANK)
+    with pytest.raises(Damaged, match="step-00000002.*step-00000001"):
+        saver.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +171,6 @@ def test_a_learning_rate_that_jumps_is_said(chosen, changed, tmp_path):
     assert saver.load(tmp_path) == 1
     (event,) = saver.events()
     assert event.changed == changed and event.line().endswith(changed or "at iteration 1")
-
-
-def test_when_all_are_damaged_all_are_named(tmp_path):
-    save_some(tmp_path, [1, 2])
-    for step in (1, 2):
-        flip(tmp_path / folders.name_of(step) / RANK)
-    with pytest.raises(Damaged, match="step-00000002.*step-00000001"):
-        saver_of(Engine(), tmp_path, load_previous=True).load(tmp_path)
 
 
 def forged(**values):
@@ -237,6 +232,14 @@ FORGED = [
 ]
 
 
+def forge(folder: Path, content: bytes) -> None:
+    """Put bytes in the place of the tensors, and their size and checksum into the manifest."""
+    manifest = folders.read_manifest(folder)
+    (folder / RANK).write_bytes(content)
+    manifest["files"][0] |= {"bytes": len(content), "crc32": zlib.crc32(content)}
+    folders.write_manifest(folder, manifest)
+
+
 def test_a_manifest_whose_checksum_fits_must_describe_a_whole_checkpoint(tmp_path, capsys):
     save_some(tmp_path / "ck", [2])
     folder = tmp_path / "ck" / folders.name_of(2)
@@ -257,13 +260,6 @@ def test_a_manifest_whose_checksum_fits_must_describe_a_whole_checkpoint(tmp_pat
         saver_of(Engine(), tmp_path / "ck").load(folder)
 
 
-def reseal(folder: Path) -> None:
-    """Give the manifest the size and checksum that its file has now."""
-    manifest, content = folders.read_manifest(folder), (folder / RANK).read_bytes()
-    manifest["files"][0] |= {"bytes": len(content), "crc32": zlib.crc32(content)}
-    folders.write_manifest(folder, manifest)
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -272,6 +268,7 @@ def reseal(folder: Path) -> None:
         (b"param/norm.bias", b"param/norm.bias2"),
         (b'"data_offsets":[0,', b'"data_offsets":[4,'),
         (b'"random/', b'"ramdon/'),
+        (b'"random/torch"', b'"random/tonne"'),
         (b'"dtype"', b'"DTYPE"'),
         (b"{", b"["),
         (b"[0,352]", b'{},"a":'),
@@ -285,26 +282,13 @@ def test_a_file_whose_checksum_fits_must_hold_the_pieces_that_are_told(old, new,
     header, numbers = content[8 : 8 + length], content[8 + length :]
     assert old in header
     header = header.replace(old, new, 1)
-    (folder / RANK).write_bytes(len(header).to_bytes(8, "little") + header + numbers)
-    reseal(folder)
-    assert checkpoint.main(["verify", str(tmp_path)]) == 1
-    assert f"{RANK} is damaged: " in capsys.readouterr().out
-    with pytest.raises(Damaged, match=f"{RANK} is damaged: "):
+    forge(folder, len(header).to_bytes(8, "little") + header + numbers)
+    loads_alone = b"tonne" in new  # which random states are saved is known where they are set
+    assert checkpoint.main(["verify", str(tmp_path)]) == (0 if loads_alone else 1)
+    assert (f"{RANK} is damaged: " in capsys.readouterr().out) != loads_alone
+    why = "holds no random states that fit: KeyError" if loads_alone else "is damaged: "
+    with pytest.raises(Damaged, match=f"{RANK} {why}"):
         saver_of(Engine(), tmp_path).load(folder)
-
-
-def test_random_states_that_do_not_fit_are_refused_in_a_line(tmp_path):
-    save_some(tmp_path, [2])
-    folder = tmp_path / folders.name_of(2)
-    content = (folder / RANK).read_bytes()
-    (folder / RANK).write_bytes(content.replace(b'"random/torch"', b'"random/tonne"'))
-    reseal(folder)
-    with pytest.raises(Damaged, match="holds no random states that fit: KeyError"):
-        saver_of(Engine(), tmp_path).load(folder)
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @pytest.mark.parametrize("survives", range(3))
@@ -316,18 +300,17 @@ def test_a_kill_while_a_step_is_saved_again_loses_nothing(survives, tmp_path, mo
     engine = Engine(5.0)
     saver_of(engine, other).save(2)
     aside = (other / "step-00000002").rename(save / ".step-00000002.partial")
-    done = []
+    calls = itertools.count()
 
     def until(work):
-        def one(*arguments):
-            if len(done) == survives:
-                raise Killed
-            done.append(arguments)
+        def killed_or_done(*arguments):
+            if next(calls) == survives:
+                raise KeyboardInterrupt  # the process ends here
             return work(*arguments)
 
-        return one
+        return killed_or_done
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "rename", until(Path.rename))
         patch.setattr(folders, "write_synced", until(folders.write_synced))
         folders.publish(aside, save, 2)
@@ -397,23 +380,22 @@ def test_a_pickle_in_the_folder_is_not_executed(tmp_path):
     assert (tmp_path / "works").exists()  # so it would have
     for name in ("model.pt", "rank-00000.pt", "pytorch_model.bin"):
         (folder / name).write_bytes(bomb)
+
+    def assert_damaged(words):
+        with pytest.raises(Damaged, match=words):
+            saver_of(Engine(), tmp_path).load(folder)
+
     assert saver_of(Engine(), tmp_path).load(folder) == 2
-    # In the place of the tensors, with the sizes and checksums of a manifest forged to fit.
-    (folder / RANK).write_bytes(bomb)
-    manifest = folders.read_manifest(folder)
-    manifest["files"][0] |= {"bytes": len(bomb), "crc32": zlib.crc32(bomb)}
-    folders.write_manifest(folder, manifest)
-    with pytest.raises(Damaged, match="no safetensors file"):
-        saver_of(Engine(), tmp_path).load(folder)
+    forge(folder, bomb)
+    assert_damaged("no safetensors file")
     # And as the manifest itself, or a file elsewhere.
+    manifest = folders.read_manifest(folder)
     manifest["files"][0]["path"] = "../../bomb"
     folders.write_manifest(folder, manifest)
     (tmp_path / "bomb").write_bytes(bomb)
-    with pytest.raises(Damaged, match="names a file elsewhere"):
-        saver_of(Engine(), tmp_path).load(folder)
+    assert_damaged("names a file elsewhere")
     (folder / MANIFEST).write_bytes(bomb)
-    with pytest.raises(Damaged, match=MANIFEST):
-        saver_of(Engine(), tmp_path).load(folder)
+    assert_damaged(MANIFEST)
     assert not exploded.exists()
 
 
