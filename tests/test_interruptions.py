@@ -4,7 +4,9 @@ import errno
 import io
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,7 @@ from parallel.config.settings import resolve
 from parallel.record import ends, signals_and_hangs
 from parallel.record.ends import Kind
 from parallel.record.reader import read_run, read_status
+from parallel.record.schema import STEP_COLUMNS
 from parallel.record.writer import RunFolder
 from tests.conftest import ROOT, rank_process, run_module, start_training, steps_so_far, wait_for
 
@@ -100,122 +103,114 @@ def test_a_rank_stuck_in_python_is_named_with_its_line(tmp_path):
     waits = tmp_path / "torch" / "distributed"
     waits.mkdir(parents=True)
     (waits / "waiting.py").write_text("import time\ndef all_reduce():\n    time.sleep(60)\n")
-    program = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "sys.path.insert(0, sys.argv[2] + '/torch/distributed')\n"
-        "from waiting import all_reduce\n"
-        "from parallel.record.signals_and_hangs import Watchdog\n"
-        "def read_slowly():\n    time.sleep(60)\n"
-        "rank = int(sys.argv[1])\n"
-        "say = lambda reason: print(reason, flush=True)\n"
-        "with Watchdog(Path(sys.argv[2], 'hang'), rank, 2, 1.0, say):\n"
-        "    all_reduce() if rank else read_slowly()\n"
-    )
+    program = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2] + '/torch/distributed')
+from waiting import all_reduce
+from parallel.record.signals_and_hangs import Watchdog
+def read_slowly():
+    time.sleep(60)
+rank = int(sys.argv[1])
+with Watchdog(Path(sys.argv[2], 'hang'), rank, 2, 1.0, lambda why: print(why, flush=True)):
+    all_reduce() if rank else read_slowly()
+"""
     codes, said = two_ranks(program, tmp_path)
     assert codes == [1, 1]
-    assert all("rank 0 hangs at <string>:7 read_slowly" in line for line, _ in said), said
+    assert all("rank 0 hangs at <string>:8 read_slowly" in line for line, _ in said), said
+
+
+RANKS = """
+import resource, signal, sys, time, torch
+from pathlib import Path
+import torch.distributed as dist
+from parallel.checkpoint import checkpointer, ranks
+from parallel.engines.optim import mean_over_ranks
+from parallel.record.signals_and_hangs import Watchdog
+from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)
+def saver_of(held, save, tick=lambda: None, **settings):
+    engine = Engine(1.0)
+    state = engine.state()
+    state.pieces = state.pieces[held]
+    engine.state = lambda: state
+    spec = resolve(('test', {**SIZES, 'save_interval': 1, 'keep_last': 0, **settings}), gpus=1)
+    return checkpointer.Checkpointer(engine, spec, FACTS, save, rank, 2, tick)
+"""
+
+
+def python(program: str, *words: object, **how) -> subprocess.Popen:
+    """A process that runs the program, its output to be read."""
+    command = [sys.executable, "-W", "ignore", "-c", program, *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, **pipes, **how)
 
 
 def two_ranks(program, folder):
     """The exit codes and (stdout, stderr) of two processes given their rank and a folder."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(folder)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    said = [rank.communicate(timeout=60) for rank in ranks]
+    ranks = [python(program, rank, folder) for rank in (0, 1)]
+    said = [rank.communicate(timeout=240) for rank in ranks]
     return [rank.returncode for rank in ranks], said
 
 
 def test_all_ranks_hear_with_the_loss_that_one_of_them_was_asked_to_stop(tmp_path):
-    program = (
-        "import sys, torch, torch.distributed as dist\n"
-        "from parallel.engines.optim import mean_over_ranks\n"
-        "rank, store = int(sys.argv[1]), f'file://{sys.argv[2]}/store'\n"
-        "dist.init_process_group('gloo', store, rank=rank, world_size=2)\n"
-        "mean = lambda *stop: mean_over_ranks(torch.tensor(rank + 1.0), 2, *stop)\n"
-        "assert mean(rank == 1) == mean(True) == (1.5, True)\n"
-        "assert mean() == (1.5, False)\n"
-        "dist.destroy_process_group()\n"
-    )
-    codes, said = two_ranks(program, tmp_path)
+    program = """
+mean = lambda *stop: mean_over_ranks(torch.tensor(rank + 1.0), 2, *stop)
+assert mean(rank == 1) == mean(True) == (1.5, True)
+assert mean() == (1.5, False)
+dist.destroy_process_group()
+"""
+    codes, said = two_ranks(RANKS + program, tmp_path)
     assert codes == [0, 0], said
 
 
 def test_ranks_that_wait_for_a_slow_disk_are_patient_while_it_gets_on(tmp_path):
     """The first save lasts three times the watchdog's limit and ticks; the second hangs."""
-    program = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "import torch.distributed as dist\n"
-        "from parallel.checkpoint import checkpointer, ranks\n"
-        "from parallel.record.signals_and_hangs import Watchdog\n"
-        "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
-        "write = checkpointer.write_rank_file\n"
-        "def slowly(path, pieces, randoms, tick):\n"
-        "    for _ in range(0 if rank else 30):\n        time.sleep(0.1)\n        tick()\n"
-        "    return write(path, pieces, randoms, tick)\n"
-        "def hangs(*_):\n    time.sleep(0 if rank else 60)\n"
-        "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
-        "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
-        "spec = resolve(('test', {**SIZES, 'save_interval': 1}), gpus=1)\n"
-        "ranks.HEARTBEAT_S = 0.2\n"
-        "say = lambda reason: print(reason, flush=True)\n"
-        "engine = Engine()\n"
-        "state = engine.state()\n"
-        "if rank:\n    state.pieces.clear()\n"
-        "engine.state = lambda: state\n"
-        "with Watchdog(folder / 'hang', rank, 2, 1.0, say) as dog:\n"
-        "    saver = checkpointer.Checkpointer(engine, spec, FACTS, folder, rank, 2, dog.tick)\n"
-        "    checkpointer.write_rank_file = slowly\n"
-        "    saver.save(1)\n"
-        "    print('patient', [e.problem for e in saver.events()], flush=True)\n"
-        "    checkpointer.write_rank_file = hangs\n"
-        "    saver.save(2)\n"
-    )
-    codes, said = two_ranks(program, tmp_path)
+    program = """
+write = checkpointer.write_rank_file
+def slowly(path, pieces, randoms, tick):
+    for _ in range(0 if rank else 30):
+        time.sleep(0.1)
+        tick()
+    return write(path, pieces, randoms, tick)
+def hangs(*_):
+    time.sleep(0 if rank else 60)
+ranks.HEARTBEAT_S = 0.2
+with Watchdog(folder / 'hang', rank, 2, 1.0, lambda why: print(why, flush=True)) as dog:
+    saver = saver_of(slice(0 if rank else None), folder, dog.tick)
+    checkpointer.write_rank_file = slowly
+    saver.save(1)
+    print('patient', [e.problem for e in saver.events()], flush=True)
+    checkpointer.write_rank_file = hangs
+    saver.save(2)
+"""
+    codes, said = two_ranks(RANKS + program, tmp_path)
     assert codes == [1, 1], said
     assert said[0][0].startswith("patient ['']") and said[1][0].startswith("patient []"), said
     for out, _ in said:
-        assert "no progress for 1 s: rank 0 hangs at <string>:14 hangs, in parallel/checkp" in out
+        assert re.search(
+            r"no progress for 1 s: rank 0 hangs at <string>:\d+ hangs, in parallel/checkp", out
+        )
 
 
 def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
     """Each of two ranks holds half; on the second the kernel lets no file grow beyond 4 kB."""
-    program = (
-        "import resource, signal, sys\n"
-        "from pathlib import Path\n"
-        "import torch.distributed as dist\n"
-        "from parallel.checkpoint.checkpointer import Checkpointer\n"
-        "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
-        "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
-        "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "free = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
-        "for behind in (False, True):\n"
-        "    engine = Engine(1.0)\n"
-        "    state = engine.state()\n"
-        "    state.pieces = state.pieces[rank::2]\n"
-        "    engine.state = lambda: state\n"
-        "    settings = {**SIZES, 'save_interval': 1, 'keep_last': 0, 'async_save': behind}\n"
-        "    spec = resolve(('test', settings), gpus=1)\n"
-        "    saver = Checkpointer(engine, spec, FACTS, folder / str(behind), rank, 2)\n"
-        "    for step in (1, 2, 3):\n"
-        "        limit = (4096, free[1]) if rank and step == 2 else free\n"
-        "        resource.setrlimit(resource.RLIMIT_FSIZE, limit)\n"
-        "        saver.save(step)\n"
-        "        saver.wait()\n"
-        "    print([e.problem for e in saver.events()], flush=True)\n"
-        "del saver\n"
-        "dist.destroy_process_group()\n"
-    )
-    codes, said = two_ranks(program, tmp_path)
+    program = """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+free = resource.getrlimit(resource.RLIMIT_FSIZE)
+for behind in (False, True):
+    saver = saver_of(slice(rank, None, 2), folder / str(behind), async_save=behind)
+    for step in (1, 2, 3):
+        limit = (4096, free[1]) if rank and step == 2 else free
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        saver.save(step)
+        saver.wait()
+    print([e.problem for e in saver.events()], flush=True)
+del saver
+dist.destroy_process_group()
+"""
+    codes, said = two_ranks(RANKS + program, tmp_path)
     assert codes == [0, 0], said
     assert said[0][0] == "['', 'File too large', '']\n" * 2 and said[1][0] == "[]\n[]\n", said
     for behind in ("False", "True"):
@@ -227,29 +222,23 @@ def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
 
 def test_a_signal_before_anybody_attends_is_kept(tmp_path):
     """And SIGHUP is as good as SIGTERM, but not under nohup."""
-    program = (
-        "import signal, sys, time\n"
-        "from parallel.record.signals_and_hangs import on_signals\n"
-        "with on_signals() as asked:\n"
-        "    signal.raise_signal(signal.Signals[sys.argv[1]])\n"
-        "    time.sleep(0.2)\n"
-        "    asked.attend(lambda what: print('said', what, flush=True), eval(sys.argv[2]))\n"
-        "    print('asked', asked.signal, flush=True)\n"
-        "    time.sleep(0.2)\n"
-        "    signal.raise_signal(signal.SIGHUP)\n"
-        "    time.sleep(20)\n"
-    )
+    program = """
+import signal, sys, time
+from parallel.record.signals_and_hangs import on_signals
+with on_signals() as asked:
+    signal.raise_signal(signal.Signals[sys.argv[1]])
+    time.sleep(0.2)
+    asked.attend(lambda what: print('said', what, flush=True), eval(sys.argv[2]))
+    print('asked', asked.signal, flush=True)
+    time.sleep(0.2)
+    signal.raise_signal(signal.SIGHUP)
+    time.sleep(20)
+"""
 
     def ends(name: str, grace_s: float | None, **how) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-c", program, name, str(grace_s)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            **how,
-        )
-        return done.returncode, done.stdout
+        process = python(program, name, grace_s, **how)
+        out, _ = process.communicate(timeout=60)
+        return process.returncode, out
 
     assert ends("SIGTERM", None) == (143, "said SIGTERM\n")
     assert ends("SIGHUP", None) == (129, "said SIGHUP\n")
@@ -313,22 +302,14 @@ def test_a_rank_that_waits_for_the_gpu_is_not_the_one_that_hangs(tmp_path):
 
 def test_a_strangers_master_port_ends_the_rank_in_time_and_words(tokens, tmp_path):
     """Rank 1 would wait for an answer that never comes; rank 0 cannot listen."""
-    import socket
-
+    flags = [*SMALL, "--timeout-s", "3", "--data", str(tokens), "--out", str(tmp_path / "run")]
+    program = f"import sys\nfrom parallel import train\nsys.exit(train.main({flags!r}))"
     with socket.create_server(("127.0.0.1", 0), backlog=8) as stranger:
         port = str(stranger.getsockname()[1])
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        flags = [*SMALL, "--timeout-s", "3", "--data", str(tokens), "--out", str(tmp_path / "run")]
         ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "parallel.train", *flags],
-                cwd=ROOT,
-                env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in (0, 1)
+            python(program, env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank})
+            for rank in "01"
         ]
         said = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 1], said
@@ -341,41 +322,34 @@ def test_a_strangers_master_port_ends_the_rank_in_time_and_words(tokens, tmp_pat
 
 @pytest.mark.slow
 def test_the_timeout_reaches_every_process_group(tmp_path):
-    program = (
-        "import os, torch, torch.distributed as dist\n"
-        "from pathlib import Path\n"
-        "from parallel import engines\n"
-        "from parallel.engines.devices import init_process_group\n"
-        "from parallel.record import launch\n"
-        "from parallel.checkpoint.checkpointer import Checkpointer\n"
-        "from parallel.config.settings import resolve\n"
-        "os.environ['DS_ACCELERATOR'] = 'cpu'\n"
-        "os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0', 'LOCAL_RANK': '0'}\n"
-        "cpu, counts = torch.device('cpu'), []\n"
-        "spec = {'timeout_s': 77.0, 'n_layer': 1, 'hidden': 16, 'n_head': 2, 'max_seq_len': 16}\n"
-        "for name in ('megatron', 'deepspeed_pipe'):\n"
-        "    run = resolve(('test', {'engine': name, 'device': 'cpu', **spec}))\n"
-        "    if name == 'megatron':\n"
-        "        init_process_group(run, cpu, launch.Launch(0, 1, 0, 1, 'none'), print)\n"
-        "    engine = engines.load(run, cpu, 'torch')\n"
-        "    groups = dist.distributed_c10d._world.pg_map\n"
-        "    counts.append(len(groups))\n"
-        "    engine.close() if name == 'megatron' else None\n"
-        "    for group in [*groups, dist.new_group()]:\n"
-        "        limit = group._get_backend(cpu).options._timeout.total_seconds()\n"
-        "        assert limit == 77, (name, limit, group.group_desc)\n"
-        "print(counts)\n"
-        "os._exit(0)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert min(eval(done.stdout.splitlines()[-1])) > 3
+    program = """
+import os, torch, torch.distributed as dist
+from parallel import engines
+from parallel.engines.devices import init_process_group
+from parallel.record import launch
+from parallel.config.settings import resolve
+os.environ['DS_ACCELERATOR'] = 'cpu'
+os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0', 'LOCAL_RANK': '0'}
+cpu, counts = torch.device('cpu'), []
+spec = {'timeout_s': 77.0, 'n_layer': 1, 'hidden': 16, 'n_head': 2, 'max_seq_len': 16}
+for name in ('megatron', 'deepspeed_pipe'):
+    run = resolve(('test', {'engine': name, 'device': 'cpu', **spec}))
+    if name == 'megatron':
+        init_process_group(run, cpu, launch.Launch(0, 1, 0, 1, 'none'), print)
+    engine = engines.load(run, cpu, 'torch')
+    groups = dist.distributed_c10d._world.pg_map
+    counts.append(len(groups))
+    engine.close() if name == 'megatron' else None
+    for group in [*groups, dist.new_group()]:
+        limit = group._get_backend(cpu).options._timeout.total_seconds()
+        assert limit == 77, (name, limit, group.group_desc)
+print(counts, flush=True)
+os._exit(0)
+"""
+    process = python(program)
+    out, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors[-2000:]
+    assert min(eval(out.splitlines()[-1])) > 3
 
 
 def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
@@ -391,18 +365,15 @@ def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
     assert signals_and_hangs._location([linked, loop]) == "parallel/engines/ddp.py:7 step"
 
 
-def a_stopped_run(folder: Path, spec, state: str) -> None:
+def a_stopped_run(folder: Path) -> None:
     run = RunFolder(folder)
-    run.begin({"run": "ddp", "spec": spec.settings()})
+    run.begin({"run": "ddp", "spec": settings_of()})
     (folder / "checkpoints" / folders.name_of(2)).mkdir(parents=True)
-    run.fail(Kind.KILLED, "killed", 0) if state == ends.FAILED else run.interrupt(
-        Kind.SIGNAL, "SIGTERM"
-    )
+    run.fail(Kind.KILLED, "killed", 0)
     run.close()
 
 
 def settings_of(**changed) -> dict:
-
     return resolve(("test", {"save_interval": 2, **changed})).settings()
 
 
@@ -411,7 +382,6 @@ def test_every_circumstance_is_a_setting():
 
 
 def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, capsys):
-
     def begin(**changed):
         spec, folder = resolve(("test", {"save_interval": 2, **changed})), RunFolder(run)
         about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "layout": {}, "git": {}}
@@ -426,9 +396,6 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     folder = RunFolder(run)
     folder.begin({"run": "ddp", "spec": settings_of(), "started_utc": "now"}, go_on=True)
     folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    assert attempts.why_anew(run, settings_of(breakdown=True)) == (
-        "the earlier one is complete and breakdown changed from False to True"
-    )
     assert begin(steps=80) == run / "checkpoints"
     said = capsys.readouterr().out
     assert f"the result after 20 steps is kept in {run}/attempts/1" in said
@@ -440,17 +407,14 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     earlier = json.loads((run / "run.json").read_text())["attempts"]
     assert earlier[-1]["reason"] == "status.json is missing or damaged"
     assert begin(steps=10) is None
-    moved = (
-        f"moved the earlier attempt to {run}/attempts/2; this run starts from step 0, because the"
-        " earlier one's newest checkpoint, of step 20, is beyond the steps asked for, 10\n"
-    )
-    assert capsys.readouterr().out == moved
+    moved = capsys.readouterr().out
+    assert moved.startswith(f"moved the earlier attempt to {run}/attempts/2; this run starts from")
     assert moved in (run / "train.log").read_text()
 
 
 def test_a_run_does_not_load_from_the_attempt_that_it_would_move(tmp_path):
     run = tmp_path / "run"
-    a_stopped_run(run, resolve(("test", {"save_interval": 2})), ends.FAILED)
+    a_stopped_run(run)
     spec = resolve(("test", {"save_interval": 2, "lr": 1e-2, "load": str(run)}))
     with pytest.raises(UsageError, match="is in the folder of the run itself: give another --out"):
         attempts.begin(spec, {"run": "ddp"}, RunFolder(run))
@@ -458,7 +422,6 @@ def test_a_run_does_not_load_from_the_attempt_that_it_would_move(tmp_path):
 
 
 def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path):
-
     (tmp_path / "ck" / folders.name_of(20)).mkdir(parents=True)
     spec = resolve(("test", {"load": str(tmp_path / "ck"), "steps": 20}))
     with pytest.raises(UsageError, match="step-00000020 is the state after all of the run's 20"):
@@ -467,29 +430,21 @@ def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path):
 
 
 def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):
-
-    spec = resolve(("test", {"save_interval": 2}))
-    a_stopped_run(tmp_path / "run", spec, ends.FAILED)
-    row = {"step": 1, "step_s": 1.0, "loss": 2.0, "grad_norm": 1.0, "lr": 1.0}
-    row |= {"loss_scale": 1.0, "skipped": 0, "tokens": 4}
+    a_stopped_run(tmp_path / "run")
+    row = dict.fromkeys(STEP_COLUMNS) | {"step_s": 1.0, "skipped": 0, "tokens": 4}
     folder = RunFolder(tmp_path / "run")
-    for step, loss in ((1, 9.0), (2, 8.0), (3, 7.0)):
-        if step == 1:
-            folder.begin({"run": "ddp"}, go_on=True)
-        folder.step(row | {"step": step, "loss": loss})
-    folder.close()
-    with (tmp_path / "run" / "steps.csv").open("a") as file:
-        file.write("4,0.1,6.")
-    folder.begin({"run": "ddp"}, go_on=True)
-    for step, loss in ((3, 7.0), (4, 6.0)):
-        folder.step(row | {"step": step, "loss": loss})
-    folder.close()
+    for steps in ({1: 9.0, 2: 8.0, 3: 7.0}, {3: 7.0, 4: 6.0}):
+        folder.begin({"run": "ddp"}, go_on=True)
+        for step, loss in steps.items():
+            folder.step(row | {"step": step, "loss": loss})
+        folder.close()
+        with (tmp_path / "run" / "steps.csv").open("a") as file:
+            file.write("4,0.1,6.")
     steps = read_run(tmp_path / "run").steps
     assert [(s["step"], s["loss"]) for s in steps] == [(1, 9.0), (2, 8.0), (3, 7.0), (4, 6.0)]
 
 
 def test_a_note_that_the_console_does_not_take_ends_no_run(tmp_path, monkeypatch):
-
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
