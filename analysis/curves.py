@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.measured.curve_tools import TOOLS, Point, Sink
-from base.errors import Parser, UsageError, command_line, printable, warn
+from analysis.measured.run_flags import parser_of
+from base.errors import UsageError, command_line, printable, warn
 from base.files import named_folder, read_json_if_whole
 from base.storage import write_synced
 from models.config import GPTConfig
@@ -38,8 +39,7 @@ _VALIDATION = re.compile(r" validation loss at iteration (\d+) \| lm loss value:
 @command_line(NAME)
 def main(argv: list[str] | None = None) -> int:
     """Write the curves; 0 when the tool took those of every run."""
-    parser = Parser(prog=f"python -m {NAME}", description=__doc__)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or folder")
+    parser = parser_of(NAME, __doc__, paths="run folder or folder")
     parser.add_argument("--to", choices=tuple(TOOLS), required=True, help="the tool")
     parser.add_argument(
         "--out",

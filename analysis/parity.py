@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         warn("analysis.parity", line)
     baseline = loss_parity.called(flags.baseline, runs) if flags.baseline else None
     parities = list(loss_parity.verify(runs, baseline and baseline.path).values())
-    shown = loss_parity.table(parities, flags.baseline or loss_parity.baselines(runs))
+    own = sorted({run.facts.get("baseline") for run in runs} - {None})
+    shown = loss_parity.table(parities, flags.baseline or ", ".join(own))
     show([shown], flags.format, flags.columns)
     kinds = {parity.verdict.kind for parity in parities}
     return int(bool(kinds - {loss_parity.EQUAL}) if flags.check else loss_parity.DIFFERS in kinds)

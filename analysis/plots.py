@@ -20,7 +20,8 @@ from analysis.logs.load import load
 from analysis.logs.record import Record
 from analysis.measured import run_table
 from analysis.measured.fairness import by_configuration, scaling_of
-from base.errors import Parser, UsageError, command_line, warn
+from analysis.measured.run_flags import parser_of
+from base.errors import UsageError, command_line, warn
 from base.files import add_force_flag, named_folder
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import AXES
@@ -116,12 +117,10 @@ def _why_not(row: Row) -> str:
 @command_line("analysis.plots")
 def main(argv: list[str] | None = None) -> int:
     """Draw the pictures and name the files."""
-    parser = Parser(prog="python -m analysis.plots", description=__doc__)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="logs, runs, folders")
+    parser = parser_of("analysis.plots", __doc__, "baseline", paths="logs, runs, folders")
     parser.add_argument(
         "--out", type=named_folder, metavar="DIR", help="folder to write (default: PATH/plots)"
     )
-    parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
     add_force_flag(parser)
     flags = parser.parse_args(argv)
     folder = folder_for(flags.paths, flags.out)

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import Column, Table, add_table_flags, show
+from analysis.common.table import Column, Table, show
+from analysis.common.terminal import cut
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import nsys, torch_trace
 from analysis.logs.record import Refusal
+from analysis.measured.run_flags import parser_of
 from base.bounds import check_flags
-from base.errors import Parser, command_line, warn
+from base.errors import command_line, warn
 from base.files import below
 
 _BESIDE = (".nsys-rep", ".qdrep", ".qdstrm", ".sqlite")  # Nsight's own: `nsys stats` reads them
@@ -112,7 +114,9 @@ def profiles_at(path: Path) -> tuple[dict[str, Profile], list[Refusal]]:
     if not path.is_dir():
         files[str(path)] = path
     else:
-        for run, why in below(path, lambda folder: bool(_files_of(folder)), _is_no_run):
+        for run, why in below(
+            path, lambda folder: bool(_files_of(folder)), lambda name: name == "attempts"
+        ):
             if why:
                 refused.append(Refusal(str(run), why))
             elif run.is_dir():
@@ -138,21 +142,13 @@ def _files_of(run: Path) -> list[Path]:
     return [p for p in files if p.is_file() and p.suffix not in _BESIDE]
 
 
-def _is_no_run(name: str) -> bool:
-    return name == "attempts"
-
-
 def table(title: str, profile: Profile, top: int) -> Table:
     """The `top` rows of each kind, and what the profile says of the parts of a step."""
     rows = []
     for kind in _KINDS:
-        rows += [row for row in profile.rows if row["kind"] == kind][:top]
-    rows = [row | {"name": _short(row["name"])} for row in rows]
+        of_kind = [row for row in profile.rows if row["kind"] == kind][:top]
+        rows += [row | {"name": cut(row["name"], 60)} for row in of_kind]
     return Table(_COLUMNS, rows, title=title, notes=notes(profile))
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 60 else name[:59] + "…"
 
 
 def notes(profile: Profile) -> list[str]:
@@ -179,14 +175,10 @@ def notes(profile: Profile) -> list[str]:
 @command_line("analysis.profile")
 def main(argv: list[str] | None = None) -> int:
     """Print what is at the paths."""
-    parser = Parser(prog="python -m analysis.profile", description=__doc__)
-    parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH", help="run, folder or profile"
-    )
+    parser = parser_of("analysis.profile", __doc__, "table", paths="run, folder or profile")
     parser.add_argument(
         "--top", type=int, default=10, metavar="N", help="entries of each kind (default: 10)"
     )
-    add_table_flags(parser)
     flags = parser.parse_args(argv)
     check_flags(flags, top=(1, 10_000))
     tables, refused = [], []

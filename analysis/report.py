@@ -33,8 +33,9 @@ from base.errors import Parser, UsageError, command_line, printable
 from base.files import ROOT, read_text
 from base.storage import output
 
-_OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
+_OPEN = r"^<!-- report: (\S.*) -->[ \t]*$"
 _CLOSE = "<!-- /report -->"
+_BLOCK = re.compile(rf"{_OPEN}((?s:.*?))(?:^{_CLOSE}[ \t]*$|\Z)", re.M)
 SHOWN = 20  # lines of a difference
 COMMANDS = ("tflops", "scaling", "compare", "parity", "breakdown", "plan")
 PUBLISHED = "repeats checkpoints big-purple t4 bucket-ab epochs".split()
@@ -127,29 +128,25 @@ def regenerate(text: str, source: str = "") -> str:
     Raises:
         UsageError: a block that is unknown, not closed or without data; it names file and line.
     """
-    out: list[str] = []
-    lines = iter(enumerate(text.split("\n"), start=1))
-    for line_no, line in lines:
-        out.append(line)
-        match = _OPEN.match(line)
-        if not match:
-            continue
+
+    def written(match: re.Match[str]) -> str:
+        opening = match[0].partition("\n")[0]
         name, *arguments = shlex.split(match[1])
+        line_no = text.count("\n", 0, match.start()) + 1
         where = f"{source}:{line_no}"
         if name not in NAMES:
             raise UsageError(f"{where}: unknown report {name!r}; known: {', '.join(NAMES)}")
-        for _, inside in lines:
-            if inside.rstrip() == _CLOSE:
-                break
-            if _OPEN.match(inside):
-                raise UsageError(f"{where}: this report is not closed before the next one")
-        else:
+        if re.search(_OPEN, match[2], re.M):
+            raise UsageError(f"{where}: this report is not closed before the next one")
+        if not match[0].rstrip().endswith(_CLOSE):
             raise UsageError(f"{where}: this report is not closed by {_CLOSE}")
         try:
-            out += ["", *block(name, arguments).rstrip("\n").split("\n"), "", _CLOSE]
+            content = block(name, arguments).rstrip("\n")
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
-    return "\n".join(out)
+        return f"{opening}\n\n{content}\n\n{_CLOSE}"
+
+    return _BLOCK.sub(written, text)
 
 
 @command_line("analysis.report")

@@ -46,23 +46,18 @@ def _figure(title: str) -> "tuple[Figure, Any]":
 
 
 def save(figure: "Figure", folder: Path, name: str, force: bool = False) -> list[Path]:
-    """Write NAME.png and NAME.svg; the SVG is the same bytes for the same data."""
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        write(figure, path, force=force)
-    return paths
-
-
-def write(figure: "Figure", path: Path, dpi: int = 144, force: bool = False) -> None:
-    """Write a picture that says in itself who drew it; its suffix names the format.
+    """Write NAME.png and NAME.svg, which say in themselves who drew them; the SVG is the same bytes
+    for the same data.
 
     Raises:
         UsageError: as `storage.output`.
     """
-    known = {".png": {"Software": MARK}, ".svg": {"Creator": MARK, "Date": None}}
-    with output(path, MARK, force) as file:
-        figure.savefig(file, dpi=dpi, metadata=known.get(path.suffix.lower()))
+    about = {"png": {"Software": MARK}, "svg": {"Creator": MARK, "Date": None}}
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, metadata in about.items():
+        with output(folder / f"{name}.{kind}", MARK, force) as file:
+            figure.savefig(file, dpi=144, metadata=metadata)
+    return [folder / f"{name}.{kind}" for kind in about]
 
 
 def speedup(points: list[Point], title: str, start: float, weak: bool = False) -> "Figure":
@@ -127,18 +122,11 @@ def _draw(figure: "Figure", axes: Any, points: list[Point], has_ideal: bool = Fa
         if point.split:
             by_x[point.x].append(point)
     for named in by_x.values():
-        if len(named) > _LABELS:  # the highest of each split
-            named = list({(point.engine, point.split): point for point in named}.values())
         if len(named) <= _LABELS:
-            _name(axes, sorted(named, key=lambda point: point.y), colours)
+            _name(axes, named, colours)
     handles = [Line2D([], [], label=e, color=c, marker="o", ls="") for e, c in colours.items()]
     if has_ideal:
         handles.append(Line2D([], [], label="ideal", color=GREY, ls="--"))
-    _legend(figure, handles)
-
-
-def _legend(figure: "Figure", handles: list[Any]) -> None:
-    """Below the axes, in as many columns as there is room for."""
     longest = max(len(handle.get_label()) for handle in handles)
     columns = max(1, min(4, 72 // (longest + 6)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)

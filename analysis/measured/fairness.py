@@ -20,6 +20,7 @@ ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a t
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
 SPARE = 0.1  # cores that a machine's own services use, and that disturb no run
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
+WORDS["gpus"] = "GPUs"
 
 
 def differences(
@@ -66,11 +67,9 @@ def unstated(records: list[Record]) -> list[str]:
     """The parts of the fixed work that some run does not state, so they were not compared."""
     if len(records) < 2:
         return []
-    words = {"gpus": "GPUs", "seq_len": "sequence length", "global_batch": "global batch"}
-    words |= {"precision": "precision"}
-    unknown = [
-        word for name, word in words.items() if any(getattr(r, name) is None for r in records)
-    ]
+    names = ("gpus", "seq_len", "global_batch", "precision")
+    absent = [name for name in names if any(getattr(r, name) is None for r in records)]
+    unknown = [WORDS.get(name, name) for name in absent]
     if any(not (r.model or r.params) for r in records):
         unknown.append("model")
     return unknown
@@ -109,13 +108,11 @@ def scaling_of(records: list[Record]) -> str:
 
 
 def other_kernels(records: list[Record]) -> list[str]:
-    """A note that names each run's kernels of attention, where not all are alike. Runs that do not
-    state it are left out; where one names no kernel of its family, that family counts as one."""
-    stated = {name_of(r): r.facts["attention"] for r in records if r.facts.get("attention")}
-    families = {name: kernels.partition(" (")[0] for name, kernels in stated.items()}
+    """A note that names each run's library of attention, where not all that state it are alike."""
     alike: dict[str, list[str]] = defaultdict(list)
-    for name, kernels in stated.items():
-        alike[families[name] if families[name] in stated.values() else kernels].append(name)
+    for record in records:
+        if kernels := record.facts.get("attention"):
+            alike[kernels.partition(" (")[0]].append(name_of(record))
     if len(alike) < 2:
         return []
     told = "; ".join(f"{kernels}: {who(names, len(records))}" for kernels, names in alike.items())

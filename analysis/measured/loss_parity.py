@@ -201,11 +201,6 @@ def called(wanted: str, runs: list[Run]) -> Run:
     return runs[chosen(wanted, names)]
 
 
-def baselines(runs: list[Run]) -> str:
-    """The names of the runs' own baselines, for the table's note."""
-    return ", ".join(sorted({run.facts.get("baseline") for run in runs} - {None}))
-
-
 _COLUMNS = [
     Column("run", "run"),
     Column("steps", "steps", "d"),

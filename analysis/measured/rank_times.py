@@ -32,17 +32,13 @@ class Breakdown:
     A column that is unknown in some window is None.
     """
 
+    name: str  # the run's, with folders where others have it, too
     run: Run
     spec: RunSpec
     record: Record
     ranks: dict[int, dict[str, float | None]]
     steps: int
     notes: list[str] = field(default_factory=list)
-    shown: str = ""  # the run's name, with folders where others have it, too
-
-    @property
-    def name(self) -> str:
-        return self.shown or self.run.name
 
     @property
     def whole(self) -> bool:
@@ -76,7 +72,7 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
     # Without a steady part, skip the first window if there are others.
     start = 2 if time is None else max(2, int(record.steps["iteration"][time.first]))
     last = min(rows[-1]["last_step"] for rows in windows.values())  # of a killed run they differ
-    breakdown = Breakdown(run, spec, record, {}, 0)
+    breakdown = Breakdown(run.name, run, spec, record, {}, 0)
     for rank, rows in windows.items():
         rows = [row for row in rows if row["last_step"] <= last]
         if not rows:
@@ -336,7 +332,7 @@ def read_all(paths: list[Path]) -> tuple[list[Breakdown], list[str]]:
         raise UsageError("; ".join(problems))
     names = distinct([b.run.name for b in breakdowns], [b.run.path for b in breakdowns])
     for breakdown, name in zip(breakdowns, names, strict=True):
-        breakdown.shown = name
+        breakdown.name = name
     return breakdowns, problems
 
 

@@ -37,7 +37,7 @@ def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[
         return []
     names = {Path(record.source): name_of(record) for record in records}
     for run in runs:
-        run.shown = names[run.run.path]
+        run.name = names[run.run.path]
     bars = [
         {"bar": f"{run.name}; rank {rank}", "part": part, "seconds": row[f"{part}_s"]}
         for run in runs
