@@ -171,9 +171,6 @@ class Record:
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of nsys stats, by name
-    # One per rank and epoch, and with a rank of NaN one per average over ranks.
-    ranks: list[dict[str, float]] = field(default_factory=list)
-    runs: dict[str, dict[str, float]] = field(default_factory=dict)  # totals of several runs
 
     def step_stats(self) -> dict[str, float | int | None]:
         """n, mean, median, min and max (seconds) over all logged steps; None where unknown.

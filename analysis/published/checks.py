@@ -212,20 +212,18 @@ def _sums(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
     total is the sum of all columns of numbers before it."""
     headings = list(rows[0].cells) if rows else []
     grid = [[read_value(row.cells[h], h, 1.0, {}) for h in headings] for row in rows]
-    above: list[list[Value | None]] = []
-    for row, values in zip(rows, grid, strict=True):
+    begin = 0
+    for at, row in enumerate(rows):
         if _TOTAL.match(row.cells[headings[0]]):
-            columns = zip(values, zip(*above, strict=True), strict=False)
-            yield from _wrong_totals([Total(row, value, parts) for value, parts in columns], lines)
-            above = []
-        else:
-            above.append(values)
-    for at, heading in enumerate(headings):
-        if _TOTAL.match(heading):
-            before = [n for n in range(at) if all(values[n] for values in grid)]
-            parts = [[values[n] for n in before] for values in grid]
-            totals = [Total(*of) for of in zip(rows, (v[at] for v in grid), parts, strict=True)]
+            parts = zip(*grid[begin:at], strict=True)
+            totals = [Total(row, *cells) for cells in zip(grid[at], parts, strict=False)]
             yield from _wrong_totals(totals, lines)
+            begin = at + 1
+    for at in (n for n, heading in enumerate(headings) if _TOTAL.match(heading)):
+        before = [n for n in range(at) if all(values[n] for values in grid)]
+        cells = zip(rows, grid, strict=True)
+        totals = [Total(row, values[at], [values[n] for n in before]) for row, values in cells]
+        yield from _wrong_totals(totals, lines)
 
 
 def _wrong_totals(totals: list[Total], lines: set[int]) -> Iterator[Finding]:
@@ -287,10 +285,9 @@ def _repeats(rows: list[Line]) -> Iterator[Finding]:
     """Rows that differ in nothing but what was measured do not differ much in that."""
     groups: dict[tuple, list[Line]] = defaultdict(list)
     remarks = [name for name in REMARKS if name not in ("notes", "remarks")]
-    for row in rows:
-        if "step_s" in row.values:
-            texts = _configuration(row, [*remarks, "table"]).values()
-            groups[tuple(_NO_SETTING.sub("", text) for text in texts)].append(row)
+    for row in (row for row in rows if "step_s" in row.values):
+        texts = _configuration(row, [*remarks, "table"]).values()
+        groups[tuple(_NO_SETTING.sub("", text) for text in texts)].append(row)
     for members in groups.values():
         times = [row.values["step_s"].number for row in members]
         if max(times) > FAR_APART * min(times):

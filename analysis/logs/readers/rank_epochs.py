@@ -15,7 +15,7 @@ from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import number, plain
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.record import Record
+from analysis.logs.record import Record, Refusal
 
 _ANY = re.compile(
     rb"(?:Rank (?P<rank>\d{1,6}) )?Epoch (?P<of_epoch>\d{1,9}) timing breakdown:"
@@ -41,11 +41,10 @@ _NAMES = {
 
 
 def _read(log: Log, record: Record) -> None:
-    """Read one log.
+    """Read one log. `totals["wall_s"]` is the sum over epochs of the slowest rank's time.
 
-    `totals["wall_s"]` is the sum over epochs of the slowest rank's time. `Record.ranks` has a dict
-    of seconds and losses for each breakdown, by _NAMES; of an average, `rank` is NaN. A document
-    that holds several runs under Markdown headings has totals in `Record.runs` alone, by heading.
+    Raises:
+        Refusal: a document that holds several runs under Markdown headings.
     """
     runs: dict[str, list[dict[str, float]]] = {"": []}
     last, heading = 0, ""
@@ -66,25 +65,21 @@ def _read(log: Log, record: Record) -> None:
             name = _NAMES[match["part"] or match["loss_of"]]
             rows[-1].setdefault(name, number(match["seconds"] or match["loss"]))
     runs = {name: rows for name, rows in runs.items() if any("rank" in row for row in rows)}
-    for name, rows in runs.items():
-        record.runs[name] = _totals(rows)
-        mean_s = record.runs[name].get("epoch_s_mean_of_ranks", math.inf)
-        slowest_s = record.runs[name].get("epoch_s_slowest_rank", 0.0)
+    if len(runs) > 1:
+        reason = f"holds {len(runs)} runs ({', '.join(runs)}): copy each to a file of its own"
+        raise Refusal(str(log.path), reason)
+    for rows in runs.values():
+        record.totals = _totals(rows)
+        mean_s = record.totals.get("epoch_s_mean_of_ranks", math.inf)
+        slowest_s = record.totals.get("epoch_s_slowest_rank", 0.0)
         if slowest_s > 1.02 * mean_s:
             record.notes.append(
-                f"{name}: the printed epoch time {mean_s:.2f} s is a mean over ranks;"
-                f" the slowest rank needs {slowest_s:.2f} s".removeprefix(": ")
+                f"the printed epoch time {mean_s:.2f} s is a mean over ranks;"
+                f" the slowest rank needs {slowest_s:.2f} s"
             )
-    if len(runs) > 1:
-        record.notes.insert(0, f"holds {len(runs)} runs: {', '.join(runs)}")
-    elif runs:
-        (record.totals,), (rows,) = record.runs.values(), runs.values()
-        record.ranks, record.runs = [row for row in rows if "rank" in row], {}
-        ranks = [row["rank"] for row in record.ranks if "epoch" in row]
+        ranks = [row["rank"] for row in rows if "epoch" in row]
         record.gpus = 1 + int(max(ranks)) if ranks else None
-    if runs:
-        losses = [row.get("train_loss", 0.0) for rows in runs.values() for row in rows]
-        record.nan_iterations = sum(map(math.isnan, losses))
+        record.nan_iterations = sum(math.isnan(row.get("train_loss", 0.0)) for row in rows)
         record.completed = record.whole_run = True
         judge_end(record, log, [last])
 

@@ -118,11 +118,10 @@ def _covered(events: list[_Event]) -> Iterator[tuple[str, float]]:
 def _own_times(events: list[_Event]) -> Iterator[tuple[str, float]]:
     """(name, seconds without the operators inside) of every operator on the host."""
     operators = [e for e in events if e.category == "cpu_op"]
+    operators.sort(key=lambda operator: (operator.begin_s, -operator.seconds))
     inside: dict[int, float] = defaultdict(float)  # an operator's number -> seconds
     around: dict[str, list[int]] = defaultdict(list)  # thread -> operators, outermost first
-    order = sorted(range(len(operators)), key=lambda n: (operators[n].begin_s, -operators[n][1]))
-    for n in order:
-        event = operators[n]
+    for n, event in enumerate(operators):
         open_ = around[event.thread]
         while open_ and operators[open_[-1]].end_s <= event.begin_s:
             open_.pop()
