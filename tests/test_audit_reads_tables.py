@@ -5,7 +5,6 @@ import json
 import pytest
 
 from analysis.audit import main
-from analysis.published.audit import audit_paths
 from analysis.published.read_tables import KNOWN, NAMES, meaning
 
 MARKDOWN = "| GPUs | TP | PP | DP |\n|---|---|---|---|\n| 8 | 2 | 2 | {dp} |\n"
@@ -14,6 +13,7 @@ HTML = (
     "<table>\n<tr><th>GPUs<th>TP<th>PP<th>DP\n<tr><td>8<td>2<td>2<td>{dp}\n</table>"
     "<table><tr><th colspan=2>x</th><th>DP</th></tr></table>"
 )
+ONE_END = "a \\| b | GPUs | TP | PP | DP |\n--|--|--|--|--\n| x | 8 | 2 | 2 | {dp}\n"
 CSV = "gpus,tp,pp,dp\n8,2,2,{dp}\n"
 
 
@@ -22,6 +22,7 @@ CSV = "gpus,tp,pp,dp\n8,2,2,{dp}\n"
     [
         ("t.md", MARKDOWN, 3),
         ("t.md", BARE, 3),
+        ("t.md", ONE_END, 3),
         ("t.html", HTML, 3),
         ("t.csv", CSV, 2),
         ("t.tsv", CSV.replace(",", "\t"), 2),
@@ -128,10 +129,3 @@ def test_no_heading_is_listed_for_two_columns_and_ours_are_known():
     for heading in ("local batch", "Batch size", "theoretical peak FLOP/s", "GB/s", "eval batch"):
         assert meaning(heading, {}) == ""
     assert [meaning(h, {}) for h in ("MFU (%)", "mfu_pct", "MFU")] == ["mfu_pct", "mfu_pct", "mfu"]
-
-
-def test_the_cells_of_one_line_may_have_bars_at_one_end(tmp_path):
-    path = tmp_path / "t.md"
-    path.write_text("a \\| b | GPUs | TP | PP | DP |\n--|--|--|--|--\n| x | 8 | 2 | 2 | 4\n")
-    (finding,) = audit_paths([path]).findings
-    assert finding.line == 3 and finding.printed == "8"

@@ -107,10 +107,12 @@ def test_trainer_state_json_is_read(log):
     assert record.steps["loss"].tolist() == [2.5] and record.step_stats()["mean"] == 2.0
 
 
-def test_golden_values_leave_out_what_is_not_a_number(log):
-    def series(values):
-        return {"start_step": 1, "end_step": 3, "step_interval": 1, "values": values}
+def series(values):
+    """A metric of Megatron-LM's golden values."""
+    return {"start_step": 1, "end_step": 3, "step_interval": 1, "values": values}
 
+
+def test_golden_values_leave_out_what_is_not_a_number(log):
     content = {
         "lm loss": series({"1": 10.5, "2": 10.4, "3": 10.3}),
         "iteration-time": series({"1": "nan", "2": 8.5, "3": 0.95}),
@@ -123,9 +125,6 @@ def test_golden_values_leave_out_what_is_not_a_number(log):
 
 
 def test_a_loss_of_nan_outside_of_iteration_lines_is_counted_and_diverged(log):
-    def series(values):
-        return {"start_step": 1, "end_step": 3, "step_interval": 1, "values": values}
-
     golden = {"lm loss": series({"1": 10.5, "2": 10.4, "3": "nan"})}
     timed_too = golden | {"iteration-time": series({"1": 9.0, "2": 8.5, "3": 0.95})}
     losses = "".join(mlperf(3000, "eval_loss", value) for value in (2.5, float("nan")))
@@ -676,8 +675,7 @@ def test_our_own_iteration_lines_are_read_with_all_that_stands_behind_megatrons_
     [("ERROR: a hook of the site failed", None), ("CUDA out of memory. Tried to", "oom")],
 )
 def test_a_launchers_error_is_no_end_of_an_mlperf_run(log, said, kind):
-    start = {"key": "run_start", "value": None, "time_ms": 1_700_000_000_000, "metadata": {}}
-    failure = read(log(f":::MLLOG {json.dumps(start)}\n{said}\n")).failure
+    failure = read(log(f"{mlperf(1.7e12, 'run_start')}{said}\n")).failure
     assert (failure and failure.kind) == kind
 
 
