@@ -17,8 +17,6 @@ JEAN_ZAY = PUBLISHED / "seed003_jeanzay_v100.csv"
 needs_shared = pytest.mark.skipif(
     not (SHARED / "seeds").is_dir(), reason=f"no published documents at {SHARED}"
 )
-
-
 AUDITED = tomllib.loads((ROOT / "tests" / "audited_tables.toml").read_text())["tables"]
 
 

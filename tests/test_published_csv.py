@@ -11,12 +11,10 @@ from analysis.logs.published_csv import column_name, number, read_csv
         ("seconds_per_iteration", "step_s"),
         ("step_s", "step_s"),
         ("Speed", "step_s"),
-        ("gpu_type", "gpu_type"),
         ("epoch_s", "epoch_s"),  # seconds of an epoch
         ("Epochs", "epochs"),  # a number of them
         ("seq", "seq_len"),
         ("Wall time (s)", "wall_s"),
-        ("Optimizer steps", "optimizer_steps"),
     ],
 )
 def test_a_heading_has_one_name(heading, name):

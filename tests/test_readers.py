@@ -263,8 +263,8 @@ def test_argument_dumps_of_every_form_are_read(log, form):
     }
     text = "".join(DUMPS[form].format(*item) for item in arguments.items())
     record = read(log(text + RUN))
-    found = (record.gpus, record.tp, record.pp, record.micro_batch, record.seq_len)
-    assert found == (64, 4, 8, 2, 2048)
+    sizes = (record.gpus, record.tp, record.pp, record.micro_batch, record.seq_len)
+    assert sizes == (64, 4, 8, 2, 2048)
     assert record.model == {"n_layer": 48, "hidden": 8192}
     assert record.origin["tp"] == "log"
 
