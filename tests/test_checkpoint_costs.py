@@ -6,11 +6,10 @@ import json
 import pytest
 
 from analysis.checkpoints import main
-from analysis.logs.parsing.checkpoint_lines import Event, scan
+from analysis.logs.parsing.checkpoint_lines import scan
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import read
 from analysis.measured.checkpoint_costs import COLUMNS, read_events, rows, table
-from analysis.published.recomputed import checkpoints
 from base.errors import UsageError
 
 ITERATION = (
@@ -18,72 +17,58 @@ ITERATION = (
 )
 
 
-def events(tmp_path, text: str) -> list[Event]:
-    path = tmp_path / "train.log"
-    path.write_text(text)
-    with Log(path) as log:
-        return scan(log)
-
-
-def times(found: list[Event]) -> list[tuple]:
-    return [(e.kind, e.step, e.blocked_s, e.total_s) for e in found]
-
-
-def test_megatron_timers_old_and_new(tmp_path):
-    old = """saving checkpoint at iteration   33241 to /ckpt
+OLD = """saving checkpoint at iteration   33241 to /ckpt
 [2021-08-08 01:00:00,100] [INFO] [logging.py:68:log_dist] [Rank 0] Saving model checkpoint: /ckpt
   successfully saved checkpoint at iteration   33241 to /ckpt
 time (ms) | save-checkpoint: 57514.53
 """
-    new = """saving checkpoint at iteration       1 to ./checkpoints/gpt-2
+NEW = """saving checkpoint at iteration       1 to ./checkpoints/gpt-2
   successfully saved checkpoint at iteration       1 to ./checkpoints/gpt-2
 (min, max) time across ranks (ms):
     save-checkpoint ................................: (21027.08, 21027.18)
 (min, max) time across ranks (ms):
     load-checkpoint ................................: (17352.38, 17353.07)
 """
-    assert times(events(tmp_path, old)) == [("save", 33241, 57.51453, 57.51453)]
-    assert times(events(tmp_path, new)) == [
-        ("save", 1, 21.02718, 21.02718),
-        ("load", None, 17.35307, 17.35307),
-    ]
-
-
-def test_a_load_that_found_nothing_is_no_load(tmp_path):
-    text = """WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt
+NO_LOAD = """WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt
     will not load any checkpoints and will start from random
 time (ms) | load-checkpoint: 0.46
 time (ms) | load-checkpoint: 812.00
 """
-    assert times(events(tmp_path, text)) == [("load", None, 0.812, 0.812)]
-
-
-def test_a_save_behind_the_training_blocks_for_less_than_it_takes(tmp_path):
-    text = """[2025-01-01 00:00:00] saving checkpoint at iteration     100 to /ckpt
+BEHIND = """[2025-01-01 00:00:00] saving checkpoint at iteration     100 to /ckpt
   scheduled an async checkpoint save at iteration     100 to /ckpt
     save-checkpoint ................................: (1500.00, 1600.00)
 [2025-01-01 00:00:41] successfully saved checkpoint from iteration     100 to /ckpt
 """
-    assert times(events(tmp_path, text)) == [("save", 100, 1.6, 41.0)]
+TITAN = """\
+[rank0]:2025-04-01 00:25:51,616 - root - INFO - Finished loading the checkpoint in 3.20 seconds.
+[rank0]:2025-04-01 00:25:54,616 - root - INFO - Saving the checkpoint.
+[rank0]:2025-04-01 00:25:59,616 - root - INFO - Finished saving the checkpoint in 5.53 seconds.
+[rank1]:2025-04-01 00:25:59,616 - root - INFO - Finished saving the checkpoint in 5.53 seconds.
+"""
+NANOGPT = "saving checkpoint to out\nstep 10: train loss 4.2\nsaving checkpoint to out\n"
+KILLED = """saving checkpoint at iteration 5 to /c
+saving checkpoint at iteration 9 to /c
+time (ms) | save-checkpoint: 2000.00
+"""
 
 
-def test_other_formats(tmp_path):
-    titan = "[rank{}]:2025-04-01 00:25:5{},616 - root - INFO - {}\n"
-    first = titan.format(0, 4, "Saving the checkpoint.")
-    done = [titan.format(r, 9, "Finished saving the checkpoint in 5.53 seconds.") for r in (0, 1)]
-    loaded = titan.format(0, 1, "Finished loading the checkpoint in 3.20 seconds.")
-    assert times(events(tmp_path, loaded + first + "".join(done))) == [
-        ("load", None, 3.2, 3.2),
-        ("save", None, 5.53, 5.53),
-    ]
-    nanogpt = "saving checkpoint to out\nstep 10: train loss 4.2\nsaving checkpoint to out\n"
-    assert times(events(tmp_path, nanogpt)) == [("save", None, None, None)] * 2
-
-
-def test_a_killed_save_has_no_time(tmp_path):
-    text = "saving checkpoint at iteration 5 to /c\nsaving checkpoint at iteration 9 to /c\n"
-    text += "time (ms) | save-checkpoint: 2000.00\n"
-    assert times(events(tmp_path, text)) == [("save", 5, None, None), ("save", 9, 2.0, 2.0)]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OLD, [("save", 33241, 57.51453, 57.51453)]),
+        (NEW, [("save", 1, 21.02718, 21.02718), ("load", None, 17.35307, 17.35307)]),
+        (NO_LOAD, [("load", None, 0.812, 0.812)]),
+        (BEHIND, [("save", 100, 1.6, 41.0)]),  # it blocks for less than it takes
+        (TITAN, [("load", None, 3.2, 3.2), ("save", None, 5.53, 5.53)]),
+        (NANOGPT, [("save", None, None, None)] * 2),
+        (KILLED, [("save", 5, None, None), ("save", 9, 2.0, 2.0)]),
+    ],
+)
+def test_what_the_lines_of_each_format_say(tmp_path, text, expected):
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    with Log(path) as log:
+        assert [(e.kind, e.step, e.blocked_s, e.total_s) for e in scan(log)] == expected
 
 
 @pytest.mark.parametrize(
@@ -178,14 +163,3 @@ def test_unknown_bytes_print_a_dash(tmp_path, capsys):
     assert row["share"] == 0.5
     assert main([str(log)]) == 0
     assert " 50.0%" in capsys.readouterr().out
-
-
-def test_the_published_table_is_regenerated_with_its_rates(shared):
-    with (shared / "published" / "seed003_checkpoint_save.csv").open() as lines:
-        published = list(csv.DictReader(lines))
-    rows_ = checkpoints().rows
-    assert [row["save_ms"] for row in rows_] == [float(row["save_ms"]) for row in published]
-    for row in rows_:
-        total = row["weights_tb"] + row["state_tb"]
-        assert row["gb_per_s"] == pytest.approx(total * 1e6 / row["save_ms"])
-        assert row["gb_per_s_per_gpu"] == pytest.approx(row["gb_per_s"] / row["gpus"])

@@ -39,7 +39,6 @@ def repeated(name, step_s, repeats, **values):
         ((0.1, 0.05, 0.15), "B is faster by 10.0% ± 5.0%"),
         ((-0.1, -0.15, -0.05), "B is slower by 10.0% ± 5.0%"),
         ((0.02, -0.01, 0.05), "within noise: B is +2.0% but could be -1.0% to +5.0%"),
-        ((0.02, 0.0, 0.04), "within noise: B is +2.0% but could be +0.0% to +4.0%"),
         ((-0.02, -0.04, 0.0), "within noise: B is -2.0% but could be -4.0% to +0.0%"),
         ((0.25, None, None), "B takes 0.800 of A's time; how much is noise is unknown"),
     ],
@@ -55,7 +54,6 @@ def test_a_verdict_is_one_plain_sentence(numbers, verdict):
     ("numbers", "words"),
     [
         ((0.25, 0.0, 1.0), "0.800 of A's time per step (0.500 to 1.000) and 2.400 of its"),
-        ((1.0, 0.6, 3.0), "0.500 of A's time per step (0.250 to 0.625) and 1.500 of its"),
         ((1.0, None, None), "0.500 of A's time per step and 1.500 of its"),
     ],
 )
@@ -126,23 +124,6 @@ def test_drifting_iterations_are_resampled_in_blocks():
     assert alone.high - alone.low > 1.5 * (mixed.high - mixed.low)
 
 
-def test_blocks_are_as_long_as_the_root_of_their_run_and_never_leave_it():
-    class Last:
-        """Draws the last block there is."""
-
-        def integers(self, low, high, size):
-            assert low == 0
-            sizes.append((high, size))
-            return np.full(size, high - 1)
-
-    sizes = []
-    x = np.arange(10.0)
-    medians = module._block_medians([x, np.array([5.0])], Last())
-    assert sizes == [(8, (10_000, 4)), (1, (10_000, 1))]  # blocks of three, and of one
-    # 7, 8, 9 thrice, then the 7 that fills ten; and 5.
-    assert medians.tolist() == [np.median([7, 8, 9] * 3 + [7, 5])] * 10_000
-
-
 def test_a_long_run_is_resampled_in_little_memory():
     """All resamples at once are 3,000 x 10,000 times and as many indices, of 8 bytes each."""
     rng = np.random.default_rng(0)
@@ -184,11 +165,6 @@ def test_iterations_that_skipped_the_optimizer_are_not_compared(tmp_path):
     steps.write_text("\n".join(",".join(row) for row in rows) + "\n")
     ((_, times),), _ = module.timed_runs([path])
     assert len(times) == 19 - len(rows[6::3]) and times.min() >= 0.5
-
-
-def test_a_refusal_has_its_reason_alone():
-    row = Verdict("x", "y", None, ["why"], ["tp"], ["tp 1 -> 2"]).row()
-    assert [row[key] for key in ("n_b", "ratio", "verdict", "sentence")] == [None] * 3 + ["why"]
 
 
 def test_changes_are_what_both_state_and_what_differs():
@@ -305,12 +281,3 @@ def test_the_fastest_of_each_number_of_gpus_is_beside_the_others_there():
     against_baseline = [("b1", name) for name in ("a2", "c2", "d2", "e4")]
     assert [(v.a, v.b) for v in verdicts] == [*against_baseline, ("a2", "d2"), ("a2", "c2")]
     assert [row["gpus"] for row in module.table(verdicts).rows] == [2, 2, 2, 4, 2, 2]
-
-
-def test_runs_that_no_study_names_are_called_as_their_first_log():
-    verdicts = of_study([run("b", n=9), run("a", n=9, tp=2), *(run(x, n=9, tp=4) for x in "cd")])
-    against_a = [("a.log", "b.log"), ("a.log", "c.log")]
-    assert [(v.a, v.b) for v in verdicts] == [*against_a, ("b.log", "c.log")]
-    repeats = [run(f"r{i}", n=9, tp=2, run=f"r-{i}", configuration="r") for i in "12"]
-    (beside_a_study,) = of_study([run("b", n=9), *repeats])
-    assert (beside_a_study.a, beside_a_study.b) == ("b.log", "r")

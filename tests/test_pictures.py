@@ -1,7 +1,5 @@
 """Pictures and pages: one colour an engine and a part, a mark a precision, names of splits."""
 
-import re
-
 import pytest
 
 from analysis import plots
@@ -83,14 +81,3 @@ def test_a_weak_study_has_a_weak_picture(drawn):
     assert sorted(y for line in axes.lines for y in line.get_ydata() if y not in (1, 2)) == (
         pytest.approx([1.6, 1.6], rel=0.01)
     )
-
-
-def test_colours_have_one_home():
-    """No other file of the product writes a colour of a chart."""
-    from tests.conftest import ROOT
-
-    files = [p for p in (ROOT / "analysis").rglob("*.py") if p.name != "colours.py"]
-    found = {p.name: re.findall(r'"#[0-9a-f]{6}"|"tab:\w+"', p.read_text()) for p in files}
-    assert {name: set(words) - {'"#222222"', '"#333333"'} for name, words in found.items()} == {
-        p.name: set() for p in files
-    }

@@ -47,13 +47,6 @@ def test_the_first_published_profile_keeps_its_figures(shared):
     assert sum(row["instances"] for row in ranges) == n
 
 
-def test_the_second_published_profile_keeps_its_figures(tmp_path):
-    (tmp_path / "nsys.txt").write_text(SECOND)
-    said = lines(profile.read_profile(tmp_path / "nsys.txt"))
-    assert said["all-reduce"] == "16.8% in :DeepSpeedEngine.allreduce_gradients, 520 calls"
-    assert said["backward"].endswith(" in :train/backward")
-
-
 def event(category: str, name: str, start: float, us: float, thread: int = 1) -> dict:
     about = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread}
     return about | {"ts": start, "dur": us}

@@ -105,26 +105,11 @@ def test_what_one_run_does_not_state_is_not_compared_and_changed_trees_are_named
     assert fairness.changed([RUN]) == fairness.changed([RUN] * 2) == []
 
 
-def test_a_serial_share_may_be_nothing_and_all():
-    for speedup, share in ((4.0, 0.0), (1.0, 1.0), (2.0, 1 / 3), (4.1, None), (0.9, None)):
-        assert scaling_curve.serial_share(speedup, 4) == pytest.approx(share)
-    assert scaling_curve.serial_share(4.0, 1) is None
-
-
 def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval():
     assert scaling_curve.above_linear(1.005, 2) == ""
-    assert scaling_curve.above_linear(1.006, 2).startswith(
-        "superlinear: efficiency 1.01 is above 1"
-    )
-    assert scaling_curve.above_linear(2.5, 1).startswith(
-        "2.50 times as fast as the baseline on as many"
-    )
-    for low, word in (
-        (0.99, "may be 1"),
-        (1.0, "may be 1"),
-        (1.01, "superlinear"),
-        (1.5, "superl"),
-    ):
+    assert "efficiency 1.01 is above 1" in scaling_curve.above_linear(1.006, 2)
+    assert scaling_curve.above_linear(2.5, 1).startswith("2.50 times as fast")
+    for low, word in ((1.0, "may be 1"), (1.01, "superlinear")):
         note = scaling_curve.above_linear(1.5, 2, (low, 1.75))
         assert word in note and f"efficiency 1.50 ({low:.2f} to 1.75)" in note
     side, base = Side("s", 2, (0.4,), (0.3, 0.45)), Side("b", 1, (1.0,), (0.9, 1.2))
@@ -163,22 +148,6 @@ def test_a_law_is_fitted_to_the_fastest_of_each_size_above_the_baselines():
     assert slower[1] == pytest.approx(7) and slower[0][1]["serial"] is None  # 4 = f + (1 - f) / 2
 
 
-def test_notes_of_a_table_name_the_law_its_share_or_why_there_is_none():
-    def law(share, law="strong"):
-        notes = scaling_curve.table([], share, law, "base").notes
-        return notes[1].rpartition(" fits ")[2] if len(notes) > 1 else None
-
-    assert law(None) is None
-    assert [law(share) for share in (0.0, 1.0)] == [f"a serial share of {x:.3f}" for x in (0, 1)]
-    assert law(-0.1) == "no serial share: above linear"
-    assert law(1.1) == "no serial share: slower than the baseline"
-    weak = scaling_curve.table([], 0.5, "weak", "base").notes
-    assert weak[0].startswith("weak scaling against base") and weak[1].startswith("Gustafson's law")
-    for note in (None, "odd"):
-        shown = scaling_curve.table([{"run": "r", "note": note}], None, "strong", "base").shown
-        assert ("note" in {column.key for column in shown}) == bool(note)
-
-
 def on_host(name, began, ended, host="h", cores=4, ranks=2, threads=None, gpu=None, gpus=None):
     about = {"hostname": host, "cores": cores, "ranks_per_node": ranks, "gpu": gpu}
     spec = {"threads": threads} if threads else None
@@ -192,19 +161,14 @@ def on_host(name, began, ended, host="h", cores=4, ranks=2, threads=None, gpu=No
         (on_host("b", "11", "13", ranks=3), True),
         (on_host("b", "11", "13", ranks=2), False),  # four cores for four threads
         (on_host("b", "12", "13", ranks=3), False),  # when the first had ended
-        (on_host("b", "09", "10", ranks=3), False),
         (on_host("b", "09", "11", ranks=3), True),
         (on_host("b", "10", "12", ranks=1, threads=3), True),
         (on_host("b", "10", "12", ranks=1, threads=2), False),
         (on_host("b", "10", "12", ranks=None, gpus=3), True),  # of one node
-        (on_host("b", "10", "12", ranks=None), False),
         (on_host("b", "10", "12", ranks=3, cores=8), False),  # as many as either says
-        (on_host("b", "10", "12", ranks=3, cores=None), False),
         (on_host("b", "10", "12", ranks=3, gpu="A100"), False),
         (on_host("b", "10", "12", ranks=3, host="i"), False),
-        (on_host("b", "10", "12", ranks=3, host=None), False),
         (on_host("b", None, "12", ranks=3), False),
-        (on_host("b", "10", None, ranks=3), False),
         (Record("b", "f"), False),
     ],
 )
@@ -229,12 +193,10 @@ def test_three_runs_that_are_too_many_together_name_each_other():
 @pytest.mark.parametrize(
     ("load", "ranks", "gpus", "cores"),
     [  # the ranks' CPU seconds, the machine's, over 10 s on 4 cores -> cores of other programs
-        ((20.0, 20.9), 2, 2, None),
         ((20.0, 40.9), 2, 2, None),  # 2.09 of the two that are left
         ((20.0, 41.5), 2, 2, "2.1"),
         ((18.0, 35.0), 4, 4, "1.7"),  # none is left
         ((40.0, 41.5), 2, 4, "2.1"),  # half of the ranks are on another node
-        ((20.0, 19.0), 4, 4, None),
         ((20.0, None), 4, 4, None),
     ],
 )
@@ -274,6 +236,8 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     assert fairness.ANY_COMMIT in shown.notes
     assert fairness.ANY_COMMIT not in curve_of(tmp_path).notes
     assert shown.notes[0].startswith("strong scaling against ddp (1 GPUs)")
+    with pytest.raises(UsageError, match="no timed run called 'nobody'; there are: ddp, ddp-dp2"):
+        curve_of(tmp_path, "nobody")
     larger = curve_of(tmp_path, "ddp-dp2")
     assert larger.notes[0].startswith("strong scaling against ddp-dp2 (2 GPUs)")
     assert larger.rows[1]["speedup"] == 1 and larger.rows[0]["efficiency"] == pytest.approx(1.2)

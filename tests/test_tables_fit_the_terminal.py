@@ -65,15 +65,6 @@ def test_a_note_names_eight_runs_and_counts_more():
     assert table.fitted(80).splitlines()[-1] == "9 of 12 runs: r0, r1, r2 ...: x"
 
 
-def test_what_is_the_same_in_every_row_stands_once_above_and_notes_below(on_terminal):
-    lines = on_terminal(120, "tflops", PARITY)
-    assert lines[0].startswith("same in every row: micro-batch 2, MFU -, parity equal")
-    headings = [line.split() for line in lines if line.startswith("run ")]
-    assert headings and all("parity" not in words for words in headings)
-    below = " ".join(" ".join(lines).split())
-    assert "megatron-tp2-pp2-dp2: oversubscribed: 8 ranks x 1 threads on 2 cores" in below
-
-
 def test_a_pipe_gets_the_table_in_full_and_a_terminal_every_number(on_terminal, capsys):
     assert tflops.main([PARITY]) == 0
     full = capsys.readouterr().out
