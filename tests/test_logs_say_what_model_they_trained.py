@@ -16,30 +16,14 @@ LINES = "".join(
     f" 500.0 | learning rate: 1.0E-04 | global batch size: 8 | lm loss: 9.0E+00 |\n"
     for i in range(1, 31)
 )
-LLAMA = {
-    "num_layers": 32,
-    "hidden_size": 4096,
-    "ffn_hidden_size": 14336,
-    "num_attention_heads": 32,
-    "group_query_attention": True,
-    "num_query_groups": 8,
-    "kv_channels": 128,
-    "swiglu": True,
-    "normalization": "RMSNorm",
-    "position_embedding_type": "rope",
-    "untie_embeddings_and_output_weights": True,
-    "add_bias_linear": False,
-    "padded_vocab_size": 128256,
-    "num_experts": None,
-    "multi_latent_attention": False,
-    "mtp_num_layers": None,
-    "seq_length": 8192,
-    "micro_batch_size": 1,
-    "world_size": 8,
-    "tensor_model_parallel_size": 1,
-    "pipeline_model_parallel_size": 1,
-    "bf16": True,
-}
+LLAMA = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32}
+LLAMA |= {"group_query_attention": True, "num_query_groups": 8, "kv_channels": 128, "swiglu": True}
+LLAMA |= {"normalization": "RMSNorm", "position_embedding_type": "rope", "add_bias_linear": False}
+LLAMA |= {"untie_embeddings_and_output_weights": True, "padded_vocab_size": 128256}
+LLAMA |= {"num_experts": None, "multi_latent_attention": False, "mtp_num_layers": None}
+LLAMA |= {"seq_length": 8192, "micro_batch_size": 1, "world_size": 8, "bf16": True}
+LLAMA |= {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
+PARAMS = " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): {}\n"
 
 
 def megatron(**others) -> str:
@@ -48,7 +32,7 @@ def megatron(**others) -> str:
 
 
 def as_yaml(**others) -> str:
-    settings = {k: v for k, v in (LLAMA | others).items()}
+    settings = LLAMA | others
     settings["gated_linear_unit"] = settings.pop("swiglu")
     shared = not settings.pop("untie_embeddings_and_output_weights")
     settings["share_embeddings_and_output_weights"] = shared
@@ -86,12 +70,8 @@ def test_a_llama_is_read_from_every_kind_of_dump(record_of, dump):
     config, why = config_of(record)
     expected = PRESETS["llama3-8b"]
     assert not why and config.n_params == expected.n_params
-    assert (config.kv_heads, config.gated, config.tied, config.ffn_hidden) == (
-        8,
-        True,
-        False,
-        14336,
-    )
+    assert (config.kv_heads, config.gated, config.ffn_hidden) == (8, True, 14336)
+    assert not config.tied
     (row,) = run_table.rows([record], None)
     flops = CONVENTIONS["megatron"](config, 8192, False)
     assert row["tflops"] == pytest.approx(flops * 8 * 8192 / (0.5 * record.gpus * 1e12))
@@ -127,10 +107,7 @@ def test_layers_that_drop_tokens_are_not_counted(record_of):
 
 
 def test_parameters_that_contradict_the_sizes_are_a_reason(record_of):
-    params = (
-        " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 9000000000\n"
-    )
-    config, why = config_of(record_of(megatron() + params + LINES))
+    config, why = config_of(record_of(megatron() + PARAMS.format(9_000_000_000) + LINES))
     assert config is None
     assert why == "the stated sizes make 8,030,261,248 parameters, but 9,000,000,000 are stated"
 
@@ -167,19 +144,10 @@ def test_torchtitan_states_sizes_or_names_a_flavour(record_of):
 
 
 def test_the_configuration_beside_a_trainer_state_is_read(record_of, tmp_path):
-    config = {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 32,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 10000.0,
-    }
+    config = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32}
+    config |= {"num_hidden_layers": 32, "num_key_value_heads": 32, "hidden_act": "silu"}
+    config |= {"tie_word_embeddings": False, "vocab_size": 32000, "rms_norm_eps": 1e-05}
+    config |= {"max_position_embeddings": 4096, "rope_theta": 10000.0}
     (tmp_path / "config.json").write_text(json.dumps(config, indent=2))
     history = [{"step": i, "loss": 2.0} for i in range(1, 11)]
     history.append({"step": 10, "train_runtime": 100.0, "train_samples_per_second": 8.0})
@@ -205,16 +173,8 @@ def test_nanotrons_configuration_beside_its_log_is_read(record_of, tmp_path):
         " lm_loss: 5.3 | model_tflops_per_gpu: 0.01 |\n"
     )
     record = record_of("".join(line.format(i=i) for i in range(1, 16)), "log.txt")
-    assert record.model == {
-        "n_layer": 2,
-        "hidden": 16,
-        "n_head": 4,
-        "n_kv_head": 4,
-        "ffn_hidden": 64,
-        "vocab_size": 256,
-        "activation": "swiglu",
-        "tied": True,
-    }
+    sizes = {"n_layer": 2, "hidden": 16, "n_head": 4, "n_kv_head": 4, "ffn_hidden": 64}
+    assert record.model == sizes | {"vocab_size": 256, "activation": "swiglu", "tied": True}
 
 
 def test_a_sidecar_and_flags_take_every_fact_of_the_model(record_of, tmp_path, capsys):
@@ -245,10 +205,7 @@ def test_a_sidecar_and_flags_take_every_fact_of_the_model(record_of, tmp_path, c
 
 def test_the_convention_falls_back_and_says_so(record_of):
     sizes = {name: None for name in ("num_layers", "hidden_size", "padded_vocab_size")}
-    params = (
-        " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 1000000000\n"
-    )
-    record = record_of(megatron(**sizes) + params + LINES)
+    record = record_of(megatron(**sizes) + PARAMS.format(1_000_000_000) + LINES)
     shown = run_table.of_records([record], None)
     (row,) = shown.rows
     assert row["convention"] == "6n"
