@@ -470,7 +470,7 @@ def test_words_alone_make_no_run_whatever_the_file_is_called(log, name):
 
 
 @pytest.mark.parametrize(
-    "flags", (["tflops", "--baseline"], ["scaling", "--baseline"], ["compare"], ["quality"])
+    "flags", (["tflops", "--baseline"], ["scaling", "--baseline"], ["compare"])
 )
 def test_a_table_reads_each_log_once(log, monkeypatch, flags):
     paths = [log(RUN, f"n{gpus}-gpus{gpus}.out") for gpus in (1, 2, 4, 8)]

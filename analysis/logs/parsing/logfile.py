@@ -33,10 +33,8 @@ class Log:
             self.size = os.fstat(self._file.fileno()).st_size
         except Refusal:
             raise
-        except OSError as error:
-            raise Refusal(str(path), error.strerror or str(error)) from error
-        except ValueError as error:  # a zero byte in the path
-            raise Refusal(str(path), str(error)) from error
+        except (OSError, ValueError) as error:  # a zero byte in the path is a ValueError
+            raise Refusal(str(path), getattr(error, "strerror", "") or str(error)) from error
         if self.size == 0:
             self.close()
             raise Refusal(str(path), "empty file")
@@ -115,11 +113,7 @@ class Log:
     def contains(self, mark: bytes) -> bool:
         """Whether `mark` stands anywhere in the file."""
         if mark not in self._contains:
-            self._contains[mark] = (
-                mark in self.head
-                or mark in self.tail
-                or any(mark in block for _, block in self.blocks())
-            )
+            self._contains[mark] = any(mark in block for _, block in self.blocks())
         return self._contains[mark]
 
     def line_no(self, offset: int) -> int:

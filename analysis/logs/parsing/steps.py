@@ -86,12 +86,6 @@ def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
     printers, counts = np.unique(printer, return_counts=True)
     kept = printers[np.argmax(counts)]
     mine = printer == kept
-    for other in printers[printers != kept]:
-        theirs = printer == other
-        shared = np.isin(steps["iteration"][theirs], steps["iteration"][mine]).mean()
-        at, since = steps["at"][theirs], steps["at"][mine]
-        if shared < 0.5 or at[0] > since[-1] or at[-1] < since[0]:
-            mine |= theirs
     if not mine.all():
         record.notes.append(f"{(~mine).sum()} lines of other ranks dropped: {kept} is kept")
         steps = steps[mine]
