@@ -117,10 +117,7 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = Fal
     if not (folder / "run.json").exists():
         # It was refused before it began; the table must show it too.
         launch = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
-        of_study = study.name, name, study.baseline
-        run = study.runs[name]
-        known = facts.run_facts(spec, *of_study, launch, run.configuration, run.repeat)
-        run_folder.begin(known)
+        run_folder.begin(facts.run_facts(spec, name, launch, study))
         run_folder.close()
     reason = last_words(console_out, began_at) or f"exit status {status}"
     run_folder.fail(kind_of(reason), reason, rank=-1)

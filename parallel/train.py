@@ -62,7 +62,7 @@ class Flags(Parser):
     """A wrong flag is a UsageError, so that `run` prints it once per node."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(self.explained(message))
+        raise UsageError(f"{message} (--help lists the flags)")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -86,9 +86,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
     gpus = None if arguments.check and launch.launcher == "none" else launch.world_size
     cluster = clusters.cluster(arguments.cluster) if arguments.cluster else None
     across = False  # whether tp may leave a node
-    study_name = baseline = configuration = None
-    repeat = 0
-    run = arguments.run
+    run, study = arguments.run, None
     if arguments.study is None:
         if run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
@@ -105,14 +103,11 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
                 f"the flags make another run than {arguments.study}'s {run}; say where it goes with"
                 " --out DIR"
             )
-        study_name, baseline, planned = study.name, study.baseline, study.runs[run]
-        configuration, repeat = planned.configuration, planned.repeat
-        across = planned.tp_across_nodes
+        across = study.runs[run].tp_across_nodes
     if arguments.check and cluster and (problems := cluster.problems(spec, across)):
         raise UsageError(f"on {cluster.name}: {'; '.join(problems)}")
-    folder = arguments.out or Path("logs") / (study_name or "runs") / run
-    facts = run_facts(spec, study_name, run, baseline, launch, configuration, repeat)
-    return spec, facts, folder
+    folder = arguments.out or Path("logs") / (study.name if study else "runs") / run
+    return spec, run_facts(spec, run, launch, study), folder
 
 
 @command_line("parallel.train")

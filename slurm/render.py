@@ -159,7 +159,7 @@ def comment_of(study: Study, logs: Path) -> str:
 
 def planned_text(study: Study, name: str) -> str:
     """<jobid>.submitted: what the run is, for a job that may die before it has a run.json."""
-    return json.dumps(planned(study.runs[name].spec, study.name, name, study.baseline))
+    return json.dumps(planned(study, name))
 
 
 def header(study: Study, job: Job, logs: Path) -> list[str]:

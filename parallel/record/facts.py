@@ -19,6 +19,7 @@ from typing import Any
 from base.files import ROOT
 from parallel.config.axes import AXES
 from parallel.config.settings import RunSpec
+from parallel.config.study import Study
 from parallel.record.environment import command_line, environment_facts
 from parallel.record.launch import Launch
 from parallel.record.schema import SCHEMA_VERSION, utc_now
@@ -145,14 +146,15 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
     }
 
 
-def planned(spec: RunSpec, study: str, run: str, baseline: str) -> dict[str, Any]:
+def planned(study: Study, run: str) -> dict[str, Any]:
     """The part of run.json that is known before a job starts: what it is to train, and how."""
+    spec = study.runs[run].spec
     layout = spec.layout
     split = ("world_size", *AXES, "micro_batch", "global_batch")
     return {
-        "study": study,
+        "study": study.name,
         "run": run,
-        "baseline": baseline,
+        "baseline": study.baseline,
         "spec": {name: getattr(spec, name) for name in ("engine", "steps", "seq_len", "precision")},
         "layout": {name: getattr(layout, name) for name in (*split, "zero_stage", "recompute")},
         "model": {"n_params": spec.model.n_params},
@@ -160,24 +162,18 @@ def planned(spec: RunSpec, study: str, run: str, baseline: str) -> dict[str, Any
 
 
 def run_facts(
-    spec: RunSpec,
-    study: str | None,
-    run: str,
-    baseline: str | None,
-    launch: Launch,
-    configuration: str | None = None,
-    repeat: int = 0,
+    spec: RunSpec, run: str, launch: Launch, study: Study | None = None
 ) -> dict[str, Any]:
-    """run.json as far as it is known before torch is loaded; the last two as in a study's Run."""
-    layout = spec.layout
+    """run.json as far as it is known before torch is loaded."""
+    layout, of_study = spec.layout, study.runs[run] if study else None
     derived, padded = ("world_size", "global_batch", "bubble"), spec.padded_vocab
     return {
         "schema_version": SCHEMA_VERSION,
-        "study": study,
+        "study": study.name if study else None,
         "run": run,
-        "configuration": configuration or run,
-        "repeat": repeat or None,
-        "baseline": baseline,
+        "configuration": of_study.configuration if of_study else run,
+        "repeat": (of_study.repeat or None) if of_study else None,
+        "baseline": study.baseline if study else None,
         "command_line": command_line(),
         "spec": spec.settings(),
         "work": spec.work,
