@@ -12,15 +12,8 @@ import numpy as np
 
 from base.errors import UsageError, printable
 
-ORIGINS = (
-    "log",
-    "run.json",
-    "config",
-    "sidecar",
-    "flag",
-    "default",
-    "from name",
-)  # strongest evidence first
+# Strongest evidence first.
+ORIGINS = ("log", "run.json", "config", "sidecar", "flag", "default", "from name")
 # The columns of a table of steps; NaN where a line of the log does not say.
 STEP = np.dtype(
     [

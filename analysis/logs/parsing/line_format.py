@@ -106,9 +106,8 @@ class LineFormat(Format):
         """What the lines and the text before them say once about all of the run."""
         facts = {name: last_number(pattern, header) for name, pattern in self.facts.items()}
         tokens = facts.pop("batch_tokens", None)
-        facts["planned_steps"] = last_known(columns.pop("planned", ())) or facts.get(
-            "planned_steps"
-        )
+        if planned := last_known(columns.pop("planned", ())):
+            facts["planned_steps"] = planned
         state(record, facts, "log")
         if self.arguments:
             read_header(record, header)

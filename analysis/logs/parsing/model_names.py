@@ -9,11 +9,9 @@ from models.config import PRESETS
 # `meta-llama/Llama-3.1-8B-Instruct` -> llama-3-8b; Llama 3.1's and 3.3's blocks are Llama 3's.
 _AROUND = re.compile(r".*/|meta[-_ ]|[-_ ](?:hf|base|chat|instruct|pretrain\w*)\b")
 _MINOR = re.compile(r"(llama[-_ ]?3)\.[13]")
+# As Hugging Face and others call them.
 _GPT2 = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-355m", "gpt2-large": "gpt2-774m"}
-_GPT2 |= {"gpt2-xl": "gpt2-1.5b"}  # as Hugging Face calls them
-_GPT2 |= {"gpt3-175b": "175b"}
-
-
+_GPT2 |= {"gpt2-xl": "gpt2-1.5b", "gpt3-175b": "175b"}
 _STATED = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)([mbt])(?![a-z0-9])", re.IGNORECASE)
 _UNIT = {"m": 1e6, "b": 1e9, "t": 1e12}
 

@@ -14,11 +14,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from analysis.logs.parsing.fields import (
-    is_nan,
-    leading_number,
-    ranks_of_rates,
-)
+from analysis.logs.parsing.fields import is_nan, leading_number, ranks_of_rates
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of
@@ -76,10 +72,8 @@ def scan(log: Log) -> Columns:
         matches = [match for match in pattern.finditer(block) if match["step_s"]]
         if not matches:
             continue
-        texts = zip(*(match.groups(b"") for match in matches), strict=True)
-        texts = dict(
-            zip(sorted(pattern.groupindex, key=pattern.groupindex.get), texts, strict=True)
-        )
+        groups = zip(*(match.groups(b"") for match in matches), strict=True)
+        texts = dict(zip(pattern.groupindex, groups, strict=True))
         units = texts.pop("unit")
         columns = {name: _numbers(values) for name, values in texts.items()}
         columns["step_s"] = columns["step_s"] / np.where(np.array(units) == b"ms", 1000, 1)
