@@ -38,19 +38,8 @@ def facts(study: str, baseline: str | None, cores: int = 8, **settings: Any) -> 
         "run": spec.name,
         "baseline": baseline,
         "spec": spec.settings(),
-        "layout": {
-            **{k: getattr(layout, k) for k in ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro")},
-            "zero_stage": layout.zero_stage,
-            "recompute": layout.recompute,
-            "world_size": layout.world_size,
-            "global_batch": layout.global_batch,
-        },
-        "model": {
-            **{k: getattr(spec.model, k) for k in ("n_layer", "hidden", "n_head", "vocab_size")},
-            "max_seq_len": spec.model.max_seq_len,
-            "ffn_hidden": spec.model.ffn_hidden,
-            "n_params": spec.model.n_params,
-        },
+        "layout": asdict(layout) | {k: getattr(layout, k) for k in ("world_size", "global_batch")},
+        "model": asdict(spec.model) | {"n_params": spec.model.n_params},
         "data": {"sha256": "d" * 64},
         "host": {"cores": cores, "gpu": None, "ranks_per_node": layout.world_size},
         "git": {"commit": "c" * 40, "dirty": False},
@@ -78,19 +67,12 @@ def write(
     loss = losses() if loss is None else loss
     grad_norm = [1.5 - 0.01 * i for i in range(len(loss))] if grad_norm is None else grad_norm
     spec = about["spec"]
-    for i, (one_loss, norm) in enumerate(zip(loss, grad_norm, strict=True)):
-        folder.step(
-            {
-                "step": i + 1,
-                "step_s": 10 * step_s if i == 0 else step_s * (1 + 0.001 * (i % 3)),
-                "loss": one_loss,
-                "grad_norm": norm,
-                "lr": spec["lr"],
-                "loss_scale": 1.0,
-                "skipped": 0,
-                "tokens": spec["global_batch"] * spec["seq_len"],
-            }
-        )
+    row = {"lr": spec["lr"], "loss_scale": 1.0, "skipped": 0}
+    row["tokens"] = spec["global_batch"] * spec["seq_len"]
+    for i, values in enumerate(zip(loss, grad_norm, strict=True)):
+        seconds = 10 * step_s if i == 0 else step_s * (1 + 0.001 * (i % 3))
+        row |= {"step": i + 1, "step_s": seconds}
+        folder.step(row | dict(zip(("loss", "grad_norm"), values, strict=True)))
     if fail:
         folder.fail(kind_of(fail), fail, 0)
         folder.close()  # a failing process would end here and release the lock
