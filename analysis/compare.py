@@ -210,9 +210,9 @@ class Verdict:
         return row | {"sentence": "; ".join(filter(None, [row["verdict"], *self.doubts]))}
 
 
-# Record's fields that decide a step's time -> their words.
-_FACTS = {name: name for name in (*LAYOUT, "zero_stage", "precision", "recompute")}
-_FACTS |= {"gpus": "GPUs", "interval": "iterations per entry"}
+# Record's fields that decide a step's time, and the words of two of them.
+_FACTS = (*LAYOUT, "zero_stage", "precision", "recompute", "interval")
+_WORDS = {"gpus": "GPUs", "interval": "iterations per entry"}
 
 
 def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
@@ -252,7 +252,7 @@ def judged(
         if names[0] != names[1]:
             break
     told = changes(first, other)
-    values = [f"{_FACTS.get(k, k)} {x} -> {y}" for k, (x, y) in told.items()]
+    values = [f"{_WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in told.items()]
     about = {"differ": list(told), "values": values, "gpus": other.gpus}
 
     def refused(why: str) -> Verdict:
@@ -261,7 +261,7 @@ def judged(
     for name, side in (("A", a), ("B", b)):
         mixed = {k: None for run in side for k in changes(side[0].record, run.record, False)}
         if mixed:
-            words = ", ".join(_FACTS.get(k, k) for k in mixed)
+            words = ", ".join(_WORDS.get(k, k) for k in mixed)
             return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {words}")
     unfair = dict.fromkeys(d for r in runs for d in differences(r, first, scaling, any_commit))
     if unfair:

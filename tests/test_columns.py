@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.config import PRESETS, GPTConfig
+from models.config import PRESETS
 from parallel.config.layout import Layout
 from parallel.config.layout_arrays import FAMILIES, FLAGS, columns, columns_of
 from parallel.config.settings import resolve
@@ -27,13 +27,6 @@ def test_what_is_not_given_is_one_rank_of_a_gpt_in_half_precision():
     assert families == ["megatron", "deepspeed", "fsdp"]
     with pytest.raises(TypeError, match=r"no such columns: \['experts'\]"):
         columns(**SIZES, experts=8)
-
-
-def test_sizes_are_the_models_unless_others_are_given():
-    config = GPTConfig(3, 64, 4, vocab_size=77, max_seq_len=32, ffn_hidden=100)
-    x = columns(config, seq=16)
-    names = ("layers", "hidden", "heads", "ffn", "vocab", "seq")
-    assert [getattr(x, name)[0] for name in names] == [3, 64, 4, 100, 77, 16]
 
 
 def test_a_llamas_architecture_is_in_its_columns():

@@ -77,7 +77,9 @@ class Table:
 
     def render(self, format: str = "text") -> str:
         """The table as a string that ends with a newline."""
-        return {"text": _text, "markdown": _markdown, "csv": _csv, "json": _json}[format](self)
+        if format == "json":
+            return json_objects(_objects(self))
+        return {"text": _text, "markdown": _markdown, "csv": _csv}[format](self)
 
     @property
     def shown_texts(self) -> list[terminal.Shown]:
@@ -157,10 +159,6 @@ def _csv_cell(value: Any) -> Any:
     text = cell(value)
     formula = text.lstrip().startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(text.strip())
     return f"'{text}" if formula else text
-
-
-def _json(table: Table) -> str:
-    return json_objects(_objects(table))
 
 
 def _objects(table: Table) -> list[dict[str, Any]]:

@@ -133,8 +133,7 @@ def _judge(run: Run, baseline: Run) -> Parity:
         both = (run, baseline)
         wrong += [f"{of.name} {of.facts['go_on']}" for of in both if of.facts.get("go_on")]
     verdict = Reason(DIFFERS, f"{DIFFERS}: {'; '.join(wrong)}") if wrong else Reason(EQUAL, EQUAL)
-    n = len(run.steps)
-    return Parity(run.name, verdict, n, loss.loss, norm.grad_norm, first, ln_vocab)
+    return Parity(run.name, verdict, len(steps), loss.loss, norm.grad_norm, first, ln_vocab)
 
 
 def _difference(mine: float, theirs: float, relative: bool = False) -> float:
