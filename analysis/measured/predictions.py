@@ -1,18 +1,9 @@
-"""Predicted beside measured, as every table shows it: the columns, the error's sign, the notes."""
+"""Predicted beside measured, as the table of runs shows it: the error's sign and the notes."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from analysis.common.table import Column
 from analysis.logs.record import Record
-
-
-def columns(seldom: bool = False) -> list[Column]:
-    """The predicted seconds and their signed error, next to the measured ones."""
-    return [
-        Column("predicted_s", "predicted s/iter", ".4g", seldom),
-        Column("predicted_error", "error", "+.1%", seldom),
-    ]
 
 
 def error(predicted: float | None, measured: float | None) -> float | None:
