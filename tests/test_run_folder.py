@@ -352,7 +352,7 @@ def test_what_is_no_number_is_null_in_json(tmp_path):
         ("layout", 5, "layout cannot be 5"),
         ("spec.steps", "20", "spec.steps cannot be '20'"),
         ("layout.dp", 10**30, r"layout.dp cannot be 1000"),
-        ("layout.dp", 2, "world_size 1 in layout is not tp 1 x dp 2 x pp 1"),
+        ("layout.dp", 2, "world_size 1 in layout is not tp 1 x cp 1 x dp 2 x pp 1"),
         ("layout.micro_batch", 7, "micro_batch 1 in spec, 7 in layout"),
         ("host.cores", float("nan"), "host.cores cannot be nan"),
         ("run", "\ud800", "run cannot be"),
