@@ -18,6 +18,7 @@ _WHO = (
     rb"(?:^|\r)(?:\x1b\[[\d;]{0,20}[mK]|\[?(?:rank|default)-?\d{1,6}\]?:? ?| ?\d{1,6}: "
     rb"|[\w.-]{1,60}: ){0,4}"
 )
+_CLOCK = rb"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d{0,9}\]?"
 _LINES = (
     rb"Traceback \(most recent call last\):[^\n]{0,40}\n(?:[^\n]{0,400}\n){0,4}?"
     rb"[^\n]{0,80}File \"[^\"\n]{1,400}\", line \d{1,6}",
@@ -27,12 +28,19 @@ _LINES = (
     rb"[\w./-]{0,200}python[\d.]{0,6}: can't open file ",
     rb"[WEIC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} +\d+ [^\n]{1,300}\.py:\d+\] ",  # torch
     rb"\[[WEI]\d{3,9} \d\d:\d\d:\d\d\.\d{3,9} [\w.]+:\d+\] ",  # its C++
-    rb"\[?\d{4}-\d\d-\d\d[ T][\d:]{8}[.,]?\d{0,9}\]? ?\[(?:INFO|WARNING|ERROR)\]"
-    rb" \[[\w.]+\.py:\d+:\w+\] ",  # DeepSpeed
+    _CLOCK + rb" ?\[(?:INFO|WARNING|ERROR)\] \[[\w.]+\.py:\d+:\w+\] ",  # DeepSpeed
     rb"using world size: \d+",  # Megatron
     rb"> initializing torch distributed \.\.\.",
     rb"> padded vocab \(size: \d+\) with \d+ dummy",
+    rb"NeoXArgs\.configure_distributed_args\(\) using world size: \d+",
     rb"\[NeMo [IWE] \d{4}-\d\d-\d\d ",
+    rb"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d \[[A-Z]+\|DP=\d",  # nanotron
+    rb"\[titan\] ?" + _CLOCK,
+    _CLOCK + rb"\[fairseq[\w.]*\]\[",
+    _CLOCK + rb" \| [A-Z]+ \| fairseq",
+    _CLOCK + rb" - nanochat\.\w+ - ",
+    rb"tokens per iteration will be: [\d,]+\s*?$",
+    rb"\*{5} Running training \*{5}\s*?$",
     rb"[\w.]{0,60}OutOfMemoryError: (?:CUDA|HIP) out of memory\. Tried to allocate \d",
     rb"=>> PBS: job killed: ",
     rb"Fatal Python error: ",
