@@ -13,6 +13,7 @@ from analysis import scaling
 from analysis.logs.model import config_of
 from analysis.logs.record import Record
 from analysis.measured.fairness import CHANGED, UNSTATED
+from analysis.measured.run_table import report
 from analysis.measured.throughput import tflops_per_gpu
 from analysis.tflops import main
 from models.flops import CONVENTIONS
@@ -296,3 +297,10 @@ def test_a_studys_own_baseline_that_is_there_twice_gives_no_speedup(tmp_path, ca
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2))
     row = rows(capsys, tmp_path)["ddp-dp2"]
     assert row["speedup"] == "" and "the baseline ddp fits" in row["notes"]
+
+
+def test_a_frame_has_the_convention_and_the_columns_of_the_work(tmp_path):
+    write(tmp_path, facts("s", "ddp", engine="ddp", precision="fp32"))
+    frame = report([tmp_path], convention=None).frame()
+    of_work = ["convention", "global_batch", "seq_len", "precision", "gpu_type"]
+    assert frame.loc[0, of_work].tolist()[:4] == ["megatron", 16, 64, "fp32"]

@@ -10,10 +10,13 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.common import terminal
 from base.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    import pandas
 
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
@@ -52,6 +55,12 @@ class Table:
     notes: list[str] = field(default_factory=list)
     missing: dict[str, list[str]] = field(default_factory=dict)
     doubtful: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def frame(self) -> "pandas.DataFrame":
+        """The rows as a pandas DataFrame, raw values under the keys of all columns."""
+        import pandas  # here, because it takes longer to load than a table to print
+
+        return pandas.DataFrame(self.rows, columns=[c.key for c in self.columns])
 
     @property
     def shown(self) -> list[Column]:

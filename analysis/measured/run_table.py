@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import baseline_of, name_of, own_name
+from analysis.logs.load import baseline_of, load, name_of, own_name
 from analysis.logs.record import Record
 from analysis.logs.verdict import (
     UNFIT,
@@ -285,3 +285,12 @@ def of_records(
     notes += predictions.notes_on(predict, [row["predicted_error"] for row in found], records)
     missing, doubtful = throughput.shown_in(found), scaling_curve.doubtful(found)
     return Table(columns, found, notes=notes, missing=missing, doubtful=doubtful)
+
+
+def report(paths: list[Path], *args: Any, **settings: Any) -> Table:
+    """`of_records` of what is at the paths.
+
+    Raises:
+        UsageError: nothing could be read, or there is no such baseline or calibration.
+    """
+    return of_records(load(paths)[0], *args, **settings)
