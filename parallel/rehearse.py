@@ -12,7 +12,6 @@ memory.py and message_bytes.py in parallel/config/ say. The exit status is 1 whe
 train its step or needs more memory than the cluster's card has.
 """
 
-import argparse
 import contextlib
 import gc
 import importlib
@@ -38,9 +37,8 @@ from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout_arrays import columns_of
 from parallel.config.memory import GB
 from parallel.config.message_bytes import step_volumes
-from parallel.config.run_names import name_alone
-from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
-from parallel.config.study import load_study
+from parallel.config.settings import RunSpec, add_flags, from_flags
+from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
 from parallel.train import set_environment
 
@@ -274,32 +272,6 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | None]:
-    """The runs that the flags and the study ask for, by name, and the GB of their cluster's card.
-
-    Raises:
-        UsageError: no such run, or one that its cluster cannot run.
-    """
-    flags, tp_across = from_flags(arguments), {}
-    if arguments.study is None:
-        if arguments.runs is not None:
-            raise UsageError("--run-name names a run of a study: give --study too")
-        cluster = clusters.cluster(arguments.cluster) if arguments.cluster else None
-        spec = resolve((COMMAND_LINE, flags))
-        if why := unable(spec):
-            raise UsageError(why)
-        runs = {name_alone(spec, flags): spec}
-    else:
-        study = load_study(arguments.study, arguments.cluster)
-        runs = {name: study.run(name, flags) for name in arguments.runs or study.runs}
-        cluster = study.cluster
-        tp_across = {name: run.tp_across_nodes for name, run in study.runs.items()}
-    for name, spec in runs.items():
-        if cluster and (problems := cluster.problems(spec, tp_across.get(name, False))):
-            raise UsageError(f"{name} on {cluster.name}: {'; '.join(problems)}")
-    return runs, card_gb_of(cluster)
-
-
 @command_line("parallel.rehearse")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parallel.rehearse", description=__doc__)
@@ -313,11 +285,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="how to print")
     add_flags(parser)
     arguments = parser.parse_args(argv)
-    runs, card_gb = runs_of(arguments)
+    choice = choose_runs(arguments.study, arguments.runs, from_flags(arguments), arguments.cluster)
+    runs, card_gb = choice.runs, card_gb_of(choice.cluster)
     work = [(name, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)]
     if card_gb is None:
         print("no card is known, so nothing is checked to fit (give --cluster)", file=sys.stderr)
-    import_libraries(spec for spec in runs.values() if not unable(spec))
+    able = [spec for spec in runs.values() if not unable(spec)]
+    if not able:
+        raise UsageError(unable(next(iter(runs.values()))))
+    import_libraries(able)
     failed, rows = [], []
     for at, (name, rank) in enumerate(work, start=1):
         spec = runs[name]

@@ -68,19 +68,14 @@ def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
         nodes = study.cluster.nodes(spec.gpus) if study.cluster is not None else 1
         command = ["srun", "--nodes", str(nodes), "--ntasks", str(spec.gpus), sys.executable]
     else:
-        command = launcher(spec)
+        # On CPUs forks of a process that has imported the engine start at once.
+        forks = spec.device == "cpu" and not spec.compile
+        command = forks and forked_ranks.prefix(spec.engine, spec.threads, spec.gpus)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = command or [*torchrun, "--nproc-per-node", str(spec.gpus)]
     command += ["-m", "parallel.train", "--study", str(study.path), "--run-name", name]
     command += ["--out", str(folder)]
     return command + (["--cluster", study.cluster.name] if study.cluster is not None else [])
-
-
-def launcher(spec: RunSpec) -> list[str]:
-    """What starts a run's ranks on this machine: on its CPUs forks of a process that has imported
-    the engine (forked_ranks.py), which start at once; else torchrun."""
-    fork = spec.device == "cpu" and not spec.compile
-    command = forked_ranks.prefix(spec.engine, spec.threads, spec.gpus) if fork else None
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return command or [*torchrun, "--nproc-per-node", str(spec.gpus)]
 
 
 def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = False) -> str:
@@ -119,16 +114,11 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = Fal
         launch = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
         run_folder.begin(facts.run_facts(spec, name, launch, study))
         run_folder.close()
-    reason = last_words(console_out, began_at) or f"exit status {status}"
+    lines = console_out.read_bytes()[began_at:].decode(errors="replace").splitlines()
+    own = [line for line in lines if line.startswith("parallel.train: ")]
+    reason = own[-1].removeprefix("parallel.train: ") if own else f"exit status {status}"
     run_folder.fail(kind_of(reason), reason, rank=-1)
     return f"{read_status(folder).get('reason')} (see {console_out})"
-
-
-def last_words(console: Path, since: int = 0) -> str:
-    """The trainer's own line about why it stopped, after `since` bytes; "" without one."""
-    lines = console.read_bytes()[since:].decode(errors="replace").splitlines()
-    own = [line for line in lines if line.startswith("parallel.train: ")]
-    return own[-1].removeprefix("parallel.train: ") if own else ""
 
 
 def sweep(study: Study, names: list[str], out: Path, fresh: bool, srun: bool = False) -> list[str]:

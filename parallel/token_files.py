@@ -11,7 +11,8 @@ Which sequences step t sees depends on (seed, t) alone, never on the layout.
 
 import hashlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,32 +184,21 @@ def batches(
         yield tokens.batch(per_micro[micro, dp_rank], seq_len, vocab_size)
 
 
-class Ahead:
+@contextmanager
+def ahead(items: Iterator[Any], device: torch.device) -> Iterator[Iterator[Any]]:
     """What an iterator gives, each item made by a thread while the one before it is used.
 
     A step ends by waiting for the device. Without the thread the device would then wait for the
-    next step's first batch. `device` is the one whose pinned memory the items are made in.
+    next step's first batch. `device` is the one whose pinned memory the items are made in. What
+    making an item raises is raised where it is taken.
     """
+    on_gpu = device.type == "cuda"  # a thread begins on GPU 0, whichever is the process's own
+    start = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
+    with ThreadPoolExecutor(1, "batches", *start) as pool:
 
-    def __init__(self, items: Iterator[Any], device: torch.device):
-        on_gpu = device.type == "cuda"  # a thread begins on GPU 0, whichever is the process's own
-        start = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
-        self._pool = ThreadPoolExecutor(1, "batches", *start)
-        self._items = items
-        self._next = self._pool.submit(next, items, None)
+        def taken(following: Future) -> Iterator[Any]:
+            while (item := following.result()) is not None:
+                following = pool.submit(next, items, None)
+                yield item
 
-    def __iter__(self) -> "Ahead":
-        return self
-
-    def __next__(self) -> Any:
-        """Raises: whatever making the item raised."""
-        if (item := self._next.result()) is None:
-            raise StopIteration
-        self._next = self._pool.submit(next, self._items, None)
-        return item
-
-    def __enter__(self) -> "Ahead":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._pool.shutdown()
+        yield taken(pool.submit(next, items, None))

@@ -37,11 +37,10 @@ STARTED = time.perf_counter()
 from base.errors import Parser, UsageError, command_line, warn
 from base.files import named_folder
 from parallel.checkpoint import attempts, folders
-from parallel.config import clusters, library_variables
+from parallel.config import library_variables
 from parallel.config.engine_abilities import kernels_of
-from parallel.config.run_names import name_alone
-from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
-from parallel.config.study import load_study
+from parallel.config.settings import RunSpec, add_flags, from_flags
+from parallel.config.study import choose_runs, load_study
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of_error
 from parallel.record.facts import launcher_metadata, run_facts
 from parallel.record.launch import (
@@ -81,31 +80,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict[str, Any], Path]:
     """The run that the flags and the study ask for, its facts, and its folder."""
-    flags = from_flags(arguments)
     # --check may ask about 512 GPUs from a laptop; a real run has the ranks that were started.
     gpus = None if arguments.check and launch.launcher == "none" else launch.world_size
-    cluster = clusters.cluster(arguments.cluster) if arguments.cluster else None
-    across = False  # whether tp may leave a node
-    run, study = arguments.run, None
-    if arguments.study is None:
-        if run is not None:
-            raise UsageError("--run-name names a run of a study: give --study too")
-        spec = resolve((COMMAND_LINE, flags), gpus=gpus)
-        run = name_alone(spec, flags)
-    else:
-        study = load_study(arguments.study, arguments.cluster)
-        if run is None:
-            names = ", ".join(study.runs)
-            raise UsageError(f"--run-name is missing; {arguments.study} has: {names}")
-        spec, cluster = study.run(run, flags, gpus), study.cluster
-        if spec != study.run(run, gpus=gpus) and not arguments.out:
-            raise UsageError(
-                f"the flags make another run than {arguments.study}'s {run}; say where it goes with"
-                " --out DIR"
-            )
-        across = study.runs[run].tp_across_nodes
-    if arguments.check and cluster and (problems := cluster.problems(spec, across)):
-        raise UsageError(f"on {cluster.name}: {'; '.join(problems)}")
+    if arguments.study is not None and arguments.run is None:
+        names = ", ".join(load_study(arguments.study, arguments.cluster).runs)
+        raise UsageError(f"--run-name is missing; {arguments.study} has: {names}")
+    names, flags = arguments.run and [arguments.run], from_flags(arguments)
+    choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
+    ((run, spec),), study = choice.runs.items(), choice.study
+    if study and spec != study.run(run, gpus=gpus) and not arguments.out:
+        raise UsageError(
+            f"the flags make another run than {arguments.study}'s {run}; say where it goes with"
+            " --out DIR"
+        )
     folder = arguments.out or Path("logs") / (study.name if study else "runs") / run
     return spec, run_facts(spec, run, launch, study), folder
 

@@ -108,7 +108,7 @@ class Trainer:
             first = self._load(source)
             steps = (self._made(self.data.train, step) for step in range(first, self.spec.steps))
             self.made = stack.enter_context(
-                token_files.Ahead(itertools.chain.from_iterable(steps), self.device)
+                token_files.ahead(itertools.chain.from_iterable(steps), self.device)
             )
             profiled = stack.enter_context(self._profiler(first))
             self.load = energy_and_memory.Load()
@@ -343,21 +343,18 @@ class Trainer:
             energy_source=self.energy.source,
         )
         document = training_metrics.training_metrics(self.facts, self.rows, measured)
-        remark = self._count_saves(document["summary"])
+        remark, saves, failed = "", 0, []
+        try:
+            saves, failed = read_saves(self.folder.path)
+        except UsageError as error:  # an earlier attempt's file: no reason to fail now
+            remark = str(error)
+        if failed:
+            remark = f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}"
+        document["summary"] |= {"saves": saves, "failed_saves": len(failed)}
         marker = training_metrics.complete_marker(self.folder.path, document)
         self.folder.complete(document, marker, remark)
         tell(self.folder, marker)
         return 0
-
-    def _count_saves(self, summary: dict[str, Any]) -> str:
-        """Add the saves to the summary; a remark where some failed."""
-        try:
-            saves, failed = read_saves(self.folder.path)
-        except UsageError as error:  # an earlier attempt's file: no reason to fail now
-            summary |= {"saves": 0, "failed_saves": 0}
-            return str(error)
-        summary |= {"saves": saves, "failed_saves": len(failed)}
-        return f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}" if failed else ""
 
     def _say(self, line: str) -> None:
         """Write a line to the log and the console."""

@@ -13,6 +13,7 @@ import torch
 
 from base.errors import UsageError
 from parallel import data, token_files
+from parallel.config.data_files import training_tokens
 from parallel.config.layout import Layout
 from tests.conftest import write_prepared
 
@@ -23,12 +24,6 @@ def corpus(tmp_path, n: int = 40):
     for i in range(n):
         (folder / f"{i:03}.txt").write_text(f"document {i}: " + "the quick brown fox. " * 20)
     return folder
-
-
-def test_default_corpus_is_the_standard_library(tokens):
-    meta = json.loads((tokens / "meta.json").read_text())
-    assert meta["vocab_size"] == 257 and meta["tokens"]["train"] > 5_000_000
-    assert 0.01 < meta["tokens"]["val"] / meta["tokens"]["train"] < 0.15
 
 
 def test_bytes_come_back_as_the_text_and_of_one_file_the_end_is_held_out(tmp_path):
@@ -58,12 +53,16 @@ def test_bpe_is_trained_here_and_its_file_is_a_hugging_face_tokenizer(tmp_path):
 def test_nanogpts_files_are_read_with_their_held_out_part(tmp_path):
     ids = np.arange(1000, dtype=np.uint16) % 50
     ids.tofile(tmp_path / "train.bin")
+    ids.tofile(tmp_path / "other.bin")
     alone = token_files.load(tmp_path / "train.bin", seq_len=8, vocab_size=50)
+    assert training_tokens(str(tmp_path)) == len(alone.train.ids) == 950
     assert np.array_equal(np.concatenate([alone.train.ids, alone.val.ids]), ids)
     np.full(100, 7, dtype=np.uint16).tofile(tmp_path / "val.bin")
     for path in (tmp_path, tmp_path / "train.bin"):
         loaded = token_files.load(path, 8, 50)
-        assert len(loaded.train.ids) == 1000 and set(loaded.val.ids) == {7}
+        assert len(loaded.train.ids) == training_tokens(str(path)) == 1000
+        assert set(loaded.val.ids) == {7}
+    assert training_tokens(str(tmp_path / "other.bin")) == 950  # val.bin is not its
 
 
 def test_megatron_indexed_pair_is_read(tmp_path):
@@ -283,22 +282,17 @@ def test_each_line_of_a_jsonl_file_is_a_document(tokenizer, tmp_path, capsys):
     assert meta["sha256"] == files["sha256"]
 
 
-def test_the_text_of_a_line_has_a_key_and_empty_documents_are_left_out(tmp_path, capsys):
-    file = lines_of(tmp_path / "a.JSONL", {"content": "x" * 100}, {"content": ""})
-    flags = ["--input", str(file), "--out", str(tmp_path / "out")]
-    for refused, why in (
-        (flags, "a.JSONL:1 is no JSON object with a text at 'text' (--text-key names another)"),
-        (["--text-key", "x", "--input", __file__], "--text-key x is of .jsonl files"),
-    ):
-        assert data.main(refused) == 2
-        assert why in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert data.main([*flags, "--text-key", "content"]) == 0
+def test_empty_documents_are_left_out_and_counted(tmp_path, capsys):
+    file = lines_of(tmp_path / "a.JSONL", {"text": "x" * 100}, {"text": ""})
+    assert data.main(["--input", str(file), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
     assert "1 documents" in printed.out
     assert printed.err == "parallel.data: left out 1 empty documents of 2\n"
 
 
-@pytest.mark.parametrize("line", ["[1]", '"text"', "{", '{"text": 5}', '{"text": "\\ud800"}'])
+@pytest.mark.parametrize(
+    "line", ['{"content": "x"}', "[1]", '"text"', "{", '{"text": 5}', '{"text": "\\ud800"}']
+)
 def test_a_line_without_text_is_named(line, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "some"}\n' + line + "\n")
     with pytest.raises(UsageError, match="a.jsonl:2 is no JSON object with a text at 'text'"):

@@ -62,24 +62,6 @@ def test_a_users_mistake_is_one_line_and_exit_2(flags, words, tokens, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_of_many_ranks_one_speaks(tmp_path):
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", TRAIN)
-    done = run_module(*torchrun, "--tp", "3", "--out", str(tmp_path / "run"))
-    assert done.returncode != 0
-    first, *others = done.stderr.splitlines()
-    assert first.startswith("parallel.train: 2 ranks cannot be split into tp 3")
-    # torchrun says a page about its ranks after it, and ours again in it.
-    again = [line for line in others if "cannot be split" in line]
-    assert len(again) in (1, 2) and all(line.startswith("  traceback : ") for line in again)
-    assert not (tmp_path / "run").exists()
-
-
-def test_check_answers_for_a_cluster_from_a_laptop():
-    flags = ["--engine", "megatron", "--preset", "175b", "--gpus", "512", "--tp", "8", "--pp", "8"]
-    done = run_module(TRAIN, "--check", *flags, "--global-batch", "1536")
-    assert done.returncode == 0 and '"run": "megatron-tp8-pp8-dp8-175b-gbs1536"' in done.stdout
-
-
 @contextlib.contextmanager
 def long_run(folder, tokens, engine: str, ranks: int, *flags: str, steps: int = 1):
     """A run without an end that has done some steps; it must end itself inside."""

@@ -25,11 +25,6 @@ def test_the_same_tokens_on_any_number_of_ranks(gpus, micro_steps):
     }
 
 
-def test_300_micro_steps_of_two_are_150_steps():
-    spec = resolve(("study", {"gpus": 8, "micro_batch": 2, "grad_accum": 2, "steps": 150}))
-    assert spec.work["micro_steps"] == 300
-
-
 def test_an_epoch_is_as_many_whole_steps_as_the_split_fills(tokens):
     settings = {"data": str(tokens), "global_batch": 8, "seq_len": 64, "epochs": 3}
     per_epoch = len(token_files.load(tokens, 64, 257).train.ids) // (8 * 64)
@@ -105,16 +100,6 @@ def test_an_id_below_0_is_refused_before_anything_starts(dtype, tmp_path):
     unread = token_files.load(tmp_path / "text", 4, 257, scan=False).train
     with pytest.raises(UsageError, match=f"holds token id {beyond}, but the model's vocabulary"):
         unread.batch(np.array([5]), 4, 257)
-
-
-def test_bare_files_hold_two_bytes_a_token_and_a_twentieth_back_unless_val_is_beside(tmp_path):
-    train = tmp_path / "train.bin"
-    for name in ("train.bin", "other.bin"):
-        np.zeros(1000, "u2").tofile(tmp_path / name)
-    assert training_tokens(str(train)) == training_tokens(str(tmp_path)) == 950
-    np.zeros(9, "u2").tofile(tmp_path / "val.bin")
-    assert training_tokens(str(train)) == training_tokens(str(tmp_path)) == 1000
-    assert training_tokens(str(tmp_path / "other.bin")) == 950  # val.bin is not its
 
 
 def test_an_epoch_is_one_step_at_least(tmp_path):

@@ -55,7 +55,8 @@ def run_of(*flags: str) -> RunSpec:
 def test_messages_and_states_are_those_of_the_formulas(tmp_path):
     (tmp_path / "runs.toml").write_text(RUNS)
     study = load_study(tmp_path / "runs.toml")
-    done = run_module("parallel.rehearse", "--study", str(study.path), "--format", "json")
+    command = ["parallel.rehearse", "--study", str(study.path), "--format", "json"]
+    done = run_module(*command, timeout=1200)  # 40 s of a core
     ranks = json.loads(done.stdout)["ranks"]
     assert not [rank["error"] for rank in ranks if rank["error"]]
     assert done.returncode == 0, done.stderr

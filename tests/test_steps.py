@@ -83,7 +83,7 @@ def test_the_next_batch_is_made_while_one_is_used():
                 assert go_on.wait(10)
             yield number
 
-    with token_files.Ahead(batches(), torch.device("cpu")) as ahead:
+    with token_files.ahead(batches(), torch.device("cpu")) as ahead:
         assert next(ahead) == 0
         while 1 not in made:  # asked for by nobody yet
             time.sleep(0.001)
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_a_batch_is_raised_where_the_batch_is_used():
         yield 0
         raise UsageError("token id 300")
 
-    with token_files.Ahead(batches(), torch.device("cpu")) as ahead:
+    with token_files.ahead(batches(), torch.device("cpu")) as ahead:
         assert next(ahead) == 0
         with pytest.raises(UsageError, match="token id 300"):
             next(ahead)

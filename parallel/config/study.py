@@ -37,7 +37,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.bounds import Bounds, Text, checked, key, values_of
 from base.errors import UsageError
@@ -45,7 +45,7 @@ from base.files import read_toml
 from models.config import preset
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
-from parallel.config.run_names import IN_NAME, run_name
+from parallel.config.run_names import IN_NAME, name_alone, run_name
 from parallel.config.settings import COMMAND_LINE, RunSpec, check_setting, merge, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
@@ -187,6 +187,45 @@ class Study:
         if not flags and gpus in (None, run.spec.gpus):
             return run.spec
         return resolve(*run.layers, (COMMAND_LINE, flags or {}), gpus=gpus)
+
+
+class Choice(NamedTuple):
+    """The runs that a command is asked for, by name; their study, if there is one, and cluster."""
+
+    runs: dict[str, RunSpec]
+    study: Study | None
+    cluster: Cluster | None
+
+
+def choose_runs(
+    path: Path | None,
+    names: list[str] | None,
+    flags: dict[str, Any],
+    cluster: str | None,
+    gpus: int | None = None,
+    check: bool = True,
+) -> Choice:
+    """The runs `names` (None: all) of the study at `path`, with `flags` over its settings; without
+    a study the one run that the flags make. check: that their cluster can run them.
+
+    Raises:
+        UsageError: names without a study, no such run or cluster, or a run that cannot start.
+    """
+    study, where = None, clusters.cluster(cluster) if cluster else None
+    if path is not None:
+        study = load_study(path, cluster)
+        where = study.cluster
+        runs = {name: study.run(name, flags, gpus) for name in names or study.runs}
+    elif names is not None:
+        raise UsageError("--run-name names a run of a study: give --study too")
+    else:
+        spec = resolve((COMMAND_LINE, flags), gpus=gpus)
+        runs = {name_alone(spec, flags): spec}
+    for name, spec in runs.items() if check and where else ():
+        across = study is not None and study.runs[name].tp_across_nodes
+        if problems := where.problems(spec, across):
+            raise UsageError(f"{name} on {where.name}: {'; '.join(problems)}")
+    return Choice(runs, study, where)
 
 
 def load_study(path: Path | str, cluster: str | None = None) -> Study:

@@ -13,7 +13,7 @@ from parallel.config.settings import RunSpec
 from parallel.engines import Batch, Reduced, layers
 from parallel.engines import deepspeed_common as common
 from parallel.engines.optim import mean_over_ranks
-from parallel.measure.ranges import timed
+from parallel.measure.ranges import within
 from parallel.measure.step_parts import name_group
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: skip  (after common)
@@ -69,7 +69,7 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         for tied_weights in module.tied_comms.values():
             name_group(tied_weights["group"], "embedding")
         self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
-            instruction: timed(part, self.engine._INSTRUCTION_MAP[instruction])
+            instruction: within(part)(self.engine._INSTRUCTION_MAP[instruction])
             for instruction, part in (
                 (schedule.ForwardPass, "forward"),
                 (schedule.BackwardPass, "backward"),

@@ -196,13 +196,10 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     )
 
 
-def options(config: TransformerConfig, pipelined: bool = False) -> dict[str, bool]:
-    """For run.json: what megatron-core was asked to do faster or with less memory; `pipelined`: by
-    its own schedule of stages."""
+def options(config: TransformerConfig) -> dict[str, bool]:
+    """For run.json: what megatron-core was asked to do faster or with less memory."""
     names = "bias_activation_fusion bias_dropout_fusion cross_entropy_loss_fusion"
-    names += " gradient_accumulation_fusion"
-    if pipelined:
-        names += " deallocate_pipeline_outputs batch_p2p_comm batch_p2p_sync"
+    names += " gradient_accumulation_fusion deallocate_pipeline_outputs batch_p2p_comm"
     return {name: getattr(config, name) for name in names.split()}
 
 

@@ -202,7 +202,7 @@ class MegatronEngine:
         return {
             "schedule": self.schedule.__name__,
             "overlap_grad_reduce": self.ddp_config.overlap_grad_reduce,
-            **layers.options(self.config, pipelined=self.spec.pp > 1),
+            **layers.options(self.config),
         }
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ needs setup.py's extra `nvml`) for the GPUs that rank 0 sees. It is None elsewhe
 import resource
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -22,30 +21,24 @@ class Energy:
 
     def __init__(self, gpus: list[str]):
         """`gpus`: NVML's names of those that rank 0 sees; none on CPU."""
-        self._read: Callable[[], float] | None = None
-        if not gpus:
-            self.source = "none (no GPU)"
-            return
+        self.source = f"NVML, {len(gpus)} GPUs that rank 0 sees" if gpus else "none (no GPU)"
+        self._gpus, self._start_j = gpus, 0.0
+        self._start_j = self.joules()
+
+    def joules(self) -> float | None:
+        """None without a counter, or where it went away."""
+        if self._start_j is None or not self._gpus:
+            return None
         try:
             import pynvml
 
             pynvml.nvmlInit()
-            handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpus]
-            count = pynvml.nvmlDeviceGetTotalEnergyConsumption
-            self._start = sum(map(count, handles))
-        except Exception as error:  # no package, no driver, or a GPU without the counter: no number
+            handles = map(pynvml.nvmlDeviceGetHandleByUUID, self._gpus)
+            millijoules = sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles))
+        except Exception as error:  # no package, driver or counter: no number, and training goes on
             self.source = f"none (NVML: {error})"
-            return
-        self.source = f"NVML, {len(gpus)} GPUs that rank 0 sees"
-        self._read = lambda: (sum(map(count, handles)) - self._start) / 1e3
-
-    def joules(self) -> float | None:
-        """None without a counter, or where it went away."""
-        try:
-            return self._read() if self._read else None
-        except Exception as error:  # no reason to end the training
-            self.source = f"none ({type(error).__name__}: {error})"
             return None
+        return millijoules / 1e3 - self._start_j
 
 
 def visible_gpus(device: Any) -> list[str]:

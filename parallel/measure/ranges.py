@@ -7,9 +7,8 @@ Regions: data (making a batch), move (handing it to the device), forward, backwa
 both, as `train/forward`. Without a listener a region costs a test of one empty list. Torch-free.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +19,12 @@ _NOTHING = nullcontext()
 
 def region(name: str) -> AbstractContextManager:
     """A context that is the region `name`."""
-    return _region(name) if listeners else _NOTHING
+    return within(name) if listeners else _NOTHING
 
 
 @contextmanager
-def _region(name: str) -> Iterator[None]:
+def within(name: str) -> Iterator[None]:
+    """The region `name`; a decorator, too."""
     enter(name)
     try:
         yield
@@ -40,17 +40,6 @@ def enter(name: str) -> None:
 def leave(name: str) -> None:
     for listener in reversed(listeners):
         listener.leave(name)
-
-
-def timed(name: str, function: Callable) -> Callable:
-    """`function` as a region."""
-
-    @wraps(function)
-    def within(*args: Any, **kwargs: Any) -> Any:
-        with region(name):
-            return function(*args, **kwargs)
-
-    return within
 
 
 @contextmanager

@@ -117,24 +117,15 @@ def steady_iterations(
     after the warm-up, without those that skipped the optimizer (an fp16 overflow), unless every one
     did. Empty where nothing was timed."""
     step_s = np.asarray(step_s, dtype=float)
-    where = _timed(step_s, iteration, window)
-    if window is not None or not len(where):
-        return where
-    if skipped is not None and len(skipped) == len(step_s):
-        stepped = where[~(np.nan_to_num(np.asarray(skipped, dtype=float))[where] > 0)]
-        where = stepped if len(stepped) else where
-    return where[warmup_end(step_s[where]) :]
-
-
-def _timed(
-    step_s: np.ndarray, iteration: np.ndarray | None, window: tuple[int, int] | None
-) -> np.ndarray:
-    """Indices of the iterations with a time, inside the window if there is one."""
     kept = np.isfinite(step_s)
     if window is not None:
         numbers = np.arange(len(step_s)) if iteration is None else np.asarray(iteration)
-        kept &= (numbers >= window[0]) & (numbers <= window[1])
-    return np.flatnonzero(kept)
+        return np.flatnonzero(kept & (numbers >= window[0]) & (numbers <= window[1]))
+    where = np.flatnonzero(kept)
+    if skipped is not None and len(skipped) == len(step_s):
+        stepped = where[~(np.asarray(skipped, dtype=float)[where] > 0)]
+        where = stepped if len(stepped) else where
+    return where[warmup_end(step_s[where]) :]
 
 
 def _falls(x: np.ndarray) -> bool:

@@ -34,7 +34,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,7 +120,7 @@ def start(spec: RunSpec, device: torch.device, rank: int, folder: Path) -> "Brea
         return None
     _active = Breakdown(spec, device, rank, folder)
     ranges.listeners.append(_active)
-    _wrap_process_groups()
+    _wrap_process_groups(_active)
     return _active
 
 
@@ -284,30 +284,17 @@ def _nbytes(tensors: Any) -> int:
     return sum(_nbytes(t) for t in tensors)
 
 
-def _wrap_process_groups() -> None:
+def _wrap_process_groups(breakdown: Breakdown) -> None:
     """Have every call of a process group, and every wait for one, counted and timed."""
     for method, (kind, which) in _CALLS.items():
         if original := getattr(ProcessGroup, method, None):
-            setattr(ProcessGroup, method, _counted(original, kind, which))
-    Work.wait = _timed(Work.wait)
+            counted = partial(breakdown.call, original, kind, which)
+            setattr(ProcessGroup, method, _method(counted))
+    Work.wait = _method(partial(breakdown.wait, Work.wait))
 
 
-def _timed(wait: Callable) -> Callable:
-    @wraps(wait)
-    def timed(work: Work, *args: Any, **kw: Any) -> Any:
-        return wait(work, *args, **kw) if _active is None else _active.wait(wait, work, args, kw)
-
-    return timed
-
-
-def _counted(original: Callable, kind: str, which: int) -> Callable:
-    @wraps(original)
-    def call(group: ProcessGroup, *args: Any, **kw: Any) -> Any:
-        if _active is None:
-            return original(group, *args, **kw)
-        return _active.call(original, kind, which, group, args, kw)
-
-    return call
+def _method(function: Callable) -> Callable:
+    return lambda self, *args, **kw: function(self, args, kw)
 
 
 def _transfer_s(spec: RunSpec, device: torch.device, rank: int) -> float:
