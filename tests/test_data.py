@@ -139,15 +139,11 @@ def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, 
     assert capsys.readouterr().err == ""
 
 
-def test_too_little_text_is_refused(tmp_path):
+def test_too_little_text_and_a_file_of_a_prepared_folder_are_refused(tmp_path):
     (tmp_path / "short.txt").write_text("short")
     data.prepare(tmp_path / "out", [tmp_path / "short.txt"])
     with pytest.raises(UsageError, match="split train .* has 5 tokens, too few.*64"):
         token_files.load(tmp_path / "out", 64, 257)
-
-
-def test_a_file_of_a_prepared_folder_is_not_read_as_something_else(tmp_path):
-    data.prepare(tmp_path / "out", [corpus(tmp_path)])
     with pytest.raises(UsageError, match="belongs to the prepared folder"):
         token_files.load(tmp_path / "out" / "train.bin", 8, 257)
 
@@ -238,13 +234,15 @@ def test_a_preparation_that_fails_leaves_nothing_and_none_replaces_what_is_there
     assert (out / "meta.json").read_bytes() == before
 
 
-def test_an_input_that_cannot_be_read_is_named(tmp_path):
+def test_an_input_or_a_vocabulary_that_cannot_be_is_named(tmp_path, capsys):
     with pytest.raises(UsageError, match="/dev/zero: no such file or folder"):
         data.prepare(tmp_path / "out", [Path("/dev/zero")])
     (tmp_path / "some.txt").write_text("text " * 50)
     for size in (256, 2**40):
         with pytest.raises(UsageError, match=f"--vocab-size 257 to 1048576, not {size}"):
             data.prepare(tmp_path / "x", [tmp_path / "some.txt"], "bpe", size)
+    assert data.main(["--vocab-size", "300", "--out", str(tmp_path / "out")]) == 2
+    assert "the tokenizer byte has its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -297,11 +295,6 @@ def test_a_line_without_text_is_named(line, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "some"}\n' + line + "\n")
     with pytest.raises(UsageError, match="a.jsonl:2 is no JSON object with a text at 'text'"):
         data.prepare(tmp_path / "out", [tmp_path / "a.jsonl"])
-
-
-def test_a_vocabulary_size_that_would_be_ignored_is_refused(tmp_path, capsys):
-    assert data.main(["--vocab-size", "300", "--out", str(tmp_path / "out")]) == 2
-    assert "the tokenizer byte has its own" in capsys.readouterr().err
 
 
 def test_check_refuses_the_data_that_the_start_refuses(tmp_path, capsys):

@@ -63,6 +63,7 @@ def training_metrics(
     """The document; `facts` is run.json, `steps` the rows of steps.csv."""
     host, epochs = facts["host"], facts["spec"]["epochs"] or 1
     per_epoch = -(-len(steps) // epochs)
+    used = (facts.get("engine") or {}).get("config") or {}
     parts = {
         "startup_time_sec": measured.startup_s,
         "training_time_sec": _seconds(steps),
@@ -88,7 +89,15 @@ def training_metrics(
             "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         },
         "training_config": _training_config(facts),
-        "deepspeed_config": _deepspeed(facts),
+        "deepspeed_config": {  # the given JSON, and what DeepSpeed used; null without DeepSpeed
+            "path": facts["spec"]["deepspeed_config"],
+            "sha256": facts["inputs"]["deepspeed_config"],
+            "selected": {
+                "fp16_enabled": facts["spec"]["precision"] == "fp16",
+                "wall_clock_breakdown": bool(used.get("wall_clock_breakdown", False)),
+                "zero_stage": facts["layout"]["zero_stage"],
+            },
+        },
         "schema_notes": NOTES,
         "epochs": [
             _epoch(number, steps[at : at + per_epoch], facts, measured)
@@ -197,20 +206,6 @@ def _epoch(
         "dataload_time_mean_sec": None
         if measured.data_s is None
         else measured.data_s / (facts["spec"]["steps"] * n_micro),
-    }
-
-
-def _deepspeed(facts: dict[str, Any]) -> dict[str, Any]:
-    """The given JSON and the configuration that DeepSpeed used; null without DeepSpeed."""
-    used = (facts.get("engine") or {}).get("config") or {}
-    return {
-        "path": facts["spec"]["deepspeed_config"],
-        "sha256": facts["inputs"]["deepspeed_config"],
-        "selected": {
-            "fp16_enabled": facts["spec"]["precision"] == "fp16",
-            "wall_clock_breakdown": bool(used.get("wall_clock_breakdown", False)),
-            "zero_stage": facts["layout"]["zero_stage"],
-        },
     }
 
 
