@@ -4,10 +4,10 @@
     python -m parallel.data --input corpus/ --tokenizer bpe --vocab-size 4096 --out data/corpus
     python -m parallel.data --input corpus.txt --tokenizer path/to/gpt2 --out data/corpus
 
-A document is a file of UTF-8 text, or the `text` of a .jsonl file's line. The folder gets
-`train.bin` and `val.bin` (nanoGPT's format: token ids, little-endian, no header; uint16, or uint32
-above 65,536 ids) and `meta.json`. An end-of-text id follows each document, and every 20th is for
-validation; of fewer than 20, the end of each.
+A document is a file of UTF-8 text, or the text of a line of a .jsonl file: of its key `text`, or of
+--text-key. The folder gets `train.bin` and `val.bin` (nanoGPT's format: token ids, little-endian,
+no header; uint16, or uint32 above 65,536 ids) and `meta.json`. An end-of-text id follows each
+document, and every 20th is for validation; of fewer than 20, the end of each.
 parallel.train reads it with --data, and other files too: parallel/token_files.py lists them.
 """
 
@@ -36,17 +36,17 @@ BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
 BPE_VOCAB = 4096
 MAX_BPE = 2**20  # its trainer takes memory for all ids at once
 END = "<|endoftext|>"
-CORPUS_BYTES = 16_000_000  # of the standard library
+TEXT_KEY = "text"
 
 
-def stdlib_documents() -> list[Path]:
+def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
     """The standard library's own modules, in name order: a corpus that is on every machine."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
     documents, total = [], 0
     for path in sorted(root.rglob("*.py")):
         size = path.stat().st_size
-        if size and skipped.isdisjoint(path.relative_to(root).parts[:-1]) and total < CORPUS_BYTES:
+        if size and skipped.isdisjoint(path.relative_to(root).parts[:-1]) and total < limit_bytes:
             documents.append(path)
             total += size
     return documents
@@ -67,7 +67,11 @@ def _files(inputs: list[Path]) -> list[Path]:
     return files
 
 
-def _texts(files: Iterable[Path]) -> Iterator[str]:
+def _is_jsonl(file: Path) -> bool:
+    return file.suffix.lower() == ".jsonl"
+
+
+def _texts(files: Iterable[Path], text_key: str) -> Iterator[str]:
     """The text of each document; an empty one, too.
 
     Raises:
@@ -76,12 +80,12 @@ def _texts(files: Iterable[Path]) -> Iterator[str]:
     for file in files:
         try:
             with file.open("rb") as content:
-                if file.suffix.lower() != ".jsonl":
+                if not _is_jsonl(file):
                     yield _decoded(content.read(), str(file))
                     continue
                 for number, line in enumerate(content, 1):
                     if line.strip():
-                        yield _text_of(line, f"{file}:{number}")
+                        yield _text_of(line, text_key, f"{file}:{number}")
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror}") from error
 
@@ -99,13 +103,14 @@ def _decoded(content: bytes, where: str) -> str:
     return text
 
 
-def _text_of(line: bytes, where: str) -> str:
+def _text_of(line: bytes, text_key: str, where: str) -> str:
     """The text of a line of a .jsonl file."""
     try:
-        content = parse_json(line)["text"].encode()
+        content = parse_json(line)[text_key].encode()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{where} is no JSON object with a text at 'text': {shown(line)}"
+            f"{where} is no JSON object with a text at {text_key!r} (--text-key names another):"
+            f" {shown(line)}"
         ) from error
     return _decoded(content, where)
 
@@ -153,17 +158,24 @@ def _from_hugging_face(path: Path) -> Tokenizer:
 
 
 def prepare(
-    out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = BPE_VOCAB
+    out: Path,
+    inputs: list[Path],
+    tokenizer: str = "byte",
+    vocab_size: int = BPE_VOCAB,
+    text_key: str = TEXT_KEY,
 ) -> dict:
     """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
 
-    All is written aside, and gets its name when it is whole.
+    All is written aside, and gets its name when it is whole. text_key: of the text in a line of a
+    .jsonl file.
 
     Raises:
         UsageError: an input or the tokenizer cannot be read, there is no text, something is at
             `out`, or it cannot be written.
     """
     files = _files(inputs)
+    if text_key != TEXT_KEY and not any(map(_is_jsonl, files)):
+        raise UsageError(f"--text-key {text_key} is of .jsonl files, and the input has none")
     out = Path(os.path.realpath(out))  # of a link, what it names is made
     if out.exists():
         raise UsageError(f"{out} is there already: remove it, or give another --out")
@@ -175,29 +187,29 @@ def prepare(
             if tokenizer == "byte":
                 coder = _BYTES
             elif tokenizer == "bpe":
-                coder = _train_bpe(_texts(files), vocab_size, folder)
+                coder = _train_bpe(_texts(files, text_key), vocab_size, folder)
             else:
                 coder = _from_hugging_face(Path(tokenizer))
             source = [str(p) for p in inputs] or "the Python standard library's source"
-            meta = _write(folder, files, coder, source)
+            meta = _write(folder, files, coder, text_key, source)
             publish(folder, out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
     return meta
 
 
-def _write(folder: Path, files: list[Path], coder: Tokenizer, source: Any) -> dict:
+def _write(folder: Path, files: list[Path], coder: Tokenizer, text_key: str, source: Any) -> dict:
     """Fill the folder, meta.json last; the content of meta.json."""
     dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
     every = round(1 / HELD_OUT)
-    few = len(list(itertools.islice(filter(None, _texts(files)), every))) < every
+    few = len(list(itertools.islice(filter(None, _texts(files, text_key)), every))) < every
     hashes = {split: hashlib.sha256() for split in SPLITS}
     counts = dict.fromkeys(SPLITS, 0)
     with contextlib.ExitStack() as stack:
         written = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
         bar = tqdm(files, "tokenizing", unit="file", disable=not sys.stderr.isatty())
         number = empty = ended = 0
-        for text in _texts(bar):
+        for text in _texts(bar, text_key):
             if not text:
                 empty += 1
                 continue
@@ -248,6 +260,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokenizer", default="byte", metavar="NAME|PATH", help=about)
     about = f"token ids of a BPE trained here (default: {BPE_VOCAB})"
     parser.add_argument("--vocab-size", type=int, metavar="N", help=about)
+    about = f"of the text in a line of a .jsonl file (default: {TEXT_KEY})"
+    parser.add_argument("--text-key", default=TEXT_KEY, metavar="KEY", help=about)
     parser.add_argument("--if-missing", action="store_true", help="do nothing if it is there")
     arguments = parser.parse_args(argv)
     if arguments.vocab_size is not None and arguments.tokenizer != "bpe":
@@ -258,7 +272,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.if_missing and (arguments.out / "meta.json").exists():
         return 0
     vocab_size = BPE_VOCAB if arguments.vocab_size is None else arguments.vocab_size
-    meta = prepare(arguments.out, arguments.input, arguments.tokenizer, vocab_size)
+    flags = (arguments.tokenizer, vocab_size, arguments.text_key)
+    meta = prepare(arguments.out, arguments.input, *flags)
     print(
         f"{arguments.out}: {meta['documents']} documents, {meta['tokens']['train']:,} training and"
         f" {meta['tokens']['val']:,} validation tokens, {meta['vocab_size']} ids"

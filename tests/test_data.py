@@ -280,9 +280,16 @@ def test_each_line_of_a_jsonl_file_is_a_document(tokenizer, tmp_path, capsys):
     assert meta["sha256"] == files["sha256"]
 
 
-def test_empty_documents_are_left_out_and_counted(tmp_path, capsys):
-    file = lines_of(tmp_path / "a.JSONL", {"text": "x" * 100}, {"text": ""})
-    assert data.main(["--input", str(file), "--out", str(tmp_path / "out")]) == 0
+def test_the_text_of_a_line_has_a_key_and_empty_documents_are_left_out(tmp_path, capsys):
+    file = lines_of(tmp_path / "a.JSONL", {"content": "x" * 100}, {"content": ""})
+    flags = ["--input", str(file), "--out", str(tmp_path / "out")]
+    for refused, why in (
+        (flags, "a.JSONL:1 is no JSON object with a text at 'text' (--text-key names another)"),
+        (["--text-key", "x", "--input", __file__], "--text-key x is of .jsonl files"),
+    ):
+        assert data.main(refused) == 2
+        assert why in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert data.main([*flags, "--text-key", "content"]) == 0
     printed = capsys.readouterr()
     assert "1 documents" in printed.out
     assert printed.err == "parallel.data: left out 1 empty documents of 2\n"
