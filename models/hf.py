@@ -32,8 +32,8 @@ from base.storage import BYTES
 
 
 def _tokenizer_at(path: Path) -> Any:
-    """The hf_files.Tokenizer at a path (a folder or a tokenizer.json), or None."""
-    from models.hf_files import Tokenizer, tokenizer_files
+    """The hf_weights.Tokenizer at a path (a folder or a tokenizer.json), or None."""
+    from models.hf_weights import Tokenizer, tokenizer_files
 
     if not (files := tokenizer_files(path)):
         return None
@@ -45,7 +45,7 @@ def _tokenizer_at(path: Path) -> Any:
 
 def import_weights(source: Path, out: Path, dtype: str | None) -> str:
     """Import a Hugging Face directory; the line to print."""
-    from models.hf_files import import_hugging_face
+    from models.hf_weights import import_hugging_face
 
     weights = import_hugging_face(source, out, dtype, _tokenizer_at(source))
     config = weights.config
@@ -67,7 +67,7 @@ def export_weights(source: Path, out: Path, dtype: str | None, tokenizer: Path |
             f"{source} is no weights-only folder; of a run or a checkpoint, this makes one: python"
             f" -m parallel.checkpoint export {source} FOLDER"
         )
-    from models.hf_files import export_hugging_face
+    from models.hf_weights import export_hugging_face
 
     along = _tokenizer_at(tokenizer or source)
     if tokenizer is not None and along is None:

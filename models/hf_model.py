@@ -20,7 +20,7 @@ from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import fill, init_parameter, mean_loss, positions, rope_frequencies
 from models.hf_config import architecture, hugging_face_config, hugging_face_names
-from models.hf_files import to_hugging_face, tokenizer_files
+from models.hf_weights import to_hugging_face, tokenizer_files
 
 
 class HuggingFaceGPT(nn.Module):

@@ -1,18 +1,12 @@
-"""Token files, and the batches that a step takes from them.
+"""Token files: what a run reads its ids from.
 
 Besides a folder of parallel/data.py, a bare nanoGPT `.bin` (uint16) and a Megatron `.bin`/`.idx`
 pair are read (give the path without the suffix, or the .idx); of those, the last 5 % are held out
-for validation. The first run reads the
-files whole: `<file>.<split>.scan.json` keeps their largest id and their SHA-256 until they change.
-
-A sequence starts anywhere in its split's stream of tokens, so it crosses the ends of documents.
-Which sequences step t sees depends on (seed, t) alone, never on the layout.
+for validation. The first run reads the files whole: `<file>.<split>.scan.json` keeps their largest
+id and their SHA-256 until they change.
 """
 
 import hashlib
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +19,6 @@ from base.errors import UsageError, warn
 from base.files import read_json_if_whole
 from base.storage import own_crc32, write_json
 from parallel.config.data_files import SPLITS, Description, describe
-from parallel.config.layout import Layout
 
 
 class Scan(NamedTuple):
@@ -156,49 +149,3 @@ def kept_scan(name: str, tokens: Tokens) -> Scan:
         reason = f"cannot keep {side} ({error.strerror})"
         warn("parallel.train", f"{reason}: every run will read {file} whole before it starts")
     return scan
-
-
-def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int) -> np.ndarray:
-    """Where each of the step's `global_batch` sequences starts, from (seed, step) alone."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return generator.integers(0, n_tokens - seq_len, size=global_batch)
-
-
-def batches(
-    tokens: Tokens,
-    layout: Layout,
-    seq_len: int,
-    vocab_size: int,
-    dp_rank: int,
-    seed: int,
-    step: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """This dp rank's n_micro micro-batches of the step: (tokens, labels), [micro_batch, seq_len].
-
-    Micro-batch m is rows [m * dp * micro_batch, ...) of the step's global batch, dp ranks side by
-    side, so every layout with the same global batch sees the same sequences.
-    """
-    starts = offsets(len(tokens.ids), seq_len, layout.global_batch, seed, step)
-    per_micro = starts.reshape(layout.n_micro, layout.dp, layout.micro_batch)
-    for micro in range(layout.n_micro):
-        yield tokens.batch(per_micro[micro, dp_rank], seq_len, vocab_size)
-
-
-@contextmanager
-def ahead(items: Iterator[Any], device: torch.device) -> Iterator[Iterator[Any]]:
-    """What an iterator gives, each item made by a thread while the one before it is used.
-
-    A step ends by waiting for the device. Without the thread the device would then wait for the
-    next step's first batch. `device` is the one whose pinned memory the items are made in. What
-    making an item raises is raised where it is taken.
-    """
-    on_gpu = device.type == "cuda"  # a thread begins on GPU 0, whichever is the process's own
-    start = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
-    with ThreadPoolExecutor(1, "batches", *start) as pool:
-
-        def taken(following: Future) -> Iterator[Any]:
-            while (item := following.result()) is not None:
-                following = pool.submit(next, items, None)
-                yield item
-
-        yield taken(pool.submit(next, items, None))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from base.errors import UsageError
-from parallel import engines, token_files
+from parallel import batches, engines, token_files
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import nothing_to_train, other_schedules, tell
 from parallel.checkpoint.checkpointer import Checkpointer
@@ -108,7 +108,7 @@ class Trainer:
             first = self._load(source)
             steps = (self._made(self.data.train, step) for step in range(first, self.spec.steps))
             self.made = stack.enter_context(
-                token_files.ahead(itertools.chain.from_iterable(steps), self.device)
+                batches.ahead(itertools.chain.from_iterable(steps), self.device)
             )
             profiled = stack.enter_context(self._profiler(first))
             self.load = energy_and_memory.Load()
@@ -212,7 +212,7 @@ class Trainer:
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
         """This rank's micro-batches of a step, in memory that a GPU copies from by itself."""
         spec = self.spec
-        for batch in token_files.batches(
+        for batch in batches.batches(
             tokens, spec.layout, spec.seq_len, spec.model.vocab_size, self.dp_rank, spec.seed, step
         ):
             yield tuple(t.pin_memory() for t in batch) if self.device.type == "cuda" else batch

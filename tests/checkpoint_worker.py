@@ -25,7 +25,7 @@ warnings.simplefilter("ignore")  # from libraries that call each other's old fun
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from parallel import engines, token_files  # noqa: E402
+from parallel import batches, engines, token_files  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.manifest import KINDS  # noqa: E402
@@ -71,7 +71,7 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     scaler = engine.state().scaler
     dp_rank = spec.layout.coords(rank)["dp"]
     for step in range(first, spec.steps):
-        made = token_files.batches(
+        made = batches.batches(
             corpus.train, spec.layout, spec.seq_len, 257, dp_rank, spec.seed, step
         )
         result = engine.step(made, lr_at(spec, step))

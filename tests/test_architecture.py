@@ -177,6 +177,7 @@ LEVELS = {
         {"checkpoint", "measure"},
         {"engines"},
         {"token_files"},
+        {"batches"},
         {"trainer"},
     ],
 }

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from base.errors import UsageError
-from parallel import data, token_files
+from parallel import batches, data, token_files
 from parallel.config.data_files import training_tokens
 from parallel.config.layout import Layout
 from tests.conftest import write_prepared
@@ -84,7 +84,7 @@ def test_megatron_indexed_pair_is_read(tmp_path):
 def batches_of(tokens, layout: Layout, seed: int = 1, step: int = 0) -> set[tuple]:
     seen = []
     for dp_rank in range(layout.dp):
-        for text, labels in token_files.batches(tokens, layout, 16, 257, dp_rank, seed, step):
+        for text, labels in batches.batches(tokens, layout, 16, 257, dp_rank, seed, step):
             assert text.shape == labels.shape == (layout.micro_batch, 16)
             assert torch.equal(text[:, 1:], labels[:, :-1])
             seen += [tuple(row.tolist()) for row in text]

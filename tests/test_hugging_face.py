@@ -29,9 +29,9 @@ from base.errors import UsageError
 from models import gpt, hf, hf_model
 from models.config import LLAMA3_ROPE, PRESETS, GPTConfig, preset
 from models.hf_config import config_of, hugging_face_config
-from models.hf_files import Tokenizer, export_hugging_face, import_hugging_face
+from models.hf_weights import Tokenizer, export_hugging_face, import_hugging_face
 from models.weights import read_weights, write_weights
-from parallel import engines, token_files
+from parallel import batches, engines, token_files
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.checkpoint.manifest import KINDS
@@ -444,9 +444,7 @@ def test_a_llama_that_was_imported_or_is_hugging_faces_goes_on_bit_for_bit(
         saver = Checkpointer(engine, spec, facts, saved, 0, 1)
         first, curve = saver.load(load), []
         for step in range(first, spec.steps):
-            made = token_files.batches(
-                corpus.train, spec.layout, spec.seq_len, 257, 0, spec.seed, step
-            )
+            made = batches.batches(corpus.train, spec.layout, spec.seq_len, 257, 0, spec.seed, step)
             result = engine.step(made, spec.lr)
             curve.append((result.loss, result.grad_norm))
             if save and step == 1:

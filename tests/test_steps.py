@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from base.errors import UsageError
-from parallel import forked_ranks, token_files
+from parallel import forked_ranks
+from parallel.batches import ahead as ahead_of
 from parallel.engines import cpu
 from tests.conftest import ROOT, THREADS
 
@@ -76,14 +77,14 @@ def test_a_mask_is_looked_at_where_attention_ends_with_a_document(steps):
 def test_the_next_batch_is_made_while_one_is_used():
     made, go_on = [], threading.Event()
 
-    def batches():
+    def made_batches():
         for number in range(3):
             made.append(number)
             if number == 1:
                 assert go_on.wait(10)
             yield number
 
-    with token_files.ahead(batches(), torch.device("cpu")) as ahead:
+    with ahead_of(made_batches(), torch.device("cpu")) as ahead:
         assert next(ahead) == 0
         while 1 not in made:  # asked for by nobody yet
             time.sleep(0.001)
@@ -93,11 +94,11 @@ def test_the_next_batch_is_made_while_one_is_used():
 
 
 def test_what_is_wrong_with_a_batch_is_raised_where_the_batch_is_used():
-    def batches():
+    def made_batches():
         yield 0
         raise UsageError("token id 300")
 
-    with token_files.ahead(batches(), torch.device("cpu")) as ahead:
+    with ahead_of(made_batches(), torch.device("cpu")) as ahead:
         assert next(ahead) == 0
         with pytest.raises(UsageError, match="token id 300"):
             next(ahead)

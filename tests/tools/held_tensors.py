@@ -86,7 +86,7 @@ def measure(settings: dict[str, Any]) -> None:
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from parallel import engines, token_files
+    from parallel import batches, engines, token_files
     from parallel.measure import ranges
 
     torch.set_num_threads(1)
@@ -107,9 +107,7 @@ def measure(settings: dict[str, Any]) -> None:
     dp_rank = spec.layout.coords(rank)["dp"]
     vocab = SMALL["vocab_size"]
     for step in range(2):
-        made = token_files.batches(
-            tokens, spec.layout, spec.seq_len, vocab, dp_rank, spec.seed, step
-        )
+        made = batches.batches(tokens, spec.layout, spec.seq_len, vocab, dp_rank, spec.seed, step)
         engine.step(made, spec.lr)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, most)
