@@ -2,7 +2,7 @@ r"""What a study asks of Slurm: its runs, what they may cost, and the script of 
 
     python -m slurm.render slurm/layouts.toml                  # the runs and their GPU-hours
     python -m slurm.render slurm/layouts.toml --list           # the runs' names
-    python -m slurm.render slurm/layouts.toml --run ddp        # the whole script of one run
+    python -m slurm.render slurm/layouts.toml --run-name ddp        # the whole script of one run
     python -m slurm.render slurm/*.toml --cluster dgx-a100 --dry-run
     sbatch slurm/layouts.slurm                                 # submit every run of the study
     sbatch slurm/*.slurm                                       # and of every study

@@ -36,9 +36,10 @@ from slurm.render import (
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
-    """The runs to submit: those asked for that are not waiting, running or complete."""
-    waits = ("pending", "running", "complete", "unknown")
-    startable = {row.run: row.state for row in rows if row.state not in waits}
+    """The runs to submit: those asked for that do not wait, run or have completed,
+    and whose state is known."""
+    left_alone = ("pending", "running", "complete", "unknown")
+    startable = {row.run: row.state for row in rows if row.state not in left_alone}
     if only is None:
         return list(startable)
     for name in set(only) - {"failed", "missing"}:

@@ -284,9 +284,9 @@ _NO_SETTING = re.compile(
 def _repeats(rows: list[Line]) -> Iterator[Finding]:
     """Rows that differ in nothing but what was measured do not differ much in that."""
     groups: dict[tuple, list[Line]] = defaultdict(list)
-    remarks = [name for name in REMARKS if name not in ("notes", "remarks")]
+    ignored = [name for name in (*REMARKS, "table") if name not in ("notes", "remarks")]
     for row in (row for row in rows if "step_s" in row.values):
-        texts = _configuration(row, [*remarks, "table"]).values()
+        texts = _configuration(row, ignored).values()
         groups[tuple(_NO_SETTING.sub("", text) for text in texts)].append(row)
     for members in groups.values():
         times = [row.values["step_s"].number for row in members]

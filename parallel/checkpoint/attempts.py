@@ -84,14 +84,14 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
     """Begin the run folder; the checkpoint, or folder of checkpoints, to load, if any.
 
     Raises:
-        UsageError: the folder is no run's, or another process writes it; or there is no checkpoint
-            to load, none before the last step, or only in the folder, whose attempt is to move.
+        UsageError: the folder is no run's, or another process writes it; or `spec.load` has no
+            checkpoint, one of the last step or later, or is in the folder that is to move.
     """
     why = why_anew(folder.path, spec.settings())
     if why is None:
         return _resume(spec, facts, folder)
     load = None if spec.load is None else Path(os.path.abspath(spec.load))
-    # Without a checkpoint to load there is no run folder yet when that is said.
+    # Refused before `folder.begin` creates a run folder, or moves the one that is there.
     if load is not None:
         check_first(spec, folders.candidates(load)[0])
         if load.is_relative_to(os.path.abspath(folder.path)):

@@ -170,8 +170,8 @@ def tidy(save: Path) -> None:
 
 
 def retain(save: Path, step: int, keep_last: int, keep_every: int) -> list[int]:
-    """Once `step` is saved: delete all but the newest `keep_last` checkpoints (0: keep all) and
-    every step that `keep_every` divides (0: none); the deleted steps.
+    """Once `step` is saved, keep the newest `keep_last` checkpoints (0: all) and every step that
+    `keep_every` divides (0: none), and delete the others; the deleted steps.
 
     A checkpoint of a later step is damaged, since training resumed before it. It does not count,
     and stays until training gets there.
@@ -180,8 +180,8 @@ def retain(save: Path, step: int, keep_last: int, keep_every: int) -> list[int]:
         return []
     steps = [s for s in steps_in(save) if s <= step]
     doomed = [s for s in steps[:-keep_last] if not (keep_every and s % keep_every == 0)]
-    for step in doomed:
-        _remove(save / name_of(step))
+    for old in doomed:
+        _remove(save / name_of(old))
     return doomed
 
 

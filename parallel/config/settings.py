@@ -296,11 +296,10 @@ class RunSpec:
                 problems.append(str(error))
         if self.min_lr > self.lr:
             problems.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
-        for name, (reader, wanted) in _READ_WITH.items():
-            actual = getattr(self.model if reader == "position" else self, reader)
-            if getattr(self, name) != DEFAULTS[name] and actual != wanted:
-                stated = f"{name} {getattr(self, name)} is used with {reader} {wanted} alone"
-                problems.append(f"{stated}, not {actual}")
+        for name, (other, wanted) in _READ_WITH.items():
+            value, holder = getattr(self, name), self.model if other == "position" else self
+            if value != DEFAULTS[name] and (actual := getattr(holder, other)) != wanted:
+                problems.append(f"{name} {value} is used with {other} {wanted} alone, not {actual}")
         traced = profiled_steps(self)
         if self.profile_steps and not (traced and 1 <= traced[0] and traced[-1] <= self.steps):
             problems.append(

@@ -219,7 +219,7 @@ class DeepSpeedEngine:
         if self.engine.skipped_steps > skipped:
             return StepResult(loss, None, scale, skipped=True, stop=stopped)
         if self.unfused:
-            type(self.outer)._update_scale(self.outer, False)
+            type(self.outer)._update_scale(self.outer, False)  # the class's own: see __init__
         by_us = clips_itself(self.spec)
         norm = self.adam._global_grad_norm if by_us else self.engine.get_global_grad_norm()
         return StepResult(loss, None if norm is None else float(norm), scale, stop=stopped)

@@ -128,7 +128,7 @@ class DataParallelEngine:
             norm = self.grad_norm()
             clip_gradients(self.parameters, self.spec, norm)
             set_lr(self.optimizer.param_groups, lr)
-            # A tensor, and a copy of the one that `update` writes to.
+            # The scale used above: `get_scale` would wait, and `update` writes to the scaler's own.
             scale = self.scaler.scale(torch.ones((), device=self.device))
             self.scaler.step(self.optimizer)
             self.scaler.update()

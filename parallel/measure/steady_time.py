@@ -113,9 +113,9 @@ def steady_iterations(
     iteration: np.ndarray | None = None,
     window: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Indices of the iterations that `steady` takes the median of: those of the window, or those
-    after the warm-up, without those that skipped the optimizer (an fp16 overflow), unless every one
-    did. Empty where nothing was timed."""
+    """Indices of the iterations that `steady` takes the median of: all of the window or, without
+    one, those after the warm-up, less those that skipped the optimizer (an fp16 overflow) unless
+    every one did. Empty where nothing was timed."""
     step_s = np.asarray(step_s, dtype=float)
     kept = np.isfinite(step_s)
     if window is not None:
@@ -123,7 +123,7 @@ def steady_iterations(
         return np.flatnonzero(kept & (numbers >= window[0]) & (numbers <= window[1]))
     where = np.flatnonzero(kept)
     if skipped is not None and len(skipped) == len(step_s):
-        stepped = where[~(np.asarray(skipped, dtype=float)[where] > 0)]
+        stepped = where[~(np.asarray(skipped, dtype=float)[where] > 0)]  # nan: not known to skip
         where = stepped if len(stepped) else where
     return where[warmup_end(step_s[where]) :]
 

@@ -227,15 +227,15 @@ class Breakdown:
     ) -> Any:
         """Make one of ProcessGroup's calls, counted and timed."""
         arguments = (*args, *kw.values())
-        payload = 0 if kind in ("barrier", "end") else _nbytes(arguments[which])
         axis, n = self._axis(group, arguments[1] if kind in ("send", "recv") else None)
-        if n > 1 and payload <= CONTROL_BYTES and kind != "end":
-            axis = "control"
-        if n > 1 and kind not in ("recv", "end"):
-            self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
         if kind == "end":  # of a batch, whose one work stands for the calls before it
             kind, axis = self._latest.pop(group.group_name, (kind, axis))
         else:
+            payload = 0 if kind == "barrier" else _nbytes(arguments[which])
+            if n > 1 and payload <= CONTROL_BYTES:
+                axis = "control"
+            if n > 1 and kind != "recv":
+                self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
             self._latest[group.group_name] = kind, axis
         moves = kind in ("send", "recv") and axis == "pp"
         with self._within(Message(waits=False) if moves else axis):

@@ -283,21 +283,21 @@ def _tracked(run: list[_Line]) -> tuple[list[_Step], list[float]]:
 
 
 def _samples(record: Record, counts: list[_Count]) -> list[_Count]:
-    """The counts as samples, none where they are none; one that would mean an impossible speed is
-    of tokens."""
+    """The counts in samples: as they are, of tokens over the sequence length, or none."""
     seq_len, batch = record.seq_len, record.global_batch
     if not counts or not batch:
         return counts
     done, spent_s = counts[-1].n, counts[-1].trained_s
+    steps_per_s = done / spent_s / batch if spent_s > 0 else 0.0
     if np.median(np.diff([count.n for count in counts], prepend=0)) < batch:
         why = f"fewer than a batch of {batch} lie between two evaluations"
-    elif spent_s <= 0 or done / spent_s / batch <= _OFTEN:
+    elif steps_per_s <= _OFTEN:  # possible: they are of samples
         return counts
-    elif seq_len and not any(count.n % seq_len for count in counts):
+    elif seq_len and all(count.n % seq_len == 0 for count in counts):
         record.notes.append(f"counts of samples are of tokens: {done} / {seq_len}")
         return [count._replace(n=count.n // seq_len) for count in counts]
     else:
-        why = f"{done / spent_s / batch:.4g} steps/s of {batch} samples are more than any run's"
+        why = f"{steps_per_s:.4g} steps/s of {batch} samples are more than any run's"
         why += "" if seq_len else "; where they are of tokens, --seq-len N divides them"
     record.notes.append(f"counts up to {done} are not of samples ({why}): unknown")
     return []
