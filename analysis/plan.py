@@ -62,6 +62,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--cluster", metavar="NAME|FILE", help=where)
     add("--gpu-type", metavar="NAME", help="a card, where there is no cluster")
     count("--gpus-per-node", help="with --gpu-type (default: 8)")
+    about = "with --gpu-type (default: its data sheet's)"
+    add("--gpu-memory", type=float, metavar="GB", help=about)
     network = f"a node's network, in place of the cluster's: {NETWORK}"
     add("--network", metavar="WORDS", help=network)
     count("--gpus", required=True, help="GPUs, all nodes")
@@ -89,6 +91,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         arguments,
         **{name: settings.BOUNDS[name] for name in sizes},
         gpus_per_node=(1, 10**9),
+        gpu_memory=(1, 10_000),
         leave=(0, 10**9),
         margin=ranking.MARGINS,
         top=(1, 10_000),
@@ -105,8 +108,10 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise UsageError("--why explains one layout: no --study with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
-    if arguments.cluster and arguments.gpus_per_node:
-        raise UsageError("--gpus-per-node goes with --gpu-type: a cluster knows its own")
+    for flag in ("gpus_per_node", "gpu_memory"):
+        if arguments.cluster and getattr(arguments, flag):
+            name = flag.replace("_", "-")
+            raise UsageError(f"--{name} goes with --gpu-type: a cluster knows its own")
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,8 @@ def question(arguments: argparse.Namespace) -> Question:
         named["max_seq_len"] = arguments.seq_len
     config = preset(arguments.preset, **named)
     if arguments.gpu_type:
-        cluster = from_data_sheet(arguments.gpu_type, arguments.gpus_per_node or 8)
+        per_node, memory = arguments.gpus_per_node or 8, arguments.gpu_memory
+        cluster = from_data_sheet(arguments.gpu_type, per_node, memory_gb=memory)
     else:
         cluster = load_calibration(arguments.cluster)
     if arguments.network is not None:

@@ -7,7 +7,7 @@ from memory, then fsync). The order alternates. The things are:
 
     save           a checkpoint as a run saves it: checksum, fsync of file and folders, manifest,
                    rename, `latest`
-    weights        --export-weights: the checkpoint is read (from the page cache, as it has just
+    weights        weights alone: the checkpoint is read (from the page cache, as it has just
                    been written), cast to bf16 and written with its checksum
     export         python -m parallel.checkpoint export: the same, after every byte is verified
 

@@ -162,3 +162,26 @@ def test_links_of_a_rack_join_more_than_a_node():
     assert "1600 Gb/s a node" in rack.network_note()[0]
     assert replace(rack, domain=36).joined == 36
     assert rack.with_network("400 Gb/s").machine().network == 18 * 50e9
+
+
+@pytest.mark.parametrize(
+    ("name", "sheet", "gb"),
+    [
+        ("A100-40GB", 80, 40),
+        ("NVIDIA A100-SXM4-40GB", 80, 40),
+        ("NVIDIA A100-SXM4-80GB", 80, 80),
+        ("V100-16GB", 32, 16),
+        ("Tesla V100-SXM2-16GB", 32, 16),
+        ("V100-SXM3-32GB", 32, 32),
+        ("NVIDIA H100 80GB HBM3", 80, 80),
+        ("GB200", 186, 186),
+        ("NVIDIA GH200 480GB", 80, 80),  # of its CPU
+    ],
+)
+def test_a_card_whose_name_states_another_memory_needs_it_as_a_flag(name, sheet, gb):
+    if gb == sheet:
+        assert from_data_sheet(name).gpu_memory_gb == gb
+        return
+    with pytest.raises(UsageError, match=f"is of {sheet} GB, not of '{name}'.*--gpu-memory {gb}"):
+        from_data_sheet(name)
+    assert from_data_sheet(name, memory_gb=gb).gpu_memory_gb == gb

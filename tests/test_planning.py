@@ -166,6 +166,8 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
         ([*PLAN, "--leave", "64"], "would leave all 64 GPUs idle: give at most 63"),
         ([*ON_8, "--network", "8x NDR"], "8 GPUs of selene is one node, and nothing leaves it"),
         ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu-type"),
+        ([*PLAN, "--gpu-memory", "40"], "goes with --gpu-type"),
+        (["--gpu-type", "A100-40GB", *PLAN[2:]], "add --gpu-memory 40"),
         ([*PLAN, "--why", "recompute=some"], "only none, selective, full"),
         ([*PLAN, "--why", "tp=3"], "there are: tp 1, 2, 4, 8"),
         ([*PLAN, "--why", ""], "--why: say which layout, as tp=8,pp=8,mbs=1"),

@@ -7,6 +7,7 @@ its card's data sheet and the priors of analysis/planner/fitting.py.
 
 import json
 import math
+import re
 from dataclasses import MISSING, asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -229,32 +230,44 @@ def of_cluster(name: str) -> Calibration:
             f"cluster {name} of {stated.source} names no gpu: give its table the key gpu, or"
             " plan for another with --cluster NAME"
         )
-    cluster = from_data_sheet(stated.gpu, stated.gpus_per_node, name)
+    memory_gb = stated.gpu_memory_gb or None
     return replace(
-        cluster,
-        gpu_memory_gb=stated.gpu_memory_gb or cluster.gpu_memory_gb,
+        from_data_sheet(stated.gpu, stated.gpus_per_node, name, memory_gb),
         network=stated.interconnect,
         domain=stated.domain,
         max_gpus=stated.max_nodes and stated.max_nodes * stated.gpus_per_node,
     )
 
 
-def from_data_sheet(gpu: str, gpus_per_node: int = 8, name: str = "") -> Calibration:
+def from_data_sheet(
+    gpu: str, gpus_per_node: int = 8, name: str = "", memory_gb: float | None = None
+) -> Calibration:
     """A cluster that nobody has measured: its card's data sheet, the network of the maker's own
-    node, and the priors.
+    node, and the priors. memory_gb: of one card; None takes the sheet's.
 
     Raises:
-        UsageError: unknown card.
+        UsageError: unknown card, or one whose name states another memory than its data sheet.
     """
     card = planning_gpu(gpu)
+    stated = re.search(r"\b(\d{2,3})\s?GB?\b(?!/)", gpu, re.IGNORECASE)
+    # More than twice the sheet's is another memory (GH200 480GB: its CPU's).
+    size = float(stated[1]) if stated else card.memory_gb
+    if memory_gb is None and card.memory_gb != size <= 2 * card.memory_gb:
+        raise UsageError(
+            f"the data sheet of {card.name} is of {card.memory_gb:g} GB, not of {gpu!r}: to plan"
+            f" with its rates, add --gpu-memory {size:g} (a cluster: the key gpu_memory_gb)"
+        )
+    memory_gb, rates = memory_gb or card.memory_gb, ""
+    if memory_gb != card.memory_gb:
+        rates = f"; rates of the card of {card.memory_gb:g} GB"
     return Calibration(
         name or card.name,
         gpu,
         gpus_per_node,
-        card.memory_gb,
+        memory_gb,
         prior_fit(priors_of(card.name)),
         flash=card.name not in UNFUSED,
-        source="data sheet and priors, fitted on no run",
+        source=f"data sheet and priors, fitted on no run{rates}",
     )
 
 

@@ -172,7 +172,7 @@ def _tables(path: Path) -> list[PublishedTable]:
 
 
 _RULE = re.compile(r"^\s*(?=.*\|)\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$")
-_BAR = re.compile(r"\s*(?<!\\)\|\s*")
+_BAR = re.compile(r"(?<!\\)\|")
 
 
 def _in_markdown(text: str) -> list[list[_TextLine]]:
@@ -198,7 +198,7 @@ def _in_markdown(text: str) -> list[list[_TextLine]]:
 
 def _cells(line_no: int, line: str) -> _TextLine:
     """The texts between the unescaped bars of a line, which may have bars at its ends, too."""
-    texts = _BAR.split(line)
+    texts = [text.strip() for text in _BAR.split(line)]
     if not texts[0]:  # a bar at the line's begin
         del texts[0]
     if texts and not texts[-1]:
