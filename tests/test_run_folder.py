@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.logs.readers import run_folder
 from base import storage
 from base.errors import UsageError
 from base.storage import write_json
@@ -85,6 +86,15 @@ def test_partial_results_stay_and_are_labelled(folder):
     assert (run.state, run.reason) == ("failed", "RuntimeError: peer gone (rank 1)")
     assert run.kind == Kind.RAISED
     assert len(run.steps) == 1 and not (folder.path / "RUN_COMPLETE.txt").exists()
+
+
+def test_an_interrupted_run_has_the_peak_that_its_log_prints(tmp_path):
+    run = write(tmp_path, facts("s", "ddp"), fail="cancelled: SIGTERM")
+    line = " iteration {} | max memory (GB): {} |\n"
+    (run / "train.log").write_text(line.format(1, "1.23") + line.format(2, "1.20"))
+    record = run_folder.read(run)
+    assert record.peak_bytes == 1_230_000_000
+    assert "the peak of memory is rank 0's, as train.log prints it" in record.notes
 
 
 def test_a_consequence_makes_room_for_what_is_known_later(tmp_path):

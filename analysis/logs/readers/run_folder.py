@@ -1,5 +1,6 @@
 """Our own run folder: facts from run.json, steps from steps.csv, the end from status.json."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,12 @@ import numpy as np
 from analysis.logs.parsing.facts_elsewhere import peak_bytes, sharing, stated
 from analysis.logs.parsing.fields import positive
 from analysis.logs.parsing.json_values import steps_of
-from analysis.logs.record import Failure, Record
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.record import Failure, Record, Refusal
 from base.errors import UsageError
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
 from parallel.record.reader import Run, read_run, read_saves, read_status
+from parallel.record.schema import LOG
 
 FORMAT = "run folder"
 
@@ -24,6 +27,7 @@ _FAILURES = {
     Kind.SIGNAL: "cancelled",
     Kind.DIVERGED: "diverged",
 }
+_PEAK = re.compile(rb"max memory \(GB\): (\d+(?:\.\d+)?) \|")  # parallel.record.lines
 _BEFORE_A_STEP = (Kind.REFUSED, Kind.HANG, Kind.DISK)  # a run that took no step did not start
 
 
@@ -57,6 +61,9 @@ def read(path: Path) -> Record:
     record.facts, record.state, record.missing_steps = facts, run.state, run.missing
     record.sharing = sharing(facts)
     record.peak_bytes = peak_bytes(run.metrics)
+    if record.peak_bytes is None and (printed := _printed_peak(run.path / LOG)):
+        record.peak_bytes = printed
+        record.notes.append("the peak of memory is rank 0's, as train.log prints it")
     record.schedule_note = facts.get("go_on") or ""
     record.ended_utc = status.get("time_utc") if run.state != RUNNING else None
     record.completed = run.state == COMPLETE
@@ -76,6 +83,16 @@ def read(path: Path) -> Record:
     if failed:
         record.notes.append(f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}")
     return record
+
+
+def _printed_peak(path: Path) -> int | None:
+    """Most bytes that rank 0 held by the iteration lines of train.log; None where there is none."""
+    try:
+        with Log(path) as log:
+            peaks = [float(match[1]) for _, match in log.matches(_PEAK)]
+    except Refusal:
+        return None
+    return round(max(peaks) * 1e9) if peaks else None
 
 
 def _failure(run: Run) -> Failure | None:
