@@ -8,11 +8,11 @@ import pytest
 from analysis import compare, plots, report, scaling, tflops
 from analysis.common import drawing as drawing
 from analysis.logs.load import read_all
-from analysis.measured.fairness import ANY_COMMIT
+from analysis.measured.fairness import ANY_COMMIT, other_kernels
 from parallel.config.study import load_study
 from parallel.sweep import command_of
 from tests.conftest import ROOT
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import facts, logged, write
 
 
 def repeats(folder: Path, times: dict[int, list[float]], **changes) -> None:
@@ -70,6 +70,13 @@ def test_runs_with_other_kernels_of_attention_are_compared_and_told_apart(tmp_pa
     write(tmp_path, facts("s", "ddp", gpus=2) | {"attention": f"{sdpa} (flash)"})  # the other: any
     assert scaling.main([str(tmp_path / "ddp"), str(tmp_path / "ddp-dp2")]) == 0
     assert "attention" not in capsys.readouterr().out
+    kinds = (("flash", False), ("math", False), ("math", True))
+    runs = [
+        logged(f"{i}.log", facts={"attention": f"{sdpa} ({k})", "spec": {"deterministic": det}})
+        for i, (k, det) in enumerate(kinds)
+    ]
+    told = f"{sdpa} (flash): 0.log; {sdpa} (math): 1.log; {sdpa} (math), deterministic: 2.log"
+    assert told in other_kernels(runs)[0]
 
 
 def test_a_weak_study_is_told_by_its_batches_and_every_command_scales_it(tmp_path, capsys):

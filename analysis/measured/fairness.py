@@ -108,14 +108,22 @@ def scaling_of(records: list[Record]) -> str:
 
 
 def other_kernels(records: list[Record]) -> list[str]:
-    """A note that names each run's library of attention, where not all that state it are alike."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for record in records:
-        if kernels := record.facts.get("attention"):
-            alike[kernels.partition(" (")[0]].append(name_of(record))
-    if len(alike) < 2:
+    """A note that names each run's kernels of attention, and the runs that are deterministic, where
+    not all are alike. Runs that do not state it are left out. Where one does not say which of
+    torch's kernels it was, these count as one."""
+    found: dict[str, list[str]] = defaultdict(list)
+    stated = [record.facts.get("attention") for record in records]
+    alone = {kernels.partition(" (")[0] for kernels in stated if kernels} & set(stated)
+    for record, kernels in zip(records, stated, strict=True):
+        if kernels:
+            family = kernels.partition(" (")[0]
+            kernels = family if family in alone else kernels
+            if (record.facts.get("spec") or {}).get("deterministic"):
+                kernels += ", deterministic"
+            found[kernels].append(name_of(record))
+    if len(found) < 2:
         return []
-    told = "; ".join(f"{kernels}: {who(names, len(records))}" for kernels, names in alike.items())
+    told = "; ".join(f"{kernels}: {who(names, len(records))}" for kernels, names in found.items())
     return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
 
 
