@@ -96,6 +96,14 @@ def warn(name: str, line: object) -> None:
     print(printable(f"{name}: {line}"), file=sys.stderr)
 
 
+_last_words: list[str] = []
+
+
+def warn_at_end(name: str, line: object) -> None:
+    """`warn` when the command has printed the rest, so that this is what is seen last."""
+    _last_words.append(printable(f"{name}: {line}"))
+
+
 def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """The boundary of the command `name`; decorates its `main(argv) -> exit status`.
 
@@ -118,6 +126,8 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
                     return error.status
                 finally:
                     sys.stdout.flush()  # here, where a failure can still be told
+                    while _last_words:
+                        print(_last_words.pop(0), file=sys.stderr)
             except BrokenPipeError:
                 drop_output()
                 return BROKEN_PIPE

@@ -9,7 +9,7 @@ from analysis.common.terminal import who
 from analysis.logs.fact_flags import add_fact_flags, add_time_flags, facts_of, flag_of
 from analysis.logs.load import load, name_of
 from analysis.logs.record import Record
-from base.errors import Parser, warn
+from base.errors import Parser, warn, warn_at_end
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import peak_tflops
 
@@ -63,7 +63,8 @@ def load_given(command: str, given: argparse.Namespace) -> list[Record]:
     for line in refused + unheeded(records, facts_of(given)):
         warn(command, line)
     if refused:
-        warn(command, f"{len(refused)} not read, {len(records)} read; the reasons stand above")
+        n = len(records)
+        warn_at_end(command, f"{len(refused)} not read, {n} read; the reasons stand above")
     return records
 
 
