@@ -147,9 +147,10 @@ def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarr
         for x, of in zip(runs, blocks, strict=True)
     ]
     medians = []
-    for i in range(0, RESAMPLES, 100):  # all at once would take gigabytes for long runs
+    rows = max(1, 2**20 // sum(map(len, runs)))  # all at once would take gigabytes for long runs
+    for i in range(0, RESAMPLES, rows):
         pieces = [
-            of[start[i : i + 100]].reshape(100, -1)[:, : len(x)]
+            of[start[i : i + rows]].reshape(min(rows, RESAMPLES - i), -1)[:, : len(x)]
             for x, of, start in zip(runs, blocks, starts, strict=True)
         ]
         medians.append(np.median(np.concatenate(pieces, axis=1), axis=1))

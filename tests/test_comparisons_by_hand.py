@@ -134,6 +134,14 @@ def test_a_long_run_is_resampled_in_little_memory():
     tracemalloc.stop()
 
 
+def test_the_memory_of_a_resampling_does_not_grow_with_the_run(monkeypatch):
+    monkeypatch.setattr(module, "RESAMPLES", 100)
+    tracemalloc.start()
+    module._block_medians([np.ones(200_000)], np.random.default_rng(0))
+    assert tracemalloc.get_traced_memory()[1] < 5e7
+    tracemalloc.stop()
+
+
 def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     good = run("good")
     untimed, profiled, skipped = (run(name).record for name in ("untimed", "profiled", "skipped"))
