@@ -5,7 +5,7 @@ in config.json, and the arithmetic that must be ours. What our GPT does not have
 the numbers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Architecture:
     unset: names of what our GPT does not have; where config.json has them, they are null, 0 or
         false.
     dropouts: config.json's names of them. They are written as 0.
+    aliases: other names of sizes in config.json; transformers lets them prevail.
     """
 
     model_type: str
@@ -47,6 +48,7 @@ class Architecture:
     unset: list[str]
     dropouts: list[str]
     transposed: bool
+    aliases: dict[str, str] = field(default_factory=dict)
 
 
 def _read_classes() -> dict[str, Architecture]:
@@ -129,7 +131,8 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
     if (of := _READ.get(str(kind))) is None:
         known = ", ".join(_READ)
         raise UsageError(f"{path}: model_type {kind!r} is not one that our GPT can be: {known}")
-    values = of.absent | described
+    named = {size: described[name] for name, size in of.aliases.items() if name in described}
+    values = of.absent | described | named
     ours = dict(of.ours)
     wrong = {name: values[name] for name in of.unset if values.get(name)}
     for name, good in of.arithmetic.items():

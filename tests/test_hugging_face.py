@@ -307,6 +307,11 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(tmp_path):
         whole = of(**sizes).to_dict()
         part = {k: v for k, v in whole.items() if k not in missing}
         assert config_of(part, tmp_path) == config_of(whole, tmp_path)
+    other = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 16}
+    other |= {"max_position_embeddings": 32}
+    whole = GPT2Config(**other).to_dict()
+    assert config_of(other | {"model_type": "gpt2"}, tmp_path) == config_of(whole, tmp_path)
+    assert config_of({**other, "model_type": "gpt2"}, tmp_path)[0].n_head == 16
     for name in ("hidden_size", "rms_norm_eps"):
         part = {k: v for k, v in RELEASED["llama3-8b"].items() if k != name}
         with pytest.raises(UsageError, match=f"{name} is missing"):
