@@ -167,27 +167,26 @@ def below(
     """
     entered: set[tuple[int, int]] = set()
 
-    def walk(path: Path) -> Iterator[tuple[Path, str]]:
+    stack = [top]  # folders may be nested deeper than calls may
+    while stack:
+        path = stack.pop()
         try:
             if not path.is_dir():
                 yield path, ""  # also a link to nothing, or to itself: who opens it will say so
-                return
+                continue
             about = path.stat()
             again = (about.st_dev, about.st_ino) in entered
             if again or (path != top and path.is_symlink() and _inside(path, top)):
-                return
+                continue
             entered.add((about.st_dev, about.st_ino))
             if whole(path):
                 yield path, ""
-                return
+                continue
             names = sorted(name for name in os.listdir(path) if not skip(name))
         except OSError as error:
             yield path, error.strerror or str(error)
-            return
-        for name in names:
-            yield from walk(path / name)
-
-    yield from walk(top)
+            continue
+        stack += [path / name for name in reversed(names)]
 
 
 def _inside(link: Path, top: Path) -> bool:

@@ -12,7 +12,7 @@ from analysis.logs import load
 from analysis.logs.parsing import packed
 from analysis.logs.readers import torch_trace
 from base.errors import UsageError
-from base.files import parse_json, parse_toml, read_json
+from base.files import below, parse_json, parse_toml, read_json
 from parallel import token_files
 from parallel.checkpoint import attempts, folders
 from parallel.config import data_files, deepspeed_json, study
@@ -43,6 +43,21 @@ def test_nested_json_is_refused_by_every_reader(tmp_path, which):
     ):
         with pytest.raises(UsageError):
             refused()
+
+
+def test_a_folder_nested_deeper_than_calls_is_walked(tmp_path):
+    nested = [tmp_path]
+    try:
+        for _ in range(1200):
+            nested.append(nested[-1] / "a")
+            nested[-1].mkdir()
+        (nested[-1] / "b.log").touch()
+        found = list(below(tmp_path, Path.is_file, ".".__eq__))
+        assert found == [(nested[-1] / "b.log", "")]
+    finally:  # pytest's own removal calls itself
+        (nested[-1] / "b.log").unlink(missing_ok=True)
+        for folder in nested[:0:-1]:
+            folder.rmdir()
 
 
 @pytest.mark.parametrize("which", DEEP_TOML)
