@@ -86,6 +86,12 @@ class Parser(argparse.ArgumentParser):
         raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(*args, **raw | settings)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for word in sys.argv[1:] if args is None else args:
+            if word.endswith("=--"):  # before Python 3.13 this value is an empty list
+                self.error(f"{word}: -- is no value")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
         self.exit(2, printable(f"{name}: {message} (--help lists the flags)") + "\n")

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from base.errors import UsageError, command_line, printable
+from base.errors import Parser, UsageError, command_line, printable
 from tests.conftest import ROOT
 
 COMMANDS = sorted(
@@ -133,6 +133,16 @@ def test_a_wrong_flag_is_one_line_that_no_terminal_obeys(capsys):
             importlib.import_module(module).main(words)
         said = capsys.readouterr().err
         assert said.startswith(f"{module}: ") and said.count("\n") == 1 and "\x1b" not in said
+
+
+def test_a_flag_without_its_value_is_one_line(capsys):
+    """argparse of Python 3.11 and 3.12 makes an empty list of `--format=--`."""
+    parser = Parser(prog="python -m toy")
+    parser.add_argument("--format", choices=("text", "csv"))
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--format=--"])
+    assert capsys.readouterr().err.startswith("toy: --format=--: -- is no value")
+    assert parser.parse_args(["--format", "csv"]).format == "csv"
 
 
 def test_a_reader_that_goes_away_ends_a_command_after_its_files_are_written(tmp_path):
