@@ -7,6 +7,7 @@ any split gives the same loss.
 """
 
 import math
+import re
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,10 @@ def parameter_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     return before | blocks | outside
 
 
+# Names of models with experts: mixtral, 8x7b, qwen3-30b-a3b, ...
+_EXPERTS = re.compile(r"mixtral|deepseek|grok|dbrx|moe|\d+x\d+b|-a\d+b", re.IGNORECASE)
+
+
 def preset(name: str, **sizes: Any) -> GPTConfig:
     """The preset called `name`, with every size that is given and not None put in its place.
 
@@ -213,6 +218,9 @@ def preset(name: str, **sizes: Any) -> GPTConfig:
         UsageError: no such preset, or the sizes do not fit together.
     """
     if name not in PRESETS:
+        if _EXPERTS.search(name):
+            words = "models with experts are neither trained nor planned here"
+            raise UsageError(f"no preset {name!r}: {words}")
         from difflib import get_close_matches  # here: seldom needed
 
         close = get_close_matches(name.lower(), PRESETS, 1)

@@ -90,6 +90,9 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
     for name, nearest in (("llama3-8B", "llama3-8b"), ("gpt2-1.5", "gpt2-1.5b"), ("175B", "175b")):
         with pytest.raises(UsageError, match=f"'{name}'.*; did you mean {nearest}\\?$"):
             preset(name)
+    for name in ("mixtral", "deepseek-v3", "Qwen3-30B-A3B"):
+        with pytest.raises(UsageError, match=f"'{name}': models with experts are neither trained"):
+            preset(name)
     with pytest.raises(UsageError, match="unknown preset 'huge'; known: tiny"):
         preset("huge")
 
