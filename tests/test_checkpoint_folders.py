@@ -248,10 +248,36 @@ def test_another_models_checkpoint_is_refused_before_there_is_a_folder(save):
     assert not (save.parent / "two").exists()
 
 
+def checkpoint_of(run, step, about):
+    folder = fill(run / "checkpoints" / folders.name_of(step), step)
+    its = {"run": about["run"], "spec": about["spec"]}
+    folders.write_manifest(folder, folders.read_manifest(folder) | its)
+
+
+def test_a_run_does_not_go_on_from_another_runs_state(save):
+    about = facts("s", None, save_interval=5) | {"profiler": None}
+    run = write(save, about, fail="stopped")
+    ours = about["spec"]
+    spec = resolve(("test", {k: v for k, v in ours.items() if v is not None}))
+    before = (run / "run.json").read_text()
+    for other, why in (
+        (about | {"spec": ours | {"lr": 1.0, "log_interval": 9}}, f"lr 1.0 not {ours['lr']}"),
+        (about | {"run": "other"}, f"run other not {about['run']}"),
+    ):
+        checkpoint_of(run, 10, other)
+        with pytest.raises(UsageError, match=rf"step-00000010 is another run's \({why}\): take"):
+            attempts.begin(spec, about, RunFolder(run))
+        assert (run / "run.json").read_text() == before
+    checkpoint_of(run, 10, about | {"spec": ours | {"log_interval": 9, "steps": 15}})
+    folder = RunFolder(run)
+    assert attempts.begin(spec, about, folder) == run / "checkpoints"
+    folder.close()
+
+
 def test_an_attempt_keeps_the_profiler_of_the_one_before(save):
     about = facts("s", None, save_interval=5) | {"profiler": {"tool": "nsys"}}
     run = write(save, about, fail="stopped")
-    some(run / "checkpoints", 10)
+    checkpoint_of(run, 10, about)
     spec = resolve(("test", {k: v for k, v in about["spec"].items() if v is not None}))
     folder = RunFolder(run)
     assert attempts.begin(spec, about | {"profiler": None}, folder) == run / "checkpoints"

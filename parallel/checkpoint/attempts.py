@@ -36,6 +36,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     return [change for change in pairs if change.before != change.now]
 
 
+def matters(change: Change) -> bool:
+    """Whether a run with this change is another run."""
+    return change.name not in CIRCUMSTANCES and change.name not in WORK
+
+
 def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     """Why a run with these settings starts anew in its folder, in words that end `moved_line`.
 
@@ -56,7 +61,7 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     complete = complete and (run_folder / "RUN_COMPLETE.txt").exists()
     if complete and steps <= before.get("steps", 0):
         return " and ".join(["the earlier one is complete", *words])
-    if any(name not in CIRCUMSTANCES and name not in WORK for name, _, _ in differ):
+    if any(map(matters, differ)):
         return " and ".join(words)
     load, began = settings.get("load"), before.get("load")
     if load is not None and not (began and os.path.abspath(load) == os.path.abspath(began)):
@@ -105,9 +110,10 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
     """Begin an attempt that goes on from the one before; the folder of its checkpoints.
 
     Raises:
-        UsageError: another process writes the run folder.
+        UsageError: another run's checkpoints are there, or another process writes the run folder.
     """
     before = read_facts(folder.path)
+    _check_own(spec, before, folder.path / folders.SAVES)
     reason = "status.json is missing or damaged"
     if read_status(folder.path):
         reason = read_run(folder.path).reason  # a process that is gone, say
@@ -122,6 +128,20 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
         line = f"this run goes on to step {spec.steps}; the earlier attempt planned {steps}"
         note(folder, line)
     return folder.path / folders.SAVES
+
+
+def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
+    """Refuse to go on where the newest checkpoint is of another run than run.json, `before`."""
+    newest = folders.candidates(save)[0]
+    try:
+        manifest = folders.read_manifest(newest)
+    except folders.Damaged:
+        return  # loading says so
+    stated = manifest["spec"] | {"run": manifest["run"]}
+    ours = spec.settings() | {"run": before["run"]}
+    if differ := list(filter(matters, changes(stated, ours))):
+        words = ", ".join(map(str, differ))
+        raise UsageError(f"{newest} is another run's ({words}): take its checkpoints out of {save}")
 
 
 def check_first(spec: RunSpec, first: Path) -> None:
