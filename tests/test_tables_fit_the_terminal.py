@@ -83,12 +83,14 @@ def table(**cells: list) -> Table:
     return Table(columns, rows)
 
 
-def test_names_are_cut_in_the_middle():
+def test_names_are_cut_in_the_middle_and_stay_apart():
     long = [f"{i}-{'x' * 60}-{i}" for i in range(10, 13)]
     lines = table(run=long, value=[1.0, 2.0, 3.0]).fitted(60).splitlines()
     names = [line.split()[0] for line in lines[2:]]
     assert all(len(line) <= 60 for line in lines[1:])
     assert [(name[:3], name[-3:]) for name in names] == [(f"{i}-", f"-{i}") for i in range(10, 13)]
+    same = table(run=[f"{'x' * 60}-{i}-{'y' * 30}" for i in range(3)], value=[1.0, 2.0, 3.0])
+    assert [line.split()[0][-2:] for line in same.fitted(60).splitlines()[2:]] == ["#1", "#2", "#3"]
     assert terminal.cut("abcdefghij", 5) == "ab…ij" and terminal.cut("abcde", 5) == "abcde"
 
 
