@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
-
 from analysis.logs.load import load
 from analysis.logs.record import Record
 from analysis.measured import throughput
@@ -82,18 +80,13 @@ class Printed(NamedTuple):
 
 def beside_printed(record: Record) -> Printed:
     """What a log prints, beside ours by its own convention."""
-    batch = (record.global_batch or 0) * (record.seq_len or 0)
-    step_s, tflops = record.steps["step_s"], record.steps["tflops"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = batch / (step_s * (record.gpus or np.nan) * 1e12) / tflops
-    rate = rate[np.isfinite(rate) & (rate > 0)]
-    candidates = []
-    for convention in _PRINTED_BY.get(record.format, ()) if len(rate) else ():
+    rate, candidates = throughput.printed_rate(record), []
+    for convention in _PRINTED_BY.get(record.format, ()) if rate else ():
         flops, _ = throughput.per_token(record, convention.partition(" ")[0])
         if flops is not None:
             if convention == NO_VOCABULARY:
-                flops -= 6.0 * record.model["hidden"] * record.model["vocab_size"]
-            candidates.append(Printed(convention, float(np.median(rate)) * flops - 1))
+                flops -= throughput.of_vocabulary(record)
+            candidates.append(Printed(convention, rate * flops - 1))
     return min(candidates, key=lambda printed: abs(printed.error), default=Printed())
 
 

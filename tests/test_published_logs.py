@@ -9,7 +9,7 @@ import pytest
 
 from analysis.logs.load import load
 from analysis.logs.model import config_of
-from analysis.measured import throughput
+from analysis.measured import run_table, throughput
 from benchmarks.published_logs import AGREES, NO_VOCABULARY, beside_printed, table, text
 from models.flops import CONVENTIONS
 from tests.conftest import ROOT
@@ -58,6 +58,9 @@ def test_gpt_neox_of_2023_left_the_output_layer_out(shared):
     check(record, CONVENTIONS["sc21"](config, record.seq_len, True) - output)
     printed = beside_printed(record)
     assert printed.convention == NO_VOCABULARY and abs(printed.error) < 1e-3
+    (row,) = run_table.rows([record])
+    said = "the printed TFLOP/s count recomputation and leave the vocabulary's matrix out"
+    assert said in row["notes"] and said in row["reasons"]
 
 
 def check(record, flops_per_token):

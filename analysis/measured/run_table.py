@@ -160,7 +160,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     utilisation, why = throughput.utilisation(record, tflops, used)
     if utilisation is None:
         missing["mfu"] = why
-    doubts += throughput.above_peak(record, tflops, used)
+    doubts += throughput.above_peak(record, tflops, used) + throughput.printed_doubt(record)
     changed = [CHANGED] if is_changed(record) else []
     return {
         **found,

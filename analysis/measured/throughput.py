@@ -93,6 +93,34 @@ def best_tflops_per_gpu(
     return None, DEFAULT_CONVENTION, why
 
 
+def printed_rate(record: Record) -> float | None:
+    """The log's tokens per GPU and second in units of 1e12 over its printed TFLOP/s: times FLOPs
+    per token, ours over the printed. The median of its entries; None where it prints none."""
+    batch = (record.global_batch or 0) * (record.seq_len or 0)
+    step_s, tflops = record.steps["step_s"], record.steps["tflops"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = batch / (step_s * (record.gpus or np.nan) * 1e12) / tflops
+    rate = rate[np.isfinite(rate) & (rate > 0)]
+    return float(np.median(rate)) if len(rate) else None
+
+
+def of_vocabulary(record: Record) -> float:
+    """FLOPs per token of the vocabulary's matrix, which GPT-NeoX's own count leaves out."""
+    return 6.0 * record.model["hidden"] * record.model["vocab_size"]
+
+
+def printed_doubt(record: Record) -> list[str]:
+    """Why what GPT-NeoX prints is not ours, where its own count is within 1 % of it."""
+    rate, flops = printed_rate(record), per_token(record, "sc21")[0]
+    if record.format != "GPT-NeoX" or None in (rate, flops):
+        return []
+    off = abs(rate * (flops - of_vocabulary(record)) - 1)
+    if off > min(0.01, abs(rate * flops - 1)):
+        return []
+    again = "count recomputation and " if record.recompute == "full" else ""
+    return [f"the printed TFLOP/s {again}leave the vocabulary's matrix out"]
+
+
 NO_RATE = "the log has neither a step time nor a rate"
 
 
