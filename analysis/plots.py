@@ -6,7 +6,8 @@ The pictures go to PATH/plots (beside a file; of several paths --out says where)
 written is named, and so is every run that a picture leaves out, with the reason. The speedup, weak
 where the runs share the batch per GPU alone, has its ideal line and a point for every
 configuration, named after its split; a line joins the points of an engine that has one at each
-size. Exits 2 when there is nothing to draw.
+size. Where runs of a picture differ in precision, their names end with it. Exits 2 when there is
+nothing to draw.
 """
 
 import statistics
@@ -61,7 +62,7 @@ def draw(paths: list[Path], folder: Path, baseline: str | None, force: bool = Fa
             left_out.append(f"{row['run']}: not in {' and '.join(missing)}: {_why_not(row)}")
     figures = {}
     if measured:
-        points = [_point(row, "tflops") for row in measured]
+        points = _points(measured, "tflops")
         figures["tflops"] = drawing.tflops(points, "TFLOP/s per GPU", DEFAULT_CONVENTION)
     if compared:
         figures["speedup"] = _speedups(compared, scaling_of(records) == "weak")
@@ -85,8 +86,14 @@ def _split(record: Record) -> str:
     return " ".join(words)
 
 
-def _point(row: Row, y: str) -> drawing.Point:
-    return drawing.Point(row["gpus"], row[y], row["engine"], row["split"])
+def _points(rows: list[Row], y: str) -> list[drawing.Point]:
+    """The rows as points that are named after their split, and their precision if it differs."""
+    points = [drawing.Point(row["gpus"], row[y], row["engine"], row["split"]) for row in rows]
+    precisions = [row["precision"] or "?" for row in rows]
+    if len(set(precisions)) < 2:
+        return points
+    pairs = zip(points, precisions, strict=True)
+    return [point._replace(split=f"{point.split} {name}".strip()) for point, name in pairs]
 
 
 def _speedups(rows: list[Row], weak: bool) -> Any:
@@ -95,8 +102,9 @@ def _speedups(rows: list[Row], weak: bool) -> Any:
     for row in rows:
         alike[row["configuration"]].append(row)
     points = []
-    for repeats in alike.values():
-        point, times = _point(repeats[0], "speedup"), [row["step_s"] for row in repeats]
+    firsts = _points([repeats[0] for repeats in alike.values()], "speedup")
+    for point, repeats in zip(firsts, alike.values(), strict=True):
+        times = [row["step_s"] for row in repeats]
         if len(times) > 1:
             base = point.y * statistics.median(times)
             point = point._replace(low=base / max(times), high=base / min(times))

@@ -74,6 +74,15 @@ def test_splits_are_named_and_no_line_joins_them(drawn):
     assert min(b - a for a, b in zip(heights, heights[1:], strict=False)) >= 0.03
 
 
+def test_points_are_named_after_their_precision_where_it_differs(drawn):
+    figures = drawn((1.0, {}), (0.5, {"gpus": 2}))
+    assert [text.get_text() for text in figures["tflops"].axes[0].texts] == ["dp2"]
+    figures = drawn((0.4, {"gpus": 2, "precision": "bf16", "tp": 2, "engine": "megatron"}))
+    names = {text.get_text() for text in figures["tflops"].axes[0].texts}
+    assert names == {"fp32", "dp2 fp32", "tp2 bf16"}
+    assert {text.get_text() for text in figures["speedup"].axes[0].texts} == {"dp2"}
+
+
 def test_a_weak_study_has_a_weak_picture(drawn):
     figures = drawn((1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16}))
     axes = figures["speedup"].axes[0]
