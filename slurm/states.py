@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from base.errors import UsageError
-from base.files import read_json_if_whole
+from base.files import check_file, read_json_if_whole
 from base.storage import write_json
 from parallel.checkpoint.attempts import changes
 from parallel.config.duration import CIRCUMSTANCES
@@ -175,22 +175,19 @@ def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
 
 
 def tail(path: Path, size: int = 65536) -> str:
-    """The end of a file; empty where there is none."""
+    """The end of a file; empty where there is none, or a device or pipe without an end."""
     try:
-        with path.open("rb") as stream:
+        with check_file(path).open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - size))
-            return stream.read().decode(errors="replace")
-    except OSError:
+            return stream.read(size).decode(errors="replace")
+    except (OSError, UsageError):
         return ""
 
 
 def read_end(folder: Path, attempt: str) -> ends.End | None:
     """The end that slurm/job.sh wrote when it ended a run itself; None where it did not."""
-    try:
-        kind, reason, *_ = (folder / f"{attempt}.end").read_text(errors="replace").splitlines()
-    except (OSError, ValueError):
-        return None
-    return ends.End(kind, reason)
+    lines = tail(folder / f"{attempt}.end").splitlines()
+    return ends.End(*lines[:2]) if len(lines) > 1 else None
 
 
 def evidence(text: str, noted: ends.End | None) -> End | None:

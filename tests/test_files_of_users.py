@@ -136,3 +136,11 @@ def test_a_pipe_in_place_of_a_file_of_ours_is_not_waited_for(tmp_path):
     assert data_files.stated_by(str(tmp_path), "vocab_size") is None
     assert states.ran_by(tmp_path) is None
     assert "not a regular file" in attempts.why_anew(tmp_path, {"steps": 1})
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "pipe"])
+def test_the_state_of_a_run_is_known_though_a_log_of_it_has_no_end(target, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("17.out", "17.end"):
+        (tmp_path / name).symlink_to(target)
+    assert states.tail(tmp_path / "17.out") == "" and states.read_end(tmp_path, "17") is None
