@@ -250,7 +250,7 @@ def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknow
     sizes = ["--gpus", "16", "--global-batch", "64", "--preset", "1.7b", "--top", "1"]
     assert plan.main(["--cluster", "jean-zay-v100-16g", *sizes]) == 0
     out = capsys.readouterr().out
-    assert "fitted on no run) in fp16 with unfused" in out
+    assert "no run; rates of the card of 32 GB) in fp16 with unfused" in out
     assert "a fit of this card exists: jean-zay-v100" in out
     assert plan.main([*PLAN, "--flash"]) == 0
     out = capsys.readouterr().out
