@@ -297,7 +297,7 @@ if __name__ == "__main__":
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    # DeepSpeed and megatron-core hold their groups until Python ends, and gloo's threads with them.
-    # Once such an end aborted a rank ("terminate called without an active exception") whose run was
-    # complete; which thread did is not known. By now everything is on disk.
+    # Everything is on disk, so Python's own teardown is left out. DeepSpeed and megatron-core hold
+    # their process groups, and gloo's threads run as long. The teardown once aborted a rank of a
+    # complete run ("terminate called without an active exception"); the cause was not found.
     os._exit(exit_status)
