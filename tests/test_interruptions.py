@@ -248,6 +248,28 @@ with on_signals() as asked:
     assert ends("SIGTERM", 1.0, **nohup) == (143, "asked SIGTERM\nsaid SIGTERM\n")
 
 
+def test_a_signal_is_kept_from_its_handler_on():
+    """The handler is there: from then on a signal must not be lost, in the next line either."""
+    program = """
+import signal, time
+from parallel.record.signals_and_hangs import on_signals
+install = signal.signal
+def install_and_raise(number, handler):
+    old = install(number, handler)
+    if callable(handler):
+        signal.raise_signal(number)
+    return old
+signal.signal = install_and_raise
+with on_signals() as asked:
+    signal.signal = install
+    asked.attend(print, 60.0)
+    time.sleep(0.5)
+    print(asked.signal)
+"""
+    process = python(program)
+    assert process.communicate(timeout=60)[0] == "SIGTERM\n"
+
+
 def test_a_signal_while_torch_loads_saves_after_the_first_step(tokens, tmp_path):
     flags = [*SMALL, "--steps", "1000000", "--save-interval", "1000", "--data", str(tokens)]
     command = [sys.executable, "-m", "parallel.train", *flags, "--out", str(tmp_path / "run")]

@@ -107,14 +107,15 @@ def on_signals() -> Iterator[Interruption]:
     # slurm.forward_signals has SIGUSR1 ignored by all that it starts, until a rank handles it.
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = [n for n in LISTENED if n != signal.SIGHUP or not ignored]
-    old_handlers = [signal.signal(number, lambda *_: None) for number in handled]
+    # The descriptor is set while each handler is: a signal between the two would be lost.
     old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    old_handlers = [signal.signal(number, lambda *_: None) for number in handled]
     try:
         yield interruption
     finally:
-        signal.set_wakeup_fd(old_descriptor)
         for number, handler in zip(handled, old_handlers, strict=True):
             signal.signal(number, handler)
+        signal.set_wakeup_fd(old_descriptor)
         os.close(writer)  # ends the listener
 
 
