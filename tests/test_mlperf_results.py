@@ -101,18 +101,6 @@ def test_what_a_block_will_train_is_not_counted_at_its_start(tmp_path):
     assert timed(record).step_s == pytest.approx(2.23)
 
 
-@pytest.mark.parametrize(
-    ("rate", "name"),
-    [(345_000.0, "tokens_per_s"), (170.0, "samples_per_s"), (21.0, None)],  # 21: of a node
-)
-def test_a_throughput_is_taken_in_the_unit_that_agrees_with_counts(tmp_path, rate, name):
-    describe(tmp_path, "Made", "made_n64", 64)
-    record = read_text(tmp_path, TEXT + line(1.71e12, "tracked_stats", {"throughput": rate}))
-    rates = {k: v for k, v in record.totals.items() if k.endswith("_per_s")}
-    assert rates == ({name: rate} if name else {})
-    assert any("its unit is unknown" in note for note in record.notes) == (name is None)
-
-
 TWO = ["config_DGXH200_64x8x128xtp4pp1cp2.sh", "config_DGXH200_64x8x128xtp2pp1cp4.sh"]
 
 

@@ -79,7 +79,6 @@ class Submission:
     platform: str = ""  # what the log calls the system
     accelerator: str = ""
     nodes: int | None = None
-    status: str = ""  # of run_stop: success, aborted
     eval_s: float | None = None
     samples: int | None = None  # trained with
 
@@ -100,9 +99,6 @@ class Record:
     # What the log says once about all of the run: wall_s, samples_per_s, tokens_per_s, and
     # step_s_mean, step_s_median ... where it prints statistics and no steps.
     totals: dict[str, float] = field(default_factory=dict)
-
-    # A throughput whose unit the log does not say, and about how many samples/s there were.
-    unnamed_rate: tuple[float, float] | None = None
 
     planned_steps: int | None = None
     completed: bool | None = None  # True only when the log itself proves it

@@ -172,6 +172,6 @@ def _notes(runs: list[Timed]) -> list[str]:
         if record.tp is None:
             notes.append("layout -: neither the log nor a configuration's name says it")
         for note in notes:
-            if not note.startswith(("from name: ", "counts of samples", "throughput ")):
+            if not note.startswith(("from name: ", "counts of samples")):
                 names[note][f"{record.submission.system} {record.submission.benchmark}"] = None
     return [f"{note}: {', '.join(systems)}" for note, systems in names.items()]

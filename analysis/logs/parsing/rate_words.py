@@ -57,8 +57,6 @@ def scale_of(step_s: float, counted_s: float, by: str) -> Scale:
 
 def judge_rates(record: Record) -> None:
     """Remove times and rates that cannot be; a note says so."""
-    if record.unnamed_rate:
-        _name_rate(record, *record.unnamed_rate)
     _judge_speed(record, "step_s")
     if (record.global_batch or 0) > 0 and not record.per_epoch:  # an epoch times micro-steps
         for name, amount in units_of(record.global_batch, record.seq_len).items():
@@ -66,21 +64,6 @@ def judge_rates(record: Record) -> None:
         _judge_tflops(record)
     for name in ("tflops", "samples_per_s", "tokens_per_s"):
         _judge_speed(record, name)
-
-
-def _name_rate(record: Record, rate: float, samples_per_s: float) -> None:
-    """Put a throughput without a unit into the totals, under the unit that agrees with about how
-    many samples a second there were; or note that none does."""
-    unit = unit_of(rate, units_of(samples_per_s, record.seq_len), WHOLE_RUN)
-    numbers = f"throughput {rate:.6g}, {samples_per_s:.6g} samples/s by the log's times"
-    if record.seq_len:
-        numbers += f", sequences of {record.seq_len}"
-    if unit is None:
-        record.notes.append(f"{numbers}: its unit is unknown, and so is the rate")
-    else:
-        record.totals[unit] = rate
-    if unit == "tokens_per_s":
-        record.notes.append(f"{numbers}: it counts tokens")
 
 
 def _judge_rate(record: Record, name: str, amount: float) -> None:

@@ -2,8 +2,8 @@
 
 A result is timed from run_start to run_stop; evaluations are marked inside. Some logs time each
 step (tracked_stats). Of the others an entry is the mean over the steps between two evaluations, by
-the samples that were counted there. Neither a throughput nor a count has a unit in these logs:
-parsing/rate_words.py says which one agrees with time, batch and sequence length.
+the samples that were counted there. A count has no unit in these logs: of samples or of tokens is
+what makes a possible speed. A throughput has none either, and is not read.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ def _read(log: Log, record: Record) -> None:
         marks.setdefault(line.key, line)
         if line.key in _ABOUT:
             setattr(about, _ABOUT[line.key], text(line.value) or "")
-        elif line.key in _FACTS and (fact := whole(line.value)) is not None and fact > 0:
+        elif line.key in _FACTS and (fact := whole(line.value) or 0) > 0:
             state(record, {_FACTS[line.key]: fact}, "log")
         elif line.key == _PRECISION and (word := text(line.value)):
             state(record, {"precision": _PRECISIONS.get(word.lower(), word.lower())}, "log")
@@ -117,19 +117,20 @@ def _read(log: Log, record: Record) -> None:
         run = lines[lines.index(start) :]
         words = "".join(f"{line.time_s:.3f} {line.key} {line.value}\n" for line in run)
         record.whole_run, record.evidence = True, hashlib.sha256(words.encode()).hexdigest()
-        _time(record, log, run, stop)
+        _time(record, log, run)
     losses = [line.value for line in lines if line.key in _LOSSES]
     losses = [real(loss) for loss in losses if is_nan(loss) or known(loss) is not None]
     if losses:
         record.totals["loss"] = losses[-1]
         record.nan_iterations = sum(map(math.isnan, losses))
+    status = ""
     if stop:
-        about.status = (text((stop.metadata | mapping(stop.value)).get("status")) or "").lower()
+        status = (text((stop.metadata | mapping(stop.value)).get("status")) or "").lower()
         record.last_at = stop.at
-    record.completed = about.status == "success"
+    record.completed = status == "success"
     judge_end(record, log, [stop.at] if stop else None)
-    if record.failure is None and about.status not in ("", "success"):
-        words = f"run_stop status: {about.status}"
+    if record.failure is None and status not in ("", "success"):
+        words = f"run_stop status: {status}"
         record.failure = Failure("stopped early", log.line_no(stop.at), words)
     elif record.failure and record.failure.kind == "launcher":
         record.failure = None
@@ -174,40 +175,34 @@ def _settings(record: Record, log: Log, start: int | None) -> None:
         state(record, {name: getattr(dump, name) for name in _SETTINGS}, "log")
 
 
-def _time(record: Record, log: Log, run: list[_Line], stop: _Line | None) -> None:
-    """Fill the entries, the times of the whole run and the throughput, from run_start on."""
+def _time(record: Record, log: Log, run: list[_Line]) -> None:
+    """Fill the entries and the times of the whole run, from run_start on."""
     about, batch = record.submission, record.global_batch
+    keys = [line.key for line in run]
+    steps, evaluations, blocks = _tracked(run), keys.count("eval_start"), keys.count("block_stop")
+    if "run_stop" in keys:  # what stands behind it is no training
+        run = run[: keys.index("run_stop") + 1]
+        record.totals["wall_s"] = run[-1].time_s - run[0].time_s
     trained_s = _training(run)
-    evaluations = sum(line.key == "eval_start" for line in run)
-    blocks = sum(line.key == "block_stop" for line in run)
-    if stop:
-        record.totals["wall_s"] = stop.time_s - run[0].time_s
-        if evaluations:
-            about.eval_s = record.totals["wall_s"] - trained_s[run.index(stop)]
-    printed = _counts(run, trained_s)
-    steps, rates = _tracked(run)
-    counts = _samples(record, printed)
-    n = np.array([count.n for count in counts], float)
-    spans = np.diff([count.trained_s for count in counts], prepend=0.0)
-    done = np.diff(n, prepend=0.0)
-    usable = spans > 0
+    if evaluations and "wall_s" in record.totals:
+        about.eval_s = record.totals["wall_s"] - trained_s[-1]
+    counts = _counts(run, trained_s, "samples_count") or _counts(run, trained_s, "epoch_num")
+    counts = _samples(record, counts)
     about.samples = counts[-1].n if counts else None
-    marked = max(blocks, evaluations) >= len(spans)
+    at, seconds, n = np.array(counts, float).reshape(-1, 3).T
+    spans, done = np.diff(seconds, prepend=0.0), np.diff(n, prepend=0.0)
+    usable = spans > 0
     samples_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
-    is_timed = any(step.time > 0 for step in steps)
-    factor = _factor(record, steps, samples_per_s) if is_timed else 0.0
-    step_s = factor * np.array([step.time for step in steps])
-    if factor:
-        at = np.array([step.at for step in steps])
-        put_steps(record, {"iteration": _numbers(steps), "step_s": step_s, "at": at}, log)
-    elif is_timed:
+    if steps and (factor := _factor(record, steps, samples_per_s)):
+        step_s = factor * np.array([step.time for step in steps])
+        lines = np.array([step.at for step in steps])
+        put_steps(record, {"iteration": _numbers(steps), "step_s": step_s, "at": lines}, log)
+    elif steps:
         why = "printed and counted times contradict each other, so neither is a result"
         record.notes.append(why)
-    elif batch and usable.any() and marked:
+    elif batch and usable.any() and max(blocks, evaluations) >= len(spans):
         record.steps = steps_table(
-            iteration=n[usable] / batch,
-            step_s=spans[usable] * batch / done[usable],
-            at=np.array([count.at for count in counts])[usable],
+            iteration=n[usable] / batch, step_s=(spans * batch / done)[usable], at=at[usable]
         )
         record.interval = max(1, round(float(np.median(done[usable])) / batch))
         record.last_at = int(record.steps["at"][-1])
@@ -216,70 +211,43 @@ def _time(record: Record, log: Log, run: list[_Line], stop: _Line | None) -> Non
             record.notes.append("evaluations are not marked: the times hold them")
     else:
         record.notes.append("no step is timed: the times are of the whole run")
-    if rates:
-        if factor and batch:
-            samples_per_s = batch / float(np.median(step_s))
-        elif not samples_per_s and printed and record.totals.get("wall_s"):
-            samples_per_s = printed[-1].n / record.totals["wall_s"]
-        record.unnamed_rate = (float(np.mean(rates)), samples_per_s)
 
 
 def _training(run: list[_Line]) -> list[float]:
     """Seconds of training up to each line: without evaluations and what lies between blocks."""
-    idle_s, since, in_block = 0.0, None, True
-    stop_s = math.inf
-    seconds = []
+    idle_s, since, in_block, seconds = 0.0, math.inf, True, []
     for line in run:
-        key, now = line.key, min(line.time_s, stop_s)
-        if key == "run_stop":
-            stop_s = now
-        elif stop_s == math.inf and key in ("block_stop", "eval_start"):
-            since = now if since is None else since
-            in_block = in_block and key != "block_stop"
-        elif stop_s == math.inf and (key == "block_start" or (key == "eval_stop" and in_block)):
-            in_block = True
-            idle_s += 0.0 if since is None else now - since
-            since = None
-        seconds.append((now if since is None else since) - run[0].time_s - idle_s)
+        if line.key in ("block_stop", "eval_start"):
+            since = min(since, line.time_s)
+            in_block = in_block and line.key != "block_stop"
+        elif line.key == "block_start" or (line.key == "eval_stop" and in_block):
+            idle_s += max(line.time_s - since, 0.0)
+            since, in_block = math.inf, True
+        seconds.append(min(line.time_s, since) - run[0].time_s - idle_s)
     return seconds
 
 
-def _counts(run: list[_Line], trained_s: list[float]) -> list[_Count]:
-    """What the lines count, growing: samples where they are named so, else what may be samples."""
-    named, other, stopped = [], [], False
+def _counts(run: list[_Line], trained_s: list[float], name: str) -> list[_Count]:
+    """What the lines count under a name, growing. A block may say at its start how many samples it
+    will have: these are not trained."""
+    counts: list[_Count] = []
     for line, seconds in zip(run, trained_s, strict=True):
-        samples, counts = whole(line.metadata.get("samples_count")), other
-        stopped = stopped or line.key == "run_stop"
-        if samples is not None:
-            # At its start, a block may say how many samples it will have: these are not trained.
-            counts, n = named, samples if line.key in _COUNTED else 0
-        elif line.key.startswith("eval_"):
-            n = whole(line.metadata.get("epoch_num"))
-        elif line.key == "trained_samples":
-            n = whole(line.value)
-        elif line.key == "train_samples" and (named or other or stopped):
-            n = whole(line.value)  # before the first evaluation it is the size of the data
-        else:
-            continue
+        n = whole(line.metadata.get(name)) if line.key in _COUNTED else None
         if n and n > (counts[-1].n if counts else 0):
             counts.append(_Count(line.at, seconds, n))
-    return named or other
+    return counts
 
 
-def _tracked(run: list[_Line]) -> tuple[list[_Step], list[float]]:
-    """(the steps' times, the throughputs) of tracked_stats."""
-    steps, rates = [], []
+def _tracked(run: list[_Line]) -> list[_Step]:
+    """The steps' times of tracked_stats."""
+    steps = []
     for line in (line for line in run if line.key == "tracked_stats"):
         counts = (whole(line.metadata.get(key)) for key in ("step", "samples_count"))
-        n = next((n for n in counts if n), 0)
+        n = next(filter(None, counts), 0)
         for name, value in mapping(line.value).items():
-            if (number := known(value)) is None:
-                continue
-            if name == "throughput":
-                rates.append(number)
-            elif _STEP_TIME.match(name):
-                steps.append(_Step(line.at, number, n, line.time_s))
-    return steps, rates
+            if _STEP_TIME.match(name) and (known(value) or 0) > 0:
+                steps.append(_Step(line.at, known(value), n, line.time_s))
+    return steps
 
 
 def _samples(record: Record, counts: list[_Count]) -> list[_Count]:
@@ -312,7 +280,7 @@ def _factor(record: Record, steps: list[_Step], samples_per_s: float) -> float:
         counted_s, by = record.global_batch / samples_per_s, "the counted samples"
     elif len(written):
         counted_s = float(np.median(written))
-    middle = float(np.median([step.time for step in steps if step.time > 0]))
+    middle = float(np.median([step.time for step in steps]))
     factor, note = rate_words.scale_of(middle, counted_s, by)
     if note:
         record.notes.append(note)
