@@ -327,7 +327,7 @@ def explanation(ask: Question, layout: str) -> str:
         f"{explain.bars(explain.seconds_of(r, i), 's')}"
         f"predicted {r.used[i] / memory.GB:.1f} GB on the fullest rank,"
         f" {verdict} {r.limit / memory.GB:.1f} GB:\n"
-        f"{explain.bars(explain.gigabytes_of(r, i), 'GB')}"
+        f"{explain.bars(ranking.gigabytes(r.x.take([i]), r.cluster), 'GB')}"
     )
 
 

@@ -11,7 +11,7 @@ them is written by this command and by nobody else. NAME is one of
     audit PATH...               what is wrong with published tables
     file PATH...                Markdown tables that benchmarks wrote
     jeanzay FIRST-LAST          published rows of these lines, recomputed
-    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs
+    checkpoints | gpt2 | epochs
 
 Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
 and exits 1 when a file is stale.
@@ -38,7 +38,7 @@ _CLOSE = "<!-- /report -->"
 _BLOCK = re.compile(rf"{_OPEN}((?s:.*?))(?:^{_CLOSE}[ \t]*$|\Z)", re.M)
 SHOWN = 20  # lines of a difference
 COMMANDS = ("tflops", "scaling", "compare", "parity", "breakdown", "plan")
-PUBLISHED = "repeats checkpoints big-purple t4 bucket-ab epochs".split()
+PUBLISHED = ("checkpoints", "gpt2", "epochs")
 
 
 def _printed(name: str, arguments: list[str]) -> str:
@@ -119,7 +119,7 @@ def block(name: str, arguments: list[str]) -> str:
 
     if arguments:
         raise UsageError(f"this report takes no argument, not {' '.join(arguments)!r}")
-    return getattr(recomputed, name.replace("-", "_"))().render("markdown")
+    return getattr(recomputed, name)().render("markdown")
 
 
 def regenerate(text: str, source: str = "") -> str:

@@ -44,12 +44,17 @@ def test_the_v100_tables_tflops_follow_but_for_three():
     assert off == [180, 213, 433]
 
 
-def test_the_1_2_4_gpu_table_and_the_ab_follow():
-    for row in recomputed.big_purple().rows:
-        assert round(row["speedup"], 2) == row["published"]
-        assert row["efficiency"] == pytest.approx(row["published_efficiency"], abs=0.005)
-    assert round(recomputed.bucket_ab().rows[1]["gain"], 3) == 0.195
-    assert round(recomputed.t4().rows[1]["saved"], 2) == 0.71
+def test_the_tables_of_gpt2_follow_and_say_what_else_changed():
+    rows = {row["run"].split(" ")[0]: row for row in recomputed.gpt2().rows}
+    for row in (rows["2gpu"], rows["4gpu"]):
+        assert round(row["speedup"], 2) == row["speedup_published"]
+        assert row["efficiency"] == pytest.approx(row["efficiency_published"], abs=0.005)
+    assert rows["bucket200_300"]["speedup"] == pytest.approx(1.195, abs=0.0005)  # +19.5 % printed
+    assert rows["Optimized"]["efficiency"] == pytest.approx(2259 / 650 / 4)
+    assert rows["bucket200_300"]["remarks"] == "invalid comparison: commit differ"
+    assert [name for name, row in rows.items() if "remarks" not in row] == [
+        *("1gpu", "accum2_300", "Baseline"),
+    ]
 
 
 def test_the_epoch_speedups_follow_from_means_and_fall_with_the_slowest_rank():

@@ -21,28 +21,28 @@ def test_every_table_of_the_repository_is_current(path):
 
 def test_a_changed_number_is_stale_until_it_is_written_again(tmp_path, capsys):
     path = tmp_path / "x.md"
-    path.write_text("a\n<!-- report: t4 -->\nold\n<!-- /report -->\nb\n")
+    path.write_text("a\n<!-- report: gpt2 -->\nold\n<!-- /report -->\nb\n")
     assert report.main(["--check", str(path)]) == 1
     assert report.main([str(path)]) == 0
     assert report.main(["--check", str(path)]) == 0
     text = path.read_text()
-    assert text.startswith("a\n<!-- report: t4 -->\n") and text.endswith("<!-- /report -->\nb\n")
-    assert "| Optimized (4x T4s) | 650 | 3.5 | 3.48 |" in text
-    path.write_text(text.replace("3.48", "3.49"))
+    assert text.startswith("a\n<!-- report: gpt2 -->\n") and text.endswith("<!-- /report -->\nb\n")
+    assert "| accum2_300 (baseline) | 8 | 29971.23 |" in text
+    path.write_text(text.replace("29971.23", "29971.24"))
     capsys.readouterr()
     assert report.main(["--check", str(path)]) == 1
     stale, where, old, new = capsys.readouterr().out.splitlines()
     assert "is stale" in stale and where.startswith("@@ ")
-    assert old.startswith("-| Optimized (4x T4s) | 650 | 3.5 | 3.49 |")
-    assert new.startswith("+| Optimized (4x T4s) | 650 | 3.5 | 3.48 |")
+    assert old.startswith("-| accum2_300 (baseline) | 8 | 29971.24 |")
+    assert new.startswith("+| accum2_300 (baseline) | 8 | 29971.23 |")
 
 
 @pytest.mark.parametrize(
     ("block", "words"),
     [
         ("<!-- report: nothing -->\n<!-- /report -->", "x.md:2: unknown report 'nothing'"),
-        ("<!-- report: t4 -->", "not closed by"),
-        ("<!-- report: t4 -->\n<!-- report: t4 -->\n<!-- /report -->", "before the next"),
+        ("<!-- report: gpt2 -->", "not closed by"),
+        ("<!-- report: gpt2 -->\n<!-- report: gpt2 -->\n<!-- /report -->", "before the next"),
         ("<!-- report: jeanzay 1-2 -->\n<!-- /report -->", "no row from lines 1 to 2"),
         ("<!-- report: file nowhere.md -->\n<!-- /report -->", "nowhere.md"),
         ("<!-- report: tflops nowhere -->\n<!-- /report -->", "nowhere"),

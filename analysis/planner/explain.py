@@ -9,7 +9,6 @@ from analysis.planner.ranking import (
     HEADINGS,
     KEYS,
     Ranking,
-    gigabytes_by_part,
     message_seconds,
     policy,
 )
@@ -88,15 +87,9 @@ def seconds_of(r: Ranking, i: int) -> dict[str, float]:
     """Seconds of a row by term; compute is split into kernels and messages between tp and cp
     ranks."""
     terms = {name: float(values[i]) for name, values in r.terms.items()}
-    messages = message_seconds(r.x.take(np.array([i])), r.cluster)
+    messages = message_seconds(r.x.take([i]), r.cluster)
     messages = {name: values.item() for name, values in messages.items()}
     return {"kernels": terms.pop("compute") - sum(messages.values())} | messages | terms
-
-
-def gigabytes_of(r: Ranking, i: int) -> dict[str, float]:
-    """Gigabytes of a row by part, on its fullest rank."""
-    parts = gigabytes_by_part(r.x.take(np.array([i])), r.cluster)
-    return {name: values.item() for name, values in parts.items()}
 
 
 def title(x: Columns, i: int) -> str:

@@ -105,17 +105,12 @@ def message_seconds(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
     }
 
 
-def gigabytes_by_part(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
-    """Gigabytes by part on the fullest rank of each layout, (n,)."""
-    every = [memory.parts(x, stage, cluster.memory) for stage in ("first", "middle", "last")]
-    total = np.stack([np.broadcast_to(sum(parts.values()), len(x)) for parts in every])
-    total[1, x.pp < 3] = 0.0  # there is no stage between
-    fullest = np.argmax(total, axis=0)
-    return {
-        name: np.choose(fullest, [np.broadcast_to(parts[name], len(x)) for parts in every])
-        / memory.GB
-        for name in every[0]
-    }
+def gigabytes(x: Columns, cluster: Calibration) -> dict[str, float]:
+    """Gigabytes of one layout by part, on its fullest rank; x: one row."""
+    stages = ("first", "middle", "last") if x.pp > 2 else ("first", "last")
+    parts = [memory.parts(x, stage, cluster.memory) for stage in stages]
+    fullest = max(parts, key=lambda part: sum(part.values()))
+    return {name: size.item() / memory.GB for name, size in fullest.items()}
 
 
 def policy(x: Columns, i: int) -> str:
@@ -134,13 +129,13 @@ def refusals(r: Ranking) -> list[str]:
         if not len(here):
             continue
         least = here[np.argmin(r.used[here])]
-        parts = gigabytes_by_part(r.x.take(np.array([least])), r.cluster)
+        parts = gigabytes(r.x.take([least]), r.cluster)
         part = max(parts, key=parts.get)
         lines.append(
             f"tp {tp} x pp {', '.join(map(str, np.unique(r.x.pp[here])))}: all {len(here)} layouts"
             f" need more than {r.limit / memory.GB:.0f} GB, the least"
             f" {r.used[least] / memory.GB:.1f} GB (pp {r.x.pp[least]}, {policy(r.x, least)}), of it"
-            f" {parts[part].item():.1f} GB {part}"
+            f" {parts[part]:.1f} GB {part}"
         )
     return lines
 
@@ -181,7 +176,6 @@ def rows_of(
             "tflops": tflops,
             "mfu": r.cluster.mfu(tflops, precision)[0],
             "tokens_per_s": tokens / t,
-            "gpu_days": gpus * t / 86400 / tokens * 1e12,
             "memory_gb": float(used[i] / memory.GB),
             "tight": "tight" if used[i] > (1 - TIGHT) * r.limit else "",
             "bubble": float(terms["bubble"][i] / t),
@@ -231,7 +225,6 @@ def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
         Column("tflops", "TFLOP/s/GPU", "#.4g"),
         Column("mfu", "MFU", ".1%"),
         Column("tokens_per_s", "tokens/s", ".0f"),
-        Column("gpu_days", "GPU-days per 1e12 tokens", ".1f"),
         Column("memory_gb", "GB", ".1f"),
         Column("tight", "memory"),
         Column("bubble", "bubble", ".1%"),

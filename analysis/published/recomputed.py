@@ -1,7 +1,7 @@
 """Published tables (logs/published) beside the values recomputed from their own numbers.
 
 Each function returns a Table made from the transcribed facts alone; `analysis.report` puts them
-into Markdown, `analysis.plots` draws from the same rows.
+into Markdown.
 """
 
 import re
@@ -105,42 +105,6 @@ def _jean_zay_row(row: Row) -> dict[str, Any]:
     }
 
 
-def repeats() -> Table:
-    """Identical configurations that the Jean Zay tables measured more than once."""
-    names = ["gpus", "params_b", "tp", "pp", "dp", "gas", "micro_batch", "global_batch"]
-    names += ["zero_stage", "offload", "engine"]
-    source = [row for row in _rows(JEAN_ZAY) if row.number("step_s")]
-    runs = pandas.DataFrame([{name: row.text(name) for name in names} for row in source])
-    notes = [re.sub(r"ID [\d.]+;?|log file name.*", "", row.text("notes")) for row in source]
-    runs["notes"] = [text.strip(" ;") for text in notes]
-    runs["step_s"] = [row.number("step_s") for row in source]
-    runs["line"] = [str(_line(row)) for row in source]
-    table = runs.groupby([*names, "notes"], sort=False, as_index=False).agg(
-        n=("step_s", "size"),
-        median_s=("step_s", "median"),
-        fastest_s=("step_s", "min"),
-        slowest_s=("step_s", "max"),
-        lines=("line", ", ".join),
-    )
-    table["spread"] = table.slowest_s / table.fastest_s - 1
-    split = "{params_b}B on {gpus} GPUs, tp {tp} pp {pp} dp {dp}, mbs {micro_batch},"
-    split += " gbs {global_batch}"
-    rows = table[table.n > 1].to_dict("records")
-    for row in rows:
-        words = [split.format(**row), row["engine"], row["notes"]]
-        row["configuration"] = ", ".join(filter(None, words))
-    columns = [
-        Column("configuration", "configuration"),
-        Column("n", "n", "d"),
-        Column("median_s", "median s", ".4g"),
-        Column("fastest_s", "fastest", ".4g"),
-        Column("slowest_s", "slowest", ".4g"),
-        Column("spread", "spread", ".1%"),
-        Column("lines", "lines"),
-    ]
-    return Table(columns, rows)
-
-
 def checkpoints() -> Table:
     """The time to save a checkpoint; the bytes and rates follow at 2 + 12 per parameter."""
     saves = _frame(_rows(CHECKPOINTS), "nodes", "gpus", "params_b", "save_ms")
@@ -161,91 +125,45 @@ def checkpoints() -> Table:
     return Table(columns, saves.to_dict("records"))
 
 
-_PURPLE = [
-    Column("tokens_per_s", "tokens/s", ".2f"),
-    Column("wall_s", "wall s", ".2f"),
-    Column("train_s", "of which training", ".2f"),
-    Column("step_s", "s/iter", ".4g"),
-]
-
-
-def _data_parallel(table: str) -> pandas.DataFrame:
-    """GPT-2 124M: the runs of one of its tables."""
-    source = [row for row in _rows(DATA_PARALLEL) if row.text("table").startswith(table)]
+def gpt2() -> Table:
+    """The tables of GPT-2 124M: each run beside the first of its table, by tokens/s and by wall
+    clock. An efficiency by wall clock stands where no tokens/s are printed."""
+    source = _rows(DATA_PARALLEL)
     names = ("gpus", "tokens", "tokens_per_s", "wall_s", "epoch_s", "optimizer_steps")
-    runs = _frame(source, *names, "speedup", "efficiency")
-    for name in ("run", "engine", "precision", "commit"):
-        runs[name] = [row.text(name) for row in source]
+    runs = _frame(source, *names, "speedup", "efficiency").add_suffix("_published")
+    runs = runs.rename(columns={f"{name}_published": name for name in names})
     runs["train_s"] = runs.tokens / runs.tokens_per_s
     runs["step_s"] = runs.epoch_s / runs.optimizer_steps
-    return runs.rename(columns={"speedup": "published", "efficiency": "published_efficiency"})
-
-
-def big_purple() -> Table:
-    """The 1/2/4-GPU fixed-work table: speedups from its own tokens/s and from its wall clock."""
-    runs = _data_parallel("Key Results")
-    base = runs.iloc[0]
+    facts = ("table", "run", "precision", "engine", "commit")
+    words = pandas.DataFrame([[row.text(name) for name in facts] for row in source], columns=facts)
+    base = runs.groupby(words.table).transform("first")
+    changed = words.iloc[:, 2:] != words.groupby("table")[[*facts[2:]]].transform("first")
+    ratio = runs.gpus / base.gpus
     runs["speedup"] = runs.tokens_per_s / base.tokens_per_s
-    runs["efficiency"] = runs.speedup / (runs.gpus / base.gpus)
     runs["wall_speedup"] = base.wall_s / runs.wall_s
-    rows = runs.to_dict("records")
-    for row in rows:
-        row["serial"] = scaling_curve.serial_share(row["speedup"], row["gpus"] / base.gpus)
-        if changed := [k for k in ("precision", "engine", "commit") if row[k] != base[k]]:
-            row["remarks"] = f"invalid comparison: {', '.join(changed)} differ"
+    runs["efficiency"] = (runs.speedup.fillna(runs.wall_speedup) / ratio).where(ratio > 1)
+    rows = runs.assign(run=words.run, ratio=ratio).to_dict("records")
+    for row, differs in zip(rows, changed.to_dict("records"), strict=True):
+        row["serial"] = scaling_curve.serial_share(row["speedup"], row["ratio"])
+        if any(differs.values()):
+            names = ", ".join(name for name, value in differs.items() if value)
+            row["remarks"] = f"invalid comparison: {names} differ"
     columns = [
+        Column("run", "run"),
         Column("gpus", "GPUs", ".0f"),
-        *_PURPLE,
-        Column("published", "speedup published", ".2f"),
-        Column("speedup", "recomputed", ".2f"),
-        Column("wall_speedup", "by wall clock", ".2f"),
-        Column("published_efficiency", "efficiency published", ".2f"),
+        Column("tokens_per_s", "tokens/s", ".2f"),
+        Column("wall_s", "wall s", ".2f"),
+        Column("train_s", "of which training", ".2f"),
+        Column("step_s", "s/iter", ".4g"),
+        Column("speedup_published", "speedup published", ".2f"),
+        Column("speedup", "recomputed", ".3f"),
+        Column("wall_speedup", "by wall clock", ".3f"),
+        Column("efficiency_published", "efficiency published", ".2f"),
         Column("efficiency", "recomputed", ".2f"),
         Column("serial", "serial share (Karp-Flatt)", ".3f"),
         Column("remarks", "remarks", long="below"),
     ]
-    share = scaling_curve.fit_amdahl([(r["gpus"], r["speedup"]) for r in rows if r["gpus"] > 1])
-    return Table(columns, rows, notes=[f"Amdahl's law fits a serial share of {share:.3f}"])
-
-
-def bucket_ab() -> Table:
-    """The A/B of DeepSpeed's bucket size: +19.5 % published, on two commits and one run each."""
-    runs = _data_parallel("Performance")
-    runs["commit"] = runs.commit.str[:7]
-    runs["gain"] = runs.tokens_per_s / runs.tokens_per_s[0] - 1
-    runs["wall_gain"] = runs.wall_s[0] / runs.wall_s - 1
-    tokens, wall, *rest = _PURPLE
-    columns = [
-        Column("run", "run"),
-        tokens,
-        Column("gain", "gain recomputed (published +19.5 %)", "+.1%"),
-        wall,
-        Column("wall_gain", "gain by wall clock", "+.1%"),
-        *rest,
-        Column("commit", "commit"),
-    ]
-    notes = [
-        f"invalid comparison: commit {' and '.join(runs.commit)}",
-        "one run each: nothing says how far apart two identical runs are",
-    ]
-    return Table(columns, runs.to_dict("records"), notes=notes)
-
-
-def t4() -> Table:
-    """The 1x and 4x T4 epoch times, both printed as approximate."""
-    runs = _data_parallel("The Core")
-    runs["speedup"] = runs.wall_s[0] / runs.wall_s
-    runs["efficiency"] = runs.speedup / (runs.gpus / runs.gpus[0])
-    runs["saved"] = 1 - 1 / runs.speedup
-    columns = [
-        Column("run", "run"),
-        Column("wall_s", "seconds (about)", ".0f"),
-        Column("published", "speedup published", ".1f"),
-        Column("speedup", "recomputed", ".2f"),
-        Column("efficiency", "efficiency", ".2f"),
-        Column("saved", "time saved", ".0%"),
-    ]
-    return Table(columns, runs.to_dict("records"), notes=["published: 71% less time, 3.5x"])
+    return Table(columns, rows)
 
 
 def epochs() -> Table:

@@ -95,7 +95,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def take(self, chosen: Array) -> "Columns":
+    def take(self, chosen: Array | list[int]) -> "Columns":
         """The rows that an index or a mask chooses."""
         return Columns(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
