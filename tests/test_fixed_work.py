@@ -47,17 +47,6 @@ def test_two_statements_of_the_work_must_agree_and_a_later_layer_replaces_them()
     assert resolve(("study", {"steps": 3}), ("flags", {"train_tokens": 5 * 128})).steps == 5
 
 
-def test_enforcement_refuses_any_other_global_batch():
-    study = ("a.toml", SIXTEEN | {"enforce_global_batch_size": True})
-    assert resolve(study, gpus=2).grad_accum == 2
-    with pytest.raises(
-        UsageError, match=r"a.toml states global_batch 16.*dp 2 x grad_accum 4 = 32"
-    ):
-        resolve(study, ("flags", {"grad_accum": 4}), gpus=2)
-    with pytest.raises(UsageError, match="nothing states a global_batch"):
-        resolve(("flags", {"enforce_global_batch_size": True}))
-
-
 @pytest.mark.parametrize(("code", "dtype"), [(1, "u1"), (4, "i4"), (5, "i8"), (8, "u2")])
 def test_a_megatron_index_says_how_wide_its_ids_are(code, dtype, tmp_path):
     """megatron/core/datasets/indexed_dataset.py: b"MMIDIDX", version 1, DType, the numbers of

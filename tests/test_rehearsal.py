@@ -23,7 +23,6 @@ n_layer = 4
 seq_len = 2048
 micro_batch = 4
 grad_accum = 8
-enforce_global_batch_size = false
 [[sweep]]
 include = [
   { engine = "ddp", gpus = 2, precision = "fp32" },

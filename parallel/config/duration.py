@@ -19,7 +19,7 @@ WORK = ("steps", "epochs", "train_tokens")  # what one layer of settings says re
 CIRCUMSTANCES = frozenset(
     "save_interval save_grace_s async_save load load_previous resume keep_last keep_every"
     " log_interval eval_interval eval_steps threads timeout_s hang_s breakdown"
-    " profile_steps enforce_global_batch_size".split()
+    " profile_steps".split()
 )
 
 

@@ -102,9 +102,6 @@ class RunSpec:
     steps: int = key(20, "optimizer steps, never micro-steps", _STEPS)
     epochs: int | None = key(None, "train so many whole passes' worth instead", Bounds(1, 10**6))
     train_tokens: int | None = key(None, "a budget of tokens instead, all ranks", Bounds(1, 10**18))
-    enforce_global_batch_size: bool = key(
-        False, "refuse a run whose batch is not the global_batch that was stated anywhere"
-    )
     precision: str = key("fp32", "fp8: bf16, with the layers' GEMMs in fp8", PRECISIONS)
     fp8_recipe: str = key(
         "delayed", "scale by the largest value seen before, or by the tensor's own", FP8_RECIPES
@@ -406,7 +403,7 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
     Raises:
         UsageError: one line with every problem and its numbers.
     """
-    merged, layers = merge(*layers)
+    merged = merge(*layers)
     if gpus is not None:
         if merged.get("gpus", gpus) != gpus:
             source = [source for source, settings in layers if "gpus" in settings][-1]
@@ -426,19 +423,17 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
     merged["global_batch"] = draft.dp * draft.micro_batch * merged["grad_accum"]
     work = {name: merged[name] for name in WORK if merged.get(name) is not None}
     per_step = merged["global_batch"] * merged["seq_len"]
-    if work and min(*work.values(), merged["global_batch"], merged["seq_len"]) > 0:
+    if work:
         merged["steps"] = steps_of(work, per_step, draft.data)
     spec = RunSpec(**merged)
-    if problems := spec.problems() + _other_batches(spec, layers):
+    if problems := spec.problems():
         raise UsageError("; ".join(problems))
     return spec
 
 
-def merge(
-    *layers: tuple[str, dict[str, Any]],
-) -> tuple[dict[str, Any], tuple[tuple[str, dict[str, Any]], ...]]:
-    """The settings that the layers state, nothing derived but the ZeRO stage of an engine that
-    has no stage 0; and the layers, with the one of the DeepSpeed JSON that they name.
+def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """The settings that the layers and the DeepSpeed JSON that they name state, nothing derived but
+    the ZeRO stage of an engine that has no stage 0.
 
     Raises:
         UsageError: a setting that is not known, or a value that it cannot have.
@@ -464,7 +459,7 @@ def merge(
     stages = ENGINES[merged.get("engine", DEFAULTS["engine"])].zero_stages
     if DEFAULTS["zero_stage"] not in stages:
         merged.setdefault("zero_stage", max(stages))
-    return merged, layers
+    return merged
 
 
 def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
@@ -477,29 +472,12 @@ def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in asdict(model).items() if name not in unused}
 
 
-def _other_batches(spec: RunSpec, layers: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:
-    """With enforce_global_batch_size: each layer's global_batch that is not this run's."""
-    if not spec.enforce_global_batch_size:
-        return []
-    stated = [(s, layer["global_batch"]) for s, layer in layers if layer.get("global_batch")]
-    if not stated:
-        return ["enforce_global_batch_size: nothing states a global_batch to enforce"]
-    layout = spec.layout
-    return [
-        f"enforce_global_batch_size: {source} states global_batch {wanted}, but this run would have"
-        f" micro_batch {layout.micro_batch} x dp {layout.dp} x grad_accum {layout.n_micro}"
-        f" = {layout.global_batch}"
-        for source, wanted in stated
-        if wanted != layout.global_batch
-    ]
-
-
 def _grad_accum(draft: RunSpec) -> int:
     """Micro-batches per dp rank and step, from global_batch where that is what was given."""
     if draft.global_batch is None:
         return 1 if draft.grad_accum is None else draft.grad_accum
     dp = draft.dp
-    if draft.micro_batch < 1 or draft.global_batch % (dp * draft.micro_batch):
+    if draft.global_batch % (dp * draft.micro_batch):
         raise UsageError(
             f"global_batch {draft.global_batch} is not a multiple of"
             f" micro_batch {draft.micro_batch} x dp {dp} = {draft.micro_batch * dp}"

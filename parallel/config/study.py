@@ -366,7 +366,7 @@ def _point(
     run = Run(None, "", None, nodes, plain, slurm, label, source, what)
     try:
         if nodes is not None:
-            named = RunSpec(**merge(*plain)[0])
+            named = RunSpec(**merge(*plain))
             named = replace(named, seq_len=named.seq_len or named.model.max_seq_len)
             run = replace(run, named=named)
         spec = resolve(*plain)
