@@ -10,11 +10,11 @@ is behind it, for a number without may be cut.
 """
 
 import re
-from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 
-from analysis.logs.parsing.fields import is_nan, leading_number, ranks_of_rates
+from analysis.logs.parsing.fields import LINE, is_nan, leading_number, ranks_of_rates
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of
@@ -29,8 +29,10 @@ _TOOLS: tuple[tuple[str, tuple[bytes, ...], tuple[bytes, ...]], ...] = (
         (b"DeepSpeed info: version", b"DeepSpeedEngine", b"deepspeed.initialize"),
     ),
 )
+_TIME = rb"elapsed[ _-]time[ _-]per[ _-]iteration[ _]?\(?%b\b[^|:=\r\n]*+[:=]"
 _LABELS = {
-    "step_s": rb"elapsed[ _-]time[ _-]per[ _-]iteration[ _]?\(?(?P<unit>m?s)\b[^|:=\r\n]*+[:=]",
+    "ms": _TIME % b"ms",
+    "step_s": _TIME % b"s",
     "loss": rb"lm[ _-]loss[ ]?[ :=]",  # `lm loss 9.1` in 2020
     "grad_norm": rb"grad[ _-]norm[^|:=\r\n]*+[:=]",
     "tflops": rb"(?:throughput[ _]per[ _][gG]|(?:\[LM\])?TFLOPs|approx[ _]flops)[^|:=\r\n]*+[:=]",
@@ -41,14 +43,11 @@ _LABELS = {
     "global_batch": rb"global[ _]batch[^|:=\r\n]*+[:=]",
     "seq_len": rb"actual[ _]seqlen[^|:=\r\n]*+[:=]",
 }
-_FIELDS = [b"%b(?P<%b>[^|\r\n]*+)" % (label, name.encode()) for name, label in _LABELS.items()]
+_VALUE = rb"([^|\r\n]*+)"
+_FIELD = rb"[ ]?(?:%b)" % b"|".join(label + _VALUE for label in _LABELS.values())
 _OTHER = rb"[^|/\r\n]*+(?:/(?![ ]*\d+[ ]*\|)[^|/\r\n]*+)*+"  # not the next line's `iteration 2/9 |`
-_LINE = (
-    rb"iteration[ :=]{1,16}+(?P<iteration>\d{1,12})[ \t]{0,16}+/[ \t]{0,16}+(?P<planned>\d{1,12})"
-    rb"[ \t]{0,16}+\|(?:(?:[ ]?(?:" + b"|".join(_FIELDS) + rb")|" + _OTHER + rb")\|)++"
-)
-_MEGATRON = re.compile(_LINE)
-_NEOX = re.compile(rb"(?:samples/sec: {1,3}(?P<samples>[\d.]{1,20}) ?\| {0,4})?" + _LINE)
+_HEAD = rb"iteration[ :=]{1,16}+(\d{1,12})[ \t]{0,16}+/[ \t]{0,16}+(\d{1,12})[ \t]{0,16}+\|"
+_NEOX = rb"(?:samples/sec: {1,3}([\d.]{1,20}) ?\| {0,4})?"
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _PEAK = re.compile(
     rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,16})"
@@ -57,38 +56,68 @@ _SOON = 1 << 20  # bytes behind the first iteration, in which it prints its memo
 _DONE = (b"[after training is done]", b"[exiting program at iteration", b"training finished")
 
 
-def scan(log: Log) -> Columns:
-    """The columns of all iteration lines in file order, NaN where a line lacks one. step_s in
-    seconds; at: where the line is; nan_loss is 1 where NaN was printed as the loss, average 1 where
-    `current/average` was printed as the time.
+class _Lines(NamedTuple):
+    """The timed lines of a block, and the columns that the groups of their matches are."""
+
+    matches: list[re.Match[bytes]]
+    columns: list[str]
+
+
+def _lines(block: bytes) -> _Lines:
+    """Most blocks have lines of one kind: an expression of the first line's labels is quicker."""
+    head, columns = _HEAD, ["iteration", "planned"]
+    if b"samples/sec: " in block:
+        head, columns = _NEOX + _HEAD, ["samples", *columns]
+    fields = rb"(?:(?:" + _FIELD + rb"|" + _OTHER + rb")\|)++"
+    times = len(columns) + 1, len(columns) + 2
+    matches = (match for match in re.finditer(head + fields, block) if any(match.group(*times)))
+    first = next(matches, None)
+    if first and len(first[0]) <= LINE:
+        alike, labels = head, []
+        for field in block[first.end(len(columns)) : first.end()].split(b"|")[1:-1]:
+            if known := re.match(_FIELD, field):
+                labels.append(list(_LABELS)[known.lastindex - 1])
+                alike += re.escape(field[: known.start(known.lastindex)]) + _VALUE + rb"\|"
+            else:
+                alike += re.escape(re.match(rb"[^:=]*[:=]?", field)[0]) + _OTHER + rb"\|"
+        all_alike = list(re.finditer(alike + rb"(?![^|\r\n]*\|)", block))
+        if len(all_alike) == block.count(b"elapsed"):
+            return _Lines(all_alike, columns + labels)
+    return _Lines([first, *matches] if first else [], [*columns, *_LABELS])
+
+
+def scan(log: Log, record: Record) -> Columns:
+    """The columns of all iteration lines in file order, NaN where a line lacks one; at: where the
+    line is; nan_loss is 1 where NaN was printed as the loss.
     """
-    parts: dict[str, list[np.ndarray]] = defaultdict(list)
+    names = ("iteration", "planned", *_LABELS, "nan_loss", "at")
+    parts: dict[str, list[np.ndarray]] = {name: [np.empty(0)] for name in names}
+    averages = 0
     for at, block in log.blocks():
         if b"elapsed" not in block:
             continue
         if b"\x1b" in block:  # spaces where colours are, so that every byte stays where it is
             block = _COLOUR.sub(lambda match: b" " * len(match[0]), block)
-        pattern = _NEOX if b"samples/sec: " in block else _MEGATRON
-        matches = [match for match in pattern.finditer(block) if match["step_s"]]
-        if not matches:
+        lines = _lines(block)
+        if not lines.matches:
             continue
-        groups = zip(*(match.groups(b"") for match in matches), strict=True)
-        texts = dict(zip(pattern.groupindex, groups, strict=True))
-        units = texts.pop("unit")
-        columns = {name: _numbers(values) for name, values in texts.items()}
-        columns["step_s"] = columns["step_s"] / np.where(np.array(units) == b"ms", 1000, 1)
+        groups = zip(*(match.groups(b"") for match in lines.matches), strict=True)
+        texts = dict(zip(lines.columns, groups, strict=True))
+        columns = dict.fromkeys(names, np.full(len(lines.matches), np.nan))
+        columns |= {name: _numbers(values) for name, values in texts.items()}
         if "samples" in columns:
-            columns["samples_per_s"] = columns.pop("samples")
-        columns["nan_loss"] = np.zeros(len(matches))
-        if np.isnan(columns["loss"]).any():
+            columns["samples_per_s"] = columns["samples"]
+        columns["nan_loss"] = np.zeros(len(lines.matches))
+        if "loss" in texts and np.isnan(columns["loss"]).any():
             columns["nan_loss"] = np.array(list(map(is_nan, texts["loss"])), float)
-        columns["average"] = np.array([b"/" in text for text in texts["step_s"]], float)
-        columns["at"] = np.array([at + match.start() for match in matches])
-        timed = np.isfinite(columns["step_s"]) | np.isinf(columns["step_s"])
-        for name, values in columns.items():
-            parts[name].append(values[timed])
-    names = ("iteration", "planned", *_LABELS, "nan_loss", "average", "at")
-    return {name: np.concatenate([np.empty(0), *parts[name]]) for name in names}
+        averages += b"".join(texts.get("ms", ()) + texts.get("step_s", ())).count(b"/")
+        columns["at"] = np.array([at + match.start() for match in lines.matches])
+        timed = ~(np.isnan(columns["ms"]) & np.isnan(columns["step_s"]))
+        for name in names:
+            parts[name].append(columns[name][timed])
+    if averages:
+        record.notes.append(f"{averages} values print current/average: the current one is used")
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
 def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
@@ -102,9 +131,7 @@ def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
 
 
 def _scan(log: Log, record: Record) -> Columns:
-    columns = scan(log)
-    if averages := int(columns.pop("average").sum()):
-        record.notes.append(f"{averages} values print current/average: the current one is used")
+    columns = scan(log, record)
     nan = columns["nan"]
     record.nan_iterations = int(nan[np.isfinite(nan)].sum())
     batch = columns["global_batch"][np.isfinite(columns["global_batch"])]
