@@ -112,7 +112,7 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = Fal
     if not (folder / "run.json").exists():
         # It was refused before it began; the table must show it too.
         launch = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
-        run_folder.begin(facts.run_facts(spec, name, launch, study))
+        run_folder.begin(facts.run_facts(spec, launch, facts.planned(study, name)))
         run_folder.close()
     lines = console_out.read_bytes()[began_at:].decode(errors="replace").splitlines()
     own = [line for line in lines if line.startswith("parallel.train: ")]

@@ -35,14 +35,14 @@ STARTED = time.perf_counter()
 
 # The clock starts before the imports.
 from base.errors import Parser, UsageError, command_line, warn
-from base.files import named_folder
+from base.files import named_folder, read_json
 from parallel.checkpoint import attempts, folders
 from parallel.config import library_variables
 from parallel.config.engine_abilities import kernels_of
-from parallel.config.settings import RunSpec, add_flags, from_flags
+from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import choose_runs, load_study
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of_error
-from parallel.record.facts import launcher_metadata, run_facts
+from parallel.record.facts import launcher_metadata, planned, run_facts
 from parallel.record.launch import (
     Launch,
     detect,
@@ -52,6 +52,7 @@ from parallel.record.launch import (
     tell_torchrun,
 )
 from parallel.record.reader import read_status
+from parallel.record.schema import checked_facts
 from parallel.record.siblings import Siblings, process_number
 from parallel.record.signals_and_hangs import Interruption, on_signals
 from parallel.record.writer import RunFolder, check_folder
@@ -68,6 +69,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Flags(prog="python -m parallel.train", description=__doc__)
     parser.add_argument("--study", type=Path, metavar="TOML", help="a study file ...")
     parser.add_argument("--run-name", dest="run", metavar="NAME", help="... and which of its runs")
+    what = "the run as slurm.render resolved it for its job, in place of --study"
+    parser.add_argument("--planned", type=Path, metavar="FILE", help=what)
     where = "the cluster to plan nodes for or, with --check, to check for (default: the study's)"
     parser.add_argument("--cluster", metavar="NAME", help=where)
     where = "the run folder (default: logs/<study>/<run>)"
@@ -86,6 +89,10 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
         names = ", ".join(load_study(arguments.study, arguments.cluster).runs)
         raise UsageError(f"--run-name is missing; {arguments.study} has: {names}")
     names, flags = arguments.run and [arguments.run], from_flags(arguments)
+    if path := arguments.planned:
+        known = checked_facts(read_json(path), path)
+        spec = resolve((str(path), known.get("spec") or {}), (COMMAND_LINE, flags), gpus=gpus)
+        return spec, run_facts(spec, launch, known), arguments.out or path.parent
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study
     if study and spec != study.run(run, gpus=gpus) and not arguments.out:
@@ -94,7 +101,8 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
             " --out DIR"
         )
     folder = arguments.out or Path("logs") / (study.name if study else "runs") / run
-    return spec, run_facts(spec, run, launch, study), folder
+    known = planned(study, run) if study else {"run": run, "configuration": run}
+    return spec, run_facts(spec, launch, known), folder
 
 
 @command_line("parallel.train")

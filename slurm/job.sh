@@ -10,12 +10,11 @@ set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=4
+version=5
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
 study_folder="" # where its runs are recorded
-cluster=""      # the cluster's name
 clusters_file=""
 comment=""      # of every job of this study
 ranks=1         # on each node
@@ -84,7 +83,7 @@ read_settings() { # NAME=VALUE...
       mount=*) mounts+=("${word#*=}") ;;
       srun=*) srun_options+=("${word#*=}") ;;
       torchrun=*) torchrun_options+=("${word#*=}") ;;
-      study_file=* | study_folder=* | cluster=* | clusters_file=* | comment=* | ranks=* | lead=* | \
+      study_file=* | study_folder=* | clusters_file=* | comment=* | ranks=* | lead=* | \
         requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
         dist_debug=* | python=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
         container_image=* | container_python=*) printf -v "${word%%=*}" %s "${word#*=}" ;;
@@ -168,7 +167,6 @@ archive() {
     "$folder/$attempt".{slurm,study.toml,clusters.toml} ||
     fail "no working Python: $python ended with status $?"
   scontrol show job "$slurm_id" >"$folder/$attempt.job"
-  export SCALING_CLUSTERS=$folder/$attempt.clusters.toml # a container may not see the user's own
   export GIT_OPTIONAL_LOCKS=0
   if git rev-parse HEAD >"$folder/$attempt.commit" 2>/dev/null; then
     git diff HEAD -- . ':(exclude)logs' >"$folder/$attempt.diff"
@@ -273,7 +271,7 @@ build_command() { # what srun starts on each node, in `launch`
   fi
   launch+=(
     "${torchrun_options[@]}"
-    -m parallel.train --study "$study_file" --cluster "$cluster" --run-name "$run" --out "$folder"
+    -m parallel.train --planned "$folder/$job.submitted" --out "$folder"
   )
 }
 

@@ -195,7 +195,6 @@ def settings(study: Study, job: Job, logs: Path) -> list[str]:
     single = {
         "study_file": shown(study.path),
         "study_folder": str(logs / study.name),
-        "cluster": cluster.name,
         "clusters_file": shown(cluster.source),
         "comment": comment_of(study, logs),
         "ranks": job.ranks_per_node,

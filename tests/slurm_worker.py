@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from base.files import read_json
 from parallel.record.ends import Kind
 from parallel.record.facts import scheduler
 from parallel.record.launch import signal_words
@@ -23,7 +24,8 @@ def main() -> int:
     out, rank = Path(flags["--out"]), os.environ["RANK"]
     chief = RunFolder(out) if rank == "0" else None
     if chief:
-        chief.begin({"run": flags["--run-name"], "scheduler": scheduler()})
+        run = read_json(Path(flags["--planned"]))["run"]
+        chief.begin({"run": run, "scheduler": scheduler()})
 
     def interrupted(*_) -> None:
         (out / f"heard.{rank}").touch()

@@ -15,10 +15,14 @@ from pathlib import Path
 import pytest
 
 from base.errors import UsageError
+from parallel import train
 from parallel.config.clusters import CLUSTERS, cluster_of
+from parallel.config.settings import resolve
 from parallel.config.study import load_study
+from parallel.record import facts
+from parallel.record.launch import Launch
 from slurm import states
-from slurm.render import batches, job_of, main, script, seconds, study_script
+from slurm.render import batches, job_of, main, planned_text, script, seconds, study_script
 from tests.conftest import ROOT, study_file
 
 STUDIES = [p for p in sorted((ROOT / "slurm").rglob("*.toml")) if p.name != "clusters.toml"]
@@ -26,7 +30,30 @@ STUDIES = [p for p in sorted((ROOT / "slurm").rglob("*.toml")) if p.name != "clu
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_what_is_committed_is_what_the_study_renders_to(path):
-    assert path.with_suffix(".slurm").read_text() == study_script(load_study(path))
+    """And a job's planned run is the run that the study resolves to."""
+    study = load_study(path)
+    assert path.with_suffix(".slurm").read_text() == study_script(study)
+    for name, spec in study.specs.items():
+        assert resolve(("job", json.loads(planned_text(study, name))["spec"])) == spec
+
+
+def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then(tmp_path, capsys):
+    path = study_file(tmp_path / "one.toml", "[[sweep]]\nrepeats = 2\n[defaults]\nsteps = 7\n")
+    job, study = tmp_path / "9.submitted", load_study(path)
+    job.write_text(planned_text(study, "ddp-r2"))
+    path.unlink()
+    assert train.main(["--planned", str(job), "--check"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert (checked["run"], checked["folder"], checked["steps"]) == ("ddp-r2", str(tmp_path), 7)
+    launch = Launch(0, 1, 0, 1, "none")
+    known = [
+        facts.run_facts(study.run("ddp-r2"), launch, json.loads(job.read_text()))[name]
+        for name in ("study", "configuration", "repeat", "baseline")
+    ]
+    assert known == ["one", "ddp", 2, "ddp-r1"]
+    job.write_text(job.read_text().replace('"tp": 1', '"tp": 2', 1))
+    assert train.main(["--planned", str(job), "--check"]) == 2
+    assert "tp 2 in spec, 1 in layout" in capsys.readouterr().err
 
 
 def test_every_committed_script_is_of_a_study():
@@ -259,7 +286,8 @@ def test_no_value_ever_runs(tmp_path, word):
     given = (tmp_path / "seen").read_text().split("\0")
     assert given[:3] == [word, word, f"/home/me/{word}/triton"]
     assert f"--x={word}" in given and f"--y={word}" in given
-    assert given[given.index("--study") + 1] == str(path)
+    planned = Path(given[given.index("--planned") + 1])
+    assert json.loads((tmp_path / planned).read_text())["study"] == word
     assert (tmp_path / "logs" / word / "ddp" / "77.exit").read_text() == "0\n"
 
 

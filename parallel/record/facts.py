@@ -146,34 +146,34 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
     }
 
 
+OF_STUDY = ("study", "run", "configuration", "repeat", "baseline")  # what a study knows of its run
+
+
 def planned(study: Study, run: str) -> dict[str, Any]:
     """The part of run.json that is known before a job starts: what it is to train, and how."""
-    spec = study.runs[run].spec
+    spec, point = study.runs[run].spec, study.runs[run]
     layout = spec.layout
     split = ("world_size", *AXES, "micro_batch", "global_batch")
     return {
         "study": study.name,
         "run": run,
+        "configuration": point.configuration,
+        "repeat": point.repeat or None,
         "baseline": study.baseline,
-        "spec": {name: getattr(spec, name) for name in ("engine", "steps", "seq_len", "precision")},
+        "spec": spec.settings(),
         "layout": {name: getattr(layout, name) for name in (*split, "zero_stage", "recompute")},
         "model": {"n_params": spec.model.n_params},
     }
 
 
-def run_facts(
-    spec: RunSpec, run: str, launch: Launch, study: Study | None = None
-) -> dict[str, Any]:
-    """run.json as far as it is known before torch is loaded."""
-    layout, of_study = spec.layout, study.runs[run] if study else None
+def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[str, Any]:
+    """run.json as far as it is known before torch is loaded. known: OF_STUDY, where there is one,
+    else the run's name alone."""
+    layout = spec.layout
     derived, padded = ("world_size", "global_batch", "bubble"), spec.padded_vocab
     return {
         "schema_version": SCHEMA_VERSION,
-        "study": study.name if study else None,
-        "run": run,
-        "configuration": of_study.configuration if of_study else run,
-        "repeat": (of_study.repeat or None) if of_study else None,
-        "baseline": study.baseline if study else None,
+        **{name: known.get(name) for name in OF_STUDY},
         "command_line": command_line(),
         "spec": spec.settings(),
         "work": spec.work,
