@@ -10,43 +10,81 @@ Exits 2 when nothing could be read.
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from analysis.logs.fact_flags import facts_of
+from analysis.logs.load import baseline_of, load
+from analysis.measured import run_table
+from analysis.measured.fairness import scaling_of
 from analysis.measured.run_flags import parser_of
 from base.errors import command_line, printable, warn
 from base.files import add_force_flag
 from base.storage import check_output, output
 
+if TYPE_CHECKING:
+    from analysis.pages.section import Page
+
+
+def page_at(
+    paths: list[Path],
+    facts: dict[str, Any] | None = None,
+    convention: str | None = None,
+    baseline: str | None = None,
+    kind: str | None = None,
+    **settings: Any,
+) -> "Page":
+    """The page of the runs and logs at paths.
+
+    Args:
+        facts: what the logs do not say, by Record's names.
+        convention, baseline, kind, settings: as of `run_table.of_records`.
+
+    Raises:
+        UsageError: nothing could be read, or there is no such baseline or calibration.
+    """
+    from analysis.pages import cost_views, run_views, step_views  # here: --help needs no charts
+    from analysis.pages.section import Page, Section
+
+    records, refused = load(paths, facts)
+    kind = kind or scaling_of(records)
+    table = run_table.of_records(records, convention, baseline, kind, **settings)
+    base = baseline_of(baseline, records) if baseline else None
+    names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
+    charts = run_views.scaling_charts(table.rows, kind)
+    sections = [
+        Section(f"{kind.capitalize()} scaling", charts=list(charts.values())),
+        Section("Runs", tables={"runs": run_views.runs(records, table)}, results=run_views.RESULTS),
+        *step_views.views(records, base),
+        *cost_views.views(records, baseline, kind),
+        Section("About", run_views.about(records)),
+        run_views.provenance(records, refused),
+    ]
+    summary = run_views.summary(records, table, kind, refused)
+    return Page(f"Scaling study: {', '.join(names)}", summary, sections, refused)
+
 
 @command_line("analysis.page")
 def main(argv: list[str] | None = None) -> int:
     """Write the page and say in one line what it is."""
-    flags = ("baseline", "scaling", "any_commit", "facts", "predict", "convention")
-    parser = parser_of("analysis.page", __doc__, *flags)
+    names = ("baseline", "scaling", "any_commit", "facts", "predict", "convention")
+    parser = parser_of("analysis.page", __doc__, *names)
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write (default: study.html beside PATH)"
     )
     add_force_flag(parser)
-    given = parser.parse_args(argv)
-    from analysis.pages import page_html  # here: --help needs no tables
-    from analysis.pages.assembled import page_at
+    flags = parser.parse_args(argv)
+    from analysis.pages import page_html
 
-    path = given.paths[0]
-    out = given.out or (path if path.is_dir() else path.parent) / "study.html"
-    check_output(out, page_html.MARK, given.force, given.paths)
-    page = page_at(
-        given.paths,
-        facts_of(given),
-        convention=given.convention,
-        baseline=given.baseline,
-        kind=given.scaling,
-        any_commit=given.any_commit,
-        predict=given.predict,
-    )
+    path = flags.paths[0]
+    out = flags.out or (path if path.is_dir() else path.parent) / "study.html"
+    check_output(out, page_html.MARK, flags.force, flags.paths)
+    settings = {"any_commit": flags.any_commit, "predict": flags.predict}
+    of_runs = (flags.convention, flags.baseline, flags.scaling)
+    page = page_at(flags.paths, facts_of(flags), *of_runs, **settings)
     for line in page.refused:
         warn("analysis.page", line)
     text = page_html.html_of(page)
-    with output(out, page_html.MARK, given.force, given.paths) as file:
+    with output(out, page_html.MARK, flags.force, flags.paths) as file:
         file.write_text(text)
     print(printable(f"{out}: {len(text) / 1e6:.2f} MB"))
     return 0

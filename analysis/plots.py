@@ -1,33 +1,34 @@
-"""Pictures of runs and logs, as PNG and SVG: TFLOP/s and speedup against GPUs.
+"""Pictures of runs and logs, as PNG and SVG: speedup against GPUs, and bars of every split.
 
     python -m analysis.plots PATH... [--out FOLDER] [--baseline NAME]
 
-The pictures go to PATH/plots (beside a file; of several paths --out says where). Every file that is
-written is named, and so is every run that a picture leaves out, with the reason. The speedup, weak
-where the runs share the batch per GPU alone, has its ideal line and a point for every
-configuration, named after its split; a line joins the points of an engine that has one at each
-size. Where runs of a picture differ in precision, their names end with it. Exits 2 when there is
-nothing to draw.
+The pictures are those of the offline page: scaling (speedup, weak: efficiency, against GPUs with
+the ideal line and the name of the fastest run of each size), splits (the same as one bar a
+configuration, the fastest first) and tflops (TFLOP/s per GPU). They go to PATH/plots (beside a
+file; of several paths --out says where). Every file that is written is named, and so is every run
+that a picture leaves out, with the reason. Exits 2 when there is nothing to draw.
 """
 
-import statistics
+import struct
 import sys
-from collections import defaultdict
+import textwrap
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from analysis.common import drawing
 from analysis.logs.load import load
-from analysis.logs.record import Record
 from analysis.measured import run_table
 from analysis.measured.fairness import by_configuration, scaling_of
 from analysis.measured.run_flags import parser_of
 from base.errors import UsageError, command_line, warn
 from base.files import add_force_flag, named_folder
-from models.flops import DEFAULT_CONVENTION
-from parallel.config.axes import AXES
+from base.storage import output
 
-Row = dict[str, Any]  # of `run_table.rows`, with the configuration's name, its split and baseline
+if TYPE_CHECKING:
+    from analysis.pages.section import Chart
+
+MARK = "GPT scaling study"  # in the pictures
+WIDTH, LINE = 600, 90  # pixels of a chart, characters of its title's lines
 
 
 def folder_for(paths: list[Path], out: Path | None) -> Path:
@@ -41,85 +42,65 @@ def folder_for(paths: list[Path], out: Path | None) -> Path:
     return out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "plots"
 
 
-def draw(paths: list[Path], folder: Path, baseline: str | None, force: bool = False) -> list[Path]:
-    """The pictures written to a folder; what a picture leaves out is said on stderr.
+def charts_of(paths: list[Path], baseline: str | None) -> "dict[str, Chart]":
+    """The charts of the runs at paths by name; what they leave out is said on stderr.
 
     Raises:
         UsageError: nothing could be read, or nothing of it can be drawn.
     """
+    from analysis.pages import run_views  # here: --help needs no charts
+
     records, left_out = load(paths)
-    groups = by_configuration([(record,) for record in records])
-    name_by = {id(run[0]): name for name, repeats in groups.items() for run in repeats}
-    rows = run_table.rows(records, baseline=baseline)
+    kind = scaling_of(records)
+    rows = run_table.rows(records, baseline=baseline, kind=kind)
     for record, row in zip(records, rows, strict=True):
-        row |= {"engine": record.engine or "unknown", "configuration": name_by[id(record)]}
-        row |= {"split": _split(record), "baseline": baseline or record.baseline}
-    measured = [row for row in rows if row["tflops"] and row["gpus"]]
-    compared = [row for row in rows if row["speedup"] and row["efficiency"]]  # of own cores
-    for row in rows:
-        pictures = {"tflops": measured, "speedup": compared}
-        if missing := [name for name, drawn in pictures.items() if row not in drawn]:
-            left_out.append(f"{row['run']}: not in {' and '.join(missing)}: {_why_not(row)}")
-    figures = {}
-    if measured:
-        points = _points(measured, "tflops")
-        figures["tflops"] = drawing.tflops(points, "TFLOP/s per GPU", DEFAULT_CONVENTION)
-    if compared:
-        figures["speedup"] = _speedups(compared, scaling_of(records) == "weak")
-    if not figures:
+        drawn = {"tflops": row["tflops"] and row["gpus"], "scaling": row["efficiency"]}
+        if missing := [name for name, value in drawn.items() if not value]:
+            why = row["notes"] if row["verdict"] == "complete" else row["verdict"]
+            if not (why or baseline or record.baseline):
+                why = "no baseline is stated (--baseline NAME)"
+            why = why or "a fact that it needs is not known"
+            left_out.append(f"{row['run']}: not in {' and '.join(missing)}: {why}")
+    groups = by_configuration(list(zip(records, rows, strict=True)))
+    firsts = []  # the repeats of a configuration share their speedup
+    for name, repeats in groups.items():
+        first = max((row for _, row in repeats), key=lambda row: row["speedup"] or 0)
+        firsts.append(first | {"run": name})
+    compared = [row for row in firsts if row["efficiency"] is not None]  # of own cores
+    charts = run_views.scaling_charts(compared, kind) | run_views.tflops_charts(firsts)
+    if not charts:
         why = "no run here has a number of GPUs and a steady time: nothing to draw"
         raise UsageError("; ".join([why, *left_out]))
     for line in left_out:
         warn("analysis.plots", line)
-    written = [drawing.save(figure, folder, name, force) for name, figure in figures.items()]
-    return sum(written, [])
+    return charts
 
 
-def _split(record: Record) -> str:
-    """What of a run is split or sharded, as "tp2 dp4 zero1"; "" where nothing is or is known."""
-    sizes = {axis: getattr(record, axis) or 1 for axis in AXES}
-    words = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
-    if (record.facts.get("layout") or {}).get("sequence_parallel"):
-        words.append("sp")
-    if words and record.zero_stage:
-        words.append(f"zero{record.zero_stage}")
-    return " ".join(words)
+def save(chart: "Chart", folder: Path, name: str, force: bool = False) -> list[Path]:
+    """Write NAME.png and NAME.svg, which say in themselves who drew them; the same data give the
+    same bytes.
 
+    Raises:
+        UsageError: as `storage.output`; vl-convert-python is not installed.
+    """
+    from analysis.pages.page_html import library, rounded
 
-def _points(rows: list[Row], y: str) -> list[drawing.Point]:
-    """The rows as points that are named after their split, and their precision if it differs."""
-    points = [drawing.Point(row["gpus"], row[y], row["engine"], row["split"]) for row in rows]
-    precisions = [row["precision"] or "?" for row in rows]
-    if len(set(precisions)) < 2:
-        return points
-    pairs = zip(points, precisions, strict=True)
-    return [point._replace(split=f"{point.split} {name}".strip()) for point, name in pairs]
-
-
-def _speedups(rows: list[Row], weak: bool) -> Any:
-    """The speedup of each configuration, which its rows share, and what its repeats span."""
-    alike: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        alike[row["configuration"]].append(row)
-    points = []
-    firsts = _points([repeats[0] for repeats in alike.values()], "speedup")
-    for point, repeats in zip(firsts, alike.values(), strict=True):
-        times = [row["step_s"] for row in repeats]
-        if len(times) > 1:
-            base = point.y * statistics.median(times)
-            point = point._replace(low=base / max(times), high=base / min(times))
-        points.append(point)
-    first = rows[0]
-    start = round(first["gpus"] * first["efficiency"] / first["speedup"])  # the baseline's GPUs
-    return drawing.speedup(points, "Weak scaling" if weak else "Strong scaling", start, weak)
-
-
-def _why_not(row: Row) -> str:
-    """Why a row of the scaling table is not in a picture."""
-    why = row["notes"] if row["verdict"] == "complete" else row["verdict"]
-    if not (why or row["baseline"]):
-        why = "no baseline is stated (--baseline NAME)"
-    return why or "a fact that it needs is not known"
+    title = {"text": textwrap.wrap(chart.caption, LINE), "fontWeight": "normal"}
+    spec = rounded(chart.spec) | {"width": WIDTH, "background": "white", "title": title}
+    svg = library().vegalite_to_svg(spec)
+    png = library().vegalite_to_png(spec, scale=2)
+    text = b"tEXtSoftware\0" + MARK.encode()
+    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
+    header = 33  # bytes of the signature and of IHDR
+    pictures = {
+        "png": png[:header] + chunk + png[header:],
+        "svg": f"<!-- {MARK} -->\n{svg}".encode(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, content in pictures.items():
+        with output(folder / f"{name}.{suffix}", MARK, force) as file:
+            file.write_bytes(content)
+    return [folder / f"{name}.{suffix}" for suffix in pictures]
 
 
 @command_line("analysis.plots")
@@ -132,8 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     add_force_flag(parser)
     flags = parser.parse_args(argv)
     folder = folder_for(flags.paths, flags.out)
-    written = draw(flags.paths, folder, flags.baseline, flags.force)
-    print(*written, sep="\n")
+    for name, chart in charts_of(flags.paths, flags.baseline).items():
+        print(*save(chart, folder, name, flags.force), sep="\n")
     return 0
 
 

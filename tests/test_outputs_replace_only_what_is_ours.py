@@ -54,9 +54,9 @@ def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys):
 def test_a_picture_of_others_stays_in_a_folder_of_pictures(runs, tmp_path, capsys):
     folder = tmp_path / "plots"
     folder.mkdir()
-    (folder / "speedup.png").write_text("mine")
+    (folder / "tflops.png").write_text("mine")
     refuses(capsys, plots.main, runs, "--out", folder)
-    assert (folder / "speedup.png").read_text() == "mine"
+    assert (folder / "tflops.png").read_text() == "mine"
     assert plots.main([str(runs), "--out", str(folder), "--force"]) == 0
     assert plots.main([str(runs), "--out", str(folder)]) == 0  # they are ours now
 

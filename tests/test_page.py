@@ -9,8 +9,8 @@ import pytest
 from analysis.common.table import Column, Table, cell
 from analysis.logs.load import load
 from analysis.measured import run_table
+from analysis.page import page_at
 from analysis.pages import altair_charts, run_views
-from analysis.pages.assembled import page_at
 from analysis.pages.page_html import html_of
 from analysis.pages.section import Chart, Page, Section
 from tests import fixture_runs

@@ -4,8 +4,6 @@ import pytest
 
 from analysis import plots
 from analysis.common import colours
-from analysis.common import drawing as drawing
-from analysis.common.drawing import Point
 from analysis.pages import altair_charts, cost_views
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES
@@ -13,80 +11,87 @@ from tests.fixture_runs import facts, write
 
 MEMORY = ("weights", "gradients", "optimizer", "activations", "keys and values", "logits")
 MEMORY = (*MEMORY, "buckets", "library")
-LOST = ("compute", "bubble", "tp", "dp", "pp", "other communication", "imbalance", "other")
+PICTURES = [f"{name}.{kind}" for name in ("scaling", "splits", "tflops") for kind in ("png", "svg")]
 
 
-@pytest.fixture
-def drawn(tmp_path, monkeypatch):
-    """What analysis.plots draws of a study's runs: figures by name."""
-    figures = {}
-    monkeypatch.setattr(
-        drawing, "save", lambda figure, _, name, *__: figures.update({name: figure}) or []
-    )
-
-    def draw(*runs):
-        for step_s, settings in runs:
-            write(tmp_path, facts("s", "ddp", **({"engine": "ddp"} | settings)), step_s=step_s)
-        assert plots.main([str(tmp_path)]) == 0
-        return figures
-
-    return draw
+def bars(charts, name, value):
+    """The bars of a chart and their values."""
+    (rows,) = charts[name].spec["datasets"].values()
+    return {row["bar"]: row[value] for row in rows}
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [CATEGORIES, LOST, MEMORY, cost_views._CLOCK],
-)
+def study(folder, *runs):
+    for step_s, settings in runs:
+        write(folder, facts("s", "ddp", **({"engine": "ddp"} | settings)), step_s=step_s)
+    return plots.charts_of([folder], None)
+
+
+@pytest.mark.parametrize("parts", [CATEGORIES, MEMORY, cost_views._CLOCK])
 def test_the_parts_of_a_chart_have_different_colours(parts):
     assert len({colours.of_part(part) for part in parts}) == len(parts)
 
 
-def test_plot_and_page_give_an_engine_one_colour():
+def test_an_engine_has_one_colour_whatever_stands_beside_it():
     labels = ["torchtitan", "megatron", "nanoGPT", "ddp", "GPT-NeoX"]
-    rows = [{"engine": label} for label in labels]
-    page = altair_charts._engines(rows).to_dict()["scale"]
-    on_page = dict(zip(page["domain"], page["range"], strict=True))
-    points = [Point(1, 1.0, label) for label in reversed(labels)]
-    legend = drawing.tflops(points, "", "").legends[0].legend_handles
-    assert {handle.get_label(): handle.get_color() for handle in legend} == on_page
-    assert len(set(on_page.values())) == 5
+    scale = altair_charts._engines([{"engine": label} for label in labels]).to_dict()["scale"]
+    of_engine = dict(zip(scale["domain"], scale["range"], strict=True))
+    assert of_engine == colours.of_engines(labels) and len(set(of_engine.values())) == 5
+    assert colours.of_engines(["ddp"])["ddp"] == of_engine["ddp"]
     assert set(colours.of_engines([*ENGINES, "x"])) == {*ENGINES, "x"}
 
 
-def test_a_precision_has_its_mark_on_the_page():
+def test_a_precision_has_its_mark_in_points_and_its_name_at_bars(tmp_path):
     rows = [{"precision": name} for name in ("bf16", "fp8")]
     scale = altair_charts._precisions(rows)["shape"].to_dict()["scale"]
     assert scale == {"domain": ["bf16", "fp8"], "range": ["square", "diamond"]}
     assert altair_charts._precisions(rows[:1]) == {}
+    of_two = {"gpus": 2, "precision": "bf16", "tp": 2, "engine": "megatron"}
+    charts = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), (0.4, of_two))
+    names = {"1 × ddp fp32", "2 × ddp-dp2 fp32", "2 × megatron-tp2 bf16"}
+    assert bars(charts, "tflops", "tflops").keys() == names
+    assert bars(charts, "splits", "speedup").keys() == {"1 × ddp", "2 × ddp-dp2"}
 
 
-def test_splits_are_named_and_no_line_joins_them(drawn):
-    """At two GPUs there are three splits of megatron; only ddp has one run at each size."""
+def test_splits_are_bars_with_their_ideal_and_the_fastest_is_named(tmp_path):
+    """At two GPUs there are three splits of megatron, of repeats one bar."""
     splits = ({"tp": 2}, {"pp": 2}, {})
     runs = [(0.6 + 0.1 * i, {"engine": "megatron", "gpus": 2} | s) for i, s in enumerate(splits)]
-    figures = drawn((1.0, {}), (0.5, {"gpus": 2}), *runs)
-    axes = figures["speedup"].axes[0]
-    names = {text.get_text() for text in axes.texts}
-    assert names == {"tp2", "pp2", "dp2"} and len(axes.texts) == 4
-    lines = [line for line in axes.lines if line.get_linestyle() == "-"]
-    assert [line.get_color() for line in lines] == [colours.of_engines(["ddp"])["ddp"]]
-    heights = sorted(text.xyann[1] for text in axes.texts)
-    assert min(b - a for a, b in zip(heights, heights[1:], strict=False)) >= 0.03
+    charts = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), *runs)
+    names = ["ddp-dp2", "megatron-tp2", "megatron-pp2", "megatron-dp2"]
+    speedups = bars(charts, "splits", "speedup")
+    assert list(speedups) == ["1 × ddp", *(f"2 × {name}" for name in names)]
+    expected = [1, 1 / 0.5, 1 / 0.6, 1 / 0.7, 1 / 0.8]
+    assert list(speedups.values()) == pytest.approx(expected, rel=0.01)
+    assert list(bars(charts, "splits", "ideal").values()) == pytest.approx([1, 2, 2, 2, 2])
+    line, points, *named = charts["scaling"].spec["datasets"].values()
+    assert line == [{"gpus": 1, "speedup": 1}, {"gpus": 2, "speedup": pytest.approx(2)}]
+    assert len(points) == 5 and [row["run"] for (row,) in named] == ["ddp", "ddp-dp2"]
 
 
-def test_points_are_named_after_their_precision_where_it_differs(drawn):
-    figures = drawn((1.0, {}), (0.5, {"gpus": 2}))
-    assert [text.get_text() for text in figures["tflops"].axes[0].texts] == ["dp2"]
-    figures = drawn((0.4, {"gpus": 2, "precision": "bf16", "tp": 2, "engine": "megatron"}))
-    names = {text.get_text() for text in figures["tflops"].axes[0].texts}
-    assert names == {"fp32", "dp2 fp32", "tp2 bf16"}
-    assert {text.get_text() for text in figures["speedup"].axes[0].texts} == {"dp2"}
+def test_a_weak_study_has_a_weak_picture(tmp_path):
+    charts = study(tmp_path, (1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16}))
+    assert list(bars(charts, "splits", "efficiency").values()) == pytest.approx([1, 0.8], rel=0.01)
+    assert list(bars(charts, "splits", "ideal").values()) == [1, 1]
 
 
-def test_a_weak_study_has_a_weak_picture(drawn):
-    figures = drawn((1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16}))
-    axes = figures["speedup"].axes[0]
-    assert (axes.get_title(), axes.get_ylabel()) == ("Weak scaling", "scaled speedup over 1 GPU")
-    assert sorted(y for line in axes.lines for y in line.get_ydata() if y not in (1, 2)) == (
-        pytest.approx([1.6, 1.6], rel=0.01)
-    )
+def test_the_pictures_lie_beside_the_runs_and_what_they_leave_out_is_named(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    write(runs, facts("s", "ddp", engine="ddp"), step_s=0.5)
+    write(runs, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
+    write(runs, facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
+    write(runs, facts("s", "ddp", engine="ddp", gpus=8, recompute="full"))
+    assert plots.main([str(runs)]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [str(runs / "plots" / name) for name in PICTURES]
+    assert sorted(err.splitlines()) == [
+        "analysis.plots: ddp-dp4: not in tflops and scaling: no data",
+        "analysis.plots: ddp-dp8-recompute-full: not in scaling: invalid comparison: recompute"
+        " full here, none in the baseline",
+    ]
+    assert plots.main([str(runs), str(runs / "ddp")]) == 2
+    assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
+    assert plots.main([str(runs), "--out", str(tmp_path / "again")]) == 0
+    for name in PICTURES:
+        content = (runs / "plots" / name).read_bytes()
+        assert content == (tmp_path / "again" / name).read_bytes()
+        assert b"GPT scaling study" in content[:200]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from analysis import plots, report
-from analysis.common import drawing as drawing
+from analysis import report
 from base.errors import UsageError
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
@@ -64,32 +63,3 @@ def test_runs_make_blocks_too_and_name_what_they_leave_out(tmp_path, monkeypatch
     assert "| ddp | ddp | 1 | 1 |" in new and "equal" in new
     assert str(tmp_path) not in new
     assert "hello.log" in capsys.readouterr().err
-
-
-def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
-    runs = tmp_path / "runs"
-    write(runs, facts("s", "ddp", engine="ddp"), step_s=0.5)
-    for micro_batch, step_s in ((1, 0.30), (2, 0.28), (4, 0.26)):
-        about = facts("s", "ddp", engine="ddp", gpus=2, micro_batch=micro_batch)
-        about["run"] += f"-mb{micro_batch}"
-        write(runs, about, step_s=step_s)
-    write(runs, facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
-    write(runs, facts("s", "ddp", engine="ddp", gpus=8, recompute="full"))
-    assert plots.main([str(runs)]) == 0
-    said = capsys.readouterr()
-    names = ("tflops", "speedup")
-    written = [runs / "plots" / f"{name}.{kind}" for name in names for kind in ("png", "svg")]
-    assert said.out.splitlines() == list(map(str, written))
-    assert sorted(said.err.splitlines()) == [
-        "analysis.plots: ddp-dp4: not in tflops and speedup: no data",
-        "analysis.plots: ddp-dp8-recompute-full: not in speedup: invalid comparison: recompute"
-        " full here, none in the baseline",
-    ]
-    assert plots.main([str(runs), str(runs / "ddp")]) == 2
-    assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
-    repeated = tmp_path / "again"
-    assert plots.main([str(runs), "--out", str(repeated)]) == 0
-    for path in written:
-        assert path.stat().st_size > 1000
-        if path.suffix == ".svg":
-            assert path.read_bytes() == (repeated / path.name).read_bytes()

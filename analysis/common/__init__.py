@@ -1,1 +1,1 @@
-"""What every room here uses: tables, statistics of repeats, and drawing."""
+"""What every room here uses: tables, statistics of repeats, and colours."""

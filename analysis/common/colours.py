@@ -14,22 +14,16 @@ GREY = "#888888"  # ideal lines, limits, and parts that PARTS lacks
 PARTS = {
     "forward": "#88ccee",
     "backward": "#332288",
-    "weight gradients": "#225555",
-    "compute": "#332288",
     "optimizer": "#44aa99",
     "tp": "#cc6677",
     "dp": "#ddcc77",
     "pp": "#ee8866",
-    "cp": "#0077bb",
     "bubble": "#dddddd",
     "embedding": "#aa4499",
     "mixed": "#6699cc",
     "control": "#999933",
-    "communication": "#cc6677",
-    "other communication": "#999933",
     "data": "#661100",
     "move": "#ee3377",
-    "imbalance": "#882255",
     "weights": "#332288",
     "gradients": "#88ccee",
     "activations": "#cc6677",
@@ -42,8 +36,6 @@ PARTS = {
     "evaluation": "#44aa99",
     "checkpoint": "#cc6677",
 }
-
-
 MARKS = {  # of Vega, by precision; None: one that is not known
     "fp32": "circle",
     "bf16": "square",

@@ -69,7 +69,7 @@ def bars(rows: Rows, value: str, title: str) -> dict[str, Any]:
 
 
 def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> dict[str, Any]:
-    """A value against GPUs, both logarithmic, the ideal lines, and `names` beside their points."""
+    """A value against GPUs, both logarithmic, the ideal line, and `names` beside their points."""
     log = {"type": "log", "nice": False}
     ticks = alt.Axis(values=sorted({row["gpus"] for row in rows}), format="d")
     x = alt.X("gpus:Q", title="GPUs", scale=alt.Scale(base=2, padding=30, **log), axis=ticks)
@@ -79,7 +79,7 @@ def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> dict[str, 
     right = [row for row in names if row["gpus"] > middle]
     tips = [f"{name}:N" for name in ("run", "gpus", "speedup", "efficiency", "verdict")]
     layers = [
-        _chart(ideal).mark_line(strokeDash=[4, 4], color=GREY).encode(x=x, y=y, detail="start:N"),
+        _chart(ideal).mark_line(strokeDash=[4, 4], color=GREY).encode(x=x, y=y),
         _chart(rows)
         .mark_point(filled=True, size=55, opacity=0.8)
         .encode(x=x, y=y, color=_engines(rows), **_precisions(rows), tooltip=tips),
@@ -137,19 +137,3 @@ def lines(rows: Rows, value: str, title: str, bar: float | None = None) -> dict[
         level = _chart([{"level": bar}]).mark_rule(strokeDash=[4, 4], color=GREY)
         layers.append(level.encode(y="level:Q"))
     return _spec(alt.layer(*layers))
-
-
-def strip(rows: Rows) -> dict[str, Any]:
-    """Every step of every run as a cell: darker is slower; steps of the warm-up are faint."""
-    scale = alt.Scale(scheme="cividis", reverse=True)
-    order = list(dict.fromkeys(row["run"] for row in rows))
-    chart = _chart(rows).mark_bar()
-    encoding = {
-        "x": alt.X("iteration:Q", title="iteration", scale=alt.Scale(zero=False, nice=False)),
-        "x2": "next:Q",
-        "y": alt.Y("run:N", sort=order, title=None),
-        "color": alt.Color("ratio:Q", title="over the run's steady time", scale=scale),
-        "opacity": alt.condition("datum.warm_up", alt.value(0.3), alt.value(1)),
-        "tooltip": ["run:N", "iteration:Q", "step_s:Q", "warm_up:N"],
-    }
-    return _spec(chart.encode(**encoding), BAR * len(order))

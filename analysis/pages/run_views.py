@@ -17,6 +17,7 @@ from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from base.errors import printable
 from base.files import read_toml
+from models.flops import DEFAULT_CONVENTION
 from parallel.record.reader import read_run
 
 Rows = list[dict[str, Any]]
@@ -175,56 +176,70 @@ def _all(values: Any) -> str:
     return ", ".join(map(str, dict.fromkeys(value for value in values if value)))
 
 
-def scaling(records: list[Record], rows: Rows, kind: str) -> Section:
-    """Speedup or efficiency against GPUs, with the names of the fastest, and one bar a run."""
-    section = Section(f"{kind.capitalize()} scaling")
+def scaling_charts(rows: Rows, kind: str) -> dict[str, Chart]:
+    """`scaling`: speedup, or weak efficiency, against GPUs; `splits`: the same, one bar a run."""
     key = "speedup" if kind == "strong" else "efficiency"
-    known = [row | {"engine": row["engine"] or "unknown"} for row in rows if row[key] is not None]
-    sizes = sorted({row["gpus"] for row in known})
-    if len(sizes) < 2:
-        return section
-    best = winners(known)
-    base = min(sizes)
-    ideal = [{"gpus": n, key: n / base if kind == "strong" else 1, "start": base} for n in sizes]
-    names = ("run", "engine", "gpus", "speedup", "efficiency", "verdict")
-    precision = {row["run"]: r.precision for r, row in zip(records, rows, strict=True)}
-    data = [{n: row[n] for n in names} | {"precision": precision[row["run"]]} for row in known]
-    spec = altair_charts.against_gpus(data, key, ideal, [{k: b[k] for k in names} for b in best])
-    section.charts.append(
-        Chart(spec, f"The fastest run of each number of GPUs has its name. Dashed: ideal {key}.")
-    )
-    shown = ranked(known)
+    known = [row for row in rows if row[key] is not None]
+    if len(known) < 2:
+        return {}
+    ideal = {row["gpus"]: row[key] / row["efficiency"] for row in known if row["efficiency"]}
+    charts = {"splits": _bars(known, key, key, ideal)}
+    if len({row["gpus"] for row in known}) > 1:
+        names = ("run", "engine", "gpus", "speedup", "efficiency", "verdict", "precision")
+        data = [{n: row[n] for n in names} | {"engine": _engine(row)} for row in known]
+        fastest = {row["run"] for row in winners(known)}
+        named = [row for row in data if row["run"] in fastest]
+        line = [{"gpus": n, key: value} for n, value in sorted(ideal.items())]
+        spec = altair_charts.against_gpus(data, key, line, named)
+        caption = f"The fastest run of each number of GPUs has its name. Dashed: ideal {key}."
+        charts = {"scaling": Chart(spec, caption)} | charts
+    return charts
+
+
+def _engine(row: dict[str, Any]) -> str:
+    return row["engine"] or "unknown"
+
+
+def tflops_charts(rows: Rows) -> dict[str, Chart]:
+    """`tflops`: a bar for each run whose TFLOP/s and GPUs are known."""
+    known = [row for row in rows if row["tflops"] and row["gpus"]]
+    title = f"TFLOP/s per GPU ({DEFAULT_CONVENTION})"
+    return {"tflops": _bars(known, "tflops", title, {})} if known else {}
+
+
+def _bars(rows: Rows, key: str, title: str, ideal: dict[int, float]) -> Chart:
+    """One bar a run, by number of GPUs; `ideal` by number of GPUs is a tick."""
+    shown, sizes = ranked(rows), {row["gpus"] for row in rows}
     if len(shown) > altair_charts.MOST:  # of each number of GPUs the fastest
         each = max(1, altair_charts.MOST // len(sizes))
-        shown = [row for n in sizes for row in [r for r in shown if r["gpus"] == n][:each]]
-    start = {n: n / base if kind == "strong" else 1 for n in sizes}
-    bars = [_bar(row, key, start[row["gpus"]]) for row in shown]
-    note = "" if len(shown) == len(known) else f" The fastest {len(shown)} of {len(known)} runs."
-    section.charts.append(
-        Chart(
-            altair_charts.bars(bars, key, key),
-            f"{key.capitalize()} by number of GPUs, the fastest first; the tick is ideal, the line"
-            f" the 95 % interval of the run's own median step.{note}",
-        )
-    )
-    return section
+        shown = [row for n in sorted(sizes) for row in [r for r in shown if r["gpus"] == n][:each]]
+    bars = [_bar(row, key, ideal.get(row["gpus"])) for row in shown]
+    if len({row["precision"] for row in shown}) > 1:
+        for bar, row in zip(bars, shown, strict=True):
+            bar["bar"] += f" {row['precision'] or '?'}"
+    caption = f"{title[0].upper()}{title[1:]} by number of GPUs, the fastest first; the line is the"
+    caption += " 95 % interval of the run's own median step"
+    caption += ", the tick is ideal." if ideal else "."
+    if len(shown) < len(rows):
+        caption += f" The fastest {len(shown)} of {len(rows)} runs."
+    return Chart(altair_charts.bars(bars, key, title), caption)
 
 
-def _bar(row: dict[str, Any], key: str, ideal: float) -> dict[str, Any]:
-    low, high = row["steady_ci95"] or (None, None)
-    end = row[key] * row["step_s"] / low if low else row[key]
-    text = f"{row[key]:.2f}"
+def _bar(row: dict[str, Any], key: str, ideal: float | None) -> dict[str, Any]:
+    low, high = row["steady_ci95"] or (row["step_s"], row["step_s"])
+    end = row[key] * row["step_s"] / low
+    text = f"{row[key]:.3g}" if key == "tflops" else f"{row[key]:.2f}"
     if key == "speedup" and row["efficiency"] is not None:
         text += f" (efficiency {row['efficiency']:.2f})"
     return {
         "bar": f"{row['gpus']} × {row['run']}",
-        "engine": row["engine"],
+        "engine": _engine(row),
         key: row[key],
         "text": text,
         "ideal": ideal,
-        "low": row[key] * row["step_s"] / high if high else row[key],
+        "low": row[key] * row["step_s"] / high,
         "high": end,
-        "end": max(end, ideal),
+        "end": max(end, ideal or 0),
     }
 
 

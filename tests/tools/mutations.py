@@ -93,7 +93,7 @@ FAMILIES = {
     ],
     "analysis/common/statistics.py": ["tests/test_repeats_by_hand.py"],
 }
-HEAVY = ("numpy", "torch", "matplotlib.pyplot", "pytest")  # imported once, not in every fork
+HEAVY = ("numpy", "torch", "pytest")  # imported once, not in every fork
 MEMORY = 16 * 2**30  # bytes of address space of a mutant
 
 _COMPARE = {
