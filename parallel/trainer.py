@@ -24,7 +24,7 @@ from parallel.checkpoint.attempts import nothing_to_train, other_schedules, tell
 from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.config.settings import RunSpec, profiled_steps
 from parallel.engines.optim import lr_at
-from parallel.measure import energy_and_memory, profiler, ranges, training_metrics
+from parallel.measure import load_and_memory, profiler, ranges, training_metrics
 from parallel.measure.step_parts import Breakdown
 from parallel.record import lines
 from parallel.record.ends import Kind
@@ -89,9 +89,7 @@ class Trainer:
         self.rows: list[dict[str, Any]] = []  # rank 0's: steps.csv, of earlier attempts too
         self.rows_since_line: list[dict[str, Any]] = []
         self.stopping = False  # a signal came to a rank before the last step's end
-        self.validations: list[tuple[int, float]] = []  # (optimizer steps done, loss)
-        self.data_s = 0.0  # waiting for training batches
-        self.startup_s = self.evaluation_s = self.checkpoint_s = self.earlier_s = 0.0
+        self.measured = training_metrics.Measured()
 
     def run(self, source: Path | None) -> int:
         """Train to the last step, from rank 0's checkpoint `source` if there is one.
@@ -111,12 +109,11 @@ class Trainer:
                 batches.ahead(itertools.chain.from_iterable(steps), self.device)
             )
             profiled = stack.enter_context(self._profiler(first))
-            self.load = energy_and_memory.Load()
+            self.load = load_and_memory.Load()
             self.last_lap = self._now()
             if self.breakdown:
                 self.breakdown.forget()  # building the engine
-            self.energy = energy_and_memory.Energy(energy_and_memory.visible_gpus(self.device))
-            self.startup_s = time.perf_counter() - self.started
+            self.measured.startup_s = time.perf_counter() - self.started
             collect = stack.enter_context(garbage_collected_together())
             for done in range(first + 1, self.spec.steps + 1):
                 self.step(done)
@@ -124,7 +121,7 @@ class Trainer:
                 every = self.spec.eval_interval
                 if done == self.spec.steps or (every and done % every == 0):
                     self.validate(done)
-                    self.evaluation_s += self._end_of_other_work()
+                    self.measured.evaluation_s += self._end_of_other_work()
                 profiled()
                 if self.save_if_due(done):
                     return TRY_AGAIN
@@ -156,7 +153,7 @@ class Trainer:
     def _take_over_attempts(self, first: int) -> None:
         """Keep earlier attempts' rows up to step `first`, and note which schedule they had."""
         self.rows = [row for row in read_run(self.folder.path).steps if row["step"] <= first]
-        self.earlier_s = sum(row["step_s"] for row in self.rows)
+        self.measured.wall_s = sum(row["step_s"] for row in self.rows)
         attempts = self.facts["attempts"]
         attempts[-1]["kept_to"] = first
         first_row = self.rows[0]["step"] if self.rows else 1
@@ -202,7 +199,7 @@ class Trainer:
             self._write_iteration_line()
 
     def _write_iteration_line(self) -> None:
-        gpu, peak = self.facts["host"]["gpu"], energy_and_memory.peak_memory(self.device)
+        gpu, peak = self.facts["host"]["gpu"], load_and_memory.peak_memory(self.device)
         held = peak["resident" if gpu is None else "allocated"]
         rows, self.rows_since_line = self.rows_since_line, []
         skipped = sum(row["skipped"] for row in rows)
@@ -223,7 +220,7 @@ class Trainer:
             before = time.perf_counter()
             with ranges.region("data"):
                 batch = next(made, None)
-            self.data_s += time.perf_counter() - before
+            self.measured.data_s += time.perf_counter() - before
             self.watchdog.tick()
             if batch is None:
                 return
@@ -257,12 +254,12 @@ class Trainer:
         n = self.spec.eval_steps
         if n == 0:
             return
-        training_data_s = self.data_s
+        training_data_s = self.measured.data_s
         made = itertools.chain.from_iterable(self._made(self.data.val, at) for at in range(n))
         with ranges.validation():
             loss = self.engine.evaluate(self._batches(made), n * self.spec.layout.n_micro)
-        self.data_s = training_data_s
-        self.validations.append((done, loss))
+        self.measured.data_s = training_data_s
+        self.measured.validations.append((done, loss))
         if self.is_rank_0:
             self._say(lines.validation_line(done, loss))
 
@@ -286,7 +283,7 @@ class Trainer:
             self.checkpointer.wait()
         problem = self._report_checkpoints()
         if not stop:
-            self.checkpoint_s += self._end_of_other_work()
+            self.measured.checkpoint_s += self._end_of_other_work()
         elif self.is_rank_0:
             outcome = f"could not save: {problem}" if problem else f"saved step {done}"
             signal = self.interruption.signal or "a signal to another rank"
@@ -316,32 +313,24 @@ class Trainer:
 
     def finish(self) -> int:
         """Record the end of a run that did all its steps; the exit status, 1 where it is NaN."""
-        peak = energy_and_memory.peak_memory(self.device)
+        measured = self.measured
+        measured.peak = load_and_memory.peak_memory(self.device)
         # Every rank got here, so the run is complete.
-        peak_all = energy_and_memory.most_of_all_ranks(peak)
+        measured.peak_all = load_and_memory.most_of_all_ranks(measured.peak)
         load = self.load.facts()
         if not self.is_rank_0:
             return 0
         self.facts["load"] |= load
         self.folder.update(self.facts)
-        if broken := training_metrics.ended_in_nan(self.rows, self.validations):
+        if broken := training_metrics.ended_in_nan(self.rows, measured.validations):
             self.folder.fail(Kind.DIVERGED, broken, 0)
             self.folder.close()
             print(f"parallel.train: {broken}", file=sys.stderr, flush=True)
             tell_torchrun(f"parallel.train: {broken}")
             return 1
-        measured = training_metrics.Measured(
-            startup_s=self.startup_s,
-            evaluation_s=self.evaluation_s,
-            checkpoint_s=self.checkpoint_s,
-            wall_s=time.perf_counter() - self.started + self.earlier_s,
-            data_s=None if "attempts" in self.facts else self.data_s,
-            peak=peak,
-            peak_all=peak_all,
-            validations=self.validations,
-            energy_j=self.energy.joules(),
-            energy_source=self.energy.source,
-        )
+        measured.wall_s += time.perf_counter() - self.started
+        if "attempts" in self.facts:
+            measured.data_s = None
         document = training_metrics.training_metrics(self.facts, self.rows, measured)
         remark, saves, failed = "", 0, []
         try:

@@ -7,7 +7,7 @@ type and meaning: `step_time_*` and `dataload_time_mean_sec` count micro-steps. 
 import math
 import os
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +24,33 @@ NOTES = {
     "steps": "Deprecated; use micro_steps and optimizer_steps for clarity.",
     "step_time": "step_time_* are of micro-steps: an optimizer step's time over its"
     " grad_accum_steps; optimizer_step_time_* are of optimizer steps.",
-    "epochs": "An epoch is as many optimizer steps as the training split's tokens fill; without"
-    " --epochs all steps are one entry.",
-    "summary": "startup, training, evaluation, checkpoint and other add up to total_wall_time_sec;"
-    " tokens per second count training alone.",
 }
 _VERSIONS = ("python", "torch", "transformers", "deepspeed")
-_PEAKS = {"cuda_mem_allocated": "allocated", "cuda_mem_reserved": "reserved"}
-_PEAKS |= {"resident": "resident"}
+_PEAKS = {
+    "allocated": "cuda_mem_allocated",
+    "reserved": "cuda_mem_reserved",
+    "resident": "resident",
+}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured:
     """What the loop measured, in seconds of rank 0 unless it says otherwise.
 
     startup_s: from the program's start to the first step. evaluation_s, checkpoint_s: what the
     training waited for them. wall_s: all of it. data_s: waiting for training batches; None where an
-    earlier attempt did not say. energy_j: joules from the first step on. peak, peak_all: most bytes
-    of rank 0 and of any rank, by kind (allocated and reserved on CUDA, resident on CPU).
-    validations: (optimizer steps done, loss).
+    earlier attempt did not say. peak, peak_all: most bytes of rank 0 and of any rank, by kind
+    (allocated and reserved on CUDA, resident on CPU). validations: (optimizer steps done, loss).
     """
 
-    startup_s: float
-    evaluation_s: float
-    checkpoint_s: float
-    wall_s: float
-    data_s: float | None
-    peak: dict[str, int]
-    peak_all: dict[str, int]
-    validations: list[tuple[int, float]]
-    energy_j: float | None = None
-    energy_source: str = "none"
+    startup_s: float = 0.0
+    evaluation_s: float = 0.0
+    checkpoint_s: float = 0.0
+    wall_s: float = 0.0
+    data_s: float | None = 0.0
+    peak: dict[str, int] = field(default_factory=dict)
+    peak_all: dict[str, int] = field(default_factory=dict)
+    validations: list[tuple[int, float]] = field(default_factory=list)
 
 
 def training_metrics(
@@ -110,8 +106,6 @@ def training_metrics(
             **parts,
             "other_time_sec": measured.wall_s - sum(parts.values()),
             **_speed(facts, steps),
-            "energy_joules": measured.energy_j,
-            "energy_source": measured.energy_source,
         },
         "shutdown": {
             "destroy_process_group_called": True,
@@ -179,7 +173,7 @@ def _seconds(steps: list[dict[str, Any]]) -> float:
 def _epoch(
     number: int, steps: list[dict[str, Any]], facts: dict[str, Any], measured: Measured
 ) -> dict[str, Any]:
-    n_micro = facts["layout"]["n_micro"]
+    n_micro, data_s = facts["layout"]["n_micro"], measured.data_s
     times = sorted(s["step_s"] for s in steps)
     step_s = {"mean": statistics.fmean(times), "p50": statistics.median(times)}
     step_s["p95"] = times[int(0.95 * len(times))]
@@ -198,14 +192,12 @@ def _epoch(
         "val_loss_avg_global": val_losses[-1] if val_losses else None,
         **{
             f"max_{name}_bytes_{ranks}": peak.get(kind)
-            for name, kind in _PEAKS.items()
+            for kind, name in _PEAKS.items()
             for ranks, peak in peaks.items()
         },
         **{f"step_time_{which}_sec": s / n_micro for which, s in step_s.items()},
         **{f"optimizer_step_time_{which}_sec": s for which, s in step_s.items()},
-        "dataload_time_mean_sec": None
-        if measured.data_s is None
-        else measured.data_s / (facts["spec"]["steps"] * n_micro),
+        "dataload_time_mean_sec": data_s and data_s / (facts["spec"]["steps"] * n_micro),
     }
 
 

@@ -187,7 +187,7 @@ def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[s
             "cores": cores(),
             "ranks_per_node": launch.world_size if one_machine() else launch.local_world_size,
         },
-        "load": {"start": load_average()},  # measure/energy_and_memory.py adds the rest
+        "load": {"start": load_average()},  # measure/load_and_memory.py adds the rest
         "inputs": inputs(spec),
         "profiler": profiler(spec),
         "scheduler": scheduler(),

@@ -1,0 +1,56 @@
+"""What a rank holds in memory, and the load of the machine, while it trains."""
+
+import resource
+import time
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from parallel.record.facts import load_average
+
+_NOT_WORK = ("idle", "iowait", "guest", "guest_nice")
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Most bytes this rank held: allocated and reserved on CUDA, resident on CPU."""
+    if device.type == "cuda":
+        return {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+    return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def most_of_all_ranks(peaks: dict[str, int]) -> dict[str, int]:
+    """The largest of each over all ranks; every rank calls it."""
+    values = torch.tensor(list(peaks.values()), dtype=torch.int64)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return dict(zip(peaks, values.tolist(), strict=True))
+
+
+class Load:
+    """What the ranks and everything else on rank 0's machine computed on CPU cores, from here on.
+
+    A rank that shares its core gets fewer CPU seconds in the same wall time. So does one that
+    waits for other ranks: then the machine's CPU seconds say whether somebody else had the cores.
+    """
+
+    def __init__(self) -> None:
+        self._start = _seconds()
+
+    def facts(self) -> dict[str, float]:
+        """The part of run.json's `load` that is known at the end; every rank calls it."""
+        seconds = _seconds() - self._start
+        dist.all_reduce(seconds[1:2])
+        names = ("wall_s", "cpu_s", "machine_cpu_s")
+        return {"end": load_average()} | dict(zip(names, seconds.tolist(), strict=True))
+
+
+def _seconds() -> torch.Tensor:
+    """The wall clock, the CPU time of this rank, and that of all cores since the machine started in
+    which they were not idle, also where a hypervisor had them: [3]."""
+    spent = psutil.cpu_times()._asdict()
+    # A guest's time is in user time already.
+    machine_s = sum(spent.values()) - sum(spent.get(kind, 0.0) for kind in _NOT_WORK)
+    return torch.tensor([time.perf_counter(), time.process_time(), machine_s], dtype=torch.float64)
