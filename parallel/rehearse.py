@@ -154,7 +154,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
             held.restart()
             messages.forget()
             tokens = (torch.zeros(shape, dtype=torch.int64) for _ in range(2 * layout.n_micro))
-            engine.step(zip(tokens, tokens, strict=True), spec.lr)
+            engine.step(zip(tokens, tokens, strict=True), spec.lr, stop=bool)
     rehearsal.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
     for axis, size, _ in messages.messages:
         calls, total = rehearsal.messages.get(axis, (0, 0.0))

@@ -74,7 +74,7 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
         made = batches.batches(
             corpus.train, spec.layout, spec.seq_len, 257, dp_rank, spec.seed, step
         )
-        result = engine.step(made, lr_at(spec, step))
+        result = engine.step(made, lr_at(spec, step), bool)
         curve.append([result.loss, result.grad_norm, result.loss_scale])
         if load is None and saver.due(step + 1):
             saver.save(step + 1)

@@ -114,9 +114,9 @@ def main() -> None:
             pairs = list(built._masters())
             found["masters"] = max(float((half - own).abs().max()) for half, own in pairs)
         with Reads() as reads:
-            first = built.step(batches(), 10 * spec.lr)
+            first = built.step(batches(), 10 * spec.lr, bool)
         assert reads.updated, name
-        both = first, built.step(batches(), spec.lr)
+        both = first, built.step(batches(), spec.lr, bool)
         found["reads"][name] = reads.functions
         found["curves"][name] = [[step.loss, step.grad_norm] for step in both]
         if engine in ("megatron", "deepspeed_pipe"):

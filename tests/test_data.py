@@ -34,6 +34,13 @@ def test_bytes_come_back_as_the_text_and_of_one_file_the_end_is_held_out(tmp_pat
     (tmp_path / "one.txt").write_text("x" * 1000)
     meta = data.prepare(tmp_path / "one", [tmp_path / "one.txt"])
     assert meta["tokens"] == {"train": 950, "val": 51}
+    one = token_files.load(tmp_path / "one", seq_len=8, vocab_size=257)
+    assert [documents_of(of) for of in (loaded, one)] == [(40, True), (1, False)]
+
+
+def documents_of(loaded: token_files.Data) -> tuple[int | None, bool | None]:
+    facts = loaded.facts()
+    return facts["documents"], facts["sequences_cross_documents"]
 
 
 def test_bpe_is_trained_here_and_its_file_is_a_hugging_face_tokenizer(tmp_path):
@@ -45,9 +52,10 @@ def test_bpe_is_trained_here_and_its_file_is_a_hugging_face_tokenizer(tmp_path):
     ids = token_files.load(tmp_path / "bpe", 8, 300).train.ids
     text = Tokenizer.from_file(str(path)).decode(ids[:40].tolist())
     assert "document 0: the quick brown fox." in text
-    meta = data.prepare(tmp_path / "out", [folder], tokenizer=str(path))
-    assert np.array_equal(token_files.load(tmp_path / "out", 8, 300).train.ids, ids)
-    assert meta["tokenizer"] == str(path)
+    (folder / "000.txt").write_text("a story<|endoftext|>another one")
+    again = data.prepare(tmp_path / "out", [folder], tokenizer=str(path))
+    assert (again["tokenizer"], again["documents"]) == (str(path), meta["documents"] + 1)
+    assert token_files.load(tmp_path / "out", 8, 300).train.ids[-40:].tolist() == ids[-40:].tolist()
 
 
 def test_nanogpts_files_are_read_with_their_held_out_part(tmp_path):
@@ -55,6 +63,7 @@ def test_nanogpts_files_are_read_with_their_held_out_part(tmp_path):
     ids.tofile(tmp_path / "train.bin")
     ids.tofile(tmp_path / "other.bin")
     alone = token_files.load(tmp_path / "train.bin", seq_len=8, vocab_size=50)
+    assert documents_of(alone) == (None, None)
     assert training_tokens(str(tmp_path)) == len(alone.train.ids) == 950
     assert np.array_equal(np.concatenate([alone.train.ids, alone.val.ids]), ids)
     np.full(100, 7, dtype=np.uint16).tofile(tmp_path / "val.bin")
@@ -78,7 +87,7 @@ def test_megatron_indexed_pair_is_read(tmp_path):
     builder.finalize(str(tmp_path / "text_document.idx"))
     loaded = token_files.load(tmp_path / "text_document", seq_len=8, vocab_size=500)
     both = np.concatenate([loaded.train.ids, loaded.val.ids])
-    assert np.array_equal(both, np.concatenate(documents))
+    assert np.array_equal(both, np.concatenate(documents)) and documents_of(loaded) == (3, True)
 
 
 def batches_of(tokens, layout: Layout, seed: int = 1, step: int = 0) -> set[tuple]:

@@ -12,13 +12,10 @@ from base.errors import UsageError
 from models import gpt, hf_model
 from models.config import PRESETS
 from parallel import data, token_files
-from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import resolve
-from parallel.engines.cpu import import_megatron
-from parallel.record.lines import header
 from parallel.record.reader import Run, read_run
 from tests.conftest import ROOT
-from tests.test_parity import breakdown_of, train_all
+from tests.test_parity import train_all
 
 END = 256  # the byte tokenizer's
 
@@ -102,18 +99,9 @@ def test_every_engine_resets_alike(trained, short_documents):
         assert run.state == "complete", run.reason
         assert len(run.steps) == 20
         for ours, theirs in zip(run.steps, trained["ddp"].steps, strict=True):
-            same = abs(ours["loss"] - theirs["loss"]) <= 2e-4
-            same = same and abs(ours["grad_norm"] / theirs["grad_norm"] - 1) <= 2e-3
-            if name != "ddp-crossing" and not same:
-                pytest.fail(f"{name}: {ours} beside {theirs}")
-
-
-@pytest.mark.slow
-def test_a_pipeline_sends_the_tokens_too(trained):
-    spec, ranks = breakdown_of(trained["deepspeed-pipe-tp2-pp2-recompute-full"].path)
-    for rank, rows in ranks.items():
-        volume = step_volumes(spec, rank)["pp"]
-        assert (rows[-1]["pp_calls"], rows[-1]["pp_bytes"]) == (volume.calls, volume.bytes)
+            if name != "ddp-crossing":
+                assert ours["loss"] == pytest.approx(theirs["loss"], abs=2e-4), name
+                assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=2e-3), name
 
 
 @pytest.mark.slow
@@ -121,68 +109,26 @@ def test_the_reset_changes_what_is_computed_and_parity_knows(trained, capsys):
     from analysis import parity
 
     crossing, resetting = trained["ddp-crossing"], trained["ddp"]
-    differ = [
-        abs(ours["loss"] - theirs["loss"])
-        for ours, theirs in zip(crossing.steps, resetting.steps, strict=True)
-    ]
-    assert max(differ) > 2e-3
+    pairs = zip(crossing.steps, resetting.steps, strict=True)
+    assert max(abs(ours["loss"] - theirs["loss"]) for ours, theirs in pairs) > 2e-3
     parity.main([str(resetting.path.parent)])
     assert "reset_at_documents False, baseline 256" in capsys.readouterr().out
-    said = (resetting.path / "train.log").read_text()
-    assert "positions start again and attention stops there, at id 256" in said
-    assert "attention crosses them too (--reset-at-documents" in (
-        (crossing.path / "train.log").read_text()
-    )
-
-
-def test_a_run_says_how_many_documents_its_sequences_cross(short_documents, tmp_path):
-    import_megatron()
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    builder = IndexedDatasetBuilder(str(tmp_path / "pair.bin"), dtype=np.uint16)
-    for length in (50, 70, 500):
-        builder.add_document(np.arange(length), [length])
-    builder.finalize(str(tmp_path / "pair.idx"))
-    np.zeros(1000, dtype=np.uint16).tofile(tmp_path / "bare.bin")
-    (tmp_path / "one.txt").write_text("x" * 1000)
-    data.prepare(tmp_path / "one", [tmp_path / "one.txt"])
-    for path, number, crosses, words in (
-        (short_documents, 300, True, ": 300, in one stream of tokens; sequences cross their ends"),
-        (tmp_path / "pair", 3, True, ": 3, in one stream"),
-        (tmp_path / "bare.bin", None, None, ": unknown (the token files do not say), in one"),
-        (tmp_path / "one", 1, False, ": 1, so no sequence crosses a document's end"),
-    ):
-        facts = token_files.load(path, 8, 512).facts()
-        assert facts["documents"] == number
-        assert facts["sequences_cross_documents"] is crosses
-        spec = resolve(("test", {"data": str(path), "vocab_size": 512}))
-        sizes = {"n_params": 1, "vocab_size": 512, "padded_vocab": 512}
-        split = vars(spec.layout) | {"n_micro": 1}
-        run = {"run": "r", "model": sizes, "layout": split, "kernels": "torch", "data": facts}
-        run |= {"attention": "torch", "variables": {}, "host": {"gpu": None}}
-        assert any(f"documents of {path}{words}" in line for line in header(spec, run))
-
-
-def test_several_documents_in_one_file_are_counted(tmp_path):
-    (tmp_path / "text").mkdir()
-    for number in range(20):
-        (tmp_path / "text" / f"{number}.txt").write_text("a story<|endoftext|>another one")
-    meta = data.prepare(tmp_path / "out", [tmp_path / "text"], "bpe", 300)
-    assert meta["documents"] == 40
-    ids = token_files.load(tmp_path / "out", 4, 300).train.ids
-    assert (ids == meta["end_of_text"]).sum() == 38
+    assert "at id 256" in (resetting.path / "train.log").read_text()
+    assert "at id 256" not in (crossing.path / "train.log").read_text()
 
 
 def test_without_the_id_that_ends_a_document_a_reset_is_refused(short_documents, tmp_path):
     np.zeros(1000, dtype=np.uint16).tofile(tmp_path / "bare.bin")
     bare, prepared = {"data": str(tmp_path / "bare.bin")}, {"data": str(short_documents)}
     reset = {"reset_at_documents": True}
+    pipe = {"engine": "deepspeed_pipe", "gpus": 2, "pp": 2, "end_of_text": 3}
     split = {"engine": "megatron", "gpus": 2, "cp": 2, "device": "cuda", "end_of_text": 3}
     for settings, reason in (
         (bare | reset, "bare.bin does not say it: give end_of_text, or prepare t"),
         (bare | reset | {"end_of_text": 300}, "end_of_text 300 is not among the 257 ids"),
         (bare | {"end_of_text": 3}, "end_of_text 3 is used with reset_at_documents True"),
         (reset | {"data": str(tmp_path)}, "does not say it: give end_of_text"),
+        (bare | reset | pipe, "engine deepspeed_pipe has no reset_at_documents"),
         (bare | reset | split, "needs whole sequences on each rank, so cp 1, not 2"),
         (prepared | reset | {"end_of_text": 3}, f"not the data's: .* says {END}"),
     ):

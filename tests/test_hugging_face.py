@@ -450,7 +450,7 @@ def test_a_llama_that_was_imported_or_is_hugging_faces_goes_on_bit_for_bit(
         first, curve = saver.load(load), []
         for step in range(first, spec.steps):
             made = batches.batches(corpus.train, spec.layout, spec.seq_len, 257, 0, spec.seed, step)
-            result = engine.step(made, spec.lr)
+            result = engine.step(made, spec.lr, bool)
             curve.append((result.loss, result.grad_norm))
             if save and step == 1:
                 saver.save(2)

@@ -87,9 +87,6 @@ def test_deepspeeds_pipeline_sends_a_part_with_its_description_and_gathers_it():
     assert step_volumes(small(2, **flat), 0) == step_volumes(small(2, tp=2), 0)
     pipe = small(4, pp=4, engine="deepspeed_pipe")
     assert sums(step_volumes(pipe, 0)["pp"]) == (M, M * H, M * H)
-    for rank, tokens in ((0, M), (3, 0)):  # which go forward, in int64
-        cut = step_volumes(replace(pipe, reset_at_documents=True), rank)["pp"]
-        assert cut.bytes - step_volumes(pipe, rank)["pp"].bytes == tokens * 2 * 16 * 8
 
 
 @pytest.mark.parametrize(

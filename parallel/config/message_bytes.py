@@ -147,8 +147,6 @@ def _pipeline(spec: RunSpec, rank: int) -> Volume:
     else:
         part = layout.tp if layout.sequence_parallel else 1
         volume.add("send", 2, hidden / part, m * chunks)
-    if spec.engine == "deepspeed_pipe" and spec.reset_at_documents and stage < layout.pp - 1:
-        volume.add("send", 2, 8 * layout.micro_batch * spec.seq_len, m)  # the tokens, forward
     return volume
 
 

@@ -318,6 +318,8 @@ class RunSpec:
             problems.append(
                 f"reset_at_documents needs whole sequences on each rank, so cp 1, not {self.cp}"
             )
+        if self.engine == "deepspeed_pipe":
+            problems.append("engine deepspeed_pipe has no reset_at_documents (the others have)")
         if known not in (None, end):
             problems.append(f"end_of_text {end} is not the data's: {self.data} says {known}")
         if end >= self.model.vocab_size:

@@ -24,11 +24,6 @@ class Reduced(NamedTuple):
     stop: bool
 
 
-def never() -> bool:
-    """No signal asks this rank to stop."""
-    return False
-
-
 class StepResult(NamedTuple):
     """What one optimizer step reports, the same on every rank.
 
@@ -49,13 +44,11 @@ class StepResult(NamedTuple):
 class Engine(Protocol):
     """Built with (spec, device, kernels) once the process group exists; all ranks call it alike."""
 
-    def step(
-        self, batches: "Iterator[Batch]", lr: float, stop: Callable[[], bool] = never
-    ) -> StepResult:
+    def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         """Consume n_micro micro-batches of this dp rank and do one optimizer step. stop: whether
-        this rank was asked to stop; all hear of it with the loss."""
+        this rank was asked to stop (`bool`: never); all hear of it with the loss."""
 
-    def evaluate(self, batches: "Iterator[Batch]", n: int) -> float:
+    def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         """Mean loss over n micro-batches of every dp rank, without touching the weights."""
 
     def state(self) -> "State":
@@ -71,7 +64,7 @@ class Engine(Protocol):
         """Free what must be freed before the process group is destroyed."""
 
 
-def load(spec: "RunSpec", device: Any, kernels: str) -> Engine:
+def load(spec: RunSpec, device: Any, kernels: str) -> Engine:
     """Import the engine's module (and so its library) and build it on this rank."""
     module = importlib.import_module(ENGINES[spec.engine].module)
     return module.build(spec, device, kernels)

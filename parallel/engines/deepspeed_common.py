@@ -16,7 +16,7 @@ from torch import nn
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, Reduced, StepResult, cpu, never
+from parallel.engines import Batch, Reduced, StepResult, cpu
 from parallel.engines.optim import (
     adam_step,
     adam_tensors,
@@ -209,9 +209,7 @@ class DeepSpeedEngine:
         """Run a step's micro-batches and the optimizer; what all ranks are told at its end."""
         raise NotImplementedError
 
-    def step(
-        self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never
-    ) -> StepResult:
+    def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         skipped = self.engine.skipped_steps
         scale = float(self._scaler().cur_scale) if self.fp16 else 1.0
         set_lr(self.outer.param_groups, lr)

@@ -3,6 +3,7 @@
 `gpt_model` is a model or one stage of it; the layers at the end of this file are for DeepSpeed's
 PipelineModule. megatron-core's activations are [S, B, H]; tokens and labels stay [B, S].
 """
+# ruff: noqa: E402  (megatron-core is patched before its modules are imported)
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,24 +26,20 @@ from parallel.engines.kernels import adds_up_gradients
 
 import_megatron()
 
-from megatron.core import parallel_state, tensor_parallel  # noqa: E402
-from megatron.core.fusions.fused_cross_entropy import (  # noqa: E402
-    fused_vocab_parallel_cross_entropy,
-)
-from megatron.core.models.common.embeddings.rotary_pos_embedding import (  # noqa: E402
-    RotaryEmbedding,
-)
-from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group  # noqa: E402
-from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank  # noqa: E402
-from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
-from megatron.core.transformer.spec_utils import build_module  # noqa: E402
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group
+from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.spec_utils import build_module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 # megatron-core's name inside a layer -> the reference GPT's. Transformer Engine keeps the norms
 # inside the linear layers that follow them. A gated model's fc1 is "mlp.gate" and "mlp.up".
@@ -256,19 +253,15 @@ def gpt_model(
         model.output_layer.register_forward_hook(
             lambda _, __, output: (mask_padding(output[0], spec.model), *output[1:])
         )
-    layers = {
-        name: module.layer_number - 1  # counts from 1 over all stages
-        for name, module in model.named_modules()
-        if name.startswith("decoder.layers.") and name.count(".") == 2
-    }
 
     def value(name: str, parameter: nn.Parameter) -> Tensor:
         if name == "output_layer.weight" and spec.model.tied:
             name = "embedding.word_embeddings.weight"
         if name in _TOP_NAMES:
             return reference_value(spec, parameter, _TOP_NAMES[name])
-        decoder, of_layers, number, inner = name.split(".", 3)
-        return layer_value(spec, layers[f"{decoder}.{of_layers}.{number}"], inner, parameter)
+        number, inner = name.removeprefix("decoder.layers.").split(".", 1)
+        index = model.decoder.layers[int(number)].layer_number - 1  # it counts over all stages
+        return layer_value(spec, index, inner, parameter)
 
     fill(model, value, gathered)
     return model
@@ -338,10 +331,7 @@ def layer_value(spec: RunSpec, index: int, name: str, parameter: nn.Parameter) -
 
 
 # The same GPT as a list of layers, for DeepSpeed's PipelineModule, which builds only the layers of
-# its own stage. Between them travels one tensor, [S, B, H]; with reset_at_documents the tokens
-# [B, S] too, which every layer then needs and only the first stage reads.
-
-Activations = Tensor | tuple[Tensor, Tensor]
+# its own stage. Between them travels one tensor, [S, B, H].
 
 
 class OutputLayer(nn.Module):
@@ -370,7 +360,6 @@ class WordEmbedding(nn.Module):
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
-        self.end_of_text = spec.end_of_text
         sizes = spec.padded_vocab, spec.model.hidden
         self.embedding = tensor_parallel.VocabParallelEmbedding(
             *sizes, init_method=config.init_method, config=config
@@ -378,9 +367,8 @@ class WordEmbedding(nn.Module):
         fill(self, lambda _, p: reference_value(spec, p, "embedding.word.weight"))
         self.output = OutputLayer(spec, config) if spec.model.tied else None
 
-    def forward(self, tokens_BS: Tensor) -> Activations:
-        x_SBH = self.embedding(tokens_BS).transpose(0, 1).contiguous()
-        return x_SBH if self.end_of_text is None else (x_SBH, tokens_BS)
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        return self.embedding(tokens_BS).transpose(0, 1).contiguous()
 
     def logits(self, x_SBH: Tensor) -> Tensor:
         """This tp rank's logits, [S, B, V/tp]."""
@@ -392,17 +380,12 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
-        self.end_of_text = spec.end_of_text
         shape = (spec.model.max_seq_len, spec.model.hidden)
         self.weight = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
         fill(self, lambda _, p: reference_value(spec, p, "embedding.position.weight"))
 
-    def forward(self, x: Activations) -> Activations:
-        if self.end_of_text is None:
-            return x + self.weight[: x.size(0), None, :]
-        x_SBH, tokens_BS = x
-        position_BS, _ = positions(tokens_BS, self.end_of_text)
-        return x_SBH + F.embedding(position_BS.T, self.weight), tokens_BS
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        return x_SBH + self.weight[: x_SBH.size(0), None, :]
 
 
 class Block(nn.Module):
@@ -417,21 +400,18 @@ class Block(nn.Module):
         rotary: RotaryEmbedding | None,
     ):
         super().__init__()
-        self.spec, self.rotary = spec, rotary
+        self.rotary = rotary
         layer = block_submodules(spec, config, kernels).layer_specs[0]
         self.layer = build_module(layer, config=config, layer_number=index + 1)
         fill(self.layer, lambda name, p: layer_value(spec, index, name, p))
 
-    def forward(self, x: Activations) -> Activations:
-        x_SBH, *tokens = x if isinstance(x, tuple) else (x,)
-        mask = positions_and_mask(self.spec, *tokens)[1] if tokens else None
+    def forward(self, x_SBH: Tensor) -> Tensor:
         angles_SD = self.rotary(x_SBH.size(0)) if self.rotary is not None else None
-        x_SBH, _ = self.layer(x_SBH, attention_mask=mask, rotary_pos_emb=angles_SD)
-        return (x_SBH, *tokens) if tokens else x_SBH
+        return self.layer(x_SBH, attention_mask=None, rotary_pos_emb=angles_SD)[0]
 
 
 class FinalNorm(nn.Module):
-    """[S, B, H] to the same; the end of what travels with it."""
+    """[S, B, H] to the same."""
 
     def __init__(self, spec: RunSpec, config: TransformerConfig, kernels: str):
         super().__init__()
@@ -439,8 +419,8 @@ class FinalNorm(nn.Module):
         self.norm = norm(config, config.hidden_size, eps=config.layernorm_epsilon)
         fill(self, lambda name, p: reference_value(spec, p, name))
 
-    def forward(self, x: Activations) -> Tensor:
-        return self.norm(x[0] if isinstance(x, tuple) else x)
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        return self.norm(x_SBH)
 
 
 def mean_loss(config: TransformerConfig, logits_SBV: Tensor, labels_BS: Tensor) -> Tensor:

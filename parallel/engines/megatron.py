@@ -1,4 +1,5 @@
 """megatron-core: GPTModel, its DDP and distributed optimizer, 1F1B and interleaved schedules."""
+# ruff: noqa: E402  (megatron-core is patched before its modules are imported)
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, StepResult, layers, never
+from parallel.engines import Batch, StepResult, layers
 from parallel.engines.cpu import import_megatron
 from parallel.engines.optim import (
     adam_step,
@@ -25,16 +26,16 @@ from parallel.measure.step_parts import name_group
 
 import_megatron()
 
-from megatron.core import parallel_state  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
+from megatron.core import parallel_state
+from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
-from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
-from megatron.core.transformer.module import Float16Module  # noqa: E402
-from megatron.core.utils import get_batch_on_this_cp_rank  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import get_batch_on_this_cp_rank
 
 
 class MegatronEngine:
@@ -126,9 +127,7 @@ class MegatronEngine:
         )
         return model(attention_mask=mask, **part), _mean
 
-    def step(
-        self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never
-    ) -> StepResult:
+    def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         with region("optimizer"):
             for chunk in self.chunks:
                 chunk.zero_grad_buffer()

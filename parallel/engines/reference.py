@@ -15,7 +15,7 @@ from models import gpt
 from models.config import GPTConfig, parameter_shapes
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, StepResult, never
+from parallel.engines import Batch, StepResult
 from parallel.engines.optim import (
     adam_step,
     adam_tensors,
@@ -112,9 +112,7 @@ class DataParallelEngine:
         """For `pieces_of`: what this rank has of a parameter and its moments, and from where."""
         return adam_tensors(self.optimizer, parameter), 0
 
-    def step(
-        self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never
-    ) -> StepResult:
+    def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         n_micro, total = self.spec.layout.n_micro, torch.zeros((), device=self.device)
         for micro, batch in enumerate(batches):
             with self.reducing(last=micro + 1 == n_micro):

@@ -108,7 +108,7 @@ def measure(settings: dict[str, Any]) -> None:
     vocab = SMALL["vocab_size"]
     for step in range(2):
         made = batches.batches(tokens, spec.layout, spec.seq_len, vocab, dp_rank, spec.seed, step)
-        engine.step(made, spec.lr)
+        engine.step(made, spec.lr, bool)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, most)
     if rank == 0:
