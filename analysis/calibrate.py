@@ -1,15 +1,13 @@
 """Fit the constants of a cluster to its runs.
 
-    python -m analysis.calibrate --runs PATH... --cluster NAME [--calibrate-rows 20]
-    python -m analysis.calibrate --runs PATH... --gpu-type CARD [--gpus-per-node 8]
-        [--network WORDS] --cluster NAME
+    python -m analysis.calibrate --runs PATH... --cluster NAME
 
 --runs takes run folders, logs, and tables (CSV) with one run a row: its columns are called as the
 settings of parallel.train (engine, gpus, tp, pp, micro_batch, global_batch, preset or n_layer,
 hidden, n_head ..., precision), `step_s` is the seconds of a step, and `run` its name. The card and
-the network are those of the cluster NAME of a clusters file, or the flags'. At most
---calibrate-rows runs are fitted, chosen by their layouts, and the others are predicted. Writes
-analysis/planner/calibrations/NAME.toml, or --out FILE.
+the network are those of the cluster NAME of a clusters file. At most 20 runs are fitted, chosen by
+their layouts, and the others are predicted. Writes analysis/planner/calibrations/NAME.toml, or
+--out FILE.
 """
 
 import sys
@@ -24,7 +22,6 @@ from analysis.planner.calibration import Calibration
 from analysis.planner.fitting import MAX_ROWS, priors_of
 from analysis.planner.runs import Runs, read_runs
 from analysis.planner.timemodel import Machine
-from base.bounds import check_flags
 from base.errors import Parser, command_line
 from base.files import add_force_flag
 from base.storage import check_output
@@ -41,12 +38,6 @@ def _report(ids: list[str], measured: Array, predicted: Array, seen: Array) -> T
     if len(others):
         note += f"; others: MAPE {np.mean(others):.1%}, n = {len(others)}"
         note += f", worst {np.max(others):.0%}"
-    values = {"measured_s": measured, "predicted_s": predicted, "error": error}
-    values |= {"fitted": np.where(seen, "fitted", "")}
-    rows = [
-        {"id": run} | {name: column[i].item() for name, column in values.items()}
-        for i, run in enumerate(ids)
-    ]
     columns = [
         Column("id", "run"),
         Column("measured_s", "measured s", ".4g"),
@@ -54,6 +45,8 @@ def _report(ids: list[str], measured: Array, predicted: Array, seen: Array) -> T
         Column("error", "error", "+.1%"),
         Column("fitted", "fitted"),
     ]
+    cells = zip(ids, measured, predicted, error, np.where(seen, "fitted", ""), strict=True)
+    rows = [dict(zip([column.key for column in columns], row, strict=True)) for row in cells]
     return Table(columns, rows, notes=[note])
 
 
@@ -91,30 +84,18 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     paths = {"nargs": "+", "type": Path, "metavar": "PATH", "required": True}
     add("--runs", **paths, help="run folders, logs and CSVs of the cluster")
-    add("--cluster", required=True, metavar="NAME", help="what analysis.plan shall call it")
-    add("--gpu-type", metavar="CARD", help="the card of --runs (default: the cluster's)")
-    add("--gpus-per-node", type=int, default=8, metavar="N", help="with --gpu-type (default: 8)")
-    add("--network", default="", metavar="WORDS", help='a node\'s network, as "8x HDR InfiniBand"')
-    rows = f"runs to fit at most (default: {MAX_ROWS})"
-    add("--calibrate-rows", type=int, default=MAX_ROWS, metavar="N", help=rows)
+    add("--cluster", required=True, metavar="NAME", help="of clusters.toml")
     out = "the calibration (default: analysis/planner/calibrations/NAME.toml)"
     add("--out", type=Path, metavar="FILE", help=out)
     add_force_flag(parser)
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
-    check_flags(arguments, calibrate_rows=(1, 10_000), gpus_per_node=(1, 10_000))
     out = arguments.out or calibration.FOLDER / f"{arguments.cluster}.toml"
     check_output(out, calibration.MARK, arguments.force, arguments.runs)
-    if arguments.gpu_type:
-        sheet = arguments.gpu_type, arguments.gpus_per_node, arguments.cluster
-        cluster = calibration.from_data_sheet(*sheet)
-    else:
-        cluster = calibration.of_cluster(arguments.cluster)
-    if arguments.network:
-        cluster = cluster.with_network(arguments.network)
+    cluster = calibration.of_cluster(arguments.cluster)
     priors = priors_of(planning_gpu(cluster.gpu).name)
     runs = read_runs(arguments.runs, cluster.columns)
-    table = fitted(runs, cluster, priors, arguments.calibrate_rows, out)
+    table = fitted(runs, cluster, priors, MAX_ROWS, out)
     show([table], arguments.format, arguments.columns)
     print(f"wrote {out}", file=sys.stderr)
     return 0

@@ -12,6 +12,8 @@ high hold 80 %.
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from analysis.common.table import Column, Table, add_table_flags, show
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, load_calibration
@@ -40,14 +42,11 @@ def row_of(
         where["flash"] = flash
     x = columns_of(spec, **where)
     r = ranking.rank(x, cluster, margin)
-    low, high = cluster.fit.interval(r.seconds, x, cluster.machine_for(x))
-    gigabytes, limit = float(r.used[0] / memory.GB), r.limit / memory.GB
-    tokens_per_s = float(spec.global_batch * spec.seq_len / r.seconds[0])
-    values = float(r.seconds[0]), float(low[0]), float(high[0]), tokens_per_s, gigabytes
+    (row,) = ranking.rows_of(r, np.array([0]), spec.model, spec.gemm_precision)
     fits = len(r.order) > 0
-    verdict = "fits" if fits else f"needs {gigabytes:.1f} GB, has {limit:.1f}"
-    row = dict(zip(_PREDICTED, values, strict=True))
-    return run | row | {"fits": fits, "verdict": verdict}
+    needs = f"needs {row['memory_gb']:.1f} GB, has {r.limit / memory.GB:.1f}"
+    predicted = {name: row[name] for name in _PREDICTED}
+    return run | predicted | {"fits": fits, "verdict": "fits" if fits else needs}
 
 
 def report(

@@ -79,7 +79,7 @@ def test_what_is_not_deep_is_read():
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("calibrate", ["--runs", "/dev/zero", "--gpu-type", "A100", "--cluster", "x"]),
+        ("calibrate", ["--runs", "/dev/zero", "--cluster", "dgx-a100"]),
         ("audit", ["/dev/zero"]),
         ("report", ["/dev/zero"]),
         ("checkpoints", ["/dev/zero"]),

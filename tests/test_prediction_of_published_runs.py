@@ -188,7 +188,7 @@ def test_a_run_is_slow_where_an_identical_one_was_1_3_times_as_fast(tmp_path):
 def test_a_clusters_runs_are_fitted_from_a_table(tmp_path, capsys):
     """Made by the constants of another card, which the fit finds; the plan then reads them."""
     truth = {k: v[0] for k, v in fitting.PRIORS.items()} | {"gemm": 0.5}
-    lines, cluster = [], calibration.from_data_sheet("A100")
+    lines, cluster = [], calibration.of_cluster("dgx-a100")
     for tp, pp, micro in ((1, 1, 1), (2, 1, 2), (4, 1, 4), (1, 2, 2), (2, 2, 1), (8, 1, 4)):
         run = {"engine": "megatron", "preset": "1.7b", "gpus": 8, "tp": tp, "pp": pp}
         run |= {"micro_batch": micro, "global_batch": 64, "steps": 10, "precision": "bf16"}
@@ -200,7 +200,7 @@ def test_a_clusters_runs_are_fitted_from_a_table(tmp_path, capsys):
         writer = csv.DictWriter(file, lines[0])
         writer.writeheader()
         writer.writerows(lines)
-    flags = ["--runs", str(table), "--gpu-type", "A100", "--cluster", "mine", "--out", str(out)]
+    flags = ["--runs", str(table), "--cluster", "dgx-a100", "--out", str(out)]
     assert calibrate.main(flags) == 0
     capsys.readouterr()
     found = calibration.load_calibration(str(out))

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
@@ -69,10 +67,8 @@ def memory_view(records: list[Record]) -> Section:
         except UsageError:
             continue
         x = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
-        stages = ("first", "middle", "last") if spec.layout.pp > 1 else ("first",)
-        sizes = [memory.parts(x, stage, tensors_alone=on_host) for stage in stages]
-        fullest = max(sizes, key=lambda parts: sum(float(np.ravel(v)[0]) for v in parts.values()))
-        parts = {k.replace("_", " "): float(np.ravel(v)[0]) / 1e9 for k, v in fullest.items()}
+        fullest = memory.fullest(x, tensors_alone=on_host)
+        parts = {k.replace("_", " "): size / 1e9 for k, size in fullest.items()}
         name, peak = name_of(record), record.peak_bytes / 1e9
         rows.append({"run": name, "peak_gb": peak, "predicted_gb": sum(parts.values())} | parts)
         bars += [{"bar": name, "part": part, "gb": gb} for part, gb in parts.items() if gb]

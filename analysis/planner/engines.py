@@ -25,11 +25,9 @@ USUAL = {
     "overlap": 0.0,
     "crowd": CROWD,  # a ring over n nodes has n^-crowd of the rate
 }
-_MEGATRON_CORE = {"attention": 0.51, "crowd": 0.0}
 FAMILY: dict[str, dict[str, float]] = {
     "fsdp": {"attention": 1.09, "elementwise": 1.7, "overlap": 0.41},
-    "megatron_core": _MEGATRON_CORE,
-    "internevo": _MEGATRON_CORE,  # not fitted to its own table
+    "megatron_core": {"attention": 0.51, "crowd": 0.0},
     "nanotron": {
         "attention": 1.6,
         "host": 2.7,

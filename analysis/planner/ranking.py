@@ -107,10 +107,7 @@ def message_seconds(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
 
 def gigabytes(x: Columns, cluster: Calibration) -> dict[str, float]:
     """Gigabytes of one layout by part, on its fullest rank; x: one row."""
-    stages = ("first", "middle", "last") if x.pp > 2 else ("first", "last")
-    parts = [memory.parts(x, stage, cluster.memory) for stage in stages]
-    fullest = max(parts, key=lambda part: sum(part.values()))
-    return {name: size.item() / memory.GB for name, size in fullest.items()}
+    return {name: b / memory.GB for name, b in memory.fullest(x, cluster.memory).items()}
 
 
 def policy(x: Columns, i: int) -> str:

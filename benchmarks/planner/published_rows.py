@@ -38,7 +38,7 @@ def stages_without_layers(x: Columns) -> np.ndarray:
     begins at the layer at which s shares of the parameters are reached."""
     share = (x.layers + x.vocab * x.hidden / memory.layer_params(x)) / x.pp  # in layers
     behind = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
-    return np.where(x.cut_by_flops, np.maximum(behind, 0), 0)
+    return np.where(x.nanotron, np.maximum(behind, 0), 0)
 
 
 @dataclass
@@ -166,7 +166,7 @@ def _settings(row: Row) -> Settings:
 # What a published engine is called -> its family; the first that matches.
 _CALLED = {
     "nanotron": "nanotron",
-    "internevo": "internevo",
+    "internevo": "megatron_core",  # not fitted to its own table
     "deepspeed": "deepspeed",
     r"fsdp|torchtitan|llm-foundry": "fsdp",
     r"nemo|megatron-bridge|\bcore\b": "megatron_core",

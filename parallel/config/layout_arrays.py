@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 Array = np.ndarray
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
-FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core", "internevo")
+FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core")
 FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "fp8", "tf32", "flash")
-FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out", "cut_by_flops")
+FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ class Columns:
     copy of the state over (by default dp x cp). family: the position in `FAMILIES` (by default as
     the flags say). gpus_per_node: GPUs that fast links join; in a rack with NVLink switches more
     than a node's.
-    cut_by_flops: the output layer counts where layers are cut into stages (nanotron's does).
     """
 
     layers: Array
@@ -90,7 +89,6 @@ class Columns:
     shards: Array
     slower: Array
     family: Array
-    cut_by_flops: Array
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -169,7 +167,6 @@ def _derived(values: dict[str, Array]) -> dict[str, Array]:
     """The usual values of columns that follow from others."""
     deepspeed, fsdp2 = values["deepspeed"].astype(bool), values["fsdp2"].astype(bool)
     fsdp, of_deepspeed, megatron = map(FAMILIES.index, ("fsdp", "deepspeed", "megatron"))
-    by_engine = np.where(fsdp2, fsdp, np.where(deepspeed, of_deepspeed, megatron))
     recomputed = values["recompute"] == RECOMPUTE.index("full")
     return {
         "ffn": 4 * values["hidden"],
@@ -184,8 +181,7 @@ def _derived(values: dict[str, Array]) -> dict[str, Array]:
         # Zay have micro-batches that fit no other way.
         "host_checkpoints": deepspeed & (values["zero_stage"] == 3) & recomputed,
         "shards": values["dp"] * values["cp"],
-        "family": by_engine,
-        "cut_by_flops": values.get("family", by_engine) == FAMILIES.index("nanotron"),
+        "family": np.where(fsdp2, fsdp, np.where(deepspeed, of_deepspeed, megatron)),
     }
 
 
@@ -197,7 +193,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     """
     usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro"), 1)
     usual |= dict.fromkeys(("zero_stage", "recompute", "offload", "positions"), 0)
-    usual |= dict.fromkeys(FLAGS[:-1], False) | {"width": 2, "gpus_per_node": 8}
+    usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
     values = usual | (_of_model(config) if config else {}) | given
     values = _derived({name: np.asarray(value) for name, value in values.items()}) | values
     names = [f.name for f in fields(Columns)]

@@ -17,6 +17,7 @@ import numpy as np
 from parallel.config.layout_arrays import Columns
 
 FULL, SELECTIVE = 2, 1
+STAGES = ("first", "middle", "last")
 GB = 2.0**30  # what cards have and tools print as a GB
 LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
 # No formula gives these. library_gb: CUDA context, NCCL's buffers, workspaces. fragments: factor on
@@ -45,8 +46,8 @@ def stage_layers(x: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     (DeepSpeed's partition_uniform). A middle stage exists from pp 3 on; below pp 3 its number is
     that of the fullest stage.
 
-    cut_by_flops (nanotron's build_model): a stage ends with the layer at which the parameters of
-    all layers until there reach its share of the parameters of layers and output layer.
+    nanotron's build_model: a stage ends with the layer at which the parameters of all layers until
+    there reach its share of the parameters of layers and output layer.
     """
     even = x.layers % x.pp == 0
     balanced = ~even & ((x.layers + 2) % x.pp == 0)
@@ -55,9 +56,9 @@ def stage_layers(x: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     begun = np.minimum(np.ceil(share * (x.pp - 1)), x.layers)
     cut = np.minimum(np.ceil(share), x.layers)
     return (
-        np.where(x.cut_by_flops, cut, np.where(balanced, most - 1, most)),
-        np.where(x.cut_by_flops, cut, most),
-        np.where(x.cut_by_flops, x.layers - begun, np.where(even, most, most - 1)),
+        np.where(x.nanotron, cut, np.where(balanced, most - 1, most)),
+        np.where(x.nanotron, cut, most),
+        np.where(x.nanotron, x.layers - begun, np.where(even, most, most - 1)),
     )
 
 
@@ -397,8 +398,13 @@ def passing(x: Columns, s: Stage) -> np.ndarray:
         when_weights_are_updated(x, s),
         when_a_pipeline_reduces(x, s),
     ]
-    most = np.max(np.stack(np.broadcast_arrays(*moments)), axis=0)
-    return most - s.kept - s.head + _buckets_that_stay(x) + offloaded_gradients(x, s.n)
+    return (
+        np.max(moments, axis=0)
+        - s.kept
+        - s.head
+        + _buckets_that_stay(x)
+        + offloaded_gradients(x, s.n)
+    )
 
 
 def _buckets_that_stay(x: Columns) -> np.ndarray:
@@ -465,7 +471,7 @@ def when_a_layer_goes_back(x: Columns, s: Stage) -> np.ndarray:
     gathers = x.sequence_parallel * edge
     again = (inner + edge + part + gathers) * full
     feed, matrix = (size * x.ffn / x.tp * x.width for size in (x.tokens, x.hidden))
-    product = np.maximum(np.maximum(feed, edge - feed) + matrix, 2.0 * x.glu * feed)
+    product = np.maximum(feed + matrix, 2.0 * x.glu * feed)
     gradient = inner + full * part + product + 2 * gathers
     backward = np.where(x.plain, s.kept, s.resting + np.maximum(again, gradient))
     return backward + _buckets_of_backward(x, s) + _waits_for_its_twin(x, s) * _word_table(x)
@@ -525,5 +531,13 @@ def when_a_pipeline_reduces(x: Columns, s: Stage) -> np.ndarray:
 
 def peak(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
     """Peak bytes of the fullest rank: what must fit."""
-    totals = [sum(parts(x, stage, constants).values()) for stage in ("first", "middle", "last")]
-    return np.max(np.stack(np.broadcast_arrays(*totals)), axis=0)
+    return np.max([sum(parts(x, stage, constants).values()) for stage in STAGES], axis=0)
+
+
+def fullest(
+    x: Columns, constants: dict[str, Any] | None = None, tensors_alone: bool = False
+) -> dict[str, float]:
+    """`parts` of the fullest rank of one layout; x: one row."""
+    stages = [parts(x, stage, constants, tensors_alone) for stage in STAGES]
+    most = max(stages, key=lambda sizes: sum(sizes.values()))
+    return {part: size.item() for part, size in most.items()}
