@@ -37,7 +37,7 @@ def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, ca
     curve = {r["run"]: (r["speedup"], r["efficiency"]) for r in json.loads(capsys.readouterr().out)}
     assert curve == {"ddp": (1, 1), "ddp-dp2": table["ddp-dp2-r1"]}
     assert curve["ddp-dp2"][0] == pytest.approx(1.2 / 0.6)
-    (bars,) = plots.charts_of([tmp_path], None)["splits"].spec["datasets"].values()
+    bars = plots.drawn([tmp_path], None)["splits"].rows
     assert [(bar["bar"], bar["speedup"]) for bar in bars] == [
         ("1 × ddp", 1),
         ("2 × ddp-dp2", curve["ddp-dp2"][0]),

@@ -9,9 +9,9 @@ from typing import Any
 import altair as alt
 
 from analysis.common import colours
+from analysis.measured.drawn_rows import MOST
 
 Rows = list[dict[str, Any]]
-MOST = 40  # runs or bars of one chart
 BAR = 20  # pixels
 GREY, INK = colours.GREY, "currentColor"  # of the page around it, which may be light or dark
 _AXIS = {"labelColor": INK, "titleColor": INK, "gridColor": INK, "domainColor": INK}

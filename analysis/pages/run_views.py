@@ -10,14 +10,14 @@ from analysis.common.table import Column, Table
 from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.measured import loss_parity
+from analysis.measured import drawn_rows, loss_parity
+from analysis.measured.drawn_rows import ranked, winners
 from analysis.measured.fairness import is_changed
 from analysis.measured.scaling_curve import doubtful
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from base.errors import printable
 from base.files import read_toml
-from models.flops import DEFAULT_CONVENTION
 from parallel.record.reader import read_run
 
 Rows = list[dict[str, Any]]
@@ -31,24 +31,6 @@ _SETTINGS = (
     Column("recompute", "recompute", seldom=True),
     Column("precision", "precision", seldom=True),
 )
-
-
-def ranked(rows: Rows) -> Rows:
-    """Rows by number of GPUs; of one number the fastest first, and runs without a ratio last."""
-
-    def key(row: dict[str, Any]) -> tuple[float, float, float]:
-        return (row["gpus"] or 0, -(row["speedup"] or 0), row["step_s"] or float("inf"))
-
-    return sorted(rows, key=key)
-
-
-def winners(rows: Rows) -> Rows:
-    """The row with the most speedup at each number of GPUs."""
-    best: dict[int, dict[str, Any]] = {}
-    for row in ranked(rows):
-        if row["speedup"] is not None:
-            best.setdefault(row["gpus"], row)
-    return list(best.values())
 
 
 def summary(records: list[Record], table: Table, kind: str, refused: list[str]) -> list[str]:
@@ -178,69 +160,26 @@ def _all(values: Any) -> str:
 
 def scaling_charts(rows: Rows, kind: str) -> dict[str, Chart]:
     """`scaling`: speedup, or weak efficiency, against GPUs; `splits`: the same, one bar a run."""
-    key = "speedup" if kind == "strong" else "efficiency"
-    known = [row for row in rows if row[key] is not None]
-    if len(known) < 2:
-        return {}
-    ideal = {row["gpus"]: row[key] / row["efficiency"] for row in known if row["efficiency"]}
-    charts = {"splits": _bars(known, key, key, ideal)}
-    if len({row["gpus"] for row in known}) > 1:
-        names = ("run", "engine", "gpus", "speedup", "efficiency", "verdict", "precision")
-        data = [{n: row[n] for n in names} | {"engine": _engine(row)} for row in known]
-        fastest = {row["run"] for row in winners(known)}
-        named = [row for row in data if row["run"] in fastest]
-        line = [{"gpus": n, key: value} for n, value in sorted(ideal.items())]
-        spec = altair_charts.against_gpus(data, key, line, named)
-        caption = f"The fastest run of each number of GPUs has its name. Dashed: ideal {key}."
-        charts = {"scaling": Chart(spec, caption)} | charts
+    charts = {}
+    if points := drawn_rows.points(rows, kind):
+        spec = altair_charts.against_gpus(*points)
+        caption = (
+            f"The fastest run of each number of GPUs has its name. Dashed: ideal {points.key}."
+        )
+        charts["scaling"] = Chart(spec, caption)
+    if bars := drawn_rows.ratios(rows, kind):
+        charts["splits"] = _chart(bars)
     return charts
-
-
-def _engine(row: dict[str, Any]) -> str:
-    return row["engine"] or "unknown"
 
 
 def tflops_charts(rows: Rows) -> dict[str, Chart]:
     """`tflops`: a bar for each run whose TFLOP/s and GPUs are known."""
-    known = [row for row in rows if row["tflops"] and row["gpus"]]
-    title = f"TFLOP/s per GPU ({DEFAULT_CONVENTION})"
-    return {"tflops": _bars(known, "tflops", title, {})} if known else {}
+    bars = drawn_rows.tflops(rows)
+    return {"tflops": _chart(bars)} if bars else {}
 
 
-def _bars(rows: Rows, key: str, title: str, ideal: dict[int, float]) -> Chart:
-    """One bar a run, by number of GPUs; `ideal` by number of GPUs is a tick."""
-    shown, sizes = ranked(rows), {row["gpus"] for row in rows}
-    if len(shown) > altair_charts.MOST:  # of each number of GPUs the fastest
-        each = max(1, altair_charts.MOST // len(sizes))
-        shown = [row for n in sorted(sizes) for row in [r for r in shown if r["gpus"] == n][:each]]
-    bars = [_bar(row, key, ideal.get(row["gpus"])) for row in shown]
-    if len({row["precision"] for row in shown}) > 1:
-        for bar, row in zip(bars, shown, strict=True):
-            bar["bar"] += f" {row['precision'] or '?'}"
-    caption = f"{title[0].upper()}{title[1:]} by number of GPUs, the fastest first; the line is the"
-    caption += " 95 % interval of the run's own median step"
-    caption += ", the tick is ideal." if ideal else "."
-    if len(shown) < len(rows):
-        caption += f" The fastest {len(shown)} of {len(rows)} runs."
-    return Chart(altair_charts.bars(bars, key, title), caption)
-
-
-def _bar(row: dict[str, Any], key: str, ideal: float | None) -> dict[str, Any]:
-    low, high = row["steady_ci95"] or (row["step_s"], row["step_s"])
-    end = row[key] * row["step_s"] / low
-    text = f"{row[key]:.3g}" if key == "tflops" else f"{row[key]:.2f}"
-    if key == "speedup" and row["efficiency"] is not None:
-        text += f" (efficiency {row['efficiency']:.2f})"
-    return {
-        "bar": f"{row['gpus']} × {row['run']}",
-        "engine": _engine(row),
-        key: row[key],
-        "text": text,
-        "ideal": ideal,
-        "low": row[key] * row["step_s"] / high,
-        "high": end,
-        "end": max(end, ideal or 0),
-    }
+def _chart(bars: drawn_rows.Bars) -> Chart:
+    return Chart(altair_charts.bars(bars.rows, bars.key, bars.title), bars.caption)
 
 
 def provenance(records: list[Record], refused: list[str]) -> Section:
