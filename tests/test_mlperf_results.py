@@ -9,59 +9,54 @@ import pytest
 
 from analysis import scaling
 from analysis.logs.load import load
-from analysis.logs.parsing.mlperf_tree import place_of
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge, timed
-from tests.tools.mlperf_tree import configure, describe, line, result, write
+from tests.tools.mlperf_tree import describe, line, result, write
 
-GPT3 = {"max_sequence_length": 2048, "counts_tokens": True}
-LORA = {"step_key": None, "block_steps": 48, "blocks": 6}
-TEXT = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
-
-
-def one(folder: Path, benchmark="gpt3", nodes=64, step_s=11.0, batch=2048, **how):
-    """A made result of one file, read."""
-    lines = result(benchmark, nodes, step_s, batch, ranks=1, **how)
-    return read(write(folder, "Made", f"made_n{nodes}", benchmark, 0, lines))
-
-
-def read_text(folder, text, benchmark="gpt3"):
-    """A result of these lines, read."""
-    return read(write(folder, "Made", "made_n64", benchmark, 0, iter([text])))
+LORA = {"step_key": None, "block_steps": 48, "blocks": 6, "tokens": False}
+ONE_NODE = LORA | {"nodes": 1, "step_s": 4.0, "batch": 8}
+TEXT = result()
 
 
 def test_evaluations_are_left_out_of_the_time_and_told(tmp_path):
-    record = one(tmp_path, "llama2_70b_lora", 1, 4.0, 8, n_micro=4, eval_s=40.0, **LORA)
+    text = result("llama2_70b_lora", **ONE_NODE, n_micro=4, eval_s=40.0)
+    record = read(write(tmp_path, text))
     assert record.interval == 48 and len(record.steps) == 6
     assert timed(record).step_s == pytest.approx(4.0, rel=1e-3)
-    about = record.submission
-    assert about.eval_s == pytest.approx(240)
+    wall_s = record.totals["wall_s"]
+    assert wall_s == pytest.approx(6 * (48 * 4 + 16 * 0.004 + 40.5))
+    assert record.submission.eval_share * wall_s == pytest.approx(6 * 40.5)
 
 
-@pytest.mark.parametrize("key", ("train_step_timing in s", "step_time_s", "time_per_step"))
-def test_each_step_is_read_under_any_name_of_its_time(tmp_path, key):
-    record = one(tmp_path, step_key=key, per_step={"reduced_train_loss": 2.5}, **GPT3)
-    assert record.steps["iteration"].tolist() == list(range(1, 289))
-    assert timed(record).step_s == pytest.approx(11.0, rel=1e-6)
-    assert judge(record, timed(record)).verdict == "complete"
-    assert record.submission.samples == 288 * 2048
+@pytest.mark.parametrize(
+    "key", ("train_step_timing in s", "step_time_s", "iteration_time_ms", "time_per_step", None)
+)
+def test_a_step_is_read_under_any_name_of_its_time_but_not_an_evaluation_or_an_epoch(tmp_path, key):
+    others = {"reduced_train_loss": 2.5, "validation_step_time": 9.0, "eval_time": 3.0}
+    text = result(step_key=key or "train_epoch_timing", per_step=others)
+    record = read(write(tmp_path, text))
+    time = timed(record)
+    if key:
+        assert record.steps["iteration"].tolist() == list(range(1, 289))
+        assert judge(record, time).verdict == "complete" and record.submission.samples == 288 * 2048
+    assert record.interval == (1 if key else 12) and time.step_s == pytest.approx(11.0, rel=1e-3)
 
 
 def test_evaluations_that_are_not_marked_are_said_to_be_in_the_times(tmp_path):
-    lines = result("gpt3", 64, 11.0, 2048, ranks=1, step_key=None, **GPT3)
-    kept = [x for x in lines if '"eval_start"' not in x and '"eval_stop"' not in x]
-    record = read_text(tmp_path, "".join(kept))
+    text = re.sub(r'.*"eval_(start|stop)".*\n', "", result(step_key=None))
+    record = read(write(tmp_path, text))
     assert "evaluations are not marked: the times hold them" in record.notes
-    assert record.submission.eval_s is None
+    assert record.submission.eval_share is None
 
 
 def test_counts_inside_of_one_block_are_no_entries(tmp_path):
-    lines = [line(1.7e12, "global_batch_size", 768), line(1.7e12, "run_start")]
-    lines += [line(1.7e12, "block_start")]
+    marks = ((0, "run_start", {}), (0, "block_start", {}), (2e5, "block_stop", {}))
+    lines = [line(1.7e12 + ms, key, **about) for ms, key, about in marks]
     for i in range(1, 9):
-        lines.append(line(1.7e12 + 2e4 * i, "eval_accuracy", 0.5, epoch_num=150_000 * i))
-    lines += [line(1.7002e12, "block_stop"), line(1.7002e12, "run_stop", status="success")]
-    record = read_text(tmp_path, "".join(lines), "bert")
+        lines.insert(-1, line(1.7e12 + 2e4 * i, "eval_accuracy", 0.5, epoch_num=150_000 * i))
+    lines.append(line(1.7e12 + 2e5, "run_stop", status="success"))
+    text = line(1.7e12, "global_batch_size", 768) + "".join(lines)
+    record = read(write(tmp_path, text, benchmark="bert"))
     assert len(record.steps) == 0
     assert record.notes == ["no step is timed: the times are of the whole run"]
 
@@ -75,7 +70,7 @@ def test_step_times_in_another_unit_never_look_complete(tmp_path, batch, factor,
     text = TEXT.replace("global_batch_size", batch)
     printed = re.compile(r'("train_step_time": )([\d.]+)')
     text = printed.sub(lambda match: f"{match[1]}{float(match[2]) * factor}", text)
-    record = read_text(tmp_path, text)
+    record = read(write(tmp_path, text))
     time = timed(record)
     assert words in " ".join(record.notes)
     assert (time and time.step_s) == (step_s and pytest.approx(step_s, rel=2e-3))
@@ -96,37 +91,35 @@ def test_what_a_block_will_train_is_not_counted_at_its_start(tmp_path):
         now += 4000
         lines.append(line(now, "eval_stop", samples_count=samples))
     lines.append(line(now, "run_stop", status="success", samples_count=samples))
-    record = read_text(tmp_path, "".join(lines), "llama31_405b")
-    assert len(record.steps) == 270
-    assert timed(record).step_s == pytest.approx(2.23)
+    record = read(write(tmp_path, "".join(lines)))
+    assert len(record.steps) == 270 and timed(record).step_s == pytest.approx(2.23)
 
 
 TWO = ["config_DGXH200_64x8x128xtp4pp1cp2.sh", "config_DGXH200_64x8x128xtp2pp1cp4.sh"]
+ONE = "config_DGXH100_64x8x192x4x8_mbs1.sh"
+UNKNOWN = (None, None, None, None)
 
 
 @pytest.mark.parametrize(
     ("names", "benchmark", "batch", "layout", "note"),
     [
-        (
-            ["config_DGXH100_64x8x192x4x8_mbs1.sh", "config_DGXH100_96x8x128x4x8_mbs1.sh"],
-            "gpt3",
-            2048,
-            (4, 8, 16, 1),
-            "layout from the name of config_DGXH100_64x8x192x4x8_mbs1.sh",
-        ),
+        ([ONE, "config_DGXH100_96x8x128x4x8_mbs1.sh"], "gpt3", 2048, (4, 8, 16, 1), ONE),
         # 8 x 8 x 2048 is not 512 x 128
-        (["config_DGXH100_64x8x192x8x8_mbs1.sh"], "gpt3", 2048, (None,) * 4, ""),
-        (TWO, "gpt3", 8192, (None,) * 4, "the layout is not known: these configurations fit"),
+        (["config_DGXH100_64x8x192x8x8_mbs1.sh"], "gpt3", 2048, UNKNOWN, ""),
+        (TWO, "gpt3", 8192, UNKNOWN, "the layout is not known: these configurations fit"),
         # some submitters write cp as the fifth number
-        (["config_OCI-H100_64x8x1x4x2.sh"], "llama2_70b_lora", 8192, (None,) * 4, ""),
+        (["config_OCI-H100_64x8x1x4x2.sh"], "llama2_70b_lora", 8192, UNKNOWN, ""),
     ],
 )
 def test_the_layout_comes_from_the_only_configuration_that_fits_the_log(
     tmp_path, names, benchmark, batch, layout, note
 ):
-    describe(tmp_path, "Made", "made_n64", 64)
-    configure(tmp_path, "Made", benchmark, *names)
-    one(tmp_path, benchmark, n_micro=128, batch=batch, **GPT3)
+    describe(tmp_path, "made_n64", 64)
+    folder = tmp_path / "Made" / "benchmarks" / benchmark / "implementations" / "nemo"
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).touch()
+    write(tmp_path, result(benchmark, n_micro=128, batch=batch), benchmark=benchmark)
     ((record,), _) = load([tmp_path])
     assert (record.tp, record.pp, record.dp, record.micro_batch) == layout
     assert record.gpus == 512 and note in " ".join(record.notes)
@@ -150,12 +143,14 @@ def test_gpus_are_counted_from_the_platform_where_it_says_them(tmp_path, platfor
     assert read(path).gpus == gpus
 
 
-def test_the_system_and_its_round_are_told_by_the_path_at_any_depth(tmp_path):
-    top = tmp_path / "training_results_v4.1" / "closed" / "Made+Other"
-    place = place_of(top / "results" / "made_n8" / "gpt3" / "seed1" / "result_12.txt")
-    assert place[:5] == ("v4.1", "Made+Other", "made_n8", "gpt3", 12) and place.top == top
-    flat = place_of(tmp_path / "v3.1" / "Made__made_n8__gpt3__result_2.txt")
-    assert flat[:5] == ("v3.1", "Made", "made_n8", "gpt3", 2)
+@pytest.mark.parametrize(
+    "name", ("Made+Other/results/made_n8/gpt3/seed1/result_2.txt", "Made+Other__made_n8__gpt3__")
+)
+def test_the_system_and_its_round_are_told_by_the_path_at_any_depth(tmp_path, name):
+    path = tmp_path / "training_results_v4.1" / "closed" / name.replace("gpt3__", "gpt3__result_2")
+    path.parent.mkdir(parents=True)
+    path.write_text(TEXT)
+    assert read(path).run == "v4.1 Made+Other made_n8 gpt3 2"
 
 
 @pytest.fixture
@@ -163,36 +158,31 @@ def tree(tmp_path) -> Path:
     """Two sizes of one batch and one size of twice the batch, three repeats each."""
     root = tmp_path / "training_results_v4.1"
     for nodes, step_s, batch in ((64, 11.0, 2048), (512, 1.6, 2048), (128, 11.2, 4096)):
-        describe(root, "Made", f"made_n{nodes}", nodes)
+        describe(root, f"made_n{nodes}", nodes)
         for n in range(3):
-            lines = result(
-                "gpt3", nodes, step_s * (1 + 0.01 * n), batch, ranks=1, shift_ms=1e7 * n, **GPT3
-            )
-            write(root, "Made", f"made_n{nodes}", "gpt3", n, lines)
+            how = {"nodes": nodes, "step_s": step_s * (1 + 0.01 * n), "batch": batch}
+            write(root, result(shift_ms=1e7 * n, **how), f"made_n{nodes}", n)
     (root / "Made" / "run.log").write_text("no result\n")
     return tmp_path
 
 
 def test_a_tree_of_results_gives_strong_and_weak_tables(tree, capsys):
     assert scaling.main([str(tree)]) == 0
-    shown = capsys.readouterr().out
-    every, strong, weak = shown.split("\n\n")
+    every, strong, weak = capsys.readouterr().out.split("\n\n")
     assert every.count("  gpt3  ") == 3 and "1 files that are no MLPerf results" in every
-    assert strong.startswith(
-        "strong scaling: gpt3, Made, H100 SXM, v4.1; global batch 2048 of 2048"
-    )
+    series = "gpt3, Made, H100 SXM, v4.1, closed, sequences of 2048"
+    assert strong.startswith(f"strong scaling: {series}; global batch 2048\n")
     assert re.search(r"made_n512 gpt3 +4096 +3 +1\.616 +2\.0% +6\.8[78] +0\.86", strong)
     assert "against v4.1 Made made_n64 gpt3 (512 GPUs)" in strong
     assert "Amdahl's law, at each size's fastest, fits a serial share" in strong
-    assert weak.startswith("weak scaling: gpt3, Made, H100 SXM, v4.1; 4 sequences a GPU")
+    assert weak.startswith(f"weak scaling: {series}; 4 sequences a GPU\n")
     assert re.search(r"made_n128 gpt3 +1024 +3 +11\.31\d* +2\.0% +1\.96 +0\.98", weak)
 
 
 def test_only_timed_runs_of_one_batch_are_repeats(tree, capsys):
     made = tree / "training_results_v4.1"
     for n, status, batch in ((3, "aborted", 2048), (4, "success", 4096)):
-        lines = result("gpt3", 64, 9.0, batch, ranks=1, status=status, shift_ms=9e7 * n, **GPT3)
-        write(made, "Made", "made_n64", "gpt3", n, lines)
+        write(made, result(step_s=9.0, batch=batch, status=status, shift_ms=9e7 * n), n=n)
     assert scaling.main([str(tree), "--baseline", "made_n512"]) == 0
     shown = capsys.readouterr().out
     assert "against v4.1 Made made_n512 gpt3 (4096 GPUs)" in shown
@@ -206,13 +196,14 @@ def test_only_timed_runs_of_one_batch_are_repeats(tree, capsys):
 def test_a_result_that_was_submitted_twice_counts_once(tree, capsys):
     made = tree / "training_results_v4.1" / "Made" / "results"
     shutil.copytree(made / "made_n512", made / "made_n512-POWER")
-    describe(tree / "training_results_v4.1", "Made", "made_n512-POWER", 512)
+    describe(tree / "training_results_v4.1", "made_n512-POWER", 512)
     text = (made / "made_n64" / "gpt3" / "result_0.txt").read_text()
     renamed = text.replace("64xMade DGX H100", "64xAnother DGX H100")  # the same measurements
     (made / "made_n64" / "gpt3" / "result_3.txt").write_text(renamed)
+    records, _ = load([tree])
+    assert sum(bool(record.copy_of) for record in records) == 4
     assert scaling.main([str(tree)]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("the same evidence as") == 4
     assert not re.search(r"made_n512-POWER +gpt3 +4096", shown)
     assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
 
@@ -220,8 +211,7 @@ def test_a_result_that_was_submitted_twice_counts_once(tree, capsys):
 def test_the_argument_dump_of_a_log_states_the_layout(tmp_path):
     dump = "      tensor_model_parallel_size: 4\n      pipeline_model_parallel_size: 1\n"
     dump += "      micro_batch_size: 1\n      max_steps: 1024\n      global_batch_size: 48\n"
-    text = dump + "".join(result("llama2_70b_lora", 1, 4.0, 8, ranks=1, **LORA))
-    record = read_text(tmp_path, text, "llama2_70b_lora")
+    record = read(write(tmp_path, dump + result("llama2_70b_lora", **ONE_NODE)))
     assert (record.tp, record.pp, record.micro_batch, record.global_batch) == (4, 1, 1, 8)
     assert record.planned_steps is None and judge(record).verdict == "complete"
 
@@ -232,8 +222,8 @@ def test_new_keys_and_values_of_other_types_do_no_harm(tmp_path):
     values |= {"a_new_key": {"deep": [1, {"x": None}]}, "global_batch_size": "many"}
     odd = [line(1.7e12, key, value) for key, value in values.items()]
     odd += [line(1.7e12, "eval_accuracy", None, epoch_num="one"), ":::MLLOG {broken\n"]
-    text = "".join([*odd, *result("llama31_405b", 64, 5.0, 1152, ranks=1)])
-    record = read_text(tmp_path, text, "llama31_405b")
+    text = "".join([*odd, result("llama31_405b", step_s=5.0, batch=1152, tokens=False)])
+    record = read(write(tmp_path, text))
     assert (record.tp, record.pp, record.cp, record.precision) == (8, 4, 2, "fp8")
     assert record.seq_len == 8192 and timed(record).step_s == pytest.approx(5.0)
 
@@ -243,16 +233,16 @@ FIELDS = {"gpus": "gpus", "tp": "tp", "pp": "pp", "cp": "cp", "vpp": "vpp", "mbs
 FIELDS |= {"gbs": "global_batch", "seq": "seq_len", "ga": "n_micro"}
 
 
-@pytest.fixture
-def real(shared, tmp_path) -> Path:
-    """The real logs as a tree, with their systems and empty configurations of the real names."""
-    logs = shared / "logs"
+def test_the_real_logs_agree_with_what_is_known_of_them(shared, tmp_path):
+    """As a tree, with their systems and empty configurations of the real names."""
+    logs, truth = shared / "logs", {}
     with (logs / "mlperf_truth.csv").open(newline="") as lines:
         for row in csv.DictReader(lines):
-            root = tmp_path / f"training_results_{row['round']}"
-            card = row["accelerator"].removeprefix("NVIDIA ")
-            nodes, each = int(row["nodes"]), int(row["accel_per_node"])
-            describe(root, row["submitter"], row["system"], nodes, each, card)
+            truth[row["round"], row["submitter"], row["system"]] = row
+    for (version, submitter, system), row in truth.items():
+        root, sizes = tmp_path / f"training_results_{version}", ("nodes", "accel_per_node")
+        about = [int(row[size]) for size in sizes]
+        describe(root, system, *about, row["accelerator"], submitter)
     for name in (logs / "mlperf_config_names.txt").read_text().splitlines():
         version, _, path = name.partition(" ")
         there = tmp_path / f"training_results_{version}" / path
@@ -263,20 +253,10 @@ def real(shared, tmp_path) -> Path:
         root = tmp_path / log.parent.name.removeprefix("mlcommons+") / submitter
         (root / "results" / system / benchmark).mkdir(parents=True, exist_ok=True)
         shutil.copy(log, root / "results" / system / benchmark / name)
-    return tmp_path
-
-
-def test_the_real_logs_agree_with_what_is_known_of_them(shared, real):
-    with (shared / "logs" / "mlperf_truth.csv").open(newline="") as lines:
-        truth = {
-            tuple(r[k] for k in ("round", "submitter", "system")): r for r in csv.DictReader(lines)
-        }
-    records, _ = load([real])
-    systems = set()
+    records, _ = load([tmp_path])
     for record in records:
         about = record.submission
         row = truth[about.round, about.submitter, about.system]
-        systems.add(about.system)
         assert about.benchmark == row["benchmark"]
         for column, field in FIELDS.items():
             if row[column] and not (field == "gpus" and record.gpus is None):
@@ -284,25 +264,17 @@ def test_the_real_logs_agree_with_what_is_known_of_them(shared, real):
         time = timed(record).step_s
         if row["s_per_step_median"]:
             assert time == pytest.approx(float(row["s_per_step_median"]), rel=5e-3)
-        if row["throughput_samples_s"] and not row["s_per_step_median"]:
+        elif row["throughput_samples_s"]:
             samples_per_s = record.global_batch / time
             assert samples_per_s == pytest.approx(float(row["throughput_samples_s"]), rel=2e-2)
-    assert len(systems) == 8
-
-
-def test_times_of_evaluation_and_of_epochs_are_no_steps(tmp_path):
-    more = {"validation_step_time": 9.0, "train_epoch_timing": 900.0, "eval_time": 3.0}
-    record = one(tmp_path, step_key=None, per_step=more, **GPT3)
-    assert record.interval == 12 and timed(record).step_s == pytest.approx(11.0, rel=1e-3)
-
-
-COUNTED = re.compile(r'("samples_count": )(\d+)')
+    assert len({record.submission.system for record in records}) == 8
 
 
 @pytest.mark.parametrize(
     ("benchmark", "factor", "per", "step_s"),
     [
         ("llama31_405b", 8192, 1, 5.0),  # the rules say how many tokens a sample has
+        ("llama31_405b", 8001, 1, None),
         ("a_new_benchmark", 8000, 1, None),  # tokens of sequences of unknown length
         ("a_new_benchmark", 1, 1152, None),  # steps
         ("a_new_benchmark", 1, 160, None),  # epochs
@@ -311,9 +283,10 @@ COUNTED = re.compile(r'("samples_count": )(\d+)')
 def test_counts_of_samples_that_are_none_are_divided_or_make_no_time(
     tmp_path, benchmark, factor, per, step_s
 ):
-    text = "".join(result(benchmark, 128, 5.0, 1152, ranks=1, **LORA))
-    text = COUNTED.sub(lambda match: match[1] + str(int(match[2]) * factor // per), text)
-    record = read_text(tmp_path, text, benchmark)
+    text = result(benchmark, nodes=128, step_s=5.0, batch=1152, **LORA)
+    counted = re.compile(r'("samples_count": )(\d+)')
+    text = counted.sub(lambda match: match[1] + str(int(match[2]) * factor // per), text)
+    record = read(write(tmp_path, text))
     time, samples = timed(record), record.submission.samples
     assert (time and time.step_s) == (step_s and pytest.approx(step_s, rel=1e-3))
     assert samples == (6 * 48 * 1152 if step_s else None)
@@ -321,24 +294,14 @@ def test_counts_of_samples_that_are_none_are_divided_or_make_no_time(
     assert any(words in note for note in record.notes)
 
 
-def test_the_size_of_the_data_is_no_count_of_samples(tmp_path):
-    lines = list(result("llama2_70b_lora", 1, 4.0, 8, ranks=1, **LORA))
-    at = next(i for i, x in enumerate(lines) if '"run_start"' in x) + 1
-    lines.insert(at, line(1.7e12 + 60_000, "train_samples", 3901))
-    record = read_text(tmp_path, "".join(lines), "llama2_70b_lora")
-    assert record.submission.samples == 6 * 48 * 8
-    assert timed(record).step_s == pytest.approx(4.0, rel=1e-3)
-
-
 def test_a_run_that_was_cut_is_no_result(tmp_path):
-    record = read_text(tmp_path, TEXT[: len(TEXT) * 2 // 3])
+    record = read(write(tmp_path, TEXT[: len(TEXT) * 2 // 3]))
     assert judge(record, timed(record)).verdict == "stopped early"
     assert "wall_s" not in record.totals and timed(record).step_s == pytest.approx(11.0, rel=1e-3)
 
 
 def test_a_second_run_in_a_log_is_not_read(tmp_path):
-    first = "".join(result("gpt3", 64, 22.0, 2048, ranks=1, shift_ms=-9e7, **GPT3))
-    record = read_text(tmp_path, first + TEXT)
+    record = read(write(tmp_path, result(step_s=22.0, shift_ms=-9e7) + TEXT))
     assert timed(record).step_s == pytest.approx(22.0, rel=1e-3) and len(record.steps) == 288
     assert any("another run_start: the first run is read" in note for note in record.notes)
 
@@ -347,8 +310,8 @@ def test_what_several_ranks_print_counts_once(tmp_path):
     marks = "run_start|block_start|block_stop|eval_start|eval_stop|run_stop"
     many = re.sub(rf'.*"(?:{marks})".*\n', r"\g<0>" * 4, TEXT)
     many = re.sub(r'.*"tracked_stats".*\n', r"\g<0>" * 2, many)
-    record, alone = read_text(tmp_path, many), read_text(tmp_path, TEXT)
+    record, alone = read(write(tmp_path, many)), read(write(tmp_path, TEXT, n=1))
     assert record.steps["iteration"].tolist() == list(range(1, 289))
     assert "288 duplicate lines dropped" in record.notes
     assert timed(record).step_s == timed(alone).step_s
-    assert record.submission.eval_s == pytest.approx(alone.submission.eval_s)
+    assert record.submission.eval_share == pytest.approx(alone.submission.eval_share)

@@ -6,6 +6,7 @@ leave it unknown rather than guess. `origin` says where each fact came from.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,8 @@ class Refusal(UsageError):
 class Submission:
     """What an MLPerf result says beside the run itself, and what the folders around it say.
 
-    "" or None where unknown. eval_s: seconds of evaluations, None where the log marks none.
+    "" or None where unknown. eval_share: of the run's time, that of evaluations, where the log
+    marks them. top and folder: the submitter's folder, and the benchmark's name in it.
     """
 
     round: str = ""
@@ -77,10 +79,10 @@ class Submission:
     benchmark: str = ""
     system: str = ""  # the folder's name
     platform: str = ""  # what the log calls the system
-    accelerator: str = ""
-    nodes: int | None = None
-    eval_s: float | None = None
+    eval_share: float | None = None
     samples: int | None = None  # trained with
+    top: Path | None = None
+    folder: str = ""
 
 
 @dataclass

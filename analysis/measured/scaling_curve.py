@@ -245,10 +245,16 @@ def doubtful(rows: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
 
 
 def gather(
-    records: list[Record], window: tuple[int, int] | None = None
+    records: list[Record], refused: list[str], window: tuple[int, int] | None = None
 ) -> tuple[list[Timed], list[tuple[str, str]]]:
-    """(the runs whose times are results, the name of each other run and why its time is none)."""
-    runs, left_out = [], []
+    """(the runs whose times are results, the name of all else and why it is none).
+
+    refused: the lines of what could not be read.
+
+    Raises:
+        UsageError: nothing was timed.
+    """
+    runs, left_out = [], [(line.partition(": ")[0], line.partition(": ")[2]) for line in refused]
     for record in records:
         time = timed(record, window)
         judgement = judge(record, time)
@@ -268,6 +274,8 @@ def gather(
             runs.append(Timed(record, time))
             continue
         left_out.append((name_of(record), why))
+    if not runs:
+        raise UsageError("; ".join(by_reason(left_out)))
     return runs, left_out
 
 
@@ -292,11 +300,7 @@ def report_of(
     Raises:
         UsageError: nothing was timed, or there is no such baseline.
     """
-    runs, untimed = gather(records, window)
-    read = (line.partition(": ") for line in refused)
-    left_out = [(source, why) for source, _, why in read] + untimed
-    if not runs:
-        raise UsageError("; ".join(by_reason(left_out)))
+    runs, left_out = gather(records, refused, window)
     base = baseline_run(runs, baseline)
     scaling = scaling or scaling_of([run.record for run in runs])
     fair = []

@@ -26,7 +26,7 @@ def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> No
     failure = find_failure(log, ends[-1] if len(ends) else 0)
     if failure is None and len(ends) and not record.completed:
         failure = find_failure(log, ends[-_LINES_BACK:][0])
-    if failure is None and not len(ends):
+    if failure is None and not len(ends) and not record.whole_run:
         failure = _launcher_error(log)
     if failure and record.completed:
         record.notes.append(

@@ -62,7 +62,7 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
                 break
     state(record, _known(flags, "flags"), "flag")
     if record.submission:
-        mlperf_tree.read_names(record, path)
+        mlperf_tree.read_names(record)
     state(record, from_name(path.name), "from name")
 
 

@@ -59,12 +59,11 @@ _LINE = re.compile(rb":::MLLOG (?=(\{[^\r\n]*))")
 # The benchmark's rules fix the model and the length of its sequences: (our name of it, tokens).
 _BENCHMARKS = {
     "gpt3": ("gpt3-175b", 2048),
-    "llama2_70b_lora": ("llama2-70b", 8192),
-    "llama31_405b": ("llama3-405b", 8192),
-    "llama31_8b": ("llama3-8b", 8192),
-    "deepseek_v3_671b": (None, 4096),  # experts: no convention here counts their FLOPs
-    "deepseekv3_671b": (None, 4096),
-    "gpt_oss_20b": (None, 8192),
+    "llama270blora": ("llama2-70b", 8192),
+    "llama31405b": ("llama3-405b", 8192),
+    "llama318b": ("llama3-8b", 8192),
+    "deepseekv3671b": ("", 4096),  # experts: no convention here counts their FLOPs
+    "gptoss20b": ("", 8192),
 }
 _OFTEN = 20  # steps a second that no run of these benchmarks makes: the count was of tokens
 _LATE_S = 60.0  # ranks that print one mark do so within it
@@ -78,23 +77,6 @@ class _Line(NamedTuple):
     value: Any
     time_s: float
     metadata: dict[str, Any]
-
-
-class _Count(NamedTuple):
-    """How many samples (or tokens, or epochs) were trained after how many seconds of training."""
-
-    at: int
-    trained_s: float
-    n: int
-
-
-class _Step(NamedTuple):
-    """A step's time as printed; n: the count in its line, 0 where there is none."""
-
-    at: int
-    time: float
-    n: int
-    time_s: float
 
 
 def _read(log: Log, record: Record) -> None:
@@ -130,10 +112,9 @@ def _read(log: Log, record: Record) -> None:
     record.completed = status == "success"
     judge_end(record, log, [stop.at] if stop else None)
     if record.failure is None and status not in ("", "success"):
-        words = f"run_stop status: {status}"
-        record.failure = Failure("stopped early", log.line_no(stop.at), words)
-    elif record.failure and record.failure.kind == "launcher":
-        record.failure = None
+        record.failure = Failure(
+            "stopped early", log.line_no(stop.at), f"run_stop status: {status}"
+        )
 
 
 def _lines(log: Log, record: Record) -> Iterator[_Line]:
@@ -157,12 +138,11 @@ def _lines(log: Log, record: Record) -> Iterator[_Line]:
 
 def _benchmark(record: Record, name: str) -> None:
     """The model that a benchmark of MLPerf is about, and the length of its sequences."""
-    name = re.sub(r"\W", "_", name.lower().replace("3.1", "31"))
-    model, seq_len = _BENCHMARKS.get(name, (None, None))
-    if model:
-        read_name(record, model)
+    name = re.sub(r"\W|_", "", name.lower())
+    model, seq_len = _BENCHMARKS.get(name, ("", None))
+    read_name(record, model)
     state(record, {"seq_len": seq_len}, "from name")
-    if name.endswith("_lora"):
+    if name.endswith("lora"):
         record.uncounted.append("frozen weights (LoRA)")
 
 
@@ -184,26 +164,24 @@ def _time(record: Record, log: Log, run: list[_Line]) -> None:
         run = run[: keys.index("run_stop") + 1]
         record.totals["wall_s"] = run[-1].time_s - run[0].time_s
     trained_s = _training(run)
-    if evaluations and "wall_s" in record.totals:
-        about.eval_s = record.totals["wall_s"] - trained_s[-1]
-    counts = _counts(run, trained_s, "samples_count") or _counts(run, trained_s, "epoch_num")
-    counts = _samples(record, counts)
-    about.samples = counts[-1].n if counts else None
-    at, seconds, n = np.array(counts, float).reshape(-1, 3).T
-    spans, done = np.diff(seconds, prepend=0.0), np.diff(n, prepend=0.0)
+    if evaluations and record.totals.get("wall_s"):
+        about.eval_share = 1 - trained_s[-1] / record.totals["wall_s"]
+    counts = _counts(run, trained_s, "samples_count")
+    if counts.shape[1] == 1:
+        counts = _counts(run, trained_s, "epoch_num")
+    at, seconds, n = _samples(record, counts)
+    about.samples = int(n[-1]) or None
+    spans, done = np.diff(seconds), np.diff(n)
     usable = spans > 0
     samples_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
-    if steps and (factor := _factor(record, steps, samples_per_s)):
-        step_s = factor * np.array([step.time for step in steps])
-        lines = np.array([step.at for step in steps])
-        put_steps(record, {"iteration": _numbers(steps), "step_s": step_s, "at": lines}, log)
-    elif steps:
-        why = "printed and counted times contradict each other, so neither is a result"
-        record.notes.append(why)
+    if steps.size and (factor := _factor(record, steps, samples_per_s)):
+        columns = {"iteration": _numbers(steps), "step_s": factor * steps[1], "at": steps[0]}
+        put_steps(record, columns, log)
+    elif steps.size:
+        record.notes.append("printed and counted times differ, so neither is a result")
     elif batch and usable.any() and max(blocks, evaluations) >= len(spans):
-        record.steps = steps_table(
-            iteration=n[usable] / batch, step_s=(spans * batch / done)[usable], at=at[usable]
-        )
+        columns = {"iteration": n[1:] / batch, "step_s": spans * batch / done, "at": at[1:]}
+        record.steps = steps_table(**{name: values[usable] for name, values in columns.items()})
         record.interval = max(1, round(float(np.median(done[usable])) / batch))
         record.last_at = int(record.steps["at"][-1])
         record.notes.append("no step is timed: an entry is the mean between two evaluations")
@@ -227,73 +205,73 @@ def _training(run: list[_Line]) -> list[float]:
     return seconds
 
 
-def _counts(run: list[_Line], trained_s: list[float], name: str) -> list[_Count]:
-    """What the lines count under a name, growing. A block may say at its start how many samples it
-    will have: these are not trained."""
-    counts: list[_Count] = []
+def _counts(run: list[_Line], trained_s: list[float], name: str) -> np.ndarray:
+    """(3, n): where a line counts more under a name than those before it, after how many seconds of
+    training, and how many; the first is 0. What a block says at its start it will train does not
+    count."""
+    counts = [(0, 0.0, 0)]
     for line, seconds in zip(run, trained_s, strict=True):
         n = whole(line.metadata.get(name)) if line.key in _COUNTED else None
-        if n and n > (counts[-1].n if counts else 0):
-            counts.append(_Count(line.at, seconds, n))
-    return counts
+        if n and n > counts[-1][2]:
+            counts.append((line.at, seconds, n))
+    return np.array(counts, float).T
 
 
-def _tracked(run: list[_Line]) -> list[_Step]:
-    """The steps' times of tracked_stats."""
+def _tracked(run: list[_Line]) -> np.ndarray:
+    """(4, n): where a step's time stands in tracked_stats, the time, the count in its line (0 where
+    there is none), and when the line was written."""
     steps = []
     for line in (line for line in run if line.key == "tracked_stats"):
         counts = (whole(line.metadata.get(key)) for key in ("step", "samples_count"))
         n = next(filter(None, counts), 0)
         for name, value in mapping(line.value).items():
             if _STEP_TIME.match(name) and (known(value) or 0) > 0:
-                steps.append(_Step(line.at, known(value), n, line.time_s))
-    return steps
+                steps.append((line.at, known(value), n, line.time_s))
+    return np.array(steps, float).reshape(-1, 4).T
 
 
-def _samples(record: Record, counts: list[_Count]) -> list[_Count]:
+def _samples(record: Record, counts: np.ndarray) -> np.ndarray:
     """The counts in samples: as they are, of tokens over the sequence length, or none."""
     seq_len, batch = record.seq_len, record.global_batch
-    if not counts or not batch:
+    _, seconds, n = counts
+    if len(n) == 1 or not batch:
         return counts
-    done, spent_s = counts[-1].n, counts[-1].trained_s
-    steps_per_s = done / spent_s / batch if spent_s > 0 else 0.0
-    if np.median(np.diff([count.n for count in counts], prepend=0)) < batch:
+    steps_per_s = n[-1] / seconds[-1] / batch if seconds[-1] > 0 else 0.0
+    if np.median(np.diff(n)) < batch:
         why = f"fewer than a batch of {batch} lie between two evaluations"
     elif steps_per_s <= _OFTEN:  # possible: they are of samples
         return counts
-    elif seq_len and all(count.n % seq_len == 0 for count in counts):
-        record.notes.append(f"counts of samples are of tokens: {done} / {seq_len}")
-        return [count._replace(n=count.n // seq_len) for count in counts]
+    elif seq_len and not (n % seq_len).any():
+        record.notes.append(f"counts of samples are of tokens: {n[-1]:.0f} / {seq_len}")
+        return counts / [[1], [1], [seq_len]]
     else:
-        why = f"{steps_per_s:.4g} steps/s of {batch} samples are more than any run's"
-        why += "" if seq_len else "; where they are of tokens, --seq-len N divides them"
-    record.notes.append(f"counts up to {done} are not of samples ({why}): unknown")
-    return []
+        why = f"{steps_per_s:.4g} steps/s of {batch} are more than any run's: if tokens, --seq-len"
+    record.notes.append(f"counts up to {n[-1]:.0f} are not of samples ({why}): unknown")
+    return counts[:, :1]
 
 
-def _factor(record: Record, steps: list[_Step], samples_per_s: float) -> float:
+def _factor(record: Record, steps: np.ndarray, samples_per_s: float) -> float:
     """What makes the steps' times seconds, by what was counted between evaluations, or else by
     when their lines were written; 0 where nothing does."""
     counted_s, by = 0.0, "their lines' times"
-    written = np.diff(sorted({step.time_s for step in steps}))
+    written = np.diff(np.unique(steps[3]))
     if record.global_batch and samples_per_s:
         counted_s, by = record.global_batch / samples_per_s, "the counted samples"
     elif len(written):
         counted_s = float(np.median(written))
-    middle = float(np.median([step.time for step in steps]))
-    factor, note = rate_words.scale_of(middle, counted_s, by)
+    factor, note = rate_words.scale_of(float(np.median(steps[1])), counted_s, by)
     if note:
         record.notes.append(note)
     return factor
 
 
-def _numbers(steps: list[_Step]) -> np.ndarray:
+def _numbers(steps: np.ndarray) -> np.ndarray:
     """The steps' numbers from 1, by the log's counts where each step has its own: ranks may repeat
     a step."""
-    counts = [step.n for step in steps]
-    if all(counts) and len(set(counts)) == len({(step.n, step.time) for step in steps}):
+    _, times, counts, _ = steps
+    if counts.all() and len(set(counts)) == len(set(zip(counts, times, strict=True))):
         return np.unique(counts, return_inverse=True)[1] + 1.0
-    return np.arange(1.0, len(steps) + 1)
+    return np.arange(1.0, len(counts) + 1)
 
 
 FORMAT = Format(name="MLPerf", marks=((b":::MLLOG {",),), reader=_read)
