@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -43,10 +45,7 @@ def test_squeue_and_sacct_are_read_by_column():
     assert jobs[15].state == "PENDING" and jobs[15].reason == "Dependency"
     assert (jobs[15].array, jobs[414003].array) == ("", "414002_0")
     ended = parse(SACCT)
-    assert [job.state for job in ended.values()] == ["COMPLETED", "FAILED", "OUT_OF_MEMORY"] + [
-        "CANCELLED"
-    ]
-    assert (ended[2].exit, ended[3].exit, ended[4].name) == ("3:0", "0:125", "cancel")
+    assert (ended[2].exit, ended[4].state, ended[4].name) == ("3:0", "CANCELLED", "cancel")
     assert (ended[1].comment, ended[1].folder) == ("grid%20x", "/tmp/i")
     assert (ended[1].array, ended[4].array) == ("", "414002_1")
 
@@ -296,9 +295,7 @@ def test_an_earlier_jobs_result_is_told_with_its_own_job(tmp_path, monkeypatch, 
         ("RUNNING", 12, 0, "Slurm: RUNNING"),
         ("FAILED", first and int(first), 1, "RUN_COMPLETE.txt; 1 of 2 saves failed"),
     ):
-        job = Job(12, state, "1:0", name="ddp")
-        monkeypatch.setattr(states, "ask_slurm", lambda job=job: {12: job})
-        (row,) = states.rows(study, logs, states.ask_slurm())
+        (row,) = states.rows(study, logs, {12: Job(12, state, "1:0", name="ddp")})
         assert (row.job_id, row.step) == (job_id, step) and row.line.startswith(words), row
     assert row.state == "complete"
     assert "job 12, after it: failed: module load cuda" in row.line
@@ -326,11 +323,7 @@ def test_a_restarted_job_is_told_by_its_last_attempt(tmp_path):
     assert (row.state, row.line) == ("failed", "ValueError: the last attempt")
     running = judge("run", folder, 10, Job(9, "RUNNING"), 9)
     assert running.line == "Slurm: RUNNING, restart 10"
-
-
-def test_a_job_that_found_nothing_to_do_is_no_attempt(tmp_path):
-    folder = folder_of(tmp_path, "complete")
-    (folder / "12.skipped").write_text("slurm: not run: it is complete\n")
+    (folder / "12.skipped").write_text("slurm: not run: it is complete\n")  # is no attempt
     assert states.reader.job_ids(folder) == [9]
 
 
@@ -344,39 +337,56 @@ def test_progress_and_time_left_come_from_the_steps(tmp_path):
 
 def test_what_slurm_forgets_was_written_down(tmp_path):
     folder = folder_of(tmp_path, "running")
-    job = Job(9, "NODE_FAIL", "0:0")
-    states.remember(folder, job, judge("run", folder, 10, job, 9), "")
-    row = judge("run", folder, 10, states.recall(folder, 9), 9)
-    assert row.state == "node failure"
+    job = Job(9, "NODE_FAIL", "0:0", array="414002_0")
+    row = judge("run", folder, 10, job, 9)
+    states.remember(folder, job, row, "")
+    assert judge("run", folder, 10, states.recall(folder, 9), 9) == row
+    assert row.state == "node failure" and " 414002_0 " in status.table([row])[1]
     states.remember(folder, Job(9, "PENDING"), row, "")  # scontrol requeue
     assert states.recall(folder, 9) is None
 
 
+class Bench(NamedTuple):
+    """A study, where its runs are, and where the stand-ins for Slurm note what they are given."""
+
+    path: Path
+    logs: Path
+    top: Path
+
+    def __call__(self, command, *flags: str) -> int:
+        return command.main(["--logs", str(self.logs), str(self.path), *flags])
+
+    def noted(self, name: str) -> str:
+        return (self.top / name).read_text() if (self.top / name).exists() else ""
+
+    def folder(self, run: str, **files: str) -> Path:
+        folder = self.logs / self.path.stem / run
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name.replace("__", ".")).write_text(text)
+        return folder
+
+
+SURE = ("--yes", "--no-preflight")
+
+
 @pytest.fixture
-def many(tmp_path, monkeypatch):
-    """A study of 40 runs that have ended or run, and a squeue and sacct that count calls."""
-    path = study_file(
-        tmp_path / "many.toml", f"[[sweep]]\nproduct = {{ seed = {list(range(40))} }}\n"
-    )
-    logs, lines = tmp_path / "logs", []
-    for number, name in enumerate(load_study(path).runs, start=1):
-        folder = logs / "many" / name
-        folder.mkdir(parents=True)
-        (folder / f"{number}.out").write_text("RuntimeError: boom\n")
-        (folder / "steps.csv").write_text("step,step_s\n" + "1,0.5\n" * 20)
-        (folder / "status.json").write_text('{"state": "running", "reason": ""}')
-        state = ("RUNNING", "FAILED", "TIMEOUT", "PENDING")[number % 4]
-        lines.append(f"{number}|{state}|0|None|{name}|many|/r|")
-    stand_in(tmp_path, monkeypatch, lines)
-    return path, logs, tmp_path
+def bench(tmp_path, monkeypatch):
+    """A study of some seeds; a squeue that prints the file `queue`, an sbatch and a scancel that
+    note what they were given."""
 
+    def made(seeds: int, queue: str, text: str = "") -> Bench:
+        path = study_file(
+            tmp_path / "grid.toml",
+            f"{text}[[sweep]]\ndefaults = {{ engine = 'megatron', gpus = 2, tp = 2 }}\n"
+            f"product = {{ seed = {list(range(1, seeds + 1))} }}\n",
+        )
+        ours = comment_of(load_study(path), tmp_path / "logs")
+        (tmp_path / "queue").write_text(queue.replace("OURS", f"{ours}|{states.ROOT}"))
+        return Bench(path, tmp_path / "logs", tmp_path)
 
-def stand_in(tmp_path, monkeypatch, queue):
-    """A squeue that prints these lines, an sbatch and a scancel that note what they were given."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tmp_path / "queue").write_text("\n".join(queue) + "\n")
-    count = f"$(grep -c sbatch {tmp_path}/calls)"
     for tool, body in {
         # Of an array, the number and the job of each index; of everything else, the queue.
         "squeue": f"[[ $* == *--jobs=* ]] || exec cat {tmp_path}/queue\n"
@@ -384,232 +394,176 @@ def stand_in(tmp_path, monkeypatch, queue):
         "scontrol": f"cat >>{tmp_path}/renamed",
         "sacct": "exit 1",
         "sbatch": f'echo "$* ${{SBATCH_ACCOUNT-}}" >>{tmp_path}/sent; cat >{tmp_path}/script\n'
-        f"echo $((90000 + {count}))",
+        f"echo $((90000 + $(grep -c sbatch {tmp_path}/calls)))",
         "scancel": f'printf "%s\\n" "$@" >{tmp_path}/cancelled',
     }.items():
         (tools / tool).write_text(f"#!/bin/bash\necho {tool} >>{tmp_path}/calls\n{body}\n")
         (tools / tool).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return made
 
 
-def test_many_runs_ask_slurm_twice(many, capsys):
-    path, logs, tmp_path = many
-    assert status.main([str(path), "--logs", str(logs)]) == 1
-    assert (tmp_path / "calls").read_text().split() == ["squeue", "sacct"]
-    out = capsys.readouterr().out
-    assert "10 running" in out and "10 timeout" in out and "10 pending" in out
+NAME = "megatron-tp2-seed"
 
 
-def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
-    path, logs, tmp_path = many
-    assert submit.main([str(path), "--logs", str(logs), "--only", "missing"]) == 0
-    assert "nothing to submit" in capsys.readouterr().out
-    names = list(load_study(path).runs)[:8]  # jobs 1 to 8: two of each state
-    assert submit.main([str(path), "--logs", str(logs), "--only", "missing", names[3]]) == 0
-    assert "nothing to submit" in capsys.readouterr().out  # job 4 runs
-    nobodys = ["--logs", str(tmp_path / "queue"), "--only", "missing"]
-    assert submit.main([str(path), *nobodys]) == 2
-    assert capsys.readouterr().err == f"slurm.submit: {tmp_path}/queue/many: Not a directory\n"
-    sure = ["--yes", "--no-preflight"]
-    assert submit.main([str(path), "--logs", str(logs), *sure, "--only", *names]) == 0
+@pytest.fixture
+def four(bench):
+    """Four runs, of which one runs and one was cancelled before it started."""
+    queue = (
+        f"7|RUNNING|0|None|{NAME}1|OURS|\n"
+        f"8|CANCELLED|0|None|{NAME}2|OURS|\n"
+        f"9|CANCELLED|0|None|{NAME}3|grid|/another/clone|\n"
+        f"10|CANCELLED|0|None|{NAME}3|grid|{states.ROOT}|\n"  # of the usual folder
+    )
+    return bench(4, queue, "[slurm]\nbudget_gpu_hours = 0.1\n")
+
+
+def test_submitting_again_never_duplicates_what_waits_or_runs(bench, capsys):
+    kinds = ("RUNNING", "FAILED", "TIMEOUT", "PENDING")
+    study = bench(8, "".join(f"{n}|{kinds[n % 4]}|0|None|{NAME}{n}|OURS|\n" for n in range(1, 9)))
+    for n in range(1, 9):
+        study.folder(f"{NAME}{n}", status__json='{"state": "running"}', **{f"{n}__out": "Error"})
+    for names in (("missing",), ("missing", f"{NAME}4")):  # job 4 runs
+        assert study(submit, "--only", *names) == 0
+        assert "nothing to submit" in capsys.readouterr().out
+    assert submit.main([str(study.path), "--logs", f"{study.top}/queue"]) == 2
+    assert capsys.readouterr().err == f"slurm.submit: {study.top}/queue/grid: Not a directory\n"
+    assert study(submit, *SURE) == 0
     # The four that had ended ask for the same: one array.
-    assert (tmp_path / "calls").read_text().split().count("sbatch") == 1
-    assert "#SBATCH --array=0-3\n" in (tmp_path / "script").read_text()
-    ended = [name for number, name in enumerate(names, start=1) if number not in (3, 4, 7, 8)]
-    assert (tmp_path / "renamed").read_text().splitlines() == [
+    assert study.noted("calls").split().count("sbatch") == 1
+    assert "#SBATCH --array=0-3\n" in study.noted("script")
+    ended = [f"{NAME}{n}" for n in (1, 2, 5, 6)]
+    assert study.noted("renamed").splitlines() == [
         f"update jobid=90001_{index} jobname={name}" for index, name in enumerate(ended)
     ]
-    noted = [logs / "many" / name / f"{91000 + i}.submitted" for i, name in enumerate(ended)]
-    assert all(path.exists() for path in noted)
-    assert cancel.main([str(path), "--logs", str(logs), "--only", *names]) == 0
-    asked = (tmp_path / "cancelled").read_text().split()
-    assert sorted(asked) == ["3", "4", "7", "8"]  # PENDING and RUNNING
+    assert all(
+        (study.folder(run) / f"{91000 + i}.submitted").exists() for i, run in enumerate(ended)
+    )
+    assert study(cancel) == 0
+    assert sorted(study.noted("cancelled").split()) == ["3", "4", "7", "8"]  # PENDING and RUNNING
 
 
 def test_only_failed_leaves_out_what_was_stopped_and_says_so(four, capsys):
-    path, logs, tmp_path = four
     for seed, state, reason in (
         (1, "interrupted", "SIGUSR1, saved step 5"),
         (3, "interrupted", "time limit: SIGUSR1, saved step 5"),
         (4, "failed", "ValueError: x"),
     ):
-        folder = logs / "four" / f"megatron-tp2-seed{seed}"
-        folder.mkdir(parents=True)
-        RunFolder(folder)._write_status(state, kind_of(reason), reason, 0)
-    (tmp_path / "queue").write_text((tmp_path / "queue").read_text().replace("7|RUN", "|"))
-    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight"]
-    assert submit.main([*flags, "--only", "failed"]) == 0
+        RunFolder(four.folder(f"{NAME}{seed}"))._write_status(state, kind_of(reason), reason, 0)
+    (four.top / "queue").write_text(four.noted("queue").replace("7|RUN", "|"))
+    assert four(submit, *SURE, "--only", "failed") == 0
     out = capsys.readouterr().out
-    stopped = "megatron-tp2-seed1, megatron-tp2-seed2, megatron-tp2-seed3"
-    assert f"cancelled or interrupted, not failed: {stopped}\n" in out
-    assert re.findall(r"submitted (\S+):", out) == ["megatron-tp2-seed4"]
+    assert f"cancelled or interrupted, not failed: {NAME}1, {NAME}2, {NAME}3\n" in out
+    assert re.findall(r"submitted (\S+):", out) == [f"{NAME}4"]
 
 
-def test_a_job_of_an_array_has_the_number_that_squeue_prints(tmp_path):
-    job = parse(QUEUE, of_queue=True)[414003]
-    row = judge("run", folder_of(tmp_path, "running"), 10, job, 414003)
-    assert "414002_0" in status.table([row])[1] and "414003" not in status.table([row])[1]
-    states.remember(tmp_path / "run", replace(job, state="FAILED"), row, "{}")
-    assert states.recall(tmp_path / "run", 414003).array == "414002_0"
-
-
-def test_status_and_cancel_take_several_studies(four, capsys):
-    path, logs, tmp_path = four
-    other = tmp_path / "other.toml"
-    other.write_text('question = "?"\ncluster = "local-test"\nrun = [{ engine = "ddp" }]\n')
-    ours = comment_of(load_study(other), logs)
-    with (tmp_path / "queue").open("a") as queue:
+def test_status_and_cancel_take_several_studies_and_ask_slurm_twice(four, capsys):
+    other = study_file(four.top / "other.toml", "run = [{ engine = 'ddp' }]\n")
+    ours = comment_of(load_study(other), four.logs)
+    with (four.top / "queue").open("a") as queue:
         queue.write(f"12|RUNNING|0|None|ddp|{ours}|{states.ROOT}|11|0|\n")
     clusters = str(states.ROOT / "slurm" / "clusters.toml")  # as slurm/*.toml names it
-    both = [clusters, str(path), str(other.with_suffix(".slurm")), "--logs", str(logs)]
-    assert status.main(both) == 1  # a run of the first was cancelled
+    others = (clusters, str(other.with_suffix(".slurm")))
+    assert four(status, *others) == 1  # a run of the first was cancelled
     out = capsys.readouterr().out
-    assert f"{path}:\n" in out and f"{other}:\n" in out and " 11_0 " in out
-    assert (tmp_path / "calls").read_text().split() == ["squeue", "sacct"]
-    assert cancel.main([*both, "--only", "ddp"]) == 2
+    assert f"{four.path}:\n" in out and f"{other}:\n" in out and " 11_0 " in out
+    assert four.noted("calls").split() == ["squeue", "sacct"]
+    assert four(cancel, *others, "--only", "ddp") == 2
     assert "--only names runs of one study, not of 2" in capsys.readouterr().err
-    assert cancel.main(both) == 0
-    assert (tmp_path / "cancelled").read_text().split() == ["7", "11_0"]
+    assert four(cancel, *others) == 0
+    assert four.noted("cancelled").split() == ["7", "11_0"]
 
 
-def test_above_the_budget_nothing_is_submitted(many, capsys):
-    path, logs, tmp_path = many
-    path.write_text(path.read_text() + "[slurm]\nbudget_gpu_hours = 1\n")
-    assert submit.main([str(path), "--logs", str(logs), "--only", "failed", "--no-preflight"]) == 2
-    assert "rank-hours at worst exceed the budget of 1" in capsys.readouterr().err
-    assert "sbatch" not in (tmp_path / "calls").read_text()
-
-
-@pytest.fixture
-def four(tmp_path, monkeypatch):
-    """A study of four runs, of which one runs and one was cancelled before it started."""
-    path = study_file(
-        tmp_path / "four.toml",
-        "[slurm]\nbudget_gpu_hours = 0.1\n[[sweep]]\n"
-        "defaults = { engine = 'megatron', gpus = 2, tp = 2 }\n"
-        "product = { seed = [1, 2, 3, 4] }\n",
-    )
-    ours = comment_of(load_study(path), tmp_path / "logs")
-    queue = [
-        f"7|RUNNING|0|None|megatron-tp2-seed1|{ours}|{states.ROOT}|",
-        f"8|CANCELLED|0|None|megatron-tp2-seed2|{ours}|{states.ROOT}|",
-        f"9|CANCELLED|0|None|megatron-tp2-seed3|{ours}|/another/clone|",
-        f"10|CANCELLED|0|None|megatron-tp2-seed3|four|{states.ROOT}|",  # of the usual folder
-    ]
-    stand_in(tmp_path, monkeypatch, queue)
-    return path, tmp_path / "logs", tmp_path
+def test_above_the_budget_nothing_is_submitted(four, capsys):
+    assert four(submit, "--no-preflight") == 2
+    assert "rank-hours at worst exceed the budget of 0.1" in capsys.readouterr().err
+    assert not four.noted("sent")
 
 
 def test_a_complete_run_of_other_settings_is_missing_and_submitted(four, capsys):
-    path, logs, tmp_path = four
-    study = load_study(path)
-    name = "megatron-tp2-seed4"
-    folder = logs / "four" / name
-    folder.mkdir(parents=True)
-    about = {"spec": study.specs[name].settings(), "scheduler": {"job_id": 6}}
-    (folder / "run.json").write_text(json.dumps(about))
-    (folder / "status.json").write_text('{"state": "complete"}')
-    (folder / "RUN_COMPLETE.txt").touch()
-    (folder / "6.submitted").touch()
+    name = f"{NAME}4"
+    settings = load_study(four.path).specs[name].settings()
 
-    def row() -> str:
-        status.main([str(path), "--logs", str(logs)])
+    def row(**changes) -> str:
+        about = json.dumps({"spec": settings | changes, "scheduler": {"job_id": 6}})
+        done = {"status__json": '{"state": "complete"}', "RUN_COMPLETE__txt": ""}
+        four.folder(name, run__json=about, **done, **{"6__submitted": ""})
+        four(status)
         lines = capsys.readouterr().out.splitlines()
         return " ".join(next(line for line in lines if line.startswith(name)).split())
 
     assert row().endswith("- RUN_COMPLETE.txt") and " complete " in row()
-    about["spec"] |= {"log_interval": 77}  # not another run
-    (folder / "run.json").write_text(json.dumps(about))
-    assert " complete " in row()
-    text = path.read_text().replace("gpus = 2,", "gpus = 2, lr = 0.5, steps = 200,")
-    path.write_text(text)
-    lr, steps = about["spec"]["lr"], about["spec"]["steps"]
-    said = f"a run of other settings is complete: lr {lr}, now 0.5, steps {steps}, now 200;"
-    assert " missing " in row() and said in row()
-    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight", "--only", "missing"]
-    assert submit.main(flags) == 0
+    assert " complete " in row(log_interval=77)  # not another run
+    text = four.path.read_text().replace("gpus = 2,", "gpus = 2, lr = 0.5, steps = 200,")
+    four.path.write_text(text)
+    was = "a run of other settings is complete: lr 0.0003, now 0.5, steps 20, now 200;"
+    assert " missing " in row() and was in row()
+    assert four(submit, *SURE, "--only", "missing") == 0
     assert f"submitted {name}: job" in capsys.readouterr().out
 
 
 def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
-    path, logs, _ = four
-    assert status.main([str(path), "--logs", str(logs)]) == 1
-    said, wrong = capsys.readouterr()
-    assert "1 running" in said and "1 cancelled" in said and "2 missing" in said
-    assert wrong == "" and "next:" not in said
-    assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["run"], row["verdict"]) == ("megatron-tp2-seed2", "cancelled")
+    def table() -> list[dict]:
+        capsys.readouterr()
+        assert tflops.main([str(four.logs / "grid"), "--format", "json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert four(status) == 1
+    printed = capsys.readouterr()
+    assert printed.out.endswith("\n2 missing, 1 running, 1 cancelled\n") and printed.err == ""
+    (row,) = table()
+    assert (row["run"], row["verdict"]) == (f"{NAME}2", "cancelled")
     assert row["reasons"] == ["Slurm: CANCELLED 0:0"]
     assert (row["engine"], row["gpus"], row["tp"]) == ("megatron", 2, 2)
-    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight", "--only", "missing"]
-    assert submit.main(flags) == 0
-    capsys.readouterr()
-    assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["verdict"] for row in rows] == ["cancelled", "pending", "pending"]
+    assert four(submit, *SURE, "--only", "missing") == 0
+    assert [row["verdict"] for row in table()] == ["cancelled", "pending", "pending"]
 
 
 def test_cancel_takes_the_named_run_and_asks_for_nothing_where_none_waits(four, capsys):
-    path, logs, tmp_path = four
-    flags = [str(path), "--logs", str(logs), "--only"]
-    assert cancel.main([*flags, "ddp"]) == 2  # no run of the study
-    folder = logs / "four" / "megatron-tp2-seed3"
-    folder.mkdir(parents=True)
-    (folder / "status.json").write_text('{"state": "running"}')  # in a sweep without Slurm
-    assert cancel.main([*flags, "megatron-tp2-seed3"]) == 0
-    assert capsys.readouterr().out == "cancelled 0 jobs\n"
-    assert not (tmp_path / "cancelled").exists()
-    assert cancel.main([*flags, "megatron-tp2-seed1"]) == 0
-    assert (tmp_path / "cancelled").read_text().split() == ["7"]
+    assert four(cancel, "--only", "ddp") == 2  # no run of the study
+    four.folder(f"{NAME}3", status__json='{"state": "running"}')  # in a sweep without Slurm
+    assert four(cancel, "--only", f"{NAME}3") == 0
+    assert capsys.readouterr().out == "cancelled 0 jobs\n" and not four.noted("cancelled")
+    assert four(cancel, "--only", f"{NAME}1") == 0
+    assert four.noted("cancelled").split() == ["7"]
 
 
 @pytest.mark.parametrize(
     ("own", "asked", "charged"),
     [("", "", "theirs"), ("", "mine", "mine"), ("clusters", "", ""), ("clusters", "mine", "mine")],
 )
-def test_runs_have_the_account_of_the_job_that_submits_them(
-    own, asked, charged, four, monkeypatch, capsys
-):
+def test_runs_have_the_account_of_the_job_that_submits_them(own, asked, charged, four, monkeypatch):
     """But a cluster's own account comes before it, and SBATCH_ACCOUNT before both."""
-    path, logs, tmp_path = four
-    study = load_study(path)
+    study = load_study(four.path)
     there = replace(study, cluster=replace(study.cluster, account=own))
     monkeypatch.setattr(submit, "load_study", lambda *_: there)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_JOB_ACCOUNT", "theirs")
     if asked:
         monkeypatch.setenv("SBATCH_ACCOUNT", asked)
-    assert submit.main([str(path), "--logs", str(logs), "--yes", "--no-preflight"]) == 0
-    assert (tmp_path / "sent").read_text().split()[-1].removeprefix("--chdir=") in (
-        charged or str(states.ROOT)
-    )
-    assert (f"#SBATCH --account={own}\n" in (tmp_path / "script").read_text()) is bool(own)
+    assert four(submit, *SURE) == 0
+    last = four.noted("sent").split()[-1].removeprefix("--chdir=")
+    assert last == (charged or str(states.ROOT))
+    assert (f"#SBATCH --account={own}\n" in four.noted("script")) is bool(own)
 
 
 def test_what_every_run_would_find_missing_is_said_once_and_nothing_is_submitted(four, capsys):
-    path, logs, tmp_path = four
-    path.write_text(path.read_text().replace("gpus = 2,", "gpus = 2, data = '/no/data',"))
-    assert submit.main([str(path), "--logs", str(logs), "--yes"]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "slurm.submit: no token files at /no/data: python -m parallel.data --input TEXT --out"
-        " /no/data makes them",
-        "slurm.submit: nothing was submitted; --no-preflight submits all the same",
-    ]
-    assert not (tmp_path / "sent").exists()
+    four.path.write_text(four.path.read_text().replace("gpus = 2,", "gpus = 2, data = '/no/data',"))
+    assert four(submit, "--yes") == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert "no token files at /no/data" in first and "--no-preflight" in last
+    assert not four.noted("sent")
 
 
 def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     path = study_file(tmp_path / "one.toml", "[[run]]\n")
-    folder = tmp_path / "logs" / "one" / "ddp"
-    folder.mkdir(parents=True)
-    (folder / "4.submitted").touch()
-    assert status.main([str(path), "--logs", str(tmp_path / "logs")]) == 0
-    said = capsys.readouterr()
-    assert "no Slurm answers" in said.err and "unknown" in said.out
-    assert submit.main([str(path), "--logs", str(tmp_path / "logs")]) == 2
-    assert testbed.missing_packages() == ["munge", "slurm-wlm"]
+    study = Bench(path, tmp_path / "logs", tmp_path)
+    study.folder("ddp", **{"4__submitted": ""})
+    assert study(status) == 0
+    printed = capsys.readouterr()
+    assert "no Slurm answers" in printed.err and "unknown" in printed.out
+    assert study(submit) == 2
     assert testbed.main(["up", "--folder", str(tmp_path / "c")]) == 2
     assert "apt-get install munge slurm-wlm" in capsys.readouterr().err
 
@@ -648,17 +602,13 @@ def test_a_rank_hears_the_signal_before_the_limit_that_its_launcher_ignores():
     assert started.returncode == 0
 
 
-def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(tmp_path):
+def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(tmp_path, capfd):
     (tmp_path / "script").write_text("#!/no/interpreter\n")
-    for command, code, why in (
-        (str(tmp_path / "script"), 126, "Permission denied"),
-        ("/no/nsys", 127, "No such file or directory"),
-    ):
+    for command, code in ((str(tmp_path / "script"), 126), ("/no/nsys", 127)):
         ask = [sys.executable, "-m", "slurm.forward_signals", command]
-        done = subprocess.run(ask, cwd=states.ROOT, capture_output=True, text=True)
-        said = f"slurm.forward_signals: {command}: {why}"
-        assert (done.returncode, done.stderr) == (code, said + "\n")
-        assert ends.cause(said) == said
+        assert subprocess.run(ask, cwd=states.ROOT).returncode == code
+        said = capfd.readouterr().err.strip()
+        assert command in said and ends.cause(said) == said
 
 
 def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):
