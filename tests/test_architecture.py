@@ -8,7 +8,6 @@ import pytest
 
 from tests.conftest import ROOT
 
-ROOMS = ("base", "models", "parallel", "slurm", "analysis")
 MAY_IMPORT = {
     "base": {"base"},
     "models": {"base", "models"},
@@ -16,115 +15,98 @@ MAY_IMPORT = {
     "slurm": {"base", "models", "parallel", "slurm"},
     "analysis": {"base", "models", "parallel", "analysis"},
 }
-# Each heavy library and the only files that may import it.
+# Each heavy library and the only modules that may import it.
 HOMES = {
     "deepspeed": {
-        "parallel/engines/deepspeed_common.py",
-        "parallel/engines/deepspeed_pipe.py",
-        "parallel/rehearsed_deepspeed.py",
+        "parallel.engines.deepspeed_common",
+        "parallel.engines.deepspeed_pipe",
+        "parallel.rehearsed_deepspeed",
     },
-    "megatron": {
-        "parallel/engines/cpu.py",
-        "parallel/engines/layers.py",
-        "parallel/engines/megatron.py",
-    },
-    "transformers": {"models/hf_model.py"},
+    "megatron": {f"parallel.engines.{name}" for name in ("cpu", "layers", "megatron")},
+    "transformers": {"models.hf_model"},
     "apex": set(),  # probed by name in parallel/engines/kernels.py
     "transformer_engine": set(),
-    **{
-        library: {"analysis/measured/curve_tools.py"}
-        for library in ("tensorboard", "wandb", "mlflow")
-    },
-    "vl_convert": {"analysis/pages/page_html.py"},
-    "altair": {"analysis/pages/altair_charts.py"},
+    **dict.fromkeys(("tensorboard", "wandb", "mlflow"), {"analysis.measured.curve_tools"}),
+    "vl_convert": {"analysis.pages.page_html"},
+    "altair": {"analysis.pages.altair_charts"},
 }
-
-
-def sources() -> list[Path]:
-    return sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py"))
-
-
-def imports(path: Path, everywhere: bool = True) -> set[str]:
-    """Dotted names that a file imports; with everywhere=False only those at its top level."""
-    tree = ast.parse(path.read_text())
-    nodes = ast.walk(tree) if everywhere else _top_level(tree)
-    found = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return found
-
-
-def _top_level(tree: ast.Module):
-    for node in tree.body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        yield from ast.walk(node) if isinstance(node, ast.If | ast.With | ast.Try) else [node]
 
 
 def module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_follow_the_arrows(path):
-    room = path.relative_to(ROOT).parts[0]
-    ours = {name.split(".")[0] for name in imports(path)} & set(ROOMS)
-    assert ours <= MAY_IMPORT[room]
+FILES = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
+TREES = {module(path): ast.parse(path.read_text()) for path in FILES}
+
+
+def imported(nodes) -> set[str]:
+    """Dotted names that these statements import. `from analysis.published import recomputed`
+    imports recomputed, not the package's own file."""
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import of {node.module}"
+            of_it = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= of_it if of_it <= TREES.keys() else of_it | {node.module}
+    return names
+
+
+def at_start(tree: ast.Module):
+    """The statements that run when the module is imported."""
+    for node in tree.body:
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
+            yield from ast.walk(node) if isinstance(node, ast.If | ast.With | ast.Try) else [node]
+
+
+IMPORTS = {name: imported(ast.walk(tree)) for name, tree in TREES.items()}
+AT_START = {name: imported(at_start(tree)) for name, tree in TREES.items()}
+
+
+def root_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def test_imports_follow_the_arrows():
+    for name, others in IMPORTS.items():
+        ours = {root_of(other) for other in others} & MAY_IMPORT.keys()
+        assert ours <= MAY_IMPORT[root_of(name)], name
 
 
 @pytest.mark.parametrize("library", HOMES)
 def test_each_heavy_library_has_its_homes(library):
-    users = {
-        str(path.relative_to(ROOT))
-        for path in sources()
-        if any(name.split(".")[0] == library for name in imports(path))
-    }
+    users = {name for name, others in IMPORTS.items() if library in map(root_of, others)}
     assert users <= HOMES[library]
 
 
-def reachable(start: Path) -> set[str]:
-    """Every module that importing `start` loads, ours followed and others named, top level only."""
-    by_name = {module(path): path for path in sources()}
-    seen, queue = set(), [module(start)]
+def loaded(start: str) -> set[str]:
+    """Every package that importing a module of ours loads."""
+    seen, queue = set(), [start]
     while queue:
         name = queue.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name not in by_name:
-            continue
-        queue += [n for n in imports(by_name[name], everywhere=False)]
-        queue += [name.rpartition(".")[0]] if "." in name else []
-    return {name.split(".")[0] for name in seen}
+        if name not in seen:
+            seen.add(name)
+            queue += AT_START.get(name, ())
+            queue += [name.rpartition(".")[0]] if "." in name and name in TREES else []
+    return {root_of(name) for name in seen}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in sources() if p.relative_to(ROOT).parts[0] in ("analysis", "slurm")]
-    + [p for room in ("config", "record") for p in sorted((ROOT / "parallel" / room).rglob("*.py"))]
-    + [
-        ROOT / "parallel" / f"{name}.py"
-        for name in (
-            "sweep",
-            "gpu_check",
-            "checkpoint/folders",
-            "checkpoint/__main__",
-            "measure/ranges",
-            "measure/steady_time",
-            "rehearse",
-            "engines/__init__",
-        )
-    ]
-    + [ROOT / "models/hf.py"],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_planning_and_reading_never_load_torch(path):
-    assert path.exists()
-    assert not reachable(path) & {"torch", "deepspeed", "megatron", "transformers", "vl_convert"}
+TORCH_FREE = ("analysis", "slurm", "parallel.config", "parallel.record", "models.hf")
+TORCH_FREE += ("parallel.sweep", "parallel.gpu_check", "parallel.rehearse", "parallel.engines")
+TORCH_FREE += ("parallel.checkpoint.folders", "parallel.checkpoint.__main__")
+TORCH_FREE += ("parallel.measure.ranges", "parallel.measure.steady_time")
+
+
+@pytest.mark.parametrize("part", TORCH_FREE)
+def test_planning_and_reading_never_load_torch(part):
+    """Of parallel.engines its own file alone."""
+    rooms = () if part == "parallel.engines" else (f"{part}.",)
+    names = [name for name in TREES if name == part or name.startswith(rooms)]
+    assert names
+    heavy = {"torch", "deepspeed", "megatron", "transformers", "vl_convert"}
+    assert {name: loaded(name) & heavy for name in names} == dict.fromkeys(names, set())
 
 
 ENGINE_LIBRARIES = {
@@ -137,33 +119,18 @@ ENGINE_LIBRARIES = {
 
 @pytest.mark.parametrize("engine", ENGINE_LIBRARIES)
 def test_no_engine_loads_another_engines_library(engine):
-    loaded = reachable(ROOT / "parallel/engines" / f"{engine}.py")
-    assert loaded & {"deepspeed", "megatron", "transformers"} == ENGINE_LIBRARIES[engine]
+    libraries = loaded(f"parallel.engines.{engine}") & {"deepspeed", "megatron", "transformers"}
+    assert libraries == ENGINE_LIBRARIES[engine]
 
 
 def test_every_module_says_what_it_is():
-    missing = [str(p) for p in sources() if not ast.get_docstring(ast.parse(p.read_text()))]
-    assert not missing
-
-
-def files_imported(path: Path) -> set[str]:
-    """Our modules that a file imports anywhere in it, imports inside functions too.
-
-    `from analysis.published import recomputed` imports recomputed, not the package's own file.
-    """
-    ours, found = {module(p) for p in sources()}, set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (names & ours) if names <= ours else (names | {node.module})
-    return (found & ours) - {module(path)}
+    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
 
 
 def test_no_files_import_each_other_in_a_circle():
     # prepare() raises CycleError, which names the files.
-    TopologicalSorter({module(p): files_imported(p) for p in sources()}).prepare()
+    ours = {name: (others & TREES.keys()) - {name} for name, others in IMPORTS.items()}
+    TopologicalSorter(ours).prepare()
 
 
 # The rooms inside a room, lowest first; rooms of one line do not import each other. Every other
@@ -193,10 +160,11 @@ def level(room: str, name: str) -> tuple[int, str]:
 @pytest.mark.parametrize("room", LEVELS)
 def test_the_rooms_inside_a_room_import_downwards(room):
     up = set()
-    for path in sorted((ROOT / room.replace(".", "/")).rglob("*.py")):
-        for name, other in ((module(path), other) for other in files_imported(path)):
-            if name != room and other.startswith(f"{room}."):
-                (mine, here), (theirs, there) = level(room, name), level(room, other)
-                if theirs > mine or (theirs == mine and here != there):
-                    up.add((name, other))
+    for name in (name for name in TREES if name.startswith(f"{room}.")):
+        for other in (
+            other for other in IMPORTS[name] & TREES.keys() if other.startswith(f"{room}.")
+        ):
+            (mine, here), (theirs, there) = level(room, name), level(room, other)
+            if theirs > mine or (theirs == mine and here != there):
+                up.add((name, other))
     assert up == set()
