@@ -1,6 +1,7 @@
 """FP8 and context parallelism: which runs and clusters can have them, and where tables show cp."""
 
 import json
+import re
 
 import pytest
 
@@ -17,47 +18,40 @@ from tests.fixture_runs import facts, table_of, write
 LLAMA = {"engine": "megatron", "preset": "llama3-8b", "gpus": 16, "precision": "bf16"}
 
 
-def check(capsys, *flags: str) -> tuple[int, str]:
+def check(capsys, flags: str) -> tuple[int, str]:
     """(exit status, what it prints, or where it refuses why) of `parallel.train --check` for a
     llama3-8b on 16 GPUs."""
-    given = [word for name, value in LLAMA.items() for word in (f"--{name}", str(value))]
-    status = train.main([*given, *flags, "--check"])
+    own = [word for name, value in LLAMA.items() for word in (f"--{name}", str(value))]
+    status = train.main([*own, *flags.split(), "--check"])
     printed = capsys.readouterr()
     return status, printed.err if status else printed.out
 
 
 def test_a_gpu_cluster_takes_both(capsys):
-    flags = ("--tp", "2", "--cp", "2", "--pp", "2", "--precision", "fp8", "--cluster", "dgx-h100")
-    status, printed = check(capsys, *flags)
-    found = json.loads(printed)
-    assert status == 0 and found["run"].startswith("megatron-tp2-cp2-pp2-dp2-")
-    assert found["cp"] == 2 and found["precision"] == "fp8" and found["fp8_recipe"] == "delayed"
+    status, printed = check(capsys, "--tp 2 --cp 2 --pp 2 --precision fp8 --cluster dgx-h100")
+    run = json.loads(printed)
+    assert status == 0 and run["run"].startswith("megatron-tp2-cp2-pp2-dp2-")
+    assert (run["cp"], run["precision"], run["fp8_recipe"]) == (2, "fp8", "delayed")
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--cp", "2", "--cluster", "local-test"), "cp 2 needs a GPU, and local-test gives none"),
-        (("--precision", "fp8", "--cluster", "dgx-a100"), "the A100 of dgx-a100 has no fp8"),
-        (("--cp", "2", "--device", "cpu"), "cp 2 needs a GPU, and device is cpu"),
-        (("--cp", "2", "--precision", "fp32"), "cp 2 needs precision bf16, fp16 or fp8, not fp32"),
-        (("--cp", "2", "--kernels", "torch"), "cp 2 needs kernels te, not torch"),
-        (
-            ("--cp", "2", "--precision", "fp8", "--kernels", "torch"),
-            "cp 2 and precision fp8 needs kernels te, not torch",
-        ),
-        (("--engine", "ddp", "--cp", "2"), "no cp (asked: 2; engines with cp: megatron)"),
-        (("--cp", "16", "--seq-len", "8176"), "cuts seq_len 8176 unevenly into 32 chunks"),
-        (("--cp", "2", "--breakdown"), "breakdown has no column for messages between cp 2 ranks"),
-        (
-            ("--precision", "fp8", "--ffn-hidden", "14344", "--tp", "2"),
-            "multiples of 16, and ffn_hidden / tp is 7172",
-        ),
-        (("--precision", "fp8", "--seq-len", "24"), "a rank's tokens of a micro-batch is 24"),
+        ("--cp 2 --cluster local-test", "cp 2 needs a GPU, and local-test gives none"),
+        ("--precision fp8 --cluster dgx-a100", "the A100 of dgx-a100 has no fp8"),
+        ("--cp 2 --device cpu", "cp 2 needs a GPU, and device is cpu"),
+        ("--cp 2 --precision fp32", "cp 2 needs precision bf16, fp16 or fp8, not fp32"),
+        ("--cp 2 --kernels torch", "cp 2 needs kernels te, not torch"),
+        ("--cp 2 --precision fp8 --kernels torch", "cp 2 and precision fp8 needs kernels te, not"),
+        ("--engine ddp --cp 2", "no cp (asked: 2; engines with cp: megatron)"),
+        ("--cp 16 --seq-len 8176", "cuts seq_len 8176 unevenly into 32 chunks"),
+        ("--cp 2 --breakdown", "breakdown has no column for messages between cp 2 ranks"),
+        ("--precision fp8 --ffn-hidden 14344 --tp 2", "of 16, and ffn_hidden / tp is 7172"),
+        ("--precision fp8 --seq-len 24", "a rank's tokens of a micro-batch is 24"),
     ],
 )
 def test_elsewhere_one_line_says_why_not(capsys, flags, words):
-    status, printed = check(capsys, *flags)
+    status, printed = check(capsys, flags)
     assert status == 2 and words in printed and printed.count("\n") == 1
 
 
@@ -88,16 +82,11 @@ def run_with(tmp_path, cp: int, **about: dict) -> None:
 
 
 def test_cp_is_a_column_where_a_run_has_more_than_one(tmp_path):
-    run_with(tmp_path, 1)
-    shown = table_of(tmp_path)
-    assert "cp" not in [c.key for c in shown.shown] and shown.rows[0]["cp"] == 1
-    run_with(tmp_path, 2)
-    shown = table_of(tmp_path)
-    assert "cp" in [c.key for c in shown.shown]
-    assert {row["run"]: (row["cp"], row["gpus"]) for row in shown.rows} == {
-        "cp1": (1, 1),
-        "cp2": (2, 2),
-    }
+    for cp in (1, 2):
+        run_with(tmp_path, cp)
+        table = table_of(tmp_path)
+        assert ("cp" in [column.key for column in table.shown]) is (cp > 1)
+        assert table.rows[-1]["run"] == f"cp{cp}" and table.rows[-1]["cp"] == cp
 
 
 def test_an_older_run_json_without_cp_had_one_and_is_a_repeat_of_a_new_one(tmp_path):
@@ -112,8 +101,7 @@ def test_an_older_run_json_without_cp_had_one_and_is_a_repeat_of_a_new_one(tmp_p
 def test_a_run_json_whose_cp_does_not_make_its_ranks_is_damaged(tmp_path):
     run_with(tmp_path, 2)
     path = tmp_path / "cp2" / "run.json"
-    path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
-    path.write_text(path.read_text().replace('"gpus": 2', '"gpus": 4'))
+    path.write_text(re.sub('"(world_size|gpus)": 2', r'"\1": 4', path.read_text()))
     with pytest.raises(UsageError, match="world_size 4 .* is not tp 1 x cp 2 x dp 1 x pp 1"):
         load([tmp_path])
 

@@ -1,8 +1,10 @@
-"""Layouts: what follows from one, and every reason why one cannot run."""
+"""Layouts: what follows from one, every reason why one cannot run, and rows of arrays that are
+layouts."""
 
 import itertools
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 from analysis.logs.record import Record
@@ -10,17 +12,15 @@ from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
 from parallel.config.axes import AXES, RANK_AXES, SET_AXES
 from parallel.config.layout import Layout, split_world
-from parallel.config.layout_arrays import Columns
-from parallel.config.settings import RunSpec
+from parallel.config.layout_arrays import FAMILIES, FLAGS, Columns, columns, columns_of
+from parallel.config.settings import RunSpec, resolve
 
 
 def test_tp_counts_fastest_then_cp_then_dp_then_pp():
-    layout = Layout(tp=2, cp=2, dp=2, pp=2)
+    layout = Layout(tp=2, cp=5, dp=3, pp=4)
     axes = ("pp", "dp", "cp", "tp")
-    seen = [tuple(layout.coords(rank)[axis] for axis in axes) for rank in range(16)]
-    assert seen == list(itertools.product((0, 1), repeat=4))
-    last = Layout(tp=2, cp=5, dp=3, pp=4).coords(2 * 5 * 3 * 3 + 2 * 5 * 2 + 2 * 4 + 1)
-    assert last == {"tp": 1, "cp": 4, "dp": 2, "pp": 3}
+    seen = [tuple(layout.coords(rank)[axis] for axis in axes) for rank in range(120)]
+    assert seen == list(itertools.product(range(4), range(3), range(5), range(2)))
 
 
 def test_every_axis_of_the_list_is_a_size_a_setting_a_column_and_a_fact():
@@ -99,8 +99,7 @@ def test_each_problem_is_named_with_its_numbers(layout, seq_len, words):
     (problem,) = Layout(**layout).problems(config, seq_len)
     assert words in problem
 
-
-def test_heads_of_keys_and_the_feed_forward_are_divided_too():
+    # Heads of keys and the feed-forward are divided, too.
     (problem,) = Layout(tp=4).problems(PRESETS["tiny-llama"], 128)
     assert "tp 4 does not divide the 2 heads of keys and values (1, 2 do)" in problem
     (problem,) = Layout(tp=4).problems(GPTConfig(2, 64, 4, ffn_hidden=66), 64)
@@ -109,18 +108,92 @@ def test_heads_of_keys_and_the_feed_forward_are_divided_too():
 
 def test_every_problem_is_named_and_not_the_first_alone():
     layout = Layout(tp=5, pp=5, vpp=3, n_micro=6, sequence_parallel=True)
-    problems = layout.problems(PRESETS["gpt2-124m"], 1026)
-    said = ("heads", "ffn", "layers", "multiples", "divide seq_len", "exceeds")
-    assert len(problems) == len(said)
-    assert all(word in problem for word, problem in zip(said, problems, strict=True))
+    words = ("heads", "ffn", "layers", "multiples", "divide seq_len", "exceeds")
+    for word, problem in zip(words, layout.problems(PRESETS["gpt2-124m"], 1026), strict=True):
+        assert word in problem
 
 
 def test_ranks_that_cannot_be_split_are_refused():
     assert split_world(16, tp=2, pp=4) == 2
     assert split_world(48, tp=2, pp=4, cp=3) == 2
-    with pytest.raises(UsageError, match="6 ranks .* tp 1 x pp 2 x cp 2.*multiple of 4"):
-        split_world(6, tp=1, pp=2, cp=2)
-    with pytest.raises(UsageError, match="6 ranks cannot be split into tp 2 x pp 2.*multiple of 4"):
-        split_world(6, tp=2, pp=2)
-    with pytest.raises(UsageError, match="gpus 4, tp -1, pp -1: each must be positive"):
-        split_world(4, tp=-1, pp=-1)
+    for gpus, sizes, words in (
+        (6, {"tp": 1, "pp": 2, "cp": 2}, "6 ranks .* tp 1 x pp 2 x cp 2.*multiple of 4"),
+        (6, {"tp": 2, "pp": 2}, "6 ranks cannot be split into tp 2 x pp 2.*multiple of 4"),
+        (4, {"tp": -1, "pp": -1}, "gpus 4, tp -1, pp -1: each must be positive"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            split_world(gpus, **sizes)
+
+
+SIZES = {"layers": 12, "hidden": 96, "heads": 6, "vocab": 100, "seq": 64}
+
+
+def test_what_is_not_given_is_one_rank_of_a_gpt_in_half_precision():
+    x = columns(**SIZES)
+    assert len(x) == 1 and x.layout(0) == Layout()
+    one = {f: getattr(x, f)[0] for f in ("ffn", "kv_heads", "width", "grad_width", "gpus_per_node")}
+    assert one == {"ffn": 384, "kv_heads": 6, "width": 2, "grad_width": 2, "gpus_per_node": 8}
+    assert x.head_dim.tolist() == [16.0] and x.dropout.tolist() == [True]
+    for name in (*FLAGS, "slower"):
+        assert getattr(x, name).tolist() == [False], name
+    y = columns(**SIZES, width=4, deepspeed=True, ffn=7, kv_heads=2, slower=False)
+    assert (y.grad_width[0], y.ffn[0], y.kv_heads[0], y.slower[0]) == (4, 7, 2, False)
+    assert columns(**SIZES, deepspeed=True).slower.tolist() == [True]
+    flags = {"deepspeed": np.array([False, True, False]), "fsdp2": np.array([False, False, True])}
+    families = [FAMILIES[i] for i in columns(**SIZES, **flags).family]
+    assert families == ["megatron", "deepspeed", "fsdp"]
+    with pytest.raises(TypeError, match=r"no such columns: \['experts'\]"):
+        columns(**SIZES, experts=8)
+
+
+def test_a_llamas_architecture_is_in_its_columns():
+    names = ("heads", "head_dim", "kv_heads", "ffn", "glu", "untied", "qk_norm", "dropout")
+    for preset, values in (
+        ("llama3-8b", [32, 128, 8, 14336, True, True, False, False]),
+        ("qwen3-0.6b", [16, 128, 8, 3072, True, False, True, False]),
+        ("gpt2-124m", [12, 64, 12, 3072, False, False, False, True]),
+    ):
+        x = columns(PRESETS[preset])
+        assert [getattr(x, name)[0] for name in names] == values
+    x = columns(PRESETS["llama3-8b"], glu=np.array([True, False]), dropout=True)
+    assert x.glu.tolist() == [True, False] and x.dropout.tolist() == [True, True]
+
+
+def test_rows_are_layouts():
+    given = {"dp": 3, "tp": 2, "cp": 2, "pp": 2, "vpp": 3, "micro_batch": 5, "n_micro": 4}
+    layout = Layout(
+        **given, sequence_parallel=True, zero_stage=1, recompute="full", offload="optimizer"
+    )
+    stages, cut = np.array([0, 1]), np.array([False, True])
+    x = columns(**SIZES, **given, sequence_parallel=cut, zero_stage=stages, recompute=2, offload=1)
+    assert x.layout(1) == layout
+    assert x.take(x.zero_stage == 1).layout(0) == layout and len(x.take(stages == 1)) == 1
+    assert x.gpus.tolist() == [layout.world_size] * 2 == [24, 24]
+    assert x.global_batch.tolist() == [layout.global_batch] * 2 == [60, 60]
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "width", "grad_width"),
+    [
+        ("megatron", "fp32", 4, 4),
+        ("megatron", "bf16", 2, 4),  # it accumulates gradients in fp32
+        ("megatron", "fp16", 2, 4),  # as in bf16
+        ("deepspeed_pipe", "bf16", 2, 4),
+    ],
+)
+def test_a_runs_settings_are_a_row(engine, precision, width, grad_width):
+    given = {"preset": "tiny", "engine": engine, "precision": precision, "device": "cuda"}
+    given |= {"zero_stage": int(engine == "deepspeed_pipe")}
+    spec = resolve(("test", given | {"gpus": 4, "tp": 2, "recompute": "full", "seq_len": 32}))
+    x = columns_of(spec)
+    assert x.layout(0) == spec.layout and spec.layout.recompute == "full"
+    assert (x.width[0], x.grad_width[0], x.seq[0]) == (width, grad_width, 32)
+    assert x.deepspeed[0] == x.slower[0] == (engine == "deepspeed_pipe")
+    assert (x.layers[0], x.hidden[0]) == (spec.model.n_layer, spec.model.hidden)
+
+
+def test_published_zero_3_keeps_checkpoints_in_host_memory_and_our_engines_do_not():
+    rows = {"deepspeed": True, "zero_stage": 3, "recompute": 2}
+    assert columns(**SIZES | rows).host_checkpoints.tolist() == [True]
+    given = {"preset": "tiny", "engine": "deepspeed_zero", "zero_stage": 3, "recompute": "full"}
+    assert columns_of(resolve(("test", given | {"gpus": 2}))).host_checkpoints.tolist() == [False]

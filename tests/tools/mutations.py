@@ -47,7 +47,7 @@ FAMILIES = {
     "models/gpus.py": ["tests/test_mfu_needs_a_known_peak.py", "tests/test_data_sheets.py"],
     "base/storage.py": ["tests/test_saved_bytes.py"],
     "parallel/config/layout.py": ["tests/test_layout.py"],
-    "parallel/config/layout_arrays.py": ["tests/test_columns.py"],
+    "parallel/config/layout_arrays.py": ["tests/test_layout.py"],
     "parallel/measure/steady_time.py": ["tests/test_steady_step_time.py"],
     "parallel/config/message_bytes.py": ["tests/test_volumes_by_hand.py"],
     "parallel/config/duration.py": ["tests/test_fixed_work.py", "-k", "not loader"],
