@@ -22,39 +22,30 @@ def study_of(tmp_path, text: str, head: str = HEAD, **how):
 
 
 def test_a_sweep_is_every_combination_of_product_and_zip(tmp_path):
-    study = study_of(
-        tmp_path,
-        """[[sweep]]
-        defaults = { engine = "megatron", grad_accum = 2 }
-        product = { tp = [1, 2], micro_batch = [1, 2] }
-        zip = { nodes = [1, 2], pp = [1, 2] }
-        """,
-    )
-    names = (
-        "megatron-mbs1 megatron-pp2-mbs1 megatron-mbs2 megatron-pp2-mbs2 "
-        "megatron-tp2-mbs1 megatron-tp2-pp2-mbs1 megatron-tp2-mbs2 megatron-tp2-pp2-mbs2"
-    )
-    assert list(study.runs) == names.split()
+    text = """[[sweep]]
+    defaults = { engine = "megatron", grad_accum = 2 }
+    product = { tp = [1, 2], micro_batch = [1, 2] }
+    zip = { nodes = [1, 2], pp = [1, 2] }
+    """
+    study = study_of(tmp_path, text)
+    splits = ("-mbs1", "-pp2-mbs1", "-mbs2", "-pp2-mbs2")
+    assert list(study.runs) == [f"megatron{tp}{rest}" for tp in ("", "-tp2") for rest in splits]
     spec = study.run("megatron-tp2-pp2-mbs2")
     assert (spec.gpus, spec.layout.dp, spec.global_batch) == (4, 1, 4)
 
 
 def test_includes_branches_and_repeats(tmp_path):
-    study = study_of(
-        tmp_path,
-        """[[sweep]]
-        product = { engine = ["ddp", "megatron"], nodes = [1, 2] }
-        include = [{ engine = "megatron", nodes = 1, tp = 2 }]
-        [[sweep]]
-        repeats = 2
-        defaults = { engine = "deepspeed_zero", zero_stage = 3, steps = 7 }
-        slurm = { time = "00:02:00" }
-        """,
-    )
-    names = (
-        "ddp-nodes1 ddp-nodes2 megatron-nodes1 megatron-nodes2 megatron-tp2-nodes1 "
-        "deepspeed-zero-zero3-r1 deepspeed-zero-zero3-r2"
-    )
+    text = """[[sweep]]
+    product = { engine = ["ddp", "megatron"], nodes = [1, 2] }
+    include = [{ engine = "megatron", nodes = 1, tp = 2 }]
+    [[sweep]]
+    repeats = 2
+    defaults = { engine = "deepspeed_zero", zero_stage = 3, steps = 7 }
+    slurm = { time = "00:02:00" }
+    """
+    study = study_of(tmp_path, text)
+    names = "ddp-nodes1 ddp-nodes2 megatron-nodes1 megatron-nodes2 megatron-tp2-nodes1"
+    names += " deepspeed-zero-zero3-r1 deepspeed-zero-zero3-r2"
     assert list(study.runs) == names.split()
     assert study.run("deepspeed-zero-zero3-r2").steps == 7
     assert study.runs["deepspeed-zero-zero3-r1"].slurm == {"time": "00:02:00"}
@@ -62,21 +53,14 @@ def test_includes_branches_and_repeats(tmp_path):
 
 
 def test_names_say_what_tells_runs_apart_and_nothing_else(tmp_path):
-    study = study_of(
-        tmp_path,
-        """[[sweep]]
-        product = { global_batch = [8, 16], micro_batch = [2] }
-        include = [{ grad_accum = 32, global_batch = 32, n_layer = 6, hidden = 64 }]
-        [[sweep]]
-        defaults = { global_batch = 8, micro_batch = 2, label = "again" }
-        """,
-    )
-    assert list(study.runs) == [
-        "ddp-mbs2-gbs8",
-        "ddp-mbs2-gbs16",
-        "ddp-layers6-hidden64-mbs1-gbs32",
-        "ddp-mbs2-gbs8-again",
-    ]
+    text = """[[sweep]]
+    product = { global_batch = [8, 16], micro_batch = [2] }
+    include = [{ grad_accum = 32, global_batch = 32, n_layer = 6, hidden = 64 }]
+    [[sweep]]
+    defaults = { global_batch = 8, micro_batch = 2, label = "again" }
+    """
+    names = "ddp-mbs2-gbs8 ddp-mbs2-gbs16 ddp-layers6-hidden64-mbs1-gbs32 ddp-mbs2-gbs8-again"
+    assert list(study_of(tmp_path, text).runs) == names.split()
 
 
 IMPOSSIBLE = """[[sweep]]
@@ -102,9 +86,6 @@ def test_an_impossible_point_is_left_out_with_every_reason(tmp_path):
 
 def test_a_cluster_bounds_what_can_be_placed(tmp_path):
     dgx = 'question = "which?"\n[defaults]\npreset = "tiny"\n'
-    text = "[[sweep]]\nproduct = { nodes = [1], gpus_of = [1] }"
-    with pytest.raises(UsageError, match="unknown setting 'gpus_of'"):
-        study_of(tmp_path, text, dgx, cluster="dgx-a100")
     text = "[[sweep]]\nproduct = { gpus = [2, 12, 16] }"
     study = study_of(tmp_path, text, dgx, cluster="dgx-a100")
     assert list(study.runs) == ["ddp-dp2", "ddp-dp16"]
@@ -132,6 +113,9 @@ def test_a_cluster_bounds_what_can_be_placed(tmp_path):
         ("[[sweep]]\ninclude = { tp = 1 }", "include must be a list of tables"),
         ("[[sweep]]\ninclude = [{ slurm = 5 }]", "slurm must be a table"),
         ("[sweep]\n", r"sweep must be a list of tables"),
+        ("question = ", "grid.toml is not TOML"),
+        ("", r"grid.toml has no \[\[run\]\] table"),
+        ("[[run]]\ntp = 2\ngpus = 2\n", r"\[\[run\]\] 1: engine ddp has no tp"),
     ],
 )
 def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path, text, words):
@@ -189,6 +173,8 @@ def test_a_baseline_that_is_not_named_is_told(tmp_path):
     assert study_of(tmp_path, two).assumed == ["no baseline is named: it is ddp, the first run"]
     assert study_of(tmp_path, two, 'baseline = "ddp-dp2"\n' + HEAD).assumed == []
     assert study_of(tmp_path, "[[sweep]]\nrepeats = 3\n").assumed == []
+    with pytest.raises(UsageError, match="baseline 'x' is no run; it has: ddp, ddp-dp2"):
+        study_of(tmp_path, two, 'baseline = "x"\n' + HEAD)
 
 
 @pytest.mark.parametrize(
@@ -249,12 +235,8 @@ def test_a_users_own_clusters_file_adds_to_the_shipped_one(tmp_path, monkeypatch
     empty.touch()
     monkeypatch.setenv(place, f"{path}:{empty}" if folder is None else str(tmp_path))
     mine = clusters.cluster("mine")
-    assert (mine.source, mine.container.runtime, mine.container.python) == (
-        path,
-        "pyxis",
-        "python3",
-    )
-    assert mine.setup == ("module purge", "source env.sh")
+    assert (mine.source, mine.container.runtime) == (path, "pyxis")
+    assert (mine.container.python, mine.setup) == ("python3", ("module purge", "source env.sh"))
     text = "[[sweep]]\nproduct = { nodes = [1] }"
     head = 'question = "which?"\n'
     assert study_of(tmp_path, text, head, cluster="mine").specs["ddp"].gpus == 4
@@ -267,14 +249,11 @@ def test_a_users_own_clusters_file_adds_to_the_shipped_one(tmp_path, monkeypatch
         clusters.cluster("typo")
     with pytest.raises(UsageError, match="no cluster 'other' in .*; there are: local-test, "):
         clusters.cluster("other")
-    found = clusters.load_clusters()
-    assert "typo" not in found and {"mine", "dgx-a100", "dgx-h100"} <= set(found)
+    names = clusters.load_clusters().keys()
+    assert "typo" not in names and {"mine", "dgx-a100", "dgx-h100"} <= names
     said = capsys.readouterr().err
     assert said.startswith("cluster typo is left out: ") and said.count("\n") == 1
     assert clusters.cluster("dgx-h100").source == clusters.CLUSTERS
-
-
-def test_a_clusters_file_that_is_named_and_cannot_be_read_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALING_CLUSTERS", str(tmp_path / "none.toml"))
     with pytest.raises(UsageError, match="none.toml: No such file"):
         clusters.cluster("dgx-a100")
@@ -282,16 +261,13 @@ def test_a_clusters_file_that_is_named_and_cannot_be_read_is_refused(tmp_path, m
 
 def test_a_file_that_is_not_found_changes_no_names_of_runs(tmp_path, monkeypatch):
     study = ROOT / "slurm" / "2-core_bucket_ab.toml"
-    names = list(load_study(study).runs)
     mixed = tmp_path / "mixed.toml"
     mixed.write_text(study.read_text().replace("include = [", 'include = [{ label = "none" },'))
+    assert load_study(mixed).runs.keys() > load_study(study).runs.keys()
     monkeypatch.chdir(tmp_path)
     for path in (study, mixed):
         with pytest.raises(UsageError, match=f"bucket500.*No such file.*looked for in {tmp_path}"):
             load_study(path)
-    monkeypatch.chdir(ROOT)
-    assert list(load_study(study).runs) == names
-    assert set(load_study(mixed).runs) > set(names)
 
 
 SHIPPED = [p for p in sorted(ROOT.glob("slurm/**/*.toml")) if p.name != "clusters.toml"]
@@ -351,6 +327,11 @@ def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
         # With others of these a run goes on.
         ({"steps": 80, "breakdown": True, "profile_steps": "3-5", "save_interval": 2}, "ddp"),
         ({"engine": "megatron", "gpus": 4, "tp": 2, "global_batch": 8}, "megatron-tp2-dp2-gbs8"),
+        (
+            {"engine": "megatron", "gpus": 8, "tp": 2, "pp": 2, "sequence_parallel": True},
+            "megatron-tp2-pp2-dp2-sp",
+        ),
+        ({"engine": "fsdp2", "gpus": 8, "fsdp_shard": 4}, "fsdp2-dp8-zero3-shard4"),
     ],
 )
 def test_the_folder_of_a_run_without_a_study_is_named_after_its_flags(given, name):
