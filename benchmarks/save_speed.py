@@ -6,7 +6,7 @@ Each repeat writes a thing, and the bytes of its largest file again as one plain
 from memory, then fsync). The order alternates. The things are:
 
     save           a checkpoint as a run saves it: checksum, fsync of file and folders, manifest,
-                   rename, `latest`
+                   rename
     weights        weights alone: the checkpoint is read (from the page cache, as it has just
                    been written), cast to bf16 and written with its checksum
     export         python -m parallel.checkpoint export: the same, after every byte is verified
@@ -38,11 +38,13 @@ import torch  # noqa: E402
 from base.bounds import check_flags  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 from models.config import parameter_shapes  # noqa: E402
+from models.weights import write_weights  # noqa: E402
 from parallel.checkpoint import __main__ as checkpoint  # noqa: E402
+from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.contents import State, unpadded  # noqa: E402
-from parallel.checkpoint.export import export_weights  # noqa: E402
 from parallel.checkpoint.manifest import KINDS  # noqa: E402
+from parallel.checkpoint.rank_files import Reader  # noqa: E402
 from parallel.config.settings import resolve  # noqa: E402
 
 BAR = 0.7
@@ -131,9 +133,14 @@ def main(argv: list[str] | None = None) -> int:
 
     save(place / "source")
     (source,) = (place / "source").glob("step-*")
+
+    def write_alone() -> None:
+        gathered = Reader(source, folders.read_manifest(source)).gathered
+        write_weights(target, spec.model, gathered)
+
     works: dict[str, Callable[[], object]] = {
         "save": lambda: save(target),
-        "weights": lambda: export_weights(source, target),
+        "weights": write_alone,
         "export": lambda: command("export", source, target),
     }
     contents: dict[str, memoryview] = {}

@@ -141,18 +141,19 @@ def planning_gpu(name: str | None) -> Gpu:
     raise UsageError(f"{what}; known: {', '.join(g.name for g in GPUS)}")
 
 
+# A kind of link, which becomes its rate; then a rate, and how many of it stand before or behind:
 # "4 x 100 Gb/s", "4 EFA x 100 Gb/s", "4 NICs of 100 Gb/s", "100 Gb/s x 4" or "10 GbE".
-_RATE = re.compile(
-    r"(?:(\d+)\s*(?:(?:[A-Za-z-]+\s+){0,2}[x×*]|(?:links?|ports?|rails?|NICs?|HCAs?)\s+of)\s*)?"
-    r"(\d+(?:\.\d+)?)\s*([GT])b(?:ps|it/s|/s|[eE]\b)(?:\s*[x×*]\s*(\d+))?"
+_LINK = re.compile(
+    r"(?<![a-wyz])(EDR|HDR|NDR|XDR|Omni-Path|OPA)(\d{3})?\b(?:\s+(\d{3})\s*Gb(?:/s|ps))?",
+    re.IGNORECASE,
 )
-_LINKS = r"(?:(?:InfiniBand|IB)\s+)?((?i:EDR|HDR|NDR|XDR|Omni-Path|OPA))(\d{3})?\b"
-_COUNTED = re.compile(rf"\b(\d+)\s*[x×*]?\s*{_LINKS}")
-_NAMED = re.compile(
-    rf"\b{_LINKS}(?:\s*[x×*]\s*(\d+)\b|\W+(\d+)\s*[x×*]?\s*(?:links?|ports?|rails?|NICs?|HCAs?)\b)?"
+_PORTS = r"(?:links?|ports?|rails?|NICs?|HCAs?)"
+_RATE = re.compile(
+    rf"(?:\b(\d+)\s*(?:(?:[A-Za-z-]+\s+)?[x×*]|{_PORTS}\s+of|\s)\s*)?(?:(?:InfiniBand|IB)\s+)?"
+    r"(\d+(?:\.\d+)?)\s*([GT])b(?:ps|it/s|/s|[eE]\b)"
+    rf"(?:\s*[x×*]\s*(\d+)|\W+(\d+)\s*[x×*]?\s*{_PORTS}\b)?"
 )
 _PER_GPU = re.compile(r"[^,;()]{0,30}(?:per|a|/)\s*(?:GPU|card|accelerator)\b", re.IGNORECASE)
-_PER_NODE = re.compile(r"[^,;()]{0,30}(?:per|a|/)\s*(?:node|server|host)\b", re.IGNORECASE)
 
 
 NETWORK = '"8x NDR", "4x 200 Gb/s" or "10 GbE"'  # how a network can be written
@@ -170,17 +171,14 @@ def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> flo
     "8x NDR", "NDR x 8", "8 x InfiniBand HDR", "2x HDR100", "Omni-Path, 4 links/node", "10 GbE",
     "4 x 100 Gb/s", "800 Gbps InfiniBand per node", "400 Gb/s RDMA per GPU" (of `gpus_per_node`).
     """
-    text = cluster or ""
-    counted, named = _COUNTED.search(text), _NAMED.search(text)
-    if rate := _RATE.search(text):
-        count, rest = rate[1] or rate[4], text[rate.end() :]
-        node = float(rate[2]) * (1e12 if rate[3] == "T" else 1e9) * int(count or 1) / 8
-        if _PER_GPU.match(rest):
-            return node * gpus_per_node if gpus_per_node else None
-        if count or not counted or _PER_NODE.match(rest):
-            return node  # else the rate is one of the counted links'
-    if counted:
-        return int(counted[1]) * float(counted[3] or GBITS[counted[2].upper()]) / 8 * 1e9
-    if named:
-        return int(named[3] or named[4] or 1) * float(named[2] or GBITS[named[1].upper()]) / 8 * 1e9
-    return None
+    text = _LINK.sub(
+        lambda link: f"{link[3] or link[2] or GBITS[link[1].upper()]} Gb/s", cluster or ""
+    )
+    rate = _RATE.search(text)
+    if rate is None:
+        return None
+    bits = float(rate[2]) * (1e12 if rate[3] == "T" else 1e9)
+    node = bits / 8 * int(rate[1] or rate[4] or rate[5] or 1)
+    if not _PER_GPU.match(text, rate.end()):
+        return node
+    return node * gpus_per_node if gpus_per_node else None

@@ -180,8 +180,8 @@ def open_hugging_face(source: Path) -> HuggingFaceFolder:
 
 
 def import_hugging_face(
-    source: Path | str,
-    folder: Path | str,
+    source: Path,
+    folder: Path,
     dtype: str | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Weights:
@@ -193,7 +193,6 @@ def import_hugging_face(
         UsageError: no model in safetensors, or one that our GPT cannot be; the folder exists or
             cannot be written.
     """
-    source, folder = Path(source), Path(folder)
     refuse_existing(folder)
     model = open_hugging_face(source)
     _check_tokenizer(model.config, tokenizer)
@@ -216,8 +215,8 @@ def _files(source: Path) -> list[Path]:
 
 
 def export_hugging_face(
-    source: Path | str,
-    folder: Path | str,
+    source: Path,
+    folder: Path,
     dtype: str | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> GPTConfig:
@@ -231,7 +230,7 @@ def export_hugging_face(
     """
     weights = read_weights(source)
     config, dtype = weights.config, dtype or weights.dtype
-    refuse_existing(Path(folder))
+    refuse_existing(folder)
     _check_tokenizer(config, tokenizer)
     end = tokenizer.end if tokenizer else None
     of = architecture(config)

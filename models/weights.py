@@ -13,9 +13,9 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import safe_open
 from torch import Tensor
@@ -31,19 +31,16 @@ TENSORS = "model.safetensors"
 METADATA = {"format": "pt"}  # as the library's own writer for PyTorch puts it
 _COUNT = Count(0, 2**63)
 _STORED = Whole({"bytes": _COUNT, "crc32": _COUNT})
-_DESCRIBED = Whole({"n_params": _COUNT, "dtype": Words(DTYPES), "safetensors": _STORED})
-_KNOWN = {"format", "model", "crc32", *_DESCRIBED}
+_DESCRIBED = Whole({"dtype": Words(DTYPES), "n_params": _COUNT, "safetensors": _STORED})
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """What `read_weights` found; tensors are read one at a time, when asked for."""
 
     path: Path
     config: GPTConfig
     dtype: str
-    facts: dict[str, Any] = field(default_factory=dict)  # what the writer added
 
     def tensor(self, name: str) -> Tensor:
         """One full parameter on the CPU, in the dtype that it is stored in."""
@@ -58,7 +55,7 @@ class Weights:
 
 
 def write_weights(
-    folder: Path | str,
+    folder: Path,
     config: GPTConfig,
     tensor: Callable[[str], Tensor],
     dtype: str = "bf16",
@@ -98,7 +95,7 @@ def write_weights(
 
 
 def read_weights(
-    folder: Path | str, verify: bool = True, tick: Callable[[], None] = lambda: None
+    folder: Path, verify: bool = True, tick: Callable[[], None] = lambda: None
 ) -> Weights:
     """Open a weights-only folder; with `verify` its checksum is compared first, with a tick for
     every few megabytes.
@@ -106,19 +103,16 @@ def read_weights(
     Raises:
         UsageError: missing, altered, or not such a folder; it names the file and the numbers.
     """
-    folder = Path(folder)
     config, described = read_description(folder)
     refuse_pickles(folder)
     if problem := misfit(described, _DESCRIBED):
         raise UsageError(f"{folder / CONFIG} is damaged: {problem}")
-    dtype, n_params = described["dtype"], described["n_params"]
-    size, crc32 = described["safetensors"]["bytes"], described["safetensors"]["crc32"]
+    dtype, n_params, written = (described[key] for key in _DESCRIBED)
     path = folder / TENSORS
     try:
-        on_disk = path.stat().st_size
-        if on_disk != size:
-            raise UsageError(f"{path} is damaged: {on_disk} bytes, written were {size}")
-        if verify and file_crc32(path, tick) != crc32:
+        if (size := path.stat().st_size) != written["bytes"]:
+            raise UsageError(f"{path} is damaged: {size} bytes, written were {written['bytes']}")
+        if verify and file_crc32(path, tick) != written["crc32"]:
             raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
@@ -134,22 +128,21 @@ def read_weights(
         raise UsageError(
             f"{folder / CONFIG} is damaged: n_params is {n_params}, not {config.n_params}"
         )
-    facts = {k: v for k, v in described.items() if k not in _KNOWN}
-    return Weights(folder, config, dtype, facts)
+    return Weights(folder, config, dtype)
 
 
 # --- files, shared with Hugging Face's directories ------------------------------------------------
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path | str) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder` that takes its name when the block ends, replacing an older
     one. After an exception nothing of it is left.
 
     Raises:
         UsageError: for an OSError inside.
     """
-    folder = Path(folder).absolute()
+    folder = folder.absolute()
     # One name, whoever writes: what a killed writer left is cleared by the next.
     aside = folder.with_name(f".{folder.name}.partial")
     try:
@@ -183,11 +176,11 @@ def refuse_pickles(folder: Path) -> None:
     )
 
 
-def differing(stored: dict[str, tuple], wanted: dict[str, tuple], shown: int = 3) -> str:
+def differing(stored: dict[str, tuple], wanted: dict[str, tuple]) -> str:
     """What of `wanted` is missing, of another shape or more than wanted in `stored`; "" if none."""
     problems = [f"{n} is missing" for n in wanted if n not in stored]
     problems += [f"{n} is unknown" for n in stored if n not in wanted]
     both = [n for n in wanted if n in stored and stored[n] != wanted[n]]
     problems += [f"{n} is {list(stored[n])}, not {list(wanted[n])}" for n in both]
-    more = f" and {len(problems) - shown} more" if len(problems) > shown else ""
-    return "; ".join(problems[:shown]) + more
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more

@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import sys
 import time
 import traceback
@@ -167,15 +168,16 @@ def train(
     end_with_launcher(launch)
     variables = set_environment(spec, launch)
 
+    import numpy
     import torch
 
     from parallel import token_files
-    from parallel.checkpoint.random_states import seed_random
     from parallel.engines import cpu, devices, kernels
 
     torch.set_num_threads(spec.threads)
     # Nothing draws from these after the start, but a run must not differ from itself by them.
-    seed_random(spec.seed + launch.rank)
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(spec.seed + launch.rank)
     device = devices.choose_device(spec, launch)
     devices.set_arithmetic(spec, device)
     if device.type == "cpu":

@@ -9,7 +9,7 @@ import pytest
 
 from base.errors import UsageError
 from parallel.checkpoint import attempts, folders
-from parallel.checkpoint.folders import FORMAT, LATEST, MANIFEST, Damaged
+from parallel.checkpoint.folders import FORMAT, MANIFEST, Damaged
 from parallel.config.settings import resolve
 from parallel.record.writer import RunFolder
 from tests.fixture_runs import facts, write
@@ -109,12 +109,12 @@ def test_a_checkpoint_is_hidden_until_it_is_whole(save):
     assert list(aside.iterdir()) == [] and folders.steps_in(save) == []
     fill(aside, 7)
     folder = folders.publish(aside, save, 7)
-    assert folders.verify(folder)["step"] == 7 and (save / LATEST).read_text() == "step-00000007\n"
+    assert folders.verify(folder)["step"] == 7
     again = fill(folders.begin(save, 7), 7, b"again")
     (save / ".step-00000007.old").mkdir()  # of an attempt that was killed here
     assert folders.publish(again, save, 7) == folder
     assert (folder / "rank").read_bytes() == b"again"
-    assert {path.name for path in save.iterdir()} == {"step-00000007", LATEST}
+    assert [path.name for path in save.iterdir()] == ["step-00000007"]
 
 
 def test_what_a_killed_writer_left_is_given_its_name_or_removed(save):
@@ -124,20 +124,18 @@ def test_what_a_killed_writer_left_is_given_its_name_or_removed(save):
     fill(save / ".step-00000004.partial", 5)  # another's
     for name in (".step-00000009.old", ".step-00000001.old"):
         (save / name).mkdir()
-    (save / f".{LATEST}.12").touch()
     folders.tidy(save)
-    assert {p.name for p in save.iterdir()} == {"step-00000001", "step-00000002", LATEST}
-    assert (save / LATEST).read_text() == "step-00000002\n"
+    assert {p.name for p in save.iterdir()} == {"step-00000001", "step-00000002"}
 
 
 def test_what_somebody_else_left_beside_the_checkpoints_stays(save):
     some(save, 1)
     theirs = {".keep", ".weights-old", ".step-1", ".step-best", ".latest.bak", ".manifest.json.old"}
-    theirs |= {".step-00000003.partial", ".step-00000004.old", ".latest.7", ".step-00000005"}
+    theirs |= {".step-00000003.partial", ".step-00000004.old", ".step-00000005"}
     for name in theirs:
         (save / name).mkdir()
         (save / name / "mine").touch()
-    for name in (".step-00000003.partial", ".step-00000004.old", ".latest.7"):  # as links
+    for name in (".step-00000003.partial", ".step-00000004.old"):  # as links
         (save / name).rename(save.parent / name)
         (save / name).symlink_to(save.parent / name)
     folders.tidy(save)
@@ -176,10 +174,6 @@ def test_load_means_a_checkpoint_and_those_before_it(save):
     assert steps(save) == [30, 20, 10]
     assert steps(save / folders.name_of(20)) == [20, 10]
     assert folders.candidates(run) == [run / "checkpoints" / "step-00000005"]
-    (save / LATEST).write_text("step-00000040\n")  # it is gone, which is noticed
-    assert steps(save) == [40, 30, 20, 10]
-    (save / LATEST).write_text("nonsense")
-    assert steps(save) == [30, 20, 10]
     weights = save / "weights-00000010"
     weights.mkdir()
     (weights / "config.json").touch()

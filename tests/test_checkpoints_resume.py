@@ -109,8 +109,8 @@ def test_every_parameter_has_the_same_gradients(model, name, trained):
     out, _ = trained(model)
     ddp = next(name for name in NAMES[model] if name.startswith("ddp"))
     ours, theirs = (checkpoint(save_of(out, one)) for one in (name, ddp))
-    assert ours.pieces.keys() == theirs.pieces.keys()
-    for parameter in ours.pieces:
+    assert ours.shapes == theirs.shapes
+    for parameter in ours.shapes:
         gradient, exact = (of.gathered(parameter, "exp_avg") for of in (ours, theirs))
         assert float((gradient - exact).norm()) <= 2e-3 * float(exact.norm()), parameter
 
@@ -143,7 +143,7 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
         assert [scale for _, _, scale in found["straight"][name][2:]] == [2.0**11] * 2, name
         assert found["same"][name] == found["straight"][name][2:] and found["bits"][name], name
         ours, off, size = checkpoint(save_of(tmp_path / "raised", name)), 0.0, 0.0
-        for parameter in baseline.pieces:
+        for parameter in baseline.shapes:
             exact = baseline.gathered(parameter, "exp_avg")
             off += float((ours.gathered(parameter, "exp_avg") - exact).square().sum())
             size += float(exact.square().sum())

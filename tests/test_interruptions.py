@@ -127,16 +127,15 @@ import torch.distributed as dist
 from parallel.checkpoint import checkpointer, ranks
 from parallel.engines.optim import mean_over_ranks
 from parallel.record.signals_and_hangs import Watchdog
-from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve
+from tests.tools.tiny_checkpoint import Engine, saver_of
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)
-def saver_of(held, save, tick=lambda: None, **settings):
+def holder_of(held):
     engine = Engine(1.0)
     state = engine.state()
     state.pieces = state.pieces[held]
     engine.state = lambda: state
-    spec = resolve(('test', {**SIZES, 'save_interval': 1, 'keep_last': 0, **settings}), gpus=1)
-    return checkpointer.Checkpointer(engine, spec, FACTS, save, rank, 2, tick)
+    return engine
 """
 
 
@@ -169,16 +168,16 @@ def test_ranks_that_wait_for_a_slow_disk_are_patient_while_it_gets_on(tmp_path):
     """The first save lasts three times the watchdog's limit and ticks; the second hangs."""
     program = """
 write = checkpointer.write_rank_file
-def slowly(path, pieces, randoms, tick):
+def slowly(path, pieces, tick):
     for _ in range(0 if rank else 30):
         time.sleep(0.1)
         tick()
-    return write(path, pieces, randoms, tick)
+    return write(path, pieces, tick)
 def hangs(*_):
     time.sleep(0 if rank else 60)
 ranks.HEARTBEAT_S = 0.2
 with Watchdog(folder / 'hang', rank, 2, 1.0, lambda why: print(why, flush=True)) as dog:
-    saver = saver_of(slice(0 if rank else None), folder, dog.tick)
+    saver = saver_of(holder_of(slice(0 if rank else None)), folder, rank, 2, dog.tick)
     checkpointer.write_rank_file = slowly
     saver.save(1)
     print('patient', [e.problem for e in saver.events()], flush=True)
@@ -200,7 +199,8 @@ def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 free = resource.getrlimit(resource.RLIMIT_FSIZE)
 for behind in (False, True):
-    saver = saver_of(slice(rank, None, 2), folder / str(behind), async_save=behind)
+    half = holder_of(slice(rank, None, 2))
+    saver = saver_of(half, folder / str(behind), rank, 2, async_save=behind)
     for step in (1, 2, 3):
         limit = (4096, free[1]) if rank and step == 2 else free
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

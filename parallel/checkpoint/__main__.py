@@ -13,6 +13,7 @@ from pathlib import Path
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
 from base.errors import Parser, UsageError, command_line
 from base.storage import refuse_existing
+from models.config import GPTConfig
 from parallel.checkpoint import folders
 
 
@@ -33,17 +34,27 @@ def _verify(folder: Path) -> None:
 
 
 def _export(path: Path, out: Path, dtype: str) -> str:
-    """Export a checkpoint's weights and say what was written."""
+    """Write a checkpoint's weights as the weights-only folder `out`, and say what was written.
+
+    Raises:
+        UsageError: the checkpoint is damaged or of Hugging Face's model, whose parameters have
+            other names; or `out` cannot be written.
+    """
     refuse_existing(out)
     folder = folders.candidates(path)[0]
     if folders.step_of(folder) is None:
         raise UsageError(
             f"{folder} holds weights alone already; python -m models.hf export reads it"
         )
-    folders.verify(folder)
-    from parallel.checkpoint.export import export_weights
+    manifest = folders.verify(folder)
+    if manifest["implementation"] == "hf":
+        raise UsageError(f"{folder} holds Hugging Face's own layout; only our GPT is exported")
+    from models.weights import write_weights
+    from parallel.checkpoint.rank_files import Reader
 
-    size = export_weights(folder, out, dtype)
+    facts = {key: manifest.get(key) for key in ("step", "run", "commit")}
+    gathered = Reader(folder, manifest).gathered
+    size = write_weights(out, GPTConfig(**manifest["model"]), gathered, dtype, facts)
     return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
 
 

@@ -12,15 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from base.storage import STATE_BYTES_PER_PARAM, state_bytes
 from parallel.checkpoint import folders, loading
 from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.manifest import rank_file
-from parallel.checkpoint.random_states import random_states
 from parallel.checkpoint.rank_files import write_rank_file
 from parallel.checkpoint.ranks import Ranks, attempt
 from parallel.config.settings import RunSpec
@@ -56,8 +53,7 @@ class Event:
         return f"  successfully saved checkpoint at iteration {self.step:7d} to {folder}"
 
 
-@dataclass(frozen=True)
-class _Snapshot:
+class _Snapshot(NamedTuple):
     """What this rank saves of the state after `step` steps.
 
     scalars: the manifest's adam_step and scaler. blocked_s: how long training waited for the
@@ -66,7 +62,6 @@ class _Snapshot:
 
     step: int
     pieces: list[Piece]
-    randoms: dict[str, Tensor]
     scalars: dict[str, Any]
     began: float
     blocked_s: float | None = None
@@ -138,16 +133,15 @@ class Checkpointer:
         began = time.perf_counter()
         state = self.engine.state()
         scalars = {"adam_step": state.adam_step, "scaler": state.scaler}
-        pieces, randoms = slices_to_save(state.pieces), random_states(state.tracker)
-        snapshot = _Snapshot(step, pieces, randoms, scalars, began)
+        pieces = slices_to_save(state.pieces)
         if not self.spec.async_save:
-            self._write(snapshot)
+            self._write(_Snapshot(step, pieces, scalars, began))
             return
         pieces = [
             replace(p, tensors={k: t.to("cpu", copy=True) for k, t in p.tensors.items()})
             for p in pieces
         ]
-        snapshot = replace(snapshot, pieces=pieces, blocked_s=time.perf_counter() - began)
+        snapshot = _Snapshot(step, pieces, scalars, began, time.perf_counter() - began)
         self._saving = self._thread.submit(self._write, snapshot)
 
     def wait(self) -> None:
@@ -171,9 +165,8 @@ class Checkpointer:
         entries = []
         if not problem:
             path = aside / rank_file(self.ranks.rank)
-            written = self.ranks.on_all(
-                attempt, write_rank_file, path, snapshot.pieces, snapshot.randoms, self.ranks.tick
-            )
+            work = write_rank_file, path, snapshot.pieces, self.ranks.tick
+            written = self.ranks.on_all(attempt, *work)
             problem = next((why for _, why in written if why), "")
             entries = [entry for entry, why in written if not why]
         self.ranks.on_first(self._finish, snapshot, aside, entries, problem)

@@ -55,16 +55,17 @@ class Piece:
 class State:
     """An engine's training state: its pieces and what is not a tensor.
 
+    Random states are no part of it: nothing draws random numbers after the start, for there is no
+    dropout, and the order of the data depends on (seed, step) alone.
+
     adam_step: AdamW's step count, without skipped steps.
     scaler: empty without fp16. With fp16 {"scale", "good_steps"} and, where the engine tolerates
         some overflows before it lowers the scale, how many are left ("hysteresis").
-    tracker: megatron-core's named random states (get_states, set_states), or None.
     """
 
     pieces: list[Piece]
     adam_step: int = 0
     scaler: dict[str, float] = field(default_factory=dict)
-    tracker: Any = None
 
 
 def unpadded(

@@ -6,7 +6,6 @@
     rank-00000.safetensors   the pieces of parameters and AdamW moments that this rank wrote, fp32
     manifest.json            format, step, layout, settings, commit, data position, loss scaler, and
                              every file's size, CRC-32 and pieces; its own CRC-32 is in it
-<save>/latest                the newest good checkpoint's name, written last
 
 A checkpoint is written into a hidden folder beside it (`.step-00000010.partial`), synced and
 renamed, so a folder of that name was complete. Later damage is found by size and checksum before
@@ -29,11 +28,11 @@ from base.storage import file_crc32, own_crc32, write_synced
 from parallel.checkpoint.manifest import check, check_tensors
 
 FORMAT = "gpt-checkpoint-1"
-MANIFEST, LATEST = "manifest.json", "latest"
+MANIFEST = "manifest.json"
 SAVES = "checkpoints"  # where a run folder has its checkpoints
 _NAME = re.compile(r"step-(\d{8,})")
 # What a writer of ours leaves where it is killed; other names are somebody else's.
-_LEFT = re.compile(rf"\.(step-\d{{8,}}\.(partial|old)|{LATEST}\.\d+)")
+_LEFT = re.compile(r"\.step-\d{8,}\.(partial|old)")
 
 
 class Damaged(UsageError):
@@ -147,10 +146,9 @@ def begin(save: Path, step: int) -> Path:
 
 
 def publish(aside: Path, save: Path, step: int) -> Path:
-    """Give a written, synced folder its name, and then write `latest`."""
+    """Give a written, synced folder its name."""
     folder = save / name_of(step)
     storage.publish(aside, folder)
-    write_synced(save / LATEST, folder.name + "\n")
     return folder
 
 
@@ -162,11 +160,8 @@ def tidy(save: Path) -> None:
             step = read_manifest(aside)["step"]  # written last: the files were on the disk before
             if aside == aside_of(save, step):
                 publish(aside, save, step)
-    for path in left:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for path in filter(Path.is_dir, left):
+        shutil.rmtree(path)
 
 
 def retain(save: Path, step: int, keep_last: int, keep_every: int) -> list[int]:
@@ -201,8 +196,7 @@ def candidates(path: Path) -> list[Path]:
     """The checkpoints that `--load path` may mean, the preferred one first.
 
     A checkpoint: itself, then the earlier ones beside it. A run or a folder of checkpoints: from
-    the newest on; the one that `latest` names is listed even where it is gone, so that its loss is
-    noticed. A weights-only folder: itself.
+    the newest on. A weights-only folder: itself.
 
     Raises:
         UsageError: nothing there.
@@ -214,10 +208,7 @@ def candidates(path: Path) -> list[Path]:
         return [path]
     own = step_of(path)
     save = path if own is None else path.parent
-    steps = {step for step in steps_in(save) if own is None or step <= own}
-    if own is None and (save / LATEST).is_file():
-        latest = step_of(Path((save / LATEST).read_text(errors="replace").strip()))
-        steps |= set() if latest is None else {latest}
-    if not steps or (own is not None and own not in steps):
+    steps = [step for step in steps_in(save) if own is None or step <= own]
+    if not steps or own not in (None, steps[-1]):
         raise UsageError(f"no checkpoint at {path}")
-    return [save / name_of(s) for s in sorted(steps, reverse=True)]
+    return [save / name_of(s) for s in reversed(steps)]

@@ -11,8 +11,7 @@ from models.weights import TENSORS, read_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.folders import Damaged
-from parallel.checkpoint.manifest import KINDS, rank_file
-from parallel.checkpoint.random_states import set_random_states
+from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
 from parallel.checkpoint.ranks import Ranks, attempt
 from parallel.config.settings import TRAINING, RunSpec
@@ -80,19 +79,13 @@ def _load_checkpoint(
     check_model(spec, folder, GPTConfig(**manifest["model"]), manifest["implementation"])
     if manifest["step"] > spec.steps:
         raise UsageError(f"{folder} is beyond the run's {spec.steps} steps")
-    reader, state = Reader(folder, manifest), engine.state()
+    reader, pieces = Reader(folder, manifest), engine.state().pieces
 
     def fill() -> None:
-        for piece in state.pieces:
+        for piece in pieces:
             for kind in KINDS:
                 reader.fill(piece, kind)
                 ranks.tick()
-        if ranks.world == manifest["world_size"] and spec.engine == manifest["engine"]:
-            try:
-                set_random_states(reader.randoms(ranks.rank), state.tracker)
-            except (KeyError, ValueError, TypeError, RuntimeError) as error:
-                path = folder / rank_file(ranks.rank)
-                raise Damaged(f"{path} holds no random states that fit: {error!r}") from error
 
     for _, problem in ranks.on_all(attempt, fill):
         if problem:

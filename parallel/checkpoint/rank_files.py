@@ -12,20 +12,19 @@ from torch import Tensor
 from models.tensor_files import write_safetensors
 from parallel.checkpoint.contents import Piece, Shape
 from parallel.checkpoint.folders import Damaged
-from parallel.checkpoint.manifest import KINDS, rank_file
+from parallel.checkpoint.manifest import KINDS
 
 
 def write_rank_file(
-    path: Path, pieces: list[Piece], randoms: dict[str, Tensor], tick: Callable = lambda: None
+    path: Path, pieces: list[Piece], tick: Callable = lambda: None
 ) -> dict[str, Any]:
-    """Write and sync a rank's pieces and random states; the file's entry in the manifest.
+    """Write and sync a rank's pieces; the file's entry in the manifest.
 
     Raises:
         OSError: the disk does not take it.
     """
     tensors = {f"{kind}/{p.name}": p.tensors[kind] for p in pieces for kind in KINDS}
     assert len(tensors) == len(pieces) * len(KINDS), "a rank holds two pieces of one parameter"
-    tensors |= {f"random/{name}": state for name, state in randoms.items()}
     layout = {name: (tensor.dtype, (tensor.numel(),)) for name, tensor in tensors.items()}
     size, crc32 = write_safetensors(path, layout, tensors.values(), tick=tick)
     boxes = ("name", "shape", "offset", "part", "start")
@@ -38,10 +37,15 @@ class Reader:
 
     def __init__(self, folder: Path, manifest: dict[str, Any]):
         self.folder = folder
-        self.pieces: dict[str, list[tuple[str, dict]]] = {}  # parameter -> its (file, piece)s
+        self.shapes: dict[str, Shape] = {}
+        # parameter -> part (offset, shape) -> its (file, piece)s
+        self.parts: dict[str, dict[tuple[Shape, Shape], list[tuple[str, dict]]]] = {}
         for entry in manifest["files"]:
             for piece in entry["pieces"]:
-                self.pieces.setdefault(piece["name"], []).append((entry["path"], piece))
+                name, box = piece["name"], (tuple(piece["offset"]), tuple(piece["part"]))
+                self.shapes[name] = tuple(piece["shape"])
+                parts = self.parts.setdefault(name, {})
+                parts.setdefault(box, []).append((entry["path"], piece))
         self._open: dict[str, Any] = {}
 
     def _file(self, name: str) -> Any:
@@ -59,9 +63,7 @@ class Reader:
         """Fill `target`, the elements from `start` on of the part at `box` (offset, shape), from
         pieces of exactly that part; how many elements were filled."""
         stop, filled = start + target.numel(), 0
-        for file, piece in self.pieces.get(name, []):
-            if (tuple(piece["offset"]), tuple(piece["part"])) != box:
-                continue
+        for file, piece in self.parts.get(name, {}).get(box, []):
             first, last = max(start, piece["start"]), min(stop, piece["stop"])
             if first >= last:
                 continue
@@ -95,8 +97,7 @@ class Reader:
         filled = self._fill_within_part(name, kind, (offset, shape), 0, result.view(-1))
         if filled == result.numel():
             return result
-        boxes = {(tuple(p["offset"]), tuple(p["part"])) for _, p in self.pieces.get(name, [])}
-        for stored_at, stored_shape in sorted(boxes):
+        for stored_at, stored_shape in sorted(self.parts.get(name, {})):
             sides = list(zip(offset, shape, stored_at, stored_shape, strict=True))
             overlap = [(max(a, b), min(a + n, b + m)) for a, n, b, m in sides]
             if any(first >= last for first, last in overlap):
@@ -115,17 +116,7 @@ class Reader:
             raise Damaged(f"{self.folder} does not hold all of {name} ({kind})")
         return result
 
-    def shape(self, name: str) -> Shape:
-        """A parameter's full shape."""
-        return tuple(self.pieces[name][0][1]["shape"])
-
     def gathered(self, name: str, kind: str = "param") -> Tensor:
         """A full parameter, or a moment of it, in fp32."""
-        shape = self.shape(name)
+        shape = self.shapes[name]
         return self.part(name, kind, (0,) * len(shape), shape)
-
-    def randoms(self, rank: int) -> dict[str, Tensor]:
-        """The random states that `rank` saved."""
-        stored = self._file(rank_file(rank))
-        names = [name for name in stored.keys() if name.startswith("random/")]
-        return {name.removeprefix("random/"): stored.get_tensor(name) for name in names}

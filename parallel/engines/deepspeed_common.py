@@ -161,8 +161,8 @@ def partitioned(spec: RunSpec, mpu: Any) -> Iterator[Callable]:
 class DeepSpeedEngine:
     """What both engines do alike once they have built their model.
 
-    mpu: the process groups of a model that is split over tp ranks. tracker: megatron-core's random
-    states. A subclass runs the micro-batches of a step in `_train`, and evaluates.
+    mpu: the process groups of a model that is split over tp ranks. A subclass runs the
+    micro-batches of a step in `_train`, and evaluates.
     """
 
     def __init__(
@@ -172,9 +172,8 @@ class DeepSpeedEngine:
         model: nn.Module,
         adam: torch.optim.Optimizer,
         mpu: Any = None,
-        tracker: Any = None,
     ):
-        self.spec, self.device, self.tracker = spec, device, tracker
+        self.spec, self.device = spec, device
         self.fp16 = spec.precision == "fp16"
         self.facts: dict[str, Any] = {}  # of a subclass, for run.json
         self.engine, *_ = deepspeed.initialize(
@@ -268,7 +267,7 @@ class DeepSpeedEngine:
             scaler = {"scale": float(current.cur_scale), "good_steps": good_steps}
             if hasattr(current, "cur_hysteresis"):
                 scaler["hysteresis"] = int(current.cur_hysteresis)
-        return State(pieces, adam_step(self.adam), scaler, self.tracker)
+        return State(pieces, adam_step(self.adam), scaler)
 
     @torch.no_grad()
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:

@@ -63,7 +63,7 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
             ),
             group=grid.get_model_parallel_group(),
         )
-        super().__init__(spec, device, module, adam, tracker=layers.random_tracker())
+        super().__init__(spec, device, module, adam)
         self.facts = {"stage_boundaries": [int(p) for p in module.parts]}
         self.facts |= layers.options(config)
         for tied_weights in module.tied_comms.values():

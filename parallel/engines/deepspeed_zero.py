@@ -37,12 +37,12 @@ class TensorParallelGPT(nn.Module):
 class DeepSpeedZeroEngine(common.DeepSpeedEngine):
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         split = spec.layout.tp > 1
-        mpu, tracker, counts, group = None, None, lambda p: True, None
+        mpu, counts, group = None, lambda p: True, None
         if split:
             from parallel.engines import layers
 
             config = layers.start(spec, device.type == "cuda")
-            mpu, tracker = layers.model_parallel_unit(), layers.random_tracker()
+            mpu = layers.model_parallel_unit()
             first = mpu.get_tensor_model_parallel_rank() == 0
             counts, group = lambda p: first or is_split(p), mpu.get_model_parallel_group()
 
@@ -55,7 +55,7 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
             else:
                 model = build_reference(spec, gathered)
         adam = common.optimizer(model.parameters(), spec, counts, group)
-        super().__init__(spec, device, model, adam, mpu, tracker)
+        super().__init__(spec, device, model, adam, mpu)
         self.facts = layers.options(config) if split else {}
 
     def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:

@@ -430,6 +430,3 @@ def mean_loss(config: TransformerConfig, logits_SBV: Tensor, labels_BS: Tensor) 
     if config.cross_entropy_loss_fusion:
         return fused_vocab_parallel_cross_entropy(logits_SBV, labels_SB, tp_group()).mean()
     return tensor_parallel.vocab_parallel_cross_entropy(logits_SBV, labels_SB).mean()
-
-
-random_tracker = tensor_parallel.get_cuda_rng_tracker  # megatron-core's named random states

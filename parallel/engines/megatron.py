@@ -163,7 +163,7 @@ class MegatronEngine:
             stored = self._optimizers()[0].grad_scaler.state_dict()
             scaler = {"scale": float(stored["scale"]), "good_steps": int(stored["growth_tracker"])}
             scaler["hysteresis"] = int(stored["hysteresis_tracker"])
-        return State(pieces, step, scaler, layers.random_tracker())
+        return State(pieces, step, scaler)
 
     def _trained(self) -> Iterator[tuple[Tensor, dict[str, Tensor], int]]:
         """For `pieces_of`: each parameter, and the fp32 tensors of it that Adam updates."""

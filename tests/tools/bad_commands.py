@@ -92,7 +92,7 @@ def lay_desk(desk: Path) -> None:
     (desk / "zero").symlink_to("/dev/zero")
     (desk / "null").symlink_to("/dev/null")
     (desk / "loop").symlink_to("loop")
-    tiny_checkpoint.write(desk / "logs/study/ddp/checkpoints")
+    tiny_checkpoint.save_some(desk / "logs/study/ddp/checkpoints", [10])
     command("parallel.checkpoint", ["export", str(desk / "logs/study/ddp"), str(desk / "weights")])
 
 

@@ -58,7 +58,6 @@ FAMILIES = {
     "parallel/checkpoint/rank_files.py": ["tests/test_checkpoints_on_disk.py"],
     "parallel/checkpoint/checkpointer.py": ["tests/test_checkpoints_on_disk.py"],
     "parallel/checkpoint/loading.py": ["tests/test_checkpoints_on_disk.py"],
-    "parallel/checkpoint/random_states.py": ["tests/test_checkpoints_on_disk.py"],
     "parallel/engines/devices.py": ["tests/test_gpus_are_set_up.py"],
     "parallel/engines/optim.py": [
         "tests/test_training_rules.py",

@@ -1,7 +1,5 @@
-"""A small checkpoint, and an engine that only has its tensors."""
+"""Small checkpoints, and an engine that only has their tensors."""
 
-import functools
-import tempfile
 from pathlib import Path
 
 import torch
@@ -13,22 +11,29 @@ from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import resolve
 
 SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
-STEP = 10
+FACTS = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
 
 
-class Holder:
-    """An engine of a tiny model whose parameters and moments are all zero."""
+class Engine:
+    """Holds the whole model; its values say how many steps it has taken."""
 
-    def __init__(self) -> None:
-        self.adam_step, self.tensors = 0, {}
-        for name, shape in parameter_shapes(preset("tiny", **SIZES)).items():
-            self.tensors[name] = {kind: torch.zeros(shape) for kind in KINDS}
+    def __init__(self, value: float = 0.0):
+        shapes = parameter_shapes(preset("tiny", **SIZES))
+        self.tensors = {n: {k: torch.zeros(s) for k in KINDS} for n, s in shapes.items()}
+        self.adam_step = 0
+        self.set(value)
+
+    def set(self, value: float) -> None:
+        for number, name in enumerate(self.tensors):
+            for kind, tensor in self.tensors[name].items():
+                tensor.copy_(torch.arange(tensor.numel()).view_as(tensor) + number)
+                tensor.add_(value * (1 + KINDS.index(kind)))
 
     def state(self) -> State:
         pieces = []
-        for name, kinds in self.tensors.items():
-            shape = tuple(kinds["param"].shape)
-            pieces += unpadded(name, shape, (0,) * len(shape), shape, 0, kinds)
+        for name, tensors in self.tensors.items():
+            shape = tuple(tensors["param"].shape)
+            pieces += unpadded(name, shape, (0,) * len(shape), shape, 0, tensors)
         return State(pieces, self.adam_step)
 
     def restore(self, adam_step: int, scaler: dict) -> None:
@@ -38,33 +43,21 @@ class Holder:
         return [t.tolist() for kinds in self.tensors.values() for t in kinds.values()]
 
 
-def saver(engine: Holder, save: Path) -> Checkpointer:
-    sizes = {**SIZES, "save_interval": 1, "keep_last": 0, "steps": 100}
-    spec = resolve(("bad input", sizes))
-    facts = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
-    return Checkpointer(engine, spec, facts, save, 0, 1)
+def saver_of(
+    engine: Engine, save: Path, rank: int = 0, world: int = 1, tick=lambda: None, **chosen
+) -> Checkpointer:
+    settings = {**SIZES, "save_interval": 1, "keep_last": 0, "steps": 100, **chosen}
+    spec = resolve(("test", settings), gpus=1)
+    return Checkpointer(engine, spec, FACTS, save, rank, world, tick)
 
 
-@functools.cache
-def files() -> dict[str, bytes]:
-    """The files of a checkpoint of step 10."""
-    engine = Holder()
-    for number, kinds in enumerate(engine.tensors.values()):
-        for tensor in kinds.values():
-            tensor.uniform_(0.1, 1.0).add_(number)
-    engine.adam_step = STEP
-    with tempfile.TemporaryDirectory() as save:
-        writer = saver(engine, Path(save))
-        writer.save(STEP)
-        writer.wait()
-        (folder,) = Path(save).glob("step-*")
-        return {p.name: p.read_bytes() for p in folder.iterdir()}
-
-
-def write(save: Path) -> Path:
-    """The checkpoint in a folder of checkpoints; its own folder."""
-    folder = save / f"step-{STEP:08d}"
-    folder.mkdir(parents=True)
-    for name, data in files().items():
-        (folder / name).write_bytes(data)
-    return folder
+def save_some(save: Path, steps: list[int], **chosen) -> Checkpointer:
+    """Save a checkpoint of each of these steps."""
+    engine = Engine()
+    saver = saver_of(engine, save, **chosen)
+    for step in steps:
+        engine.set(step)
+        engine.adam_step = step
+        saver.save(step)
+    saver.wait()
+    return saver
