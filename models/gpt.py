@@ -23,6 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig, parameter_shapes
 
 WITH_VOCABULARY = ("embedding.word.weight", "output.weight")  # a row for each token id
+# A context around each parameter that is filled. Where parameters are partitioned (ZeRO-3) it
+# gathers one and, on leaving, partitions what was written.
+Gathered = Callable[[nn.Parameter], AbstractContextManager]
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -293,23 +296,15 @@ def mean_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
 def fill(
     model: nn.Module,
     value: Callable[[str, nn.Parameter], Tensor],
-    gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+    gathered: Gathered = nullcontext,
 ) -> None:
-    """Set every parameter of a model, in place, to value(name, parameter).
-
-    gathered: a context around each. Where parameters are partitioned (ZeRO-3) it gathers one and,
-    on leaving, partitions what was written.
-    """
+    """Set every parameter of a model, in place, to value(name, parameter)."""
     for name, parameter in model.named_parameters():
         with gathered(parameter):
             parameter.copy_(value(name, parameter))
 
 
-def initialise(
-    model: GPT,
-    seed: int,
-    gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
-) -> None:
+def initialise(model: GPT, seed: int, gathered: Gathered = nullcontext) -> None:
     """Give a reference GPT its starting weights, in place."""
     rows = model.vocab_rows
     fill(model, lambda name, _: init_parameter(model.config, name, seed, rows), gathered)

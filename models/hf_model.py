@@ -3,8 +3,7 @@ transformers.
 """
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import transformers
@@ -18,7 +17,7 @@ from transformers import (
 
 from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
-from models.gpt import fill, init_parameter, mean_loss, positions, rope_frequencies
+from models.gpt import Gathered, fill, init_parameter, mean_loss, positions, rope_frequencies
 from models.hf_config import architecture, hugging_face_config, hugging_face_names
 from models.hf_weights import to_hugging_face, tokenizer_files
 
@@ -84,11 +83,7 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.get_vocab().get("<|endoftext|>") if end is None else end
 
 
-def initialise(
-    model: HuggingFaceGPT,
-    seed: int,
-    gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
-) -> None:
+def initialise(model: HuggingFaceGPT, seed: int, gathered: Gathered = nullcontext) -> None:
     """Give a HuggingFaceGPT the reference GPT's starting weights, in place."""
     config = model.config
     ours = {

@@ -332,14 +332,14 @@ class Trainer:
         if "attempts" in self.facts:
             measured.data_s = None
         document = training_metrics.training_metrics(self.facts, self.rows, measured)
-        remark, saves, failed = "", 0, []
+        remark, saves = "", []
         try:
-            saves, failed = read_saves(self.folder.path)
+            saves = read_saves(self.folder.path)
         except UsageError as error:  # an earlier attempt's file: no reason to fail now
             remark = str(error)
-        if failed:
-            remark = f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}"
-        document["summary"] |= {"saves": saves, "failed_saves": len(failed)}
+        if failed := list(filter(None, saves)):
+            remark = f"{len(failed)} of {len(saves)} saves failed, the last: {failed[-1]}"
+        document["summary"] |= {"saves": len(saves), "failed_saves": len(failed)}
         marker = training_metrics.complete_marker(self.folder.path, document)
         self.folder.complete(document, marker, remark)
         tell(self.folder, marker)

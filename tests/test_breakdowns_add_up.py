@@ -12,7 +12,7 @@ from parallel.config.settings import resolve
 from parallel.measure import ranges, step_parts
 from parallel.record.reader import read_breakdown
 from parallel.record.schema import AXES, BREAKDOWN_COLUMNS, CATEGORIES
-from parallel.record.writer import BreakdownFile
+from parallel.record.writer import write_breakdown
 from tests import fixture_runs
 
 
@@ -135,7 +135,6 @@ def write_run(root, seed, gpus=1, step_s=1.0, **split):
     about = fixture_runs.facts("s", "ddp", engine=engine, gpus=gpus, **split)
     path = fixture_runs.write(root, about, step_s)
     for rank in range(gpus):
-        file = BreakdownFile(path, rank)
         for step in range(1, 21):
             row = dict.fromkeys(BREAKDOWN_COLUMNS, 0)
             row |= {"rank": rank, "first_step": step, "last_step": step}
@@ -145,7 +144,7 @@ def write_run(root, seed, gpus=1, step_s=1.0, **split):
             row |= {f"{axis}_calls": 1 for axis in AXES}
             parts = sum(row[f"{part}_s"] for part in CATEGORIES)
             row["elapsed_s"] = parts * draw.uniform(0.99, 1.01)
-            file.write(row)
+            write_breakdown(path, rank, row)
     return path
 
 
@@ -165,11 +164,10 @@ def test_waiting_for_a_slow_rank_is_imbalance_not_communication(tmp_path):
     """Of two dp ranks one computes 1 s longer; the other spends that second in the all-reduce."""
     path = fixture_runs.write(tmp_path, fixture_runs.facts("s", None, engine="ddp", gpus=2))
     for rank, (compute, blocked) in enumerate([(4.0, 0.5), (3.0, 1.5)]):
-        file = BreakdownFile(path, rank)
         row = dict.fromkeys(BREAKDOWN_COLUMNS, 0)
         row |= {"rank": rank, "forward_s": compute, "dp_s": blocked, "elapsed_s": 4.5}
         for step in (1, 2, 3):
-            file.write(row | {"first_step": step, "last_step": step})
+            write_breakdown(path, rank, row | {"first_step": step, "last_step": step})
     found = tables.parts(tables.read(path)[0])
     assert found["dp"] == 0.5 and found["imbalance"] == 0.5 and found["compute"] == 3.5
     assert sum(found.values()) == 4.5
@@ -209,10 +207,9 @@ def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys
 
 def test_a_run_that_goes_on_keeps_its_rows_and_tells_repeated_steps_once(tmp_path):
     for first, last, seconds in ((1, 5, 1.0), (4, 8, 2.0)):  # killed in step 6, saved after step 3
-        file = BreakdownFile(tmp_path, 0)
         for step in range(first, last + 1):
-            row = dict.fromkeys(BREAKDOWN_COLUMNS, 0)
-            file.write(row | {"first_step": step, "last_step": step, "elapsed_s": seconds})
+            row = dict.fromkeys(BREAKDOWN_COLUMNS, 0) | {"elapsed_s": seconds}
+            write_breakdown(tmp_path, 0, row | {"first_step": step, "last_step": step})
         path = tmp_path / "breakdown" / "rank0.csv"
         path.write_text(path.read_text() + "0,6,")
     rows = read_breakdown(tmp_path, 1)[0][0]

@@ -1,21 +1,15 @@
 """What saving cost, from run folders, logs and published tables; what is not said is `-`."""
 
-import csv
-import json
-
 import pytest
 
 from analysis.checkpoints import main
 from analysis.logs.parsing.checkpoint_lines import scan
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import read
-from analysis.measured.checkpoint_costs import COLUMNS, read_events, rows, table
+from analysis.measured.checkpoint_costs import rows, table
 from base.errors import UsageError
-
-ITERATION = (
-    " iteration {:8d}/ 4 | elapsed time per iteration (ms): 1000.0 | global batch size: 4 |\n"
-)
-
+from parallel.record.reader import read_checkpoints
+from tests.fixture_runs import facts, write
 
 OLD = """saving checkpoint at iteration   33241 to /ckpt
 [2021-08-08 01:00:00,100] [INFO] [logging.py:68:log_dist] [Rank 0] Saving model checkpoint: /ckpt
@@ -93,71 +87,56 @@ def test_real_logs(shared, log, expected):
     assert seconds is None or found[0].total_s == pytest.approx(seconds, abs=1e-3)
 
 
-def write_csv(path, lines: list[tuple]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *lines])
-
-
 @pytest.fixture
 def run(tmp_path):
-    """A run folder of 10 steps of 2 s that saved twice, exported once and loaded once."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    facts = {"run": "r", "layout": {"world_size": 4}, "model": {"n_params": 1000}}
-    (folder / "run.json").write_text(json.dumps(facts))
-    steps = "step,step_s,loss,grad_norm,lr,loss_scale,skipped,tokens\n"
-    steps += "".join(f"{i},2.0,5.0,1.0,0.001,,0,64\n" for i in range(1, 11))
-    (folder / "steps.csv").write_text(steps)
-    saves = [("save", 5, 1.0, 4.0, 8e9, 4), ("save", 10, 3.0, 4.0, 8e9, 4)]
-    others = [("export", 10, 1.0, 1.0, 1e9, 4), ("load", 0, 5.0, 5.0, 8e9, 4)]
-    write_csv(folder / "checkpoints.csv", saves + others)
+    """A run folder of 20 steps, 20 s in all, that saved twice and loaded once."""
+    folder = write(tmp_path, facts("s", None, gpus=4), step_s=1 / 1.45)
+    (folder / "checkpoints.csv").write_text(
+        "event,step,blocked_s,total_s,bytes,ranks,problem\n"
+        "save,5,1,4,8000000000,4,\nsave,10,3,4,8000000000,4,\nload,0,5,5,8000000000,4,\n"
+    )
     return folder
 
 
 def test_a_run_folders_rates_and_share(run):
-    by_event = {row["event"]: row for row in rows(read(run))}
-    save = by_event["save"]
+    save, load = rows(read(run))
     assert (save["n"], save["ranks"], save["blocked_s"], save["total_s"]) == (2, 4, 2.0, 4.0)
     assert (save["gb"], save["gb_per_s"], save["gb_per_s_per_rank"]) == (8.0, 2.0, 0.5)
-    assert save["share"] == pytest.approx(4 / (20 + 10))  # steps 20 s; all waiting 10 s
-    assert by_event["export"]["share"] == pytest.approx(1 / 30)
-    assert by_event["load"]["gb_per_s"] == 1.6
+    assert save["share"] == pytest.approx(4 / (20 + 9), rel=1e-3)  # all waiting: 9 s
+    assert load["gb_per_s"] == 1.6
 
 
 def test_failed_saves_are_counted_apart_and_their_reason_is_shown(run):
-    path = run / "checkpoints.csv"
-    lines = path.read_text().splitlines()
-    lines = [lines[0] + ",problem", *(line + "," for line in lines[1:])]
-    lines.append("save,15,6.0,6.0,0,4,No space left on device")
-    path.write_text("\n".join(lines) + "\n")
+    with (run / "checkpoints.csv").open("a") as file:
+        file.write("save,15,6.0,6.0,0,4,No space left on device\n")
     shown = table([read(run)]).table
     save = shown.rows[0]
     assert (save["n"], save["failed"], save["blocked_s"]) == (2, 1, 2.0)
-    assert save["share"] == pytest.approx(10 / (20 + 16))  # the training waited for it all the same
-    assert "r: save of step 15: No space left on device" in shown.notes
+    # the training waited for it all the same
+    assert save["share"] == pytest.approx(10 / (20 + 15), rel=1e-3)
+    assert f"{run.name}: save of step 15: No space left on device" in shown.notes
 
 
 def test_a_row_cut_by_a_kill_is_left_out_and_a_damaged_one_is_named(run):
     path = run / "checkpoints.csv"
     whole = path.read_text()
-    path.write_text(whole + "save,15,\nsave,20,1.0,4.0,8000,4\nsa")
-    assert [event.step for event in read_events(path)] == [5, 10, 10, 0, 20]
-    path.write_text(whole.replace("save,5,1.0", "save,5,one"))
-    with pytest.raises(UsageError, match="checkpoints.csv:2: .*'one'"):
-        read_events(path)
-    path.write_text("event,step\n")
-    with pytest.raises(UsageError, match="checkpoints.csv:1: expected columns"):
-        read_events(path)
+    path.write_text(whole + "save,15,\n")
+    assert [row["step"] for row in read_checkpoints(run)] == [5, 10, 0]
+    for harm, why in (
+        (whole.replace("save,5,1", "save,5,one"), "checkpoints.csv:2: .*'one'"),
+        (whole.replace("save,5,1", "save,5,inf"), "checkpoints.csv:2: inf is out of range"),
+        ("event,step\n", "checkpoints.csv:1: expected columns"),
+    ):
+        path.write_text(harm)
+        with pytest.raises(UsageError, match=why):
+            read_checkpoints(run)
 
 
 def test_unknown_bytes_print_a_dash(tmp_path, capsys):
     log = tmp_path / "megatron.log"
-    log.write_text(
-        "using world size: 8, data-parallel-size: 8\n"
-        + ITERATION.format(1)
-        + ITERATION.format(2)
-        + "saving checkpoint at iteration 2 to /c\ntime (ms) | save-checkpoint: 2000.00\n"
-    )
+    line = " iteration {}/ 4 | elapsed time per iteration (ms): 1000.0 | global batch size: 4 |\n"
+    saved = "saving checkpoint at iteration 2 to /c\ntime (ms) | save-checkpoint: 2000.00\n"
+    log.write_text("using world size: 8\n" + line.format(1) + line.format(2) + saved)
     (row,) = rows(read(log))
     assert (row["n"], row["total_s"], row["gb"], row["gb_per_s"]) == (1, 2.0, None, None)
     assert row["share"] == 0.5

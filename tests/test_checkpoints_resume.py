@@ -181,5 +181,4 @@ def test_a_manifest_says_what_it_is(trained):
     manifest = folders.verify(out / "megatron-tp2-pp2" / folders.name_of(2))
     assert manifest["layout"]["tp"] == manifest["layout"]["pp"] == 2
     assert manifest["adam_step"] == manifest["data"]["next_step"] == 2
-    assert manifest["state_bytes"] == 12 * manifest["n_params"]
     assert len(manifest["files"]) == manifest["world_size"] == 4

@@ -194,7 +194,7 @@ with Watchdog(folder / 'hang', rank, 2, 1.0, lambda why: print(why, flush=True))
 
 
 def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
-    """Each of two ranks holds half; on the second the kernel lets no file grow beyond 4 kB."""
+    """Each of two ranks holds half; on the second the kernel lets no file grow beyond 1 kB."""
     program = """
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 free = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -202,7 +202,7 @@ for behind in (False, True):
     half = holder_of(slice(rank, None, 2))
     saver = saver_of(half, folder / str(behind), rank, 2, async_save=behind)
     for step in (1, 2, 3):
-        limit = (4096, free[1]) if rank and step == 2 else free
+        limit = (1024, free[1]) if rank and step == 2 else free
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         saver.save(step)
         saver.wait()

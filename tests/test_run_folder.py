@@ -399,7 +399,7 @@ def test_a_damaged_file_is_refused_with_its_name(complete, name, content, said):
     [
         (b"\xff", "steps.csv is damaged: 'utf-8' codec"),
         (b"9" * 200_000, "steps.csv is damaged: field larger"),
-        (b"-1", "steps.csv:2: '-1' is out of range"),
+        (b"-1", "steps.csv:2: -1 is out of range"),
         (b"", "steps.csv: step None cannot have taken"),
         *((b"1,%s" % seconds, "1 cannot have taken") for seconds in (b"-1", b"0", b"nan", b"inf")),
     ],

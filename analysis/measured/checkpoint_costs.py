@@ -1,6 +1,5 @@
 """What saving and loading cost: seconds, bytes, GB/s, and the share of time that saving took."""
 
-import math
 import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +13,10 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from base.errors import UsageError
-from parallel.record.reader import read_csv
-from parallel.record.schema import count
+from parallel.record.reader import read_checkpoints
 
-COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
-KINDS = ("save", "export", "load")
+_AMOUNTS = ("blocked_s", "total_s", "bytes", "ranks")
+KINDS = ("save", "load")
 _SHOWN = [
     Column("run", "run"),
     Column("event", "event"),
@@ -34,39 +32,6 @@ _SHOWN = [
 ]
 
 
-def read_events(path: Path) -> list[Event]:
-    """A run folder's checkpoints.csv; [] where the run wrote none. Rows cut short are left out.
-
-    Raises:
-        UsageError: it is damaged; it names the line.
-    """
-    if not path.exists():
-        return []
-    (_, names), *rows = list(read_csv(path)) or [(1, [])]
-    if not set(COLUMNS) <= set(names):
-        raise UsageError(f"{path}:1: expected columns {', '.join(COLUMNS)}")
-    events = []
-    for line_no, row in rows:
-        if len(row) < len(names):
-            continue  # the writer was killed
-        cells = dict(zip(names, row, strict=False))
-        try:
-            step, ranks = (count(cells[n]) if cells[n] else None for n in ("step", "ranks"))
-            numbers = [_amount(cells[n]) for n in ("blocked_s", "total_s", "bytes")]
-        except ValueError as error:
-            raise UsageError(f"{path}:{line_no}: {error}") from error
-        events.append(Event(cells["event"], step, *numbers, ranks, cells.get("problem", "")))
-    return events
-
-
-def _amount(text: str) -> float | None:
-    """Seconds or bytes; None where unknown. Raises: ValueError: negative, or no number."""
-    value = float(text) if text else None
-    if value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{text[:40]!r} is out of range")
-    return value
-
-
 def rows(record: Record) -> list[dict[str, Any]]:
     """One dict for each kind of event in the run; none where it neither saved nor loaded.
 
@@ -77,7 +42,7 @@ def rows(record: Record) -> list[dict[str, Any]]:
         UsageError: its checkpoints.csv is damaged.
     """
     if record.format == run_folder.FORMAT:
-        events = read_events(Path(record.source) / "checkpoints.csv")
+        events = [Event(*row.values()) for row in read_checkpoints(Path(record.source))]
     else:
         with Log(Path(record.source)) as log:
             events = scan(log)
@@ -90,7 +55,7 @@ def rows(record: Record) -> list[dict[str, Any]]:
             continue
         done = [event for event in alike if not event.problem]
         row = {"run": name_of(record), "source": record.source, "event": kind, "n": len(done)}
-        row |= {name: _median([getattr(e, name) for e in done]) for name in COLUMNS[2:]}
+        row |= {name: _median([getattr(e, name) for e in done]) for name in _AMOUNTS}
         row["failed"] = len(alike) - len(done)
         row["problems"] = [f"{kind} of step {e.step}: {e.problem}" for e in alike if e.problem]
         row["ranks"] = row["ranks"] or record.gpus

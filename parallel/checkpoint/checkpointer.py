@@ -210,7 +210,6 @@ class Checkpointer:
             raise OSError(0, f"{counted} bytes of state, predicted were {predicted}", str(aside))
         facts, spec, step = self.facts, self.spec, snapshot.step
         data = {name: facts["data"][name] for name in ("path", "sha256")}
-        data |= {"seed": spec.seed, "next_step": step}
         manifest = {
             "format": folders.FORMAT,
             "step": step,
@@ -220,11 +219,9 @@ class Checkpointer:
             "world_size": self.ranks.world,
             "layout": asdict(spec.layout),
             "model": asdict(spec.model),
-            "n_params": spec.model.n_params,
             "spec": spec.settings(),
             "commit": facts["git"]["commit"],
-            "data": data | {"consumed_sequences": step * spec.layout.global_batch},
-            "state_bytes": counted,
+            "data": data | {"seed": spec.seed, "next_step": step},
             **snapshot.scalars,
             "files": entries,
         }

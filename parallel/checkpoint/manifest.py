@@ -12,7 +12,7 @@ from typing import Any
 
 from base.bounds import Bounds, Count, Whole, Words, misfit
 from base.errors import UsageError
-from base.storage import STATE_BYTES_PER_PARAM, stored_tensors
+from base.storage import stored_tensors
 from models.config import GPTConfig, parameter_shapes
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout import Layout
@@ -24,7 +24,7 @@ _PIECE = {"name": str, "shape": _BOX, "offset": _BOX, "part": _BOX, "start": _CO
 _FILE = {"path": str, "bytes": _COUNT, "crc32": Count(0, 2**32 - 1), "pieces": [Whole(_PIECE)]}
 _MANIFEST = Whole(
     {
-        **dict.fromkeys(("step", "adam_step", "n_params", "state_bytes", "world_size"), _COUNT),
+        **dict.fromkeys(("step", "adam_step", "world_size"), _COUNT),
         **dict.fromkeys(("run", "time_utc"), str),
         **dict.fromkeys(("spec", "layout", "model"), dict),
         "engine": Words(ENGINES),
@@ -64,8 +64,6 @@ def check(manifest: Mapping[str, Any], step: int | None) -> None:
     _expect("step", stated, stated if step is None else step)
     _expect("next_step of data", manifest["data"]["next_step"], stated)
     _expect("adam_step", manifest["adam_step"], min(manifest["adam_step"], stated))
-    _expect("n_params", manifest["n_params"], model.n_params)
-    _expect("state_bytes", manifest["state_bytes"], STATE_BYTES_PER_PARAM * model.n_params)
     _expect("the number of files", len(files), max(1, manifest["world_size"]))
     pieces: dict[str, list[dict]] = {}
     for rank, entry in enumerate(files):

@@ -44,7 +44,14 @@ class FolderLock:
         here, path = this_process(), self.folder / LOCK
         file, holder = _flock(path)
         if file is None and holder.get("host", here["host"]) != here["host"]:
-            file, holder = self._wait(holder)
+            # A file server keeps the lock of a host that died for a while, and a requeued run may
+            # start before the server lets go of it.
+            words = f"{self.folder} is locked by process {holder.get('pid')} on {holder['host']}"
+            print(f"{words}: waiting up to {LOCK_WAIT_S:g} s for it", file=sys.stderr, flush=True)
+            until = time.monotonic() + LOCK_WAIT_S
+            while file is None and time.monotonic() < until:
+                time.sleep(min(1.0, LOCK_WAIT_S / 10))
+                file, holder = _flock(path)
         status = read_status(self.folder)
         running = status.get("state") == RUNNING and status.get("pid") != here["pid"]
         if file is not None and running and runs_here(status):
@@ -62,20 +69,6 @@ class FolderLock:
         file.truncate(0)
         file.write(as_json({**here, "time_utc": utc_now()}))
         file.flush()
-
-    def _wait(self, holder: dict[str, Any]) -> tuple[TextIO | None, dict[str, Any]]:
-        """`_flock`'s answer, after waiting for another host's lock.
-
-        A file server keeps the lock of a host that died for a while, and a requeued run may start
-        before the server lets go of it.
-        """
-        words = f"{self.folder} is locked by process {holder.get('pid', '?')} on {holder['host']}"
-        print(f"{words}: waiting up to {LOCK_WAIT_S:g} s for it", file=sys.stderr, flush=True)
-        file, until = None, time.monotonic() + LOCK_WAIT_S
-        while file is None and time.monotonic() < until:
-            time.sleep(min(1.0, LOCK_WAIT_S / 10))
-            file, holder = _flock(self.folder / LOCK)
-        return file, holder
 
     def release(self) -> None:
         """Let another process write the folder."""

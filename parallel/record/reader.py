@@ -4,7 +4,7 @@ import csv
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -95,7 +95,7 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def _status(path: Path) -> dict[str, Any]:
-    status = schema.checked_status(read_json(path), path)
+    status = schema.checked(read_json(path), schema.STATUS_KEYS, path)
     if status.get("state") in (FAILED, INTERRUPTED) and status.get("kind") not in list(Kind):
         status["kind"] = kind_of(status.get("reason") or "")
     return status
@@ -223,7 +223,7 @@ def _take_slurms_word(run: Run, end: dict[str, Any]) -> None:
 def _read_steps(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    steps = _read_rows(path, schema.STEP_COLUMNS, schema.STEP_COUNTS)
+    steps = _read_rows(path, schema.STEP_COLUMNS)
     for step in steps:
         if step["step"] is None or not (step["step_s"] is None or 0 < step["step_s"] < math.inf):
             raise UsageError(
@@ -233,19 +233,24 @@ def _read_steps(path: Path) -> list[dict[str, Any]]:
     return sorted({step["step"]: step for step in steps}.values(), key=lambda step: step["step"])
 
 
-def read_saves(path: Path) -> tuple[int, list[str]]:
-    """How many saves a folder's checkpoints.csv lists, and why those that failed failed.
+def read_checkpoints(path: Path) -> list[dict[str, Any]]:
+    """One dict with CHECKPOINT_COLUMNS for each row of a folder's checkpoints.csv, unknown values
+    None; [] where the run wrote none.
 
     Raises:
-        UsageError: it is damaged; it names the file.
+        UsageError: it is damaged; it names the file and the line.
     """
     path = path / schema.CHECKPOINTS
-    if not path.exists():
-        return 0, []
-    names, *lines = [cells for _, cells in read_csv(path)] or [[]]
-    rows = [dict(zip(names, cells, strict=False)) for cells in lines]
-    problems = [row.get("problem") for row in rows if row.get("event") == "save"]
-    return len(problems), [problem for problem in problems if problem]
+    return _read_rows(path, schema.CHECKPOINT_COLUMNS) if path.exists() else []
+
+
+def read_saves(path: Path) -> list[str]:
+    """Why each save that checkpoints.csv lists failed; "" where it did not.
+
+    Raises:
+        UsageError: it is damaged; it names the file and the line.
+    """
+    return [row["problem"] for row in read_checkpoints(path) if row["event"] == "save"]
 
 
 def read_breakdown(
@@ -276,7 +281,7 @@ def read_breakdown(
 
 
 def _read_windows(path: Path) -> list[dict[str, Any]]:
-    rows = _read_rows(path, schema.BREAKDOWN_COLUMNS, schema.BREAKDOWN_COUNTS)
+    rows = _read_rows(path, schema.BREAKDOWN_COLUMNS)
     for number, row in enumerate(rows, 1):
         unknown = [n for n, value in row.items() if value is None or not math.isfinite(value)]
         if unknown or row["elapsed_s"] <= 0 or row["first_step"] > row["last_step"]:
@@ -294,15 +299,12 @@ def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def _read_rows(
-    path: Path, columns: tuple[str, ...], counts: tuple[str, ...]
-) -> list[dict[str, Any]]:
+def _read_rows(path: Path, kinds: dict[str, Callable[[str], Any]]) -> list[dict[str, Any]]:
     rows = []
-    lines = read_csv(path)
+    lines = _read_csv(path)
     _, header = next(lines, (1, []))
-    if not set(columns) <= set(header):  # an earlier version wrote more
-        raise UsageError(f"{path}:1: expected columns {', '.join(columns)}")
-    kinds = {name: schema.count if name in counts else float for name in columns}
+    if not kinds.keys() <= set(header):  # an earlier version wrote more
+        raise UsageError(f"{path}:1: expected columns {', '.join(kinds)}")
     for line_no, cells in lines:
         if len(cells) != len(header):
             # Only a killed writer leaves a short row, and only as the last one.
@@ -311,18 +313,17 @@ def _read_rows(
             break
         row = dict(zip(header, cells, strict=True))
         try:
-            rows.append({n: None if row[n] == "" else kind(row[n]) for n, kind in kinds.items()})
+            cells = {
+                n: kind(row[n]) if row[n] or kind is str else None for n, kind in kinds.items()
+            }
+            rows.append(cells)
         except ValueError as error:
             raise UsageError(f"{path}:{line_no}: {error}") from error
     return rows
 
 
-def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of each row.
-
-    Raises:
-        UsageError: it cannot be read, or is no text; it names the file.
-    """
+def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of each row."""
     try:
         with check_file(path).open(newline="") as lines:
             reader = csv.reader(lines)

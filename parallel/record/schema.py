@@ -4,7 +4,7 @@ run.json               the resolved settings, layout, versions, kernels, commit,
 launcher_metadata.json who started it, where, with what environment (secrets removed)
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
-checkpoints.csv        one row per checkpoint saved, loaded or exported, or why it was not
+checkpoints.csv        one row per checkpoint saved, loaded or deleted, or why it was not
 checkpoints/           the checkpoints themselves (parallel/checkpoint/folders.py)
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
@@ -38,12 +38,8 @@ RUN, STATUS, LOG, LOCK = "run.json", "status.json", "train.log", ".lock"
 STEPS, CHECKPOINTS = "steps.csv", "checkpoints.csv"
 MARKER, METRICS = "RUN_COMPLETE.txt", "training_metrics.json"
 # What a run writes at the top of its folder. Only this is moved to attempts/.
-_WRITTEN = frozenset(
-    (
-        *(RUN, STATUS, METRICS, MARKER, STEPS, CHECKPOINTS, LOG, "launcher_metadata.json"),
-        *("checkpoints", "breakdown", "profiles", "hang"),
-    )
-)
+_WRITTEN = {RUN, STATUS, METRICS, MARKER, STEPS, CHECKPOINTS, LOG, "launcher_metadata.json"}
+_WRITTEN |= {"checkpoints", "breakdown", "profiles", "hang"}
 _ASIDE = re.compile(r"\.([\w.]+)\.\d+")  # write_synced's, of a writer that was killed
 # What jobs and sweeps write beside a run, from before it begins.
 _BESIDE = re.compile(
@@ -52,22 +48,42 @@ _BESIDE = re.compile(
     r"|.*\.(out|err)"
 )
 
-STEP_COLUMNS = ("step", "step_s", "loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens")
-STEP_COUNTS = ("step", "skipped", "tokens")  # the columns of whole numbers
-CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks", "problem")
+LARGEST = 2**53  # whole numbers below it are exact in every reader's arithmetic
+COUNT, POSITIVE = Count(0, LARGEST, below=True), Count(1, LARGEST, below=True)
+_NUMBER = Bounds(0, math.inf, below=True)
+
+
+def count(text: str) -> int:
+    """The whole number from 0 that a text is. Raises: ValueError: it is none, or too large."""
+    return _within(COUNT, int(text))
+
+
+def amount(text: str) -> float:
+    """The number from 0 that a text is. Raises: ValueError: it is none, or infinite."""
+    return _within(_NUMBER, float(text))
+
+
+def _within(allowed: Bounds, value: Any) -> Any:
+    if misfit(value, allowed):
+        raise ValueError(f"{shown(value)} is out of range")
+    return value
+
+
+# Columns: name -> what makes a value of a cell's text.
+STEP_COLUMNS = {"step": count, **dict.fromkeys(("step_s", "loss", "grad_norm", "lr"), float)}
+STEP_COLUMNS |= {"loss_scale": float, "skipped": count, "tokens": count}
+CHECKPOINT_COLUMNS = {"event": str, "step": count, "blocked_s": amount, "total_s": amount}
+CHECKPOINT_COLUMNS |= {"bytes": amount, "ranks": count, "problem": str}
 # A breakdown's columns; measure/step_parts.py says what each is. The CATEGORIES exclude each other
 # and add up to elapsed_s.
 AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
 CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
-BREAKDOWN_COUNTS = (
-    *("rank", "first_step", "last_step"),
-    *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes")),
-)
-BREAKDOWN_COLUMNS = (
-    *("rank", "first_step", "last_step", "elapsed_s", "transfer_s"),
-    *(f"{name}_s" for name in CATEGORIES),
-    *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes")),
-)
+_TRAFFIC = {"calls": count, "bytes": count, "wire_bytes": float}
+BREAKDOWN_COLUMNS = {
+    **dict.fromkeys(("rank", "first_step", "last_step"), count),
+    **dict.fromkeys(("elapsed_s", "transfer_s", *(f"{name}_s" for name in CATEGORIES)), float),
+    **{f"{axis}_{what}": kind for axis in AXES for what, kind in _TRAFFIC.items()},
+}
 
 
 def utc_now() -> str:
@@ -86,9 +102,6 @@ def may_stand_beside(name: str) -> bool:
     return bool(beside)
 
 
-LARGEST = 2**53  # whole numbers below it are exact in every reader's arithmetic
-COUNT, POSITIVE = Count(0, LARGEST, below=True), Count(1, LARGEST, below=True)
-_NUMBER = Bounds(0, math.inf, below=True)
 # What readers rely on: key -> its type. null means that the writer did not know; a key may be
 # absent.
 _NAMES = "run study configuration baseline started_utc go_on kernels attention"
@@ -119,27 +132,16 @@ _FACTS = {
     "scheduler": {"job_id": str},
     "work": {},
 }
-_STATUS = dict.fromkeys(("state", "kind", "reason", "host", "time_utc"), str) | {"pid": POSITIVE}
+STATUS_KEYS = {"pid": POSITIVE}
+STATUS_KEYS |= dict.fromkeys(("state", "kind", "reason", "host", "time_utc"), str)
 _METRICS = {"epochs": list, "hardware": {"world_size": POSITIVE}}
 
 
-def _checked(content: dict[str, Any], allowed: dict[str, Any], path: Path) -> dict[str, Any]:
+def checked(content: dict[str, Any], allowed: dict[str, Any], path: Path) -> dict[str, Any]:
     """`content`, whose values are allowed. Raises: UsageError: one is not; file and key."""
     if problem := misfit(content, allowed):
         raise UsageError(f"{path} is damaged: {problem}")
     return content
-
-
-def count(text: str) -> int:
-    """The whole number from 0 that a text is. Raises: ValueError: it is none, or too large."""
-    if misfit(value := int(text), COUNT):
-        raise ValueError(f"{text[:40]!r} is out of range")
-    return value
-
-
-def checked_status(status: dict[str, Any], path: Path) -> dict[str, Any]:
-    """status.json's content. Raises: UsageError: a value has another type."""
-    return _checked(status, _STATUS, path)
 
 
 def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
         UsageError: a value has another type, it names no run, its version is not known, or its
             numbers of the split disagree.
     """
-    _checked(facts, _FACTS, path)
+    checked(facts, _FACTS, path)
     if not facts.get("run"):
         raise UsageError(f"{path} is damaged: it names no run")
     _check_version(facts, SCHEMA_VERSION, path)
@@ -194,7 +196,7 @@ def checked_metrics(metrics: dict[str, Any], facts: dict[str, Any], path: Path) 
     Raises:
         UsageError: a value has another type, its version is not known, or it counts other ranks.
     """
-    _checked(metrics, _METRICS, path)
+    checked(metrics, _METRICS, path)
     _check_version(metrics, METRICS_VERSION, path)
     ranks = (metrics.get("hardware") or {}).get("world_size")
     started = (facts.get("layout") or {}).get("world_size")

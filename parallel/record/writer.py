@@ -219,7 +219,7 @@ class RunFolder:
             csv.writer(self._steps).writerow(row[name] for name in schema.STEP_COLUMNS)
 
     def checkpoint(self, row: dict[str, Any]) -> None:
-        """Append one save, load or export to checkpoints.csv."""
+        """Append one save, load or deletion to checkpoints.csv."""
         with _disk_may_be_full():
             _end_line(self.path / schema.CHECKPOINTS)
             _append(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS, row)
@@ -248,18 +248,12 @@ class RunFolder:
                 )
 
 
-class BreakdownFile:
-    """The writer of one rank's breakdown/rank<r>.csv; each row is on disk when it is written."""
-
-    def __init__(self, folder: Path, rank: int):
-        self._path = Path(folder) / "breakdown" / f"rank{rank}.csv"
-        self._path.parent.mkdir(exist_ok=True)
-        _end_line(self._path)  # a run that goes on keeps its rows
-        _append(self._path, schema.BREAKDOWN_COLUMNS)
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Append one window; an unknown value is empty."""
-        _append(self._path, schema.BREAKDOWN_COLUMNS, row)
+def write_breakdown(folder: Path, rank: int, row: dict[str, Any]) -> None:
+    """Append one window to a rank's breakdown/rank<r>.csv."""
+    path = folder / "breakdown" / f"rank{rank}.csv"
+    path.parent.mkdir(exist_ok=True)
+    _end_line(path)  # a run that goes on keeps its rows
+    _append(path, schema.BREAKDOWN_COLUMNS, row)
 
 
 def check_folder(path: Path) -> None:
@@ -293,13 +287,12 @@ def _has_our_mark(path: Path) -> bool:
     return {"state", "reason", "rank", "time_utc", "host", "pid"} <= status.keys()
 
 
-def _append(path: Path, columns: tuple[str, ...], row: dict[str, Any] | None = None) -> None:
-    """Append a row, if there is one, to a CSV file, and before it the header where it is new."""
+def _append(path: Path, columns: Iterable[str], row: dict[str, Any]) -> None:
+    """Append a row to a CSV file, and before it the header where it is new."""
     with path.open("a", newline="") as file:
         if file.tell() == 0:
             csv.writer(file).writerow(columns)
-        if row is not None:
-            csv.writer(file).writerow(row[name] for name in columns)
+        csv.writer(file).writerow(row[name] for name in columns)
 
 
 def _end_line(path: Path) -> None:

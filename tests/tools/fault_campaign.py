@@ -33,12 +33,11 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
-from analysis.measured.checkpoint_costs import read_events  # noqa: E402
 from base.bounds import check_flags  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 from base.storage import write_json  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
-from parallel.record.reader import read_run, read_status  # noqa: E402
+from parallel.record.reader import read_checkpoints, read_run, read_status  # noqa: E402
 
 RUNS = {
     "ddp": (2, []),
@@ -126,7 +125,7 @@ def ranks_of(processes: list[psutil.Process]) -> list[tuple[int, psutil.Process]
 
 def median_s(folder: Path, event: str, otherwise: float) -> float:
     """How long the run's saves or loads took so far."""
-    times = [e.total_s for e in read_events(folder / "checkpoints.csv") if e.kind == event]
+    times = [row["total_s"] for row in read_checkpoints(folder) if row["event"] == event]
     return statistics.median(times) if times else otherwise
 
 

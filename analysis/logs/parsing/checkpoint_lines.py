@@ -23,7 +23,7 @@ from analysis.logs.parsing.logfile import Log
 
 @dataclass
 class Event:
-    """One save, load or export. Seconds and bytes are None where nothing says them.
+    """One save or load. Seconds and bytes are None where nothing says them.
 
     blocked_s: what training waited. total_s: until it was on disk; longer where saving goes on
     behind the training. problem: why it failed, where it did.

@@ -75,13 +75,13 @@ def read(path: Path) -> Record:
         record.notes.append(f"status.json says {run.state} {run.reason}".strip())
     if run.later:
         record.notes.append(run.later)
+    saves = []
     try:
-        saves, failed = read_saves(run.path)
+        saves = read_saves(run.path)
     except UsageError as error:  # the run's steps are whole
         record.notes.append(str(error))
-        failed = []
-    if failed:
-        record.notes.append(f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}")
+    if failed := list(filter(None, saves)):
+        record.notes.append(f"{len(failed)} of {len(saves)} saves failed, the last: {failed[-1]}")
     return record
 
 
