@@ -1,7 +1,7 @@
 """Hugging Face directories in and out.
 
     python -m models.hf import HF_DIR FOLDER [--dtype D]
-    python -m models.hf export FOLDER HF_DIR [--dtype D] [--tokenizer PATH]
+    python -m models.hf export FOLDER HF_DIR [--dtype D]
 
 `import` turns a directory of a GPT-2, Llama, Qwen3 or Mistral (config.json and model.safetensors,
 in one file or with an index) into a weights-only folder, from which training starts on any engine
@@ -13,7 +13,7 @@ and layout. `export` turns a weights-only folder into a directory that transform
     python -m models.hf import ~/gpt2 data/gpt2-weights
 
 vocabulary   rows beyond config.json's vocab_size are cut on import.
-tokenizer    the files at --tokenizer, or else beside the weights, go along as they are.
+tokenizer    its files beside the weights go along as they are.
 refused      in one line with the numbers: what our GPT does not have, tensors that do not fit
              config.json, and pickles (pytorch_model.bin), which can run code when they are read:
              where you trust one, save it again with transformers' save_pretrained().
@@ -32,7 +32,7 @@ from base.storage import BYTES
 
 
 def _tokenizer_at(path: Path) -> Any:
-    """The hf_weights.Tokenizer at a path (a folder or a tokenizer.json), or None."""
+    """The hf_weights.Tokenizer in a folder, or None."""
     from models.hf_weights import Tokenizer, tokenizer_files
 
     if not (files := tokenizer_files(path)):
@@ -56,11 +56,11 @@ def import_weights(source: Path, out: Path, dtype: str | None) -> str:
     )
 
 
-def export_weights(source: Path, out: Path, dtype: str | None, tokenizer: Path | None) -> str:
+def export_weights(source: Path, out: Path, dtype: str | None) -> str:
     """Export a weights-only folder; the line to print.
 
     Raises:
-        UsageError: it is none, or there is no tokenizer where one was named.
+        UsageError: it is none.
     """
     if source.is_dir() and not (source / "config.json").exists():
         raise UsageError(
@@ -69,10 +69,7 @@ def export_weights(source: Path, out: Path, dtype: str | None, tokenizer: Path |
         )
     from models.hf_weights import export_hugging_face
 
-    along = _tokenizer_at(tokenizer or source)
-    if tokenizer is not None and along is None:
-        raise UsageError(f"no tokenizer at {tokenizer}")
-    config = export_hugging_face(source, out, dtype, along)
+    config = export_hugging_face(source, out, dtype, _tokenizer_at(source))
     return f"{out}: {config.n_params:,} parameters from {source}"
 
 
@@ -86,8 +83,6 @@ def _parser() -> Parser:
     exporting = commands.add_parser("export", help="a weights folder to Hugging Face's form")
     exporting.add_argument("source", type=Path, metavar="FOLDER", help="what to read")
     exporting.add_argument("out", type=Path, metavar="HF_DIR", help="what to write")
-    what = "tokenizer to send along (default: beside the weights)"
-    exporting.add_argument("--tokenizer", type=Path, metavar="PATH", help=what)
     exporting.set_defaults(run=export_weights)
     for command in (importing, exporting):
         command.add_argument("--dtype", choices=tuple(BYTES), help="default: what is stored")

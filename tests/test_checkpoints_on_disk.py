@@ -231,30 +231,6 @@ def test_a_file_whose_checksum_fits_must_hold_the_pieces_that_are_told(old, new,
         saver_of(Engine(), tmp_path).load(folder)
 
 
-@pytest.mark.parametrize("survives", range(2))
-def test_a_kill_while_a_step_is_saved_again_loses_nothing(survives, tmp_path, monkeypatch):
-    """Before the first rename, and between the two."""
-    save, other = tmp_path / "ck", tmp_path / "other"
-    save_some(save, [1, 2])
-    flip(save / "step-00000002" / RANK)  # so a run went on from step 1, and is here again
-    engine = Engine(5.0)
-    saver_of(engine, other).save(2)
-    aside = (other / "step-00000002").rename(save / ".step-00000002.partial")
-    calls, rename = itertools.count(), Path.rename
-
-    def killed_or_done(*arguments):
-        if next(calls) == survives:
-            raise KeyboardInterrupt  # the process ends here
-        return rename(*arguments)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "rename", killed_or_done)
-        folders.publish(aside, save, 2)
-    again = Engine()
-    assert saver_of(again, save).load(save) == 2 and again.numbers() == engine.numbers()
-    assert sorted(p.name for p in save.iterdir()) == ["step-00000001", "step-00000002"]
-
-
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_full_disk_ends_the_save_and_not_the_run(behind, tmp_path, monkeypatch):
     saver = save_some(tmp_path, [1], async_save=behind)

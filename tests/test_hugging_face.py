@@ -232,24 +232,21 @@ def test_a_released_config_json_is_the_preset_in_both_forms(tmp_path):
         assert config_of(now, tmp_path)[0] == wanted[name]
 
 
-def test_a_tokenizer_goes_along_and_comes_back(tmp_path, capsys):
+def test_a_tokenizer_goes_along_and_comes_back(tmp_path):
     from tokenizers import ByteLevelBPETokenizer
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(["the cat sat on the mat"] * 3, 270, special_tokens=["<|endoftext|>"])
-    (tmp_path / "tokenizer").mkdir()
-    bpe.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     weights_of(replace(SMALL, vocab_size=bpe.get_vocab_size()), tmp_path / "weights", "bf16")
+    bpe.save(str(tmp_path / "weights" / "tokenizer.json"))
     words = ["export", str(tmp_path / "weights"), str(tmp_path / "gpt2"), "--dtype", "fp32"]
-    assert hf.main([*words, "--tokenizer", str(tmp_path / "none")]) == 2
-    assert f"no tokenizer at {tmp_path}/none" in capsys.readouterr().err
-    assert hf.main([*words, "--tokenizer", str(tmp_path / "tokenizer")]) == 0
+    assert hf.main(words) == 0
     model = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2")
     assert model.dtype == torch.float32
     assert model.config.eos_token_id == bpe.token_to_id("<|endoftext|>")
     assert AutoTokenizer.from_pretrained(tmp_path / "gpt2")("the cat")["input_ids"]
     assert hf.main(["import", str(tmp_path / "gpt2"), str(tmp_path / "back")]) == 0
-    original = (tmp_path / "tokenizer" / "tokenizer.json").read_bytes()
+    original = (tmp_path / "weights" / "tokenizer.json").read_bytes()
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == original
 
 

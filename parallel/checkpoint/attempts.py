@@ -164,9 +164,8 @@ def check_first(spec: RunSpec, first: Path) -> None:
 
 def check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: str) -> None:
     """Raises: UsageError: the folder holds another model than the run's, or another form of it."""
-    theirs, ours = asdict(model), asdict(spec.model)
-    if differ := [str(Change(k, v, ours[k])) for k, v in theirs.items() if v != ours[k]]:
-        raise UsageError(f"{folder} holds another model: {', '.join(differ)}")
+    if differ := changes(asdict(model), asdict(spec.model)):
+        raise UsageError(f"{folder} holds another model: {', '.join(map(str, differ))}")
     if implementation != spec.implementation:
         raise UsageError(
             f"{folder} holds implementation {implementation}'s own layout,"

@@ -12,7 +12,6 @@ renamed, so a folder of that name was complete. Later damage is found by size an
 anything is loaded. Nothing is ever unpickled: the tensors are safetensors, the rest is JSON.
 """
 
-import contextlib
 import json
 import re
 import shutil
@@ -153,15 +152,10 @@ def publish(aside: Path, save: Path, step: int) -> Path:
 
 
 def tidy(save: Path) -> None:
-    """Publish checkpoints that a killed writer had completed, and remove what it left of others."""
-    left = [p for p in sorted(save.glob(".*")) if _LEFT.fullmatch(p.name) and not p.is_symlink()]
-    for aside in left:
-        with contextlib.suppress(Damaged, OSError):
-            step = read_manifest(aside)["step"]  # written last: the files were on the disk before
-            if aside == aside_of(save, step):
-                publish(aside, save, step)
-    for path in filter(Path.is_dir, left):
-        shutil.rmtree(path)
+    """Remove what a killed writer left."""
+    for path in save.glob(".*"):
+        if _LEFT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
 
 
 def retain(save: Path, step: int, keep_last: int, keep_every: int) -> list[int]:

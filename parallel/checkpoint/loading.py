@@ -1,9 +1,9 @@
 """Fill an engine from a checkpoint, of any layout and engine, or from weights alone."""
 
 import functools
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.errors import UsageError
 from models.config import GPTConfig
@@ -20,8 +20,7 @@ from parallel.config.settings import TRAINING, RunSpec
 _COMPUTES = {"tf32", "fp8_recipe", "global_batch", "data", "end_of_text", *TRAINING} - {"steps"}
 
 
-@dataclass
-class Loaded:
+class Loaded(NamedTuple):
     """What was loaded: the step to resume from, the folder and its bytes.
 
     damaged: newer checkpoints that could not be loaded, each with the reason.
@@ -32,7 +31,7 @@ class Loaded:
     folder: Path
     bytes: int
     changed: str = ""
-    damaged: list[tuple[Path, str]] = field(default_factory=list)
+    damaged: Sequence[tuple[Path, str]] = ()
 
 
 def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded | None:
@@ -54,7 +53,7 @@ def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded 
         manifest, problem = _checked(ranks, folder)
         if not problem:
             loaded = _load_checkpoint(engine, spec, ranks, folder, manifest)
-            return replace(loaded, damaged=damaged)
+            return loaded._replace(damaged=damaged)
         damaged.append((folder, problem))
         if not spec.load_previous:
             raise Damaged(f"{problem}; --load-previous takes the one before")
@@ -64,13 +63,9 @@ def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded 
 def _checked(ranks: Ranks, folder: Path) -> tuple[Any, str]:
     """The manifest and what is wrong with the checkpoint; each rank reads some of its files."""
     manifest, problem = attempt(folders.read_manifest, folder)
-
-    def check() -> str:
-        if problem:
-            return problem
-        return folders.damage(folder, manifest["files"][ranks.rank :: ranks.world], ranks.tick)
-
-    return manifest, next(filter(None, ranks.on_all(check)), "")
+    files = () if problem else manifest["files"][ranks.rank :: ranks.world]
+    problems = ranks.on_all(lambda: problem or folders.damage(folder, files, ranks.tick))
+    return manifest, next(filter(None, problems), "")
 
 
 def _load_checkpoint(
