@@ -76,7 +76,7 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
         )
         result = engine.step(made, lr_at(spec, step), bool)
         curve.append([result.loss, result.grad_norm, result.loss_scale])
-        if load is None and saver.due(step + 1):
+        if not first and saver.due(step + 1):
             saver.save(step + 1)
             scaler = engine.state().scaler if step + 1 == 2 else scaler
     saver.wait()

@@ -36,7 +36,7 @@ def some(save, *steps):
 
 
 def test_a_checkpoints_name_is_its_step_in_eight_digits_or_more(save):
-    for step, name in ((0, "step-00000000"), (12, "step-00000012"), (10**9, "step-1000000000")):
+    for step, name in ((12, "step-00000012"), (10**9, "step-1000000000")):
         assert folders.name_of(step) == name and folders.step_of(save / name) == step
     for name in ("step-12", "step-00000012.partial", ".step-00000012", "weights-00000012", "x"):
         assert folders.step_of(save / name) is None
@@ -46,7 +46,7 @@ def test_a_checkpoints_name_is_its_step_in_eight_digits_or_more(save):
     assert folders.steps_in(save) == [4, 30, 10**8]
 
 
-def test_a_manifest_is_as_it_was_written_or_damaged(save, monkeypatch):
+def test_a_manifest_is_as_it_was_written_or_damaged(save):
     folder = fill(save / folders.name_of(3), 3)
     assert folders.read_manifest(folder)["step"] == 3 and folders.verify(folder)["step"] == 3
     path, text = folder / MANIFEST, (folder / MANIFEST).read_text()
@@ -58,25 +58,17 @@ def test_a_manifest_is_as_it_was_written_or_damaged(save, monkeypatch):
     for harm, words in (
         (text.replace("rank", "rink"), "its bytes have changed since they were written"),
         (text[:-9], "is damaged: "),
-        ("[]", "is damaged: it holds"),
         (text.replace(FORMAT, "gpt-checkpoint-9"), "describes no checkpoint of ours"),
     ):
         path.write_text(harm)
         assert_damaged(words)
-    path.write_text(text)
-
-    def unknown(manifest, step):
-        raise ValueError(f"step is {manifest['step']}, not {step}")
-
-    monkeypatch.setattr(folders, "check", unknown)
-    assert_damaged("describes no checkpoint: step is 3, not 3")
     path.unlink()
     assert_damaged(f"{MANIFEST}: No such file")
     path.symlink_to(folder / "rank")
     assert_damaged("it is a link, or no file")
 
 
-def test_the_first_bad_file_is_named(save, monkeypatch):
+def test_the_first_bad_file_is_named(save):
     folder = fill(save / folders.name_of(3), 3)
     (good,) = folders.read_manifest(folder)["files"]
     ticks = []
@@ -90,13 +82,6 @@ def test_the_first_bad_file_is_named(save, monkeypatch):
         assert words in folders.damage(folder, [good, good | change, good])
     (folder / "link").symlink_to(folder / "rank")
     assert "it is a link" in folders.damage(folder, [good | {"path": "link"}])
-
-    def header(path, pieces):
-        raise ValueError(f"not {pieces}")
-
-    monkeypatch.setattr(folders, "check_tensors", header)
-    assert folders.damage(folder, [good]) == ""
-    assert folders.damage(folder, [good | {"pieces": 7}]).endswith("is damaged: not 7")
     (folder / "rank").write_bytes(b"0123456780")
     with pytest.raises(Damaged, match="its bytes have changed"):
         folders.verify(folder)
@@ -117,26 +102,18 @@ def test_a_checkpoint_is_hidden_until_it_is_whole(save):
     assert [path.name for path in save.iterdir()] == ["step-00000007"]
 
 
-def test_what_a_killed_writer_left_is_removed(save):
+def test_what_a_killed_writer_left_is_removed_and_what_somebody_else_left_stays(save):
     some(save, 1)
-    fill(folders.begin(save, 2), 2)  # whole, but for its name
-    folders.begin(save, 3)  # not whole
-    for name in (".step-00000009.old", ".step-00000001.old"):
-        (save / name).mkdir()
-    folders.tidy(save)
-    assert folders.steps_in(save) == [1] and not list(save.glob(".*"))
-
-
-def test_what_somebody_else_left_beside_the_checkpoints_stays(save):
-    some(save, 1)
-    theirs = {".keep", ".weights-old", ".step-1", ".step-best", ".latest.bak", ".manifest.json.old"}
-    theirs |= {".step-00000003.partial", ".step-00000004.old", ".step-00000005"}
+    fill(folders.begin(save, 2), 2)
+    (save / ".step-00000009.old").mkdir()
+    links = (".step-00000003.partial", ".step-00000004.old")
+    theirs = {".keep", ".weights-old", ".step-1", ".latest.bak", ".manifest.json.old", *links}
     for name in theirs:
-        (save / name).mkdir()
-        (save / name / "mine").touch()
-    for name in (".step-00000003.partial", ".step-00000004.old"):  # as links
-        (save / name).rename(save.parent / name)
-        (save / name).symlink_to(save.parent / name)
+        place = (save.parent if name in links else save) / name
+        place.mkdir()
+        (place / "mine").touch()
+        if name in links:
+            (save / name).symlink_to(place)
     folders.tidy(save)
     assert {p.name for p in save.iterdir()} == {"step-00000001", *theirs}
     assert all((save / name / "mine").exists() for name in theirs)
@@ -149,7 +126,6 @@ def test_what_somebody_else_left_beside_the_checkpoints_stays(save):
         (70, 2, 0, [60, 70]),
         (70, 1, 20, [20, 40, 60, 70]),
         (70, 0, 20, [10, 20, 30, 40, 50, 60, 70]),
-        (70, 9, 0, [10, 20, 30, 40, 50, 60, 70]),
         (10, 1, 0, [10, 20, 30, 40, 50, 60, 70]),
     ],
 )
@@ -159,7 +135,6 @@ def test_the_newest_and_every_nth_are_kept(save, step, keep_last, keep_every, le
     assert folders.steps_in(save) == left
     assert gone == sorted(set(range(10, 80, 10)) - set(left))
     assert not list(save.glob(".*"))
-    folders._remove(save / "not there")
 
 
 def test_load_means_a_checkpoint_and_those_before_it(save):
@@ -208,9 +183,8 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     path.write_text(json.dumps(text))
     assert why(load=os.path.abspath("x")) is None and why(load="x") is None and why() is None
     assert why(load="/y") is not None
-    for harm in ("[", "[]", "{}", '{"spec": 5}'):
-        path.write_text(harm)
-        assert "run.json is damaged" in why() or why().startswith("the earlier one cannot be read")
+    path.write_text("[")
+    assert why().startswith(f"the earlier one cannot be read ({path} is damaged: ")
     path.unlink()
     assert why() == f"the earlier one cannot be read ({path}: No such file or directory)"
 
@@ -247,8 +221,8 @@ def checkpoint_of(run, step, about):
     folders.write_manifest(folder, folders.read_manifest(folder) | its)
 
 
-def test_a_run_does_not_go_on_from_another_runs_state(save):
-    about = facts("s", None, save_interval=5) | {"profiler": None}
+def test_a_run_goes_on_from_its_own_state_alone_and_keeps_its_profiler(save):
+    about = facts("s", None, save_interval=5) | {"profiler": {"tool": "nsys"}}
     run = write(save, about, fail="stopped")
     ours = about["spec"]
     spec = resolve(("test", {k: v for k, v in ours.items() if v is not None}))
@@ -262,16 +236,6 @@ def test_a_run_does_not_go_on_from_another_runs_state(save):
             attempts.begin(spec, about, RunFolder(run))
         assert (run / "run.json").read_text() == before
     checkpoint_of(run, 10, about | {"spec": ours | {"log_interval": 9, "steps": 15}})
-    folder = RunFolder(run)
-    assert attempts.begin(spec, about, folder) == run / "checkpoints"
-    folder.close()
-
-
-def test_an_attempt_keeps_the_profiler_of_the_one_before(save):
-    about = facts("s", None, save_interval=5) | {"profiler": {"tool": "nsys"}}
-    run = write(save, about, fail="stopped")
-    checkpoint_of(run, 10, about)
-    spec = resolve(("test", {k: v for k, v in about["spec"].items() if v is not None}))
     folder = RunFolder(run)
     assert attempts.begin(spec, about | {"profiler": None}, folder) == run / "checkpoints"
     folder.close()

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,12 +30,11 @@ from models.config import LLAMA3_ROPE, PRESETS, GPTConfig, preset
 from models.hf_config import config_of, hugging_face_config
 from models.hf_weights import Tokenizer, export_hugging_face, import_hugging_face
 from models.weights import read_weights, write_weights
-from parallel import batches, engines, token_files
+from parallel import token_files
 from parallel.checkpoint import __main__ as checkpoint
-from parallel.checkpoint.checkpointer import Checkpointer
-from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import resolve
 from parallel.record.reader import read_run
+from tests import checkpoint_worker
 from tests.conftest import ROOT, run_module
 from tests.test_parity import train_all
 
@@ -196,24 +194,23 @@ def test_a_device_block_holds_where_megatron_core_runs_on_a_cpu():
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-# config.json of meta-llama/Llama-3.1-8B and Qwen/Qwen3-0.6B, but for special ids and dtypes
+# config.json of meta-llama/Llama-3.1-8B and Qwen/Qwen3-0.6B, but for what neither side reads
 RELEASED = {
     "llama3-8b": json.loads("""
-{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
-"hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
-"max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
-"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1,
-"rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor":
-4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0,
-"tie_word_embeddings": false, "use_cache": true, "vocab_size": 128256}
+{"model_type": "llama", "attention_bias": false, "hidden_act": "silu", "hidden_size": 4096,
+"intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false,
+"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+"rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+"original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0,
+"tie_word_embeddings": false, "vocab_size": 128256}
 """),
     "qwen3-0.6b": json.loads("""
-{"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
-"head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02,
-"intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
-"model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads":
-8, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
-"tie_word_embeddings": true, "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}
+{"model_type": "qwen3", "attention_bias": false, "head_dim": 128, "hidden_act": "silu",
+"hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960,
+"max_window_layers": 28, "num_attention_heads": 16, "num_hidden_layers": 28,
+"num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000,
+"sliding_window": null, "tie_word_embeddings": true, "use_sliding_window": false,
+"vocab_size": 151936}
 """),
 }
 
@@ -295,27 +292,25 @@ def test_a_model_that_our_gpt_cannot_be_is_refused_in_one_line(tmp_path, kind, c
 
 
 def test_what_config_json_leaves_out_is_what_transformers_takes(tmp_path):
-    for of, missing in (
-        (LlamaConfig, ("num_key_value_heads", "head_dim", "attention_bias", "mlp_bias")),
-        (LlamaConfig, ("tie_word_embeddings", "rope_parameters")),
-        (MistralConfig, ("head_dim", "tie_word_embeddings", "rope_parameters")),
+    llama = _SIZES | {"num_key_value_heads": 4, "sliding_window": None, "rms_norm_eps": 1e-6}
+    absent = {"num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "rope_parameters"}
+    gpt2 = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 16}
+    for of, sizes, missing in (
+        (LlamaConfig, llama, absent | {"tie_word_embeddings"}),
+        (MistralConfig, llama, {"head_dim", "tie_word_embeddings", "rope_parameters"}),
+        (GPT2Config, gpt2, GPT2Config().to_dict().keys() - {"model_type"}),
     ):
-        sizes = _SIZES | {"num_key_value_heads": 4, "sliding_window": None, "rms_norm_eps": 1e-6}
         whole = of(**sizes).to_dict()
         part = {k: v for k, v in whole.items() if k not in missing}
-        assert config_of(part, tmp_path) == config_of(whole, tmp_path)
-    other = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 16}
-    other |= {"max_position_embeddings": 32}
-    whole = GPT2Config(**other).to_dict()
-    assert config_of(other | {"model_type": "gpt2"}, tmp_path) == config_of(whole, tmp_path)
-    assert config_of({**other, "model_type": "gpt2"}, tmp_path)[0].n_head == 16
-    for name in ("hidden_size", "rms_norm_eps"):
-        part = {k: v for k, v in RELEASED["llama3-8b"].items() if k != name}
-        with pytest.raises(UsageError, match=f"{name} is missing"):
-            config_of(part, tmp_path)
-    part = {k: v for k, v in MistralConfig().to_dict().items() if k != "sliding_window"}
-    with pytest.raises(UsageError, match="sliding_window is 4096"):
-        config_of(part, tmp_path)
+        assert config_of(part | sizes, tmp_path) == config_of(whole, tmp_path)
+    mistral = MistralConfig().to_dict()
+    for whole, name, why in (
+        (RELEASED["llama3-8b"], "hidden_size", "hidden_size is missing"),
+        (RELEASED["llama3-8b"], "rms_norm_eps", "rms_norm_eps is missing"),
+        (mistral, "sliding_window", "sliding_window is 4096"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            config_of({k: v for k, v in whole.items() if k != name}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -438,29 +433,13 @@ def test_a_llama_that_was_imported_or_is_hugging_faces_goes_on_bit_for_bit(
     settings |= {"device": "cpu", "data": str(tokens), "global_batch": 4}
     spec = resolve(("test", settings))
     corpus = token_files.load(tokens, spec.seq_len, 257)
-
-    def train(load: Path | None, save: bool) -> tuple[int, list[tuple], list[torch.Tensor]]:
-        """(first step, losses and norms, all state at the end) from what is at `load`."""
-        engine = engines.load(spec, torch.device("cpu"), "torch")
-        facts = {"run": "r", "git": {"commit": None}, "data": {"path": "", "sha256": None}}
-        saver = Checkpointer(engine, spec, facts, saved, 0, 1)
-        first, curve = saver.load(load), []
-        for step in range(first, spec.steps):
-            made = batches.batches(corpus.train, spec.layout, spec.seq_len, 257, 0, spec.seed, step)
-            result = engine.step(made, spec.lr, bool)
-            curve.append((result.loss, result.grad_norm))
-            if save and step == 1:
-                saver.save(2)
-        state = [p.tensors[kind].clone() for p in engine.state().pieces for kind in KINDS]
-        engine.close()
-        return first, curve, state
-
     # Weights alone are our GPT's: Hugging Face's class starts from drawn ones.
-    first, straight, end = train(weights if implementation == "gpt" else None, save=True)
-    again, resumed, same_end = train(saved / "step-00000002", save=False)
-    assert (first, again) == (0, 2) and resumed == straight[2:]
-    assert straight[0][0] > straight[-1][0]
-    assert all(torch.equal(a, b) for a, b in zip(end, same_end, strict=True))
+    load = weights if implementation == "gpt" else None
+    straight = checkpoint_worker.train(spec, saved, corpus, load)
+    again = checkpoint_worker.train(spec, saved, corpus, saved / "step-00000002")
+    assert (straight.first, again.first) == (0, 2) and again.curve == straight.curve[2:]
+    assert straight.curve[0][0] > straight.curve[-1][0]
+    assert all(torch.equal(a, b) for a, b in zip(again.bits, straight.bits, strict=True))
 
 
 class Malicious:
