@@ -16,7 +16,7 @@ are not compared: exit 1. Exits 2 when nothing could be read.
 import math
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,19 +141,16 @@ def compare(
 
 def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     """Medians of RESAMPLES series made of blocks drawn, with replacement, from each run."""
-    blocks = [np.lib.stride_tricks.sliding_window_view(x, round(len(x) ** 0.5)) for x in runs]
-    starts = [
-        rng.integers(0, len(of), (RESAMPLES, -(-len(x) // of.shape[1])))
-        for x, of in zip(runs, blocks, strict=True)
-    ]
     medians = []
     rows = max(1, 2**20 // sum(map(len, runs)))  # all at once would take gigabytes for long runs
     for i in range(0, RESAMPLES, rows):
-        pieces = [
-            of[start[i : i + rows]].reshape(min(rows, RESAMPLES - i), -1)[:, : len(x)]
-            for x, of, start in zip(runs, blocks, starts, strict=True)
-        ]
-        medians.append(np.median(np.concatenate(pieces, axis=1), axis=1))
+        series = []
+        for x in runs:
+            blocks = np.lib.stride_tricks.sliding_window_view(x, round(len(x) ** 0.5))
+            shape = min(rows, RESAMPLES - i), math.ceil(len(x) / blocks.shape[1])
+            blocks = blocks[rng.integers(0, len(blocks), shape)]
+            series.append(blocks.reshape(len(blocks), -1)[:, : len(x)])
+        medians.append(np.median(np.concatenate(series, axis=1), axis=1))
     return np.concatenate(medians)
 
 
@@ -194,8 +191,7 @@ class Verdict:
     b: str
     comparison: Comparison | None
     doubts: list[str]
-    differ: list[str]  # the settings that tell B from A
-    values: list[str] = field(default_factory=list)  # the same with A's and B's values
+    values: list[str]  # the settings that tell B from A, with A's and B's values
     gpus: int | None = None  # B's
 
     def row(self) -> dict[str, Any]:
@@ -254,10 +250,9 @@ def judged(
             break
     told = changes(first, other)
     values = [f"{_WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in told.items()]
-    about = {"differ": list(told), "values": values, "gpus": other.gpus}
 
     def refused(why: str) -> Verdict:
-        return Verdict(*names, None, [why], **about)
+        return Verdict(*names, None, [why], values, other.gpus)
 
     for name, side in (("A", a), ("B", b)):
         mixed = {k: None for run in side for k in changes(side[0].record, run.record, False)}
@@ -276,7 +271,7 @@ def judged(
         comparison = replace(comparison, low=None, high=None)
     if "gpus" in told:
         comparison = replace(comparison, gpus=told["gpus"])
-    return Verdict(*names, comparison, _doubts(a, b, comparison), **about)
+    return Verdict(*names, comparison, _doubts(a, b, comparison), values, other.gpus)
 
 
 def _doubts(a: list[TimedRun], b: list[TimedRun], comparison: Comparison) -> list[str]:
@@ -311,11 +306,6 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], comparison: Comparison) -> lis
     return doubts + busy(runs) + other_kernels(runs)
 
 
-def _middle(side: list[TimedRun]) -> float:
-    """The median of the runs' medians, seconds."""
-    return float(np.median([np.median(run.step_s) for run in side]))
-
-
 def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:
     """Each configuration of a study beside the baseline's, in the order the names have; then at
     each number of GPUs the fastest beside the others, the faster first.
@@ -331,7 +321,8 @@ def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:
     base = start or min(groups)
     pairs = [(base, name) for name in sorted(groups) if name != base]
     sizes: dict[int, list[str]] = defaultdict(list)
-    for name in sorted(groups, key=lambda name: _middle(groups[name])):
+    middles = {n: np.median([np.median(run.step_s) for run in of]) for n, of in groups.items()}
+    for name in sorted(groups, key=middles.__getitem__):
         if gpus := groups[name][0].record.gpus:
             sizes[gpus].append(name)
     for _, (fastest, *others) in sorted(sizes.items()):

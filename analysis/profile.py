@@ -37,8 +37,6 @@ _KINDS = {
 # A call into the library itself, one per collective: NCCL:ncclAllReduce, gloo:all_reduce.
 _LIBRARY = re.compile(r"^(?:nccl|gloo|mpi):|^nccl", re.I)
 _ALL_REDUCE = re.compile(r"all_?reduce", re.I)
-_PARTS = {name: re.compile(rf"(?:^|[/.:]){name}\w*$", re.I) for name in ("forward", "backward")}
-_PARTS["optimizer"] = re.compile(r"(?:^|[/:])optimizer(?:_step)?$", re.I)
 _COLUMNS = [
     Column("kind", "kind"),
     Column("name", "name"),
@@ -143,7 +141,7 @@ def _files_of(run: Path) -> list[Path]:
 
 
 def table(title: str, profile: Profile, top: int) -> Table:
-    """The `top` rows of each kind, and what the profile says of the parts of a step."""
+    """The `top` rows of each kind, and what the profile says of all-reduce."""
     rows = []
     for kind in _KINDS:
         of_kind = [row for row in profile.rows if row["kind"] == kind][:top]
@@ -152,19 +150,14 @@ def table(title: str, profile: Profile, top: int) -> Table:
 
 
 def notes(profile: Profile) -> list[str]:
-    """The longest range of each part (libraries mark the same again inside) and of all-reduce; how
-    often the communication library was asked for one; its share of the GPU's time."""
+    """The longest range of all-reduce (libraries mark the same again inside), how often the
+    communication library was asked for one, and its share of the GPU's time."""
     lines = []
-    for part, pattern in _PARTS.items():
-        for longest in profile.of("range", pattern)[:1]:
-            lines.append(f"{part}: {longest['share']:.1%} in {longest['name']}")
-    reduces = profile.of("range", _ALL_REDUCE)
-    if reduces:
+    if reduces := profile.of("range", _ALL_REDUCE):
         calls = sum(row["instances"] for row in reduces if _LIBRARY.search(row["name"]))
         counted = f", {calls:,} calls" if calls else ""
         lines.append(f"all-reduce: {reduces[0]['share']:.1%} in {reduces[0]['name']}{counted}")
-    kernels = profile.of("kernel", _ALL_REDUCE)
-    if kernels := [row for row in kernels if "nccl" in row["name"].lower()]:
+    if kernels := [r for r in profile.of("kernel", _ALL_REDUCE) if "nccl" in r["name"].lower()]:
         share, n = (sum(row[key] for row in kernels) for key in ("share", "instances"))
         lines.append(f"all-reduce: {share:.1%} of the GPU's time in {n:,} kernels")
     if profile.steps and profile.profiled_s:

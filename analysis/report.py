@@ -60,16 +60,10 @@ def _printed(name: str, arguments: list[str]) -> str:
     return out.getvalue()
 
 
-def _paths(name: str, arguments: list[str]) -> list[Path]:
-    if not arguments:
-        raise UsageError(f"{name} wants a path")
-    return [ROOT / text for text in arguments]
-
-
 def _losses(arguments: list[str]) -> Table:
     from analysis.measured.rank_times import report
 
-    tables, problems = report(_paths("losses", arguments))
+    tables, problems = report([ROOT / text for text in arguments])
     if problems:
         raise UsageError("; ".join(problems))
     return tables[-1]
@@ -78,7 +72,7 @@ def _losses(arguments: list[str]) -> Table:
 def _audit(arguments: list[str]) -> str:
     from analysis.published.audit import audit_paths
 
-    audit = audit_paths(_paths("audit", arguments))
+    audit = audit_paths([ROOT / text for text in arguments])
     if audit.has_gaps:
         raise UsageError("; ".join([*audit.refused, *audit.unread]))
     lines = [str(finding).replace(f"{ROOT}/", "") for finding in audit.findings]
@@ -86,8 +80,7 @@ def _audit(arguments: list[str]) -> str:
 
 
 def _file(arguments: list[str]) -> str:
-    paths = _paths("file", arguments)
-    return "\n".join(read_text(path, "table").strip() + "\n" for path in paths)
+    return "\n".join(read_text(ROOT / text, "table").strip() + "\n" for text in arguments)
 
 
 def _jean_zay(arguments: list[str]) -> Table:
@@ -112,13 +105,14 @@ def block(name: str, arguments: list[str]) -> str:
     """The Markdown of one of NAMES."""
     if name in COMMANDS:
         return _printed(name, arguments)
+    if bool(arguments) != (name in _OTHERS):
+        wanted = "an argument" if name in _OTHERS else "no argument"
+        raise UsageError(f"{name} takes {wanted}, not {' '.join(arguments)!r}")
     if name in _OTHERS:
         content = _OTHERS[name](arguments)
         return content if isinstance(content, str) else content.render("markdown")
     from analysis.published import recomputed
 
-    if arguments:
-        raise UsageError(f"this report takes no argument, not {' '.join(arguments)!r}")
     return getattr(recomputed, name)().render("markdown")
 
 

@@ -16,7 +16,7 @@ Exits 2 when nothing could be read.
 
 import sys
 
-from analysis.common.table import show, show_objects
+from analysis.common.table import show
 from analysis.logs.fact_flags import facts_of
 from analysis.logs.load import load
 from analysis.measured import scaling_curve, submissions
@@ -44,10 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             runs, refused, given.baseline, any_commit=given.any_commit, **settings
         )
         tables.append(curve)
-    if given.format == "json" and len(tables) > 1:
-        show_objects([row for table in tables for row in table.rows], given.columns)
-    else:
-        show(tables, given.format, given.columns)
+    show(tables, given.format, given.columns)
     return 0
 
 

@@ -104,7 +104,11 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
         write(tmp_path, about | run | {"git": {"commit": "e" * 40, "dirty": True}}, step_s=step_s)
     assert compare.main([str(tmp_path), "--format", "json"]) == 1
     (said,) = json.loads(capsys.readouterr().out)
-    assert said["verdict"] is None and "commit" in said["doubts"][0] and said["differ"] == ["seed"]
+    assert (
+        said["verdict"] is None
+        and "commit" in said["doubts"][0]
+        and said["values"] == ["seed 1234 -> 7"]
+    )
     assert compare.main([str(tmp_path)]) == 1
     assert "invalid comparison: commit" in capsys.readouterr().out
     assert compare.main([str(tmp_path), "--any-commit", "--format", "json"]) == 0

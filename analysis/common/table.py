@@ -94,9 +94,13 @@ class Table:
     def shown_texts(self) -> list[terminal.Shown]:
         """The columns as they are printed."""
         return [
-            terminal.Shown(c.heading, self.texts(c), _numeric(c, self.rows), c.long)
-            for c in self.shown
+            terminal.Shown(c.heading, self.texts(c), self.is_numeric(c), c.long) for c in self.shown
         ]
+
+    def is_numeric(self, column: Column) -> bool:
+        """Whether a column has numbers alone."""
+        kinds = (int, float, type(None))
+        return bool(column.spec) or all(isinstance(r.get(column.key), kinds) for r in self.rows)
 
     def fitted(self, width: int) -> str:
         """The table as text for a terminal of `width` columns."""
@@ -115,12 +119,6 @@ def cell(value: Any, spec: str = "") -> str:
         powers = spec.endswith("g") and "e+" in text and abs(value) < 1e7
         return f"{value:.0f}" if powers else text
     return printable(str(value))
-
-
-def _numeric(column: Column, rows: Iterable[dict[str, Any]]) -> bool:
-    return bool(column.spec) or all(
-        isinstance(row.get(column.key), (int, float, type(None))) for row in rows
-    )
 
 
 def _text(table: Table) -> str:
@@ -175,20 +173,21 @@ def _objects(table: Table) -> list[dict[str, Any]]:
     return [{c.key: row.get(c.key) for c in columns} | row for row in table.rows]
 
 
-def _finite(value: Any) -> Any:
-    """The value with null in place of every number that is not finite."""
+def finite(value: Any, digits: int = 17) -> Any:
+    """The value for JSON: every float in it with so many digits (17: exactly), and None in place of
+    one that is not finite."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: finite(v, digits) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return [finite(v, digits) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
 
 
 def json_objects(rows: list[dict[str, Any]]) -> str:
     """A JSON list, one object a line; what is not a finite number is null."""
-    return "[\n" + ",\n".join(json.dumps(_finite(row)) for row in rows) + "\n]\n"
+    return "[\n" + ",\n".join(json.dumps(finite(row)) for row in rows) + "\n]\n"
 
 
 def add_table_flags(parser: argparse.ArgumentParser) -> None:
@@ -222,27 +221,27 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
     names = [name if name in known else keys.get(name, name) for name in names]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no column {', '.join(unknown)}; there are: {', '.join(known)}")
-    found = []
+    shown = []
     for table in tables:
         columns = {c.key: replace(c, seldom=False, asked=False) for c in table.columns}
         kept = [columns[name] for name in names if name in columns]
         if kept:
             rows = [{c.key: row.get(c.key) for c in kept} for row in table.rows]
-            found.append(replace(table, columns=kept, rows=rows))
-    return found
+            shown.append(replace(table, columns=kept, rows=rows))
+    return shown
 
 
 def show(tables: Sequence[Table], format: str, columns: Sequence[str] | None = None) -> None:
     """Print tables. Text fits the terminal it goes to; a file or a pipe gets it in full. As JSON
     several tables are one list, in which each row says its `table`."""
-    found = chosen(tables, columns)
-    if format == "json" and len(found) > 1:
-        rows = [{"table": table.title} | row for table in found for row in _objects(table)]
+    shown = chosen(tables, columns)
+    if format == "json" and len(shown) > 1:
+        rows = [{"table": table.title} | row for table in shown for row in _objects(table)]
         print(json_objects(rows), end="")
         return
     width = shutil.get_terminal_size().columns
     fits = format == "text" and sys.stdout.isatty()
-    texts = [table.fitted(width) if fits else table.render(format) for table in found]
+    texts = [table.fitted(width) if fits else table.render(format) for table in shown]
     print("\n".join(texts), end="")
 
 

@@ -16,7 +16,6 @@ from base.errors import UsageError
 from parallel.record.reader import read_checkpoints
 
 _AMOUNTS = ("blocked_s", "total_s", "bytes", "ranks")
-KINDS = ("save", "load")
 _SHOWN = [
     Column("run", "run"),
     Column("event", "event"),
@@ -48,11 +47,9 @@ def rows(record: Record) -> list[dict[str, Any]]:
             events = scan(log)
     trained_s = float(np.nansum(record.steps["step_s"])) * record.interval
     busy_s = trained_s + sum(event.blocked_s or 0.0 for event in events)
-    found = []
-    for kind in [*KINDS, *sorted({event.kind for event in events} - set(KINDS))]:
+    by_kind = []
+    for kind in dict.fromkeys(event.kind for event in events):
         alike = [event for event in events if event.kind == kind]
-        if not alike:
-            continue
         done = [event for event in alike if not event.problem]
         row = {"run": name_of(record), "source": record.source, "event": kind, "n": len(done)}
         row |= {name: _median([getattr(e, name) for e in done]) for name in _AMOUNTS}
@@ -66,8 +63,8 @@ def rows(record: Record) -> list[dict[str, Any]]:
         waits = [event.blocked_s for event in alike]
         if trained_s > 0 and None not in waits:
             row["share"] = sum(waits) / busy_s
-        found.append(row)
-    return found
+        by_kind.append(row)
+    return by_kind
 
 
 def _median(values: list[float | None]) -> float | None:

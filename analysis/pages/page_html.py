@@ -7,16 +7,16 @@ draw the charts are packed with gzip: page.js starts them with the first chart.
 import base64
 import gzip
 import json
-import math
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import UNKNOWN, Column, Table
+from analysis.common.table import UNKNOWN, Column, Table, finite
 from analysis.pages.section import Page, Section
 from base.errors import UsageError, printable
 
 MARK = '<meta http-equiv="Content-Security-Policy"'  # no page of others begins as ours do
+DIGITS = 6  # of every number: what a page shows does not depend on a processor's last digits
 FEW = 4  # rows of a table that needs no filter
 _HERE = Path(__file__).parent
 
@@ -59,7 +59,7 @@ def html_of(page: Page) -> str:
     charts = [chart for section in shown for chart in section.charts]
     numbers = {id(chart): number for number, chart in enumerate(charts)}
     # No < stands in the JSON, so that no text of a log can end the element.
-    data = json.dumps([rounded(c.spec) for c in charts], separators=(",", ":"))
+    data = json.dumps([finite(c.spec, DIGITS) for c in charts], separators=(",", ":"))
     template = jinja2.Template(
         (_HERE / "page.html").read_text(), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -73,18 +73,6 @@ def html_of(page: Page) -> str:
         data=data.replace("<", "\\u003c"),
         vega=_vega() if charts else "",
     )
-
-
-def rounded(value: Any) -> Any:
-    """A specification with six digits of every number: what a chart shows does not depend on the
-    last digits of a processor."""
-    if isinstance(value, dict):
-        return {key: rounded(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
 
 
 def anchor(title: str) -> str:
@@ -122,7 +110,7 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
     order = {key: place for place, key in enumerate(results)}
     varied.sort(key=lambda column: order.get(column.key, len(order)))
     columns = [first, *varied]
-    numeric = {column.key: _is_numeric(column, table) for column in columns}
+    numeric = {column.key: table.is_numeric(column) for column in columns}
     notes = [*_row_notes(table), *table.below]
     if unknown:
         notes.append(f"not known in any row: {', '.join(unknown)}")
@@ -144,7 +132,7 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _cell(text: str, value: Any, column: Column, number: bool) -> dict[str, Any]:
-    raw = rounded(value) if number and text != UNKNOWN else None
+    raw = finite(value, DIGITS) if number and text != UNKNOWN else None
     return {"text": text, "number": number, "raw": raw, "head": column.heading}
 
 
@@ -158,8 +146,3 @@ def _row_notes(table: Table) -> list[str]:
                 if row.get(column.key):
                     rows.setdefault(str(row[column.key]), []).append(str(row[name]))
     return [printable(f"{', '.join(names)}: {text}") for text, names in rows.items()]
-
-
-def _is_numeric(column: Column, table: Table) -> bool:
-    values = [row.get(column.key) for row in table.rows]
-    return bool(column.spec) or all(isinstance(v, int | float) or v is None for v in values)
