@@ -68,9 +68,7 @@ FILES = [*FILES.split(), "folder", "deep.json", "deep.toml", "zero", "null", "lo
 
 # vl-convert's engine asks for more address space than a worker of bad_input.py may have.
 NO_CHARTS = SimpleNamespace(
-    javascript_bundle=lambda script: "",
-    vegalite_to_svg=lambda spec: "<svg></svg>",
-    vegalite_to_png=lambda spec, scale: bytes(40),
+    javascript_bundle=lambda script: "", vegalite_to_svg=lambda spec, **_: "<svg></svg>"
 )
 
 
@@ -149,11 +147,6 @@ def bad_word(chance: random.Random, module: str, words: list[str]) -> list[str]:
     return [*words[:at], chance.choice(FILES + WORDS), *words[at + chance.randrange(2) :]]
 
 
-def no_charts() -> contextlib.AbstractContextManager:
-    """While this is open, pages and pictures have no charts."""
-    return mock.patch("analysis.pages.page_html.library", return_value=NO_CHARTS)
-
-
 @contextlib.contextmanager
 def nothing_starts() -> Iterator[None]:
     """While this is open, no process is started, signalled or replaced; no question is asked."""
@@ -164,7 +157,7 @@ def nothing_starts() -> Iterator[None]:
         for where, name, failure in [*instead, (builtins, "input", EOFError)]:
             stack.enter_context(mock.patch.object(where, name, side_effect=failure))
         stack.enter_context(mock.patch("slurm.submit.ROOT", Path.cwd()))  # where --logs begins
-        stack.enter_context(no_charts())
+        stack.enter_context(mock.patch("analysis.pages.page_html.library", return_value=NO_CHARTS))
         yield
 
 
