@@ -194,7 +194,7 @@ def test_a_sidecar_and_flags_take_every_fact_of_the_model(record_of, tmp_path, c
     from analysis.tflops import main
 
     assert main([str(tmp_path / "job.out")]) == 2
-    assert "activation = 'swish' is not what activation can be" in capsys.readouterr().err
+    assert "activation cannot be 'swish'" in capsys.readouterr().err
     (tmp_path / "job.toml").unlink()
     flags = "--n-layer 32 --hidden 4096 --n-head 32 --n-kv-head 8 --ffn-hidden 14336 --gpus 8"
     flags += " --activation swiglu --no-tied --vocab-size 128256 --seq-len 8192"

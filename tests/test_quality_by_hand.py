@@ -230,7 +230,8 @@ def test_a_summary_prefers_what_the_time_says_to_what_was_printed():
         found = summary(run, time, judge(run))
         return found["samples_per_s"], found["tokens_per_s"]
 
-    assert rates() == rates(samples_per_s=np.full(40, 9.0)) == (4, 400)
+    nines = np.full(40, 9.0)
+    assert rates() == rates(samples_per_s=nines, tokens_per_s=nines) == (4, 400)
     assert rates(seq_len=None) == (4, None)
     assert rates(seq_len=None, tokens_per_s=np.r_[7.0, np.full(39, np.nan)]) == (4, 7)
     assert rates(None) == (None, None)

@@ -403,7 +403,6 @@ def test_a_name_is_the_weakest_origin(log):
         "pp": 16,
         "dp": 1,
         "n_micro": 512,
-        "global_batch": 1024,
     }
     record = read(log("  micro_batch_size ...... 4\n" + RUN, name), flags={"dp": 2})
     assert (record.micro_batch, record.origin["micro_batch"]) == (4, "log")

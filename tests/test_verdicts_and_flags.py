@@ -168,9 +168,9 @@ def test_a_flag_that_a_log_contradicts_is_said_not_to_be_used(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--gpus", "0"], "argument --gpus: 0 is not above 0"),
-        (["--tp", "-3"], "argument --tp: -3 is not above 0"),
-        (["--seq-len", "x"], "argument --seq-len: 'x' is not a number"),
+        (["--gpus", "0"], "--gpus must be at least 1 and at most "),
+        (["--peak-tflops", "nan"], "--peak-tflops must be above 0 and "),
+        (["--seq-len", "x"], "--seq-len: invalid int value"),
         (["--gpu-type", "H1000"], "unknown GPU 'H1000'; known: "),
         (["--recompute", "some"], "argument --recompute: invalid choice: 'some'"),
     ],

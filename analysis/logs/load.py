@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -47,21 +47,17 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> tuple[list[R
 
 def _find_copies(records: list[Record]) -> None:
     """Note which runs have the evidence of another: the same measurements, or the same bytes."""
-    alike: dict[str, list[Record]] = defaultdict(list)
-    sizes: dict[int, list[Record]] = defaultdict(list)
+    sizes = {r.source: os.path.getsize(r.source) for r in records if os.path.isfile(r.source)}
+    often = Counter(sizes.values())
+    first: dict[str, str] = {}  # a hash of the evidence -> the source that has it
     for record in records:
-        if record.evidence:
-            alike[record.evidence].append(record)
-        elif os.path.isfile(record.source):
-            sizes[os.path.getsize(record.source)].append(record)
-    for same in sizes.values():
-        for record in same if len(same) > 1 else ():
+        digest = record.evidence
+        if not digest and often[sizes.get(record.source, -1)] > 1:
             with open(record.source, "rb") as file:
-                alike[hashlib.file_digest(file, "sha256").hexdigest()].append(record)
-    for digest, (first, *others) in alike.items():
-        for record in others:
-            record.copy_of = first.source
-            record.notes.append(f"the same evidence as {first.source} (SHA-256 {digest[:12]})")
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest and first.setdefault(digest, record.source) != record.source:
+            record.copy_of = first[digest]
+            record.notes.append(f"the same evidence as {record.copy_of} (SHA-256 {digest[:12]})")
 
 
 def _multiply_out(record: Record) -> None:
@@ -69,18 +65,17 @@ def _multiply_out(record: Record) -> None:
 
     Trainers that are data-parallel unless they say otherwise leave tp and pp out.
     """
-    dp = record.dp
     each = (record.micro_batch or 0) * (record.n_micro or 0)
-    if dp is None and record.gpus is None and each and record.global_batch:
+    if record.dp is None and record.gpus is None and each and record.global_batch:
         if record.global_batch % each == 0:
-            dp = record.dp = record.global_batch // each
+            record.dp = record.global_batch // each
             record.origin["dp"] = record.origin.get("global_batch", "log")
     assumed = MODEL_AXES if record.format in _DATA_PARALLEL else SELDOM
     ranks = math.prod(getattr(record, a) or (1 if a in assumed else 0) for a in MODEL_AXES)
-    if record.gpus is None and ranks and dp:
-        record.gpus = ranks * dp
+    if record.gpus is None and ranks and record.dp:
+        record.gpus = ranks * record.dp
         record.origin["gpus"] = record.origin.get("dp", "log")
-    elif dp is None and record.gpus and ranks and record.gpus % ranks == 0:
+    elif record.dp is None and record.gpus and ranks and record.gpus % ranks == 0:
         record.dp = record.gpus // ranks
         record.origin["dp"] = record.origin.get("gpus", "log")
 
@@ -116,11 +111,11 @@ def distinct(names: list[str], paths: list[Path]) -> list[str]:
     shown = list(names)
     for name, members in groups.items():
         parts = {i: Path(os.path.abspath(paths[i])).parts for i in members}
-        for depth in range(1, max(map(len, parts.values())) + 1):
+        depth, tails = 0, dict.fromkeys(members, "")
+        while len(set(tails.values())) < len(members) and depth < max(map(len, parts.values())):
+            depth += 1
             tails = {i: "/".join(parts[i][-depth:]) for i in members}
-            if len(set(tails.values())) == len(members):
-                break
-        for i, tail in tails.items() if len(members) > 1 else ():
+        for i, tail in tails.items() if depth else ():
             shown[i] = tail if tail.endswith("/" + name) else f"{name} ({tail})"
     return shown
 
@@ -142,8 +137,9 @@ def chosen(wanted: str, names: list[Name]) -> int:
     """
     fits = [i for i, name in enumerate(names) if name.answers_to(wanted)]
     exact = [i for i in fits if names[i].shown == wanted]
-    if len(exact) == 1 or len(fits) == 1:
-        return (exact if len(exact) == 1 else fits)[0]
+    for only in (exact, fits):
+        if len(only) == 1:
+            return only[0]
     known = ", ".join(names[i].shown for i in fits or range(len(names)))
     if not fits:
         raise UsageError(f"no run called {wanted!r}; there are: {known}")

@@ -169,9 +169,9 @@ class Record:
         Where a log prints statistics instead of steps, the printed ones are used.
         """
         times = self.steps["step_s"][~np.isnan(self.steps["step_s"])]
-        found: dict[str, float | int | None] = {"n": len(self.steps)}
+        stats: dict[str, float | int | None] = {"n": len(self.steps)}
         for name in ("mean", "median", "min", "max"):
             printed = self.totals.get(f"step_s_{name}")
             measured = float(getattr(np, name)(times)) if len(times) else None
-            found[name] = measured if printed is None else printed
-        return found
+            stats[name] = measured if printed is None else printed
+        return stats

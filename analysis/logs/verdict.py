@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.load import name_of
+from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
 from base.errors import Reason
 from parallel.measure.steady_time import MIN_STEADY, Steady, steady
@@ -138,11 +139,10 @@ def unfinished(record: Record) -> str:
     return "" if verdict in _FINE else verdict
 
 
-def _not_finite(record: Record) -> tuple[np.ndarray, np.ndarray]:
-    """(which entries' loss is NaN or infinite, where a loss was printed at all)."""
-    loss = record.steps["loss"]
-    bad = np.isinf(loss) | (record.steps["nan_loss"] == 1)
-    return bad, np.flatnonzero(bad | np.isfinite(loss))
+def _with_loss(record: Record) -> np.ndarray:
+    """The entries that print a loss, be it NaN or infinite."""
+    steps = record.steps
+    return steps[~np.isnan(steps["loss"]) | (steps["nan_loss"] == 1)]
 
 
 def _diverged(record: Record) -> str:
@@ -150,13 +150,13 @@ def _diverged(record: Record) -> str:
 
     One skipped step at the end does not count: fp16 skips such a step and lowers its scale.
     """
-    bad, printed = _not_finite(record)
-    if not len(printed):  # its losses are in no entries
+    steps = _with_loss(record)
+    if not len(steps):  # its losses are in no entries
         last = record.totals.get("loss", record.totals.get("train_loss", 0.0))
         return "" if math.isfinite(last) else f"the last loss is {last:g}"
-    last = record.steps[printed[-1]]
-    skipped = last["skipped"] >= record.interval and not bad[printed[-2:-1]].any()
-    return f"the last loss is {last['loss']:g}" if bad[printed[-1]] and not skipped else ""
+    bad = ~np.isfinite(steps["loss"])
+    skipped = steps["skipped"][-1] >= record.interval and not bad[-2:-1].any()
+    return f"the last loss is {steps['loss'][-1]:g}" if bad[-1] and not skipped else ""
 
 
 def _ended(record: Record) -> Judgement:
@@ -167,9 +167,8 @@ def _ended(record: Record) -> Judgement:
     if record.completed or (record.completed is None and planned and reached >= planned):
         if record.missing_steps:
             return Judgement("rows missing", proof=record.missing_steps)
-        judgement = Judgement("complete", record.last_line, "it says that it completed")
-        if planned is not None:
-            judgement.proof = f"{planned} of {planned} iterations"
+        proof = f"{planned} of {planned} iterations" if planned else "it says that it completed"
+        judgement = Judgement("complete", record.last_line, proof)
         if failure is not None:
             after = f"after the run completed, line {failure.line_no}"
             judgement.notes.append(f"{after}: {failure.line.strip()}")
@@ -185,9 +184,8 @@ def _ended(record: Record) -> Judgement:
         return Judgement("no data", proof="no iteration was logged")
     if planned is not None and reached < planned:
         last = int(numbers.max()) if len(numbers) else "an unknown number"
-        return Judgement(
-            "stopped early", record.last_line, f"ended at iteration {last} of {planned}"
-        )
+        proof = f"ended at iteration {last} of {planned}"
+        return Judgement("stopped early", record.last_line, proof)
     if record.completed is False:
         return Judgement("stopped early", record.last_line, "it never says that it completed")
     return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
@@ -195,14 +193,11 @@ def _ended(record: Record) -> Judgement:
 
 def _flags(record: Record, time: Steady | None) -> dict[str, str]:
     """The doubts about a run's numbers by their kind, in the order that tables show them."""
-    why, flags = no_timing(record), {}
-    if why:
-        flags[why.kind] = why.text
+    flags = dict([why]) if (why := no_timing(record)) else {}
     skipped, entries = np.nan_to_num(record.steps["skipped"]), len(record.steps)
     unit = "iterations" if record.interval == 1 else "entries"
     if entries and (skipped >= record.interval).all():
-        text = f"all {entries} {unit} skipped: no optimizer step was timed"
-        flags["all skipped"] = text
+        flags["all skipped"] = f"all {entries} {unit} skipped: no optimizer step was timed"
     elif (touched := (skipped > 0).sum()) > MANY_SKIPPED * entries:
         flags["skipped"] = f"{touched} of {entries} {unit} skipped the optimizer"
     flags["loss"] = _loss_doubt(record)
@@ -211,15 +206,15 @@ def _flags(record: Record, time: Steady | None) -> dict[str, str]:
         flags["grad norm"] = f"grad norm is zero in {zeros} of {len(norm)} iterations"
     flags["averages"] = _averaged(record)
     if time is not None and time.n < MIN_STEADY and entries:
-        text = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
-        flags["few points"] = text
+        few = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
+        flags["few points"] = few
     if time is not None and not time.settled:
-        text = "warm-up not over: the second half of the steady iterations is faster"
-        flags["warm-up"] = text
+        flags["warm-up"] = "warm-up not over: the second half of the steady iterations is faster"
     if time is not None and time.spikes:
-        text = f"{time.spikes} of {time.n} steady iterations are"
+        spikes = f"{time.spikes} of {time.n} steady iterations are"
         uneven = time.spikes > UNEVEN * time.n
-        flags["spikes"] = f"uneven: {text} well above the median" if uneven else f"{text} spikes"
+        words = f"uneven: {spikes} well above the median" if uneven else f"{spikes} spikes"
+        flags["spikes"] = words
     flags["schedule"] = record.schedule_note  # no single schedule has its loss curve
     if record.oversubscribed:
         flags["oversubscribed"] = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
@@ -253,16 +248,15 @@ def averages(records: list[Record]) -> list[str]:
 
 
 def _loss_doubt(record: Record) -> str:
-    loss, iteration = record.steps["loss"], record.steps["iteration"]
-    bad, printed = _not_finite(record)
-    end = ", to the end" if len(printed) and bad[printed[-1]] else ""
-    if nans := max(record.nan_iterations, int((record.steps["nan_loss"] == 1).sum())):
-        where = f"in {nans} of {len(loss)} iterations" if len(loss) else f"{nans} times"
-        return f"the loss is NaN {where}{end}"
+    steps, n = _with_loss(record), len(record.steps)
+    bad = ~np.isfinite(steps["loss"])
+    end = ", to the end" if bad[-1:].any() else ""
+    if nans := max(record.nan_iterations, int((steps["nan_loss"] == 1).sum())):
+        return f"the loss is NaN {f'in {nans} of {n} iterations' if n else f'{nans} times'}{end}"
     if bad.any():
-        first = f"first in {iteration[bad][0]:.0f}"
-        return f"the loss is infinite in {bad.sum()} of {len(loss)} iterations, {first}{end}"
-    loss = loss[np.isfinite(loss)]
+        first = f"first in {steps['iteration'][bad][0]:.0f}"
+        return f"the loss is infinite in {bad.sum()} of {n} iterations, {first}{end}"
+    loss = steps["loss"]
     if len(loss) < 20:
         return ""
     parts = [float(np.median(part)) for part in np.array_split(loss, 10)]
@@ -286,18 +280,14 @@ SUMMARY = tuple(
 
 def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[str, Any]:
     """One run as plain data: what `--format json` prints. Unknown is None; seconds, tokens/s."""
-    logged, steps, rates = record.step_stats(), record.steps, {}
-    for name in ("samples_per_s", "tokens_per_s"):
-        rates[name] = _median(steps[name]) or record.totals.get(name)
+    logged, steps, seq_len = record.step_stats(), record.steps, record.seq_len
+    printed = (_median(steps[n]) or record.totals.get(n) for n in ("samples_per_s", "tokens_per_s"))
+    samples, tokens = (None, None) if no_timing(record) else printed
     if time is not None and time.step_s > 0 and record.global_batch:
-        rates["samples_per_s"] = record.global_batch / time.step_s
-        if record.seq_len:
-            rates["tokens_per_s"] = rates["samples_per_s"] * record.seq_len
-    if rates["samples_per_s"] and record.seq_len and not rates["tokens_per_s"]:
-        rates["tokens_per_s"] = rates["samples_per_s"] * record.seq_len
-    for name, rate in rates.items():
-        if no_timing(record) or (rate is not None and not math.isfinite(rate)):
-            rates[name] = None
+        samples = record.global_batch / time.step_s
+        tokens = None if seq_len else tokens
+    if samples and seq_len and not tokens:
+        tokens = samples * seq_len
     computed = {
         "verdict": judgement.verdict,
         "reasons": judgement.reasons,
@@ -306,8 +296,10 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
         "steady_step_s": time and time.step_s,
         "steady_n": time.n if time else 0,
         "steady_ci95": list(time.ci95) if time and time.ci95 else None,
+        "tokens_per_s": known(tokens),
+        "samples_per_s": known(samples),
         "printed_tflops": _median(steps["tflops"][time.first if time else 0 :]),
-    } | rates
+    }
     return {name: computed[name] if name in computed else getattr(record, name) for name in SUMMARY}
 
 

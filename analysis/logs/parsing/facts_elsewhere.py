@@ -4,15 +4,15 @@ flags, the file's name.
 Also what run.json and training_metrics.json say, as Record's fields.
 """
 
-import math
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.parsing.json_values import mapping, real, rows, whole
+from analysis.logs.parsing.json_values import mapping, rows, whole
 from analysis.logs.parsing.setting_names import FACTS, MODEL, SETTINGS, read_settings, state
 from analysis.logs.record import Record, Refusal
+from base.bounds import misfit
 from base.files import check_file, parse_json, parse_toml
 from parallel.config.axes import AXES
 from parallel.config.settings import gemm_precision
@@ -46,8 +46,8 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
         beside = path.parent / "run.json"
         if os.path.isfile(beside):
             facts = stated(_parsed(beside, parse_json))
-            known = {k: v for k, v in facts.items() if k in SETTINGS and fits(k, v)}
-            state(record, known, "run.json")
+            fit = (k for k, fact in SETTINGS.items() if not misfit(facts.get(k), fact.allowed))
+            state(record, {name: facts[name] for name in fit}, "run.json")
         for name in _CONFIGURATIONS.get(record.format, ()):
             if os.path.isfile(path.parent / name):
                 parse = parse_json if name.endswith(".json") else _entries
@@ -85,22 +85,9 @@ def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
     if unknown := set(facts) - set(FACTS):
         known = ", ".join(FACTS)
         raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}; there are: {known}")
-    for name, value in facts.items():
-        if not fits(name, value):
-            raise Refusal(source, f"{name} = {value!r} is not what {name} can be")
+    if problem := misfit(facts, {name: fact.allowed for name, fact in FACTS.items()}):
+        raise Refusal(source, problem)
     return facts
-
-
-def fits(name: str, value: Any) -> bool:
-    """Whether a setting or size can be this."""
-    kind = FACTS[name].kind
-    if isinstance(kind, tuple):
-        return value in kind
-    if kind is float:
-        return 0 < real(value) < math.inf
-    if kind is int:
-        return (whole(value) or 0) >= (0 if name == "zero_stage" else 1)
-    return isinstance(value, kind)
 
 
 _IN_NAME = {
@@ -116,20 +103,18 @@ _IN_NAME = {
         "zero_stage": "zero|z",
     }.items()
 }
-_GPUS = re.compile(r"(?:^|[^a-z0-9])(\d{1,6})[-_]?gpus?(?![a-z0-9])|"
-                   r"(?:^|[^a-z0-9])gpus?[-_=]?(\d{1,6})(?![a-z0-9])", re.IGNORECASE)  # fmt: skip
+_GPUS = re.compile(
+    r"(?:^|[^a-z0-9])(?:(\d{1,6})[-_]?gpus?|gpus?[-_=]?(\d{1,6}))(?![a-z0-9])", re.IGNORECASE
+)
 _BILLIONS = re.compile(r"(?:^|[^a-z0-9])(\d{1,4}(?:\.\d{1,3})?)([MBT])(?![a-z0-9])")
 
 
 def from_name(name: str) -> dict[str, Any]:
     """What a name such as 61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out says."""
-    found = {field: pattern.search(name) for field, pattern in _IN_NAME.items()}
-    facts: dict[str, Any] = {field: int(match[1]) for field, match in found.items() if match}
+    matches = {field: pattern.search(name) for field, pattern in _IN_NAME.items()}
+    facts: dict[str, Any] = {field: int(match[1]) for field, match in matches.items() if match}
     if match := _GPUS.search(name):
         facts["gpus"] = int(match[1] or match[2])
-    if {"micro_batch", "dp", "n_micro"} <= set(facts):
-        accumulated = facts["micro_batch"] * facts["dp"] * facts["n_micro"]
-        facts.setdefault("global_batch", accumulated)
     if match := _BILLIONS.search(name):
         facts["params"] = float(match[1]) * {"M": 1e6, "B": 1e9, "T": 1e12}[match[2]]
     return facts

@@ -14,16 +14,12 @@ from analysis.logs.parsing.logfile import Log
 
 LINE = 4096  # no record is longer
 ANSI = rb"(?:\x1b\[[0-9;]{0,24}m)*"
-# Where a word may begin: not within another, but after a colour it may.
-WORD = rb"(?:(?<![\w.])|(?<=[0-9;\[]m))"
 NUMBER = rb"(-?(?:\d[\d,]{0,24}(?:\.\d{0,24})?|\.\d{1,24})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf|-?NaN)"
 # A number that float() takes, behind at most 16 blanks.
-SIGNED = (
-    rb"[ \t]{0,16}"
-    rb"(-?(?:\d{1,24}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?(?![\d.])|-?nan|-?inf)"
+_LEADING = re.compile(
+    rb"(?i)[ \t]{0,16}(-?(?:\d{1,24}(?:\.\d{0,20})?|\.\d{1,20})(?:e[-+]?\d{1,3})?(?![\d.])"
+    rb"|-?nan|-?inf)([KMGTP](?=FLOPS))?"
 )
-_LEADING = re.compile(rb"(?i)" + SIGNED + rb"([KMGTP](?=FLOPS)|/)?")
-_TERA = {b"K": 1e-9, b"M": 1e-6, b"G": 1e-3, b"T": 1.0, b"P": 1e3}
 _SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
 _ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}[mK]")
 _HUMAN = re.compile(rb"(.{1,40}?)([KMGBTP]?)\Z", re.DOTALL)
@@ -54,11 +50,10 @@ def number(text: bytes | None) -> float:
         return float("nan")
 
 
-def leading_number(text: bytes) -> tuple[float, bytes]:
-    """The number that a text begins with (FLOPS in tera) and the unit or `/` behind it."""
+def leading_number(text: bytes) -> float:
+    """The number that a text begins with, FLOPS in tera; NaN where there is none."""
     match = _LEADING.match(text)
-    unit = (match[2] or b"").upper() if match else b""
-    return (float(match[1]) * _TERA.get(unit, 1.0) if match else math.nan), unit
+    return float(match[1]) * (_SUFFIX[(match[2] or b"T").upper()] / 1e12) if match else math.nan
 
 
 def is_nan(text: bytes | None) -> bool:
@@ -67,8 +62,10 @@ def is_nan(text: bytes | None) -> bool:
 
 
 def labelled(label: bytes, after: bytes = rb"[:=] {0,8}") -> re.Pattern[bytes]:
-    """The number (with K, M, G ... where there is one) that follows a label."""
-    return re.compile(WORD + label + ANSI + after + ANSI + NUMBER + rb"([KMGBTP](?![A-Za-z]))?")
+    """The number (with K, M, G ... where there is one) that follows a label, which begins where a
+    word may: not within another, but after a colour."""
+    begin = rb"(?:(?<![\w.])|(?<=[0-9;\[]m))"
+    return re.compile(begin + label + ANSI + after + ANSI + NUMBER + rb"([KMGBTP](?![A-Za-z]))?")
 
 
 def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[bytes], bytes, bool]]:

@@ -52,11 +52,9 @@ def known(value: Any) -> float | None:
 
 def whole(value: Any) -> int | None:
     """A whole number that can be a count (or minus one); None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not abs(value) < _LARGEST or value != int(value):
-        return None
-    return int(value)
+    if type(value) in (int, float) and abs(value) < _LARGEST and value == int(value):
+        return int(value)
+    return None
 
 
 def text(value: Any) -> str | None:
@@ -69,14 +67,9 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def sequence(value: Any) -> list[Any]:
-    """A list; empty for anything else."""
-    return value if isinstance(value, list) else []
-
-
 def rows(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list."""
-    return [item for item in sequence(value) if isinstance(item, dict)]
+    """The objects of a list; empty for anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def steps_of(loss: Sequence[Any], **columns: Sequence[Any]) -> np.ndarray:

@@ -29,39 +29,31 @@ class Scale(NamedTuple):
     note: str
 
 
-def units_of(batch: float, seq_len: int | None) -> dict[str, float]:
-    """How many samples and, where the length is known, tokens a step is, by the rate's name."""
-    amounts = {"samples_per_s": float(batch)}
-    return amounts | {"tokens_per_s": float(batch * seq_len)} if seq_len else amounts
-
-
-def unit_of(done: float, amounts: dict[str, float], within: float = _AGREES) -> str | None:
-    """The unit in which what was done in a step is a step's amount: the nearest, None where it is
-    off by more than the factor `within` in each."""
-    if not done > 0:
-        return None
-    off = {name: abs(np.log(done / amount)) for name, amount in amounts.items() if amount > 0}
-    name = min(off, key=off.__getitem__, default=None)
-    return name if name is not None and off[name] <= np.log(within) else None
+def near(value: float, expected: float, within: float = _AGREES) -> bool:
+    """Whether both are above 0 and differ by no more than the factor `within`."""
+    return value > 0 and expected > 0 and 1 / within <= value / expected <= within
 
 
 def scale_of(step_s: float, counted_s: float, by: str) -> Scale:
     """The scale that makes step times agree with the seconds a step that `by` counts; these are 0
     where nothing counts them."""
-    said = f"steps of {step_s:.6g}, {counted_s:.6g} s a step by {by}"
+    both = f"steps of {step_s:.6g}, {counted_s:.6g} s a step by {by}"
     for factor, unit in ((1.0, ""), (1e-3, "ms"), (1e-6, "us")):
-        if unit_of(step_s * factor, {by: counted_s}, WHOLE_RUN):
-            return Scale(factor, f"{said}: read as {unit}" if unit else "")
-    return Scale(0.0, f"{said}: the printed times are unknown")
+        if near(step_s * factor, counted_s, WHOLE_RUN):
+            return Scale(factor, f"{both}: read as {unit}" if unit else "")
+    return Scale(0.0, f"{both}: the printed times are unknown")
 
 
 def judge_rates(record: Record) -> None:
     """Remove times and rates that cannot be; a note says so."""
     _judge_speed(record, "step_s")
-    if (record.global_batch or 0) > 0 and not record.per_epoch:  # an epoch times micro-steps
-        for name, amount in units_of(record.global_batch, record.seq_len).items():
-            _judge_rate(record, name, amount)
-        _judge_tflops(record)
+    batch, seq_len = record.global_batch or 0, record.seq_len
+    if batch > 0 and not record.per_epoch:  # an epoch times micro-steps
+        _judge_rate(record, "samples_per_s", batch)
+        if seq_len:
+            _judge_rate(record, "tokens_per_s", batch * seq_len)
+            if (record.params or 0) > 0 and (record.gpus or 0) > 0:
+                _judge_tflops(record, 6.0 * record.params * batch * seq_len / record.gpus / 1e12)
     for name in ("tflops", "samples_per_s", "tokens_per_s"):
         _judge_speed(record, name)
 
@@ -70,10 +62,9 @@ def _judge_rate(record: Record, name: str, amount: float) -> None:
     """Remove a rate that does not agree with the time of a step, in which `amount` is done."""
     step_s, rates = record.steps["step_s"], record.steps[name]
     both = np.isfinite(rates) & np.isfinite(step_s)
-    if both.any():  # of an entry, whose rate and time belong together
-        done = float(np.median((rates * step_s)[both][-_LAST:]))
-        if not _agrees(record, name, done, amount, _AGREES):
-            rates[:] = np.nan
+    done = (rates[both] * step_s[both])[-_LAST:]  # of an entry, whose rate and time belong together
+    if len(done) and not _agrees(record, name, float(np.median(done)), amount, _AGREES):
+        rates[:] = np.nan
     timed = step_s[step_s > 0]
     time = record.totals.get("step_s_mean", float(np.median(timed)) if len(timed) else None)
     if name in record.totals and time is not None:
@@ -83,35 +74,28 @@ def _judge_rate(record: Record, name: str, amount: float) -> None:
 
 
 def _agrees(record: Record, name: str, done: float, amount: float, within: float) -> bool:
-    agrees = unit_of(done, {name: amount}, within) is not None
-    if not agrees:
-        record.notes.append(
-            f"{name} x seconds a step is {done:.6g}, but a step is {amount:.6g}: it is unknown"
-        )
-    return agrees
+    if near(done, amount, within):
+        return True
+    words = f"{name} x seconds a step is {done:.6g}, but a step is {amount:.6g}"
+    record.notes.append(f"{words}: it is unknown")
+    return False
 
 
-def _judge_tflops(record: Record) -> None:
-    """Printed TFLOP/s beside 6 FLOPs a parameter and token (Kaplan et al. 2020)."""
-    facts = (record.params, record.gpus, record.global_batch, record.seq_len)
+def _judge_tflops(record: Record, counted: float) -> None:
+    """Printed TFLOP/s beside TFLOPs of a step and GPU: 6 a parameter and token (Kaplan et al.
+    2020). The widest convention (sc21: full attention, and all of the forward pass recomputed)
+    counts 8 and the attention; a quarter is for what is counted otherwise."""
     step_s, tflops = record.steps["step_s"], record.steps["tflops"]
     both = np.isfinite(tflops) & (step_s > 0)
-    if not all(fact and fact > 0 for fact in facts) or not both.any():
+    if not both.any():
         return
-    done = float(np.median((tflops * step_s)[both])) * record.gpus * 1e12
-    times = done / (6.0 * record.params * record.global_batch * record.seq_len)
-    most = _NO_CONVENTION if record.uncounted else _most_by_convention(record)
+    times = float(np.median((tflops * step_s)[both])) / counted
+    attention = record.seq_len / (6 * record.model["hidden"]) if "hidden" in record.model else 1.0
+    most = _NO_CONVENTION if record.uncounted else 1.25 * 8 / 6 * (1 + attention)
     if not 1 / _NO_CONVENTION <= times <= most:
         words = f"{times:.4g} times 6 x parameters x tokens"
         record.notes.append(f"the printed TFLOP/s are {words} a second and GPU: unknown")
         tflops[:] = np.nan
-
-
-def _most_by_convention(record: Record) -> float:
-    """How many times 6 x parameters the widest convention counts (sc21: full attention, and all of
-    the forward pass recomputed), with a quarter for what is counted otherwise."""
-    attention = record.seq_len / (6 * record.model["hidden"]) if "hidden" in record.model else 1.0
-    return 1.25 * 8 / 6 * (1 + attention)
 
 
 def _judge_speed(record: Record, name: str) -> None:

@@ -4,6 +4,7 @@ A fact keeps the first origin that states it, in the order of `record.ORIGINS`. 
 states something else adds a note and changes nothing.
 """
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -13,50 +14,55 @@ from typing import Any, NamedTuple
 from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
+from base.bounds import Bounds, Count, Words
 from models.config import ACTIVATIONS, NORMS, POSITIONS
 from parallel.config.axes import AXES
 
 
 class Fact(NamedTuple):
-    """A fact that a log may leave out: what it is, or the words that it can be; its flag's help."""
+    """A fact that a log may leave out: what it can be, as `misfit` takes it; its flag's help."""
 
-    kind: type | tuple[str, ...]
+    allowed: type | Bounds | Words
     help: str
+
+
+_COUNT = Count(1, 10**15)
+_AMOUNT = Bounds(0, math.inf, above=True, below=True)
 
 
 # Record's fields.
 SETTINGS = {
-    "gpus": Fact(int, "GPUs of the run"),
-    **{axis: Fact(int, text) for axis, text in AXES.items()},
-    "micro_batch": Fact(int, "sequences per micro-batch and dp rank"),
-    "n_micro": Fact(int, "micro-batches per optimizer step and dp rank"),
-    "global_batch": Fact(int, "sequences per optimizer step, all ranks"),
-    "seq_len": Fact(int, "tokens per sequence"),
-    "zero_stage": Fact(int, "ZeRO stage"),
-    "planned_steps": Fact(int, "optimizer steps that the run was to take"),
-    "params": Fact(float, "parameters of the model"),
-    "precision": Fact(("fp32", "tf32", "bf16", "fp16", "fp8", "fp4"), "what it trained in"),
-    "recompute": Fact(("none", "selective", "full"), "activations that are recomputed"),
+    "gpus": Fact(_COUNT, "GPUs of the run"),
+    **{axis: Fact(_COUNT, text) for axis, text in AXES.items()},
+    "micro_batch": Fact(_COUNT, "sequences per micro-batch and dp rank"),
+    "n_micro": Fact(_COUNT, "micro-batches per optimizer step and dp rank"),
+    "global_batch": Fact(_COUNT, "sequences per optimizer step, all ranks"),
+    "seq_len": Fact(_COUNT, "tokens per sequence"),
+    "zero_stage": Fact(Count(0, 3), "ZeRO stage"),
+    "planned_steps": Fact(_COUNT, "optimizer steps that the run was to take"),
+    "params": Fact(_AMOUNT, "parameters of the model"),
+    "precision": Fact(Words(("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")), "what it trained in"),
+    "recompute": Fact(Words(("none", "selective", "full")), "activations that are recomputed"),
     "gpu_type": Fact(str, "the card, as it is sold: 'H100 SXM' (H100 alone may be two cards)"),
     "peak_tflops": Fact(
-        float, "TFLOP/s of the card's peak in this precision, where the card is not known"
+        _AMOUNT, "TFLOP/s of the card's peak in this precision, where the card is not known"
     ),
     "commit": Fact(str, "the commit of the training code"),
     "engine": Fact(str, "what trained"),
 }
 # GPTConfig's names, which are keys of Record.model.
 MODEL = {
-    "n_layer": Fact(int, "transformer blocks"),
-    "hidden": Fact(int, "hidden size"),
-    "n_head": Fact(int, "attention heads"),
-    "n_kv_head": Fact(int, "heads of keys and values"),
-    "kv_channels": Fact(int, "size of a head, where it is not hidden / n_head"),
-    "vocab_size": Fact(int, "token ids"),
-    "max_seq_len": Fact(int, "positions of the model"),
-    "ffn_hidden": Fact(int, "feed-forward size"),
-    "position": Fact(POSITIONS, "how positions enter the model"),
-    "norm": Fact(NORMS, "the norm before each part of a block"),
-    "activation": Fact(ACTIVATIONS, "of the feed-forward; swiglu has a gate"),
+    "n_layer": Fact(_COUNT, "transformer blocks"),
+    "hidden": Fact(_COUNT, "hidden size"),
+    "n_head": Fact(_COUNT, "attention heads"),
+    "n_kv_head": Fact(_COUNT, "heads of keys and values"),
+    "kv_channels": Fact(_COUNT, "size of a head, where it is not hidden / n_head"),
+    "vocab_size": Fact(_COUNT, "token ids"),
+    "max_seq_len": Fact(_COUNT, "positions of the model"),
+    "ffn_hidden": Fact(_COUNT, "feed-forward size"),
+    "position": Fact(Words(POSITIONS), "how positions enter the model"),
+    "norm": Fact(Words(NORMS), "the norm before each part of a block"),
+    "activation": Fact(Words(ACTIVATIONS), "of the feed-forward; swiglu has a gate"),
     "qk_norm": Fact(bool, "norm each head's query and key"),
     "tied": Fact(bool, "the output layer is the word embedding"),
     "bias": Fact(bool, "linear layers have biases"),
@@ -174,7 +180,7 @@ _CARD = re.compile(
 )
 # Each rank says how many ranks it is connected to; Megatron's largest such group is dp x cp.
 _GLOO = re.compile(rb"\[Gloo\][^\r\n]{0,80} number of connected peer ranks is : (\d{1,6})\b")
-_USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})")
+_USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})([^\r\n]{0,400})")
 _USING_SIZES = re.compile(
     rb"(?<![\w-])(data|context|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
 )
@@ -261,11 +267,10 @@ _SPLITS[b"pipeline-model"] = "pp"
 def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
     """Megatron's `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4`; else
     how many ranks are connected."""
-    at = header.rfind(b"using world size:")
-    if at >= 0 and (match := _USING_WORLD.match(header, at)):
-        line = re.split(rb"[\r\n]", header[at : at + 400])[0]
-        sizes = {_SPLITS[kind]: int(value) for kind, value in _USING_SIZES.findall(line)}
-        return {"gpus": int(match[1])} | sizes
+    if worlds := _USING_WORLD.findall(header):
+        world, sizes = worlds[-1]
+        split = {_SPLITS[kind]: int(size) for kind, size in _USING_SIZES.findall(sizes)}
+        return {"gpus": int(world)} | split
     # Lines of several ranks run into each other; of a whole group, most stay readable.
     peers = Counter(map(int, _GLOO.findall(header)))
     groups = [n + 1 for n, lines in peers.items() if 2 * lines > n]
@@ -301,7 +306,7 @@ def state(record: Record, facts: dict[str, Any], origin: str) -> None:
                 record.origin.setdefault(name, origin)
             continue
         known = getattr(record, name)
-        if value == 0 and SETTINGS[name].kind is int and name != "zero_stage":
+        if value == 0 and SETTINGS[name].allowed is _COUNT:
             record.notes.append(f"{name}: {origin} says 0: unknown")
         elif known is None:
             setattr(record, name, value)

@@ -126,7 +126,7 @@ def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
     try:
         numbers = np.array(list(map(float, distinct)))
     except ValueError:  # one is missing, `current/average` or `13.3TFLOPS`
-        numbers = np.array([leading_number(text)[0] for text in distinct])
+        numbers = np.array([leading_number(text) for text in distinct])
     return np.broadcast_to(numbers, len(texts))
 
 
