@@ -551,9 +551,9 @@ def test_a_path_that_no_system_takes_is_refused_in_one_line(tmp_path, name):
     ("name", "content", "why"),
     [
         ("job.out.toml", "gpu = 64", "unknown key gpu"),
-        ("job.out.toml", "gpus = 'many'", "is not what"),
-        ("job.out.toml", "params = []", "is not what"),
-        ("job.out.toml", "engine = 5", "is not what"),
+        ("job.out.toml", "gpus = 'many'", "cannot be"),
+        ("job.out.toml", "params = []", "cannot be"),
+        ("job.out.toml", "engine = 5", "cannot be"),
         ("run.json", "[1, 2]", "no table"),
         ("run.json", "null", "no table"),
     ],

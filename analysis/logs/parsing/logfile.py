@@ -6,6 +6,7 @@ A log may be cut or mixed, hold megabytes without a newline, or be no text: noth
 import os
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +19,7 @@ SAMPLE = 1 << 16
 _BLANK = b" \t\r\n\0\xef\xbb\xbf"
 
 
-class Log:
+class Log(AbstractContextManager):
     """A readable, non-empty log: a file, one in an archive, or a stream; unpacked if gzipped.
 
     Raises:
@@ -27,7 +28,6 @@ class Log:
 
     def __init__(self, path: Path):
         self.path = Path(path)
-        self._contains: dict[bytes, bool] = {}
         try:
             self._file = open_log(self.path)
             self.size = os.fstat(self._file.fileno()).st_size
@@ -36,16 +36,10 @@ class Log:
         except (OSError, ValueError) as error:  # a zero byte in the path is a ValueError
             raise Refusal(str(path), getattr(error, "strerror", "") or str(error)) from error
         if self.size == 0:
-            self.close()
+            self._file.close()
             raise Refusal(str(path), "empty file")
 
-    def __enter__(self) -> "Log":
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._file.close()
 
     def slice(self, start: int, end: int) -> bytes:
@@ -68,14 +62,6 @@ class Log:
             if text := self.slice(at - SAMPLE, at).rstrip(_BLANK):
                 return self.slice(at - 2 * SAMPLE + len(text), at - SAMPLE) + text
         return b""
-
-    def last(self, mark: bytes, start: int) -> int | None:
-        """The offset of the last `mark` at or behind `start`."""
-        found = None
-        for offset, block in self.blocks(start):
-            if (at := block.rfind(mark)) >= 0:
-                found = offset + at
-        return found
 
     def text(self) -> str:
         """The whole file, decoded. Only for formats that are one document, such as JSON."""
@@ -110,11 +96,9 @@ class Log:
             for match in pattern.finditer(block):
                 yield offset + match.start(), match
 
-    def contains(self, mark: bytes) -> bool:
-        """Whether `mark` stands anywhere in the file."""
-        if mark not in self._contains:
-            self._contains[mark] = any(mark in block for _, block in self.blocks())
-        return self._contains[mark]
+    def contains(self, mark: bytes, start: int = 0) -> bool:
+        """Whether `mark` stands anywhere in the file, at or behind `start`."""
+        return any(mark in block for _, block in self.blocks(start))
 
     def line_no(self, offset: int) -> int:
         """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""

@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -55,15 +56,12 @@ def _head(file: IO[bytes]) -> bytes:
 
 def _copied(path: Path, stream: IO[bytes]) -> IO[bytes]:
     """A copy in a file that has no name and is gone when it is closed."""
-    copy, size = tempfile.TemporaryFile(buffering=0), 0
-    try:
-        while block := stream.read(1 << 20):
-            size += len(block)
-            if size > MOST:
-                raise Refusal(str(path), f"more than {MOST >> 20} MiB: unpack it to a plain file")
+    with ExitStack() as open_files:
+        copy = open_files.enter_context(tempfile.TemporaryFile(buffering=0))
+        while copy.tell() <= MOST and (block := stream.read(1 << 20)):
             copy.write(block)
-    except BaseException:
-        copy.close()
-        raise
-    copy.seek(0)
-    return copy
+        if copy.tell() > MOST:
+            raise Refusal(str(path), f"more than {MOST >> 20} MiB: unpack it to a plain file")
+        copy.seek(0)
+        open_files.pop_all()
+        return copy

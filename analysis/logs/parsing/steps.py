@@ -29,33 +29,28 @@ def put_steps(
     steps = _possible(record, steps_table(**{k: v for k, v in columns.items() if k in STEP.names}))
     if (np.diff(steps["iteration"]) <= 0).any():
         steps = _without_repeats(steps, log, record)
-    record.steps = steps
-    iteration = steps["iteration"]
-    if len(steps):
-        record.last_at = int(steps["at"][-1])
+    record.steps, notes = steps, record.notes
+    if not len(steps):
+        return
+    record.last_at = int(steps["at"][-1])
+    iteration, number = steps["iteration"], "{:.0f}".format
     ahead = np.diff(iteration)
     usual = int(np.median(ahead[ahead > 0])) if (ahead > 0).any() else 1
     if averages and usual > 1:
         record.interval = usual
     back = np.flatnonzero(ahead <= 0)
-    if len(back):
-        at = int(back[0])
-        note = (
-            f"line {log.line_no(int(steps['at'][at + 1]))}: iterations go back from"
-            f" {iteration[at]:.0f} to {iteration[at + 1]:.0f}"
-        )
-        record.notes.append(note + (f"; they do so {len(back)} times" if len(back) > 1 else ""))
+    for at in back[:1]:
+        line = f"line {log.line_no(int(steps['at'][at + 1]))}: iterations go back from"
+        often = f"; they do so {len(back)} times" if len(back) > 1 else ""
+        notes.append(f"{line} {number(iteration[at])} to {number(iteration[at + 1])}{often}")
     gaps = np.flatnonzero(ahead > usual)
     # A log that starts at 0 or 1 and goes on at 10, 20 ... has no gap.
     gaps = gaps[(gaps > 0) | (ahead[gaps] > usual + 1)]
-    if len(gaps):
-        at = int(gaps[0])
-        record.notes.append(
-            f"{len(gaps)} gaps: the first after iteration {iteration[at]:.0f},"
-            f" the next line is {iteration[at + 1]:.0f}"
-        )
-    if len(steps) and iteration[0] > 2 * usual:
-        record.notes.append(f"resumed: the first iteration is {iteration[0]:.0f}")
+    for at in gaps[:1]:
+        words = f"after iteration {number(iteration[at])}, the next line is"
+        notes.append(f"{len(gaps)} gaps: the first {words} {number(iteration[at + 1])}")
+    if iteration[0] > 2 * usual:
+        notes.append(f"resumed: the first iteration is {number(iteration[0])}")
 
 
 def _possible(record: Record, steps: np.ndarray) -> np.ndarray:

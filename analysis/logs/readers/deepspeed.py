@@ -82,9 +82,8 @@ def _finish(record: Record, log: Log) -> None:
     if read_ends(record, log):  # the engine under HF's Trainer
         record.completed = True
     if len(record.steps):  # the launcher says so for every rank
-        said = log.last(b"exits successfully", record.last_at)
-        if said is not None:
-            record.completed, record.last_at = True, said
+        for at, _ in log.matches(re.compile(rb"exits successfully"), record.last_at):
+            record.completed, record.last_at = True, at
 
 
 def _chat(log: Log, record: Record) -> Columns:

@@ -49,7 +49,7 @@ def _scan(log: Log, record: Record) -> Columns:
 def _finish(record: Record, log: Log) -> None:
     if len(record.steps):
         record.notes.append("no step time is printed, only words per second")
-        record.completed = log.last(b"done training in", record.last_at) is not None or None
+        record.completed = log.contains(b"done training in", record.last_at) or None
 
 
 FORMAT = LineFormat(
