@@ -108,42 +108,33 @@ def test_an_end_that_nobody_saw_is_no_traceback(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("reason", "verdict"),
+    ("reason", "steps", "verdict"),
     [
-        ("exit status 1", "stopped early"),
-        ("exit status 1: Signal 11 (SIGSEGV) received by PID 3", "traceback"),
-        ("exit status 1: KeyError: 'a'", "traceback"),
-        ("exit status 1: srun: error: node2: task 1: Exited with exit code 1", "stopped early"),
-        ("no progress for 10 s: rank 3 hangs", "traceback"),
+        ("exit status 1", 20, "stopped early"),  # it alone proves no traceback
+        ("exit status 1: Signal 11 (SIGSEGV) received by PID 3", 20, "traceback"),
+        ("exit status 1: KeyError: 'a'", 20, "traceback"),
+        ("exit status 1: srun: error: node2: task 1: Exited with exit code 1", 20, "stopped early"),
+        ("no progress for 10 s: rank 3 hangs", 20, "traceback"),
+        # What could not start has none.
+        ("exit status 1: parallel.train: no token files at /nowhere", 0, "no data"),
+        ("exit status 1: /v/python: bad interpreter: No such file or directory", 0, "no data"),
+        ("slurm: failed: module load cuda ended with status 1", 0, "no data"),
+        ("RuntimeError: no (rank 1)", 0, "traceback"),
+        ("rank 3 was killed: Signal 9 (SIGKILL) received by PID 7", 0, "traceback"),
     ],
 )
 @pytest.mark.parametrize("asked", [False, True])  # whether slurm.status has noted Slurm's word
-def test_an_exit_status_alone_proves_no_traceback(reason, verdict, asked, tmp_path):
+def test_the_reason_of_a_failed_run_is_its_verdict(reason, steps, verdict, asked, tmp_path):
     about = facts("study", None, steps=40) | {"scheduler": {"job_id": "9"}}
-    folder = write(tmp_path, about, fail=reason)
+    folder = write(tmp_path, about, loss=None if steps else [], fail=reason)
     if asked:
         state = {"job_id": 9, "state": "FAILED", "exit": "1:0", "verdict": "failed", "line": reason}
         (folder / "9.state").write_text(json.dumps(state))
     judgement = judge(read(folder))
     assert judgement.verdict == verdict
-    assert any(said.endswith(reason) for said in judgement.reasons)
-    assert verdict == "traceback" or judgement.proof == "ended at iteration 20 of 40"
-
-
-@pytest.mark.parametrize(
-    ("reason", "verdict"),
-    [
-        ("exit status 1: parallel.train: no token files at /nowhere", "no data"),
-        ("exit status 1: /v/python: bad interpreter: No such file or directory", "no data"),
-        ("slurm: failed: module load cuda ended with status 1", "no data"),
-        ("RuntimeError: no (rank 1)", "traceback"),
-        ("rank 3 was killed: Signal 9 (SIGKILL) received by PID 7", "traceback"),
-    ],
-)
-def test_what_could_not_start_has_no_traceback(reason, verdict, tmp_path):
-    folder = write(tmp_path, facts("study", None), loss=[], fail=reason)
-    judgement = judge(read(folder))
-    assert (judgement.verdict, judgement.proof) == (verdict, reason)
+    early = verdict == "stopped early"
+    assert judgement.proof == ("ended at iteration 20 of 40" if early else reason)
+    assert any(words.endswith(reason) for words in judgement.reasons)
 
 
 @pytest.mark.parametrize("fail", ["", "RuntimeError: no"])
