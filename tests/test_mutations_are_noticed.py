@@ -9,41 +9,40 @@ import pytest
 from tests.conftest import ROOT
 from tests.tools import mutations
 
+WORDS = """
+'words, types, and how a file is started'
+x: a | b = "one" + c
+def main():
+    return 1 + 1
+if not __package__:
+    y = 1
+def f(p: int | None) -> int | None:
+    raise ValueError(f"{p + 1}")
+"""
 
-def changed(source: str, monkeypatch, tmp_path) -> set[str]:
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        ("x = a + b", {"x = (a - b)"}),
+        ("x = a < 3", {"x = (a <= 3)", "x = (a >= 3)", "x = a < (4)", "x = a < (6)"}),
+        ("x = a is b", {"x = (a is not b)"}),
+        ("x = a and b", {"x = (a or b)", "x = (a)", "x = (b)"}),
+        ("x = not a", {"x = (a)"}),
+        ("x = b if a else c", {"x = (b)", "x = (c)"}),
+        ("x = max(a, b)", {"x = (min(a, b))"}),
+        ("f(a)", {"pass"}),
+        ("x = [y for y in z if y]", {"x = [y for y in z if (True)]"}),
+        ("if a:\n    b = c", {"if (True):", "if (False):"}),
+        (WORDS, set()),
+    ],
+)
+def test_a_change_is_one_operator_comparison_number_condition_or_branch(
+    source, changes, monkeypatch, tmp_path
+):
     (tmp_path / "a.py").write_text(source)
     monkeypatch.setattr(mutations, "ROOT", tmp_path)
-    return {m.after for m in mutations.mutations("a.py")}
-
-
-def test_a_change_is_one_operator_comparison_number_condition_or_branch(monkeypatch, tmp_path):
-    def of(source):
-        return changed(source, monkeypatch, tmp_path)
-
-    assert of("x = a + b") == {"x = (a - b)"}
-    assert of("x = a < 3") == {"x = (a <= 3)", "x = (a >= 3)", "x = a < (4)", "x = a < (6)"}
-    assert of("x = a and b") == {"x = (a or b)", "x = (a)", "x = (b)"}
-    assert of("x = not a") == {"x = (a)"}
-    assert of("x = b if a else c") == {"x = (b)", "x = (c)"}
-    assert of("x = max(a, b)") == {"x = (min(a, b))"}
-    assert of("f(a)") == {"pass"}
-    assert of("x = [y for y in z if y]") == {"x = [y for y in z if (True)]"}
-    assert of("if a:\n    b = c") == {"if (True):", "if (False):"}
-
-
-def test_words_types_and_how_a_file_is_started_are_left_alone(monkeypatch, tmp_path):
-    source = '''
-        """1 + 1."""
-        x: a | b = "one" + c
-        def main():
-            return 1 + 1
-        if not __package__:
-            y = 1
-        def f(p: int | None) -> int | None:
-            raise ValueError(f"{p + 1}")
-    '''
-    lines = "\n".join(line[8:] for line in source.splitlines())
-    assert changed(lines, monkeypatch, tmp_path) == set()
+    assert {m.after for m in mutations.mutations("a.py")} == changes
 
 
 def test_the_table_counts_what_was_noticed():

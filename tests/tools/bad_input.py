@@ -31,7 +31,6 @@ import os
 import random
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -49,7 +48,7 @@ if not __package__:  # run as a script: find the rooms
     sys.path[0] = str(ROOT)
 
 
-from analysis.common.table import FORMATS  # noqa: E402
+from analysis.common.table import FORMATS, Column, Table  # noqa: E402
 from analysis.logs import readers  # noqa: E402
 from base.errors import Parser, UsageError, command_line  # noqa: E402
 from tests.tools import bad_commands, bad_files, spoil  # noqa: E402
@@ -63,9 +62,6 @@ LARGEST = 4 << 20  # bytes of a file of an installed package that is tried
 PACKAGES = ("torch", "deepspeed", "megatron", "transformers")
 
 
-# --- logs ----------------------------------------------------------------------------------------
-
-
 @functools.cache
 def foreign_logs() -> list[Path]:
     return sorted(p for p in SHARED.rglob("*") if p.is_file() and p.suffix != ".csv")
@@ -77,15 +73,10 @@ def own_logs() -> list[Path]:
     return sorted(p for name in names for p in OWN.rglob(name))
 
 
-def a_log(chance: random.Random) -> Path:
-    """A real log; most are foreign, where there are any."""
-    foreign = foreign_logs()
-    return chance.choice(foreign if foreign and chance.random() < 0.8 else own_logs())
-
-
 def one_log(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
-    """A mutated log through the command that judges logs."""
-    source = a_log(chance)
+    """A mutated log through the command that judges logs; most are foreign, where there are any."""
+    foreign = foreign_logs()
+    source = chance.choice(foreign if foreign and chance.random() < 0.8 else own_logs())
     path = folder / source.name
     path.write_bytes(spoilt(chance, source.read_bytes())[1])
     return command("analysis.tflops", [str(path), "--format", chance.choice(FORMATS)], loud)[1]
@@ -97,121 +88,48 @@ def one_log(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
 @functools.cache
 def studies() -> list[tuple[Path, ...]]:
     """Groups of three runs of one study in logs/."""
-    found = []
-    for study in sorted(p for p in OWN.iterdir() if p.is_dir()):
+    groups = []
+    for study in sorted(OWN.iterdir()):
         runs = sorted(p.parent for p in study.glob("*/run.json"))
         threes = len(runs) // 3  # of different runs, not of repeats, which sort together
-        found += [tuple(runs[i::threes][:3]) for i in range(threes)]
-    return found
+        groups += [tuple(runs[i::threes][:3]) for i in range(threes)]
+    return groups
 
 
-# What is run on a study's folder; {out} is a folder for what it writes.
-OF_FOLDERS = {
-    "analysis.tflops": ("{study}",),
-    "analysis.scaling": ("{study}",),
-    "analysis.parity": ("{study}",),
-    "analysis.compare": ("{study}",),
-    "analysis.checkpoints": ("{study}",),
-    "analysis.breakdown": ("{study}",),
-    "analysis.profile": ("{study}",),
-    "slurm.status": ("{toml}", "--logs", "{logs}"),
-    "analysis.plots": ("{study}", "--out", "{out}/plots"),
-}
-SLOW = "analysis.plots"  # a second each: for one case of ten
-
-
-def copied(runs: tuple[Path, ...], folder: Path) -> Path:
-    return copy_study(runs, folder / "logs" / runs[0].parent.name)
-
-
-def show(study: Path, slow: bool, loud: bool) -> tuple[dict[str, str], list[Problem]]:
-    """The output (and the files) of every command that reads run folders, for one study."""
-    told, problems = {}, []
-    toml = ROOT / "slurm" / f"{study.name}.toml"
-    out = study.parent.parent / "out"
-    for name, words in OF_FOLDERS.items():
-        if (name == "slurm.status" and not toml.exists()) or (name == SLOW and not slow):
-            continue
-        shutil.rmtree(out, ignore_errors=True)
-        out.mkdir()
-        argv = [w.format(study=study, toml=toml, logs=study.parent, out=out) for w in words]
-        told[name], wrong = command(name, argv, loud)
-        problems += [(column, f"{name}: {what}") for column, what in wrong]
-        told[name] += "".join(p.read_text() for p in sorted(out.rglob("*.json")))
-    return told, problems
+def show(runs: tuple[Path, ...], study: Path, loud: bool) -> tuple[dict[str, set[str]], list]:
+    """The runs that each command which reads run folders shows of a study, and its problems."""
+    shown, problems, names = {}, [], [run.name for run in runs]
+    for module in (name for name, words in bad_commands.LINES.items() if words == "logs/study"):
+        text, wrong = command(module, [str(study)], loud)
+        problems += [(column, f"{module}: {what}") for column, what in wrong]
+        shown[module] = {
+            n for n in names if re.search(rf"(?<![\w/-]){re.escape(n)}(?![\w-])", text)
+        }
+    return shown, problems
 
 
 @functools.cache
-def unharmed(runs: tuple[Path, ...], slow: bool) -> dict[str, set[str]]:
+def unharmed(runs: tuple[Path, ...]) -> dict[str, set[str]]:
     """The runs that each command shows when no file is damaged."""
     with tempfile.TemporaryDirectory() as folder:
-        told, _ = show(copied(runs, Path(folder)), slow, False)
-    return {name: {r.name for r in runs if shows(text, r.name)} for name, text in told.items()}
-
-
-def shows(text: str, run: str) -> bool:
-    return re.search(rf"(?<![\w/-]){re.escape(run)}(?![\w-])", text) is not None
+        return show(runs, copy_study(runs, Path(folder) / runs[0].parent.name), False)[0]
 
 
 def one_folder(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """Read a study with one damaged run with every command: the other runs must still be shown."""
     runs = chance.choice(studies())
-    study, victim, slow = copied(runs, folder), chance.choice(runs), chance.random() < 0.1
-    files = sorted(p for p in (study / victim.name).rglob("*") if p.is_file())
+    study, victim = copy_study(runs, folder / runs[0].parent.name), chance.choice(runs).name
+    files = sorted(p for p in (study / victim).rglob("*") if p.is_file())
     spoil.harm(chance, chance.choice(files))
-    told, problems = show(study, slow, loud)
-    for name, expected in unharmed(runs, slow).items():
-        for lost in sorted(expected - {victim.name}):
-            if not shows(told[name], lost) and not problems_of(name, problems):
-                problems.append((WRONG, f"{name}: an unharmed run is not shown"))
+    shown, problems = show(runs, study, loud)
+    stopped = {what.split(": ")[0] for column, what in problems if column != WRONG}
+    for module, expected in unharmed(runs).items():
+        if module not in stopped and expected - {victim} - shown[module]:
+            problems.append((WRONG, f"{module}: an unharmed run is not shown"))
     return problems
 
 
-def problems_of(name: str, problems: list[Problem]) -> list[Problem]:
-    return [p for p in problems if p[1].startswith(f"{name}: ") and p[0] != WRONG]
-
-
 # --- neutral bytes -------------------------------------------------------------------------------
-
-
-def facts(path: Path) -> dict[str, Any]:
-    """A record as plain data, without positions in the file."""
-    record = readers.read(path)
-    found = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    del found["last_at"], found["last_line"]
-    found["steps"] = repr([row[:-1] for row in record.steps.tolist()])  # the last is where it is
-    found["failure"] = found["failure"] and (record.failure.kind, undressed(record.failure.line))
-    found["notes"] = [undressed(note) for note in record.notes]
-    return found
-
-
-def undressed(words: str) -> str:
-    """A quoted line without the neutral additions and without its number."""
-    words = re.sub(r"\x1b\[\d+m|\b10%.*?s/it\]", "", words)
-    words = re.sub(r"\b0: ", "", words)
-    return re.sub(r"line \d+", "line N", words).strip()[:200]  # longer ones are cut anyway
-
-
-def one_neutral(chance: random.Random, folder: Path, loud: bool, number: int) -> list[Problem]:
-    """Read one log with one neutral change: every field must be as before."""
-    source, name = neutral_cases()[number]
-    pattern, instead = (spoil.NEUTRAL | spoil.NEUTRAL_OF_LINES)[name]
-    path, records = folder / source.name, []
-    for data in (source.read_bytes(), re.sub(pattern, instead, source.read_bytes())):
-        path.write_bytes(data)
-        record, problems = watched(lambda: facts(path), loud)
-        if problems:
-            return problems
-        # Each change may have its own reason to be refused.
-        records.append({"format": "refused"} if isinstance(record, UsageError) else record)
-    before, after = records
-    differ = [k for k in before | after if repr(before.get(k)) != repr(after.get(k))]
-    if loud:
-        print(*(f"{k}: {before.get(k)!r:.200} -> {after.get(k)!r:.200}" for k in differ), sep="\n")
-    if not differ or (before["format"], name) in EXPLAINED:
-        return []
-    return [(WRONG, f"{name} of {before['format']}: {', '.join(differ)}")]
-
 
 # (format, change) -> why the record may change.
 EXPLAINED = {
@@ -232,34 +150,68 @@ def neutral_cases() -> list[tuple[Path, str]]:
     return cases
 
 
+def facts(path: Path) -> dict[str, str]:
+    """A record as texts, without positions in the file; each reason to refuse one is the same."""
+    try:
+        record = readers.read(path)
+    except UsageError:
+        return {"format": "refused"}
+    values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    del values["last_at"], values["last_line"]
+    values["steps"] = [row[:-1] for row in record.steps.tolist()]  # the last is where it is
+    values["failure"] = record.failure and (record.failure.kind, undressed(record.failure.line))
+    values["notes"] = [undressed(note) for note in record.notes]
+    return {name: value if name == "format" else repr(value) for name, value in values.items()}
+
+
+def undressed(words: str) -> str:
+    """A quoted line without the neutral additions and without its number."""
+    words = re.sub(r"\x1b\[\d+m|\b10%.*?s/it\]|\b0: ", "", words)
+    return re.sub(r"line \d+", "line N", words).strip()[:200]  # longer ones are cut anyway
+
+
+def one_neutral(chance: random.Random, folder: Path, loud: bool, number: int) -> list[Problem]:
+    """Read one log with one neutral change: every field must be as before."""
+    source, name = neutral_cases()[number]
+    change, path, records = (spoil.NEUTRAL | spoil.NEUTRAL_OF_LINES)[name], folder / source.name, []
+    for data in (source.read_bytes(), re.sub(*change, source.read_bytes())):
+        path.write_bytes(data)
+        record, problems = watched(lambda: facts(path), loud)
+        if problems:
+            return problems
+        records.append(record)
+    before, after = records
+    differ = [k for k in before | after if before.get(k) != after.get(k)]
+    if loud:
+        print(*(f"{k}: {before.get(k)!r:.200} -> {after.get(k)!r:.200}" for k in differ), sep="\n")
+    if not differ or (before["format"], name) in EXPLAINED:
+        return []
+    return [(WRONG, f"{name} of {before['format']}: {', '.join(differ)}")]
+
+
 # --- files that are no runs ----------------------------------------------------------------------
 
 
 @functools.cache
-def no_runs() -> list[tuple[str, Path]]:
-    """(whose, file): this repository's, but for the runs under logs/, and installed packages'."""
+def no_runs() -> list[Path]:
+    """Files of this repository, but for the runs under logs/, and of installed packages."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    ours = [ROOT / name for name in listed.stdout.split("\0") if name]
-    found = [("this repository", p) for p in ours if not in_a_run(p)]
-    for package in PACKAGES:
-        spec = find_spec(package)
-        for top in spec.submodule_search_locations if spec else ():
-            found += [(package, p) for p in sorted(Path(top).rglob("*"))]
-    return [(w, p) for w, p in found if p.is_file() and 0 < p.stat().st_size <= LARGEST]
-
-
-def in_a_run(path: Path) -> bool:
-    return any((above / "run.json").exists() for above in path.parents[:2])
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    paths = [p for p in paths if not any((up / "run.json").exists() for up in p.parents[:2])]
+    for spec in filter(None, map(find_spec, PACKAGES)):
+        paths += [
+            p for top in spec.submodule_search_locations for p in sorted(Path(top).rglob("*"))
+        ]
+    return [p for p in paths if p.is_file() and 0 < p.stat().st_size <= LARGEST]
 
 
 def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> list[Problem]:
     """A file that is no run must be refused."""
-    whose, path = no_runs()[number]
+    path = no_runs()[number]
     result, problems = watched(lambda: readers.read(path), loud)
     if not problems and not isinstance(result, UsageError):
-        name = path.relative_to(ROOT) if whose == "this repository" else path
         end = result.failure.kind if result.failure else "no failure"
-        problems = [(WRONG, f"{name} is read as {result.format} ({end})")]
+        problems = [(WRONG, f"{path} is read as {result.format} ({end})")]
     return problems
 
 
@@ -268,42 +220,29 @@ def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> 
 STEP = 10
 
 
-def forge(chance: random.Random, folder: Path) -> str:
-    """Change the manifest and its checksum to match; returns the way."""
+def forge(chance: random.Random, folder: Path) -> None:
+    """Change the manifest, and its checksum to match."""
     from parallel.checkpoint import folders
 
-    (file,) = folder.glob("*.safetensors")
-    if chance.random() < 0.03:
-        file.rename(folder.parent.parent / "elsewhere")
-        file.symlink_to(folder.parent.parent / "elsewhere")
-        return "linked file"
     path = folder / folders.MANIFEST
     way = chance.choice([spoil.json_value] * 4 + [spoil.json_number] * 2 + [spoil.deep])
-    data = way(chance, path.read_bytes())
-    path.write_bytes(data)
+    path.write_bytes(way(chance, path.read_bytes()))
     with contextlib.suppress(ValueError, RecursionError):
-        manifest = json.loads(data)
+        manifest = json.loads(path.read_bytes())
         if isinstance(manifest, dict):
             folders.write_manifest(folder, manifest)
-    return way.__name__
 
 
 def one_manifest(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
-    """A forged manifest through verify, both exports and loading: refused, or without effect."""
+    """A forged manifest through verify, export and loading: refused, or without effect."""
     from tests.tools import tiny_checkpoint  # loads torch
 
-    good = {}
-    for name in ("good", "bad"):
-        save = folder / name / "checkpoints"
-        tiny_checkpoint.save_some(save, [STEP])
-        way = forge(chance, next(save.glob("step-*"))) if name == "bad" else ""
-        results, problems = through(save, folder / name, loud)
-        good = good or results
-    if way == "linked file":  # a file elsewhere may change
-        good = dict.fromkeys(good)
+    tiny_checkpoint.save_some(folder / "save", [STEP])
+    good = through(folder / "save", folder / "good", loud)[0]
+    forge(chance, next((folder / "save").glob("step-*")))
+    results, problems = through(folder / "save", folder / "bad", loud)
     differ = [what for what in good if results.get(what) not in (None, good[what])]
-    problems += [(WRONG, f"{what} gives something else") for what in differ]
-    return problems
+    return problems + [(WRONG, f"{what} gives something else") for what in differ]
 
 
 def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Problem]]:
@@ -311,14 +250,14 @@ def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Pro
     from tests.tools import tiny_checkpoint  # loads torch
 
     results, problems = {}, command("parallel.checkpoint", ["verify", str(save)], loud)[1]
-    problems += command("parallel.checkpoint", ["export", str(save), str(out / "w")], loud)[1]
-    results["export"] = [p.read_bytes() for p in (out / "w").glob("*.safetensors")] or None
+    problems += command("parallel.checkpoint", ["export", str(save), str(out)], loud)[1]
+    results["export"] = [p.read_bytes() for p in out.glob("*.safetensors")] or None
     engine = tiny_checkpoint.Engine()
     with contextlib.redirect_stderr(io.StringIO()):
         step, wrong = watched(lambda: tiny_checkpoint.saver_of(engine, save).load(save), loud)
     problems += [(column, f"load: {what}") for column, what in wrong]
     if not wrong and not isinstance(step, UsageError):
-        counted = engine.adam_step in range(STEP + 1)  # steps that were skipped do not count
+        counted = 0 <= engine.adam_step <= STEP  # steps that were skipped do not count
         results["load"] = (step, counted, engine.numbers())
     return results, problems
 
@@ -345,14 +284,12 @@ def attempt(campaign: str, seed: str, number: int, keep: bool = False) -> list[P
     case, cases = CAMPAIGNS[campaign]
     chance = random.Random(f"{campaign}-{seed}-{number}")
     numbers = (number,) if callable(cases) else ()
-    folder = tempfile.mkdtemp()
-    try:
+    if keep:
+        folder = Path(tempfile.mkdtemp())
+        print(f"its files: {folder}")
+        return case(chance, folder, keep, *numbers)
+    with tempfile.TemporaryDirectory() as folder:
         return case(chance, Path(folder), keep, *numbers)
-    finally:
-        if keep:
-            print(f"its files: {folder}")
-        else:
-            shutil.rmtree(folder)
 
 
 def _bounded() -> None:
@@ -375,13 +312,10 @@ def run(campaign: str, seed: str, n: int | None = None, jobs: int = 1) -> dict[i
         return dict(zip(numbers, pool.map(one, numbers, chunksize=8), strict=True))
 
 
-HEAD = "| campaign | n | " + " | ".join(COLUMNS) + " |\n| --- " + "| ---: " * 4 + "|\n"
-
-
-def row(campaign: str, tries: dict[int, list[Problem]]) -> str:
+def row(campaign: str, tries: dict[int, list[Problem]]) -> dict[str, Any]:
     """The number of cases, and of those with each problem."""
-    counts = [sum(any(c == name for c, _ in t) for t in tries.values()) for name in COLUMNS]
-    return "| " + " | ".join(map(str, [campaign, len(tries), *counts])) + " |\n"
+    counts = {name: sum(name in dict(t) for t in tries.values()) for name in COLUMNS}
+    return {"campaign": campaign, "n": len(tries)} | counts
 
 
 def findings(tries: dict[int, list[Problem]]) -> list[str]:
@@ -406,19 +340,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="the table of these campaigns")
     arguments = parser.parse_args(argv)
     chosen = list(CAMPAIGNS) if "all" in arguments.campaign else arguments.campaign
-    table, bad = HEAD, 0
+    table = Table([Column(name, name) for name in ("campaign", "n", *COLUMNS)], [])
     for campaign in chosen:
-        if arguments.number is not None:
-            tries = {arguments.number: attempt(campaign, arguments.seed, arguments.number, True)}
+        if (number := arguments.number) is not None:
+            tries = {number: attempt(campaign, arguments.seed, number, True)}
         else:
             tries = run(campaign, arguments.seed, arguments.n, arguments.jobs)
-        wrong = findings(tries)
-        print(*wrong, row(campaign, tries), sep="\n", flush=True)
-        table += row(campaign, tries)
-        bad += len(wrong)
+        table.rows.append(row(campaign, tries))
+        print(*findings(tries), table.rows[-1], sep="\n", flush=True)
     if arguments.out:
-        arguments.out.write_text(table)
-    return 1 if bad else 0
+        arguments.out.write_text(table.render("markdown"))
+    return int(any(row[name] for row in table.rows for name in COLUMNS))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ import importlib.abc
 import importlib.util
 import os
 import random
+import re
 import resource
 import signal
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -34,64 +34,47 @@ from types import CodeType
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
+from analysis.common.table import Column, Table  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 
-# Each file and the tests of its family: files, single tests, or "-k" and what their names contain.
+# Each file and its family: what of tests/ notices its changes, but for tests LEFT_OUT (slow ones).
 FAMILIES = {
-    "models/flops.py": ["tests/test_flops.py"],
-    "parallel/config/memory.py": [
-        "tests/test_memory_by_hand.py",
-        "tests/test_memory_of_a_step.py::test_a_peak_in_backward_is_that_of_the_rehearsal",
-        "tests/test_predictions_on_record.py::test_a_record_is_predicted_again_from_itself",
-    ],
-    "models/gpus.py": ["tests/test_mfu_needs_a_known_peak.py", "tests/test_data_sheets.py"],
-    "base/storage.py": ["tests/test_saved_bytes.py"],
-    "parallel/config/layout.py": ["tests/test_layout.py"],
-    "parallel/config/layout_arrays.py": ["tests/test_layout.py"],
-    "parallel/measure/steady_time.py": ["tests/test_steady_step_time.py"],
-    "parallel/config/message_bytes.py": ["tests/test_volumes_by_hand.py"],
-    "parallel/config/duration.py": ["tests/test_fixed_work.py", "-k", "not loader"],
-    "parallel/checkpoint/folders.py": ["tests/test_checkpoint_folders.py"],
-    "parallel/checkpoint/attempts.py": ["tests/test_checkpoint_folders.py"],
-    "parallel/checkpoint/manifest.py": ["tests/test_checkpoints_on_disk.py"],
-    "parallel/checkpoint/contents.py": ["tests/test_checkpoints_on_disk.py"],
-    "parallel/checkpoint/rank_files.py": ["tests/test_checkpoints_on_disk.py"],
-    "parallel/checkpoint/checkpointer.py": ["tests/test_checkpoints_on_disk.py"],
-    "parallel/checkpoint/loading.py": ["tests/test_checkpoints_on_disk.py"],
-    "parallel/engines/devices.py": ["tests/test_gpus_are_set_up.py"],
-    "parallel/engines/optim.py": [
-        "tests/test_training_rules.py",
-        "tests/test_checkpoints_on_disk.py",
-    ],
-    "slurm/states.py": ["tests/test_slurm_states.py"],
-    "slurm/submit.py": ["tests/test_slurm_states.py"],
-    "slurm/status.py": ["tests/test_slurm_states.py"],
-    "slurm/record_end.py": ["tests/test_slurm_states.py"],
-    "slurm/render.py": ["tests/test_render.py", "tests/test_studies.py"],
-    "parallel/measure/training_metrics.py": ["tests/test_metrics_by_hand.py"],
-    "analysis/measured/fairness.py": [
-        "tests/test_scaling_by_hand.py",
-        "tests/test_scaling_rows_are_honest.py",
-        *("-k", "not help_costs"),
-    ],
-    "analysis/measured/scaling_curve.py": [
-        "tests/test_scaling_by_hand.py",
-        "tests/test_scaling_laws.py",
-        "tests/test_scaling_rows_are_honest.py",
-        *("-k", "not help_costs"),
-    ],
-    "analysis/compare.py": ["tests/test_comparisons_by_hand.py"],
-    "analysis/logs/verdict.py": [
-        "tests/test_quality_by_hand.py",
-        "tests/test_verdicts_and_flags.py",
-    ],
-    "analysis/planner/timemodel.py": [
-        "tests/test_time_model_by_hand.py",
-        "tests/test_predictions_on_record.py",
-        *("-k", "not ultrascale or again"),
-    ],
-    "analysis/common/statistics.py": ["tests/test_repeats_by_hand.py"],
+    "models/flops.py": "test_flops.py",
+    "parallel/config/memory.py": "test_memory_by_hand.py"
+    " test_memory_of_a_step.py::test_a_peak_in_backward_is_that_of_the_rehearsal"
+    " test_predictions_on_record.py::test_a_record_is_predicted_again_from_itself",
+    "models/gpus.py": "test_mfu_needs_a_known_peak.py test_data_sheets.py",
+    "base/storage.py": "test_saved_bytes.py",
+    "parallel/config/layout.py": "test_layout.py",
+    "parallel/config/layout_arrays.py": "test_layout.py",
+    "parallel/measure/steady_time.py": "test_steady_step_time.py",
+    "parallel/config/message_bytes.py": "test_volumes_by_hand.py",
+    "parallel/config/duration.py": "test_fixed_work.py",
+    "parallel/checkpoint/folders.py": "test_checkpoint_folders.py",
+    "parallel/checkpoint/attempts.py": "test_checkpoint_folders.py",
+    "parallel/checkpoint/manifest.py": "test_checkpoints_on_disk.py",
+    "parallel/checkpoint/contents.py": "test_checkpoints_on_disk.py",
+    "parallel/checkpoint/rank_files.py": "test_checkpoints_on_disk.py",
+    "parallel/checkpoint/checkpointer.py": "test_checkpoints_on_disk.py",
+    "parallel/checkpoint/loading.py": "test_checkpoints_on_disk.py",
+    "parallel/engines/devices.py": "test_gpus_are_set_up.py",
+    "parallel/engines/optim.py": "test_training_rules.py test_checkpoints_on_disk.py",
+    "slurm/states.py": "test_slurm_states.py",
+    "slurm/submit.py": "test_slurm_states.py",
+    "slurm/status.py": "test_slurm_states.py",
+    "slurm/record_end.py": "test_slurm_states.py",
+    "slurm/render.py": "test_render.py test_studies.py",
+    "parallel/measure/training_metrics.py": "test_metrics_by_hand.py",
+    "analysis/measured/fairness.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
+    "analysis/measured/scaling_curve.py": "test_scaling_by_hand.py test_scaling_laws.py"
+    " test_scaling_rows_are_honest.py",
+    "analysis/compare.py": "test_comparisons_by_hand.py",
+    "analysis/logs/verdict.py": "test_quality_by_hand.py test_verdicts_and_flags.py",
+    "analysis/planner/timemodel.py": "test_time_model_by_hand.py test_predictions_on_record.py",
+    "analysis/common/statistics.py": "test_repeats_by_hand.py",
 }
+LEFT_OUT = "not (loader or help_costs or ultrascale) or again"
+ENDS = ("survived", "killed", "timed out")  # tests pass, fail, or are stopped
 HEAVY = ("numpy", "torch", "pytest")  # imported once, not in every fork
 MEMORY = 16 * 2**30  # bytes of address space of a mutant
 
@@ -100,26 +83,12 @@ _COMPARE = {
     ast.LtE: (ast.Lt, ast.Gt),
     ast.Gt: (ast.GtE, ast.LtE),
     ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
 }
-_OPERATE = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Pow: ast.Mult,
-    ast.BitOr: ast.BitAnd,
-    ast.BitAnd: ast.BitOr,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
+_PAIRS = ((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn))
+_COMPARE |= {a: (b,) for pair in _PAIRS for a, b in (pair, pair[::-1])}
+_PAIRS = ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitOr, ast.BitAnd), (ast.And, ast.Or))
+_OPERATE = {ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult}
+_OPERATE |= {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
 _CALL = {"min": "max", "any": "all", "minimum": "maximum", "floor": "ceil", "fmean": "median"}
 _CALL |= {other: one for one, other in _CALL.items()}
 _WORDS = (ast.JoinedStr, ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)
@@ -196,14 +165,11 @@ def _walk(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or isinstance(child, _WORDS):
                 continue
-            if isinstance(child, ast.FunctionDef) and child.name in ("main", "draw"):
-                continue
-            if isinstance(child, ast.If) and ("__" in (test := ast.unparse(child.test))):
-                continue  # how the file is started
-            if isinstance(child, ast.If) and test == "TYPE_CHECKING":
-                continue
-            if isinstance(child, ast.keyword) and child.arg == "strict":
-                continue  # a check of our own mistakes
+            match child:
+                case ast.FunctionDef(name="main") | ast.keyword(arg="strict"):
+                    continue
+                case ast.If(test) if re.search("__|TYPE_CHECKING", ast.unparse(test)):
+                    continue  # how the file is started
             yield from _walk(child)
 
 
@@ -242,7 +208,7 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(self.code, module.__dict__)
 
 
-def start(tests: list[str], limit_s: float, folder: str, mutation: Mutation | None = None) -> int:
+def start(tests: str, limit_s: float, folder: str, mutation: Mutation | None = None) -> int:
     """Run tests in a fork, with a mutation or without one; returns the process id."""
     code = None
     if mutation is not None:
@@ -263,7 +229,8 @@ def start(tests: list[str], limit_s: float, folder: str, mutation: Mutation | No
     if mutation is not None:
         sys.meta_path.insert(0, _Instead(mutation.file, code))
     flags = ["-x", "-q", "-m", "not slow", "--tb=no", "--assert=plain", "-p", "no:cacheprovider"]
-    os._exit(pytest.main([*flags, "--basetemp", f"{folder}/{os.getpid()}", *tests]))
+    flags += ["-k", LEFT_OUT, "--basetemp", f"{folder}/{os.getpid()}"]
+    os._exit(pytest.main([*flags, *(f"tests/{name}" for name in tests.split())]))
 
 
 def ended() -> tuple[int, int, float]:
@@ -289,9 +256,9 @@ def campaign(file: str, n: int, seed: int, jobs: int, folder: str) -> list[tuple
         raise SystemExit(f"{file}: {' '.join(tests)} fail without any mutation ({status})")
     every = mutations(file)
     chosen = sorted(random.Random(f"{seed} {file}").sample(range(len(every)), min(n, len(every))))
-    waiting = [every[i] for i in chosen or range(len(every))][::-1]
+    waiting = [every[i] for i in chosen][::-1] or every
     running: dict[int, Mutation] = {}
-    results: dict[Mutation, str] = {}
+    results: list[tuple[Mutation, str]] = []
     while waiting or running:
         while waiting and len(running) < jobs:
             mutation = waiting.pop()
@@ -300,22 +267,23 @@ def campaign(file: str, n: int, seed: int, jobs: int, folder: str) -> list[tuple
         mutation = running.pop(child)
         if status not in (0, 1, 2, -signal.SIGXCPU, -signal.SIGKILL, -signal.SIGALRM):
             raise SystemExit(f"{file}:{mutation.line}: {mutation.after}: pytest ended {status}")
-        results[mutation] = "survived" if status == 0 else "killed" if status > 0 else "timed out"
+        results.append((mutation, ENDS[(status > 0) - (status < 0)]))
         if status == 0:
             print(f"{file}:{mutation.line}: {mutation.before}  ->  {mutation.after}", flush=True)
-    return sorted(results.items(), key=lambda found: found[0].line)
+    return sorted(results, key=lambda result: result[0].line)
 
 
 def report(results: list[tuple[Mutation, str]]) -> str:
     """The table of all files."""
-    lines = ["| file | mutations | killed | timed out | survived | noticed |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    rows = []
     for file in [*dict.fromkeys(m.file for m, _ in results), "all"]:
-        count = Counter(how for m, how in results if file in (m.file, "all"))
-        cells = [file, count.total(), *(count[how] for how in ("killed", "timed out", "survived"))]
-        cells.append(f"{1 - count['survived'] / count.total():.0%}")
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) + "\n"
+        count = Counter(end for m, end in results if file in (m.file, "all"))
+        noticed = 1 - count["survived"] / count.total()
+        rows.append({"file": file, "mutations": count.total(), "noticed": noticed})
+        rows[-1] |= dict.fromkeys(ENDS, 0) | count
+    columns = [Column("file", "file"), Column("mutations", "mutations", "d")]
+    columns += [Column(end, end, "d") for end in ("killed", "timed out", "survived")]
+    return Table([*columns, Column("noticed", "noticed", ".0%")], rows).render("markdown")
 
 
 @command_line("mutations")
@@ -339,16 +307,11 @@ def main(argv: list[str] | None = None) -> int:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for file in arguments.only:
-            began = time.monotonic()
-            found = campaign(file, arguments.n, arguments.seed, arguments.jobs, folder)
-            results += found
-            survived = sum(how == "survived" for _, how in found)
-            took = time.monotonic() - began
-            print(f"{file}: {survived} of {len(found)} survived, {took:.0f} s", flush=True)
+            results += campaign(file, arguments.n, arguments.seed, arguments.jobs, folder)
     if arguments.out:
         arguments.out.write_text(report(results))
     print(report(results), end="")
-    noticed = sum(how != "survived" for _, how in results)
+    noticed = sum(end != "survived" for _, end in results)
     return 0 if noticed >= arguments.least / 100 * len(results) else 1
 
 

@@ -28,21 +28,15 @@ def order(schedule: str, stage: int, pp: int, n_micro: int, vpp: int = 1) -> lis
     pp (Megatron-LM's forward_backward_pipelining_with_interleaving).
     """
     total = n_micro * vpp
-    forward = [_virtual("F", k, pp, vpp) for k in range(total)]
-    backward = [_virtual("B", k, pp, vpp) for k in range(total)]
+    groups = ((k // (pp * vpp) * pp + k % pp, k // pp % vpp) for k in range(total))
+    forward = [("F", micro, chunk) for micro, chunk in groups]
+    backward = [("B", micro, vpp - 1 - chunk) for _, micro, chunk in forward]
     if schedule == "gpipe":
         return forward + backward
     warm = (pp - stage - 1) * 2 + (vpp - 1) * pp if vpp > 1 else pp - stage - 1
     warm = min(warm, total)
     pairs = zip(forward[warm:], backward[: total - warm], strict=True)
     return forward[:warm] + [task for pair in pairs for task in pair] + backward[total - warm :]
-
-
-def _virtual(kind: str, k: int, pp: int, vpp: int) -> Task:
-    """The k-th task of a stage: groups of pp micro-batches walk through the chunks."""
-    group, inside = divmod(k, pp * vpp)
-    chunk = inside // pp
-    return kind, group * pp + inside % pp, chunk if kind == "F" else vpp - 1 - chunk
 
 
 def simulate(schedule: str, pp: int, n_micro: int, vpp: int = 1) -> list[Event]:
@@ -57,7 +51,9 @@ def simulate(schedule: str, pp: int, n_micro: int, vpp: int = 1) -> list[Event]:
             while queue:
                 kind, micro, chunk = queue[-1]
                 place = chunk * pp + stage
-                needs = _needs(kind, micro, place, pp * vpp - 1)
+                needs = [("F", micro, place - 1), ("F", micro, place), ("B", micro, place + 1)]
+                needs = needs[:1] if kind == "F" else needs[1:]
+                needs = [need for need in needs if 0 <= need[2] < pp * vpp]
                 if any(need not in done for need in needs):
                     break
                 queue.pop()
@@ -66,14 +62,6 @@ def simulate(schedule: str, pp: int, n_micro: int, vpp: int = 1) -> list[Event]:
                 events.append(Event(stage, kind, micro, chunk, start, free[stage]))
         assert len(events) > n_before, f"{schedule} deadlocks at pp {pp}, {n_micro}, vpp {vpp}"
     return events
-
-
-def _needs(kind: str, micro: int, place: int, last: int) -> list[Task]:
-    """The tasks that must be done before one of virtual stage `place` of 0 to `last`."""
-    if kind == "F":
-        return [("F", micro, place - 1)] if place > 0 else []
-    behind = [("B", micro, place + 1)] if place < last else []
-    return [("F", micro, place), *behind]
 
 
 def bubble(events: list[Event]) -> float:

@@ -13,6 +13,7 @@ stands alone, no table can show that it is wrong. Prints one line a kind.
 
 import csv
 import random
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -27,6 +28,8 @@ from base.errors import Parser, UsageError, command_line
 
 NEEDED = ("gpus", "tp", "pp", "dp", "seq_len", "global_batch", "step_s")
 RATES = ("tokens_per_s", "tflops", "mfu")
+FACTORS = {"unit": (1000, 0.001, 60, 100), "gpus": (2, 0.5, 4, 8)}
+KINDS = ("unit", "digits", "gpus", "stale", "copied")
 Table = list[dict[str, str]]
 
 
@@ -41,33 +44,20 @@ def audit(rows: Table, name: str) -> list[Finding]:
         return audit_paths([path]).findings
 
 
-def _times(text: str, factors: tuple[float, ...], chance: random.Random) -> str:
-    return f"{float(text) * chance.choice(factors):.6g}"
-
-
-def _swapped(text: str, chance: random.Random) -> str:
-    at = [i for i in range(len(text) - 1) if text[i : i + 2].isdigit() and text[i] != text[i + 1]]
-    if not at:
-        return text
-    i = chance.choice(at)
-    return text[:i] + text[i + 1] + text[i] + text[i + 2 :]
-
-
 def plant(chance: random.Random, kind: str, rows: Table, at: int, names: dict[str, str]) -> bool:
     """Plant one error in rows[at]; whether the row says something else now."""
     row, other, before = rows[at], chance.choice(rows), dict(rows[at])
     printed = [names[k] for k in ("step_s", *RATES) if k in names and row[names[k]]]
-    if kind == "unit":
-        cell = chance.choice(printed)
-        row[cell] = _times(row[cell], (1000, 0.001, 60, 100), chance)
-    elif kind == "digits":
-        cell = chance.choice(printed)
-        row[cell] = _swapped(row[cell], chance)
-    elif kind == "gpus":
-        row[names["gpus"]] = _times(row[names["gpus"]], (2, 0.5, 4, 8), chance)
-    else:
+    if kind in ("stale", "copied"):
         cells = [names["tokens_per_s"]] if kind == "stale" else printed
         row.update({cell: other[cell] for cell in cells})
+        return row != before
+    cell = names["gpus"] if kind == "gpus" else chance.choice(printed)
+    if kind in FACTORS:
+        row[cell] = f"{float(row[cell]) * chance.choice(FACTORS[kind]):.6g}"
+    elif pairs := list(re.finditer(r"(?=(\d)(?!\1)\d)", row[cell])):
+        i = chance.choice(pairs).start()
+        row[cell] = row[cell][:i] + row[cell][i : i + 2][::-1] + row[cell][i + 2 :]
     return row != before
 
 
@@ -78,18 +68,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--errors", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(argv)
-    chance = random.Random(given.seed)
+    arguments = parser.parse_args(argv)
+    chance = random.Random(arguments.seed)
     clean: list[tuple[str, Table, dict[str, str]]] = []
     alarms = audited = 0
-    for path in given.files:
+    for path in arguments.files:
         with path.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))
         names = {meaning(heading, {}): heading for heading in rows[0]}
-        audited += len(rows)
-        findings = audit(rows, path.name)
-        alarms += len(findings)
-        wrong = {finding.line - 2 for finding in findings}
+        wrong = [finding.line - 2 for finding in audit(rows, path.name)]
+        audited, alarms = audited + len(rows), alarms + len(wrong)
         needed = [names.get(k, "") for k in (*NEEDED, "tokens_per_s")]
         rows = [row for i, row in enumerate(rows) if i not in wrong and all(map(row.get, needed))]
         # Large tables in pieces, so that 500 audits take minutes.
@@ -100,9 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     if not clean:
         raise UsageError("no table has whole rows: layout, batch, sequence, time and tokens/s")
     tried, caught = Counter(), Counter()
-    kinds = ("unit", "digits", "gpus", "stale", "copied")
-    while tried.total() < given.errors:
-        kind = kinds[tried.total() % len(kinds)]
+    while tried.total() < arguments.errors:
+        kind = KINDS[tried.total() % len(KINDS)]
         name, piece, names = chance.choice(clean)
         rows = [dict(row) for row in piece]
         at = chance.randrange(len(rows))
@@ -111,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         tried[kind] += 1
         where = f"line {at + 2}"
         caught[kind] += any(f.line == at + 2 or where in f.message for f in audit(rows, name))
-    for kind in kinds:
+    for kind in KINDS:
         print(f"{kind:8} {caught[kind]:4} of {tried[kind]:4}")
     share = caught.total() / tried.total()
     print(f"all      {caught.total():4} of {tried.total():4} = {share:.1%}")

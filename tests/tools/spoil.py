@@ -73,17 +73,12 @@ def _places(document: Any) -> list[tuple[Any, Any]]:
 
 
 def _other_value(chance: random.Random, text: bytes) -> bytes:
-    document = json.loads(text)
-    places = _places(document)
-    if not places or chance.random() < 0.05:
-        document = chance.choice(OTHER_TYPES)
-    else:
-        container, key = chance.choice(places)
-        if isinstance(container, dict) and chance.random() < 0.1:
-            del container[key]
-        else:
-            container[key] = chance.choice(OTHER_TYPES)
-    return json.dumps(document, allow_nan=True).encode()
+    holder = [json.loads(text)]
+    container, key = chance.choice(_places(holder))
+    container[key] = chance.choice(OTHER_TYPES)
+    if isinstance(container, dict) and chance.random() < 0.1:
+        del container[key]
+    return json.dumps(holder[0], allow_nan=True).encode()
 
 
 def json_value(chance: random.Random, data: bytes) -> bytes:
@@ -109,12 +104,6 @@ def json_number(chance: random.Random, data: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
-def combined(chance: random.Random, data: bytes) -> bytes:
-    for spoil in chance.sample(SPOILERS, 3):
-        data = spoil(chance, data or b"\n")
-    return data
-
-
 def long_line(chance: random.Random, data: bytes) -> bytes:
     """Ten megabytes without a newline."""
     at, filling = chance.randrange(len(data)), chance.choice([b"x", b"1", b" ", b"[", b"|", b"\r"])
@@ -132,7 +121,7 @@ def deep(chance: random.Random, data: bytes) -> bytes:
 Spoiler = Callable[[random.Random, bytes], bytes]
 SPOILERS: list[Spoiler] = [a_line, a_line, a_byte_or_a_part_of_it, strange_bytes, beginning_or_end]
 SPOILERS += [a_number, json_value]
-HARD: list[Spoiler] = [combined, long_line, deep]  # slow: chosen seldom
+HARD: list[Spoiler] = [long_line, deep]  # slow: chosen seldom
 
 
 def spoilt(chance: random.Random, data: bytes) -> tuple[str, bytes]:
@@ -143,25 +132,23 @@ def spoilt(chance: random.Random, data: bytes) -> tuple[str, bytes]:
 
 def harm(chance: random.Random, path: Path) -> str:
     """Damage a file, or put something else in its place; the way."""
-    ways = ["bytes"] * 12 + ["missing", "empty", "folder", "loop", "huge", "pipe", "zero"]
-    way, data = chance.choice(ways), path.read_bytes() or b"\n"
+    ways: dict[str, Callable[[], object]] = {
+        "missing": lambda: None,
+        "empty": path.touch,
+        "folder": path.mkdir,
+        "loop": lambda: path.symlink_to(chance.choice([path, path.parent, path.parent.parent])),
+        "huge": lambda: (path.touch(), os.truncate(path, 1 << 28)),
+        "pipe": lambda: os.mkfifo(path),
+        "zero": lambda: path.symlink_to("/dev/zero"),
+    }
+    data = path.read_bytes() or b"\n"
     path.unlink()
-    if way == "bytes":
+    if chance.random() < 0.6:
         way, data = spoilt(chance, data)
         path.write_bytes(data)
-    elif way == "empty":
-        path.touch()
-    elif way == "folder":
-        path.mkdir()
-    elif way == "loop":
-        path.symlink_to(chance.choice([path, path.parent, path.parent.parent]))
-    elif way == "pipe":
-        os.mkfifo(path)
-    elif way == "zero":
-        path.symlink_to("/dev/zero")
-    elif way == "huge":
-        with path.open("wb") as file:
-            file.truncate(1 << 28)
+    else:
+        way = chance.choice(list(ways))
+        ways[way]()
     return f"{way} file"
 
 
