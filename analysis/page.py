@@ -50,9 +50,8 @@ def page_at(
     table = run_table.of_records(records, convention, baseline, kind, **settings)
     base = baseline_of(baseline, records) if baseline else None
     names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
-    charts = run_views.scaling_charts(table.rows, kind)
     sections = [
-        Section(f"{kind.capitalize()} scaling", charts=list(charts.values())),
+        run_views.scaling(table.rows, kind),
         Section("Runs", tables={"runs": run_views.runs(records, table)}, results=run_views.RESULTS),
         *step_views.views(records, base),
         *cost_views.views(records, baseline, kind),

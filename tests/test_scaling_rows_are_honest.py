@@ -189,7 +189,7 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
     assert "superlinear: efficiency 2.50 (2.50 to 2.50) is above 1" in found["notes"]
     assert main([str(tmp_path), "--columns", "run,efficiency"]) == 0
     out = capsys.readouterr().out
-    assert "2.50?" in out and "\nspeedup, efficiency ?: superlinear: efficiency 2.50" in out
+    assert "2.50?" in out and "\nefficiency ?: superlinear: efficiency 2.50" in out
 
 
 def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashes(tmp_path, capsys):

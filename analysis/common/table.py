@@ -8,9 +8,10 @@ import math
 import re
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.common import terminal
 from base.errors import UsageError, printable
@@ -41,20 +42,27 @@ class Column:
     tells: tuple[str, ...] = ()
 
 
+class Reasons(NamedTuple):
+    """Of a row, by column: why its value is unknown, and what is doubtful about one, which is
+    marked; "": nothing."""
+
+    row: str  # its name
+    missing: dict[str, str]
+    doubts: dict[str, str]
+
+
 @dataclass
 class Table:
     """Rows are dicts with raw values; None is unknown. `notes` are printed below the rows.
 
-    missing: a column's key -> notes that say why it is unknown or doubtful, printed where the
-    column is and no other one `tells` it. doubtful: a row's number -> the keys that are marked.
+    reasons: of each row, or of none; printed where the column is and no other one `tells` it.
     """
 
     columns: Sequence[Column]
     rows: list[dict[str, Any]]
     title: str = ""
     notes: list[str] = field(default_factory=list)
-    missing: dict[str, list[str]] = field(default_factory=dict)
-    doubtful: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    reasons: Sequence[Reasons] = ()
 
     def frame(self) -> "pandas.DataFrame":
         """The rows as a pandas DataFrame, raw values under the keys of all columns."""
@@ -72,17 +80,25 @@ class Table:
     def below(self) -> list[str]:
         """Every note, each one line."""
         told = {key for column in self.shown for key in column.tells}
-        open_ = [column.key for column in self.shown if column.key not in told]
-        missing = dict.fromkeys(note for key in open_ for note in self.missing.get(key, []))
-        return [printable(note) for note in (*self.notes, *missing)]
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name, missing, doubts in self.reasons:
+            for mark, of_row in ((UNKNOWN, missing), (DOUBTFUL, doubts)):
+                headings: dict[str, list[str]] = defaultdict(list)
+                for column in self.shown:
+                    if column.key not in told and (why := of_row.get(column.key)):
+                        headings[why].append(column.heading)
+                for why, columns in headings.items():
+                    groups[f"{', '.join(columns)} {mark}: {why}"].append(name)
+        whys = [f"{why}: {terminal.who(rows, len(self.rows))}" for why, rows in groups.items()]
+        return [printable(note) for note in (*self.notes, *whys)]
 
     def texts(self, column: Column) -> list[str]:
         """A column's cells as they are printed."""
-        return [
-            cell(row.get(column.key), column.spec)
-            + (DOUBTFUL if column.key in self.doubtful.get(number, ()) else "")
-            for number, row in enumerate(self.rows)
-        ]
+        texts = [cell(row.get(column.key), column.spec) for row in self.rows]
+        for number, reasons in enumerate(self.reasons):
+            if reasons.doubts.get(column.key):
+                texts[number] += DOUBTFUL
+        return texts
 
     def render(self, format: str = "text") -> str:
         """The table as a string that ends with a newline."""

@@ -29,7 +29,7 @@ from analysis.measured.fairness import (
     shared_cores,
 )
 from analysis.measured.loss_parity import NOT_VERIFIED, verify
-from analysis.measured.scaling_curve import Ratio, Side, Timed, side_of
+from analysis.measured.scaling_curve import MARKED, Ratio, Side, Timed, side_of
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
 from parallel.measure.steady_time import Steady
@@ -117,7 +117,7 @@ def rows(
             doubts.append(partners[record.source])
         row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency, "above": ratio.note}
         row["parity"] = parity.get(record.source, NOT_VERIFIED)
-        row["missing"] |= {key: ratio.why for key in throughput.MARKED if row[key] is None}
+        row["missing"] |= {key: ratio.why for key in MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
         row["reasons"] += doubts + busy([record])
     return rows
@@ -264,7 +264,7 @@ def of_records(
         Column("efficiency", "efficiency", ".2f"),
         Column("parity", "parity"),
         Column("verdict", "verdict"),
-        Column("notes", "notes", long="below", tells=throughput.MARKED),
+        Column("notes", "notes", long="below", tells=MARKED),
         Column("global_batch", "global batch", "d", asked=True),
         Column("seq_len", "sequence length", "d", asked=True),
         Column("steps", "steps", "d", asked=True),
@@ -283,8 +283,7 @@ def of_records(
         note += " Repeats: the medians of both sides."
     notes = [note, *busy(records), *notes_on(compared, any_commit)]
     notes += predictions.notes_on(predict, [row["predicted_error"] for row in found], records)
-    missing, doubtful = throughput.shown_in(found), scaling_curve.doubtful(found)
-    return Table(columns, found, notes=notes, missing=missing, doubtful=doubtful)
+    return Table(columns, found, notes=notes, reasons=scaling_curve.reasons(found))
 
 
 def report(paths: list[Path], *args: Any, **settings: Any) -> Table:

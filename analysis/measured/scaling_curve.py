@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.common.table import Column, Table
+from analysis.common.table import Column, Reasons, Table
 from analysis.logs.load import called, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
@@ -19,10 +19,10 @@ from analysis.measured.fairness import (
     scaling_of,
     shared_cores,
 )
-from analysis.measured.throughput import MARKED
 from base.errors import UsageError, by_reason
 from parallel.measure.steady_time import Steady
 
+MARKED = ("speedup", "efficiency")  # the columns of a value above linear
 LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
 
 
@@ -236,12 +236,12 @@ def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baselin
             why = "above linear" if share < 0 else "slower than the baseline"
             fits = f"no serial share: {why}"
         notes.append(f"{law}'s law, at each size's fastest, fits {fits}")
-    return Table(_COLUMNS, rows, notes=notes, doubtful=doubtful(rows))
+    return Table(_COLUMNS, rows, notes=notes, reasons=reasons(rows))
 
 
-def doubtful(rows: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Which cells of rows a table marks: those of an efficiency above 1."""
-    return {number: MARKED for number, row in enumerate(rows) if row.get("above")}
+def reasons(rows: list[dict[str, Any]]) -> list[Reasons]:
+    """Why values of rows are unknown; an efficiency above 1 is doubtful."""
+    return [Reasons(r["run"], r["missing"], dict.fromkeys(MARKED, r["above"])) for r in rows]
 
 
 def gather(
@@ -314,28 +314,23 @@ def report_of(
     sides = {name: side_of(repeats, partners, name) for name, repeats in groups.items()}
     start = next(n for n, repeats in groups.items() if any(r.record is base for r in repeats))
     rows, share = curve(list(sides.values()), sides[start], scaling)
-    missing = []
     for row in rows:
-        repeats = [run.record for run in groups[row["run"]]]
-        unknown = _add_facts(row, repeats)
-        missing += [(name_of(record), unknown) for record in repeats]
+        _add_facts(row, [run.record for run in groups[row["run"]]])
     shown = table(rows, share, scaling, f"{start} ({base.gpus} GPUs)")
     if not baseline:
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
-    shown.missing = throughput.shown_in(rows) | throughput.grouped(missing)
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown
 
 
-def _add_facts(row: dict[str, Any], repeats: list[Record]) -> dict[str, str]:
-    """Add what the repeats of a configuration say beside their times; why some of it is unknown."""
+def _add_facts(row: dict[str, Any], repeats: list[Record]) -> None:
+    """Add what the repeats of a configuration say beside their times."""
     mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
     peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
     row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu}
     row["peak_gb"] = max(peaks) / 1e9 if peaks else None
-    unknown = throughput.plain_missing(repeats[0])
-    return unknown | {"mfu": no_mfu} if no_mfu else unknown
+    row["missing"] |= throughput.plain_missing(repeats[0]) | {"mfu": no_mfu}
 
 
 def baseline_run(runs: list[Timed], baseline: str | None) -> Record:

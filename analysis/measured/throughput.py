@@ -1,13 +1,9 @@
 """FLOPs and throughput of one run: TFLOP/s, MFU, and which fact is missing where there is none."""
 
 import re
-from collections import defaultdict
-from typing import Any
 
 import numpy as np
 
-from analysis.common.table import DOUBTFUL, UNKNOWN
-from analysis.common.terminal import who
 from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import Record
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
@@ -167,42 +163,3 @@ def plain_missing(record: Record) -> dict[str, str]:
     if record.peak_bytes is None:
         found["peak_gb"] = "the log has no peak of memory"
     return found
-
-
-MARKED = ("speedup", "efficiency")  # the columns of a value above linear
-# The columns whose `-` a table explains below it.
-HEADINGS = {
-    "step_s": "s/iter",
-    "predicted_s": "predicted s/iter",
-    "micro_batch": "micro-batch",
-    "peak_gb": "peak GB",
-    "mfu": "MFU",
-    "tflops": "TFLOP/s",
-    "tokens_per_s": "tokens/s",
-    "speedup": "speedup",
-    "efficiency": "efficiency",
-}
-
-
-def grouped(missing: list[tuple[str, dict[str, str]]], mark: str = UNKNOWN) -> dict[str, list[str]]:
-    """Column -> notes for a table, of (a run's name, column -> why it is unknown or doubtful)."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, reasons in missing:
-        for why in dict.fromkeys(reasons.values()):
-            keys = [key for key in HEADINGS if reasons.get(key) == why]
-            groups[tuple(keys), why].append(name)
-    notes: dict[str, list[str]] = defaultdict(list)
-    for (keys, why), names in groups.items():
-        headings = ", ".join(HEADINGS[key] for key in keys)
-        for key in keys:
-            notes[key].append(f"{headings} {mark}: {why}: {who(names, len(missing))}")
-    return notes
-
-
-def shown_in(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """`grouped` of a table's rows that have `run`, `missing` and, where an efficiency is above 1,
-    `above`."""
-    notes = grouped([(row["run"], row["missing"]) for row in rows])
-    doubts = ({k: row["above"] for k in MARKED if row["above"]} for row in rows)
-    marked = grouped([(row["run"], why) for row, why in zip(rows, doubts, strict=True)], DOUBTFUL)
-    return {key: notes[key] + marked[key] for key in HEADINGS}

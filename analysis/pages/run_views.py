@@ -13,7 +13,7 @@ from analysis.logs.record import Record
 from analysis.measured import drawn_rows, loss_parity
 from analysis.measured.drawn_rows import ranked, winners
 from analysis.measured.fairness import is_changed
-from analysis.measured.scaling_curve import doubtful
+from analysis.measured.scaling_curve import reasons
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from base.errors import printable
@@ -115,7 +115,7 @@ def runs(records: list[Record], table: Table) -> Table:
         columns += _SETTINGS if column.key == "step_s" else ()
         columns.append(column)
     rows = ranked(rows)
-    return replace(table, columns=columns, rows=rows, doubtful=doubtful(rows))
+    return replace(table, columns=columns, rows=rows, reasons=reasons(rows))
 
 
 def about(records: list[Record]) -> list[str]:
@@ -158,28 +158,17 @@ def _all(values: Any) -> str:
     return ", ".join(map(str, dict.fromkeys(value for value in values if value)))
 
 
-def scaling_charts(rows: Rows, kind: str) -> dict[str, Chart]:
-    """`scaling`: speedup, or weak efficiency, against GPUs; `splits`: the same, one bar a run."""
-    charts = {}
+def scaling(rows: Rows, kind: str) -> Section:
+    """Speedup, or weak efficiency, against GPUs, and the same as one bar a run."""
+    section = Section(f"{kind.capitalize()} scaling")
     if points := drawn_rows.points(rows, kind):
         spec = altair_charts.against_gpus(*points)
-        caption = (
-            f"The fastest run of each number of GPUs has its name. Dashed: ideal {points.key}."
-        )
-        charts["scaling"] = Chart(spec, caption)
+        words = f"The fastest run of each number of GPUs has its name. Dashed: ideal {points.key}."
+        section.charts.append(Chart(spec, words))
     if bars := drawn_rows.ratios(rows, kind):
-        charts["splits"] = _chart(bars)
-    return charts
-
-
-def tflops_charts(rows: Rows) -> dict[str, Chart]:
-    """`tflops`: a bar for each run whose TFLOP/s and GPUs are known."""
-    bars = drawn_rows.tflops(rows)
-    return {"tflops": _chart(bars)} if bars else {}
-
-
-def _chart(bars: drawn_rows.Bars) -> Chart:
-    return Chart(altair_charts.bars(bars.rows, bars.key, bars.title), bars.caption)
+        spec = altair_charts.bars(bars.rows, bars.key, bars.title)
+        section.charts.append(Chart(spec, bars.caption))
+    return section
 
 
 def provenance(records: list[Record], refused: list[str]) -> Section:

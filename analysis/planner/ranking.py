@@ -227,4 +227,6 @@ def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
         Column("bubble", "bubble", ".1%"),
         Column("communication", "communication", ".1%"),
     ]
-    return Table(columns, rows, notes=notes, missing={"mfu": [no_mfu] if no_mfu else []})
+    if no_mfu:
+        notes = [*notes, no_mfu]
+    return Table(columns, rows, notes=notes)
