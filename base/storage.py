@@ -35,11 +35,6 @@ def state_bytes(n_params: float) -> float:
     return n_params * STATE_BYTES_PER_PARAM
 
 
-def checkpoint_bytes(n_params: float, dtype: str | None = "bf16") -> float:
-    """The full state and, unless `dtype` is None, a weights-only export beside it."""
-    return state_bytes(n_params) + (weights_bytes(n_params, dtype) if dtype else 0)
-
-
 def sync(path: Path) -> None:
     """Bring a file, or a folder's names, to the disk."""
     handle = os.open(path, os.O_RDONLY)

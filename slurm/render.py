@@ -21,7 +21,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from urllib.parse import quote as percent_encode
 
@@ -201,10 +200,8 @@ def settings(study: Study, job: Job, logs: Path) -> list[str]:
         "lead": job.lead_s,
         "requeue": int(ask.requeue),
         "max_restarts": ask.max_restarts,
-        "scratch": cluster.scratch,
-        "python": cluster.python,
         "gpus": int(cluster.gpu_request != "none"),
-        "master_addr_suffix": cluster.master_addr_suffix,
+        **{name: getattr(cluster, name) for name in ("scratch", "python", "master_addr_suffix")},
         **{switch: int(getattr(ask, switch)) for switch in SWITCHES},
     }
     environment = cluster.environment | ask.environment
@@ -249,15 +246,9 @@ def script(study: Study, names: list[str], logs: Path = Path("logs")) -> str:
             ")",
             "",
             "# What follows is slurm/job.sh.",
-            job_script(),
+            JOB.read_text().removeprefix("#!/bin/bash\n"),
         ]
     )
-
-
-@cache
-def job_script() -> str:
-    """slurm/job.sh without its first line."""
-    return JOB.read_text().removeprefix("#!/bin/bash\n")
 
 
 def study_script(study: Study) -> str:
@@ -373,21 +364,14 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments.list:
             print("\n".join(study.runs))
         else:
-            print_and_write(study, arguments)
+            print("\n".join(estimate(study, list(study.runs))))
+            path = study.path.with_suffix(".slurm")
+            check_output(path, MARK, arguments.force, [study.path])
+            if not arguments.dry_run:
+                with output(path, MARK, arguments.force, [study.path]) as file:
+                    file.write_text(study_script(study))
+                print(f"wrote {shown(path)}")
     return 0
-
-
-def print_and_write(study: Study, arguments: argparse.Namespace) -> None:
-    """Print what the runs may cost, and write the study's script."""
-    names = list(study.runs)
-    print("\n".join(estimate(study, names)))
-    batches(study, names, arguments.logs)  # or a UsageError, before anything is written
-    path = study.path.with_suffix(".slurm")
-    check_output(path, MARK, arguments.force, [study.path])
-    if not arguments.dry_run:
-        with output(path, MARK, arguments.force, [study.path]) as file:
-            file.write_text(study_script(study))
-        print(f"wrote {shown(path)}")
 
 
 if __name__ == "__main__":

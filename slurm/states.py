@@ -12,6 +12,7 @@ import re
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from base.errors import UsageError
 from base.files import check_file, read_json_if_whole
@@ -205,21 +206,19 @@ def evidence(text: str, noted: ends.End | None) -> End | None:
 
 def progress(folder: Path) -> tuple[int, float | None]:
     """Steps done, and the mean of the last ten steps' seconds where there are any."""
-    times, step = [], 0
+    times: dict[int, float] = {}
     for line in tail(folder / "steps.csv", 4096).split("\n")[:-1][-10:]:
-        columns = line.split(",")
-        with contextlib.suppress(ValueError, IndexError):
-            done, seconds = int(columns[0]), float(columns[1])
-            step = done
-            times.append(seconds)
-    return step, sum(times) / len(times) if times else None
+        with contextlib.suppress(ValueError):
+            step, seconds = line.split(",")[:2]
+            times[int(step)] = float(seconds)
+    return next(reversed(times), 0), fmean(times.values()) if times else None
 
 
 def recall(folder: Path, job_id: int) -> Job | None:
     """A job that Slurm has forgotten, as it was written down."""
-    noted = read_json_if_whole(folder / f"{job_id}.state")
-    known = {name: noted[name] for name in ("job_id", "state", "exit") if name in noted}
-    return Job(**known, array=str(noted.get("array", ""))) if len(known) == 3 else None
+    noted = {"array": ""} | read_json_if_whole(folder / f"{job_id}.state")
+    known = {name: str(noted[name]) for name in ("state", "exit", "array") if name in noted}
+    return Job(job_id, **known) if len(known) == 3 else None
 
 
 def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
@@ -228,9 +227,9 @@ def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
     if job.state in PENDING | ACTIVE:
         path.unlink(missing_ok=True)  # an end before Slurm restarted the job
         return
-    verdict = row.state if row.state in FAILURES else ""
-    end = {"job_id": job.job_id, "state": job.state, "exit": job.exit, "array": job.array}
-    end |= {"verdict": verdict, "kind": row.kind, "line": row.line}
+    end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "array")}
+    end |= {"verdict": row.state if row.state in FAILURES else ""}
+    end |= {"kind": row.kind, "line": row.line}
     if read_json_if_whole(path) != end:
         folder.mkdir(parents=True, exist_ok=True)
         if not reader.is_run_folder(folder):
@@ -366,8 +365,7 @@ def ran_by(folder: Path) -> int | None:
 
 def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
     """One row per run of the study; `jobs`: what `ask_slurm` said."""
-    known = jobs or {}
-    comment = comment_of(study, logs)
+    known, comment = jobs or {}, comment_of(study, logs)
     # A job that was submitted by hand and never started has left nothing in its folder.
     unseen: dict[str, list[int]] = {}
     for job in known.values():
@@ -381,14 +379,11 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
         active = [i for i in ids if i in known and known[i].state in PENDING | ACTIVE]
         job_id = max(active or ids, default=None)
         job = None if job_id is None else known.get(job_id) or recall(folder, job_id)
-        if jobs is None and job is None and job_id is not None:
-            says = reader.read_status(folder).get("state")
-            if says in (ends.RUNNING, None):
-                step, _ = progress(folder)
-                line = "no Slurm answers; it was submitted"
-                table.append(Row(name, "unknown", job_id, step, spec.steps, None, line))
-                continue
         row = judge(name, folder, spec.steps, job, job_id)
+        state = reader.read_status(folder).get("state")
+        if jobs is None and job is None and job_id is not None and state in (ends.RUNNING, None):
+            line = "no Slurm answers; it was submitted"
+            row = replace(row, state="unknown", eta_s=None, line=line, kind="")
         if job is not None:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
                 remember(folder, job, row, planned_text(study, name))

@@ -106,7 +106,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
     """Submit the runs of a study that `choose` returns, and print the job of each.
 
     Raises:
-        UsageError: it cannot be submitted, or nobody agreed to its cost.
+        UsageError: it cannot be submitted, something would end its runs at their start, or nobody
+            agreed to their cost.
     """
     logs = ROOT / arguments.logs  # the scripts run there
     (logs / study.name).mkdir(parents=True, exist_ok=True)
@@ -122,33 +123,21 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
         print("\n".join(estimate(study, names)))
-        if not arguments.no_preflight:
-            check_start(study, logs, names)
-        if not arguments.yes:
-            check_budget(study, names)
+        if not arguments.no_preflight and (
+            problems := preflight.problems(study, cluster_of(study), logs, names)
+        ):
+            for problem in problems:
+                warn("slurm.submit", problem)
+            raise UsageError("nothing was submitted; --no-preflight submits all the same")
+        budget = min(ask_of(study, name).budget_gpu_hours for name in names)
+        total = sum(job_of(study, name).gpu_hours for name in names)
+        if total > budget and not arguments.yes:
+            raise UsageError(
+                f"{total:.1f} {cluster_of(study).hours} at worst exceed the budget of {budget:g}:"
+                " nothing was submitted; give --yes"
+            )
         for name, job in submit(study, names, arguments.logs):
             print(f"submitted {name}: job {job}")
-
-
-def check_start(study: Study, logs: Path, names: list[str]) -> None:
-    """Raises: UsageError: something would end these runs at their start, as lines before say."""
-    problems = preflight.problems(study, cluster_of(study), logs, names)
-    for problem in problems:
-        warn("slurm.submit", problem)
-    if problems:
-        raise UsageError("nothing was submitted; --no-preflight submits all the same")
-
-
-def check_budget(study: Study, names: list[str]) -> None:
-    """Raises: UsageError: the runs may cost more than the study's budget."""
-    budget = min(ask_of(study, name).budget_gpu_hours for name in names)
-    total = sum(job_of(study, name).gpu_hours for name in names)
-    if total > budget:
-        hours = cluster_of(study).hours
-        raise UsageError(
-            f"{total:.1f} {hours} at worst exceed the budget of {budget:g}: nothing was submitted;"
-            " give --yes"
-        )
 
 
 @command_line("slurm.submit")

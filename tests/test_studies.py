@@ -223,17 +223,14 @@ gpus_per_nodes = 4
 """
 
 
-@pytest.mark.parametrize("place", ["SCALING_CLUSTERS", "XDG_CONFIG_HOME", "HOME"])
+@pytest.mark.parametrize("place", ["SCALING_CLUSTERS", "HOME"])
 def test_a_users_own_clusters_file_adds_to_the_shipped_one(tmp_path, monkeypatch, capsys, place):
-    folder = {"HOME": tmp_path / ".config", "XDG_CONFIG_HOME": tmp_path}.get(place)
-    path = (folder / "gpt-scaling-study" if folder else tmp_path) / "clusters.toml"
+    at_home = place == "HOME"
+    path = tmp_path / (".config/gpt-scaling-study" if at_home else "") / "clusters.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(OWN)
-    for name in ("SCALING_CLUSTERS", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    empty = tmp_path / "empty.toml"
-    empty.touch()
-    monkeypatch.setenv(place, f"{path}:{empty}" if folder is None else str(tmp_path))
+    monkeypatch.delenv("SCALING_CLUSTERS", raising=False)
+    monkeypatch.setenv(place, str(tmp_path if at_home else path))
     mine = clusters.cluster("mine")
     assert (mine.source, mine.container.runtime) == (path, "pyxis")
     assert (mine.container.python, mine.setup) == ("python3", ("module purge", "source env.sh"))

@@ -16,7 +16,7 @@ from analysis.logs.published_csv import Row, read_csv
 from analysis.measured import scaling_curve
 from base.errors import UsageError
 from base.files import ROOT
-from base.storage import checkpoint_bytes, state_bytes, weights_bytes
+from base.storage import state_bytes, weights_bytes
 from models.config import GPTConfig
 from models.flops import stated_size_tflops, tflops_per_gpu
 from models.gpus import mfu
@@ -108,9 +108,9 @@ def _jean_zay_row(row: Row) -> dict[str, Any]:
 def checkpoints() -> Table:
     """The time to save a checkpoint; the bytes and rates follow at 2 + 12 per parameter."""
     saves = _frame(_rows(CHECKPOINTS), "nodes", "gpus", "params_b", "save_ms")
-    saves["weights_tb"] = weights_bytes(saves.params_b) / 1000
-    saves["state_tb"] = state_bytes(saves.params_b) / 1000
-    saves["gb_per_s"] = checkpoint_bytes(saves.params_b) / (saves.save_ms / 1000)
+    weights_gb, state_gb = weights_bytes(saves.params_b), state_bytes(saves.params_b)
+    saves["weights_tb"], saves["state_tb"] = weights_gb / 1000, state_gb / 1000
+    saves["gb_per_s"] = (state_gb + weights_gb) / (saves.save_ms / 1000)
     saves["gb_per_s_per_gpu"] = saves.gb_per_s / saves.gpus
     columns = [
         Column("nodes", "nodes", ".0f"),

@@ -1,9 +1,8 @@
 """The clusters that runs are planned for: slurm/clusters.toml and a user's own files. Torch-free.
 
-A user's own clusters stand in the files that the environment variable SCALING_CLUSTERS names
-(several are separated by colons), else in gpt-scaling-study/clusters.toml in the user's
-configuration folder (XDG_CONFIG_HOME, else ~/.config). A table there replaces the shipped one of
-the same name. A wrong table is an error only where its cluster is used.
+A user's own clusters stand in the file that the environment variable SCALING_CLUSTERS names, else
+in ~/.config/gpt-scaling-study/clusters.toml. A table there replaces the shipped one of the same
+name. A wrong table is an error only where its cluster is used.
 
 `Cluster` and `Container` describe every key; docs/slurm.md names them.
 """
@@ -110,13 +109,10 @@ class Cluster:
 
 
 def files() -> tuple[Path, ...]:
-    """The clusters files, the shipped one first; a later one replaces tables of an earlier one."""
-    named = os.environ.get("SCALING_CLUSTERS")
-    if named is not None:
-        return CLUSTERS, *(Path(path).expanduser() for path in named.split(os.pathsep) if path)
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    own = folder / "gpt-scaling-study" / "clusters.toml"
-    return (CLUSTERS, own) if own.exists() else (CLUSTERS,)
+    """The clusters files, the shipped one first; a user's replaces tables of it."""
+    usual = Path.home() / ".config" / "gpt-scaling-study" / "clusters.toml"
+    own = os.environ.get("SCALING_CLUSTERS", str(usual) if usual.exists() else "")
+    return (CLUSTERS, Path(own).expanduser()) if own else (CLUSTERS,)
 
 
 @cache
