@@ -152,7 +152,7 @@ def _diverged(record: Record) -> str:
     """
     steps = _with_loss(record)
     if not len(steps):  # its losses are in no entries
-        last = record.totals.get("loss", record.totals.get("train_loss", 0.0))
+        last = record.totals.get("loss", 0.0)
         return "" if math.isfinite(last) else f"the last loss is {last:g}"
     bad = ~np.isfinite(steps["loss"])
     skipped = steps["skipped"][-1] >= record.interval and not bad[-2:-1].any()

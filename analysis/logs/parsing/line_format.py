@@ -36,6 +36,10 @@ class Format:
     embedded: bool = False
     reader: Callable[[Log, Record], None] | None = None
 
+    def is_in(self, holds: Callable[[bytes], bool]) -> bool:
+        """Whether its marks are among what a text or a log holds."""
+        return any(all(map(holds, marks)) for marks in self.marks)
+
     def read(self, log: Log) -> Record:
         """The run that a log holds."""
         record = Record(source=str(log.path), format=self.name)

@@ -9,6 +9,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,7 @@ def _read_log(log: Log) -> Record:
             return record
         if not form.embedded:
             tried.append(record)
-    if not tried:
-        tried = [_by_banner(log)]
+    tried = tried or [_by_banner(log)]
     # A run that died before its first iteration is a run: its failure is what it shows.
     failed = next((record for record in tried if record.failure), None)
     if failed is None or not is_of_a_run(log):
@@ -78,17 +78,12 @@ def _read_log(log: Log) -> Record:
 
 def _candidates(log: Log) -> Iterator[Format]:
     """The formats whose marks the log holds: by its ends first, then by all of it."""
-    seen = []
     sample = log.head + log.tail
-    for form in _formats():
-        if any(all(mark in sample for mark in marks) for marks in form.marks):
-            if form.embedded:
-                break  # other formats' logs hold its lines too: look at all of it
-            seen.append(form)
-            yield form
-    for form in _formats():
-        if form not in seen and any(all(map(log.contains, marks)) for marks in form.marks):
-            yield form
+    near = [form for form in _formats() if form.is_in(sample.__contains__)]
+    # Other formats' logs hold the lines of an embedded one, too: look at all of the log.
+    near = list(takewhile(lambda form: not form.embedded, near))
+    yield from near
+    yield from (form for form in _formats() if form not in near and form.is_in(log.contains))
 
 
 @cache

@@ -19,7 +19,7 @@ from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
-from analysis.logs.readers.hf_trainer import deepspeed_ranks, read_ends
+from analysis.logs.readers.hf_trainer import deepspeed_ranks, once, read_ends
 from analysis.logs.record import Record
 
 _CHAT_MARKS = (b"|E2E latency=", b"End-to-End => Latency: ")
@@ -78,9 +78,7 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
 
 
 def _finish(record: Record, log: Log) -> None:
-    record.completed = None
-    if read_ends(record, log):  # the engine under HF's Trainer
-        record.completed = True
+    record.completed = bool(read_ends(record, log)) or None  # the engine under HF's Trainer
     if len(record.steps):  # the launcher says so for every rank
         for at, _ in log.matches(re.compile(rb"exits successfully"), record.last_at):
             record.completed, record.last_at = True, at
@@ -92,16 +90,9 @@ def _chat(log: Log, record: Record) -> Columns:
     columns = table(log, _CHAT, _CHAT_FIELDS)
     steps = [(at, match[0]) for at, match in log.matches(_CHAT_STEP)]
     above = np.searchsorted([at for at, _ in steps], columns["at"]) - 1
-    seen: dict[tuple, int] = {}
-    for i, at in enumerate(above.tolist()):
-        key = (steps[at][1], columns["step_s"][i]) if at >= 0 else (i,)
-        seen.setdefault(key, i)
-    keep = np.array(list(seen.values()), int)
-    if dropped := len(above) - len(keep):
-        record.notes.append(f"{dropped} duplicate lines dropped")
-    columns = {name: values[keep] for name, values in columns.items()}
-    columns["iteration"] = np.arange(1.0, len(keep) + 1)
-    return columns
+    times = zip(above.tolist(), columns["step_s"], strict=True)
+    keys = [(steps[n][1], step_s) if n >= 0 else i for i, (n, step_s) in enumerate(times)]
+    return once(columns, keys, record)
 
 
 FORMAT = LineFormat(

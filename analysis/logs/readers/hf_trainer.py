@@ -8,6 +8,7 @@ mean step time is the runtime over the number of optimizer steps, where both are
 """
 
 import re
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ _LOSS_FIELDS = {"grad_norm": labelled(rb"grad_norm'", rb": '?")}
 _END = re.compile(rb"\{'train_runtime': '?([\d.]{1,20})[^\r\n{}]{0,600}\}")
 _RATE = {
     "samples_per_s": re.compile(rb"'train_samples_per_second': '?([\d.e+-]{1,24})"),
-    "steps_per_s": re.compile(rb"'train_steps_per_second': '?([\d.e+-]{1,24})"),
     "loss": re.compile(rb"'train_loss': '?(-?[\d.e+-]{1,24})"),
 }
 _SIZES = {
@@ -56,8 +56,14 @@ def _read(log: Log, record: Record) -> None:
             return
         except Refusal:
             record.notes.append("opens like a JSON document, but is none: read as a console log")
-    columns = _once(table(log, _LOSS, _LOSS_FIELDS), log, record)
-    columns["iteration"] = np.arange(1.0, len(columns["at"]) + 1)
+    columns = table(log, _LOSS, _LOSS_FIELDS)
+    # They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
+    texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
+    keys = [
+        text if loss != 0 and b"'epoch'" in text else number
+        for number, (text, loss) in enumerate(zip(texts, columns["loss"], strict=True))
+    ]
+    columns = once(columns, keys, record)
     put_steps(record, columns, log)
     ends = read_ends(record, log)
     header = header_of(log, min([*columns["at"][:1].astype(int), *ends[:1]], default=None))
@@ -95,20 +101,16 @@ def _block(record: Record, header: bytes) -> None:
     state(record, {"seq_len": given}, "log")
 
 
-def _once(columns: Columns, log: Log, record: Record) -> Columns:
-    """Without lines that repeat another to the letter.
-
-    They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
-    """
-    seen: set[bytes] = set()
-    kept = np.ones(len(columns["at"]), bool)
-    for i, at in enumerate(columns["at"].astype(int)):
-        text = log.slice(at, at + 1000).partition(b"}")[0]
-        kept[i] = text not in seen or columns["loss"][i] == 0 or b"'epoch'" not in text
-        seen.add(text)
-    if not kept.all():
-        record.notes.append(f"{(~kept).sum()} duplicate lines dropped")
-    return {name: values[kept] for name, values in columns.items()}
+def once(columns: Columns, keys: Iterable[Hashable], record: Record) -> Columns:
+    """The columns without lines whose key stood before, and numbered from 1."""
+    first: dict[Hashable, int] = {}
+    for i, key in enumerate(keys):
+        first.setdefault(key, i)
+    kept = np.array(list(first.values()), int)
+    if dropped := len(columns["at"]) - len(kept):
+        record.notes.append(f"{dropped} duplicate lines dropped")
+    columns = {name: values[kept] for name, values in columns.items()}
+    return columns | {"iteration": np.arange(1.0, len(kept) + 1)}
 
 
 def read_ends(record: Record, log: Log) -> list[int]:

@@ -11,14 +11,7 @@ Steps are sampled, not averaged.
 import re
 from typing import Any
 
-from analysis.logs.parsing.json_values import (
-    document,
-    is_nan,
-    known,
-    mapping,
-    real,
-    steps_of,
-)
+from analysis.logs.parsing.json_values import document, is_nan, known, mapping, real, steps_of
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record

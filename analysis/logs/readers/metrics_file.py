@@ -12,22 +12,15 @@ import numpy as np
 
 from analysis.logs.parsing.facts_elsewhere import peak_bytes
 from analysis.logs.parsing.fields import number
-from analysis.logs.parsing.json_values import (
-    document,
-    known,
-    mapping,
-    rows,
-    steps_of,
-    text,
-    whole,
-)
-from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.json_values import document, known, mapping, rows, steps_of, text, whole
+from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record, Refusal
 from parallel.record.schema import METRICS_VERSION
 
+_NAME = "training_metrics.json"
 _SIZES = re.compile(r"(n_layer|n_head|n_embd)=(\d{1,7})")
 _MODEL = {"n_layer": "n_layer", "n_head": "n_head", "hidden": "n_embd"}
 _CONFIG = {
@@ -36,12 +29,10 @@ _CONFIG = {
     "seq_len": "seq_len",
     "zero_stage": "zero_stage",
 }
-_TOTALS = {"wall_s": "total_wall_time_sec", "tokens_per_s": "mean_tokens_per_sec_global"}
 _RUN_COMPLETE = re.compile(
-    rb"^(?:.{0,60}\] ?)?RUN_COMPLETE \w{1,40}=.{0,2000}\btokens_per_sec=[\d.]{1,30}.{0,400}",
+    rb"^(?:.{0,60}\] ?)?RUN_COMPLETE \w{1,40}=.{0,2000}\btokens_per_sec=([\d.]{1,30}).{0,400}",
     re.MULTILINE,
 )
-_MARKER = re.compile(rb"(?<!\w)(\w{1,40})=([^\s]{1,500})")
 
 
 def _read(log: Log, record: Record) -> None:
@@ -51,33 +42,22 @@ def _read(log: Log, record: Record) -> None:
         Refusal: it is damaged, or is not such a document after all.
     """
     if marker := _RUN_COMPLETE.search(log.head + b"\n" + log.tail):
-        values = dict(_MARKER.findall(marker[0]))
-        record.totals["tokens_per_s"] = number(values.get(b"tokens_per_sec"))
-        record.totals["wall_s"] = number(values.get(b"total_wall_time_sec"))
-        if values.get(b"world_size", b"").isdigit():
-            state(record, {"gpus": int(values[b"world_size"])}, "log")
+        record.totals["tokens_per_s"] = number(marker[1])
+        gpus = last_number(rb"\bworld_size=(\d{1,6})\b", marker[0])
+        state(record, {"gpus": gpus}, "log")
         record.format, record.completed = "RUN_COMPLETE.txt", True
         record.whole_run = True
-        _beside(record, log.path)
+        path = log.path.with_name(log.path.name.replace("RUN_COMPLETE.txt", _NAME))
+        if path != log.path and path.is_file():
+            _settings(record, document(str(path), path.read_text(), _NAME), "config")
         return
     if log.head[:1] != b"{":
         return
-    content = document(str(log.path), log.text(), "training_metrics.json")
+    content = document(str(log.path), log.text(), _NAME)
     if (version := content.get("schema_version")) != METRICS_VERSION:
         why = f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
         raise Refusal(str(log.path), why)
-    _schema_2(record, content)
-    record.whole_run = True
-
-
-def _beside(record: Record, path: Path) -> None:
-    """The settings in the training_metrics.json beside a RUN_COMPLETE.txt."""
-    metrics = path.with_name(path.name.replace("RUN_COMPLETE.txt", "training_metrics.json"))
-    if metrics != path and metrics.is_file():
-        _settings(record, document(str(metrics), metrics.read_text(), metrics.name), "config")
-
-
-def _schema_2(record: Record, content: dict[str, Any]) -> None:
+    record.whole_run = record.per_epoch = True
     config = mapping(content.get("training_config"))
     epochs = rows(content.get("epochs"))
     record.steps = steps_of(
@@ -86,16 +66,13 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
         loss=[e.get("train_loss_avg_global") for e in epochs],
         tokens_per_s=[e.get("tokens_per_sec_global") for e in epochs],
     )
-    for name, key in (("median", "step_time_p50_sec"), ("p95", "step_time_p95_sec")):
-        values = [value for e in epochs if (value := known(e.get(key))) is not None]
-        if values:
-            record.totals[f"step_s_{name}"] = float(np.mean(values))
-    summary = mapping(content.get("summary"))
-    for name, key in _TOTALS.items():
-        if (value := known(summary.get(key))) is not None:
-            record.totals[name] = value
+    medians = [value for e in epochs if (value := known(e.get("step_time_p50_sec"))) is not None]
+    if medians:
+        record.totals["step_s_median"] = float(np.mean(medians))
+    rate = known(mapping(content.get("summary")).get("mean_tokens_per_sec_global"))
+    if rate is not None:
+        record.totals["tokens_per_s"] = rate
     _settings(record, content, "log")
-    record.per_epoch = True
     record.peak_bytes = peak_bytes(content)
     record.profiler = mapping(content.get("profiler")) or None
     accumulated = whole(config.get("grad_accum_steps")) or 1
@@ -110,7 +87,7 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
     marker = text(completion.get("run_complete_file"))
     # Only a file that still has its own name lies in the run's own folder.
     path = Path(record.source)
-    if path.name == "training_metrics.json" and marker and not (path.parent / marker).exists():
+    if path.name == _NAME and marker and not (path.parent / marker).exists():
         record.completed = False
         record.notes.append(f"no completion marker: {marker} is not beside it")
 
@@ -134,7 +111,7 @@ def _settings(record: Record, content: dict[str, Any], origin: str) -> None:
 
 
 FORMAT = Format(
-    name="training_metrics.json",
+    name=_NAME,
     marks=(
         (b'"schema_version"', b'"epochs"', b'"training_config"'),
         (b"RUN_COMPLETE ", b"tokens_per_sec="),

@@ -33,8 +33,6 @@ def _scan(log: Log, record: Record) -> Columns:
     last = validated if len(places) and places[-1] > max(offsets, default=-1) else columns
     if len(offsets):
         record.totals["step_s_mean"] = float(last["average_ms"][-1]) / 1000
-    if len(places):
-        record.totals["val_loss"] = float(validated["val_loss"][-1])
     iteration, train_ms = columns["iteration"], columns["train_ms"]
     uncounted = np.isnan(columns["average_ms"])
     steps = np.diff(iteration, prepend=np.inf)
@@ -76,7 +74,6 @@ def _script(record: Record, header: bytes) -> None:
 def _machine(record: Record, columns: Columns, header: bytes) -> None:
     _script(record, header)
     if len(columns["train_ms"]):
-        record.totals["train_s"] = float(columns["train_ms"][-1]) / 1000
         record.notes.append("step times are differences of the cumulative train_time")
         cards, busy = _GPU.findall(header), set(_PROCESS.findall(header))
         gpus = len(cards) if len(busy) == len(cards) else None  # else some came later

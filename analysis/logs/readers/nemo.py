@@ -94,9 +94,6 @@ def _dllogger(log: Log, record: Record) -> Columns:
                 if room in _CONFIG and isinstance(value, str | int):
                     settings[name] = [str(value)]
             facts |= read_settings(record, settings)
-            nodes, devices = (whole(data.get(f"trainer/{k}")) for k in ("num_nodes", "devices"))
-            if nodes and devices:
-                facts["gpus"] = nodes * devices
         elif names[0] in data and step is not None:
             nan = is_nan(data.get("reduced_train_loss"))
             rows.append([offset, step, *(real(data.get(name)) for name in names), nan])

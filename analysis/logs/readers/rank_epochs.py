@@ -4,12 +4,15 @@
         Total epoch time: 1384.64 seconds                Total epoch time: 1095.70 seconds
         Training communication time: 41.09 seconds
 
-An epoch lasts as long as its slowest rank: that is its time here, and the printed average over
-ranks, which is shorter, is kept apart and noted where the two differ.
+An epoch lasts as long as its slowest rank: a note says how long beside the printed average over
+ranks, which is shorter.
 """
 
 import math
 import re
+from collections import defaultdict
+
+import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import number, plain
@@ -17,31 +20,20 @@ from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record, Refusal
 
+_BREAKDOWN = {"epoch", "average"}
 _ANY = re.compile(
-    rb"(?:Rank (?P<rank>\d{1,6}) )?Epoch (?P<of_epoch>\d{1,9}) timing breakdown:"
+    rb"(?:Rank (?P<rank>\d{1,6}) )?Epoch (?P<epoch>\d{1,9}) timing breakdown:"
     rb"|(?P<average>Average metrics:)"
-    rb"|(?P<part>Total epoch|Data loading|Data movement|Training compute|Training communication)"
-    rb" time: {0,4}(?P<seconds>[\d.]{1,20}) {0,4}seconds"
-    rb"|(?P<loss_of>Train|Val|Average) [Ll]oss: {0,4}(?P<loss>[\d.]{1,20}|-?nan)"
-    rb"|Epoch \d{1,9}: train loss (?P<train>[\d.]{1,20}|-?nan) ?,"
-    rb" val loss (?P<val>[\d.]{1,20}|-?nan)"
+    rb"|Total epoch time: {0,4}(?P<epoch_s>[\d.]{1,20}) {0,4}seconds"
+    rb"|(?:Train|Average) [Ll]oss: {0,4}(?P<loss>[\d.]{1,20}|-?nan)"
+    rb"|Epoch \d{1,9}: train loss (?P<of_epoch>[\d.]{1,20}|-?nan)"
     rb"|(?:^|(?<=\r)|(?<=[\d;\[]m))(?:\xef\xbb\xbf)?#{1,6} (?P<heading>[^\r\n]{1,120})",
     re.MULTILINE,
 )
-_NAMES = {
-    b"Total epoch": "epoch_s",
-    b"Data loading": "data_s",
-    b"Data movement": "move_s",
-    b"Training compute": "compute_s",
-    b"Training communication": "comm_s",
-    b"Train": "train_loss",
-    b"Val": "val_loss",
-    b"Average": "train_loss",
-}
 
 
 def _read(log: Log, record: Record) -> None:
-    """Read one log. `totals["wall_s"]` is the sum over epochs of the slowest rank's time.
+    """Read one log.
 
     Raises:
         Refusal: a document that holds several runs under Markdown headings.
@@ -53,52 +45,33 @@ def _read(log: Log, record: Record) -> None:
             heading = plain(match["heading"]).decode("utf-8", "replace").strip()
             continue
         rows, last = runs.setdefault(heading, []), at
-        if match["of_epoch"]:
-            epoch, rank = float(match["of_epoch"]), float(match["rank"] or 0)
-            rows.append({"rank": rank, "epoch": epoch})
-        elif match["average"]:
-            rows.append({"rank": math.nan})
-        elif match["train"]:
-            losses = {"train_loss": number(match["train"]), "val_loss": number(match["val"])}
-            rows.append(losses)
-        elif rows:
-            name = _NAMES[match["part"] or match["loss_of"]]
-            rows[-1].setdefault(name, number(match["seconds"] or match["loss"]))
-    runs = {name: rows for name, rows in runs.items() if any("rank" in row for row in rows)}
+        values = {name: number(text) for name, text in match.groupdict().items() if text}
+        if values.keys().isdisjoint(("epoch_s", "loss")):
+            rows.append(values)
+        elif rows:  # the first of a name counts
+            rows[-1] = values | rows[-1]
+    runs = {
+        name: rows for name, rows in runs.items() if any(_BREAKDOWN & row.keys() for row in rows)
+    }
     if len(runs) > 1:
         reason = f"holds {len(runs)} runs ({', '.join(runs)}): copy each to a file of its own"
         raise Refusal(str(log.path), reason)
     for rows in runs.values():
-        record.totals = _totals(rows)
-        mean_s = record.totals.get("epoch_s_mean_of_ranks", math.inf)
-        slowest_s = record.totals.get("epoch_s_slowest_rank", 0.0)
-        if slowest_s > 1.02 * mean_s:
+        losses = [row[name] for row in rows for name in ("loss", "of_epoch") if name in row]
+        record.totals = {"loss": losses[-1]} if losses else {}
+        record.nan_iterations = sum(map(math.isnan, losses))
+        slowest: dict[float, float] = defaultdict(float)
+        for row in (row for row in rows if "epoch" in row):
+            record.gpus = max(record.gpus or 1, 1 + int(row.get("rank", 0)))
+            slowest[row["epoch"]] = max(slowest[row["epoch"]], row.get("epoch_s", 0.0))
+        means = [row["epoch_s"] for row in rows if "average" in row and "epoch_s" in row]
+        if slowest and means:
             record.notes.append(
-                f"the printed epoch time {mean_s:.2f} s is a mean over ranks;"
-                f" the slowest rank needs {slowest_s:.2f} s"
+                f"the printed epoch time {np.mean(means):.2f} s is a mean over ranks;"
+                f" the slowest rank needs {np.mean(list(slowest.values())):.2f} s"
             )
-        ranks = [row["rank"] for row in rows if "epoch" in row]
-        record.gpus = 1 + int(max(ranks)) if ranks else None
-        record.nan_iterations = sum(math.isnan(row.get("train_loss", 0.0)) for row in rows)
         record.completed = record.whole_run = True
         judge_end(record, log, [last])
-
-
-def _totals(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The losses that were printed last, the sum of the epochs, and the mean of an epoch by its
-    slowest rank and by the printed averages."""
-    each = [row for row in rows if "epoch" in row and "epoch_s" in row]
-    means = [row["epoch_s"] for row in rows if math.isnan(row.get("rank", 0)) and "epoch_s" in row]
-    slowest: dict[float, float] = {}
-    for row in each:
-        slowest[row["epoch"]] = max(slowest.get(row["epoch"], 0.0), row["epoch_s"])
-    totals = dict([{}, *(row for row in rows if "rank" not in row)][-1])
-    totals["wall_s"] = float(sum(slowest.values()) or max(means, default=0.0))
-    if slowest:
-        totals["epoch_s_slowest_rank"] = sum(slowest.values()) / len(slowest)
-    if means:
-        totals["epoch_s_mean_of_ranks"] = sum(means) / len(means)
-    return totals
 
 
 FORMAT = Format(

@@ -41,13 +41,16 @@ _BUILDING = re.compile(
 _ARGUMENT = re.compile(rb"\b(\w{2,40})=([\w.]{1,20})")
 _EXPERTS = re.compile(rb"Total parameter count: dense [\d,]{1,20}, sparse ([1-9][\d,]{0,20})")
 _PRECISION = re.compile(rb"(?:mixed_precision_param|training\.dtype)\W{1,60}(bfloat16|float32)")
+_DTYPES = {b"bfloat16": "bf16", b"float32": "fp32"}
 _MESH = re.compile(rb"(?<!\w)(pp|dp_replicate|dp_shard|cp|tp)=(\d{1,6})")
 _MESH_LIST = re.compile(rb"device mesh with \[([^\]\r\n]{1,200})\], \[([\d, ]{1,80})\]")
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
-    state(record, _mesh(header) | _precision(header), "log")
+    state(record, _mesh(header), "log")
+    for dtype in _PRECISION.findall(header)[-1:]:
+        state(record, {"precision": _DTYPES[dtype]}, "log")
     _model(record, header)
     tokens_per_s = positive(columns["tps"]) * (record.gpus or np.nan)
     columns["tokens_per_s"] = tokens_per_s
@@ -55,11 +58,6 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
         columns["step_s"] = record.global_batch * record.seq_len / tokens_per_s
         columns["samples_per_s"] = tokens_per_s / record.seq_len
         record.notes.append("step times follow from the printed tokens per second")
-
-
-def _precision(header: bytes) -> dict[str, str]:
-    dtypes = _PRECISION.findall(header)
-    return {"precision": {b"bfloat16": "bf16", b"float32": "fp32"}[dtypes[-1]]} if dtypes else {}
 
 
 def _model(record: Record, header: bytes) -> None:
