@@ -240,10 +240,7 @@ def name_of(config: GPTConfig, stated: str) -> str | None:
 
     Vocabulary and positions do not make another model, blocks do.
     """
-
-    def blocks(of: GPTConfig) -> GPTConfig:
-        return replace(of, vocab_size=1, max_seq_len=1)
-
-    if stated in PRESETS and blocks(PRESETS[stated]) == blocks(config):
+    sizes = {"vocab_size": config.vocab_size, "max_seq_len": config.max_seq_len}
+    if stated in PRESETS and replace(PRESETS[stated], **sizes) == config:
         return stated
     return next((name for name, of in PRESETS.items() if of == config), None)

@@ -32,11 +32,11 @@ from base.storage import BYTES
 
 
 def _tokenizer_at(path: Path) -> Any:
-    """The hf_weights.Tokenizer in a folder, or None."""
-    from models.hf_weights import Tokenizer, tokenizer_files
+    """The hf_weights.Tokenizer in a folder, with no file where there is none."""
+    from models.hf_weights import NO_TOKENIZER, Tokenizer, tokenizer_files
 
     if not (files := tokenizer_files(path)):
-        return None
+        return NO_TOKENIZER
     from models.hf_model import end_of_text, load_tokenizer
 
     tokenizer = load_tokenizer(path)
@@ -48,12 +48,7 @@ def import_weights(source: Path, out: Path, dtype: str | None) -> str:
     from models.hf_weights import import_hugging_face
 
     weights = import_hugging_face(source, out, dtype, _tokenizer_at(source))
-    config = weights.config
-    sizes = f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads"
-    return (
-        f"{out}: {config.n_params:,} parameters in {weights.dtype}, {sizes},"
-        f" {config.vocab_size} ids"
-    )
+    return f"{out}: {weights.config.n_params:,} parameters in {weights.dtype}"
 
 
 def export_weights(source: Path, out: Path, dtype: str | None) -> str:
@@ -73,7 +68,9 @@ def export_weights(source: Path, out: Path, dtype: str | None) -> str:
     return f"{out}: {config.n_params:,} parameters from {source}"
 
 
-def _parser() -> Parser:
+@command_line("models.hf")
+def main(argv: list[str] | None = None) -> int:
+    """Import or export, and say what came out."""
     parser = Parser(prog="python -m models.hf", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="import|export")
     importing = commands.add_parser("import", help="a Hugging Face directory to a weights folder")
@@ -86,13 +83,7 @@ def _parser() -> Parser:
     exporting.set_defaults(run=export_weights)
     for command in (importing, exporting):
         command.add_argument("--dtype", choices=tuple(BYTES), help="default: what is stored")
-    return parser
-
-
-@command_line("models.hf")
-def main(argv: list[str] | None = None) -> int:
-    """Import or export, and say what came out."""
-    arguments = vars(_parser().parse_args(argv))
+    arguments = vars(parser.parse_args(argv))
     del arguments["command"]
     print(arguments.pop("run")(**arguments))
     return 0

@@ -67,10 +67,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     if path.is_dir() and not any(path.glob("*token*")):
         raise UsageError(f"no tokenizer at {path}: the folder holds no tokenizer.json")
     try:
-        if not path.is_file() and tokenizer_files(path) == [path / "tokenizer.json"]:
-            path = path / "tokenizer.json"
-        if path.is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(path))
+        files = tokenizer_files(path)
+        if files in ([path], [path / "tokenizer.json"]):
+            return PreTrainedTokenizerFast(tokenizer_file=str(files[0]))
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # transformers raises whatever its parsers raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

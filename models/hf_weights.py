@@ -6,6 +6,7 @@ all keys, all values, in one matrix or in three. transformers is not needed.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -51,9 +52,12 @@ _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # in o
 class Tokenizer(NamedTuple):
     """The files of a tokenizer to send along, how many ids it has, and the id that ends a text."""
 
-    paths: list[Path]
-    ids: int
-    end: int | None
+    paths: Sequence[Path] = ()
+    ids: int = 0
+    end: int | None = None
+
+
+NO_TOKENIZER = Tokenizer()
 
 
 def tokenizer_files(path: Path) -> list[Path]:
@@ -183,7 +187,7 @@ def import_hugging_face(
     source: Path,
     folder: Path,
     dtype: str | None = None,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Tokenizer = NO_TOKENIZER,
 ) -> Weights:
     """Make a weights-only folder from a Hugging Face directory; what was written.
 
@@ -196,9 +200,9 @@ def import_hugging_face(
     refuse_existing(folder)
     model = open_hugging_face(source)
     _check_tokenizer(model.config, tokenizer)
-    facts, along = {"source": str(source)}, tokenizer.paths if tokenizer else ()
-    write_weights(folder, model.config, model.tensor, dtype or model.dtype, facts, along)
-    return read_weights(folder, verify=False)
+    facts, dtype = {"source": str(source)}, dtype or model.dtype
+    write_weights(folder, model.config, model.tensor, dtype, facts, tokenizer.paths)
+    return Weights(folder, model.config, dtype)
 
 
 def _files(source: Path) -> list[Path]:
@@ -218,7 +222,7 @@ def export_hugging_face(
     source: Path,
     folder: Path,
     dtype: str | None = None,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Tokenizer = NO_TOKENIZER,
 ) -> GPTConfig:
     """Make a directory that transformers' class loads (from_pretrained) from a weights-only folder.
 
@@ -232,9 +236,9 @@ def export_hugging_face(
     config, dtype = weights.config, dtype or weights.dtype
     refuse_existing(folder)
     _check_tokenizer(config, tokenizer)
-    end = tokenizer.end if tokenizer else None
-    of = architecture(config)
-    values = (to_hugging_face(config, name, value) for name, value in weights.tensors())
+    of, end = architecture(config), tokenizer.end
+    names = parameter_shapes(config)
+    values = (to_hugging_face(config, name, weights.tensor(name)) for name in names)
     with new_folder(folder) as aside:
         layout = {n: (DTYPES[dtype], shape) for n, shape in _their_shapes(config).items()}
         write_safetensors(aside / TENSORS, layout, chain.from_iterable(values), METADATA)
@@ -242,13 +246,13 @@ def export_hugging_face(
         described |= hugging_face_config(config) | {"bos_token_id": end, "eos_token_id": end}
         described["dtype"] = str(DTYPES[dtype]).removeprefix("torch.")
         write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
-        copy_beside(tokenizer.paths if tokenizer else (), aside)
+        copy_beside(tokenizer.paths, aside)
     return config
 
 
-def _check_tokenizer(config: GPTConfig, tokenizer: Tokenizer | None) -> None:
+def _check_tokenizer(config: GPTConfig, tokenizer: Tokenizer) -> None:
     """Raises: UsageError: the tokenizer has an id without a row."""
-    if tokenizer is not None and tokenizer.ids > config.vocab_size:
+    if tokenizer.ids > config.vocab_size:
         raise UsageError(
             f"the tokenizer has {tokenizer.ids} ids, but the model has {config.vocab_size}"
             " embedding rows"

@@ -15,12 +15,7 @@ from torch import Tensor
 from base.storage import write_blocks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CODES = {  # safetensors' names
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint8: "U8",
-}
+CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
 _SMALL, _BLOCK = 1 << 20, 1 << 24  # bytes: small tensors are joined, large ones are cut
 
 

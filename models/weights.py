@@ -31,7 +31,7 @@ TENSORS = "model.safetensors"
 METADATA = {"format": "pt"}  # as the library's own writer for PyTorch puts it
 _COUNT = Count(0, 2**63)
 _STORED = Whole({"bytes": _COUNT, "crc32": _COUNT})
-_DESCRIBED = Whole({"dtype": Words(DTYPES), "n_params": _COUNT, "safetensors": _STORED})
+_DESCRIBED = Whole({"dtype": Words(DTYPES), "safetensors": _STORED})
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -46,12 +46,6 @@ class Weights(NamedTuple):
         """One full parameter on the CPU, in the dtype that it is stored in."""
         with safe_open(self.path / TENSORS, framework="pt") as stored:
             return stored.get_tensor(name)
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter in the model's order."""
-        with safe_open(self.path / TENSORS, framework="pt") as stored:
-            for name in parameter_shapes(self.config):
-                yield name, stored.get_tensor(name)
 
 
 def write_weights(
@@ -87,7 +81,7 @@ def write_weights(
         size, crc32 = write_safetensors(aside / TENSORS, layout, values(), METADATA)
         described = {"format": FORMAT, "model": asdict(config), "n_params": config.n_params}
         described |= {"dtype": dtype, "safetensors": {"bytes": size, "crc32": crc32}}
-        described = json.loads(json.dumps(described | (facts or {})))  # as it will be read
+        described |= facts or {}
         described["crc32"] = own_crc32(described)
         copy_beside(beside, aside)
         write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
@@ -107,7 +101,7 @@ def read_weights(
     refuse_pickles(folder)
     if problem := misfit(described, _DESCRIBED):
         raise UsageError(f"{folder / CONFIG} is damaged: {problem}")
-    dtype, n_params, written = (described[key] for key in _DESCRIBED)
+    dtype, written = (described[key] for key in _DESCRIBED)
     path = folder / TENSORS
     try:
         if (size := path.stat().st_size) != written["bytes"]:
@@ -124,10 +118,6 @@ def read_weights(
     shapes = {name: shape for name, (_, shape) in stored.items()}
     if problems := differing(shapes, parameter_shapes(config)):
         raise UsageError(f"{path} is not the model of its {CONFIG}: {problems}")
-    if n_params != config.n_params:
-        raise UsageError(
-            f"{folder / CONFIG} is damaged: n_params is {n_params}, not {config.n_params}"
-        )
     return Weights(folder, config, dtype)
 
 

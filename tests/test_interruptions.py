@@ -362,9 +362,6 @@ def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
     place = signals_and_hangs._location([torch, step, loop])
     assert place == f"{inside}:8 backward, in parallel/engines/ddp.py:7 step"
     assert signals_and_hangs._location([step, loop]) == "parallel/engines/ddp.py:7 step"
-    # The tests' folder of links: what runs there is this repository's.
-    linked = (str(ROOT / "parallel/engines/ddp.py"), 7, "step")
-    assert signals_and_hangs._location([linked, loop]) == "parallel/engines/ddp.py:7 step"
 
 
 def a_stopped_run(folder: Path) -> None:

@@ -17,12 +17,6 @@ from models.config import GPTConfig
 from parallel.checkpoint import folders
 
 
-def _in(path: Path) -> list[Path]:
-    """The checkpoints that a path names: one, or all in a folder."""
-    checkpoints = folders.candidates(path)
-    return checkpoints if folders.step_of(path) is None else checkpoints[:1]
-
-
 def _verify(folder: Path) -> None:
     """Raises: UsageError: a checkpoint, or a weights-only folder, is not what was written."""
     if folders.step_of(folder) is not None:
@@ -76,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         print(_export(arguments.path, arguments.out, arguments.dtype))
         return 0
     damaged = False
-    for folder in (folder for path in arguments.paths for folder in _in(path)):
+    for folder in [each for path in arguments.paths for each in folders.candidates(path)]:
         try:
             _verify(folder)
             print(f"{folder}: good")

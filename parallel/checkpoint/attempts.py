@@ -153,8 +153,6 @@ def check_first(spec: RunSpec, first: Path) -> None:
     if folders.step_of(first) is None:
         check_model(spec, first, read_description(first)[0], "gpt")
         return
-    if spec.load_previous:
-        return  # loading looks for a good one
     if folders.step_of(first) >= spec.steps:
         raise UsageError(nothing_to_train(spec, first.name))
     with contextlib.suppress(folders.Damaged):  # then loading says so

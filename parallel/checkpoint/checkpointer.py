@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from base.storage import STATE_BYTES_PER_PARAM, state_bytes
+from base.storage import STATE_BYTES_PER_PARAM, publish, state_bytes
 from parallel.checkpoint import folders, loading
 from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.manifest import rank_file
@@ -115,11 +115,8 @@ class Checkpointer:
         loaded = loading.load(self.engine, self.spec, self.ranks, path)
         if loaded is None:
             return 0
-        for folder, problem in loaded.damaged:
-            self._note("load", folders.step_of(folder), folder, problem=problem)
-        times = dict.fromkeys(("blocked_s", "total_s"), time.perf_counter() - began)
-        facts = {"bytes": loaded.bytes, "changed": loaded.changed, **times}
-        self._note("load", loaded.step, loaded.folder, **facts)
+        seconds = time.perf_counter() - began
+        self._note("load", **loaded._asdict(), blocked_s=seconds, total_s=seconds)
         return loaded.step
 
     def due(self, step: int) -> bool:
@@ -161,7 +158,7 @@ class Checkpointer:
         """In three rounds, so that no rank goes on where another has failed: check the room, write
         the files, publish the folder."""
         aside = folders.aside_of(self.save_to, snapshot.step)
-        _, problem = self.ranks.on_first(attempt, self._make_room, snapshot.step)
+        _, problem = self.ranks.on_first(attempt, self._make_room, aside)
         entries = []
         if not problem:
             path = aside / rank_file(self.ranks.rank)
@@ -171,9 +168,14 @@ class Checkpointer:
             entries = [entry for entry, why in written if not why]
         self.ranks.on_first(self._finish, snapshot, aside, entries, problem)
 
-    def _make_room(self, step: int) -> None:
-        """Raises: OSError: the disk has no room for what will be written, or no permission."""
-        aside = folders.begin(self.save_to, step)
+    def _make_room(self, aside: Path) -> None:
+        """Make the hidden folder, empty.
+
+        Raises:
+            OSError: the disk has no room for what will be written, or no permission.
+        """
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
         needed, free = self.predicted_bytes(), shutil.disk_usage(aside).free
         if free < needed:
             raise OSError(28, f"{needed} bytes are needed, {free} are free", str(aside))
@@ -199,7 +201,7 @@ class Checkpointer:
             shutil.rmtree(aside, ignore_errors=True)
             return
         kept = self.spec.keep_last, self.spec.keep_every
-        _, problem = attempt(folders.retain, self.save_to, step, *kept)
+        _, problem = attempt(folders.retain, self.save_to, *kept)
         if problem:
             self._note("delete", step, self.save_to, problem=problem)
 
@@ -226,4 +228,4 @@ class Checkpointer:
             "files": entries,
         }
         folders.write_manifest(aside, manifest)
-        folders.publish(aside, self.save_to, step)
+        publish(aside, self.save_to / folders.name_of(step))

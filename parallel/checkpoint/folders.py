@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from base import storage
 from base.errors import UsageError
 from base.files import read_json
 from base.storage import file_crc32, own_crc32, write_synced
@@ -59,8 +58,7 @@ def steps_in(save: Path) -> list[int]:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    manifest = json.loads(json.dumps(manifest))  # as it will be read: lists, string keys
-    manifest["crc32"] = own_crc32(manifest)
+    manifest = manifest | {"crc32": own_crc32(manifest)}
     write_synced(folder / MANIFEST, json.dumps(manifest) + "\n")
 
 
@@ -136,21 +134,6 @@ def aside_of(save: Path, step: int) -> Path:
     return save / f".{name_of(step)}.partial"
 
 
-def begin(save: Path, step: int) -> Path:
-    """Make that folder, empty."""
-    aside = aside_of(save, step)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    return aside
-
-
-def publish(aside: Path, save: Path, step: int) -> Path:
-    """Give a written, synced folder its name."""
-    folder = save / name_of(step)
-    storage.publish(aside, folder)
-    return folder
-
-
 def tidy(save: Path) -> None:
     """Remove what a killed writer left."""
     for path in save.glob(".*"):
@@ -158,17 +141,13 @@ def tidy(save: Path) -> None:
             shutil.rmtree(path)
 
 
-def retain(save: Path, step: int, keep_last: int, keep_every: int) -> list[int]:
-    """Once `step` is saved, keep the newest `keep_last` checkpoints (0: all) and every step that
-    `keep_every` divides (0: none), and delete the others; the deleted steps.
-
-    A checkpoint of a later step is damaged, since training resumed before it. It does not count,
-    and stays until training gets there.
-    """
+def retain(save: Path, keep_last: int, keep_every: int) -> list[int]:
+    """Keep the newest `keep_last` checkpoints (0: all) and every step that `keep_every` divides (0:
+    none), and delete the others; the deleted steps."""
     if keep_last == 0:
         return []
-    steps = [s for s in steps_in(save) if s <= step]
-    doomed = [s for s in steps[:-keep_last] if not (keep_every and s % keep_every == 0)]
+    older = steps_in(save)[:-keep_last]
+    doomed = [s for s in older if not (keep_every and s % keep_every == 0)]
     for old in doomed:
         _remove(save / name_of(old))
     return doomed
@@ -187,10 +166,8 @@ def _remove(folder: Path) -> None:
 
 
 def candidates(path: Path) -> list[Path]:
-    """The checkpoints that `--load path` may mean, the preferred one first.
-
-    A checkpoint: itself, then the earlier ones beside it. A run or a folder of checkpoints: from
-    the newest on. A weights-only folder: itself.
+    """The checkpoints at a path, the newest first: a checkpoint or a weights-only folder itself, or
+    those of a run or in a folder. `--load path` means the first.
 
     Raises:
         UsageError: nothing there.
@@ -198,11 +175,8 @@ def candidates(path: Path) -> list[Path]:
     path = Path(path)
     if (path / "run.json").is_file():
         path = path / SAVES
-    if (path / "config.json").exists():
+    if (path / "config.json").exists() or (step_of(path) is not None and path.exists()):
         return [path]
-    own = step_of(path)
-    save = path if own is None else path.parent
-    steps = [step for step in steps_in(save) if own is None or step <= own]
-    if not steps or own not in (None, steps[-1]):
+    if not (steps := steps_in(path)):
         raise UsageError(f"no checkpoint at {path}")
-    return [save / name_of(s) for s in reversed(steps)]
+    return [path / name_of(step) for step in reversed(steps)]

@@ -1,7 +1,6 @@
 """Fill an engine from a checkpoint, of any layout and engine, or from weights alone."""
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,54 +22,37 @@ _COMPUTES = {"tf32", "fp8_recipe", "global_batch", "data", "end_of_text", *TRAIN
 class Loaded(NamedTuple):
     """What was loaded: the step to resume from, the folder and its bytes.
 
-    damaged: newer checkpoints that could not be loaded, each with the reason.
     changed: what this run computes otherwise than the one that saved it, in words.
     """
 
     step: int
-    folder: Path
+    path: Path
     bytes: int
     changed: str = ""
-    damaged: Sequence[tuple[Path, str]] = ()
 
 
 def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded | None:
     """Fill the engine from rank 0's `path`; None where that is None.
 
     Raises:
-        UsageError: no checkpoint there; it is damaged and no earlier one may be taken, or all are
-            damaged; it is another model's, or beyond the run's steps.
+        UsageError: no checkpoint there; it is damaged, another model's, or beyond the run's steps.
     """
     candidates, problem = ranks.gather(attempt(folders.candidates, path) if path else (None, ""))[0]
     if problem:
         raise UsageError(problem)
     if candidates is None:
         return None
-    if folders.step_of(candidates[0]) is None:
-        return _load_weights(engine, spec, ranks, candidates[0])
-    damaged: list[tuple[Path, str]] = []
-    for folder in candidates:
-        manifest, problem = _checked(ranks, folder)
-        if not problem:
-            loaded = _load_checkpoint(engine, spec, ranks, folder, manifest)
-            return loaded._replace(damaged=damaged)
-        damaged.append((folder, problem))
-        if not spec.load_previous:
-            raise Damaged(f"{problem}; --load-previous takes the one before")
-    raise Damaged("; ".join(problem for _, problem in damaged))
+    load_one = _load_checkpoint if folders.step_of(candidates[0]) is not None else _load_weights
+    return load_one(engine, spec, ranks, candidates[0])
 
 
-def _checked(ranks: Ranks, folder: Path) -> tuple[Any, str]:
-    """The manifest and what is wrong with the checkpoint; each rank reads some of its files."""
+def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
     manifest, problem = attempt(folders.read_manifest, folder)
+    # Each rank reads some of the files, and hears of any rank's problem.
     files = () if problem else manifest["files"][ranks.rank :: ranks.world]
-    problems = ranks.on_all(lambda: problem or folders.damage(folder, files, ranks.tick))
-    return manifest, next(filter(None, problems), "")
-
-
-def _load_checkpoint(
-    engine: Any, spec: RunSpec, ranks: Ranks, folder: Path, manifest: dict[str, Any]
-) -> Loaded:
+    for harm in ranks.on_all(lambda: problem or folders.damage(folder, files, ranks.tick)):
+        if harm:
+            raise Damaged(f"{harm}; delete {folder} to take the one before")
     check_model(spec, folder, GPTConfig(**manifest["model"]), manifest["implementation"])
     if manifest["step"] > spec.steps:
         raise UsageError(f"{folder} is beyond the run's {spec.steps} steps")

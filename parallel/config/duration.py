@@ -17,7 +17,7 @@ WORK = ("steps", "epochs", "train_tokens")  # what one layer of settings says re
 # Settings that may change between a run's attempts without making it another run. WORK may change
 # too, where the newest checkpoint is not beyond the new end.
 CIRCUMSTANCES = frozenset(
-    "save_interval save_grace_s async_save load load_previous resume keep_last keep_every"
+    "save_interval save_grace_s async_save load resume keep_last keep_every"
     " log_interval eval_interval eval_steps threads timeout_s hang_s breakdown"
     " profile_steps".split()
 )

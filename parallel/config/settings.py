@@ -131,7 +131,6 @@ class RunSpec:
         0, "steps between checkpoints, also one at the end and at a signal; 0: none", _MAYBE_STEPS
     )
     load: str | None = key(None, "checkpoint, or folder of them, to go on from; or weights alone")
-    load_previous: bool = key(False, "where a checkpoint is damaged, take the one before")
     resume: bool = key(True, "go on where a stopped attempt of this run left a checkpoint")
     keep_last: int = key(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
     keep_every: int = key(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)

@@ -87,7 +87,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def scheduler(environment: dict[str, str] | os._Environ = os.environ) -> dict[str, str | None]:
+def scheduler(environment: Mapping[str, str] = os.environ) -> dict[str, str | None]:
     """Slurm's facts about the job; without Slurm type is "none" and all of them are None."""
     names = ("JOB_ID", "JOB_NODELIST", "JOB_NUM_NODES", "PROCID", "LOCALID", "JOB_PARTITION")
     ours = ("job_id", "nodelist", "nnodes", "procid", "localid", "partition")
@@ -101,9 +101,7 @@ def one_machine(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("SLURM_CLUSTER_NAME") == "local-test"
 
 
-def profiler(
-    spec: RunSpec, environment: dict[str, str] | os._Environ = os.environ
-) -> dict[str, str] | None:
+def profiler(spec: RunSpec, environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """The profiler that slows the run, or None. A profiled run is not a timing.
 
     Nsight Systems sets NSYS_PROFILING_SESSION_ID for what it runs.

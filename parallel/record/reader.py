@@ -261,27 +261,27 @@ def read_breakdown(
     A rank without a file, or with one that is damaged or has no row, is left out and named. A last
     row that is cut short, which a killed writer leaves, is left out alone.
     """
-    folder = Path(path) / "breakdown"
-    files = {rank: folder / f"rank{rank}.csv" for rank in range(world_size)}
+    folder = path / "breakdown"
     ranks: dict[int, list[dict[str, Any]]] = {}
-    problems = []
-    if missing := [str(rank) for rank, file in files.items() if not file.exists()]:
-        problems.append(f"{folder}: no rows of rank {', '.join(missing)}")
-    for rank, file in files.items():
+    missing, problems = [], []
+    for rank in range(world_size):
+        file = folder / f"rank{rank}.csv"
+        if not file.exists():
+            missing.append(str(rank))
+            continue
         try:
-            rows = _last_written(_read_windows(file)) if file.exists() else []
+            ranks[rank] = _last_written(_read_windows(file))
         except UsageError as error:
             problems.append(str(error))
-            continue
-        if rows:
-            ranks[rank] = rows
-        elif file.exists():
-            problems.append(f"{file}: no row")
+    if missing:
+        problems.insert(0, f"{folder}: no rows of rank {', '.join(missing)}")
     return ranks, problems
 
 
 def _read_windows(path: Path) -> list[dict[str, Any]]:
     rows = _read_rows(path, schema.BREAKDOWN_COLUMNS)
+    if not rows:
+        raise UsageError(f"{path}: no row")
     for number, row in enumerate(rows, 1):
         unknown = [n for n, value in row.items() if value is None or not math.isfinite(value)]
         if unknown or row["elapsed_s"] <= 0 or row["first_step"] > row["last_step"]:

@@ -219,15 +219,10 @@ def _location(frames: list[tuple[str, int, str]]) -> str:
     """Where a stack (innermost first) is: its innermost line, and the innermost one of ours."""
     root = str(ROOT) + os.sep
     # By room, for the virtual environment, with torch in it, may lie inside the repository too.
-    # The repository may be reached through a link.
     ours = tuple(os.path.join(root, room, "") for room in ("parallel", "models"))
-    real = [os.path.realpath(file) for file, _, _ in frames]
-    places = [
-        f"{(path if path.startswith(ours) else file).removeprefix(root)}:{at} {name}"
-        for path, (file, at, name) in zip(real, frames, strict=True)
-    ]
-    inside = [place for path, place in zip(real, places, strict=True) if path.startswith(ours)]
-    return ", in ".join(dict.fromkeys([*places[:1], *inside[:1]]))
+    inside = [frame for frame in frames if frame[0].startswith(ours)]
+    nearest = dict.fromkeys([*frames[:1], *inside[:1]])
+    return ", in ".join(f"{file.removeprefix(root)}:{at} {name}" for file, at, name in nearest)
 
 
 def verdict(reports: list[dict], world: int, limit_s: float) -> str:
