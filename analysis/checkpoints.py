@@ -2,13 +2,12 @@
 
     python -m analysis.checkpoints PATH... [--format markdown]
 
-PATH is a run folder (its checkpoints.csv is read), a study, or a log of Megatron-LM,
-Megatron-DeepSpeed, DeepSpeed, GPT-NeoX, torchtitan or fairseq. One row for each run and kind of
-event: how many, the median seconds that training waited (blocked) and until it was on disk
-(total), the median bytes, and bytes over total seconds, in all and for each rank. The share is the
-waiting over the waiting and the logged steps together. Those that failed (a full disk, a damaged
-file) are counted apart; only their waiting counts with the others'. No log says its bytes. What is
-not known prints `-`. Exits 2 when nothing could be read.
+PATH is a run folder (its checkpoints.csv is read) or a study; of other programs' logs nothing is
+read. One row for each run and kind of event: how many, the median seconds that training waited
+(blocked) and until it was on disk (total), the median bytes, and bytes over total seconds, in all
+and for each rank. The share is the waiting over the waiting and the logged steps together. Those
+that failed (a full disk, a damaged file) are counted apart; only their waiting counts with the
+others'. What is not known prints `-`. Exits 2 when nothing could be read.
 """
 
 import sys
@@ -28,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     for line in costs.refused:
         warn("analysis.checkpoints", line)
     if costs.silent:
-        warn("analysis.checkpoints", f"no checkpoint in {', '.join(costs.silent)}")
+        warn("analysis.checkpoints", f"no checkpoints.csv with a row in {', '.join(costs.silent)}")
     show([costs.table], flags.format, flags.columns)
     return 0
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
-from analysis.logs.parsing.checkpoint_lines import Event, scan
-from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from base.errors import UsageError
@@ -32,7 +30,8 @@ _SHOWN = [
 
 
 def rows(record: Record) -> list[dict[str, Any]]:
-    """One dict for each kind of event in the run; none where it neither saved nor loaded.
+    """One dict for each kind of event in the run folder; none where it neither saved nor loaded,
+    and of a log.
 
     share: the seconds that training waited for this kind, over all waiting and the logged steps.
     Those that failed are counted apart; only their waiting counts with the others'.
@@ -40,27 +39,25 @@ def rows(record: Record) -> list[dict[str, Any]]:
     Raises:
         UsageError: its checkpoints.csv is damaged.
     """
-    if record.format == run_folder.FORMAT:
-        events = [Event(*row.values()) for row in read_checkpoints(Path(record.source))]
-    else:
-        with Log(Path(record.source)) as log:
-            events = scan(log)
-    trained_s = float(np.nansum(record.steps["step_s"])) * record.interval
-    busy_s = trained_s + sum(event.blocked_s or 0.0 for event in events)
+    ours = record.format == run_folder.FORMAT
+    events = read_checkpoints(Path(record.source)) if ours else []
+    trained_s = float(np.nansum(record.steps["step_s"]))
+    busy_s = trained_s + sum(event["blocked_s"] or 0.0 for event in events)
     by_kind = []
-    for kind in dict.fromkeys(event.kind for event in events):
-        alike = [event for event in events if event.kind == kind]
-        done = [event for event in alike if not event.problem]
+    for kind in dict.fromkeys(event["event"] for event in events):
+        alike = [event for event in events if event["event"] == kind]
+        done = [event for event in alike if not event["problem"]]
         row = {"run": name_of(record), "source": record.source, "event": kind, "n": len(done)}
-        row |= {name: _median([getattr(e, name) for e in done]) for name in _AMOUNTS}
+        row |= {name: _median([event[name] for event in done]) for name in _AMOUNTS}
         row["failed"] = len(alike) - len(done)
-        row["problems"] = [f"{kind} of step {e.step}: {e.problem}" for e in alike if e.problem]
+        failed = (event for event in alike if event["problem"])
+        row["problems"] = [f"{kind} of step {e['step']}: {e['problem']}" for e in failed]
         row["ranks"] = row["ranks"] or record.gpus
         row["gb"] = row["bytes"] and row["bytes"] / 1e9
-        rates = [e.bytes / e.total_s / 1e9 if e.bytes and e.total_s else None for e in done]
-        rate = row["gb_per_s"] = _median(rates)
+        timed = (event for event in done if event["bytes"] and event["total_s"])
+        rate = row["gb_per_s"] = _median([e["bytes"] / e["total_s"] / 1e9 for e in timed])
         row["gb_per_s_per_rank"] = rate / row["ranks"] if rate and row["ranks"] else None
-        waits = [event.blocked_s for event in alike]
+        waits = [event["blocked_s"] for event in alike]
         if trained_s > 0 and None not in waits:
             row["share"] = sum(waits) / busy_s
         by_kind.append(row)
