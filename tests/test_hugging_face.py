@@ -31,11 +31,10 @@ from models.hf_config import config_of, hugging_face_config
 from models.hf_weights import Tokenizer, export_hugging_face, import_hugging_face
 from models.weights import read_weights, write_weights
 from parallel import token_files
-from parallel.checkpoint import __main__ as checkpoint
 from parallel.config.settings import resolve
 from parallel.record.reader import read_run
 from tests import checkpoint_worker
-from tests.conftest import ROOT, run_module
+from tests.conftest import ROOT
 from tests.test_parity import train_all
 
 SMALL = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16, ffn_hidden=96)
@@ -378,30 +377,6 @@ def read_all(folder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_trained_run_goes_to_transformers_and_back_and_trains_on(tokens, tmp_path, capsys):
-    run, out, back, again = (tmp_path / name for name in ("run", "gpt2", "weights", "again"))
-    flags = ["--n-layer", "1", "--hidden", "32", "--n-head", "2", "--max-seq-len", "32"]
-    flags += ["--global-batch", "8", "--device", "cpu", "--data", str(tokens), "--eval-steps", "0"]
-    flags += ["--lr", "1e-2", "--min-lr", "1e-2", "--warmup-steps", "1"]
-    saving = ["--save-interval", "40", "--steps", "40"]
-    done = run_module("parallel.train", *flags, *saving, "--out", str(run))
-    assert done.returncode == 0, done.stderr
-    assert hf.main(["export", str(run), str(out)]) == 2
-    assert f"python -m parallel.checkpoint export {run} FOLDER" in capsys.readouterr().err
-    assert checkpoint.main(["export", str(run), str(tmp_path / "exported")]) == 0
-    assert hf.main(["export", str(tmp_path / "exported"), str(out)]) == 0
-    exported = GPT2LMHeadModel.from_pretrained(out, dtype=torch.float32).eval()
-    assert exported.generate(torch.tensor([[72, 101]]), max_new_tokens=4).shape == (1, 6)
-    assert hf.main(["import", str(out), str(back)]) == 0
-    assert_same_logits(ours(back), exported)
-    loading = ["--load", str(back), "--steps", "1"]
-    done = run_module("parallel.train", *flags, *loading, "--out", str(again))
-    assert done.returncode == 0, done.stderr
-    first, goes_on = read_run(run).steps, read_run(again).steps
-    assert goes_on[0]["step"] == 1 and goes_on[0]["loss"] < first[0]["loss"] - 1
-
-
-@pytest.mark.slow
 def test_hugging_faces_llama_trains_as_ours_does(tokens, tmp_path):
     folders = train_all(ROOT / "tests" / "studies" / "hugging_face_llama.toml", tokens, tmp_path)
     runs = {name: read_run(folder) for name, folder in folders.items()}
@@ -468,7 +443,9 @@ def test_a_pickle_is_refused_with_what_to_do_and_never_runs(
     assert (tmp_path / "ran").exists()
 
 
-def test_what_is_no_source_or_exists_already_is_refused(tmp_path):
+def test_what_is_no_source_or_exists_already_is_refused(tmp_path, capsys):
+    assert hf.main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert f"python -m parallel.checkpoint export {tmp_path} FOLDER" in capsys.readouterr().err
     weights_of(SMALL, tmp_path / "weights")
     theirs(tmp_path / "gpt2")
     with pytest.raises(UsageError, match="weights exists already"):

@@ -9,13 +9,7 @@ import zlib
 import pytest
 
 from base import storage
-from base.storage import state_bytes, weights_bytes, write_blocks, write_synced
-
-
-def test_training_goes_on_from_twelve_bytes_a_parameter_and_weights_are_two_or_four():
-    assert state_bytes(10) == 120
-    assert [weights_bytes(10, dtype) for dtype in ("fp32", "bf16", "fp16")] == [40, 20, 20]
-    assert weights_bytes(10) == 20
+from base.storage import write_blocks, write_synced
 
 
 @pytest.mark.parametrize("sizes", [[], [5], [1, 0, 3], [70_000, 1, 70_000, 9]])

@@ -4,9 +4,6 @@ import json
 import math
 import os
 import re
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +20,6 @@ from models.weights_config import read_description
 from parallel import train
 from parallel.checkpoint import attempts
 from parallel.config.settings import resolve
-from tests.conftest import ROOT
 
 CONFIG = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16)
 
@@ -184,31 +180,11 @@ def test_a_full_disk_leaves_the_old_folder_and_nothing_else(folder, monkeypatch)
         raise OSError(28, "No space left on device")
 
     before = (folder / "model.safetensors").read_bytes()
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageError, match="weights: No space left on device"):
+    (folder.parent / ".weights.partial" / "left").mkdir(parents=True)  # of a writer that was killed
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="weights: No space left"):
+        patch.setattr(os, "fsync", full)
         write_weights(folder, CONFIG, lambda name: starting(name) + 1)
     assert [p.name for p in folder.parent.iterdir()] == ["weights"]
     assert (folder / "model.safetensors").read_bytes() == before
-
-
-def test_a_kill_while_writing_leaves_the_old_folder(folder):
-    """SIGKILL in the middle of the tensors: the name still holds what it held."""
-    script = f"""
-import os, signal
-from pathlib import Path
-from models import gpt
-from models.config import GPTConfig
-from models.weights import write_weights
-config = {CONFIG!r}
-def tensor(name):
-    if name == "norm.bias":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return gpt.init_parameter(config, name, seed=2)
-write_weights(Path({str(folder)!r}), config, tensor, "fp32")
-"""
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=120)
-    assert done.returncode == -signal.SIGKILL
-    assert all(torch.equal(value, starting(name)) for name, value in load_all(folder).items())
-    assert sorted(p.name for p in folder.parent.iterdir()) == [".weights.partial", "weights"]
-    write_weights(folder, CONFIG, starting)  # the next writer clears what the killed one left
-    assert [p.name for p in folder.parent.iterdir()] == ["weights"]
+    write_weights(folder, CONFIG, lambda name: starting(name) + 1)
+    assert (folder / "model.safetensors").read_bytes() != before
