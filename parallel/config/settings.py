@@ -264,8 +264,8 @@ class RunSpec:
 
     def problems(self) -> list[str]:
         """Every reason this run cannot start, with the numbers."""
-        values = {name: getattr(self, name) for name in BOUNDS}
-        problems = [BOUNDS[name].problem(name, v) for name, v in values.items() if v is not None]
+        values = ((name, bounds, getattr(self, name)) for name, bounds in BOUNDS.items())
+        problems = [bounds.problem(name, v) for name, bounds, v in values if v is not None]
         if problems := list(filter(None, problems)):
             return problems  # a model or a layout of such sizes is not looked at
         problems = self.layout.problems(self.model, self.seq_len)
@@ -296,35 +296,29 @@ class RunSpec:
             value, holder = getattr(self, name), self.model if other == "position" else self
             if value != DEFAULTS[name] and (actual := getattr(holder, other)) != wanted:
                 problems.append(f"{name} {value} is used with {other} {wanted} alone, not {actual}")
-        traced = profiled_steps(self)
-        if self.profile_steps and not (traced and 1 <= traced[0] and traced[-1] <= self.steps):
-            problems.append(
-                f"profile_steps {self.profile_steps} is not within steps 1 to {self.steps}"
-            )
+        traced, last = profiled_steps(self), self.steps
+        if self.profile_steps and not (traced and 1 <= traced[0] and traced[-1] <= last):
+            problems.append(f"profile_steps {self.profile_steps} is not within steps 1 to {last}")
         return problems
 
     def _document_problems(self) -> list[str]:
         """Why the ends of documents are not known, or cannot be told apart."""
-        end, known = self.end_of_text, stated_by(self.data, "end_of_text")
+        end, ids, problems = self.end_of_text, self.model.vocab_size, []
         if not self.reset_at_documents:
             return []
         if end is None:
             needs = "reset_at_documents needs the token id that ends a document"
             mend = "give end_of_text, or prepare text with parallel.data"
             return [f"{needs}, and {self.data} does not say it: {mend}"]
-        problems = []
         if self.cp > 1:
-            problems.append(
-                f"reset_at_documents needs whole sequences on each rank, so cp 1, not {self.cp}"
-            )
+            needs = "reset_at_documents needs whole sequences on each rank"
+            problems.append(f"{needs}, so cp 1, not {self.cp}")
         if self.engine == "deepspeed_pipe":
             problems.append("engine deepspeed_pipe has no reset_at_documents (the others have)")
-        if known not in (None, end):
+        if (known := stated_by(self.data, "end_of_text")) not in (None, end):
             problems.append(f"end_of_text {end} is not the data's: {self.data} says {known}")
-        if end >= self.model.vocab_size:
-            problems.append(
-                f"end_of_text {end} is not among the {self.model.vocab_size} ids of the vocabulary"
-            )
+        if end >= ids:
+            problems.append(f"end_of_text {end} is not among the {ids} ids of the vocabulary")
         return problems
 
     def settings(self) -> dict[str, Any]:
@@ -391,8 +385,8 @@ def check_setting(name: str, value: Any, source: str) -> Any:
     if field is None:
         known = ", ".join(RunSpec.__dataclass_fields__)
         raise UsageError(f"{source}: unknown setting {name!r}; known: {known}")
-    is_flag = source == COMMAND_LINE
-    return checked(field, value, f"--{name.replace('_', '-')}" if is_flag else f"{source}: {name}")
+    flag = "--" + name.replace("_", "-")
+    return checked(field, value, flag if source == COMMAND_LINE else f"{source}: {name}")
 
 
 def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> RunSpec:
@@ -405,13 +399,10 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         UsageError: one line with every problem and its numbers.
     """
     merged = merge(*layers)
-    if gpus is not None:
-        if merged.get("gpus", gpus) != gpus:
-            source = [source for source, settings in layers if "gpus" in settings][-1]
-            raise UsageError(
-                f"{source} asks for {merged['gpus']} ranks, but the launcher started {gpus}"
-            )
-        merged["gpus"] = gpus
+    if gpus is not None and merged.setdefault("gpus", gpus) != gpus:
+        source = [source for source, settings in layers if "gpus" in settings][-1]
+        asked = f"{source} asks for {merged['gpus']} ranks"
+        raise UsageError(f"{asked}, but the launcher started {gpus}")
     merged = _loaded_sizes(merged) | merged
     draft = RunSpec(**merged)
     data_ids = stated_by(draft.data, "vocab_size")
@@ -477,18 +468,17 @@ def _grad_accum(draft: RunSpec) -> int:
     """Micro-batches per dp rank and step, from global_batch where that is what was given."""
     if draft.global_batch is None:
         return 1 if draft.grad_accum is None else draft.grad_accum
-    dp = draft.dp
-    if draft.global_batch % (dp * draft.micro_batch):
-        raise UsageError(
-            f"global_batch {draft.global_batch} is not a multiple of"
-            f" micro_batch {draft.micro_batch} x dp {dp} = {draft.micro_batch * dp}"
-        )
-    accum = draft.global_batch // (dp * draft.micro_batch)
+    split, at_once = (
+        f"micro_batch {draft.micro_batch} x dp {draft.dp}",
+        draft.micro_batch * draft.dp,
+    )
+    accum, rest = divmod(draft.global_batch, at_once)
+    if rest:
+        problem = f"global_batch {draft.global_batch} is not a multiple of"
+        raise UsageError(f"{problem} {split} = {at_once}")
     if draft.grad_accum not in (None, accum):
-        raise UsageError(
-            f"global_batch {draft.global_batch} = micro_batch {draft.micro_batch} x dp {dp}"
-            f" x grad_accum {accum}, but grad_accum {draft.grad_accum} was asked for"
-        )
+        stated = f"global_batch {draft.global_batch} = {split} x grad_accum {accum}"
+        raise UsageError(f"{stated}, but grad_accum {draft.grad_accum} was asked for")
     return accum
 
 
@@ -514,12 +504,13 @@ def add_flags(
         help = field.metadata["help"]
         if field.default is not None:
             help += f" (default: {field.default})"
-        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-        if kind is not bool:
-            choices = allowed if isinstance(allowed, Words) else None
-            metavar = None if choices else kind.__name__.upper()
-            how = {"type": kind, "choices": choices, "metavar": metavar}
-        how |= {"dest": field.name, "default": argparse.SUPPRESS, "help": help}
+        how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help}
+        if kind is bool:
+            how["action"] = argparse.BooleanOptionalAction
+        elif isinstance(allowed, Words):
+            how["choices"] = allowed
+        else:
+            how |= {"type": kind, "metavar": kind.__name__.upper()}
         group.add_argument("--" + field.name.replace("_", "-"), **how)
 
 
