@@ -154,12 +154,8 @@ def misfit(value: Any, allowed: Any, name: str = "") -> str:
 def _fits(value: Any, allowed: Any) -> bool:
     if isinstance(allowed, type):
         return isinstance(value, allowed) and (allowed is not str or value.isprintable())
-    if isinstance(allowed, Bounds):
-        numbers = (int,) if isinstance(allowed, Count) else (int, float)
-        return type(value) in numbers and not allowed.problem("", value)
-    return (
-        type(value) is str and isinstance(allowed, Text | Words) and not allowed.problem("", value)
-    )
+    kinds = {Count: (int,), Bounds: (int, float), Text: (str,), Words: (str,)}
+    return type(value) in kinds.get(type(allowed), ()) and not allowed.problem("", value)
 
 
 def _plain(value: float) -> str:

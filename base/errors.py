@@ -50,13 +50,11 @@ def by_reason(left_out: Iterable[tuple[str, str]]) -> list[str]:
         groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", why), []).append((what, why))
     lines = []
     for (what, why), *others in groups.values():
-        line = f"{what}: {why}"
+        lines.append(f"{what}: {why}")
         if others:
             names = "; ".join(name for name, _ in others[:NAMED])
-            line += f"; likewise {len(others)} more: {names}"
-        if len(others) > NAMED:
-            line += " ..."
-        lines.append(line)
+            more = " ..." if len(others) > NAMED else ""
+            lines[-1] += f"; likewise {len(others)} more: {names}{more}"
     return lines
 
 

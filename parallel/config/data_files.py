@@ -133,11 +133,9 @@ def _megatron(prefix: Path) -> Description:
 
     with index.open("rb") as file:
         head, length = file.read(header.size), os.fstat(file.fileno()).st_size
-        if len(head) < header.size:
-            raise refuse(f"its header is {head[:9]!r}")
-        magic, version, code, sequences, bounds = header.unpack(head)
-        if (magic, version) != (b"MMIDIDX\0\0", 1):
-            raise refuse(f"its header is {head[:9]!r}, version {version}")
+        if len(head) < header.size or head[:17] != b"MMIDIDX\0\0" + struct.pack("<Q", 1):
+            raise refuse(f"its header is {head[:17]!r}, not that of version 1")
+        _, _, code, sequences, bounds = header.unpack(head)
         if code not in _MEGATRON:
             raise refuse(f"its ids are of type {code}, which is none of whole numbers")
         needed = header.size + 12 * sequences + 8 * bounds
@@ -149,8 +147,7 @@ def _megatron(prefix: Path) -> Description:
         (last,) = struct.unpack("<i", file.read(4))
         file.seek(header.size + 4 * sequences + 8 * (sequences - 1))
         (begins,) = struct.unpack("<q", file.read(8))
-    dtype = _MEGATRON[code]
-    each = int(dtype[-1])
+    dtype, each = _MEGATRON[code], int(_MEGATRON[code][-1])
     if last < 0 or begins + last * each != size:
         raise refuse(f"its sequences end at byte {begins + last * each} of {size}")
     return _held_out(ids, dtype, _ids_in(ids, each), bounds - 1)

@@ -257,12 +257,12 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
         assumed.append(note)
     if file.baseline is None and len({run.configuration for run in runs.values()}) > 1:
         assumed.append(f"no baseline is named: it is {baseline}, the first run")
-    first = named.get(f"{baseline}-r1")
-    if baseline not in named and first and first.configuration == baseline:
-        baseline += "-r1"
-    if baseline not in named:
-        has = ", ".join(runs)
-        raise UsageError(f"study {path}: baseline {baseline!r} is no run; it has: {has}")
+    if baseline not in named:  # a configuration, then, which means its first repeat
+        of_it = (name for name, run in named.items() if run.configuration == baseline)
+        if (first := next(of_it, None)) is None:
+            has = ", ".join(runs)
+            raise UsageError(f"study {path}: baseline {baseline!r} is no run; it has: {has}")
+        baseline = first
     if why := named[baseline].why:
         raise UsageError(f"study {path}: its baseline {baseline} cannot run: {why}")
     return Study(path.stem, path, file.question, baseline, runs, where, left_out, assumed)
@@ -289,8 +289,7 @@ def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
     for number, table in enumerate(file.sweep, start=1):
         source = f"{path} [[sweep]] {number}"
         sweeps[source] = _sweep(table, source)
-    total = sum(sweep.size for sweep in sweeps.values())
-    if total > MOST_RUNS:
+    if (total := sum(sweep.size for sweep in sweeps.values())) > MOST_RUNS:
         raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
     points: list[Run] = []
     for number, (source, sweep) in enumerate(sweeps.items()):
@@ -386,19 +385,16 @@ def _name_all(points: list[Run]) -> dict[str, Run]:
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
     """
     stated = {name for point in points for _, settings in point.layers for name in settings}
-    by_nodes = bool(_telling(["nodes"], points, lambda p: (p.split(), p.label)))
+    by_nodes = _telling(["nodes"], points, lambda p: (p.split(), p.label))
     candidates = [f.name for f in fields(RunSpec) if f.name in stated - IN_NAME]
-    telling = _telling(
+    telling = by_nodes + _telling(
         candidates, points, lambda p: (p.split(), p.nodes if by_nodes else None, p.label)
     )
-    if by_nodes:
-        telling.insert(0, "nodes")
     named: dict[str, Run] = {}
     for point in points:
         values = {name: point.value(name) for name in telling}
-        name = configuration = run_name(point.split(), values, point.named, point.label)
-        if point.repeat:
-            name += f"-r{point.repeat}"
+        configuration = run_name(point.split(), values, point.named, point.label)
+        name = f"{configuration}-r{point.repeat}" if point.repeat else configuration
         if name in named:
             raise UsageError(f"{point.source}: a second run called {name}")
         named[name] = replace(point, configuration=configuration)
