@@ -122,17 +122,6 @@ def test_a_rank_knows_how_another_one_ended(number, status, oom_kills, end):
     assert done.stdout == f"{end}\n", done.stderr
 
 
-def test_torchrun_is_told_why_once(tmp_path):
-    error = tmp_path / "error.json"
-    environment = {"TORCHELASTIC_ERROR_FILE": str(error)}
-    launch.tell_torchrun("not under torchrun", environment=environment)
-    assert not error.exists()
-    environment["TORCHELASTIC_RUN_ID"] = "1"
-    for line in ("the first reason", "a consequence"):
-        launch.tell_torchrun(line, environment=environment)
-    assert json.loads(error.read_text())["message"] == "the first reason"
-
-
 def test_a_wrong_flag_is_said_once_per_node_and_on_torchruns_page(tmp_path, capsys, monkeypatch):
     lines, slept = [], []
     monkeypatch.setattr(launch.time, "sleep", slept.append)
@@ -147,6 +136,12 @@ def test_a_wrong_flag_is_said_once_per_node_and_on_torchruns_page(tmp_path, caps
         assert json.loads(error.read_text())["message"] + "\n" == lines[0]
     assert lines[0].startswith("parallel.train: ") and lines[0].count("\n") == 1
     assert lines[1] == "" and slept == [0.0, 2.0]
+    launch.tell_torchrun("a consequence")
+    assert json.loads(error.read_text())["message"] + "\n" == lines[0]
+    error.unlink()
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    launch.tell_torchrun("not under torchrun")
+    assert not error.exists()
 
 
 def test_the_rank_that_waits_for_one_that_ended_by_a_mistake_says_nothing(tokens, tmp_path):

@@ -5,11 +5,11 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from analysis import scaling
+from analysis import checkpoints, compare, parity, scaling
 from analysis.logs.model import config_of
 from analysis.logs.record import Record
 from analysis.measured.fairness import CHANGED, UNSTATED
@@ -17,9 +17,8 @@ from analysis.measured.run_table import report
 from analysis.measured.throughput import tflops_per_gpu
 from analysis.tflops import main
 from models.flops import CONVENTIONS
+from tests.conftest import ROOT
 from tests.fixture_runs import TINY, facts, write
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def rows(capsys, *argv):
@@ -36,10 +35,13 @@ def test_speedup_efficiency_and_tflops_follow_from_the_median_after_warmup(tmp_p
     assert float(two["speedup"]) == pytest.approx(0.5 / 0.3)
     assert float(two["efficiency"]) == pytest.approx(0.5 / 0.3 / 2)
     assert float(two["tokens_per_s"]) == pytest.approx(16 * 64 / float(two["step_s"]))
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2, recompute="full"), step_s=0.3)
     for convention, per_token in CONVENTIONS.items():
-        row = rows(capsys, tmp_path, "--convention", convention)["ddp-dp2"]
+        found = rows(capsys, tmp_path, "--convention", convention)
+        row, again = found["ddp-dp2"], found["ddp-dp2-recompute-full"]
         flops = per_token(TINY, 64, False) * 16 * 64
         assert float(row["tflops"]) == pytest.approx(flops / float(row["step_s"]) / 2 / 1e12)
+        assert (again["tflops"] == row["tflops"]) == (per_token(TINY, 64, True) * 1024 == flops)
 
 
 def test_more_ranks_than_cores_is_labelled_and_has_no_efficiency(tmp_path, capsys):
@@ -53,16 +55,29 @@ def test_more_ranks_than_cores_is_labelled_and_has_no_efficiency(tmp_path, capsy
     assert "oversubscribed: 2 ranks x 2 threads" in found["megatron-tp2"]["notes"]
 
 
-def test_a_failed_run_keeps_its_row_and_unverified_runs_say_so(tmp_path, capsys):
-    write(tmp_path, facts("s", "ddp", engine="ddp"))
-    why = "rank 1: CUDA out of memory"
-    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), loss=[], fail=why)
+def test_a_run_that_is_no_result_keeps_its_row_and_says_why(tmp_path, capsys):
+    oom, cancelled = "rank 1: CUDA out of memory", "SIGTERM (rank 0)"
+    ends = {1: {}, 2: {"loss": [], "fail": oom}, 4: {"fail": cancelled}, 8: {}, 16: {}}
+    for gpus, end in ends.items():
+        about = facts("s", "ddp", 16, engine="ddp", gpus=gpus)
+        write(tmp_path, about, step_s=0.5 / gpus, **end)
+    steps = tmp_path / "ddp-dp8" / "steps.csv"
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:12]))
     found = rows(capsys, tmp_path)
-    assert found["ddp"]["parity"] == "equal"
-    assert found["ddp-dp2"]["parity"] == "not verified"
-    assert found["ddp-dp2"]["verdict"] == "OOM"
-    assert why in found["ddp-dp2"]["notes"]
-    assert found["ddp-dp2"]["step_s"] == ""
+    assert found["ddp"]["parity"] == "equal" and found["ddp-dp2"]["parity"] == "not verified"
+    for name, verdict, timed, why in (
+        ("ddp-dp2", "OOM", False, oom),
+        ("ddp-dp4", "cancelled", True, "no speedup: cancelled"),
+        ("ddp-dp8", "rows missing", False, "steps.csv has 11 of 20 steps; missing: 12-20"),
+    ):
+        row = found[name]
+        assert row["verdict"] == verdict and why in row["notes"]
+        assert bool(row["step_s"]) == bool(row["tokens_per_s"]) == timed
+        assert row["speedup"] == row["efficiency"] == ""
+    assert float(found["ddp-dp16"]["speedup"]) == pytest.approx(16)
+    write(tmp_path, facts("s", "ddp", 16, engine="ddp"), fail=cancelled)
+    row = rows(capsys, tmp_path)["ddp-dp16"]
+    assert (row["speedup"], row["notes"]) == ("", "no speedup: the baseline ddp is cancelled")
 
 
 def test_the_table_of_runs_loads_neither_torch_nor_pandas():
@@ -75,29 +90,27 @@ def test_the_table_of_runs_loads_neither_torch_nor_pandas():
 
 def test_a_model_that_its_log_does_not_state_whole_has_no_tflops_and_a_reason():
     run = Record("x.log", "test", gpus=1, global_batch=8, seq_len=2048, recompute="none")
-    run.model = {"n_layer": 24, "hidden": 1024, "n_head": 16, "vocab_size": 50257}
-    dense, why = config_of(run)
-    assert dense is not None and not why
-
-    def tflops(convention):
-        return tflops_per_gpu(run, 8 * 2048, convention)
-
-    assert tflops("megatron")[0] > 0
-    run.params = 1.01 * dense.n_params  # a padded vocabulary
-    assert tflops("megatron")[0] > 0
-    run.params = 3.2 * dense.n_params  # experts that it does not state
-    assert "parameters" in tflops("megatron")[1] and tflops("megatron")[0] is None
-    assert tflops("6n") == (pytest.approx(6 * run.params * 8 * 2048 / 1e12), "")
-    run.uncounted = ["64 experts"]
-    assert [tflops(name)[0] for name in ("megatron", "6n")] == [None, None]
-    assert "64 experts" in tflops("6n")[1]
-    run.uncounted, run.params, run.model["ffn_hidden"] = [], None, 2816  # a gate, perhaps
-    assert tflops("megatron") == (None, "the log does not state activation (--activation)")
-    run.model |= {"activation": "swiglu", "n_kv_head": 4, "tied": False}
-    gated, _ = config_of(run)
-    assert gated.gated and gated.kv_heads == 4 and tflops("megatron")[0] > 0
-    del run.model["ffn_hidden"]
-    assert tflops("megatron") == (None, "the log does not state ffn_hidden (--ffn-hidden)")
+    sizes = {"n_layer": 24, "hidden": 1024, "n_head": 16, "vocab_size": 50257}
+    gate = {"ffn_hidden": 2816}
+    llama = {"activation": "swiglu", "n_kv_head": 4, "tied": False}
+    run.model = sizes
+    n_params = config_of(run)[0].n_params
+    for model, params, uncounted, why in (
+        (sizes, None, [], ""),
+        (sizes, 1.01 * n_params, [], ""),  # a padded vocabulary
+        (sizes, 3.2 * n_params, [], "parameters"),  # experts that it does not state
+        (sizes, 3.2 * n_params, ["64 experts"], "64 experts"),
+        (sizes | gate, None, [], "does not state activation (--activation)"),
+        (sizes | gate | llama, None, [], ""),
+        (sizes | llama, None, [], "does not state ffn_hidden (--ffn-hidden)"),
+    ):
+        run.model, run.params, run.uncounted = model, params, uncounted
+        value, reason = tflops_per_gpu(run, 8 * 2048, "megatron")
+        assert (value is None) == bool(why) and why in reason
+        value, _ = tflops_per_gpu(run, 8 * 2048, "6n")
+        assert (value is None) == bool(uncounted or (why and params is None))
+    run.params = 1e9
+    assert tflops_per_gpu(run, 8 * 2048, "6n") == (pytest.approx(6e9 * 8 * 2048 / 1e12), "")
 
 
 def test_another_machines_run_is_no_baseline(tmp_path, capsys):
@@ -108,13 +121,6 @@ def test_another_machines_run_is_no_baseline(tmp_path, capsys):
     write(tmp_path / "h200", about, step_s=0.005)
     assert main([str(tmp_path), "--format", "json"]) == 0
     assert [row["speedup"] for row in json.loads(capsys.readouterr().out)] == [1.0, 1.0]
-
-
-def test_six_n_does_not_count_recomputation(tmp_path, capsys):
-    write(tmp_path, facts("s", "ddp", engine="ddp"), step_s=0.5)
-    write(tmp_path, facts("s", "ddp", engine="ddp", recompute="full"), step_s=0.5)
-    found = rows(capsys, tmp_path, "--convention", "6n")
-    assert found["ddp"]["tflops"] == found["ddp-recompute-full"]["tflops"]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +134,6 @@ def test_six_n_does_not_count_recomputation(tmp_path, capsys):
     ],
 )
 def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file, content):
-    from analysis import checkpoints, compare, parity
-
     study = tmp_path / "study"
     for gpus in (1, 2, 4):
         write(study, facts("s", "ddp", engine="ddp", gpus=gpus))
@@ -142,54 +146,27 @@ def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file, con
         assert "ddp-dp4" in said.out + said.err
 
 
-def test_a_complete_run_without_all_its_rows_has_no_time_and_no_speedup(tmp_path, capsys):
-    for gpus in (1, 2, 4):
-        write(tmp_path, facts("s", "ddp", engine="ddp", gpus=gpus), step_s=0.5 / gpus)
-    steps = tmp_path / "ddp-dp2" / "steps.csv"
-    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:12]))
-    row = rows(capsys, tmp_path)["ddp-dp2"]
-    assert row["step_s"] == row["tokens_per_s"] == row["speedup"] == ""
-    assert row["verdict"] == "rows missing"
-    assert row["notes"] == "steps.csv has 11 of 20 steps; missing: 12-20"
-    assert float(rows(capsys, tmp_path)["ddp-dp4"]["speedup"]) == pytest.approx(4)
-
-
-def test_an_unfinished_run_or_baseline_gives_no_speedup_and_says_why(tmp_path, capsys):
-    write(tmp_path / "a", facts("s", "ddp", engine="ddp"))
-    write(tmp_path / "a", facts("s", "ddp", engine="ddp", gpus=2), fail="SIGTERM (rank 0)")
-    row = rows(capsys, tmp_path / "a")["ddp-dp2"]
-    assert (row["speedup"], row["efficiency"]) == ("", "")
-    assert row["notes"].endswith("no speedup: cancelled")
-    write(tmp_path / "b", facts("s", "ddp", engine="ddp"), fail="SIGTERM (rank 0)")
-    write(tmp_path / "b", facts("s", "ddp", engine="ddp", gpus=2))
-    row = rows(capsys, tmp_path / "b")["ddp-dp2"]
-    assert (row["speedup"], row["notes"]) == ("", "no speedup: the baseline ddp is cancelled")
-
-
 def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
-    from datetime import UTC, datetime, timedelta
-
     now = datetime.now(UTC)
     for gpus, ago in ((1, 600), (2, 60)):
         about = facts("s", "ddp", cores=2, engine="ddp", gpus=gpus)
         about["host"]["hostname"] = "node1"
         about["started_utc"] = (now - timedelta(seconds=ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
         write(tmp_path, about, step_s=1.0 if gpus == 1 else 0.2)  # both end now
-    found = rows(capsys, tmp_path)
-    said = "ran at the same time as ddp on node1: they may have shared its cores"
-    assert said in found["ddp-dp2"]["notes"] and "as ddp-dp2 on node1" in found["ddp"]["notes"]
-    for row in found.values():
+    shared = rows(capsys, tmp_path)
+    assert "ran at the same time as ddp on node1" in shared["ddp-dp2"]["notes"]
+    assert "as ddp-dp2 on node1" in shared["ddp"]["notes"]
+    for row in shared.values():
         assert row["speedup"] == row["efficiency"] == "" and "no speedup: " in row["notes"]
     assert scaling.main([str(tmp_path)]) == 0
-    assert f"ddp-dp2 {said}" in capsys.readouterr().out
+    assert "ddp-dp2 ran at the same time as ddp on node1" in capsys.readouterr().out
     alone = tmp_path / "ddp-dp2" / "run.json"  # a job with a host of its own
     alone.write_text(alone.read_text().replace("node1", "node2"))
-    found = rows(capsys, tmp_path)["ddp-dp2"]
-    assert "at the same time" not in found["notes"]
-    assert "superlinear: efficiency 2.50 (2.50 to 2.50) is above 1" in found["notes"]
+    row = rows(capsys, tmp_path)["ddp-dp2"]
+    assert "at the same time" not in row["notes"]
+    assert "superlinear: efficiency 2.50 (2.50 to 2.50)" in row["notes"]
     assert main([str(tmp_path), "--columns", "run,efficiency"]) == 0
-    out = capsys.readouterr().out
-    assert "2.50?" in out and "\nefficiency ?: superlinear: efficiency 2.50" in out
+    assert "2.50?" in capsys.readouterr().out
 
 
 def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashes(tmp_path, capsys):
@@ -220,15 +197,13 @@ def test_a_curve_says_in_one_line_what_several_runs_lack(tmp_path, capsys):
 
 
 def test_a_changed_working_tree_is_told_from_its_commit(tmp_path, capsys):
-    write(tmp_path, facts("s", "ddp", engine="ddp"))
-    about = facts("s", "ddp", engine="ddp", gpus=2)
+    base, about = (facts("s", "ddp", engine="ddp", gpus=gpus) for gpus in (1, 2))
     about["git"]["dirty"] = True
+    write(tmp_path, base)
     write(tmp_path, about)
     notes = rows(capsys, tmp_path)["ddp-dp2"]["notes"]
     assert notes == "invalid comparison: commit cccccccccc+dirty here, cccccccccc in the baseline"
-    base = facts("s", "ddp", engine="ddp")
-    base["git"]["dirty"] = True
-    write(tmp_path, base)
+    write(tmp_path, base | {"git": about["git"]})
     for command in (main, scaling.main):
         assert command([str(tmp_path)]) == 0
         assert f"{CHANGED}: all" in capsys.readouterr().out
@@ -237,44 +212,36 @@ def test_a_changed_working_tree_is_told_from_its_commit(tmp_path, capsys):
 
 
 def test_commits_with_the_same_code_are_compared(tmp_path, capsys):
-    write(tmp_path, facts("s", "ddp", engine="ddp") | {"git": git("c", code="1")})
-    for ranks, code, notes in (
-        (2, "1", ""),
-        (4, "2", "invalid comparison: commit eeeeeeeeee here"),
-    ):
-        about = facts("s", "ddp", engine="ddp", gpus=ranks)
-        write(tmp_path, about | {"git": git("e", code)})
-        found = rows(capsys, tmp_path)[f"ddp-dp{ranks}"]
-        assert found["notes"].startswith(notes) and (not found["speedup"]) == bool(notes)
+    def git(commit: str, code: str) -> dict:
+        return {"git": {"commit": commit * 40, "code": code * 40, "dirty": False}}
 
-
-def git(commit: str, code: str) -> dict:
-    return {"commit": commit * 40, "code": code * 40, "dirty": False}
+    write(tmp_path, facts("s", "ddp", engine="ddp") | git("c", "1"))
+    for ranks, code in ((2, "1"), (4, "2")):
+        write(tmp_path, facts("s", "ddp", engine="ddp", gpus=ranks) | git("e", code))
+    same, other = (rows(capsys, tmp_path)[f"ddp-dp{ranks}"] for ranks in (2, 4))
+    assert same["speedup"] and not same["notes"]
+    assert not other["speedup"]
+    assert other["notes"].startswith("invalid comparison: commit eeeeeeeeee here")
 
 
 def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_refused(
     tmp_path, capsys
 ):
-    from analysis import parity
-
-    for folder in ("a", "b"):
-        write(tmp_path / folder, facts("s", "ddp", engine="ddp"))
+    write(tmp_path / "a", facts("s", "ddp", engine="ddp")).rename(tmp_path / "a" / "copy")
+    write(tmp_path / "a", facts("s", "ddp", engine="ddp"))
     write(tmp_path / "a", facts("s", "ddp", engine="ddp", gpus=2))
-    (tmp_path / "a" / "ddp").rename(tmp_path / "a" / "copy")
-    other = facts("s", "ddp", engine="ddp", micro_batch=2)
-    write(tmp_path / "c", other)
+    write(tmp_path / "c", facts("s", "ddp", engine="ddp", micro_batch=2))
     for command in (main, parity.main):
         assert command([str(tmp_path)]) == 0
-        said = capsys.readouterr().out
-        assert all(f" {n} " in f" {said}".replace("\n", " \n ") for n in ("b/ddp", "c/ddp"))
-        assert "ddp (a/copy)" in said
+        out = capsys.readouterr().out
+        assert "ddp (a/copy)" in out and {"a/ddp", "c/ddp"} <= set(out.split())
+    row = rows(capsys, tmp_path)["ddp-dp2"]  # the study's own baseline is there twice
+    assert row["speedup"] == "" and "the baseline ddp fits" in row["notes"]
     for command in (main, parity.main, scaling.main):
         assert command([str(tmp_path), "--baseline", "ddp"]) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "fits" in said
-        assert "ddp (a/copy), b/ddp, c/ddp" in said
-    for named in ("b/ddp", str(tmp_path / "b" / "ddp")):
-        for command in (main, parity.main, scaling.main):
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "fits" in line and "ddp (a/copy), a/ddp, c/ddp" in line
+        for named in ("a/ddp", str(tmp_path / "a" / "ddp")):
             assert command([str(tmp_path), "--baseline", named]) == 0
         assert capsys.readouterr().err == ""
 
@@ -286,17 +253,9 @@ def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, capsys):
         (tmp_path / f"dp{gpus}.log").write_text(f"using world size: {gpus}\n{text}")
     for command in (main, scaling.main):
         assert command([str(tmp_path), "--baseline", "dp1.log"]) == 0
-        said = capsys.readouterr().out
-        assert f"{UNSTATED}sequence length, global batch, precision, model" in said
-        assert " 2.00 " in said
-
-
-def test_a_studys_own_baseline_that_is_there_twice_gives_no_speedup(tmp_path, capsys):
-    write(tmp_path, facts("s", "ddp", engine="ddp")).rename(tmp_path / "first")
-    write(tmp_path, facts("s", "ddp", engine="ddp"))
-    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2))
-    row = rows(capsys, tmp_path)["ddp-dp2"]
-    assert row["speedup"] == "" and "the baseline ddp fits" in row["notes"]
+        out = capsys.readouterr().out
+        assert f"{UNSTATED}sequence length, global batch, precision, model" in out
+        assert " 2.00 " in out
 
 
 def test_a_frame_has_the_convention_and_the_columns_of_the_work(tmp_path):
