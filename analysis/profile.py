@@ -73,7 +73,7 @@ def read_profile(path: Path) -> Profile:
         head = log.head
         text = b"Total Time (ns)" in head and log.text()
     if text:
-        tables = nsys.tables(text, str(path), [])
+        tables = nsys.tables(text, str(path))
         if not tables:
             raise Refusal(str(path), "nsys stats without a table that is known")
         return Profile(_rows(tables))

@@ -19,6 +19,7 @@ SECOND = """\
  Time (%)  Total Time (ns)  Instances   Style                  Range
  --------  ---------------  ---------  -------  ------------------------------------
      24.5  62,14,25,70,603        320  PushPop  :train/backward
+Generating '/tmp/nsys-report-9.qdstrm'
      24.5  62,13,38,03,775        320  PushPop  :DeepSpeedEngine.backward
      16.8  42,59,24,66,395        320  PushPop  :DeepSpeedEngine.allreduce_gradients
       8.3  21,12,30,57,501        520  PushPop  NCCL:ncclAllReduce
@@ -84,9 +85,9 @@ def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("cut.txt", SECOND.encode()[:-30], "truncated: line 8 ends inside a row of nvtx_sum"),
+        ("cut.txt", SECOND.encode()[:-30], "truncated: line 9 ends inside a row of nvtx_sum"),
         ("headless.txt", "\n".join(SECOND.splitlines()[:4]).encode() + b"\n\n", "has no rows"),
-        ("cut.json", json.dumps({"traceEvents": TRACE}).encode()[:-20], "truncated or no JSON"),
+        ("cut.json", json.dumps({"traceEvents": TRACE}).encode()[:-20], "damaged torch trace"),
         ("cut.json.gz", gzip.compress(b"[" * 999, mtime=0)[:-9], "cannot be unpacked"),
         ("other.json", b'{"a": 1}', "no torch trace"),
         ("empty.json", b"", "empty file"),

@@ -424,6 +424,7 @@ def test_a_sidecar_fills_what_the_log_does_not_say(log):
 BAD = {
     "empty": (b"", "empty file"),
     "prose": (b"Nothing was trained here.\n", "no format that is known"),
+    "a profile": (b"Time (%)  Total Time (ns)\n", "a profile, no log"),
     "bars": (b"\r 10%|# | 1/10 [00:01<00:09, 1.2it/s]", "only progress bars"),
     "cut golden": (
         b'{"iteration-time": {"start_step": 1, "step_interval": 1, "values": {',
@@ -590,18 +591,10 @@ CHAT = "".join(
     f"End-to-End => Latency: 3.4{i}s, TFLOPs: 4.02, Samples/sec: 9.22, Time/seq 0.11s\n"
     for i in range(5)
 )
-SUMMARY = (
-    " ** NVTX Range Summary (nvtx_sum):\n\n"
-    " Time (%)  Total Time (ns)  Instances  Style    Range     \n"
-    " --------  ---------------  ---------  -------  ----------\n"
-    "     53.9        2,765,967     14,244  PushPop  :backward \n"
-    "     46.1        2,365,967     14,244  PushPop  :forward  \n\n"
-)
 WHOLE = {kind: FORMATS[kind][0] for kind in NUMBERED} | {
     "Megatron-LM of many lines": RUN,
     "DeepSpeed-Chat that ended": CHAT
     + "[INFO] [launch.py:347:main] Process 9 exits successfully.\n",
-    "nsys stats": SUMMARY,
     "a failure": "loading\n" + list(DIED)[2],
     "headings": "# one\nAverage metrics:\n    Total epoch time: 10.5 seconds\n"
     "    Training compute time: 9.5 seconds\n    Rank 0 Epoch 0 timing breakdown:\n"
@@ -623,19 +616,6 @@ def test_bytes_that_say_nothing_change_nothing(log, kind):
     plain = said(log(text, "plain.out"))
     for name, change in NEUTRAL.items():
         assert said(log(change(text), "other.out")) == plain, name
-
-
-@pytest.mark.parametrize("extra", ("Generating '/tmp/nsys-report-9.qdstrm'\n", "SKIPPED: x\n"))
-def test_a_line_more_costs_an_nsys_table_nothing(log, extra):
-    plain = read(log(SUMMARY, "plain.txt")).tables
-    lines = SUMMARY.splitlines(keepends=True)
-    for at in range(len(lines) + 1):
-        if at == 3:
-            continue  # between the names of the columns and their rule it is the names
-        record = read(log("".join([*lines[:at], extra, *lines[at:]]), f"{at}.txt"))
-        assert record.tables == plain, at
-    between = read(log("".join([*lines[:5], extra, *lines[5:]]), "between.txt"))
-    assert between.notes == ["line 6 is no row of nvtx_sum: left out"]
 
 
 def test_the_page_on_formats_shows_a_reader_as_it_is():

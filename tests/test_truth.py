@@ -23,6 +23,7 @@ REFUSED = {
     "awslabs+awsome-distributed-training/slurm-esm1nv-train-102.out": "no iteration",
     "deepspeedai+DeepSpeedExamples/fast_io__model_checkpoint__log_9_21_22__gpt2-unfused.txt": "no",
     "hpcaitech+ColossalAI/vilt_vanilla.txt": "only progress bars",
+    "kadamrahul18+GPT2-Optimization/baseline_2026-01-26__nsys_stats_gn-0011.txt": "a profile",
 }
 VERDICTS = {  # a word of the independent judgement -> ours
     "OOM": "OOM",

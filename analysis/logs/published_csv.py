@@ -19,28 +19,27 @@ from base.errors import UsageError
 from base.files import check_ends
 
 # Our name of a column -> what publishers call it, in lower case without spaces and punctuation.
-HEADINGS = {
-    "gpus": ("gpus", "ngpus", "numgpus"),
-    "gpu_type": ("gputype",),
-    "gpu_memory_gb": ("gpumemgb",),
-    "params_b": ("size", "msize", "paramsb", "modelsize"),
-    **{axis: (axis,) for axis in ("tp", "pp", "dp", "cp")},
-    "gas": ("gas", "ppchunks", "gradaccum"),
-    "micro_batch": ("mbs", "micbs", "microbatch"),
-    "global_batch": ("gbs", "globbs", "globalbatch"),
-    "seq_len": ("seq", "seqlen"),
-    "recompute": ("actrecompute",),
-    "sequence_parallel": ("seqparallel",),
-    "step_s": ("speed", "secondsperiteration", "siter"),
-    "tflops": ("tflops", "tflopspergpu"),
-    "tokens_per_s": ("tokenssecglobal", "tokenssec", "tokenspers", "tokenss"),
-    "memory_gb": ("memgb", "gpum"),
-    "wall_s": ("walltimes", "walltime", "totalwalltimesec"),
-    "speedup": ("speedup", "speedupvs1gpu"),
-    "efficiency": ("efficiency", "scalingefficiency"),
-    "time_s": ("timesec", "times", "trainingtime"),
+_HEADINGS = {
+    "gpus": "ngpus numgpus",
+    "gpu_type": "gputype",
+    "gpu_memory_gb": "gpumemgb",
+    "params_b": "size msize paramsb modelsize",
+    "gas": "ppchunks gradaccum",
+    "micro_batch": "mbs micbs microbatch",
+    "global_batch": "gbs globbs globalbatch",
+    "seq_len": "seq seqlen",
+    "recompute": "actrecompute",
+    "sequence_parallel": "seqparallel",
+    "step_s": "speed secondsperiteration siter",
+    "tflops": "tflopspergpu",
+    "tokens_per_s": "tokenssecglobal tokenssec tokenspers tokenss",
+    "memory_gb": "memgb gpum",
+    "wall_s": "walltimes walltime totalwalltimesec",
+    "speedup": "speedupvs1gpu",
+    "efficiency": "scalingefficiency",
+    "time_s": "timesec times trainingtime",
 }
-_BY_HEADING = {alias: name for name, aliases in HEADINGS.items() for alias in aliases}
+_BY_HEADING = {alias: name for name, aliases in _HEADINGS.items() for alias in aliases.split()}
 _REMARKS = {  # column -> what a remark in `notes` says; where it says no more, it is "yes"
     "lint": re.compile(r"\bLINT\b:?\s*([^;]*)"),
     "warm_up": re.compile(r"(?:first iteration|\bwarm-?up iteration)()", re.IGNORECASE),
@@ -51,8 +50,6 @@ _NUMBER = re.compile(r"^[~*\s$]*([+-]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d
 
 def column_name(heading: str) -> str:
     """Our name for a heading; an unknown heading stays, in lower case with _ between its words."""
-    if heading in HEADINGS:
-        return heading
     words = re.findall(r"[a-z0-9]+", heading.lower())
     return _BY_HEADING.get("".join(words), "_".join(words))
 

@@ -161,7 +161,6 @@ class Record:
 
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how
-    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of nsys stats, by name
 
     def step_stats(self) -> dict[str, float | int | None]:
         """n, mean, median, min and max (seconds) over all logged steps; None where unknown.

@@ -178,8 +178,6 @@ def _ended(record: Record) -> Judgement:
         return Judgement(verdict, failure.line_no, failure.line.strip())
     if state in _STATES:
         return Judgement(state, proof=_STATES[state])
-    if record.tables:
-        return Judgement("no data", proof=f"a profile, without steps: {', '.join(record.tables)}")
     if not len(record.steps):
         return Judgement("no data", proof="no iteration was logged")
     if planned is not None and reached < planned:

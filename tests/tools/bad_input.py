@@ -133,7 +133,6 @@ def one_folder(chance: random.Random, folder: Path, loud: bool) -> list[Problem]
 
 # (format, change) -> why the record may change.
 EXPLAINED = {
-    ("nsys stats", "blank lines"): "a blank line ends a table",
     ("nanotron", "no final newline"): "the last number may be cut, so it is unknown",
 }
 # JSON and nsys's report: their lines never have a prefix.

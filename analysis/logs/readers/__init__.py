@@ -26,8 +26,7 @@ from base.errors import UsageError
 
 NAMES = tuple(
     """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc picotron
-    metrics_file megatron_golden nemo mlperf fairseq nsys rank_epochs deepspeed
-    hf_trainer""".split()
+    metrics_file megatron_golden nemo mlperf fairseq rank_epochs deepspeed hf_trainer""".split()
 )
 UNKNOWN = "unknown"
 
@@ -107,6 +106,8 @@ def _why_not(log: Log, tried: list[Record]) -> str:
         return "a table, no log: analysis.page shows published tables, analysis.audit checks them"
     if names:
         return f"looks like {names}, but holds no iteration that could be read"
+    if b"Total Time (ns)" in log.head:
+        return "a profile, no log: analysis.profile reads it"
     if b"it/s" in log.tail or b"s/it" in log.tail:
         return "no format that is known: only progress bars, which print running rates"
     return "no format that is known: no line is a step of one (docs/read-logs.md lists them)"

@@ -48,12 +48,9 @@ _RENAMED = {"n_embd": "hidden", "n_positions": "max_seq_len"}
 def _read(log: Log, record: Record) -> None:
     """Read one log. The totals are filled where an end line stands in it."""
     record.engine = "HF Trainer"
-    opening = log.head[:2]
-    if opening[:1] == b"{" and opening != b"{'":
+    if log.head[:1] == b"{" and log.head[:2] != b"{'":
         try:
-            _document(record, document(str(log.path), log.text(), "HF Trainer"))
-            _whole_run(record)
-            return
+            return _document(record, document(str(log.path), log.text(), "HF Trainer"))
         except Refusal:
             record.notes.append("opens like a JSON document, but is none: read as a console log")
     columns = table(log, _LOSS, _LOSS_FIELDS)
@@ -152,6 +149,7 @@ def _document(record: Record, content: dict[str, Any]) -> None:
             record.totals["samples_per_s"] = rate
     micro_batch = whole(content.get("train_batch_size"))
     state(record, {"planned_steps": planned, "micro_batch": micro_batch}, "log")
+    _whole_run(record)
 
 
 FORMAT = Format(

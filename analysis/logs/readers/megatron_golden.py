@@ -9,7 +9,7 @@ Steps are sampled, not averaged.
 """
 
 import re
-from typing import Any
+from collections import defaultdict
 
 from analysis.logs.parsing.json_values import document, is_nan, known, mapping, real, steps_of
 from analysis.logs.parsing.line_format import Format
@@ -17,17 +17,17 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 
 _STEP = re.compile("[0-9]{1,12}")
-# Record's columns -> (metric, its unit); of several metrics the first that stands there counts.
-_COLUMNS = {
-    "step_s": (
-        ("elapsed time per iteration (ms)", 1e-3),
-        ("iteration-time", 1.0),
-        ("iteration_timing", 1.0),
-    ),
-    "loss": (("lm loss", 1.0), ("lm-loss", 1.0)),
-    "grad_norm": (("grad-norm", 1.0), ("grad norm", 1.0)),
-    "tflops": (("GPU utilization", 1.0),),  # in TFLOP/s
-}
+# (Record's column, metric, its unit): of a column's metrics the first that stands there counts.
+_METRICS = (
+    ("step_s", "elapsed time per iteration (ms)", 1e-3),
+    ("step_s", "iteration-time", 1.0),
+    ("step_s", "iteration_timing", 1.0),
+    ("loss", "lm loss", 1.0),
+    ("loss", "lm-loss", 1.0),
+    ("grad_norm", "grad-norm", 1.0),
+    ("grad_norm", "grad norm", 1.0),
+    ("tflops", "GPU utilization", 1.0),  # in TFLOP/s
+)
 
 
 def _read(log: Log, record: Record) -> None:
@@ -41,24 +41,18 @@ def _read(log: Log, record: Record) -> None:
     by_step = {step: mapping(row) for step, row in content.items() if _STEP.fullmatch(step)}
     for metric in {metric for row in by_step.values() for metric in row}:
         content[metric] = {"values": {step: row.get(metric) for step, row in by_step.items()}}
-    series = {name: _series(content, metrics) for name, metrics in _COLUMNS.items()}
-    series["step_s"] = {k: v for k, v in series["step_s"].items() if not is_nan(v)}
+    series: dict[str, dict[int, float]] = defaultdict(dict)
+    for name, metric, unit in _METRICS:
+        values = mapping(mapping(content.get(metric)).get("values"))
+        series[name] = series[name] or {
+            int(step): real(value) * unit
+            for step, value in values.items()
+            if _STEP.fullmatch(step)
+            and (known(value) is not None or (name == "loss" and is_nan(value)))
+        }
     steps = sorted(series["step_s"] or series["loss"])
     columns = {name: [values.get(step) for step in steps] for name, values in series.items()}
     record.steps = steps_of(iteration=steps, **columns)
-
-
-def _series(content: dict[str, Any], metrics: tuple[tuple[str, float], ...]) -> dict[int, float]:
-    """Iteration -> value; NaN where `nan` stands, nothing where no number does."""
-    for metric, unit in metrics:
-        entry = mapping(content.get(metric))
-        if "values" in entry:
-            return {
-                int(step): real(value) * unit
-                for step, value in mapping(entry["values"]).items()
-                if _STEP.fullmatch(step) and (is_nan(value) or known(value) is not None)
-            }
-    return {}
 
 
 FORMAT = Format(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.logs.parsing.fields import LINE, is_nan, leading_number, ranks_of_rates
+from analysis.logs.parsing.fields import LINE, is_nan, leading_number
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of
@@ -160,12 +160,7 @@ def _tool(header: bytes, line: bytes = b"") -> str:
 
 
 def _rates(record: Record, columns: Columns, header: bytes) -> None:
-    each = columns["tokens_per_s_per_gpu"]
-    if np.isfinite(each).any():
-        if record.gpus is None and record.seq_len:
-            together = columns["samples_per_s"] * record.seq_len
-            record.gpus = ranks_of_rates(together, each, rounded=1e-3)
-        columns["tokens_per_s"] = each * (record.gpus or np.nan)
+    columns["tokens_per_s"] = columns["tokens_per_s_per_gpu"] * (record.gpus or np.nan)
 
 
 def _finish(record: Record, log: Log) -> None:

@@ -7,15 +7,13 @@
          53.9  27,65,96,75,62,725     14,244  19,41,84,748.9  ...  PushPop  :backward
 
 The dashes say where columns end. Digits are grouped by the reader's locale, 2,765 or 27,65: commas
-carry nothing. A profile has no steps: its tables are in `Record.tables`. `nsys profile --stats`
-titles the same tables `[3/8] Executing 'nvtx_sum' stats report`.
+carry nothing. `nsys profile --stats` titles the same tables `[3/8] Executing 'nvtx_sum' stats
+report`.
 """
 
 import re
 
-from analysis.logs.parsing.line_format import Format
-from analysis.logs.parsing.logfile import Log
-from analysis.logs.record import Record, Refusal
+from analysis.logs.record import Refusal
 
 Row = dict[str, float | str]
 
@@ -24,21 +22,9 @@ _RULE = re.compile(r" {0,4}-{2,}(?: {1,4}-{2,})+\s*")
 _NOISE = re.compile(r"\x1b\[[\d;]{0,20}[mK]|\0|.*\r(?!$)")  # colours, zero bytes, progress bars
 
 
-def _read(log: Log, record: Record) -> None:
-    """Read one file; `Record.tables` is what `tables` finds.
-
-    Raises:
-        Refusal: it is cut off in a table.
-    """
-    if b"Total Time (ns)" in log.head:  # else a training log that was profiled
-        reports = tables(log.text(), str(log.path), record.notes)
-        record.whole_run, record.tables = True, reports
-
-
-def tables(text: str, source: str, notes: list[str]) -> dict[str, list[Row]]:
-    """Report name -> rows, each a dict by column (times in seconds, `Time (%)` in percent).
-
-    A line between rows that is no row is left out, with a sentence in `notes`.
+def tables(text: str, source: str) -> dict[str, list[Row]]:
+    """Report name -> rows, each a dict by column (times in seconds, `Time (%)` in percent). A line
+    between rows that is no row is left out.
 
     Raises:
         Refusal: the last row does not reach the last column, or a table has no rows: it is cut
@@ -57,7 +43,6 @@ def tables(text: str, source: str, notes: list[str]) -> dict[str, list[Row]]:
         elif ends and line and lines[number - 2]:
             if number == len(lines):  # a complete line ends in a newline
                 raise Refusal(source, f"truncated: line {number} ends inside a row of {title}")
-            notes.append(f"line {number} is no row of {title}: left out")
         elif line:
             header = line
     if empty := [name for name, rows in reports.items() if not rows]:
@@ -83,11 +68,3 @@ def _row(line: str, header: str, ends: list[int]) -> Row | None:
             name, value = f"{name.removesuffix('(ns)')}(s)", value / 1e9
         row[name] = value
     return row
-
-
-FORMAT = Format(
-    name="nsys stats",
-    marks=((b"Time (%)", b"Total Time (ns)"),),
-    embedded=True,
-    reader=_read,
-)

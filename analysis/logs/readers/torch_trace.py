@@ -6,14 +6,13 @@ host. An operator's own time, without the operators that it calls, is what adds 
 `cpu_op_sum` holds. ProfilerStep#n ranges are the profiled steps themselves.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.logs.parsing.json_values import mapping, real, rows, whole
-from analysis.logs.parsing.packed import open_log
+from analysis.logs.parsing.json_values import document, mapping, real, rows, whole
+from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers.nsys import Row
 from analysis.logs.record import Refusal
 
@@ -50,13 +49,8 @@ def read_trace(path: Path) -> Trace:
     Raises:
         Refusal: cut off, too large, not JSON, or no trace.
     """
-    try:
-        with open_log(path) as file:
-            content = mapping(json.load(file))
-    except Refusal:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise Refusal(str(path), f"truncated or no JSON: {error}") from error
+    with Log(path) as log:
+        content = document(str(path), log.text(), "torch trace")
     if not isinstance(content.get("traceEvents"), list):
         raise Refusal(str(path), "no torch trace: it has no traceEvents")
     complete = [e for e in rows(content["traceEvents"]) if e.get("ph") == "X" and "dur" in e]
@@ -72,7 +66,6 @@ def read_trace(path: Path) -> Trace:
         "cuda_gpu_kern_sum": _summed(kernels, "Name"),
         "cpu_op_sum": _summed(_own_times(events), "Name"),
     }
-    tables = {name: table for name, table in tables.items() if table}
     rank = whole(mapping(content.get("distributedInfo")).get("rank"))
     return Trace(tables, rank, len(steps), sum(steps))
 
