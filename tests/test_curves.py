@@ -4,14 +4,13 @@ Read back with the tools' own libraries."""
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from analysis import curves
 from analysis.measured.curve_tools import TOOLS
-from models.config import GPTConfig
-from models.flops import tflops_per_gpu
 from parallel.record.reader import read_run
 from tests.conftest import ROOT
 
@@ -38,10 +37,11 @@ def attempts(tool: str, growing: tuple[Path, list[str]], out: Path) -> list[tupl
     return [(step["step"], step["loss"]) for step in read_run(folder).steps]
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """tag -> (step, value) as TensorBoard reads its event files."""
+def scalars(out: Path) -> dict[str, list[tuple[int, float]]]:
+    """tag -> (step, value) as TensorBoard reads the event files of the one run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    (folder,) = [path for path in (out / "tensorboard").iterdir() if path.is_dir()]
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return {
@@ -54,19 +54,15 @@ def test_tensorboard_has_each_step_of_a_growing_run_once(growing, tmp_path, caps
     losses = attempts("tensorboard", growing, tmp_path / "out")
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in printed] == ["3", "0", "17"]
-    (there,) = [path for path in (tmp_path / "out" / "tensorboard").iterdir() if path.is_dir()]
-    tags = scalars(there)
+    tags = scalars(tmp_path / "out")
     assert [step for step, _ in tags["train/loss"]] == [step for step, _ in losses]
     assert [v for _, v in tags["train/loss"]] == pytest.approx([v for _, v in losses], rel=1e-6)
-    run = read_run(DDP)
-    model = {k: v for k, v in run.facts["model"].items() if k in GPTConfig.__dataclass_fields__}
-    spec = run.facts["spec"]
-    expected = [
-        tflops_per_gpu(GPTConfig(**model), spec["seq_len"], s["tokens"], s["step_s"], 1)
-        for s in run.steps
-    ]
-    computed = [value for _, value in tags["throughput/tflops_per_gpu"]]
-    assert computed == pytest.approx(expected, rel=1e-6)
+    rates, tflops = (tags[f"throughput/{name}"] for name in ("tokens_per_s", "tflops_per_gpu"))
+    steps = read_run(DDP).steps
+    assert [v for _, v in rates] == pytest.approx([s["tokens"] / s["step_s"] for s in steps])
+    per_token = [1e12 * v / rate for (_, v), (_, rate) in zip(tflops, rates, strict=True)]
+    flops = 72 * 4 * 128**2 * (1 + 128 / (12 * 128) + 257 / (12 * 4 * 128))
+    assert per_token == pytest.approx([flops] * 20, rel=1e-6)
     assert "throughput/mfu" not in tags  # a CPU has no known peak
     assert [step for step, _ in tags["val/loss"]] == [20]
 
@@ -74,7 +70,7 @@ def test_tensorboard_has_each_step_of_a_growing_run_once(growing, tmp_path, caps
 def test_times_end_at_the_last_step_and_are_a_step_apart():
     points, run = curves.points_of(read_run(DDP)), read_run(DDP)
     assert points[-1].time_s == (DDP / "steps.csv").stat().st_mtime
-    gaps = [b.time_s - a.time_s for a, b in zip(points, points[1:], strict=False)]
+    gaps = [b.time_s - a.time_s for a, b in pairwise(points)]
     assert gaps == pytest.approx([step["step_s"] for step in run.steps[1:]], abs=1e-5)
 
 
@@ -96,8 +92,8 @@ def test_follow_ends_when_the_run_has_ended(growing, tmp_path, monkeypatch):
     flags = ["--to", "tensorboard", "--follow", "--out", str(tmp_path / "out")]
     assert curves.main([str(folder), *flags]) == 0
     assert len(looks) == 20
-    (there,) = [path for path in (tmp_path / "out" / "tensorboard").iterdir() if path.is_dir()]
-    assert [step for step, _ in scalars(there)["train/loss"]] == list(range(1, 21))
+    steps = [step for step, _ in scalars(tmp_path / "out")["train/loss"]]
+    assert steps == list(range(1, 21))
 
 
 def test_a_tool_that_fails_is_named_and_ends_with_1(tmp_path, monkeypatch, capsys):

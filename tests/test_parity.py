@@ -2,12 +2,9 @@
 studies of Llama's and Qwen3's architecture. A step has 8 sequences of 32 tokens here; in the
 studies it has 16 of 128.
 
-fp32, 20 optimizer steps of clipped AdamW. At every step the loss is within 2e-4 of the one-process
-baseline's, the gradient norm within 2e-3 of it (relative), and the first loss within 0.3 of
-ln(vocabulary). Gradient norms are compared because a loss can look sane on wrong gradients.
-
-Each runs with its time broken down, which must change nothing; what the ranks sent is compared
-with the closed formulas.
+fp32, 20 steps of clipped AdamW. Gradient norms are compared because a loss can look sane on wrong
+gradients. Each run's time is broken down, which must change nothing; what the ranks sent is what
+the closed formulas say.
 """
 
 import math
@@ -31,18 +28,10 @@ STUDIES = {
     "qwen3": ROOT / "slurm" / "parity-qwen3.toml",
 }
 CHOSEN = {  # of the others all
-    "llama": (
-        "ddp",
-        "deepspeed-zero-tp2-dp2-zero2",
-        "deepspeed-pipe-pp2-dp2-zero1-recompute-full",
-        "megatron-tp2-pp2-vpp2-sp-recompute-full",
-    ),
-    "qwen3": (
-        "ddp",
-        "deepspeed-zero-tp2-dp2-zero3",
-        "deepspeed-pipe-tp2-pp2",
-        "megatron-tp2-pp2-dp2-zero1",
-    ),
+    "llama": "ddp deepspeed-zero-tp2-dp2-zero2 deepspeed-pipe-pp2-dp2-zero1-recompute-full"
+    " megatron-tp2-pp2-vpp2-sp-recompute-full".split(),
+    "qwen3": "ddp deepspeed-zero-tp2-dp2-zero3 deepspeed-pipe-tp2-pp2"
+    " megatron-tp2-pp2-dp2-zero1".split(),
 }
 SLOW = ("more", "qwen3")
 ROWS = [
@@ -93,14 +82,7 @@ def test_every_split_trains_the_same_model(key, name, trained):
         assert abs(ours["loss"] - theirs["loss"]) <= 2e-4
         assert abs(ours["grad_norm"] / theirs["grad_norm"] - 1) <= 2e-3
     assert abs(run.steps[0]["loss"] - math.log(257)) <= 0.3
-
-
-@pytest.mark.parametrize(("key", "name"), ROWS)
-def test_validation_loss_does_not_depend_on_the_split(key, name, trained):
-    ours, theirs = (
-        r.metrics["summary"]["best_val_loss"]
-        for r in (read_run(trained[key, name]), baseline_of(key, trained))
-    )
+    ours, theirs = (of.metrics["summary"]["best_val_loss"] for of in (run, baseline))
     assert abs(ours - theirs) <= 2e-4
 
 
@@ -167,11 +149,9 @@ def test_the_tables_say_equal_for_every_row(trained, capsys):
 
     folder = str(trained["first", "ddp"].parent)
     assert parity.main(["--check", folder]) == 0
-    assert "DIFFERS" not in capsys.readouterr().out
     assert tflops.main([folder]) == 0
     out = capsys.readouterr().out
-    for name in load_study(STUDIES["first"]).runs:
-        assert name in out
+    assert all(out.count(name) >= 2 for name in load_study(STUDIES["first"]).runs)
     assert "not verified" not in out
 
 

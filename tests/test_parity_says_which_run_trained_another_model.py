@@ -10,6 +10,8 @@ from analysis.parity import main
 from parallel.record.reader import find_runs, read_run
 from tests.fixture_runs import facts, losses, write
 
+NORMS = [1.5 - 0.01 * i for i in range(20)]  # as `write` has them
+
 
 def verdicts(root):
     return {p.run: p.verdict.text for p in verify(map(read_run, find_runs([root]))).values()}
@@ -22,12 +24,8 @@ def study(tmp_path):
 
 
 def test_differences_within_the_bars_are_equal(study):
-    write(
-        study,
-        facts("s", "ddp", engine="ddp", gpus=2),
-        loss=[x + 1.9e-4 for x in losses()],
-        grad_norm=[(1.5 - 0.01 * i) * 1.0019 for i in range(20)],
-    )
+    near = {"loss": [x + 1.9e-4 for x in losses()], "grad_norm": [x * 1.0019 for x in NORMS]}
+    write(study, facts("s", "ddp", engine="ddp", gpus=2), **near)
     assert set(verdicts(study).values()) == {"equal"}
     assert main([str(study), "--check", "--format", "json"]) == 0
 
@@ -36,8 +34,8 @@ def test_differences_within_the_bars_are_equal(study):
     ("loss", "grad_norm", "word"),
     [
         ([*losses()[:-1], losses()[-1] + 3e-4], None, "loss by 3.0e-04 at step 20"),
-        (None, [46.0] + [1.5 - 0.01 * i for i in range(1, 20)], "grad_norm by 3.0e+01 at step 1"),
-        (None, [1.5 * 1.0021] + [1.5 - 0.01 * i for i in range(1, 20)], "grad_norm by 2.1e-03"),
+        (None, [46.0, *NORMS[1:]], "grad_norm by 3.0e+01 at step 1"),
+        (None, [1.5 * 1.0021, *NORMS[1:]], "grad_norm by 2.1e-03"),
         ([*losses()[:-1], math.nan], None, "loss by inf at step 20"),
     ],
 )
@@ -52,9 +50,8 @@ def test_equal_weights_that_were_never_initialised_are_not_equal(tmp_path):
     high = [87.0 - 0.05 * i for i in range(20)]
     for gpus in (1, 2):
         write(tmp_path, facts("s", "ddp", engine="ddp", gpus=gpus), loss=high)
-    assert all(
-        "first loss 87.000 is not ln(vocab) = 5.549" in v for v in verdicts(tmp_path).values()
-    )
+    words = "first loss 87.000 is not ln(vocab) = 5.549"
+    assert all(words in verdict for verdict in verdicts(tmp_path).values())
 
 
 @pytest.mark.parametrize(
@@ -86,8 +83,8 @@ def test_without_a_baseline_the_flag_is_named_and_an_unknown_one_is_an_error(tmp
     write(tmp_path, facts("s", None))
     assert main([str(tmp_path), "--baseline", "nobody"]) == 2
     assert main([str(tmp_path), "--format", "json"]) == 0
-    (said,) = json.loads(capsys.readouterr().out)
-    assert said["steps"] == 20 and "--baseline" in said["verdict"]
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["steps"] == 20 and "--baseline" in row["verdict"]
 
 
 def test_a_baseline_may_be_called_as_its_folder_is(tmp_path, capsys):
