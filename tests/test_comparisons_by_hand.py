@@ -184,8 +184,7 @@ def test_doubts_name_the_side_they_are_about():
     doubts = judged([a], [b]).doubts
     assert "oversubscribed, more ranks than cores: b.log" in doubts and CHANGED in doubts
     assert any(d.startswith("not complete, its steps are counted all the same: b") for d in doubts)
-    clean = judged([run("a", commit="c")], [run("b", commit="c", tp=2)]).doubts
-    assert clean == [ONE_OR_TWO]
+    assert judged([run("a", commit="c")], [run("b", commit="c", tp=2)]).doubts == [ONE_OR_TWO]
     average = judged([run("a")], [run("b", interval=100)])
     assert any("B's entries average 100 iterations" in d for d in average.doubts)
     assert "iterations per entry 1 -> 100" in average.values

@@ -10,7 +10,7 @@ from analysis.common.table import Column, Table, cell
 from analysis.logs.load import load
 from analysis.measured import run_table
 from analysis.page import page_at
-from analysis.pages import altair_charts, run_views
+from analysis.pages import altair_charts
 from analysis.pages.page_html import html_of
 from analysis.pages.section import Chart, Page, Section
 from tests import fixture_runs
@@ -178,11 +178,3 @@ def test_a_log_cannot_put_script_into_the_page():
 def test_the_committed_page_is_what_the_command_writes():
     """`make report` writes it again."""
     assert html_of(page_at([PARITY])) == COMMITTED.read_text()
-
-
-def test_the_fastest_of_each_number_of_gpus_comes_first():
-    keys = ("run", "gpus", "speedup", "step_s")
-    values = [("a", 2, 1.0, 2.0), ("b", 1, 1.0, 1.0), ("c", 2, 1.5, 1.0), ("d", 2, None, 0.5)]
-    rows = [dict(zip(keys, row, strict=True)) for row in values]
-    assert [row["run"] for row in run_views.ranked(rows)] == ["b", "c", "a", "d"]
-    assert [row["run"] for row in run_views.winners(rows)] == ["b", "c"]

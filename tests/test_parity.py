@@ -123,13 +123,10 @@ def test_the_parts_of_a_step_add_up_to_it(key, name, trained):
         assert ("tp" in worked) == (spec.layout.tp > 1)
 
 
-def test_the_run_learns_and_is_clipped(trained):
+def test_the_run_learns_is_clipped_and_its_folder_says_what_ran(trained):
     steps = baseline_of("first", trained).steps
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
     assert max(step["grad_norm"] for step in steps) > 1.0  # so that clipping was exercised
-
-
-def test_a_run_folder_says_what_ran(trained):
     run = read_run(trained["first", "megatron-tp2-pp2-dp2"])
     facts = run.facts
     assert facts["layout"]["world_size"] == 8 and facts["baseline"] == "ddp"
@@ -139,9 +136,8 @@ def test_a_run_folder_says_what_ran(trained):
     assert log.count("elapsed time per iteration (ms)") == 20
     assert "vocabulary padded from 257 to 512 rows, a multiple of 128 x tp 2" in log
     epoch = run.metrics["epochs"][0]
-    assert epoch["optimizer_steps"] == 20 and epoch["micro_steps"] == 20 * 2
-    assert epoch["tokens_processed_global"] == 20 * 8 * 32
-    assert run.metrics["schema_version"] == "2.0"
+    counts = [epoch[n] for n in ("optimizer_steps", "micro_steps", "tokens_processed_global")]
+    assert counts == [20, 20 * 2, 20 * 8 * 32]
 
 
 def test_the_tables_say_equal_for_every_row(trained, capsys):

@@ -56,10 +56,6 @@ def other(**changes):
         ({"params": 2e9, "model": {}}, ["parameters 2000000000.0 here, 1500000000.0 in the"]),
         ({"gpus": 16, "engine": "ddp", "tp": 2}, []),  # what a study varies
         ({"seq_len": None, "precision": None, "commit": None, "gpu_type": None}, []),  # unknown
-        (
-            {"seq_len": 1, "global_batch": 1, "precision": "fp32"},
-            ["sequence length", "global batch", "precision"],
-        ),
     ],
 )
 def test_what_is_fixed_must_be_equal_where_both_state_it(changes, said):

@@ -44,18 +44,6 @@ def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, ca
     ]
 
 
-def test_other_commits_have_a_speedup_only_where_asked_for_and_the_table_says_so(tmp_path, capsys):
-    repeats(tmp_path, {1: [1.0]})
-    repeats(tmp_path, {2: [0.5]}, git={"commit": "e" * 40, "dirty": False})
-    for command in (tflops, scaling):
-        arguments = [str(tmp_path), "--baseline", "ddp-r1"]
-        assert command.main(arguments) == 0
-        assert "invalid comparison: commit" in capsys.readouterr().out
-        assert command.main([*arguments, "--any-commit"]) == 0
-        said = capsys.readouterr().out
-        assert "invalid" not in said and " 2.00 " in said and ANY_COMMIT in said
-
-
 def test_runs_with_other_kernels_of_attention_are_compared_and_told_apart(tmp_path, capsys):
     sdpa, te = "torch scaled_dot_product_attention", "Transformer Engine"
     for engine, kernels in (("ddp", sdpa), ("megatron", te)):
@@ -63,16 +51,15 @@ def test_runs_with_other_kernels_of_attention_are_compared_and_told_apart(tmp_pa
     for command in (tflops, scaling, compare):
         assert command.main([str(tmp_path)]) == 0
         assert f"({sdpa}: ddp; {te}: megatron)" in capsys.readouterr().out, command
-    write(tmp_path, facts("s", "ddp", gpus=2) | {"attention": f"{sdpa} (flash)"})  # the other: any
-    assert scaling.main([str(tmp_path / "ddp"), str(tmp_path / "ddp-dp2")]) == 0
-    assert "attention" not in capsys.readouterr().out
-    kinds = (("flash", False), ("math", False), ("math", True))
-    runs = [
-        logged(f"{i}.log", facts={"attention": f"{sdpa} ({k})", "spec": {"deterministic": det}})
-        for i, (k, det) in enumerate(kinds)
-    ]
-    told = f"{sdpa} (flash): 0.log; {sdpa} (math): 1.log; {sdpa} (math), deterministic: 2.log"
-    assert told in other_kernels(runs)[0]
+
+    def told(*kinds):
+        abouts = [{"attention": a, "spec": {"deterministic": det}} for a, det in kinds]
+        return "".join(other_kernels([logged(f"{i}", facts=a) for i, a in enumerate(abouts)]))
+
+    flash, math = f"{sdpa} (flash)", f"{sdpa} (math)"
+    assert told((flash, False), (sdpa, False)) == ""  # the other: any
+    names = f"{flash}: 0; {math}: 1; {math}, deterministic: 2"
+    assert names in told((flash, False), (math, False), (math, True))
 
 
 def test_a_weak_study_is_told_by_its_batches_and_every_command_scales_it(tmp_path, capsys):
@@ -113,9 +100,13 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
     assert row["verdict"].startswith("B is faster by 10")
     assert row["ratio"] == pytest.approx(1.1, 1e-2) and CHANGED in row["doubts"]
     sides = [str(tmp_path / "ddp-r1"), str(tmp_path / "b-r1")]
-    for paths in ([str(tmp_path)], sides):
-        assert compare.main([*paths, "--any-commit"]) == 0
-        assert ANY_COMMIT in capsys.readouterr().out
+    calls = [(compare, sides), (scaling, [str(tmp_path)]), (tflops, [str(tmp_path)])]
+    for command, paths in calls:
+        command.main(paths)
+        assert "invalid comparison: commit" in (out := capsys.readouterr().out)
+        assert ANY_COMMIT not in out
+        assert command.main([*paths, "--any-commit"]) == 0
+        assert "invalid" not in (out := capsys.readouterr().out) and ANY_COMMIT in out
 
 
 def test_every_bad_metrics_file_is_one_line_and_the_others_are_reported(tmp_path, shared):

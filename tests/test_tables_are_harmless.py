@@ -23,19 +23,14 @@ def test_no_table_holds_a_control_character():
     assert SHOWN in table(name=EVIL).render("text")
 
 
-def test_a_name_does_not_end_a_markdown_cell():
+def test_a_name_does_not_end_a_markdown_cell_and_is_no_tag():
     row = table(name="a|b\nc", loss=1.0).render("markdown").split("\n")[4]
     assert row == "| a\\|b c | 1.0 |"
     # The backslash is escaped, too: an even number of them before | would end the cell.
     row = table(name="a\\|b").render("markdown").split("\n")[4]
     assert row == "| a\\\\\\|b |"
-
-
-def test_a_name_is_no_tag_of_markdown():
     tag = "<img src=x onerror=alert(1)> &lt;b>"
-    shown = Table([Column("run", "<b>run")], [{"run": tag}], title=tag, notes=[tag]).render(
-        "markdown"
-    )
+    shown = Table([Column("run", "<b>run")], [{"run": tag}], tag, [tag]).render("markdown")
     assert "<" not in shown and shown.count("&lt;img src=x onerror=alert(1)> &amp;lt;b>") == 3
 
 
