@@ -2,12 +2,9 @@
 
     python -m analysis.calibrate --runs PATH... --cluster NAME
 
---runs takes run folders, logs, and tables (CSV) with one run a row: its columns are called as the
-settings of parallel.train (engine, gpus, tp, pp, micro_batch, global_batch, preset or n_layer,
-hidden, n_head ..., precision), `step_s` is the seconds of a step, and `run` its name. The card and
-the network are those of the cluster NAME of a clusters file. At most 20 runs are fitted, chosen by
-their layouts, and the others are predicted. Writes analysis/planner/calibrations/NAME.toml, or
---out FILE.
+The card and the network are those of the cluster NAME of a clusters file. At most 20 of the run
+folders and logs are fitted, chosen by their layouts, and the others are predicted. Writes
+analysis/planner/calibrations/NAME.toml, or --out FILE.
 """
 
 import sys
@@ -83,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m analysis.calibrate", description=__doc__)
     add = parser.add_argument
     paths = {"nargs": "+", "type": Path, "metavar": "PATH", "required": True}
-    add("--runs", **paths, help="run folders, logs and CSVs of the cluster")
+    add("--runs", **paths, help="run folders and logs of the cluster")
     add("--cluster", required=True, metavar="NAME", help="of clusters.toml")
     out = "the calibration (default: analysis/planner/calibrations/NAME.toml)"
     add("--out", type=Path, metavar="FILE", help=out)

@@ -24,7 +24,7 @@ from typing import Any
 
 from analysis.common.table import Table, add_table_flags, show
 from analysis.planner import explain, ranking
-from analysis.planner.calibration import Calibration, fits_of, from_data_sheet, load_calibration
+from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
 from analysis.planner.ranking import Ranking
 from analysis.planner.space import PLANNED, WIDTHS, space
 from base.bounds import check_flags
@@ -214,8 +214,6 @@ def _notes(
         notes.append(f"--gpu-type {card} may be several cards: {name} is assumed")
     if flash is not None and flash != cluster.flash and cluster.fit.n:
         notes.append(f"no run of this fit had {attention} attention: its time is the model's alone")
-    if not cluster.fit.n and (fits := fits_of(cluster.gpu)):
-        notes.append(f"a fit of this card exists: {', '.join(fits)}")
     if x.fsdp2[top].any():
         notes.append(FSDP2)
     notes.append(_of_what(ask))

@@ -190,10 +190,3 @@ def test_a_runs_settings_are_a_row(engine, precision, width, grad_width):
     assert (x.width[0], x.grad_width[0], x.seq[0]) == (width, grad_width, 32)
     assert x.deepspeed[0] == x.slower[0] == (engine == "deepspeed_pipe")
     assert (x.layers[0], x.hidden[0]) == (spec.model.n_layer, spec.model.hidden)
-
-
-def test_published_zero_3_keeps_checkpoints_in_host_memory_and_our_engines_do_not():
-    rows = {"deepspeed": True, "zero_stage": 3, "recompute": 2}
-    assert columns(**SIZES | rows).host_checkpoints.tolist() == [True]
-    given = {"preset": "tiny", "engine": "deepspeed_zero", "zero_stage": 3, "recompute": "full"}
-    assert columns_of(resolve(("test", given | {"gpus": 2}))).host_checkpoints.tolist() == [False]

@@ -181,7 +181,7 @@ def test_zero_3_keeps_no_more_than_a_billion_gathered_weights_live():
         ({"recompute": 1}, 34 * SBH),
         ({"recompute": 2}, 2 * SBH),
         ({"recompute": 2, "width": 4, "micro_batch": 2, "tp": 4}, 8 * SBH),
-        ({"recompute": 2, "deepspeed": True, "zero_stage": 3}, 0),  # in host memory
+        ({"recompute": 2, "host_checkpoints": True}, 0),
     ],
 )
 def test_what_a_layer_keeps_for_backward(given, kept):
@@ -346,7 +346,7 @@ def test_constants_of_a_cluster_replace_the_usual_ones():
 
 def test_where_checkpoints_leave_a_layer_and_the_logits_take_turns():
     for vocab, logits in ((100, 0), (1000, 32 * 1000 * 8 + 4 * SBH - PLAIN)):
-        host = SMALL | {"vocab": vocab, "deepspeed": True, "zero_stage": 3, "recompute": 2}
+        host = SMALL | {"vocab": vocab, "host_checkpoints": True, "recompute": 2}
         parts = memory.parts(columns(**host), "last", {"fragments": 1.0})
         assert (parts["activations"][0], parts["logits"][0]) == (PLAIN, logits)
 

@@ -1,7 +1,8 @@
 """Held-out errors of the time model on published runs; nothing held out was learnt from."""
 
+import json
+
 import numpy as np
-import pandas
 import pytest
 
 from analysis import calibrate
@@ -11,8 +12,7 @@ from benchmarks.planner import held_out
 from benchmarks.planner import published_rows as rows
 from models.config import PRESETS
 from models.gpus import planning_gpu
-from parallel.config.layout_arrays import columns, columns_of
-from parallel.config.settings import resolve
+from parallel.config.layout_arrays import columns
 
 PUBLISHED = ROOT / "logs" / "published"
 
@@ -180,29 +180,17 @@ def test_a_run_is_slow_where_an_identical_one_was_1_3_times_as_fast(tmp_path):
     assert rows.healthy(table).tolist() == [True, False, True, False]
 
 
-def test_a_clusters_runs_are_fitted_from_a_table(tmp_path, capsys):
-    """Made by the constants of another card, which the fit finds; the plan then reads them."""
-    truth = {k: v[0] for k, v in fitting.PRIORS.items()} | {"gemm": 0.5}
-    lines, cluster = [], calibration.of_cluster("dgx-a100")
-    for tp, pp, micro in ((1, 1, 1), (2, 1, 2), (4, 1, 4), (1, 2, 2), (2, 2, 1), (8, 1, 4)):
-        run = {"engine": "megatron", "preset": "1.7b", "gpus": 8, "tp": tp, "pp": pp}
-        run |= {"micro_batch": micro, "global_batch": 64, "steps": 10, "precision": "bf16"}
-        x = columns_of(resolve(("a test", run)), **cluster.columns("megatron", tp, 8))
-        seconds = timemodel.seconds(x, cluster.machine_for(x), truth)[0]
-        lines.append(run | {"run": f"t{tp}p{pp}", "step_s": seconds})
-    table, out = tmp_path / "runs.csv", tmp_path / "mine.toml"
-    pandas.DataFrame(lines).to_csv(table, index=False)
-    flags = ["--runs", str(table), "--cluster", "dgx-a100", "--out", str(out)]
-    assert calibrate.main(flags) == 0
-    capsys.readouterr()
-    found = calibration.load_calibration(str(out))
-    assert found.fit.n == 6 and found.fit.constants["gemm"] < 0.65
-    assert found.fit.seconds(x, found.machine_for(x)) == pytest.approx(seconds, rel=0.03)
-    good = table.read_text()
-    for cell, wrong, said in ((",8,8,1,", ",8,5,1,", "runs.csv:7"), ("bf16", "bf17", "precision")):
-        table.write_text(good.replace(cell, wrong))
-        assert calibrate.main([*flags, "--force"]) == 2
-        assert said in capsys.readouterr().err
+def test_a_clusters_runs_are_fitted_and_the_plan_reads_the_fit(tmp_path, capsys):
+    out, studies = tmp_path / "mine.toml", ("parity", "2-core_breakdown")
+    runs = [str(ROOT / "logs" / "2-core-cpu" / study) for study in studies]
+    flags = ["--cluster", "dgx-a100", "--out", str(out), "--format", "json"]
+    assert calibrate.main(["--runs", *runs, *flags]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    fit = calibration.load_calibration(str(out)).fit
+    assert fit.n == 20 == [row["fitted"] for row in rows].count("fitted") < len(rows)
+    assert len(read_toml(out, "calibration")["fit"]["rows"]) == 20
+    for row in rows:
+        assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
 
 
 def runs_of_many_layouts(n):

@@ -25,7 +25,6 @@ from models.flops import DEFAULT_CONVENTION
 from models.gpus import (
     NETWORK,
     check_network,
-    find_gpu,
     joined,
     lacking,
     mfu,
@@ -194,12 +193,6 @@ def names() -> list[str]:
     """Every cluster that can be planned for."""
     with_cards = {name for name, cluster in clusters.load_clusters().items() if cluster.gpu}
     return sorted({path.stem for path in FOLDER.glob("*.toml")} | with_cards)
-
-
-def fits_of(gpu: str) -> list[str]:
-    """Committed calibrations of the same card."""
-    cards = {p.stem: find_gpu(read_toml(p, "calibration")["gpu"]) for p in FOLDER.glob("*.toml")}
-    return sorted(name for name, card in cards.items() if card == planning_gpu(gpu))
 
 
 def load_calibration(wanted: str) -> Calibration:

@@ -37,8 +37,6 @@ def parse_layout(text: str) -> dict[str, int]:
         key = by_heading.get(name.lower(), name)
         if key not in known:
             raise UsageError(f"--why: unknown {key!r}; known: {', '.join(sorted(known))}")
-        if key in wanted:
-            raise UsageError(f"--why: {key} is given twice")
         words = WORDS.get(key, {})
         if value in words:
             wanted[key] = words[value]

@@ -50,12 +50,6 @@ def crowd(x: Columns, cluster: Calibration) -> np.ndarray:
     return np.maximum(1.0, x.gpus / cluster.gpus_per_node)
 
 
-def usable_bytes(x: Columns, cluster: Calibration, margin: float) -> float:
-    """Bytes that a step may use on the fullest rank; all ranks share a host's memory."""
-    ranks = int(x.gpus.max()) if cluster.is_host else 1
-    return memory.usable(cluster.gpu_memory_gb, margin) / ranks
-
-
 class Ranking(NamedTuple):
     """Layouts on a cluster, each predicted once; arrays are (n,).
 
@@ -80,7 +74,9 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
     terms = timemodel.terms(x, machine, cluster.fit.constants)
     terms = {name: np.broadcast_to(s, (len(x),)) * ranks_per_core for name, s in terms.items()}
     seconds = sum(terms.values())
-    used, limit = memory.peak(x, cluster.memory), usable_bytes(x, cluster, margin)
+    used, limit = memory.peak(x, cluster.memory), memory.usable(cluster.gpu_memory_gb, margin)
+    if cluster.is_host:  # whose memory its ranks share
+        limit /= int(x.gpus.max())
     fits = np.flatnonzero(used <= limit)
     order = fits[np.argsort(seconds[fits], kind="stable")]
     names = (*AXES, "micro_batch", "zero_stage", "sequence_parallel", "fsdp2")

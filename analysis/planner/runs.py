@@ -1,25 +1,22 @@
 """Runs that were read from logs, as `Columns`: their settings, and what the time model predicts."""
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from analysis.logs.load import load, name_of
 from analysis.logs.model import asked, config_of
-from analysis.logs.published_csv import read_csv
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.planner.calibration import Calibration
 from base.errors import UsageError
 from parallel.config.axes import AXES, MODEL_AXES
 from parallel.config.layout import OFFLOAD, RECOMPUTE
-from parallel.config.layout_arrays import Columns, columns, columns_of
-from parallel.config.settings import resolve
+from parallel.config.layout_arrays import Columns, columns
 
 Place = Callable[[Any, Any, Any], dict[str, Any]]
 
@@ -99,63 +96,22 @@ class Runs:
     left_out: list[str]
 
 
-class _Run(NamedTuple):
-    """One of `Runs`."""
-
-    name: str
-    x: Columns
-    step_s: float
-    crowd: float
-
-
 def read_runs(paths: list[Path], place: Place) -> Runs:
-    """Run folders, logs, and tables of runs (CSV); place: as `row_of` takes it.
+    """Run folders and logs; place: as `row_of` takes it.
 
     Raises:
-        UsageError: no run has a time and all its settings, or a table cannot be read.
+        UsageError: no run has a time and all its settings.
     """
-    runs = [run for path in paths if path.suffix == ".csv" for run in _of_table(path, place)]
-    records, left_out = [], []
-    if logs := [path for path in paths if path.suffix != ".csv"]:
-        records, left_out = load(logs)
+    runs, (records, left_out) = [], load(paths)
     for record in records:
         time, name = timed(record), name_of(record)
         try:
             if time is None or not time.step_s > 0:
                 raise ValueError("no steady step time")
-            runs.append(_Run(name, row_of(record, place), time.step_s, crowding(record)))
+            runs.append((name, row_of(record, place), time.step_s, crowding(record)))
         except ValueError as error:
             left_out.append(f"{name}: {error}")
     if not runs:
         raise UsageError("; ".join(["no run with a time and all its settings", *left_out]))
     ids, x, seconds, crowd = zip(*runs, strict=True)
     return Runs(list(ids), Columns.stack(x), np.array(seconds), np.array(crowd), left_out)
-
-
-def _of_table(path: Path, place: Place) -> Iterator[_Run]:
-    """The rows of a CSV whose columns are called as the settings of a run; `run` names a row and
-    `step_s` is its time.
-
-    Raises:
-        UsageError: a setting that is unknown or cannot be, or no time; it names the line.
-    """
-    for row in read_csv(path, ("engine", "gpus", "step_s")).rows:
-        where = f"{path}:{row.line_no}"
-        step_s = row.number("step_s")
-        if not step_s or step_s <= 0:
-            raise UsageError(f"{where}: step_s must be positive, not {row.text('step_s')!r}")
-        texts = {name: row.text(name) for name in row.cells if name not in ("run", "step_s")}
-        try:
-            spec = resolve((where, {name: _value(text) for name, text in texts.items() if text}))
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from error
-        x = columns_of(spec, **place(spec.engine, spec.tp, spec.gpus))
-        yield _Run(row.text("run") or where, x, step_s, 1.0)
-
-
-def _value(text: str) -> Any:
-    """A number, true or false, or else the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

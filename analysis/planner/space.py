@@ -84,7 +84,6 @@ def space(
         # The engines that shard gradients add up fp16's in fp16.
         "grad_width": np.where((zero_stage > 1) & (precision == "fp16"), 2, 4),
         "plain": (zero_stage > 1) & (tp == 1),
-        "host_checkpoints": False,  # no engine here puts them there
         "fp8": precision == "fp8",
         "tf32": cluster.gemm_precision(precision) == "tf32",
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),

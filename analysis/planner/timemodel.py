@@ -196,18 +196,18 @@ def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     return np.maximum(shown, 0.0) * (n > 1)
 
 
-def fused_softmax(x: Columns) -> Array:
-    """Whether Megatron's softmax kernel can be used: b a / t must be a multiple of 4 (Megatron-LM
-    fused_softmax.py, is_kernel_available)."""
-    return x.flash | (x.micro_batch * x.heads / x.tp % 4 == 0)
-
-
 def launch(x: Columns, c: dict) -> Array:
     """Host seconds to launch one layer, all passes; backward launches about as much as forward. The
     ranks of a tp group of a node wait for their slowest host at each collective. In a pipeline
     nanotron's host takes longer for each rank of the group, but not in a run on one node."""
-    plain = 1.0 + np.where(fused_softmax(x), 0.0, PLAIN_SOFTMAX)
-    each = c["launch"] * of(x, "host") * plain * (1.0 + HOST_SPREAD * (x.tp - 1))
+    # Megatron's softmax kernel wants b a / t in fours (its fused_softmax.py, is_kernel_available).
+    plain = ~x.flash & (x.micro_batch * x.heads / x.tp % 4 != 0)
+    each = (
+        c["launch"]
+        * of(x, "host")
+        * (1.0 + plain * PLAIN_SOFTMAX)
+        * (1.0 + HOST_SPREAD * (x.tp - 1))
+    )
     staged = (x.pp > 1) & (x.gpus > x.gpus_per_node)
     return (each + of(x, "stage_host") * x.tp * staged) * (passes(x) - 1.0)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.published.checks import Finding, check
-from analysis.published.read_tables import NAMES, SUFFIXES, RunTable, run_tables
+from analysis.published.read_tables import NAMES, SUFFIXES, run_tables
 from base.errors import UsageError
 from base.files import below
 
@@ -40,7 +40,7 @@ def audit_paths(
     for name in [*mapping.values(), *(facts or {})]:
         if name not in NAMES:
             raise UsageError(f"no column {name}; there are: {', '.join(NAMES)}")
-    audit, headings = Audit([], [], [], {}), set()
+    audit, tables = Audit([], [], [], {}), []
     for path in paths:
         for file, why in below(path, Path.is_file, lambda name: name.startswith(".")):
             if why:
@@ -49,24 +49,19 @@ def audit_paths(
                 audit.unread.append(f"{file}: skipped: no {', '.join(SUFFIXES)}")
             else:
                 try:
-                    tables = run_tables(file, mapping, facts or {})
+                    tables += run_tables(file, mapping, facts or {})
                 except UsageError as error:
                     audit.refused.append(str(error))
-                    continue
-                for table in tables:
-                    _add(audit, table)
-                    headings |= {h.strip().lower() for h in [*table.columns, *table.unread]}
+    for table in tables:
+        findings, rows = check(table.rows)
+        audit.findings.extend(findings)
+        audit.checked[table.where] = len(rows)
+        if table.unread:
+            audit.unread.append(f"{table.where}: unread: {', '.join(table.unread)}")
+        if not rows:
+            read = ", ".join(dict.fromkeys(table.columns.values())) or "no column"
+            audit.unread.append(f"{table.where}: skipped: nothing to check in {read}")
+    headings = {h.strip().lower() for table in tables for h in [*table.columns, *table.unread]}
     if audit.checked and (unused := [heading for heading in mapping if heading not in headings]):
         raise UsageError(f"--mapping {unused[0]}: no table has this heading")
     return audit
-
-
-def _add(audit: Audit, table: RunTable) -> None:
-    findings, rows = check(table.rows)
-    audit.findings.extend(findings)
-    audit.checked[table.where] = len(rows)
-    if table.unread:
-        audit.unread.append(f"{table.where}: unread: {', '.join(table.unread)}")
-    if not rows:
-        read = ", ".join(dict.fromkeys(table.columns.values())) or "no column"
-        audit.unread.append(f"{table.where}: skipped: nothing to check in {read}")

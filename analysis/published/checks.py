@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -199,37 +199,27 @@ def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) ->
 _TOTAL = re.compile(r"(?i)^\W*(?:grand )?(?:total|sum)s?\W*$")
 
 
-class Total(NamedTuple):
-    """A cell that is called a total, and the numbers that it should be the sum of."""
-
-    row: Line
-    value: Value | None
-    parts: Sequence[Value | None]
-
-
 def _sums(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
-    """A row called total is the sum of the rows above it, back to the total before; a column called
-    total is the sum of all columns of numbers before it."""
-    headings = list(rows[0].cells) if rows else []
-    grid = [[read_value(row.cells[h], h, 1.0, {}) for h in headings] for row in rows]
-    begin = 0
-    for at, row in enumerate(rows):
-        if _TOTAL.match(row.cells[headings[0]]):
-            parts = zip(*grid[begin:at], strict=True)
-            totals = [Total(row, *cells) for cells in zip(grid[at], parts, strict=False)]
-            yield from _wrong_totals(totals, lines)
-            begin = at + 1
-    for at in (n for n, heading in enumerate(headings) if _TOTAL.match(heading)):
-        before = [n for n in range(at) if all(values[n] for values in grid)]
-        cells = zip(rows, grid, strict=True)
-        totals = [Total(row, values[at], [values[n] for n in before]) for row, values in cells]
-        yield from _wrong_totals(totals, lines)
+    """A row called total is the sum of the rows above it, back to the total before."""
+    above: list[list[Value | None]] = []
+    for row in rows:
+        cells = [read_value(text, heading, 1.0, {}) for heading, text in row.cells.items()]
+        if _TOTAL.match(next(iter(row.cells.values()))):
+            yield from _wrong_totals(row, cells, list(zip(*above, strict=True)), lines)
+            above = []
+        else:
+            above.append(cells)
 
 
-def _wrong_totals(totals: list[Total], lines: set[int]) -> Iterator[Finding]:
-    """Totals that are not the sum of their parts, where most of the totals are."""
+def _wrong_totals(
+    row: Line,
+    totals: list[Value | None],
+    columns: list[tuple[Value | None, ...]],
+    lines: set[int],
+) -> Iterator[Finding]:
+    """A row's totals that are not the sum of their columns, where most of them are."""
     wrong, right = [], 0
-    for row, value, parts in totals:
+    for value, parts in zip(totals, columns, strict=False):
         if value is None or None in parts or len(parts) < 2:
             continue
         made = sum(part.number for part in parts)

@@ -74,8 +74,6 @@ REMARKS = (
     *("run", "log", "format", "link", "url", "file", "path", "warm_up", "gradients"),
 )
 NAMES = (*dict.fromkeys([*KNOWN, "recompute", "speedup", "efficiency", "gpu_memory_gb"]),)
-
-
 SAME_RATE = 0.02  # closer rates are one; of one GPU and of all they are far apart
 
 

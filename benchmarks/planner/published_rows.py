@@ -141,18 +141,22 @@ def _settings(row: Row) -> Settings:
     fused = re.search(
         r"torchtitan|nanotron|picotron|internevo|nemo|core|flash", engine, re.IGNORECASE
     )
-    nanotron = family == "nanotron"
+    nanotron, recompute = family == "nanotron", _recompute(row)
+    deepspeed = "deepspeed" in engine.lower()
     found = {
         **model,
         **split,
         **_precision(row),
         "zero_stage": zero or 0,
-        "recompute": _recompute(row),
+        "recompute": recompute,
+        # Megatron-DeepSpeed's ZeRO-3 scripts set --checkpoint-in-cpu. Its runs on Jean Zay have
+        # micro-batches that fit no other way.
+        "host_checkpoints": deepspeed and zero == 3 and RECOMPUTE[recompute] == "full",
         "sequence_parallel": sequence_parallel,
         "offload": 0 if offload in ("", "none", "no", "0") else 2 if "param" in offload else 1,
         "flash": bool(fused or re.search(r"H100|H200|H800|B[23]00|MI3", row.text("gpu_type"))),
         "gpus_per_node": joined(row.text("gpu_type"), _node(row)),
-        "deepspeed": "deepspeed" in engine.lower(),
+        "deepspeed": deepspeed,
         "fsdp2": "fsdp2" in engine.lower() or (recipe and zero == 3),
         "family": FAMILIES.index(family),
         "shards": row.number("zero_ranks") or split["dp"] * split["cp"],

@@ -24,7 +24,7 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON say
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core")
 FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "fp8", "tf32", "flash")
-FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out")
+FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out", "host_checkpoints")
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,17 @@ class Columns:
     queries and keys have norms. positions: rows of a learned table of positions. rotary: queries
     and keys are turned instead. dropout: backward needs its masks. recompute and offload count as
     their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes of a weight in compute (2 or 4),
-    grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8
-    (or fp4). tf32: fp32 is multiplied in TF32. flash: attention
-    is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
-    not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. plain: PyTorch's own operators compute
-    gates and the loss, not Megatron's fused ones. gelu_written_out: in five operators, as Hugging
-    Face's GPT-2 has it. bucket: elements of all buckets of
-    DeepSpeed's that live at a time. host_checkpoints: activation checkpoints lie in host memory.
-    slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks
-    share a sequence; keys and values travel in a ring. shards: ranks that ZeRO and FSDP2 cut one
-    copy of the state over (by default dp x cp). family: the position in `FAMILIES` (by default as
-    the flags say). gpus_per_node: GPUs that fast links join; in a rack with NVLink switches more
-    than a node's.
+    grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8 (or fp4). tf32:
+    fp32 is multiplied in TF32. flash: attention is one kernel that never stores its s x s scores.
+    deepspeed: DeepSpeed's engine runs the step, not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2
+    does. plain: PyTorch's own operators compute gates and the loss, not Megatron's fused ones.
+    gelu_written_out: in five operators, as Hugging Face's GPT-2 has it. bucket: elements of all
+    buckets of DeepSpeed's that live at a time. host_checkpoints: activation checkpoints lie in host
+    memory. slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's).
+    cp ranks share a sequence; keys and values travel in a ring. shards: ranks that ZeRO and FSDP2
+    cut one copy of the state over (by default dp x cp). family: the position in `FAMILIES` (by
+    default as the flags say). gpus_per_node: GPUs that fast links join; in a rack with NVLink
+    switches more than a node's.
     """
 
     layers: Array
@@ -165,23 +164,18 @@ def _of_model(config: GPTConfig) -> dict[str, Any]:
 
 def _derived(values: dict[str, Array]) -> dict[str, Array]:
     """The usual values of columns that follow from others."""
-    deepspeed, fsdp2 = values["deepspeed"].astype(bool), values["fsdp2"].astype(bool)
-    fsdp, of_deepspeed, megatron = map(FAMILIES.index, ("fsdp", "deepspeed", "megatron"))
-    recomputed = values["recompute"] == RECOMPUTE.index("full")
+    engines = [values["fsdp2"].astype(bool), values["deepspeed"].astype(bool)]
     return {
         "ffn": 4 * values["hidden"],
         "kv_heads": values["heads"],
         "head_dim": values["hidden"] / values["heads"],
         "dropout": ~values["glu"].astype(bool),
         "grad_width": values["width"],
-        "slower": deepspeed,
+        "slower": engines[1],
         # As published runs had them: two that overlap and one to gather with, none in a pipeline.
         "bucket": np.where(values["pp"] > 1, 0, 3 * BUCKET),
-        # Megatron-DeepSpeed's ZeRO-3 scripts set --checkpoint-in-cpu. Its published runs on Jean
-        # Zay have micro-batches that fit no other way.
-        "host_checkpoints": deepspeed & (values["zero_stage"] == 3) & recomputed,
         "shards": values["dp"] * values["cp"],
-        "family": np.where(fsdp2, fsdp, np.where(deepspeed, of_deepspeed, megatron)),
+        "family": np.select(engines, [FAMILIES.index("fsdp"), FAMILIES.index("deepspeed")], 0),
     }
 
 
@@ -234,7 +228,6 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         and not spec.compile,
         "gelu_written_out": spec.implementation == "hf" and not spec.model.gated,
         "bucket": bucket,
-        "host_checkpoints": False,
         "fp8": spec.precision == "fp8",
         "tf32": spec.tf32,
         "deepspeed": spec.engine.startswith("deepspeed"),

@@ -7,13 +7,15 @@ of a group, e bytes of an activation's number (4 in fp32, else 2).
 """
 
 import math
-from collections import defaultdict
+import re
 from dataclasses import dataclass, replace
 
 from models.config import parameter_shapes
 from parallel.config.settings import RunSpec
 
 PERSISTENT = 100_000  # elements; DeepSpeed's stage3_param_persistence_threshold
+# What each tp rank holds whole: norms, positions, and the biases after row-parallel layers.
+WHOLE = re.compile(r"norm|position|(out|down)\.bias")
 GRAD_BYTES = 4  # ddp keeps fp32 weights, megatron is told to reduce in fp32
 
 
@@ -67,10 +69,14 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
     return found
 
 
-def _activation(spec: RunSpec) -> tuple[int, int]:
-    """(bytes of one micro-batch's hidden states b*s*h*e, e)."""
-    e = 4 if spec.precision == "fp32" else 2
-    return spec.layout.micro_batch * spec.seq_len * spec.model.hidden * e, e
+def _width(spec: RunSpec) -> int:
+    """Bytes of an activation's number."""
+    return 4 if spec.precision == "fp32" else 2
+
+
+def _hidden_bytes(spec: RunSpec) -> int:
+    """Bytes of one micro-batch's hidden states, b*s*h*e."""
+    return spec.layout.micro_batch * spec.seq_len * spec.model.hidden * _width(spec)
 
 
 def _tensor(spec: RunSpec, rank: int) -> Volume:
@@ -89,7 +95,7 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     layout, n = spec.layout, spec.layout.tp
     stage, m = layout.coords(rank)["pp"], layout.n_micro
     model = spec.model
-    hidden, e = _activation(spec)
+    hidden = _hidden_bytes(spec)
     layers = model.n_layer // layout.pp
     first, last = stage == 0, stage == layout.pp - 1
     again = 2 if layout.recompute == "full" else 0
@@ -113,7 +119,7 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     if whole and spec.engine == "megatron":
         volume.add("all_reduce", n, GRAD_BYTES * whole)
     elif whole:
-        volume.add("all_reduce", n, e * model.head_dim, m * 2 * layers)
+        volume.add("all_reduce", n, _width(spec) * model.head_dim, m * 2 * layers)
     if last:
         per_token = layout.micro_batch * spec.seq_len * 4
         if spec.fuses_loss:  # it sends two of the numbers together
@@ -136,7 +142,7 @@ def _pipeline(spec: RunSpec, rank: int) -> Volume:
     """
     layout = spec.layout
     stage, m = layout.coords(rank)["pp"], layout.n_micro
-    hidden, _ = _activation(spec)
+    hidden = _hidden_bytes(spec)
     chunks = layout.vpp - (stage == layout.pp - 1) + layout.vpp - (stage == 0)
     volume = Volume()
     if spec.engine == "deepspeed_pipe" and layout.tp > 1:
@@ -166,22 +172,21 @@ def _tied_embedding(spec: RunSpec) -> Volume:
 def parameter_sizes(spec: RunSpec, rank: int) -> list[tuple[int, bool]]:
     """(elements, whether it is a matrix) of every parameter that a rank holds."""
     model, layout = spec.model, spec.layout
-    h, f, tp, stage = model.hidden, model.ffn_hidden, layout.tp, layout.coords(rank)["pp"]
-    queries, keys = model.n_head * model.head_dim, model.kv_heads * model.head_dim
-    norm = [(h, False)] * (1 + (model.norm == "layernorm"))
-    columns = [queries + 2 * keys, f] + [f] * model.gated
-    if model.gated and (tp > 1 or spec.engine in ("megatron", "deepspeed_pipe")):
-        columns = [queries + 2 * keys, 2 * f]  # megatron-core's fc1 is the gate and up in one
-    layer = norm * 2 + [(model.head_dim, False)] * 2 * model.qk_norm
-    layer += [(rows * h // tp, True) for rows in (*columns, queries, f)]
-    if model.bias:  # those after row-parallel layers are whole
-        layer += [(rows // tp, False) for rows in columns] + [(h, False)] * 2
-    sizes = layer * (model.n_layer // layout.pp)
-    word = (spec.padded_vocab // tp * h, True)
-    if stage == 0:
-        sizes += [word] + [(model.max_seq_len * h, True)] * (model.position == "learned")
-    if stage == layout.pp - 1:
-        sizes += norm + [word] * (layout.pp > 1 or not model.tied)
+    stage, last = layout.coords(rank)["pp"], layout.pp - 1
+    # megatron-core's fc1 is the gate and up in one
+    fused = model.gated and (layout.tp > 1 or spec.engine in ("megatron", "deepspeed_pipe"))
+    copies = {"blocks.0.": model.n_layer // layout.pp, "embedding.": int(stage == 0)}
+    copies |= dict.fromkeys(("norm.", "output."), int(stage == last))
+    sizes = []
+    for name, shape in parameter_shapes(replace(model, vocab_size=spec.padded_vocab)).items():
+        size = math.prod(shape) // (1 if WHOLE.search(name) else layout.tp)
+        if fused and ".mlp.up." in name:
+            size *= 2
+        if not (fused and ".mlp.gate." in name):
+            n = next((n for start, n in copies.items() if name.startswith(start)), 0)
+            sizes += [(size, len(shape) == 2)] * n
+    if model.tied and stage == last > 0:
+        sizes.append((spec.padded_vocab // layout.tp * model.hidden, True))
     return sizes
 
 
@@ -202,32 +207,26 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
     """
     if spec.engine == "fsdp2":
         return _fully_sharded(spec)
-    layout, n = spec.layout, spec.layout.dp
+    layout, n, e = spec.layout, spec.layout.dp, _width(spec)
     sizes = parameter_sizes(spec, rank)
     gradients = GRAD_BYTES * sum(size for size, _ in sizes)
     volume = Volume(calls=None)
-    if spec.engine == "ddp":
-        volume.add("all_reduce", n, gradients, None)
-        return volume
-    if spec.engine == "megatron":
+    if spec.engine in ("ddp", "megatron"):
         if layout.zero_stage == 0:
             volume.add("all_reduce", n, gradients, None)
         else:
             padded = _up(sum(_up(size, 64) for size, _ in sizes), math.lcm(n, 128))
             volume.add("reduce_scatter", n, GRAD_BYTES * padded, None)
-            volume.add("all_gather", n, _activation(spec)[1] * padded, None)
+            volume.add("all_gather", n, e * padded, None)
         return volume
     if spec.precision == "fp16":
         return None  # which of its buffers are fp32 then depends on further settings
-    e = _activation(spec)[1]
     if layout.zero_stage < 3:
         times = layout.n_micro if layout.zero_stage == 2 else 1
         volume.add("all_reduce", n, gradients * times, None)
         if layout.zero_stage:
-            groups: dict[bool, int] = defaultdict(int)
-            for size, matrix in sizes:
-                groups[matrix] += size
-            padded = sum(_up(size, 2 * n) for size in groups.values())
+            groups = [sum(s for s, matrix in sizes if matrix == of) for of in (True, False)]
+            padded = sum(_up(size, 2 * n) for size in groups)
             volume.add("all_gather", n, e * padded, None)
         return volume
     if max(size for size, _ in sizes) >= PERSISTENT:
@@ -257,7 +256,7 @@ def _fully_sharded(spec: RunSpec) -> Volume:
     volume = Volume()
     for elements, groups, gathers in ((block, spec.model.n_layer, per_block), (root, 1, per_step)):
         if shards > 1:
-            volume.add("all_gather", shards, _activation(spec)[1] * elements, groups * gathers)
+            volume.add("all_gather", shards, _width(spec) * elements, groups * gathers)
             volume.add("reduce_scatter", shards, GRAD_BYTES * elements, groups)
         if layout.dp > shards:
             volume.add("all_reduce", layout.dp // shards, GRAD_BYTES * elements // shards, groups)

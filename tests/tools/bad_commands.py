@@ -28,7 +28,7 @@ from tests.tools.watched import HANG, ROOT, TRACEBACK, WRONG, Problem, command, 
 LINES = {
     "analysis.audit": "table.csv",
     "analysis.breakdown": "logs/study",
-    "analysis.calibrate": "--runs table.csv --cluster dgx-a100 --out x.toml",
+    "analysis.calibrate": "--runs logs/study --cluster dgx-a100 --out x.toml",
     "analysis.checkpoints": "logs/study",
     "analysis.compare": "logs/study",
     "analysis.page": "logs/study --out page.html",
