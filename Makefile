@@ -2,7 +2,7 @@
 # Both set themselves up: a virtual environment in .venv with the versions of constraints.txt.
 #
 # Without a GPU, PyTorch's CPU wheels save gigabytes:  make setup PIP_ARGS="--extra-index-url URL"
-# Optional packages of setup.py:  make setup EXTRAS=test,page,gpu
+# Optional packages of setup.py:  make setup EXTRAS=test,nvml,gpu
 
 PYTHON ?= python3
 EXTRAS ?= test

@@ -44,6 +44,7 @@ setup(
     extras_require={
         # Fused kernels; the range that megatron-core names. Not tried here, where there is no GPU.
         "gpu": ["transformer-engine[pytorch]>=2.9,<2.12"],
+        "nvml": ["nvidia-ml-py>=13"],  # energy of NVIDIA GPUs (measure/energy.py)
         "page": [
             "vl-convert-python>=1.9,<2",
             "altair>=6,<7",

@@ -25,6 +25,7 @@ from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.config.settings import RunSpec, profiled_steps
 from parallel.engines.optim import lr_at
 from parallel.measure import load_and_memory, profiler, ranges, training_metrics
+from parallel.measure.energy import Energy
 from parallel.measure.step_parts import Breakdown
 from parallel.record import lines
 from parallel.record.ends import Kind
@@ -110,6 +111,8 @@ class Trainer:
             )
             profiled = stack.enter_context(self._profiler(first))
             self.load = load_and_memory.Load()
+            if self.is_rank_0:
+                self.energy = Energy(self.device)
             self.last_lap = self._now()
             if self.breakdown:
                 self.breakdown.forget()  # building the engine
@@ -329,6 +332,7 @@ class Trainer:
             tell_torchrun(f"parallel.train: {broken}")
             return 1
         measured.wall_s += time.perf_counter() - self.started
+        measured.energy_j, measured.energy_source = self.energy.joules(), self.energy.source
         if "attempts" in self.facts:
             measured.data_s = None
         document = training_metrics.training_metrics(self.facts, self.rows, measured)

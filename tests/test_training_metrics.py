@@ -1,10 +1,14 @@
 """training_metrics.json is the published schema 2.0, field for field, and times never mix."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
+import torch
 
+from parallel.measure.energy import Energy
 from parallel.record import facts
 from parallel.record.reader import read_run
 from tests.conftest import CLEAN_ROOT, ROOT, run_module
@@ -85,3 +89,25 @@ def test_launcher_metadata_tells_the_launcher_and_no_secret(ours):
     assert "hf_12345" not in text
     assert (ours["path"] / "launcher_metadata.json").stat().st_mode & 0o777 == 0o600
     assert facts.scheduler({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"})["job_id"] == "7"
+
+
+def test_energy_of_gpus_is_nvmls_in_joules(monkeypatch):
+    millijoules = {"GPU-a": 1000, "GPU-b": 5000}
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: millijoules[handle],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    properties = [SimpleNamespace(uuid="a"), SimpleNamespace(uuid="b")]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    energy = Energy(torch.device("cuda"))
+    millijoules |= {"GPU-a": 3000, "GPU-b": 6500}
+    assert energy.joules() == pytest.approx(3.5)
+    assert energy.source == "NVML, 2 GPUs that rank 0 sees"
+    del millijoules["GPU-b"]  # it fell off the bus: no number, and training goes on
+    assert energy.joules() is None and energy.source.startswith("none (NVML: ")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Energy(torch.device("cuda")).source.startswith("none (NVML: ")
+    assert Energy(torch.device("cpu")).joules() is None

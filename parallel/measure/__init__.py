@@ -1,1 +1,1 @@
-"""What is measured while a run trains: step times, breakdown, memory, load, profiles."""
+"""What is measured while a run trains: step times, breakdown, memory, load, energy, profiles."""

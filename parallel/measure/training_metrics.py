@@ -40,7 +40,9 @@ class Measured:
     startup_s: from the program's start to the first step. evaluation_s, checkpoint_s: what the
     training waited for them. wall_s: all of it. data_s: waiting for training batches; None where an
     earlier attempt did not say. peak, peak_all: most bytes of rank 0 and of any rank, by kind
-    (allocated and reserved on CUDA, resident on CPU). validations: (optimizer steps done, loss).
+    (allocated and reserved on CUDA, resident on CPU). energy_j: of the GPUs that rank 0 sees, from
+    the first step on; energy_source: whose counter, or why there is none. validations:
+    (optimizer steps done, loss).
     """
 
     startup_s: float = 0.0
@@ -50,6 +52,8 @@ class Measured:
     data_s: float | None = 0.0
     peak: dict[str, int] = field(default_factory=dict)
     peak_all: dict[str, int] = field(default_factory=dict)
+    energy_j: float | None = None
+    energy_source: str = "none"
     validations: list[tuple[int, float]] = field(default_factory=list)
 
 
@@ -105,6 +109,8 @@ def training_metrics(
             "mean_tokens_per_sec_global": _tokens(steps) / _seconds(steps),
             **parts,
             "other_time_sec": measured.wall_s - sum(parts.values()),
+            "energy_joules": measured.energy_j,
+            "energy_source": measured.energy_source,
             **_speed(facts, steps),
         },
         "shutdown": {
