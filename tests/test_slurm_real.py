@@ -1,4 +1,5 @@
-"""On a real Slurm (slurmctld, slurmd, munge): sweeps train, and each failure is told apart."""
+"""On a real Slurm (slurmctld, slurmd, munge): sweeps train, each failure is told apart, and a run
+trains in a container: Debian's charliecloud, with this machine's own files."""
 
 import json
 import os
@@ -6,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,12 +30,11 @@ def slurm(tmp_path_factory):
     if os.geteuid() != 0:
         pytest.skip("the test cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("SLURM_CONF", str(testbed.up(10, folder)))
-    patch.setenv("PYTHON", sys.executable)
-    yield folder
-    testbed.down(folder)
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(testbed.up(10, folder)))
+        patch.setenv("PYTHON", sys.executable)
+        yield folder
+        testbed.down(folder)
 
 
 def study_at(tmp_path: Path, tokens: Path, text: str, name: str = "real"):
@@ -60,6 +61,17 @@ def table(study, logs: Path) -> dict[str, states.Row]:
     return {row.run: row for row in states.rows(study, logs, jobs)}
 
 
+def when_ended(rows: Callable, seconds: float, what: str) -> dict[str, states.Row]:
+    """The rows of runs, as soon as all of them have ended."""
+
+    def ended():
+        now = rows()
+        waits = any(row.state in ("pending", "running", "missing") for row in now.values())
+        return None if waits else now
+
+    return wait_for(ended, seconds, what)
+
+
 def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, tokens, tmp_path):
     """Two nodes, tp 2 x pp 2, through both libraries."""
     study = study_at(
@@ -74,14 +86,8 @@ def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, 
     for path in scripts:
         slurm_says("sbatch", path)
 
-    def ended():
-        return all(row.state not in ("pending", "running", "missing") for row in rows().values())
-
-    def rows():
-        return table(study, logs)
-
-    wait_for(ended, 240, "both runs")
-    assert {name: row.state for name, row in rows().items()} == {
+    rows = when_ended(lambda: table(study, logs), 240, "both runs")
+    assert {name: row.state for name, row in rows.items()} == {
         "megatron-tp2-pp2": "complete",
         "deepspeed-pipe-tp2-pp2": "complete",
     }
@@ -138,20 +144,12 @@ def test_each_failure_is_produced_and_told_from_the_others(
 
     wait_for(all_train, 300, "the runs to train")
     rows = table(study, logs)
-    asked = ["scancel", str(rows["ddp-cancel"].job_id)]
-    subprocess.run(asked, env=states.environment(), check=True)
+    slurm_says("scancel", str(rows["ddp-cancel"].job_id))
     os.kill(rank_process(rows["ddp-dp2-crash"].job_id, rank=1), signal.SIGKILL)
     last = nodes_of(rows["ddp-dp4-node"].job_id)[-1]
     testbed.stop_node(last, slurm)
 
-    def both():
-        return table(*limited) | table(study, logs)
-
-    def ended():
-        return all(row.state not in ("pending", "running") for row in both().values())
-
-    wait_for(ended, 240, "every run to end")
-    rows = both()
+    rows = when_ended(lambda: table(*limited) | table(study, logs), 240, "every run to end")
     assert {name: row.state for name, row in rows.items()} == {
         "ddp": "timeout",
         "ddp-cancel": "cancelled",
@@ -245,11 +243,7 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     def folder(run: str) -> Path:
         return logs / HOSTILE / run
 
-    def ended():
-        return all(row.state not in ("pending", "running") for row in table(study, logs).values())
-
-    wait_for(ended, 240, "the end of all four")
-    rows = table(study, logs)
+    rows = when_ended(lambda: table(study, logs), 240, "the end of all four")
     assert {name: row.state for name, row in rows.items()} == {
         lost: "complete",
         again: "complete",
@@ -274,11 +268,11 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     assert not [*ROOT.glob("pwned"), *logs.parent.rglob("pwned")]
 
 
-def slurm_says(*command: str) -> str:
-    done = subprocess.run(
-        command, env=states.environment(), cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+def slurm_says(*command: str, cwd: Path = ROOT) -> str:
+    environment = states.environment()
+    return subprocess.run(
+        command, env=environment, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
 
 
 def nodes_of(job_id: int) -> list[str]:
@@ -327,15 +321,8 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
     slurm, tokens, tmp_path, monkeypatch
 ):
     clone = fresh_clone(tmp_path, tokens, monkeypatch)
-    sent = subprocess.run(
-        "sbatch --parsable --account theirs slurm/*.slurm",
-        shell=True,
-        cwd=clone,
-        env=states.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    literally = ("bash", "-c", "sbatch --parsable --account theirs slurm/*.slurm")
+    sent = slurm_says(*literally, cwd=clone)
     written = [load_study(path.with_suffix(".toml")) for path in clone.glob("slurm/*.slurm")]
     # Slurm refuses the runs of a cluster with GPUs here; the other studies are submitted.
     studies = [study for study in written if study.cluster.name == "local-test"]
@@ -347,7 +334,7 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
         ended = {str(p.parent.relative_to(clone / "logs")) for p in clone.glob("logs/*/*/*.exit")}
         return ended == wanted
 
-    said = clone / f"2-core-gpt2-124m-bf16-{sent.stdout.strip()}.out"
+    said = clone / f"2-core-gpt2-124m-bf16-{sent.strip()}.out"
     try:
         wait_for(done, 400, "every run of every study to end")
     finally:
@@ -361,7 +348,90 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
             assert f"\n#SBATCH --job-name={name}\n" in kept and "\n#SBATCH --array" not in kept
             job = (folder / f"{job_id}.job").read_text()
             assert f"JobName={name}\n" in job and " Account=theirs " in job
-    again = subprocess.run(
-        ["bash", "slurm/layouts.slurm"], cwd=clone, env=states.environment(), capture_output=True
+    assert "nothing to submit" in slurm_says("bash", "slurm/layouts.slurm", cwd=clone)
+
+
+# Its Python is a script that only the image has, so a run that starts is inside.
+PYTHON = "/only/in/the/image/python"
+CLUSTERS = """[contained]
+gpus_per_node = 2
+cores_per_node = 2
+partition = "test"
+gpu_request = "none"
+memory = "1900M"
+time = "00:05:00"
+srun = ["--cpu-bind=none"]
+setup = ["export SET_UP=1"]
+environment = {{ GLOO_SOCKET_IFNAME = "lo" }}
+
+[contained.container]
+runtime = "charliecloud"
+image = "{image}"
+mounts = {mounts}
+python = "{python}"
+"""
+
+
+@pytest.fixture
+def image(tokens, tmp_path):
+    """A folder that ch-run takes for an image: empty places for this machine's own folders."""
+    if shutil.which("ch-run") is None:
+        pytest.skip("charliecloud is not here (apt-get install charliecloud)")
+    root = tmp_path / "image"
+    ours = {"/usr", sys.base_prefix, os.path.realpath(sys.prefix), str(ROOT), str(tmp_path)}
+    mounts = sorted(ours | {os.path.realpath(tokens)})
+    for place in ["/proc", "/sys", "/dev", "/etc", "/tmp", "/only/in/the/image", *mounts]:
+        (root / place.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    for name in ("passwd", "group", "hosts", "resolv.conf"):
+        (root / "etc" / name).touch()
+    python = root / PYTHON.lstrip("/")
+    python.write_text(f'#!/bin/sh\nNCCL_IN_THE_IMAGE=1 exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    tried = ["ch-run", *(f"--bind={mount}" for mount in mounts), str(root), "--", PYTHON, "-V"]
+    done = subprocess.run(
+        tried, env=os.environ | {"USER": "root"}, capture_output=True, text=True, timeout=60
     )
-    assert b"nothing to submit" in again.stdout, again.stderr
+    if "clone" in done.stderr or "unshare" in done.stderr or "user namespace" in done.stderr:
+        pytest.skip(f"this kernel gives no user namespaces: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return root, [mount for mount in mounts if mount != str(ROOT)]  # which the job mounts
+
+
+def test_a_run_trains_in_charliecloud_and_saves_when_its_time_is_over(
+    slurm, image, tokens, tmp_path, monkeypatch
+):
+    """Two nodes; and a line of set-up that fails ends the second run before its training."""
+    root, mounts = image
+    own = tmp_path / "clusters.toml"
+    facts = CLUSTERS.format(image=root, mounts=json.dumps(mounts), python=PYTHON)
+    broken = facts.replace("[contained", "[broken").replace("export SET_UP=1", "source no.sh")
+    own.write_text(facts + broken)
+    monkeypatch.setenv("SCALING_CLUSTERS", str(own))
+    text = "steps = 1000000\nsave_interval = 1000000\nnodes = 2\n[[run]]\nengine = 'ddp'\n"
+    path, logs = study_at(tmp_path, tokens, text, "inside").path, tmp_path / "logs"
+
+    def submitted(cluster: str) -> Callable[[], states.Row]:
+        flags = ["--cluster", cluster, "--logs", str(logs / cluster), "--yes"]
+        assert submit.main([str(path), *flags]) == 0
+        return lambda: table(load_study(path, cluster), logs / cluster)["ddp"]
+
+    row = submitted("contained")
+    wait_for(lambda: row().step > 0 or row().state in states.FAILURES, 240, "the run to train")
+    folder, job_id = logs / "contained/inside/ddp", row().job_id
+    log = (folder / f"{job_id}.out").read_text()
+    assert row().state == "running", log
+    told = reader.read_json_if_whole(folder / "launcher_metadata.json")
+    assert "NCCL_IN_THE_IMAGE" in json.dumps(told), told
+    slurm_says("scancel", "--batch", "--signal=USR1", str(job_id))  # as before the time limit
+    end = when_ended(lambda: {"ddp": row()}, 120, "the run to end")["ddp"]
+    assert end.state == "interrupted", (end, (folder / f"{job_id}.out").read_text())
+    assert end.kind == "time limit" and "time limit: SIGUSR1, saved step" in end.line
+    assert states.read_end(folder, str(job_id))[0] == "time limit"
+
+    row = submitted("broken")
+    end = when_ended(lambda: {"ddp": row()}, 120, "the set-up to fail")["ddp"]
+    assert (end.state, end.kind) == ("failed", "refused"), end
+    assert end.line.startswith("setup: source no.sh: status 1: ")
+    assert not (logs / "broken/inside/ddp/steps.csv").exists()

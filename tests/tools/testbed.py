@@ -2,7 +2,6 @@
 
     python -m tests.tools.testbed up [--nodes 4]      then: export SLURM_CONF=... as it says
     python -m tests.tools.testbed down
-    python -m tests.tools.testbed stop-node node3     a node that dies, to see what happens
 
 It starts slurmctld, munged and one slurmd for each node. All of it lives in one folder (--folder,
 default ~/.cache/scaling-study-slurm); nothing else is written. The nodes are node1, node2 ..., each
@@ -67,7 +66,7 @@ def up(nodes: int, folder: Path = HOME) -> Path:
     Raises:
         UsageError: something is not installed, is up already, or does not start.
     """
-    _check_can_start(nodes, folder)
+    _check_can_start(folder)
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("state", "spool"):
         (folder / part).mkdir(parents=True)
@@ -93,7 +92,7 @@ def up(nodes: int, folder: Path = HOME) -> Path:
     return conf
 
 
-def _check_can_start(nodes: int, folder: Path) -> None:
+def _check_can_start(folder: Path) -> None:
     """Raises: UsageError: something is not installed, is up already, or stands in the way."""
     if missing := missing_packages():
         raise UsageError(
@@ -103,8 +102,6 @@ def _check_can_start(nodes: int, folder: Path) -> None:
         raise UsageError("the test cluster needs root: slurmd starts jobs as their users")
     if alive(folder):
         raise UsageError(f"a cluster is up in {folder}: python -m tests.tools.testbed down")
-    if nodes < 1:
-        raise UsageError(f"--nodes must be positive, not {nodes}")
     conf = folder / "slurm.conf"
     ours = conf.is_file() and "ClusterName=local-test" in conf.read_text(errors="replace")
     if folder.exists() and any(folder.iterdir()) and not ours:  # /etc/slurm, say
@@ -143,11 +140,11 @@ def asked(command: list[str], conf: Path) -> str:
 
 def start(command: list[str], conf: Path) -> None:
     """Start a daemon, which goes to the background by itself."""
+    environment = os.environ | {"SLURM_CONF": str(conf)}
     with (conf.parent / "start.log").open("ab") as log:
-        environment = os.environ | {"SLURM_CONF": str(conf)}
         quiet = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        done = subprocess.run(command, env=environment, **quiet)
-    if done.returncode:
+        status = subprocess.run(command, env=environment, **quiet).returncode
+    if status:
         raise UsageError(f"{command[0]} did not start; see {conf.parent}/*.log")
 
 
@@ -173,37 +170,23 @@ def alive(folder: Path = HOME) -> bool:
     return daemon(folder / "slurmctld.pid") is not None
 
 
-def stop_node(name: str, folder: Path = HOME) -> None:
+def stop_node(name: str, folder: Path) -> None:
     """Take a node away, as when it loses power: its slurmd is killed, and the processes that it
-    started are stopped, so that no connection to them is closed.
-
-    Raises:
-        UsageError: no such node is up.
-    """
-    slurmd = daemon(folder / f"slurmd-{name}.pid")
-    if slurmd is None:
-        raise UsageError(f"no slurmd of {name} runs in {folder}")
-    slurmd.kill()
+    started are stopped, so that no connection to them is closed."""
+    daemon(folder / f"slurmd-{name}.pid").kill()
     send(signal.SIGSTOP, tasks_of(name, folder))
 
 
-def start_node(name: str, folder: Path = HOME) -> None:
+def start_node(name: str, folder: Path) -> None:
     """Start a stopped node again; the processes that were stopped with it are killed."""
-    if not alive(folder):
-        raise UsageError(f"no cluster is up in {folder}")
-    if daemon(folder / f"slurmd-{name}.pid") is not None:
-        raise UsageError(f"{name} is up")
     send(signal.SIGKILL, tasks_of(name, folder))
     start(["slurmd", "-N", name], folder / "slurm.conf")
 
 
 def tasks_of(node: str, folder: Path) -> list[psutil.Process]:
     """The processes of a node's jobs: the step daemons first, then the tasks."""
-    tasks = [
-        process
-        for process in of_cluster(folder)
-        if process.info["environ"].get("SLURMD_NODENAME") == node
-    ]
+    ours = of_cluster(folder)
+    tasks = [task for task in ours if task.info["environ"].get("SLURMD_NODENAME") == node]
     parents = {task.info["ppid"] for task in tasks}
     steps = psutil.process_iter(["name"])
     return [p for p in steps if p.pid in parents and p.info["name"] == "slurmstepd"] + tasks
@@ -254,16 +237,10 @@ def end(processes: list[psutil.Process]) -> None:
 @command_line("tests.tools.testbed")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m tests.tools.testbed", description=__doc__)
-    parser.add_argument("do", choices=("up", "down", "stop-node", "start-node"), help="what to do")
-    parser.add_argument("node", nargs="?", help="the node to stop or to start")
+    parser.add_argument("do", choices=("up", "down"), help="what to do")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes (default: 4)")
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=HOME,
-        metavar="DIR",
-        help=f"where everything of it is (default: {HOME})",
-    )
+    what = f"where everything of it is (default: {HOME})"
+    parser.add_argument("--folder", type=Path, default=HOME, metavar="DIR", help=what)
     arguments = parser.parse_args(argv)
     check_flags(arguments, nodes=(1, 64))
     folder = arguments.folder.absolute()
@@ -271,14 +248,10 @@ def main(argv: list[str] | None = None) -> int:
         conf = up(arguments.nodes, folder)
         print(f"{arguments.nodes} nodes are up. Slurm's commands and slurm.submit find them after:")
         print(f"  export SLURM_CONF={conf}")
-    elif arguments.do == "down":
+    else:
         was = alive(folder)
         down(folder)
         print("down" if was else f"no cluster was up in {folder}")
-    elif arguments.node is None:
-        raise UsageError(f"{arguments.do} which node?")
-    else:
-        (stop_node if arguments.do == "stop-node" else start_node)(arguments.node, folder)
     return 0
 
 
