@@ -87,6 +87,9 @@ def test_every_script_passes_shellcheck():
         assert done.returncode == 0, done.stdout[:2000]
 
 
+TWO = "[[sweep]]\nproduct = { seed = [1, 2] }\n"
+
+
 def header(text: str) -> list[str]:
     """The options that sbatch finds in a script: of the lines before its first command."""
     lines = text.split("\nsettings=(\n")[0].splitlines()
@@ -125,9 +128,9 @@ def run_script(tmp_path, text: str, tools: dict[str, str], output=subprocess.PIP
     )
 
 
-def study_on(tmp_path, **facts):
-    """A study of one run, on a cluster with these facts."""
-    path = tmp_path / "one.toml"
+def study_on(tmp_path, study: str = "one", **facts):
+    """A study of one run, unless its file says otherwise, on a cluster with these facts."""
+    path = tmp_path / f"{study}.toml"
     if not path.exists():
         path.write_text('question = "?"\n[[run]]\n')
     base = {"gpus_per_node": 2, "cores_per_node": 2}
@@ -147,12 +150,9 @@ def seen(tmp_path) -> list[str]:
 
 
 def test_the_header_asks_for_what_the_run_needs(tmp_path):
-    path = tmp_path / "dgx.toml"
-    path.write_text(
-        'question = "?"\ncluster = "jean-zay-v100-32g"\n[slurm]\ntime = "00:20:00"\n'
-        '[[run]]\nengine = "megatron"\npreset = "1.7b"\ngpus = 8\ntp = 4\nglobal_batch = 8\n'
-    )
-    study = load_study(path)
+    run = '[[run]]\nengine = "megatron"\npreset = "1.7b"\ngpus = 8\ntp = 4\nglobal_batch = 8\n'
+    path = study_file(tmp_path / "dgx.toml", f'[slurm]\ntime = "00:20:00"\n{run}')
+    study = load_study(path, "jean-zay-v100-32g")
     text = script(study, ["megatron-tp4-dp2"])
     assert header(text) == [
         "--job-name=megatron-tp4-dp2",
@@ -176,18 +176,16 @@ def test_the_header_asks_for_what_the_run_needs(tmp_path):
 
 
 def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none(tmp_path):
-    path = tmp_path / "two.toml"
+    path = tmp_path / "one.toml"
     path.write_text(
         'question = "?"\n[defaults]\ngpus = 2\n[[run]]\nslurm = { gpu_type = "a100" }\n'
         '[[run]]\nlabel = "b"\nslurm = { gpu_type = "h100-80" }\n'
     )
-    base = {"description": "x", "gpus_per_node": 2, "cores_per_node": 4}
 
     def asked(name: str, **facts) -> list[str]:
-        study = replace(load_study(path), cluster=cluster_of("mine", base | facts, CLUSTERS))
-        return header(script(study, [name]))
+        return header(script(study_on(tmp_path, **facts), [name]))
 
-    assert "--gres=gpu:a100:2" in asked("ddp-dp2") and "--cpus-per-task=4" in asked("ddp-dp2")
+    assert {"--gres=gpu:a100:2", "--cpus-per-task=2"} <= set(asked("ddp-dp2"))
     assert "--gres=gpu:h100-80:2" in asked("ddp-dp2-b")
     others = asked("ddp-dp2", gpu_request="gpus-per-node", cpus_per_task=False)
     assert "--gpus-per-node=a100:2" in others and not any("cpus" in line for line in others)
@@ -237,8 +235,7 @@ def test_what_is_archived_of_a_secretive_cluster_is_whole_private_and_hides_them
     real = f'[[ $* != *record.environment* ]] || PYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
     folder = tmp_path / "logs/one/ddp"
     folder.mkdir(parents=True)
-    (folder / "77.slurm").write_text("of an attempt before")
-    (folder / "77.slurm").chmod(0o644)
+    (folder / "77.slurm").touch(0o644)  # of an attempt before
     tools = {"srun": f'echo "$WANDB_API_KEY" >{tmp_path}/seen', "python": real, "curl": ""}
     done = run_script(tmp_path, text, tools)
     assert done.returncode == 0, done.stderr
@@ -256,7 +253,6 @@ def test_what_is_archived_of_a_secretive_cluster_is_whole_private_and_hides_them
     archived = kept["slurm"].read_text()
     assert archived.count("\n") == text.count("\n")
     assert archived.split("\n)\n", 1)[1] == text.split("\n)\n", 1)[1]  # job.sh is as it was
-    subprocess.run(["bash", "-n", str(kept["slurm"])], check=True)
 
 
 HOSTILE = ["a b", "it's", 'say "x"', "$(touch pwned)", "`touch pwned`", "a\ntouch pwned"]
@@ -266,17 +262,13 @@ HOSTILE += ["; touch pwned", "*"]
 @pytest.mark.parametrize("word", HOSTILE)
 def test_no_value_ever_runs(tmp_path, word):
     """Run the script up to srun, for which a harmless stand-in is put in the path."""
-    base = {"description": word, "gpus_per_node": 2, "cores_per_node": 2}
-    values = {"environment": {"EVIL": word}, "srun": [f"--x={word}"]}
-    values |= {"torchrun": [f"--y={word}"], "scratch": "${HOME}/" + word}
-    where = cluster_of("hostile", base | values, CLUSTERS)
-    (tmp_path / "logs").mkdir()
-    path = tmp_path / f"{word}.toml"
     quoted = word.encode("unicode_escape").decode().replace('"', '\\"')
-    path.write_text(
+    (tmp_path / f"{word}.toml").write_text(
         f'question = "{quoted}"\n[slurm]\nenvironment = {{ MINE = "{quoted}" }}\n[[run]]\n'
     )
-    study = replace(load_study(path), cluster=where)
+    values = {"environment": {"EVIL": word}, "srun": [f"--x={word}"], "description": word}
+    values |= {"torchrun": [f"--y={word}"], "scratch": "${HOME}/" + word}
+    study = study_on(tmp_path, word, **values)
     text = script(study, ["ddp"])
     assert len(header(text)) == 11  # no value has made a line of its own
     tools = {"srun": 'printf "%s\\0" "$EVIL" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'}
@@ -300,8 +292,7 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
         f"[[ ! -d {folder}/77.profiles ]] || touch {folder}/77.profiles/nsys_77_n1.nsys-rep\n"
     }
     if there:
-        tools |= {"nsys": 'echo "$1 of ${2##*/}"', "ibstat": "echo mlx5_0"}
-        tools |= {"nvidia-smi": "echo $*"}
+        tools |= {"nsys": 'echo "$1 of ${2##*/}"', "ibstat": "echo mlx5_0", "nvidia-smi": "echo $*"}
     switches = dict.fromkeys(("NSYS", "NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG"), "1")
     done = run_on(tmp_path, tools, switches)
     assert done.returncode == 0, done.stderr
@@ -417,8 +408,7 @@ LAUNCHER = "torch.distributed.run"
 
 
 def test_the_signal_comes_when_the_site_wants_it(tmp_path):
-    study = study_on(tmp_path, signal_lead_s=300)
-    text = script(study, ["ddp"])
+    text = script(study_on(tmp_path, signal_lead_s=300), ["ddp"])
     assert "--signal=B:USR1@300\n" in text and "\n  lead=300\n" in text
     study = study_on(tmp_path, signal_lead_s=300, time="00:05:00")
     with pytest.raises(UsageError, match="signal_lead_s 300 is not below the time limit 00:05:00"):
@@ -426,8 +416,7 @@ def test_the_signal_comes_when_the_site_wants_it(tmp_path):
 
 
 def test_a_job_of_another_version_ends_with_one_line(tmp_path):
-    study = study_on(tmp_path)
-    text = script(study, ["ddp"]).replace("\nversion=", "\nversion=9")
+    text = script(study_on(tmp_path), ["ddp"]).replace("\nversion=", "\nversion=9")
     tools = {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
     done = run_script(tmp_path, text, tools)
     assert done.returncode == 1 and done.stdout.count("\n") == 1
@@ -438,17 +427,16 @@ def test_a_job_of_another_version_ends_with_one_line(tmp_path):
 
 
 def test_a_script_without_a_run_and_a_setting_that_is_not_known_are_refused(tmp_path):
-    done = run_script(tmp_path, (ROOT / "slurm/job.sh").read_text(), {})
-    assert done.returncode == 2 and "python -m slurm.submit STUDY" in done.stdout
-    study = study_on(tmp_path)
-    text = script(study, ["ddp"]).replace("  ranks=", "  speed=")
-    done = run_script(tmp_path, text, {})
-    assert done.returncode == 2 and "knows no setting speed" in done.stdout
+    unknown = script(study_on(tmp_path), ["ddp"]).replace("  ranks=", "  speed=")
+    without = (ROOT / "slurm/job.sh").read_text()
+    for text, words in ((unknown, "knows no setting speed"), (without, "slurm.submit STUDY")):
+        done = run_script(tmp_path, text, {})
+        assert done.returncode == 2 and words in done.stdout
 
 
 def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alone(tmp_path):
     """The second job of an array: its copy of the script is the one rendered for it alone."""
-    path = study_file(tmp_path / "two.toml", "[[sweep]]\nproduct = { seed = [1, 2] }\n")
+    path = study_file(tmp_path / "two.toml", TWO)
     git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
     (tmp_path / "code").write_text("one\n")
     for words in (["init", "-q"], ["add", "code"], ["commit", "-q", "-m", "first"]):
@@ -475,14 +463,15 @@ def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alo
 
 
 def test_the_names_or_one_script_are_printed_alone(tmp_path, capsys):
-    path = study_file(tmp_path / "few.toml", "[[sweep]]\nproduct = { seed = [1, 2] }\n")
+    path = study_file(tmp_path / "few.toml", TWO)
     study = load_study(path)
-    assert main([str(path), "--list"]) == 0
-    assert capsys.readouterr().out == "ddp-seed1\nddp-seed2\n"
-    assert main([str(path), "--run", "ddp-seed2"]) == 0
-    assert capsys.readouterr().out == script(study, ["ddp-seed2"])
-    assert main([str(path), "--run", "ddp-seed3"]) == 2
-    assert "no run 'ddp-seed3'; it has: ddp-seed1, ddp-seed2" in capsys.readouterr().err
+    for flags, status, printed in (
+        (["--list"], 0, "ddp-seed1\nddp-seed2\n"),
+        (["--run", "ddp-seed2"], 0, script(study, ["ddp-seed2"])),
+        (["--run", "ddp-seed3"], 2, ""),
+    ):
+        assert main([str(path), *flags]) == status
+        assert capsys.readouterr().out == printed
     assert not path.with_suffix(".slurm").exists()
     assert main([str(path)]) == 0
     assert path.with_suffix(".slurm").read_text() == study_script(study)
@@ -613,12 +602,10 @@ def test_a_dry_run_refuses_what_the_real_one_refuses(case, tmp_path, capsys):
 
 def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
     path = tmp_path / "few.toml"
-    path.write_text(
-        'question = "?"\ncluster = "dgx-h200"\n[slurm]\ntime = "02:00:00"\nrequeue = true\n'
-        "[defaults]\nsave_interval = 5\n"
-        "[[sweep]]\nproduct = { nodes = [1, 2], tp = [1, 3] }\ndefaults = { engine = 'megatron' }\n"
-    )
-    assert main([str(path), "--dry-run"]) == 0
+    text = "[slurm]\ntime = '02:00:00'\nrequeue = true\n[defaults]\nsave_interval = 5\n[[sweep]]\n"
+    text += "product = { nodes = [1, 2], tp = [1, 3] }\ndefaults = { engine = 'megatron' }\n"
+    study_file(path, text)
+    assert main([str(path), "--dry-run", "--cluster", "dgx-h200"]) == 0
     out = capsys.readouterr().out
     assert "2 runs on dgx-h200: 192.00 GPU-hours at worst" in out  # of four attempts each
     assert "likewise 1 more: [[sweep]] 1: nodes 2" in out
