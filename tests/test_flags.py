@@ -26,53 +26,48 @@ class Found(BaseException):
     """Thrown by a parser when it is asked to parse."""
 
 
-def parsers_of(command: str, monkeypatch) -> list[argparse.ArgumentParser]:
-    """The command's parser and those of its subcommands."""
+def actions_of(command: str) -> list[argparse.Action]:
+    """What the command's parser and those of its subcommands take."""
 
-    def found(self, *_):
+    def caught(self, *_):
         raise Found(self)
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", found)
-    monkeypatch.setattr(Parser, "parse_known_args", found)
-    module = importlib.import_module(
-        f"{command}.__main__" if (ROOT / command.replace(".", "/")).is_dir() else command
-    )
-    with pytest.raises(Found) as caught:
+    package = (ROOT / command.replace(".", "/")).is_dir()
+    module = importlib.import_module(f"{command}.__main__" if package else command)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Found) as found:
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", caught)
+        patch.setattr(Parser, "parse_known_args", caught)
         inspect.unwrap(module.main)([])
-    parsers = [caught.value.args[0]]
-    for action in parsers[0]._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            parsers += action.choices.values()
-    return parsers
+    actions = found.value.args[0]._actions
+    below = [a.choices.values() for a in actions if isinstance(a, argparse._SubParsersAction)]
+    return actions + [a for parsers in below for parser in parsers for a in parser._actions]
 
 
-def actions_of(command: str, monkeypatch) -> list[argparse.Action]:
-    return [a for parser in parsers_of(command, monkeypatch) for a in parser._actions]
+@pytest.fixture(scope="module")
+def actions() -> list[tuple[str, argparse.Action]]:
+    return [(c, action) for c in COMMANDS if c not in WITHOUT_FLAGS for action in actions_of(c)]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in WITHOUT_FLAGS])
-def test_every_flag_has_a_line_of_help(command, monkeypatch):
-    for action in actions_of(command, monkeypatch):
-        what = action.option_strings or action.metavar or action.dest
+def test_every_flag_has_a_line_of_help(actions):
+    for command, action in actions:
+        what = (command, action.option_strings or action.metavar or action.dest)
         assert action.help or isinstance(action, argparse._SubParsersAction), what
 
 
-def test_a_flag_that_is_a_setting_is_spelled_alike_everywhere(monkeypatch):
+def test_a_flag_that_is_a_setting_is_spelled_alike_everywhere(actions):
     """A command that takes a setting of a run takes it under the trainer's name."""
     flags = {f.metadata["help"]: "--" + f.name.replace("_", "-") for f in fields(RunSpec)}
     assert len(flags) == len(fields(RunSpec))
-    for command in COMMANDS:
-        for action in [] if command in WITHOUT_FLAGS else actions_of(command, monkeypatch):
-            flag = flags.get((action.help or "").partition(" (default")[0])
-            assert flag is None or flag in action.option_strings, (command, flag)
+    for command, action in actions:
+        flag = flags.get((action.help or "").partition(" (default")[0])
+        assert flag is None or flag in action.option_strings, (command, flag)
 
 
-def test_a_flag_takes_one_kind_of_value_in_all_commands(monkeypatch):
+def test_a_flag_takes_one_kind_of_value_in_all_commands(actions):
     """A switch, a number or a text."""
     kinds: dict[str, set] = {}
-    for command in (c for c in COMMANDS if c not in WITHOUT_FLAGS):
-        for action in actions_of(command, monkeypatch):
-            number = action.type in (int, float) or isinstance(action.type, partial)
-            for flag in action.option_strings:
-                kinds.setdefault(flag, set()).add((action.nargs == 0, number))
+    for _, action in actions:
+        number = action.type in (int, float) or isinstance(action.type, partial)
+        for flag in action.option_strings:
+            kinds.setdefault(flag, set()).add((action.nargs == 0, number))
     assert [flag for flag, kind in kinds.items() if len(kind) > 1] == []

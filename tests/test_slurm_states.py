@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -159,14 +158,11 @@ MEMORY = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB",
     "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.91 GiB",
     "RuntimeError: CUDA error: out of memory",
-    "RuntimeError: Triton Error [CUDA]: out of memory",
     "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
     "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't"
     " allocate memory: you tried to allocate 8000000000000 bytes.",
-    "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.",
     "MemoryError",
-    "exit status 1: MemoryError: Unable to allocate 3.00 GiB",
     "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB for an array",
     "OSError: [Errno 12] Cannot allocate memory",
     "[1234.5] python invoked oom-killer: gfp_mask=0xcc0, order=0",
@@ -180,7 +176,6 @@ MEMORY = [
 ]
 ENOUGH_MEMORY = [
     "    except MemoryError:",
-    "    raise MemoryError",
     "GPUMemoryError: 0",
     "srun --oom-kill-step=1 python train.py",
     "oom_kill 0",
@@ -188,7 +183,6 @@ ENOUGH_MEMORY = [
     "a step that runs out of memory is tried again with recompute",
     "out of memory: 9 of 10 refused",
     "JobState=RUNNING MemoryLimit=8G",
-    "STATUS_ALLOC_FAILED = 3",
     "can't allocate memory bandwidth to both",
 ]
 
@@ -573,33 +567,6 @@ def test_ranks_on_nodes_of_the_test_cluster_share_one_machine():
     name = re.search(r"^ClusterName=(.*)$", testbed.CONF, re.MULTILINE)[1]
     assert facts.one_machine({"SLURM_CLUSTER_NAME": name})
     assert not facts.one_machine({"SLURM_CLUSTER_NAME": "jean-zay"}) and not facts.one_machine({})
-
-
-RANK = """
-import time
-from parallel.record.signals_and_hangs import on_signals
-with on_signals() as asked:
-    asked.attend(print, 5.0)
-    print("up", flush=True)
-    while not asked.signal:
-        time.sleep(0.05)
-    print(asked.signal, flush=True)
-"""
-
-
-def test_a_rank_hears_the_signal_before_the_limit_that_its_launcher_ignores():
-    launcher = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
-    command = [sys.executable, "-m", "slurm.forward_signals", *launcher]
-    started = subprocess.Popen(
-        [*command, sys.executable, "-c", RANK], cwd=states.ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert started.stdout.readline() == "up\n"
-    started.send_signal(signal.SIGUSR1)
-    try:
-        assert started.communicate(timeout=30)[0] == "SIGUSR1\n"
-    finally:
-        started.kill()
-    assert started.returncode == 0
 
 
 def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(tmp_path, capfd):

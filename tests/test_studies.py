@@ -267,33 +267,6 @@ def test_a_file_that_is_not_found_changes_no_names_of_runs(tmp_path, monkeypatch
             load_study(path)
 
 
-SHIPPED = [p for p in sorted(ROOT.glob("slurm/**/*.toml")) if p.name != "clusters.toml"]
-
-
-def less_gpus(study, name: str) -> list[dict]:
-    """What the file states of a run, without the GPUs of the nodes that it asks for."""
-    return [{k: v for k, v in layer.items() if k != "gpus"} for _, layer in study.runs[name].layers]
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_run_has_the_same_name_on_every_cluster(path):
-    """Or the study is refused, by one line that names the cluster."""
-    own = load_study(path)
-    assert all(why for _, why in own.left_out)
-    for cluster in clusters.load_clusters():
-        try:
-            other = load_study(path, cluster)
-        except UsageError as error:
-            assert cluster in str(error) and "\n" not in str(error) and cluster != own.cluster.name
-            continue
-        assert other.baseline == own.baseline
-        for name in own.runs.keys() & other.runs.keys():
-            assert less_gpus(own, name) == less_gpus(other, name)
-        # A name that only one cluster has is of a point that the other leaves out.
-        assert len(other.runs.keys() - own.runs.keys()) <= len(own.left_out)
-        assert bool(own.runs.keys() - other.runs.keys()) <= bool(other.left_out)
-
-
 def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
     text = """[[sweep]]
     product = { engine = ["ddp", "megatron"], nodes = [1, 2, 8] }
