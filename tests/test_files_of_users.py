@@ -62,8 +62,6 @@ def test_a_folder_nested_deeper_than_calls_is_walked(tmp_path):
 
 @pytest.mark.parametrize("which", DEEP_TOML)
 def test_nested_toml_is_refused(tmp_path, which):
-    with pytest.raises(ValueError, match="nested deeper than 100 levels"):
-        parse_toml(DEEP_TOML[which])
     (tmp_path / "study.toml").write_text(DEEP_TOML[which])
     with pytest.raises(UsageError, match="study.toml is not TOML: nested deeper than 100 levels"):
         study.load_study(tmp_path / "study.toml")
@@ -77,16 +75,17 @@ def test_what_is_not_deep_is_read():
 
 
 @pytest.mark.parametrize(
-    ("command", "flags"),
+    "line",
     [
-        ("calibrate", ["--runs", "/dev/zero", "--cluster", "dgx-a100"]),
-        ("audit", ["/dev/zero"]),
-        ("report", ["/dev/zero"]),
-        ("checkpoints", ["/dev/zero"]),
-        ("plots", ["/dev/zero", "--out", "/tmp"]),
+        "calibrate --runs /dev/zero --cluster dgx-a100",
+        "audit /dev/zero",
+        "report /dev/zero",
+        "checkpoints /dev/zero",
+        "plots /dev/zero --out /tmp",
     ],
 )
-def test_a_file_without_end_is_refused(command, flags, capsys):
+def test_a_file_without_end_is_refused(line, capsys):
+    command, *flags = line.split()
     assert importlib.import_module(f"analysis.{command}").main(flags) == 2
     said = capsys.readouterr().err
     assert "/dev/zero" in said and said.count("\n") == 1
@@ -98,28 +97,23 @@ def test_a_loop_of_links_is_refused(tmp_path, capsys):
     assert "loop" in capsys.readouterr().err
 
 
-RUNS_FILES = ("status.json", "steps.csv", "training_metrics.json", "checkpoints.csv", "9.state")
-RUNS_FILES += ("breakdown/rank0.csv",)
+RUNS_FILES = "status.json steps.csv training_metrics.json checkpoints.csv 9.state"
 
 
-@pytest.mark.parametrize("name", RUNS_FILES)
+@pytest.mark.parametrize("name", [*RUNS_FILES.split(), "breakdown/rank0.csv"])
 def test_no_file_of_a_run_is_waited_for(tmp_path, name):
     """A pipe that nobody writes, where a run's file should be."""
     run = write(tmp_path / "run", facts("study", None))
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
-    calls = {
-        "checkpoints.csv": lambda: read_saves(run),
-        "9.state": lambda: read_json(run / name),
-        "breakdown/rank0.csv": lambda: _raised(read_breakdown(run, 1)[1]),
-    }
-    with pytest.raises(UsageError, match=f"{Path(name).name}: not a regular file"):
+    words = f"{Path(name).name}: not a regular file"
+    if name == "breakdown/rank0.csv":
+        assert words in read_breakdown(run, 1)[1][0]
+        return
+    calls = {"checkpoints.csv": lambda: read_saves(run), "9.state": lambda: read_json(run / name)}
+    with pytest.raises(UsageError, match=words):
         calls.get(name, lambda: read_run(run))()
-
-
-def _raised(problems):
-    raise UsageError("; ".join(problems))
 
 
 def test_a_trace_that_inflates_to_gigabytes_is_refused(tmp_path, monkeypatch):

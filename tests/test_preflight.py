@@ -7,9 +7,8 @@ import pytest
 from parallel.config.clusters import Container
 from parallel.config.study import load_study
 from slurm import preflight
-from tests.conftest import write_prepared
+from tests.conftest import study_file, write_prepared
 
-HEAD = 'question = "which?"\ncluster = "local-test"\n[defaults]\npreset = "tiny"\n'
 TWO = "[[sweep]]\nproduct = { seed = [1, 2] }\n"
 
 
@@ -20,16 +19,11 @@ def problems(tmp_path, monkeypatch):
     data = write_prepared(tmp_path / "data", 5000)
 
     def found(text: str, where: str = "local-test", **changes) -> list[str]:
-        path = tmp_path / "two.toml"
-        path.write_text(HEAD + f'data = "{data}"\n' + text)
+        path = study_file(tmp_path / "two.toml", f'[defaults]\ndata = "{data}"\n{text}')
         study = load_study(path, where)
         return preflight.problems(study, replace(study.cluster, **changes), tmp_path / "logs")
 
     return found
-
-
-def test_a_study_that_can_start_has_no_problem(problems):
-    assert problems(TWO) == []
 
 
 @pytest.mark.parametrize(
@@ -45,10 +39,7 @@ def test_a_study_that_can_start_has_no_problem(problems):
 def test_each_problem_is_found_once_for_all_runs(problems, text, words):
     (problem,) = problems(text)
     assert words in problem and "\n" not in problem
-
-
-def test_a_gpu_cluster_gives_what_a_gpu_run_needs(problems):
-    assert problems("precision = 'fp16'\n" + TWO, "dgx-a100") == []
+    assert problems(TWO) == problems("precision = 'fp16'\n" + TWO, "dgx-a100") == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(problems, tmp_path):
