@@ -8,12 +8,7 @@ from pathlib import Path
 
 import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedTokenizerBase
 
 from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
@@ -38,7 +33,9 @@ class HuggingFaceGPT(nn.Module):
         of = architecture(config)
         self.model_type, model = of.model_type, getattr(transformers, of.name)
         settings = hugging_face_config(config) | {"use_cache": False}
-        self.add_module(of.model_type, model(AutoConfig.for_model(of.model_type, **settings)))
+        self.add_module(
+            of.model_type, model(transformers.AutoConfig.for_model(of.model_type, **settings))
+        )
         if config.position == "rope":
             # DeepSpeed's zero.Init rounds what the class computes them from to 16 bits.
             self.theirs.model.rotary_emb.inv_freq = rope_frequencies(config)
@@ -69,8 +66,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     try:
         files = tokenizer_files(path)
         if files in ([path], [path / "tokenizer.json"]):
-            return PreTrainedTokenizerFast(tokenizer_file=str(files[0]))
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            return transformers.PreTrainedTokenizerFast(tokenizer_file=str(files[0]))
+        return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # transformers raises whatever its parsers raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"no tokenizer at {path}: {reason}") from error

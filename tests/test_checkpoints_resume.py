@@ -11,7 +11,8 @@ import pytest
 from parallel import forked_ranks
 from parallel.checkpoint import folders
 from parallel.checkpoint.rank_files import Reader
-from tests.checkpoint_worker import save_of
+from parallel.record.reader import read_checkpoints, read_run
+from tests.checkpoint_worker import RULES, SIZES, save_of
 from tests.conftest import ROOT, run_module
 
 # The first writes the checkpoint that the others go on from; the last one's goes back to the first.
@@ -152,33 +153,22 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
 
 def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, tmp_path):
     out, found = trained("gpt2")
-    folder = out / "megatron-tp2-pp2"
-    flags = ["--n-layer", "4", "--hidden", "32", "--n-head", "4", "--vocab-size", "257"]
-    flags += ["--max-seq-len", "16", "--steps", "4", "--lr", "1e-2", "--min-lr", "1e-3"]
-    flags += ["--warmup-steps", "1", "--global-batch", "8", "--device", "cpu"]
-    flags += ["--data", str(tokens), "--out", str(tmp_path / "run")]
-    load = str(folder / folders.name_of(2))
-    done = run_module("parallel.train", *flags, "--load", load)
-    assert done.returncode == 0, done.stderr
-    rows = (tmp_path / "run" / "steps.csv").read_text().splitlines()[1:]
-    assert [row.split(",")[0] for row in rows] == ["3", "4"]
-    for row, theirs in zip(rows, found["straight"][NAMES["gpt2"][0]][2:], strict=True):
-        assert abs(float(row.split(",")[2]) - theirs[0]) <= 2e-4
-    events = (tmp_path / "run" / "checkpoints.csv").read_text().splitlines()
-    assert events[0] == "event,step,blocked_s,total_s,bytes,ranks,problem"
-    assert events[1].startswith("load,2,")
-    assert "this run differs from it" not in done.stdout
+    load = str(out / "megatron-tp2-pp2" / folders.name_of(2))
+    settings = SIZES | RULES | {"device": "cpu", "data": tokens, "load": load}
 
-    flags[flags.index("--global-batch") + 1], flags[-1] = "4", str(tmp_path / "smaller")
-    smaller = run_module("parallel.train", *flags, "--seed", "7", "--load", load)
-    assert "at iteration 2; this run differs from it: global_batch 4 not 8, seed 7 not 1234\n" in (
-        smaller.stdout
-    )
+    def train(folder, **changes) -> str:
+        flags = []
+        for name, value in (settings | changes | {"out": folder}).items():
+            flags += ["--" + name.replace("_", "-"), str(value)]
+        done = run_module("parallel.train", *flags)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-
-def test_a_manifest_says_what_it_is(trained):
-    out, _ = trained("gpt2")
-    manifest = folders.verify(out / "megatron-tp2-pp2" / folders.name_of(2))
-    assert manifest["layout"]["tp"] == manifest["layout"]["pp"] == 2
-    assert manifest["adam_step"] == manifest["data"]["next_step"] == 2
-    assert len(manifest["files"]) == manifest["world_size"] == 4
+    assert "this run differs from it" not in train(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert [step["step"] for step in run.steps] == [3, 4]
+    for step, theirs in zip(run.steps, found["straight"][NAMES["gpt2"][0]][2:], strict=True):
+        assert abs(step["loss"] - theirs[0]) <= 2e-4
+    assert [(e["event"], e["step"]) for e in read_checkpoints(run.path)] == [("load", 2)]
+    differs = "at iteration 2; this run differs from it: global_batch 4 not 8, seed 7 not 1234\n"
+    assert differs in train(tmp_path / "smaller", global_batch=4, seed=7)

@@ -342,34 +342,30 @@ def test_a_llama_whose_hidden_size_its_heads_do_not_divide_has_no_class(tmp_path
     assert Qwen3ForCausalLM.from_pretrained(tmp_path / "theirs").num_parameters()
 
 
-def test_an_output_layer_that_is_not_tied_is_refused_and_one_that_repeats_it_is_not(tmp_path):
-    theirs(tmp_path / "gpt2")
-    path = tmp_path / "gpt2" / "model.safetensors"
-    tensors = load_file(path)
-    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
-    save_file(tensors, path, metadata={"format": "pt"})
-    import_hugging_face(tmp_path / "gpt2", tmp_path / "weights")
-    tensors["lm_head.weight"][0, 0] += 1
-    save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(UsageError, match="lm_head.weight differs from wte.weight"):
-        import_hugging_face(tmp_path / "gpt2", tmp_path / "weights2")
-
-
-def test_old_names_and_several_files_are_read(tmp_path):
+def test_old_names_a_repeated_output_layer_and_several_files_are_read(tmp_path):
     model = theirs(tmp_path / "gpt2")
     path = tmp_path / "gpt2" / "model.safetensors"
     # as the released GPT-2 names them: no prefix, and the causal masks in the file
     tensors = {n.removeprefix("transformer."): t for n, t in load_file(path).items()}
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 16, 16)
+    tensors["lm_head.weight"] = tensors["wte.weight"].clone()
     path.unlink()
     names = sorted(tensors)
     parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
-    for part, inside in parts.items():
-        save_file({n: tensors[n] for n in inside}, tmp_path / "gpt2" / part)
     index = {"weight_map": {n: part for part, inside in parts.items() for n in inside}}
     (tmp_path / "gpt2" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    def save() -> None:
+        for part, inside in parts.items():
+            save_file({n: tensors[n] for n in inside}, tmp_path / "gpt2" / part)
+
+    save()
     import_hugging_face(tmp_path / "gpt2", tmp_path / "weights")
     assert_same_logits(ours(tmp_path / "weights"), model)
+    tensors["lm_head.weight"][0, 0] += 1  # it is not tied
+    save()
+    with pytest.raises(UsageError, match="lm_head.weight differs from wte.weight"):
+        import_hugging_face(tmp_path / "gpt2", tmp_path / "weights2")
 
 
 def read_all(folder) -> dict[str, torch.Tensor]:

@@ -121,7 +121,7 @@ def python(program: str, *words: object, **how) -> subprocess.Popen:
 
 def two_ranks(program, folder):
     """The exit codes and (stdout, stderr) of two processes given their rank and a folder."""
-    ranks = [python(program, rank, folder) for rank in (0, 1)]
+    ranks = [python(RANKS + program, rank, folder) for rank in (0, 1)]
     said = [rank.communicate(timeout=240) for rank in ranks]
     return [rank.returncode for rank in ranks], said
 
@@ -133,7 +133,7 @@ assert mean(rank == 1) == mean(True) == (1.5, True)
 assert mean() == (1.5, False)
 dist.destroy_process_group()
 """
-    codes, said = two_ranks(RANKS + program, tmp_path)
+    codes, said = two_ranks(program, tmp_path)
     assert codes == [0, 0], said
 
 
@@ -157,7 +157,7 @@ with Watchdog(folder / 'hang', rank, 2, 1.0, lambda why: print(why, flush=True))
     checkpointer.write_rank_file = hangs
     saver.save(2)
 """
-    codes, said = two_ranks(RANKS + program, tmp_path)
+    codes, said = two_ranks(program, tmp_path)
     assert codes == [1, 1], said
     assert said[0][0].startswith("patient ['']") and said[1][0].startswith("patient []"), said
     for out, _ in said:
@@ -183,7 +183,7 @@ for behind in (False, True):
 del saver
 dist.destroy_process_group()
 """
-    codes, said = two_ranks(RANKS + program, tmp_path)
+    codes, said = two_ranks(program, tmp_path)
     assert codes == [0, 0], said
     assert said[0][0] == "['', 'File too large', '']\n" * 2 and said[1][0] == "[]\n[]\n", said
     for behind in ("False", "True"):
@@ -281,18 +281,12 @@ def test_a_rank_that_waits_for_the_gpu_is_not_the_one_that_hangs(tmp_path):
     ):
         assert signals_and_hangs._waits(frames) == waits, frames
 
-    def report(rank: int, ticks: int, waits: bool, at: str) -> dict:
-        return {"rank": rank, "ticks": ticks, "waits": waits, "at": at}
-
-    reads = report(1, 10, False, "data.py:5 read")
-    others = [report(0, 11, True, "clock.py:9 lap"), report(2, 11, True, "ddp.py:7 step")]
-    hangs = "no progress for 9 s: rank 1 hangs at data.py:5 read"
-    assert signals_and_hangs.verdict([*others, reads], 3, 9.0) == hangs
+    reads = {"rank": 1, "ticks": 10, "waits": False, "at": "data.py:5 read"}
+    others = [{"rank": rank, "ticks": 11, "waits": True, "at": "ddp.py:7 step"} for rank in (0, 2)]
     # One that waits where nobody knows it got further than the one that it waits for.
-    assert (
-        signals_and_hangs.verdict([reads, report(0, 11, False, "x.py:1 f"), others[1]], 3, 9.0)
-        == hangs
-    )
+    for waits in (True, False):
+        told = signals_and_hangs.verdict([reads, others[0] | {"waits": waits}, others[1]], 3, 9.0)
+        assert told == "no progress for 9 s: rank 1 hangs at data.py:5 read"
     behind = signals_and_hangs.verdict([reads | {"waits": True}, *others], 3, 9.0)
     assert "rank 1 is furthest behind, at data.py:5 read" in behind
 
@@ -406,21 +400,19 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     assert moved in (run / "train.log").read_text()
 
 
-def test_a_run_does_not_load_from_the_attempt_that_it_would_move(tmp_path):
-    run = tmp_path / "run"
-    a_stopped_run(run)
-    spec = resolve(("test", {"save_interval": 2, "lr": 1e-2, "load": str(run)}))
-    with pytest.raises(UsageError, match="is in the folder of the run itself: give another --out"):
-        attempts.begin(spec, {"run": "ddp"}, RunFolder(run))
-    assert not (run / "attempts").exists()
-
-
-def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path):
-    (tmp_path / "ck" / folders.name_of(20)).mkdir(parents=True)
-    spec = resolve(("test", {"load": str(tmp_path / "ck"), "steps": 20}))
-    with pytest.raises(UsageError, match="step-00000020 is the state after all of the run's 20"):
-        attempts.begin(spec, {"run": "ddp"}, RunFolder(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"lr": 1e-2}, "is in the folder of the run itself: give another --out"),
+        ({"lr": 1e-2, "steps": 2}, "step-00000002 is the state after all of the run's 2 steps"),
+    ],
+)
+def test_what_a_run_cannot_begin_with_is_refused_before_anything_moves(settings, why, tmp_path):
+    a_stopped_run(tmp_path)
+    spec = resolve(("test", {"save_interval": 2, "load": str(tmp_path), **settings}))
+    with pytest.raises(UsageError, match=why):
+        attempts.begin(spec, {"run": "ddp"}, RunFolder(tmp_path))
+    assert not (tmp_path / "attempts").exists()
 
 
 def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):

@@ -47,23 +47,14 @@ def test_presets_have_the_released_and_the_printed_parameter_counts():
 
 def test_msize_presets_are_the_published_shapes(shared):
     text = (shared / "published" / "seed003_jeanzay_v100.csv").read_text()
-    rows = csv.DictReader(text.splitlines())
-    shapes = {
-        f"msize-{r['params_b']}b": (int(r["layers"]), int(r["hidden"]), int(r["heads"]))
-        for r in rows
-        if r["hidden"]
-    }
+    rows = [row for row in csv.DictReader(text.splitlines()) if row["hidden"]]
+    sizes = ("layers", "hidden", "heads")
+    shapes = {f"msize-{row['params_b']}b": tuple(int(row[k]) for k in sizes) for row in rows}
     del shapes["msize-50b"]  # the 16 GB table's label for the shape that is 52B elsewhere
-    ours = {
-        name: (c.n_layer, c.hidden, c.n_head)
-        for name, c in PRESETS.items()
-        if name.startswith("msize-")
-    }
+    msize = {name: config for name, config in PRESETS.items() if name.startswith("msize-")}
     # 181B is in the checkpoint-save table alone, by size: a shape that holds as many parameters.
-    billions = PRESETS["msize-181b"].n_params / 1e9
-    assert billions == pytest.approx(181, rel=0.01)
-    assert ours.pop("msize-181b") == (64, 15360, 32)
-    assert ours == shapes
+    assert msize.pop("msize-181b").n_params == pytest.approx(181e9, rel=0.01)
+    assert {name: (c.n_layer, c.hidden, c.n_head) for name, c in msize.items()} == shapes
 
 
 def test_parameter_count_is_what_the_model_holds():

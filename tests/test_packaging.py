@@ -34,7 +34,7 @@ def test_every_package_has_one_exact_version_inside_its_range(said):
 def test_every_folder_of_code_is_installed(said):
     folders = {
         str(path.parent.relative_to(ROOT)).replace("/", ".")
-        for room in ("models", "parallel", "slurm", "analysis")
+        for room in ("base", "models", "parallel", "slurm", "analysis")
         for path in (ROOT / room).rglob("*.py")
     }
     assert folders <= set(said["packages"])

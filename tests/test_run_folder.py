@@ -110,7 +110,6 @@ def test_a_consequence_makes_room_for_what_is_known_later(tmp_path):
     ("reason", "kind"),
     [
         ("", Kind.UNKNOWN),
-        ("exit status 143", Kind.UNKNOWN),
         ("exit status 1: srun: error: node2: task 1: Exited with exit code 1", Kind.UNKNOWN),
         ("exit status 1: KeyError: 'a'", Kind.RAISED),
         ("OutOfMemoryError: CUDA out of memory. Tried to (rank 0)", Kind.MEMORY),
@@ -161,22 +160,15 @@ def put(folder, *names: str, text: str = "mine") -> None:
         (folder / name).write_text(text)
 
 
-@pytest.mark.parametrize("what", ["home", "study", "another tool's run", "link", "file"])
-def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path, what, capsys):
-    mine = tmp_path / "mine"
+@pytest.mark.parametrize("name", ["mine", "study", "link", "mine/thesis.tex"])
+def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path, name, capsys):
+    """Neither what another tool left, nor a folder of runs, a link to it or a file in it."""
+    out, mine = tmp_path / name, tmp_path / "mine"
     put(mine, "thesis.tex", "train.log", "checkpoints/epoch-1.pt")
-    if what == "study":
-        mine = tmp_path / "study"
-        begun(mine / "ddp")
-    elif what == "another tool's run":
-        put(mine, "run.json", text='{"run": "mine", "model": "gpt", "state": "finished"}')
-        put(mine, "status.json", text='{"state": "complete"}')
-    out = mine
-    if what == "link":
-        out = tmp_path / "link"
-        out.symlink_to(mine)
-    elif what == "file":
-        out = mine / "thesis.tex"
+    put(mine, "run.json", text='{"run": "mine", "model": "gpt", "state": "finished"}')
+    put(mine, "status.json", text='{"state": "complete"}')
+    (tmp_path / "link").symlink_to(mine)
+    begun(tmp_path / "study" / "ddp")
     before = tree(tmp_path)
     with pytest.raises(UsageError):
         RunFolder(out).begin(FACTS)
@@ -347,10 +339,8 @@ def test_what_is_no_number_is_null_in_json(tmp_path):
     [
         ("layout", 5, "layout cannot be 5"),
         ("spec.steps", "20", "spec.steps cannot be '20'"),
-        ("layout.dp", 10**30, r"layout.dp cannot be 1000"),
         ("layout.dp", 2, "world_size 1 in layout is not tp 1 x cp 1 x dp 2 x pp 1"),
         ("layout.micro_batch", 7, "micro_batch 1 in spec, 7 in layout"),
-        ("host.cores", float("nan"), "host.cores cannot be nan"),
         ("run", "\ud800", "run cannot be"),
         ("run", "", "it names no run"),
         ("load", {"cpu_s": float("inf")}, "load.cpu_s cannot be inf"),

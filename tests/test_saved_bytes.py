@@ -79,26 +79,6 @@ def test_a_disk_that_fails_at_any_block_or_sync_is_an_error(tmp_path, monkeypatc
     assert threading.active_count() == threads
 
 
-def test_blocks_go_on_while_one_sync_is_slow_and_no_second_one_begins(tmp_path, monkeypatch):
-    begun, all_summed, ticks, syncs = threading.Event(), threading.Event(), [], []
-
-    def fsync(handle):
-        syncs.append("begins")
-        begun.set()
-        assert all_summed.wait(2), "the blocks wait for a sync"
-        syncs.append("ends")
-
-    def tick():
-        assert begun.wait(2), "no sync begins before the last block"
-        ticks.append(1)
-        if len(ticks) == 9:
-            all_summed.set()
-
-    monkeypatch.setattr(storage.os, "fsync", fsync)
-    write_blocks(tmp_path / "file", [b"1"] * 9, tick)
-    assert syncs == ["begins", "ends"] * 2  # the slow one, and the last of all
-
-
 def test_an_error_that_the_disk_tells_once_is_not_lost_when_the_next_sync_begins(
     tmp_path, monkeypatch
 ):

@@ -1,7 +1,6 @@
 """A weights-only folder is whole or not there, says so when it was altered, and costs 2 bytes."""
 
 import json
-import math
 import os
 import re
 from dataclasses import replace
@@ -103,11 +102,8 @@ def edited(**changes):
         (lambda f: os.truncate(f / "config.json", 50), "config.json is damaged"),
         (lambda f: (f / "config.json").write_text("{}"), "no weights-only folder of ours"),
         *((edited(dtype=d), "is damaged|holds") for d in ("fp16", "fp8", ["bf16"])),
-        *(
-            (edited(model=m), "is damaged|holds")
-            for m in (None, {"n_layer": math.nan}, {"n_layer": 10**9})
-        ),
-        *((edited(safetensors=s), "is damaged|holds") for s in (None, {"bytes": -1})),
+        *((edited(model=m), "is damaged|holds") for m in (None, {"n_layer": 10**9})),
+        *((edited(safetensors=s), "is damaged") for s in (None, {"bytes": -1})),
     ],
 )
 def test_an_altered_folder_is_refused_and_the_file_named(folder, harm, why):

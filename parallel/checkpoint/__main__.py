@@ -12,7 +12,7 @@ from pathlib import Path
 
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
 from base.errors import Parser, UsageError, command_line
-from base.storage import refuse_existing
+from base.storage import BYTES, refuse_existing
 from models.config import GPTConfig
 from parallel.checkpoint import folders
 
@@ -57,14 +57,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parallel.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="read every byte and compare checksums")
-    what = "checkpoints, folders of them, run folders"
-    verify.add_argument("paths", type=Path, nargs="+", metavar="PATH", help=what)
+    verify.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="what to read")
     exporting = commands.add_parser("export", help="write the full weights alone")
-    what = "a checkpoint, a folder of them or a run folder"
-    exporting.add_argument("path", type=Path, metavar="PATH", help=what)
+    exporting.add_argument("path", type=Path, metavar="PATH", help="what to read")
     exporting.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
-    what = "of the weights (default: bf16)"
-    exporting.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help=what)
+    dtypes = {"choices": tuple(BYTES), "default": "bf16", "help": "default: bf16"}
+    exporting.add_argument("--dtype", **dtypes)
     arguments = parser.parse_args(argv)
     if arguments.command == "export":
         print(_export(arguments.path, arguments.out, arguments.dtype))

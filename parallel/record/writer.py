@@ -12,17 +12,7 @@ from typing import Any, TextIO
 
 from base.errors import UsageError
 from base.storage import as_json, write_json, write_synced
-from parallel.record import schema
-from parallel.record.ends import (
-    COMPLETE,
-    CONSEQUENCES,
-    FAILED,
-    FULL,
-    INTERRUPTED,
-    RUNNING,
-    Kind,
-    kind_of_error,
-)
+from parallel.record import ends, schema
 from parallel.record.lock import FolderLock
 from parallel.record.process import this_process
 from parallel.record.reader import holds_attempt, read_json_if_whole, read_status
@@ -52,7 +42,7 @@ class RunFolder:
         """
         with self.locked():
             aside = self._keep_result() if go_on else self.set_aside()
-            self._write_status(RUNNING, "", "", 0)
+            self._write_status(ends.RUNNING, "", "", 0)
             for name in (schema.MARKER, schema.METRICS):
                 (self.path / name).unlink(missing_ok=True)
             self.update(facts)
@@ -113,7 +103,7 @@ class RunFolder:
 
     def _keep_result(self) -> Path | None:
         """Copy a complete attempt's facts, steps, status and result to attempts/<n>/."""
-        if read_status(self.path).get("state") != COMPLETE:
+        if read_status(self.path).get("state") != ends.COMPLETE:
             return None
         aside = self._next_attempt()
         for name in (schema.RUN, schema.STEPS, schema.STATUS, schema.METRICS, schema.MARKER):
@@ -131,11 +121,11 @@ class RunFolder:
         try:
             self.sync()
             write_json(self.path / schema.METRICS, metrics)
-            self._write_status(COMPLETE, "", remark, 0)
+            self._write_status(ends.COMPLETE, "", remark, 0)
             write_synced(self.path / schema.MARKER, marker + "\n")
         except OSError as error:
             reason = f"{type(error).__name__}: {error} (rank 0)"
-            self._write_status(FAILED, kind_of_error(error), reason, 0)
+            self._write_status(ends.FAILED, ends.kind_of_error(error), reason, 0)
             (self.path / schema.MARKER).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self.close()
@@ -143,7 +133,7 @@ class RunFolder:
         self.log(marker)
         self.close()
 
-    def fail(self, kind: Kind, reason: str, rank: int) -> None:
+    def fail(self, kind: ends.Kind, reason: str, rank: int) -> None:
         """Record that the run failed. The first reason stays: later ones follow from it.
 
         rank: -1 where the caller is no rank but what started the ranks. It leaves the status alone
@@ -151,25 +141,25 @@ class RunFolder:
         """
         if rank == -1 and self.lock.is_held_by_another():
             return
-        if self.path.is_dir() and read_status(self.path).get("state") in (None, RUNNING):
-            self._write_status(FAILED, kind, reason, rank)
+        if self.path.is_dir() and read_status(self.path).get("state") in (None, ends.RUNNING):
+            self._write_status(ends.FAILED, kind, reason, rank)
             with contextlib.suppress(OSError):  # it is not there, or nothing can be written
                 (self.path / schema.MARKER).unlink()
 
-    def explain(self, kind: Kind, reason: str) -> None:
+    def explain(self, kind: ends.Kind, reason: str) -> None:
         """Replace the reason of a failed run where it only follows from what is known now."""
         status = read_status(self.path)
-        if status.get("state") == FAILED and status["kind"] in CONSEQUENCES:
-            self._write_status(FAILED, kind, reason, status.get("rank", -1))
+        if status.get("state") == ends.FAILED and status["kind"] in ends.CONSEQUENCES:
+            self._write_status(ends.FAILED, kind, reason, status.get("rank", -1))
 
-    def interrupt(self, kind: Kind, reason: str) -> None:
+    def interrupt(self, kind: ends.Kind, reason: str) -> None:
         """Record that the run was stopped and can go on.
 
         Raises:
             UsageError: the folder was deleted.
         """
         self._check_there()
-        self._write_status(INTERRUPTED, kind, reason, 0)
+        self._write_status(ends.INTERRUPTED, kind, reason, 0)
         self.close()
 
     def close(self) -> None:
@@ -188,7 +178,7 @@ class RunFolder:
         try:
             write_json(path, status)
         except OSError as error:
-            if state != FAILED:
+            if state != ends.FAILED:
                 raise
             _write_over(path, as_json(status), error)
 
@@ -311,7 +301,7 @@ def _disk_may_be_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in ends.FULL:
             raise
 
 
@@ -321,7 +311,7 @@ def _write_over(path: Path, text: str, why: OSError) -> None:
     A run that fails writes this last. Where it cannot be written it is printed.
     """
     try:
-        if why.errno not in FULL:
+        if why.errno not in ends.FULL:
             raise why
         with path.open("rb+") as file:
             file.write(text.encode())
