@@ -1,6 +1,5 @@
 """FLOPs: each convention against a number somebody else printed."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -48,6 +47,8 @@ def test_tflops_divide_by_seconds_and_gpus():
 GEMMA = {"activation": "swiglu", "bias": False}  # its GELU gate has the FLOPs of a SiLU gate
 GEMMA_7B = GPTConfig(28, 3072, 16, 256128, ffn_hidden=24576, kv_channels=256, **GEMMA)
 GEMMA_2B = GPTConfig(18, 2048, 8, 256128, ffn_hidden=16384, n_kv_head=1, **GEMMA)
+SUPERBENCH = GPTConfig(32, 4096, 32, vocab_size=50304, max_seq_len=2048)
+SUPERBENCH_RATE = 2048 * 2048 / 74.4949 / 16
 MPT_13B = GPTConfig(40, 5120, 40, vocab_size=50368, max_seq_len=2048)
 LLAMA2, LLAMA3 = PRESETS["llama2-7b"], PRESETS["llama3-405b"]
 QWEN3_14B = preset(
@@ -72,54 +73,20 @@ QWEN3_14B = preset(
         ("megatron", LLAMA2, 129024, 4 * 129024, 72826.86e12),
         # The README of NVIDIA's dgxc-benchmarking: 9.479 s, on 256 GB200.
         ("megatron-full", LLAMA3, 8192, 128 * 8192 / 9.479 / 256, 1134.50e12),
+        # A log of Primus: 14947.2 ms on 8 GPUs; of torchtitan: 6,922 tokens/s of a GPU.
+        ("megatron-full", PRESETS["llama3-8b"], 8192, 128 * 8192 / 8 / 14.9472, 507.8e12),
+        ("palm", QWEN3_14B, 4096, 6922, 650.69e12),
+        # A log of Megatron-DeepSpeed in superbenchmark: 74494.9 ms on 16 GPUs. It takes 3/4 of the
+        # paper's equation 3 with recomputation, and so of the output layer's 6 h V.
+        ("sc21", SUPERBENCH, 2048, SUPERBENCH_RATE, 150.62e12 + 6144 * 50304 * SUPERBENCH_RATE),
         # llm-foundry's benchmarks' README: tokens/s of an H100. Its P has the position embedding.
         ("palm", MPT_13B, 2048, 307209 / 64, 394.3653e12 - 6 * 2048 * 5120 * 307209 / 64),
     ],
 )
 def test_others_printed_what_is_counted(convention, config, seq_len, tokens, printed):
     per_token = flops.CONVENTIONS[convention](config, seq_len, False)
-    rel = 5e-3 if convention == "6n" else 1.3e-4  # as it is rounded
+    rel = 5e-3 if convention == "6n" else 1.5e-4  # as it is rounded
     assert per_token * tokens == pytest.approx(printed, rel=rel)
-
-
-TITAN = "pytorch+torchtitan/run58-flex-lm-head-no-reshard-compile-bf16-lbs5-no-flight-recorder.log"
-
-
-@pytest.mark.parametrize(
-    ("log", "line", "counted", "tokens_per_s"),
-    [
-        (
-            "AMD-AGI+Primus/log.txt",
-            r"elapsed time per iteration \(ms\): 14947\.2 .*GPU\): (507.8) ",
-            (PRESETS["llama3-8b"], 8192, "megatron-full"),
-            128 * 8192 / 8 / 14.9472,
-        ),
-        (
-            TITAN,
-            r"tps: 6,922 .*tflops: (650\.69) ",
-            (QWEN3_14B, 4096, "palm"),
-            6922,
-        ),
-    ],
-    ids=["primus", "titan"],
-)
-def test_logs_of_llamas_print_what_is_counted(shared, log, line, counted, tokens_per_s):
-    """TFLOP/s of one iteration from its own seconds or tokens/s, both as rounded as they print."""
-    text = re.sub(r"\x1b\[[\d;]*m", "", (shared / "logs" / log).read_text(errors="replace"))
-    printed = float(re.search(line, text)[1])
-    config, seq_len, convention = counted
-    found = flops.CONVENTIONS[convention](config, seq_len, False)
-    assert found * tokens_per_s / 1e12 == pytest.approx(printed, rel=5e-4)
-
-
-def test_sc21_is_what_megatron_deepspeed_printed_but_for_its_output_layer(shared):
-    """Without recomputation it takes 3/4 of equation 3, and so of the output layer's 6 h V."""
-    log = shared / "logs" / "microsoft+superbenchmark" / "megatron_deepspeed.log"
-    found = re.search(r"\(ms\): (74494\.9) .*TFLOPs: (150\.62) ", log.read_text())
-    gpt, gpus = GPTConfig(32, 4096, 32, vocab_size=50304, max_seq_len=2048), 16
-    counted = flops.sc21(gpt, 2048, False) - 1.5 * 4096 * 50304
-    rate = counted * 2048 * 2048 / (float(found[1]) / 1e3) / gpus / 1e12
-    assert rate == pytest.approx(float(found[2]), abs=0.01)
 
 
 def test_only_an_embedding_that_does_a_matrix_product_counts_in_palm():

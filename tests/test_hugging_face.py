@@ -1,5 +1,6 @@
 """Weights go to Hugging Face's classes and back: the same logits; what cannot go is refused."""
 
+import functools
 import json
 import os
 import subprocess
@@ -330,16 +331,14 @@ def test_a_model_that_no_class_has_is_refused_with_what_the_classes_have(tmp_pat
         resolve(("test", sizes))
 
 
-def test_a_llama_whose_hidden_size_its_heads_do_not_divide_has_no_class(tmp_path):
+def test_a_llama_whose_hidden_size_its_heads_do_not_divide_has_no_class():
     config = replace(LLAMA, hidden=34, kv_channels=8)
     with pytest.raises(UsageError, match="hidden a multiple of n_head 4, not 34"):
         hugging_face_config(config)
     LlamaConfig(**hugging_face_config(replace(LLAMA, kv_channels=12)))
     with pytest.raises(Exception, match="34"):
         LlamaConfig(**hugging_face_config(LLAMA) | {"hidden_size": 34})
-    weights_of(replace(config, qk_norm=True), tmp_path / "weights")
-    export_hugging_face(tmp_path / "weights", tmp_path / "theirs")
-    assert Qwen3ForCausalLM.from_pretrained(tmp_path / "theirs").num_parameters()
+    Qwen3Config(**hugging_face_config(replace(config, qk_norm=True)))
 
 
 def test_old_names_a_repeated_output_layer_and_several_files_are_read(tmp_path):
@@ -418,16 +417,13 @@ class Malicious:
         return os.mkdir, (os.environ["PICKLE_RAN"],)
 
 
-@pytest.mark.parametrize("direction", ["import", "export"])
-def test_a_pickle_is_refused_with_what_to_do_and_never_runs(
-    tmp_path, monkeypatch, capsys, direction
-):
+@pytest.mark.parametrize(
+    ("direction", "write"), [("import", theirs), ("export", functools.partial(weights_of, SMALL))]
+)
+def test_a_pickle_is_refused_and_never_runs(direction, write, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PICKLE_RAN", str(tmp_path / "ran"))
     folder = tmp_path / "folder"
-    if direction == "import":
-        theirs(folder)
-    else:
-        weights_of(SMALL, folder)
+    write(folder)
     (folder / "model.safetensors").unlink()
     torch.save(Malicious(), folder / "pytorch_model.bin")
     capsys.readouterr()

@@ -18,7 +18,6 @@ from analysis.logs.readers import read
 from analysis.logs.verdict import judge
 from base.errors import UsageError
 from parallel.checkpoint import attempts, folders
-from parallel.config import duration
 from parallel.config.settings import resolve
 from parallel.record import ends, signals_and_hangs
 from parallel.record.ends import Kind
@@ -31,8 +30,8 @@ SMALL = ["--n-layer", "1", "--hidden", "16", "--n-head", "2", "--max-seq-len", "
 SMALL += ["--eval-steps", "1", "--device", "cpu", "--global-batch", "4"]
 
 
-def start(folder: Path, tokens: Path, steps: int, *flags: str, ranks: int = 2):
-    return start_training(folder, tokens, ranks, *SMALL, "--steps", str(steps), *flags)
+def start(folder: Path, tokens: Path, steps: int, *flags: str):
+    return start_training(folder, tokens, 2, *SMALL, "--steps", str(steps), *flags)
 
 
 def end(launcher: subprocess.Popen) -> None:
@@ -339,8 +338,7 @@ os._exit(0)
 """
     process = python(program)
     out, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors[-2000:]
-    assert min(eval(out.splitlines()[-1])) > 3
+    assert process.returncode == 0 and min(json.loads(out.splitlines()[-1])) > 3, errors[-2000:]
 
 
 def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
@@ -363,10 +361,6 @@ def a_stopped_run(folder: Path) -> None:
 
 def settings_of(**changed) -> dict:
     return resolve(("test", {"save_interval": 2, **changed})).settings()
-
-
-def test_every_circumstance_is_a_setting():
-    assert set(settings_of()) >= duration.CIRCUMSTANCES
 
 
 def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, capsys):
@@ -392,8 +386,7 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     assert not (run / "RUN_COMPLETE.txt").exists()
     (run / "status.json").write_text("")  # a crash, of a disk that lost it
     assert begin(steps=80) == run / "checkpoints"
-    earlier = json.loads((run / "run.json").read_text())["attempts"]
-    assert earlier[-1]["reason"] == "status.json is missing or damaged"
+    assert read_run(run).facts["attempts"][-1]["reason"] == "status.json is missing or damaged"
     assert begin(steps=10) is None
     moved = capsys.readouterr().out
     assert moved.startswith(f"moved the earlier attempt to {run}/attempts/2; this run starts from")
