@@ -4,8 +4,7 @@ import ast
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.test_architecture import sources
+from tests.test_architecture import FILES
 
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 NEVER = {"read_pickle", "unsafe_load", "full_load", "unpickle"}
@@ -28,12 +27,12 @@ def unpickles(source: str) -> list[str]:
                 found.append(f"{node.lineno}: {name} unpickles its metadata")
         if not isinstance(node, ast.Call):
             continue
-        said = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+        flags = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
         called = ast.unparse(node.func)
         if called in ("torch.load", "torch.serialization.load"):
-            if said.get("weights_only") is not True:
+            if flags.get("weights_only") is not True:
                 found.append(f"{node.lineno}: {called} without weights_only=True")
-        elif said.get("allow_pickle") not in (None, False) or said.get("weights_only") is False:
+        elif flags.get("allow_pickle") not in (None, False) or flags.get("weights_only") is False:
             found.append(f"{node.lineno}: {called} is told to unpickle")
         elif called.rpartition(".")[2] in NEVER:
             found.append(f"{node.lineno}: {called}")
@@ -43,9 +42,9 @@ def unpickles(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_source_can_unpickle(path):
-    assert unpickles(path.read_text()) == []
+def test_no_source_can_unpickle():
+    findings = {str(path): unpickles(path.read_text()) for path in FILES}
+    assert len(findings) > 150 and {path: found for path, found in findings.items() if found} == {}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from analysis import profile
 from analysis.logs.record import Refusal
+from base.errors import UsageError
 from parallel.config.settings import resolve
 from parallel.record import facts
 from tests import fixture_runs
@@ -29,12 +30,11 @@ Generating '/tmp/nsys-report-9.qdstrm'
 
 def test_the_first_published_profile_keeps_its_figures(shared):
     file = "kadamrahul18+GPT2-Optimization/baseline_2026-01-26__nsys_stats_gn-0011.txt"
-    found = profile.read_profile(shared / "logs" / file)
-    said = profile.notes(found)
-    name = ":DeepSpeedEngine.allreduce_gradients"
-    assert f"all-reduce: 40.8% in {name}, 42,748 calls" in said
-    assert any(line.endswith("of the GPU's time in 42,748 kernels") for line in said)
-    ranges = [row for row in found.rows if row["kind"] == "range"]
+    first = profile.read_profile(shared / "logs" / file)
+    notes = " ".join(profile.notes(first))
+    assert "all-reduce: 40.8% in :DeepSpeedEngine.allreduce_gradients, 42,748 calls" in notes
+    assert "of the GPU's time in 42,748 kernels" in notes
+    ranges = [row for row in first.rows if row["kind"] == "range"]
     backward = next(row for row in ranges if "backward" in row["name"])
     assert (backward["total_s"], backward["share"]) == pytest.approx((2765.967562725, 0.539))
     n = 14244 * 2 + 15680 + 42748 + 8 + 14212 + 8 + 788 + 8 + 4
@@ -70,16 +70,15 @@ def test_ranges_of_one_name_inside_each_other_count_as_the_time_that_they_cover(
 
 def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
     path = tmp_path / "trace_rank3.json.gz"
-    path.write_bytes(
-        gzip.compress(json.dumps({"traceEvents": TRACE, "distributedInfo": {"rank": 3}}).encode())
-    )
-    found = profile.read_profile(path)
-    assert (found.rank, found.steps, found.profiled_s) == (3, 1, pytest.approx(100e-6))
-    own = {row["name"]: row["total_s"] for row in found.rows if row["kind"] == "operator"}
+    content = json.dumps({"traceEvents": TRACE, "distributedInfo": {"rank": 3}})
+    path.write_bytes(gzip.compress(content.encode()))
+    trace = profile.read_profile(path)
+    assert (trace.rank, trace.steps, trace.profiled_s) == (3, 1, pytest.approx(100e-6))
+    own = {row["name"]: row["total_s"] for row in trace.rows if row["kind"] == "operator"}
     assert own == {"aten::mm": pytest.approx(30e-6), "aten::linear": pytest.approx(10e-6)}
-    (backward,) = (row for row in found.rows if row["name"] == "train/backward")
+    (backward,) = (row for row in trace.rows if row["name"] == "train/backward")
     assert backward["of_time"] == pytest.approx(0.6)
-    assert "all-reduce: 25.0% in gloo:all_reduce, 1 calls" in profile.notes(found)
+    assert "all-reduce: 25.0% in gloo:all_reduce, 1 calls" in profile.notes(trace)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +103,9 @@ def test_a_cut_or_unknown_profile_is_one_line_and_the_rest_is_read(
     with pytest.raises(Refusal):
         profile.read_profile(tmp_path / "bad" / "profiles" / name)
     assert profile.main([str(tmp_path / "bad"), str(tmp_path / "good")]) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and name in said.err and why in said.err
-    assert "16.8%" in said.out
-    assert "520 calls" in said.out
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and name in printed.err and why in printed.err
+    assert "16.8%" in printed.out and "520 calls" in printed.out
 
 
 def test_a_profiled_run_is_in_no_headline(tmp_path, capsys):
@@ -130,10 +128,9 @@ def test_a_profiled_run_is_in_no_headline(tmp_path, capsys):
 
 
 def test_rank_0_traces_its_ranges(tokens, tmp_path):
-    flags = ["--max-seq-len", "32", "--device", "cpu", "--steps", "3", "--eval-steps", "1"]
-    flags += ["--profile-steps", "2-3"]
-    out = ["--data", str(tokens), "--out", str(tmp_path / "run")]
-    done = run_module("parallel.train", *flags, *out, ranks=2)
+    flags = "--max-seq-len 32 --device cpu --steps 3 --eval-steps 1 --profile-steps 2-3".split()
+    flags += ["--data", str(tokens), "--out", str(tmp_path / "run")]
+    done = run_module("parallel.train", *flags, ranks=2)
     assert done.returncode == 0, done.stderr
     profiles, refused = profile.profiles_at(tmp_path / "run")
     (traced,) = profiles.values()
@@ -145,8 +142,6 @@ def test_rank_0_traces_its_ranges(tokens, tmp_path):
 
 @pytest.mark.parametrize("steps", ["3-50", "0-2", "4-3", "a-b", "", "1-2-3"])
 def test_steps_that_are_not_there_are_refused(steps):
-    from base.errors import UsageError
-
     with pytest.raises(UsageError, match="profile_steps"):
         resolve(("test", {"profile_steps": steps}))
 
@@ -156,12 +151,11 @@ def test_steps_that_are_not_there_are_refused(steps):
     [("dur", {"a": 1}), ("ts", None), ("dur", float("nan")), ("name", [[]])],
 )
 def test_an_event_that_no_profiler_writes_refuses_its_trace_alone(tmp_path, capsys, key, value):
-    event = {"ph": "X", "name": "forward", "ts": 0, "dur": 5, "cat": "cpu_op", "pid": 1, "tid": 1}
     for run, changes in (("a", {}), ("b", {key: value})):
         (tmp_path / run / "profiles").mkdir(parents=True)
-        trace = {"traceEvents": [event | changes], "distributedInfo": 5}
+        trace = {"traceEvents": [event("cpu_op", "forward", 0, 5) | changes], "distributedInfo": 5}
         (tmp_path / run / "profiles" / "rank0.json").write_text(json.dumps(trace))
     assert profile.main([str(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert "a/rank0.json" in said.out.replace("a: rank0", "a/rank0") and "forward" in said.out
-    assert said.err.count("\n") == 1 and f"{key} {value}" in said.err
+    printed = capsys.readouterr()
+    assert "a: rank0.json" in printed.out and "forward" in printed.out
+    assert printed.err.count("\n") == 1 and f"{key} {value}" in printed.err

@@ -32,14 +32,10 @@ def test_a_cell_is_the_number_it_starts_with(text, value):
 
 def test_remarks_of_other_peoples_tables_become_columns(tmp_path):
     path = tmp_path / "rows.csv"
-    lines = [
-        "gpus,notes",
-        "8,ID 3; LINT tp*pp*dp=32 != gpus 16; log lost",
-        "8,first iteration after resume",
-        "",
-        "8,gradients in bf16; FULL_SHARD",
-    ]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(
+        "gpus,notes\n8,ID 3; LINT tp*pp*dp=32 != gpus 16; log lost\n"
+        "8,first iteration after resume\n\n8,gradients in bf16; FULL_SHARD\n"
+    )
     names = ("lint", "warm_up", "gradients")
     rows = read_csv(path).rows
     assert [tuple(row.text(name) for name in names) for row in rows] == [

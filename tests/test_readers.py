@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,23 +22,28 @@ from analysis.logs.load import load, read_all
 from analysis.logs.parsing import packed
 from analysis.logs.parsing.facts_elsewhere import from_name
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.readers import NAMES, read
+from analysis.logs.readers import NAMES, nanogpt, read
 from analysis.logs.record import Refusal
 from analysis.logs.verdict import judge, timed
 from base.errors import UsageError
+from parallel.config.settings import resolve
+from parallel.record.lines import iteration_line
 from tests.conftest import ROOT
 from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
 from tests.tools.mlperf_tree import line as mlperf
 
 
-def megatron(iteration, ms=1000.0, planned=100, loss=2.5, consumed=True, extra=""):
-    samples = f" consumed samples: {iteration * 8:12d} |" if consumed else ""
+def megatron(iteration, ms=1000.0, planned=100, loss=2.5):
     return (
-        f" iteration {iteration:8d}/{planned:8d} |{samples} elapsed time per iteration (ms):"
-        f" {ms:.1f} | learning rate: 1.000E-04 | global batch size: {8:5d} |"
-        f" lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 1.250 |{extra}"
-        f" number of skipped iterations: {0:3d} | number of nan iterations: {0:3d} |\n"
+        f" iteration {iteration:8d}/{planned:8d} | consumed samples: {iteration * 8:12d} |"
+        f" elapsed time per iteration (ms): {ms:.1f} | learning rate: 1.0E-04 | global batch size:"
+        f"     8 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 1.250 |"
+        " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
     )
+
+
+def iterations(numbers, ms=1000.0, **how):
+    return "".join(megatron(i, ms + i, **how) for i in numbers)
 
 
 RUN = "".join(megatron(i, ms=1000.0 + i, loss=3.0 - i / 100) for i in range(1, 41))
@@ -58,8 +62,6 @@ def log(tmp_path):
 def times(record):
     return record.steps["step_s"].tolist()
 
-
-# --- one line of each format ---------------------------------------------------------------
 
 LINES = tomllib.loads((ROOT / "tests" / "log_lines.toml").read_text())
 FORMATS = {kind: (row.pop("line"), row) for kind, row in LINES.items()}
@@ -80,7 +82,6 @@ def test_differences_of_a_cumulative_clock_are_step_times(log):
         f"step:{i}/3 train_loss:9.0 train_time:{100 * i}ms step_avg:100.00ms\n" for i in (2, 3)
     )
     record = read(log(source + lines))
-    assert record.steps["iteration"].tolist() == [1, 2, 3]
     assert np.isnan(record.steps["step_s"][:2]).all() and record.steps["step_s"][2] == 0.1
     assert record.step_stats()["mean"] == 0.1 and record.completed
 
@@ -126,28 +127,24 @@ def test_golden_values_leave_out_what_is_not_a_number(log):
 
 def test_a_loss_of_nan_outside_of_iteration_lines_is_counted_and_diverged(log):
     golden = {"lm loss": series({"1": 10.5, "2": 10.4, "3": "nan"})}
-    timed_too = golden | {"iteration-time": series({"1": 9.0, "2": 8.5, "3": 0.95})}
+    times_too = golden | {"iteration-time": series({"1": 9.0, "2": 8.5, "3": 0.95})}
     losses = "".join(mlperf(3000, "eval_loss", value) for value in (2.5, float("nan")))
     run = mlperf(2000, "run_start") + losses + mlperf(62000, "run_stop", status="success")
-    epoch = (
-        "Rank 0 Epoch {} timing breakdown:\n Train Loss: {}\n Total epoch time: 9.5 seconds\n"
-        " Training compute time: 9.0 seconds\n"
-    )
-    ranks = (
-        epoch.format(0, "2.5") + epoch.format(1, "nan") + "Epoch 1: train loss nan, val loss nan\n"
+    ranks = "".join(
+        f"Rank 0 Epoch {i} timing breakdown:\n Train Loss: {loss}\n Total epoch time: 9.5 seconds\n"
+        f" Training compute time: 9.0 seconds\n"
+        for i, loss in ((0, "2.5"), (1, "nan"))
     )
     for text, name, count in (
         (json.dumps(golden), "golden.json", "1 of 3 iterations"),
-        (json.dumps(timed_too), "timed.json", "1 of 3 iterations"),
+        (json.dumps(times_too), "timed.json", "1 of 3 iterations"),
         (run, "result_0.txt", "1 times"),
-        (ranks, "epochs.log", "2 times"),
+        (ranks + "Epoch 1: train loss nan, val loss nan\n", "epochs.log", "2 times"),
     ):
         judged = judge(read(log(text, name)))
         (flag,) = (flag.text for flag in judged.flags if flag.kind == "loss")
-        assert judged.verdict == "diverged" and "the loss is NaN" in flag and count in flag, name
+        assert judged.verdict == "diverged" and count in flag, name
 
-
-# --- what stands around the lines ----------------------------------------------------------
 
 PREFIXES = (b"1: ", b"vm-07: ", b"[default7]:", b"2024-05-14 10:22:15,123 INFO ", b"\xff\xfe\x00 ")
 PREFIXES += (b"\x1b[32m[rank-7/8]\x1b[0m ", b"\x1b[32m")
@@ -179,8 +176,7 @@ def test_a_cut_number_is_no_number(log, kind):
 
 
 def test_a_last_line_without_its_newline_counts_when_every_field_is_there(log):
-    numbers = {"nanotron": "n: 2", "nanoGPT": "iter 10", "nanochat": "00122"}
-    numbers["torchtitan"] = "step: 10"
+    numbers = {"nanotron": "n: 2", "nanoGPT": "iter 10", "nanochat": "122", "torchtitan": "p: 10"}
     for kind, number in numbers.items():
         line, _ = FORMATS[kind]
         last = line.splitlines(keepends=True)[-1].replace(number, number[:-1] + "9")
@@ -219,17 +215,15 @@ def test_lines_that_several_ranks_print_count_once(log, ranks, note):
 
 
 def test_where_iterations_do_not_follow_each_other_it_is_noted(log):
-    resumed = read(log("".join(megatron(i, 1000.0 + i) for i in (50, 51, 52, 60)), "a.out"))
+    resumed = read(log(iterations((50, 51, 52, 60)), "a.out"))
     assert "resumed" in " ".join(resumed.notes) and "1 gaps" in " ".join(resumed.notes)
-    every_ten = read(log("".join(megatron(i, 1000.0 + i) for i in (10, 20, 30)), "b.out"))
+    every_ten = read(log(iterations((10, 20, 30)), "b.out"))
     assert every_ten.interval == 10 and not every_ten.notes
-    two = read(log(megatron(1, 1000.0).rstrip("\n") + megatron(2, 1100.0)))  # on one line
-    assert two.steps["iteration"].tolist() == [1, 2] and times(two) == [1.0, 1.1]
-    first = "".join(megatron(i, 1000.0) for i in range(1, 7))
-    again = "".join(megatron(i, 1200.0) for i in range(4, 9))
-    record = read(log(first + "restarting\n" + again))
-    assert record.steps["iteration"].tolist() == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
-    assert "line 8: iterations go back from 6 to 4" in record.notes
+    two = read(log(iterations((1, 2)).replace("\n", "")))
+    assert two.steps["iteration"].tolist() == [1, 2] and times(two) == [1.001, 1.002]
+    again = read(log(iterations(range(1, 7)) + "restarting\n" + iterations(range(4, 9), 1200.0)))
+    assert again.steps["iteration"].tolist() == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    assert "line 8: iterations go back from 6 to 4" in again.notes
 
 
 def test_source_code_in_a_log_is_not_read(log):
@@ -251,25 +245,12 @@ DUMPS = {
 
 @pytest.mark.parametrize("form", DUMPS)
 def test_argument_dumps_of_every_form_are_read(log, form):
-    arguments = {
-        "world_size": 64,
-        "tensor_model_parallel_size": 4,
-        "pipeline_model_parallel_size": 8,
-        "micro_batch_size": 2,
-        "global_batch_size": 1024,
-        "seq_length": 2048,
-        "num_layers": 48,
-        "hidden_size": 8192,
-    }
-    text = "".join(DUMPS[form].format(*item) for item in arguments.items())
-    record = read(log(text + RUN))
-    sizes = (record.gpus, record.tp, record.pp, record.micro_batch, record.seq_len)
-    assert sizes == (64, 4, 8, 2, 2048)
-    assert record.model == {"n_layer": 48, "hidden": 8192}
-    assert record.origin["tp"] == "log"
+    arguments = {"world_size": 64, "tensor_model_parallel_size": 4, "num_layers": 48}
+    arguments |= {"pipeline_model_parallel_size": 8, "micro_batch_size": 2, "hidden_size": 8192}
+    record = read(log("".join(DUMPS[form].format(*item) for item in arguments.items()) + RUN))
+    assert (record.gpus, record.tp, record.pp, record.micro_batch) == (64, 4, 8, 2)
+    assert record.model == {"n_layer": 48, "hidden": 8192} and record.origin["tp"] == "log"
 
-
-# --- what a log states ---------------------------------------------------------------------
 
 STATED = tomllib.loads((ROOT / "tests" / "log_facts.toml").read_text())
 
@@ -282,9 +263,6 @@ def test_what_a_log_states_is_read(log, case):
     record = read(log(text))
     assert {name: getattr(record, name) for name in facts} == facts
     assert all(word in " ".join(record.notes) for word in words)
-
-
-# --- how it ended --------------------------------------------------------------------------
 
 
 SLURM = "slurmstepd: error: *** STEP 1 ON n1 CANCELLED AT 2021-05-23T08:46:02"
@@ -317,15 +295,12 @@ def test_the_line_that_proves_how_a_run_ended_is_found(log, line):
         read(log(f"When it says `{line}`, then the run died.\n", "page.txt"))
 
 
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.bin'"
+
+
 @pytest.mark.parametrize("who", ("", "0: ", "[rank0]:", "\x1b[31m"))
 @pytest.mark.parametrize(
-    "raised",
-    (
-        "RuntimeError: No CUDA GPUs are available",
-        "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.bin'",
-        "torch.distributed.DistStoreError: no peer",
-        "AssertionError",
-    ),
+    "raised", (NO_FILE, "torch.distributed.DistStoreError: x", "AssertionError")
 )
 def test_a_traceback_is_shown_by_what_it_raised(log, who, raised):
     quoted = "    raise RuntimeError('KeyError: in the code, not raised')"
@@ -356,30 +331,26 @@ def test_slurms_words_without_its_frame_prove_no_end(log, before, said):
 
 
 WHOSE_END = {
-    "a rank raised": (
-        RAISED + CLOSING + FAILED_RANK + BAD_EXIT,
-        "traceback",
-        "ValueError: the data",
-    ),
-    "a rank was killed": (PEER + CLOSING + KILLED + BAD_EXIT, "traceback", "Signal 9 (SIGKILL)"),
-    "its peers saw it": (PEER + CLOSING + FAILED_RANK + BAD_EXIT, "nccl", "Connection reset"),
-    "a hang": (CLOSING + FAILED_RANK + BAD_EXIT, "traceback", "Traceback"),
-    "scancel": (TOLD_TO_STOP + CLOSING + BAD_EXIT, "cancelled", "Received 15 death signal"),
+    "a rank raised": (RAISED + CLOSING + FAILED_RANK, "traceback", "ValueError: the data"),
+    "a rank was killed": (PEER + CLOSING + KILLED, "traceback", "Signal 9 (SIGKILL)"),
+    "its peers saw it": (PEER + CLOSING + FAILED_RANK, "nccl", "Connection reset"),
+    "a hang": (CLOSING + FAILED_RANK, "traceback", "Traceback"),
+    "scancel": (TOLD_TO_STOP + CLOSING, "cancelled", "Received 15 death signal"),
     "scancel of the step": (BAD_EXIT.split("\n")[2] + "\n" + CLOSING, "cancelled", "STEP 7.0"),
-    "srun's word alone": (BAD_EXIT, None, ""),
+    "srun's word alone": ("", None, ""),
 }
 
 
 @pytest.mark.parametrize("case", WHOSE_END)
 def test_what_is_done_to_the_others_after_a_failure_is_not_its_cause(log, case):
     text, kind, proof = WHOSE_END[case]
-    failure = read(log(RUN + text)).failure
+    failure = read(log(RUN + text + BAD_EXIT)).failure
     assert (failure and failure.kind) == kind
-    assert failure is None or proof.split("\n")[0] in failure.line
+    assert failure is None or proof in failure.line
 
 
 def test_a_traceback_after_completion_is_no_failure(log):
-    finished = "".join(megatron(i, 1000.0 + i, planned=40) for i in range(1, 41))
+    finished = iterations(range(1, 41), planned=40)
     record = read(log(finished + "Traceback (most recent call last):\nOSError: plots\n"))
     assert record.completed and record.failure is None
     assert any("after the run had completed" in note for note in record.notes)
@@ -392,45 +363,27 @@ def test_a_run_that_died_before_its_first_iteration_is_a_run(log):
     assert record.gpus == 16 and record.seq_len == 2048 and len(record.steps) == 0
 
 
-# --- values from elsewhere -----------------------------------------------------------------
-
-
-def test_a_name_is_the_weakest_origin(log):
+def test_a_fact_keeps_its_strongest_origin(log):
     name = "61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out"
-    assert from_name(name) == {
-        "params": 61e9,
-        "micro_batch": 2,
-        "pp": 16,
-        "dp": 1,
-        "n_micro": 512,
-    }
-    record = read(log("  micro_batch_size ...... 4\n" + RUN, name), flags={"dp": 2})
-    assert (record.micro_batch, record.origin["micro_batch"]) == (4, "log")
-    assert (record.dp, record.origin["dp"]) == (2, "flag")
-    assert (record.pp, record.origin["pp"]) == (16, "from name")
-
-
-def test_a_sidecar_fills_what_the_log_does_not_say(log):
-    path = log("  micro_batch_size ...... 4\n" + RUN)
-    path.with_name("job.out.toml").write_text("gpus = 64\nmicro_batch = 8\nhidden = 1024\n")
-    record = read(path)
-    assert (record.gpus, record.origin["gpus"]) == (64, "sidecar")
-    assert record.micro_batch == 4 and record.model["hidden"] == 1024
+    facts = {"params": 61e9, "micro_batch": 2, "pp": 16, "dp": 1, "n_micro": 512}
+    assert from_name(name) == facts
+    path = log("  micro_batch_size ...... 4\n" + RUN, name)
+    path.with_name(name + ".toml").write_text("gpus = 64\nmicro_batch = 8\nhidden = 1024\n")
+    record = read(path, flags={"dp": 2})
+    origins = {"micro_batch": (4, "log"), "gpus": (64, "sidecar"), "dp": (2, "flag")}
+    origins["pp"] = (16, "from name")
+    assert {name: (getattr(record, name), record.origin[name]) for name in origins} == origins
+    assert record.model["hidden"] == 1024
     assert "micro_batch: log says 4, sidecar says 8" in record.notes
 
 
-# --- bad input -----------------------------------------------------------------------------
-
 BAD = {
-    "empty": (b"", "empty file"),
-    "prose": (b"Nothing was trained here.\n", "no format that is known"),
-    "a profile": (b"Time (%)  Total Time (ns)\n", "a profile, no log"),
-    "bars": (b"\r 10%|# | 1/10 [00:01<00:09, 1.2it/s]", "only progress bars"),
-    "cut golden": (
-        b'{"iteration-time": {"start_step": 1, "step_interval": 1, "values": {',
-        "damaged",
-    ),
-    "cut metrics": (b'{"schema_version": "2.0", "epochs": [], "training_config": {', "damaged"),
+    "empty": ("", "empty file"),
+    "prose": ("Nothing was trained here.\n", "no format that is known"),
+    "a profile": ("Time (%)  Total Time (ns)\n", "a profile, no log"),
+    "bars": ("\r 10%|# | 1/10 [00:01<00:09, 1.2it/s]", "only progress bars"),
+    "golden": ('{"lm loss": {"start_step": 1, "step_interval": 1, "values": {', "damaged"),
+    "metrics": ('{"schema_version": "2.0", "epochs": [], "training_config": {', "damaged"),
 }
 
 
@@ -461,68 +414,40 @@ def test_a_page_that_quotes_a_log_is_no_log(log, tmp_path):
         load([tmp_path])
 
 
-@pytest.mark.parametrize(
-    "name", ("README.md", "CHANGELOG.md", "parallel/measure/training_metrics.py", "models/gpt.py")
-)
-def test_words_alone_make_no_run_whatever_the_file_is_called(log, name):
-    with pytest.raises(Refusal, match="no format that is known|no iteration"):
-        read(log((ROOT / name).read_bytes(), "notes.txt"))
-
-
-@pytest.mark.parametrize(
-    "flags", (["tflops", "--baseline"], ["scaling", "--baseline"], ["compare"])
-)
-def test_a_table_reads_each_log_once(log, monkeypatch, flags):
-    paths = [log(RUN, f"n{gpus}-gpus{gpus}.out") for gpus in (1, 2, 4, 8)]
-    opened = []
-    read_it = Log.__init__
+@pytest.mark.parametrize("command", ("tflops", "scaling", "compare"))
+def test_a_table_reads_each_log_once(log, monkeypatch, command):
+    paths = [str(log(RUN, f"n{gpus}-gpus{gpus}.out")) for gpus in (1, 2, 4, 8)]
+    opened, read_it = [], Log.__init__
     monkeypatch.setattr(Log, "__init__", lambda *at: (opened.append(at[1]), read_it(*at))[1])
-    command, *more = flags
-    names = [paths[0].name for _ in more]
-    main = importlib.import_module(f"analysis.{command}").main
-    main([*map(str, paths[: 2 if command == "compare" else 4]), *more, *names])
+    flags = paths[:2] if command == "compare" else [*paths, "--baseline", "n1-gpus1.out"]
+    importlib.import_module(f"analysis.{command}").main(flags)
     assert opened and sorted(opened) == sorted(set(opened))
 
 
 @pytest.mark.parametrize("jobs", (1, 2))
 def test_a_readers_own_defect_refuses_its_file_and_shows_the_others(log, monkeypatch, jobs):
-    from analysis.logs.readers import nanogpt
-
-    def broken(log, record):
-        return [][1]
-
-    monkeypatch.setitem(vars(nanogpt.FORMAT), "scan", broken)
+    monkeypatch.setitem(vars(nanogpt.FORMAT), "scan", lambda log, record: [][1])
     good, bad = log(RUN, "good.out"), log(FORMATS["nanoGPT"][0], "bad.out")
     records, (refusal,) = read_all([bad, good], jobs=jobs)
     assert [record.source for record in records] == [str(good)]
     assert refusal.source == str(bad) and "\n" not in refusal.reason
-    assert "a defect of the reader, not of the file" in refusal.reason
-    assert "IndexError: list index out of range" in refusal.reason
-    assert re.search(r"test_readers\.py:\d+", refusal.reason)
-
-
-# --- digits and long lines ------------------------------------------------------------------------
+    assert re.search(
+        r"a defect of the reader.* IndexError: .*\(test_readers\.py:\d+", refusal.reason
+    )
 
 
 def test_a_line_of_50_megabytes_is_read(log):
     filler = "x" * 5000
-    lines = (megatron(i, 1000.0 + i).rstrip("\n") + filler for i in range(1, 10_001))
-    path = log("".join(lines))
-    assert path.stat().st_size > 50e6
-    assert len(read(path).steps) == 10_000
+    path = log("".join(megatron(i).rstrip("\n") + filler for i in range(1, 10_001)))
+    assert path.stat().st_size > 50e6 and len(read(path).steps) == 10_000
 
 
-# --- folders -------------------------------------------------------------------------------
-
-
-def test_the_same_bytes_in_two_files_are_noted(tmp_path):
-    (tmp_path / "a.log").write_text(RUN)
-    shutil.copy(tmp_path / "a.log", tmp_path / "b.log")
-    (tmp_path / "c.log").write_text(RUN.replace("1001.0", "1009.0"))  # as long
+def test_the_same_bytes_in_two_files_are_noted(log, tmp_path):
+    for name, text in (("a.log", RUN), ("b.log", RUN), ("c.log", RUN.replace("1001.0", "1009.0"))):
+        log(text, name)
     a, b, c = load([tmp_path])[0]
     assert (a.copy_of, b.copy_of, c.copy_of) == ("", str(tmp_path / "a.log"), "")
     assert b.notes[-1].startswith(f"the same evidence as {tmp_path / 'a.log'} (SHA-256 ")
-    assert np.isfinite(b.steps["step_s"]).all()
 
 
 def test_links_that_form_a_loop_end_and_each_log_is_read_once(log, tmp_path):
@@ -566,8 +491,6 @@ def test_what_stands_beside_a_log_in_a_wrong_type_is_refused(log, name, content,
         read(path)
 
 
-# --- bytes that change no fact ---------------------------------------------------------------
-
 NEUTRAL = {
     "a byte order mark": lambda text: b"\xef\xbb\xbf" + text,
     "windows line ends": lambda text: text.replace(b"\n", b"\r\n"),
@@ -602,7 +525,7 @@ WHOLE = {kind: FORMATS[kind][0] for kind in NUMBERED} | {
 }
 
 
-def said(path):
+def facts(path):
     record = read(path)
     record.steps["at"] = 0
     differ = ("source", "failure", "last_at", "last_line")  # a line more moves what follows
@@ -613,9 +536,9 @@ def said(path):
 @pytest.mark.parametrize("kind", WHOLE)
 def test_bytes_that_say_nothing_change_nothing(log, kind):
     text = WHOLE[kind].encode()
-    plain = said(log(text, "plain.out"))
+    plain = facts(log(text, "plain.out"))
     for name, change in NEUTRAL.items():
-        assert said(log(change(text), "other.out")) == plain, name
+        assert facts(log(change(text), "other.out")) == plain, name
 
 
 def test_the_page_on_formats_shows_a_reader_as_it_is():
@@ -628,9 +551,6 @@ def test_the_page_on_formats_shows_a_reader_as_it_is():
 
 
 def test_our_own_iteration_lines_are_read_with_all_that_stands_behind_megatrons_fields(log):
-    from parallel.config.settings import resolve
-    from parallel.record.lines import iteration_line
-
     sizes = {"preset": "1.7b", "global_batch": 128, "micro_batch": 8, "precision": "bf16"}
     spec = resolve(("x", {**sizes, "steps": 3}))
     row = {"step_s": 100.0, "loss": 5.5, "grad_norm": 1.25, "lr": 1e-3, "loss_scale": 1.0}
@@ -640,13 +560,9 @@ def test_our_own_iteration_lines_are_read_with_all_that_stands_behind_megatrons_
     world = "using world size: 1, data-parallel size: 1, tensor-model-parallel size: 1"
     record = read(log("\n".join([world, *lines]) + "\n"))
     assert record.format == "Megatron-LM" and record.gpus == 1
-    assert (
-        record.steps["step_s"].tolist() == [100.0] * 3
-        and record.steps["loss"].tolist() == [5.5] * 3
-    )
-    assert record.steps["skipped"].tolist() == [0.0] * 3
-    tokens_per_s = 128 * spec.seq_len / 100
-    assert record.steps["tokens_per_s"] == pytest.approx([tokens_per_s] * 3, rel=1e-4)
+    expected = {"step_s": 100.0, "loss": 5.5, "skipped": 0, "tokens_per_s": 1.28 * spec.seq_len}
+    for name, value in expected.items():
+        assert record.steps[name] == pytest.approx([value] * 3, rel=1e-4), name
 
 
 @pytest.mark.parametrize(
@@ -658,46 +574,34 @@ def test_a_launchers_error_is_no_end_of_an_mlperf_run(log, said, kind):
     assert (failure and failure.kind) == kind
 
 
-# --- gzip and archives -----------------------------------------------------------------------
+def test_a_gzipped_log_is_read_as_what_it_holds(log):
+    plain, packed_too = read(log(RUN)), read(log(gzip.compress(RUN.encode()), "job.out.gz"))
+    assert times(plain) == times(packed_too) and plain.last_line == packed_too.last_line == 40
 
 
-def test_a_gzipped_log_is_read_as_what_it_holds(tmp_path):
-    (tmp_path / "job.out").write_text(RUN)
-    (tmp_path / "job.out.gz").write_bytes(gzip.compress(RUN.encode()))
-    one, two = (read(tmp_path / name) for name in ("job.out", "job.out.gz"))
-    assert (
-        one.steps["step_s"].tolist() == two.steps["step_s"].tolist()
-        and one.last_line == two.last_line == 40
-    )
-
-
-def test_what_cannot_be_unpacked_says_so(tmp_path, monkeypatch):
+def test_what_cannot_be_unpacked_says_so(log, tmp_path, monkeypatch):
     content = gzip.compress(RUN.encode())
-    (tmp_path / "job.log").write_text(RUN)
     for name, mode in (("a.tar", "w"), ("a.tgz", "w:gz")):
         with tarfile.open(tmp_path / name, mode) as archive:
-            archive.add(tmp_path / "job.log")
+            archive.add(log(RUN))
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("job.out", RUN)
-    (tmp_path / "cut.gz").write_bytes(content[:-40])
-    (tmp_path / "zero.gz").write_bytes(gzip.compress(b""))
+    log(content[:-40], "cut.gz")
+    log(gzip.compress(b""), "zero.gz")
     reasons = dict.fromkeys(("a.tar", "a.tgz", "a.zip"), "an archive of files: unpack it")
     reasons |= {"cut.gz": "cannot be unpacked: ", "zero.gz": "empty file"}
     for name, reason in reasons.items():
         with pytest.raises(Refusal, match=f"{name}: {reason}"):
             read(tmp_path / name)
     monkeypatch.setattr(packed, "MOST", 1 << 20)
-    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(3 << 20)))
     with pytest.raises(Refusal, match="more than 1 MiB: unpack it to a plain file"):
-        read(tmp_path / "bomb.gz")
+        read(log(gzip.compress(bytes(3 << 20)), "bomb.gz"))
 
 
 @pytest.mark.parametrize("how", ("cat", "gzip -c", "<(cat)"))
-def test_a_pipe_is_read(tmp_path, how):
-    log = tmp_path / "job.out"
-    log.write_text(RUN)
-    command = f"{sys.executable} -m analysis.tflops --columns step_s,verdict"
-    line = f"{command} <(cat {log})" if how == "<(cat)" else f"{how} {log} | {command} -"
+def test_a_pipe_is_read(log, how):
+    path, command = log(RUN), f"{sys.executable} -m analysis.tflops --columns step_s,verdict"
+    line = f"{command} <(cat {path})" if how == "<(cat)" else f"{how} {path} | {command} -"
     done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "1.0" in done.stdout and "stopped early" in done.stdout
@@ -709,19 +613,12 @@ def test_a_pipe_that_nobody_writes_is_not_waited_for(tmp_path):
         read(tmp_path / "job.out")
 
 
-def test_a_line_says_how_many_files_were_not_read(tmp_path, capsys):
-    (tmp_path / "good.out").write_text(RUN)
-    (tmp_path / "bad.log").write_text("nothing")
-    done = subprocess.run(
-        [sys.executable, "-m", "analysis.tflops", tmp_path],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines = done.stdout.splitlines()
+def test_a_line_says_how_many_files_were_not_read(log, tmp_path, capfd):
+    good, bad = log(RUN, "good.out"), log("nothing", "bad.log")
+    command = [sys.executable, "-m", "analysis.tflops", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.STDOUT, stdout=subprocess.PIPE)
+    lines = done.stdout.decode().splitlines()
     assert done.returncode == 0 and "bad.log: no format that is known" in lines[0]
     assert lines[-1] == "analysis.tflops: 1 not read, 1 read; the reasons stand above"
-    assert tflops.main([str(tmp_path / "bad.log")]) == 2
-    assert tflops.main([str(tmp_path / "good.out")]) == 0
-    assert "not read" not in capsys.readouterr().err
+    assert tflops.main([str(bad)]) == 2 and tflops.main([str(good)]) == 0
+    assert "not read" not in capfd.readouterr().err
