@@ -86,16 +86,12 @@ def test_every_split_trains_the_same_model(key, name, trained):
     assert abs(ours - theirs) <= 2e-4
 
 
-def breakdown_of(folder: Path) -> tuple[RunSpec, dict[int, list[dict]]]:
-    spec = RunSpec(**read_run(folder).facts["spec"])
-    ranks, problems = read_breakdown(folder, spec.gpus)
-    assert problems == [] and len(ranks) == spec.gpus
-    return spec, ranks
-
-
 @pytest.mark.parametrize(("key", "name"), ROWS)
-def test_every_rank_sends_what_the_formulas_say(key, name, trained):
-    spec, ranks = breakdown_of(trained[key, name])
+def test_every_rank_sends_what_the_formulas_say_and_its_parts_add_up(key, name, trained):
+    run = read_run(trained[key, name])
+    spec = RunSpec(**run.facts["spec"])
+    ranks, problems = read_breakdown(run.path, spec.gpus)
+    assert problems == [] and len(ranks) == spec.gpus
     for rank, rows in ranks.items():
         expected = step_volumes(spec, rank)
         for row in rows[1:]:  # a first step also agrees on shapes and buckets
@@ -107,12 +103,6 @@ def test_every_rank_sends_what_the_formulas_say(key, name, trained):
                 volume = expected[axis]
                 assert volume.calls in (None, sent[0]), axis
                 assert sent[1:] == [volume.bytes, pytest.approx(volume.wire_bytes)], axis
-
-
-@pytest.mark.parametrize(("key", "name"), ROWS)
-def test_the_parts_of_a_step_add_up_to_it(key, name, trained):
-    spec, ranks = breakdown_of(trained[key, name])
-    for rows in ranks.values():
         assert [row["last_step"] for row in rows] == list(range(1, 21))
         # A rank can lose its core between two readings of the clock, so one row proves nothing.
         shares = [sum(row[f"{part}_s"] for part in CATEGORIES) / row["elapsed_s"] for row in rows]

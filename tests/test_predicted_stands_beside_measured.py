@@ -51,8 +51,8 @@ def test_fp32_is_predicted_in_tf32_only_where_the_run_asked_for_it():
 def test_a_study_of_fp32_is_pruned_by_the_format_that_its_runs_ask_for(tmp_path):
     study = tmp_path / "formats.toml"
     study.write_text(
-        'question = "?"\n[defaults]\npreset = "1.7b"\ngpus = 8\nglobal_batch = 8\n'
-        'zero_stage = 1\nprecision = "fp32"\nengine = "megatron"\n[[run]]\n[[run]]\ntf32 = true\n'
+        'question = "?"\n[defaults]\npreset = "1.7b"\ngpus = 8\nglobal_batch = 8\nzero_stage = 1\n'
+        'precision = "fp32"\nengine = "megatron"\n[[run]]\n[[run]]\ntf32 = true\n'
     )
     slow, fast = prune.report(study, "dgx-h100").rows
     assert slow["predicted_s"] > 2 * fast["predicted_s"]

@@ -9,7 +9,15 @@ from analysis.compare import main as compare_main
 from analysis.logs.record import Record
 from analysis.measured import fairness, scaling_curve
 from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
-from analysis.measured.scaling_curve import Side, curve
+from analysis.measured.scaling_curve import (
+    Side,
+    curve,
+    fit_amdahl,
+    fit_gustafson,
+    karp_flatt,
+    serial_share,
+    table,
+)
 from analysis.scaling import main
 from base.errors import UsageError
 from tests.fixture_runs import curve_of, facts, logged, write
@@ -35,34 +43,28 @@ def other(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
-        ({}, []),
-        ({"seq_len": 2048}, ["sequence length 2048 here, 1024 in the baseline"]),
-        ({"global_batch": 32}, ["global batch 32 here, 64 in the baseline"]),
-        ({"precision": "fp16"}, ["precision fp16 here, bf16 in the baseline"]),
-        ({"recompute": "none"}, ["recompute none here, full in the baseline"]),
-        ({"gpu_type": "H100"}, ["processor H100 here, A100 in the baseline"]),
-        ({"commit": "fedcba9876543210"}, ["commit fedcba9876 here, 0123456789 in the baseline"]),
-        ({"commit": RUN.commit + "+dirty"}, ["commit 0123456789+dirty here, 0123456789 in the"]),
-        (
-            {"facts": {"spec": {"reset_at_documents": True}}},
-            ["reset_at_documents True here, False"],
-        ),
-        ({"facts": {}}, []),
-        ({"model": {"n_layer": 24, "hidden": 768}}, ["model n_layer 24 here, 12 in the baseline"]),
-        ({"model": {"n_layer": 12, "n_head": 4}}, []),  # of what both state nothing differs
-        ({"params": 2e9}, []),  # sizes say more than a count that is rounded
-        ({"params": 2e9, "model": {}}, ["parameters 2000000000.0 here, 1500000000.0 in the"]),
-        ({"gpus": 16, "engine": "ddp", "tp": 2}, []),  # what a study varies
-        ({"seq_len": None, "precision": None, "commit": None, "gpu_type": None}, []),  # unknown
+        ({"seq_len": 2048}, "sequence length 2048 here, 1024 in the baseline"),
+        ({"global_batch": 32}, "global batch 32 here, 64 in the baseline"),
+        ({"precision": "fp16"}, "precision fp16 here, bf16 in the baseline"),
+        ({"recompute": "none"}, "recompute none here, full in the baseline"),
+        ({"gpu_type": "H100"}, "processor H100 here, A100 in the baseline"),
+        ({"commit": "fedcba9876543210"}, "commit fedcba9876 here, 0123456789 in the baseline"),
+        ({"commit": RUN.commit + "+dirty"}, "commit 0123456789+dirty here, 0123456789 in the"),
+        ({"facts": {"spec": {"reset_at_documents": True}}}, "reset_at_documents True here, False"),
+        ({"model": {"n_layer": 24, "hidden": 768}}, "model n_layer 24 here, 12 in the baseline"),
+        ({"params": 2e9, "model": {}}, "parameters 2000000000.0 here, 1500000000.0 in the"),
+        ({"model": {"n_layer": 12, "n_head": 4}}, ""),  # of what both state nothing differs
+        ({"params": 2e9}, ""),  # sizes say more than a count that is rounded
+        ({"gpus": 16, "engine": "ddp", "tp": 2}, ""),  # what a study varies
+        (dict.fromkeys(("seq_len", "precision", "commit", "gpu_type")) | {"facts": {}}, ""),
     ],
 )
-def test_what_is_fixed_must_be_equal_where_both_state_it(changes, said):
-    found = differences(other(**changes), RUN)
-    assert len(found) == len(said)
-    assert all(line.startswith(words) for line, words in zip(found, said, strict=True)), found
-    assert len(differences(RUN, other(**changes))) == len(said)  # whichever is the baseline
+def test_what_is_fixed_must_be_equal_where_both_state_it(changes, words):
+    lines = differences(other(**changes), RUN)
+    assert len(lines) == len(differences(RUN, other(**changes))) == bool(words)
+    assert "".join(lines).startswith(words)
 
 
 def test_weak_scaling_compares_the_batch_of_a_gpu_and_any_commit_overlooks_only_the_commit():
@@ -70,9 +72,8 @@ def test_weak_scaling_compares_the_batch_of_a_gpu_and_any_commit_overlooks_only_
     assert batch_per_gpu(other(global_batch=None)) is None
     assert batch_per_gpu(other(gpus=None)) is batch_per_gpu(other(gpus=0)) is None
     assert differences(other(gpus=16, global_batch=128), RUN, "weak") == []
-    assert differences(other(gpus=16), RUN, "weak") == [
-        "batch per GPU 4.0 here, 8.0 in the baseline"
-    ]
+    (line,) = differences(other(gpus=16), RUN, "weak")
+    assert line == "batch per GPU 4.0 here, 8.0 in the baseline"
     changed = other(commit="f" * 40, gpu_type="H100")
     assert [d.split()[0] for d in differences(changed, RUN)] == ["commit", "processor"]
     assert [d.split()[0] for d in differences(changed, RUN, any_commit=True)] == ["processor"]
@@ -214,9 +215,8 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     left_out = sorted(note.split(": ")[1] for note in shown.notes if note.startswith("left out"))
     assert left_out == ["ddp-dp4", "ddp-dp8"]
     assert any("oversubscribed" in note for note in shown.notes)
-    assert (fairness.ANY_COMMIT in shown.notes) and fairness.ANY_COMMIT not in (
-        curve_of(tmp_path).notes
-    )
+    notes = curve_of(tmp_path).notes
+    assert fairness.ANY_COMMIT in shown.notes and fairness.ANY_COMMIT not in notes
     with pytest.raises(UsageError, match="no timed run called 'nobody'; there are: ddp, ddp-dp2"):
         curve_of(tmp_path, "nobody")
     larger = curve_of(tmp_path, "ddp-dp2")
@@ -224,27 +224,61 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     assert larger.rows[1]["speedup"] == 1 and larger.rows[0]["efficiency"] == pytest.approx(1.2)
 
 
-def test_of_a_log_that_states_no_gpus_there_is_no_point():
-    def known(gpus, step_s=1.0, n=30):
-        steps = logged(n=n, step_s=step_s).steps
-        return other(gpus=gpus, completed=True, steps=steps, interval=1)
+def known(source="a.log", gpus=8, step_s=1.0, n=30, **extra):
+    steps = logged(n=n, step_s=step_s).steps
+    return other(source=source, gpus=gpus, completed=True, steps=steps, **extra)
 
-    for record in (known(None), known(0), known(8, step_s=0.0), known(8, n=0)):
-        why = "no steady time" if record.gpus else r"the log does not state GPUs \(--gpus\)"
-        with pytest.raises(UsageError, match=f"^x: refused; a.*: {why}"):
-            scaling_curve.report_of([record], ["x: refused"])
+
+@pytest.mark.parametrize("lacks", [{"gpus": None}, {"gpus": 0}, {"step_s": 0.0}, {"n": 0}], ids=str)
+def test_of_a_log_that_states_no_gpus_or_time_there_is_no_point(lacks):
+    why = r"the log does not state GPUs \(--gpus\)" if "gpus" in lacks else "no steady time"
+    with pytest.raises(UsageError, match=f"^x: refused; a.*: {why}"):
+        scaling_curve.report_of([known(**lacks)], ["x: refused"])
 
 
 def test_a_point_has_its_configurations_name_or_its_logs():
-    def known(source, gpus, **extra):
-        steps = logged(n=30, step_s=8 / gpus).steps
-        return other(source=source, gpus=gpus, completed=True, steps=steps, **extra)
-
     def names(*records):
         return [row["run"] for row in scaling_curve.report_of(list(records), []).rows]
 
-    repeats = [known("x", 16, run=f"r-{i}", configuration="r") for i in (1, 2)]
-    assert names(*repeats, known("logs/a.log", 8)) == ["a.log", "r"]
-    assert names(known("a.log", 8), known("b.log", 16)) == ["a.log", "b.log"]
-    odd = known("y", 32, run="r-3", configuration="r")  # two configurations have that name
+    repeats = [known("x", 16, 0.5, run=f"r-{i}", configuration="r") for i in (1, 2)]
+    assert names(*repeats, known("logs/a.log")) == ["a.log", "r"]
+    assert names(known("a.log"), known("b.log", 16, 0.5)) == ["a.log", "b.log"]
+    odd = known("y", 32, 0.25, run="r-3", configuration="r")  # two configurations have that name
     assert names(repeats[0], odd) == ["r-1", "r-3"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3])
+def test_each_law_gives_back_its_own_serial_share(share):
+    sizes = (2, 4, 8, 64)
+    assert fit_amdahl([(p, 1 / (share + (1 - share) / p)) for p in sizes]) == pytest.approx(share)
+    assert fit_gustafson([(p, p - share * (p - 1)) for p in sizes]) == pytest.approx(share)
+    assert karp_flatt(1 / (share + (1 - share) / 8), 8) == pytest.approx(share)
+
+
+def test_karp_flatt_by_hand_and_where_it_is_a_share():
+    assert karp_flatt(3.0, 4) == pytest.approx(1 / 9)  # (1/3 - 1/4) / (3/4)
+    for faster, share in ((4.0, 0.0), (1.0, 1.0), (2.0, 1 / 3), (4.1, None), (0.9, None)):
+        assert serial_share(faster, 4) == pytest.approx(share)
+    assert serial_share(4.0, 1) is karp_flatt(1.0, 1) is None
+
+
+def test_a_serial_share_lies_between_0_and_1_and_its_absence_has_a_reason():
+    times = {1: 1.0, 2: 0.4, 4: 1.5, 8: 0.1249}
+    sides = [Side(f"dp{gpus}", gpus, (step_s,)) for gpus, step_s in times.items()]
+    rows, share = curve(sides, sides[0])
+    assert [row["serial"] for row in rows] == [None] * 4
+    none, superlinear, slower, unsure = (row["note"] for row in rows)
+    assert none is None and superlinear.startswith("superlinear: ")
+    assert "slower than the baseline" in slower and "too little above" in unsure
+    text = table(rows, share, "strong", "dp1").render()
+    (line,) = (line for line in text.splitlines() if line.startswith("dp2"))
+    assert " 2.50?  " in line and " 1.25?  " in line and "superlinear: efficiency 1.25 is" in line
+    for wrong in (2.98, -0.2):
+        assert f"{wrong:.3f}" not in table(rows, wrong, "strong", "dp1").render()
+
+
+def test_repeats_say_what_is_noise():
+    spread = Side("fast", 2, (0.8, 0.9, 1.2))
+    slow = Side("slow", 2, (1.0,), (0.98, 1.02))
+    note = "efficiency 1.11 (0.82 to 1.27) may be 1: too little to be sure of"
+    assert curve([slow, spread], slow)[0][0]["note"] == note

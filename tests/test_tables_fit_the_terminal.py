@@ -45,14 +45,12 @@ def test_no_line_is_wider_than_the_terminal(command, on_terminal):
 
 
 def test_several_tables_are_one_list_of_json(capsys):
-    tables = [Table([Column("a", "a")], [{"a": i, "b": "x"}], f"T{i}") for i in (1, 2)]
+    tables = [Table([Column("a", "a")], [{"a": i}], f"T{i}") for i in (1, 2)]
     show(tables, "json")
-    assert json.loads(capsys.readouterr().out) == [
-        {"table": "T1", "a": 1, "b": "x"},
-        {"table": "T2", "a": 2, "b": "x"},
-    ]
+    rows = [{"table": "T1", "a": 1}, {"table": "T2", "a": 2}]
+    assert json.loads(capsys.readouterr().out) == rows
     show(tables[:1], "json")
-    assert json.loads(capsys.readouterr().out) == [{"a": 1, "b": "x"}]
+    assert json.loads(capsys.readouterr().out) == [{"a": 1}]
 
 
 def test_a_note_names_eight_runs_and_counts_more():
@@ -68,8 +66,7 @@ def test_a_note_names_eight_runs_and_counts_more():
 def test_a_pipe_gets_the_table_in_full_and_a_terminal_every_number(on_terminal, capsys):
     assert tflops.main([PARITY]) == 0
     full = capsys.readouterr().out
-    assert "\x1b" not in full and max(map(len, full.splitlines())) > 200
-    assert "deepspeed-zero-dp2-zero3-offload-all-hf" in full
+    assert "\x1b" not in full and "deepspeed-zero-dp2-zero3-offload-all-hf" in full
     numbers = set(re.findall(r"(?<![\w.-])\d+\.\d+(?![\w.])", full))
     assert len(numbers) > 40
     for width in (40, 80, 120):
@@ -84,13 +81,15 @@ def table(**cells: list) -> Table:
 
 
 def test_names_are_cut_in_the_middle_and_stay_apart():
-    long = [f"{i}-{'x' * 60}-{i}" for i in range(10, 13)]
-    lines = table(run=long, value=[1.0, 2.0, 3.0]).fitted(60).splitlines()
-    names = [line.split()[0] for line in lines[2:]]
-    assert all(len(line) <= 60 for line in lines[1:])
-    assert [(name[:3], name[-3:]) for name in names] == [(f"{i}-", f"-{i}") for i in range(10, 13)]
-    same = table(run=[f"{'x' * 60}-{i}-{'y' * 30}" for i in range(3)], value=[1.0, 2.0, 3.0])
-    assert [line.split()[0][-2:] for line in same.fitted(60).splitlines()[2:]] == ["#1", "#2", "#3"]
+    def names(cells):
+        title, rule, *lines = table(run=cells, value=[1.0, 2.0, 3.0]).fitted(60).splitlines()
+        assert all(len(line) <= 60 for line in (rule, *lines))
+        return [line.split()[0] for line in lines]
+
+    apart = names([f"{i}-{'x' * 60}-{i}" for i in range(10, 13)])
+    assert [(name[:3], name[-3:]) for name in apart] == [(f"{i}-", f"-{i}") for i in range(10, 13)]
+    alike = names([f"{'x' * 60}-{i}-{'y' * 30}" for i in range(3)])
+    assert [name[-2:] for name in alike] == ["#1", "#2", "#3"]
     assert terminal.cut("abcdefghij", 5) == "ab…ij" and terminal.cut("abcde", 5) == "abcde"
 
 
@@ -106,9 +105,8 @@ def test_columns_are_chosen_in_the_order_given_and_an_unknown_one_names_the_know
     (kept,) = chosen([first], ["step_s", "run"])
     assert kept.render("csv") == "step_s,run\n0.5,a\n"
     assert kept.render("json") == '[\n{"step_s": 0.5, "run": "a"}\n]\n'
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match="^no column speed, x; there are: run, gpus, step_s$"):
         chosen([first], ["run", "speed", "gpus", "x"])
-    assert str(error.value) == "no column speed, x; there are: run, gpus, step_s"
     other = table(rank=[1])
     assert [t.columns[0].key for t in chosen([first, other], ["gpus"])] == ["gpus"]
 

@@ -66,12 +66,11 @@ FAMILIES = {
     "slurm/render.py": "test_render.py test_studies.py",
     "parallel/measure/training_metrics.py": "test_metrics_by_hand.py",
     "analysis/measured/fairness.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
-    "analysis/measured/scaling_curve.py": "test_scaling_by_hand.py test_scaling_laws.py"
-    " test_scaling_rows_are_honest.py",
+    "analysis/measured/scaling_curve.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
     "analysis/compare.py": "test_comparisons_by_hand.py",
     "analysis/logs/verdict.py": "test_quality_by_hand.py test_verdicts_and_flags.py",
     "analysis/planner/timemodel.py": "test_time_model_by_hand.py test_predictions_on_record.py",
-    "analysis/common/statistics.py": "test_repeats_by_hand.py",
+    "analysis/common/statistics.py": "test_comparisons_by_hand.py",
 }
 LEFT_OUT = "not (loader or help_costs or ultrascale) or again"
 ENDS = ("survived", "killed", "timed out")  # tests pass, fail, or are stopped
