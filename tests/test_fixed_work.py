@@ -96,12 +96,9 @@ def test_an_epoch_is_one_step_at_least(tmp_path):
     assert steps_of({"epochs": 2, "steps": 4, "train_tokens": 3800}, 950, data) == 4
 
 
-def test_tokens_and_epochs_are_counted_as_the_loader_counts_them(tokens, tmp_path):
-    (np.arange(999) % 257).astype("<u2").tofile(tmp_path / "bare.bin")
-    for path in (tokens, tmp_path / "bare.bin"):
-        n = len(token_files.load(path, 16, 257).train.ids)
-        assert training_tokens(str(path)) == n
-        settings = {"data": str(path), "global_batch": 8, "seq_len": 16, "epochs": 3}
-        assert resolve(("study", settings)).steps == 3 * (n // 128)
+def test_an_epoch_is_as_many_whole_steps_as_the_split_fills(tokens, tmp_path):
+    settings = {"data": str(tokens), "global_batch": 8, "seq_len": 64, "epochs": 3}
+    per_epoch = len(token_files.load(tokens, 64, 257).train.ids) // (8 * 64)
+    assert resolve(("study", settings)).steps == 3 * per_epoch
     with pytest.raises(UsageError, match="no token files at .*none"):
         resolve(("study", settings | {"data": str(tmp_path / "none")}))

@@ -185,43 +185,35 @@ def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashe
 
 
 def test_a_curve_says_in_one_line_what_several_runs_lack(tmp_path, capsys):
-    for gpus in (2, 4, 8, 16):
-        write(tmp_path, facts("s", None, 16, engine="ddp", gpus=gpus), fail="SIGTERM (rank 0)")
-    write(tmp_path, facts("s", None, engine="ddp"))
+    for gpus in (1, 2, 4, 8, 16):
+        fail = "SIGTERM (rank 0)" if gpus > 1 else ""
+        write(tmp_path, facts("s", None, 16, engine="ddp", gpus=gpus), fail=fail)
     assert scaling.main([str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "the baseline: fewest GPUs, for none was named (--baseline NAME)" in lines[3]
-    (left,) = (line for line in lines if line.startswith("left out"))
+    (left,) = (s for s in capsys.readouterr().out.splitlines() if s.startswith("left out"))
     why = "cancelled: SIGTERM (rank 0)"
     assert left == f"left out: ddp-dp16: {why}; likewise 3 more: ddp-dp2; ddp-dp4; ddp-dp8"
 
 
-def test_a_changed_working_tree_is_told_from_its_commit(tmp_path, capsys):
-    base, about = (facts("s", "ddp", engine="ddp", gpus=gpus) for gpus in (1, 2))
-    about["git"]["dirty"] = True
-    write(tmp_path, base)
-    write(tmp_path, about)
-    notes = rows(capsys, tmp_path)["ddp-dp2"]["notes"]
-    assert notes == "invalid comparison: commit cccccccccc+dirty here, cccccccccc in the baseline"
-    write(tmp_path, base | {"git": about["git"]})
+def test_runs_of_other_code_are_no_comparison(tmp_path, capsys):
+    """A changed working tree is told from its commit; commits with the same code are compared."""
+    other, dirty = (
+        "commit eeeeeeeeee here",
+        "commit cccccccccc+dirty here, cccccccccc in the baseline",
+    )
+    gits = {1: ("c1", ""), 2: ("e1", ""), 4: ("e2", other), 8: ("c1", dirty)}
+    for gpus, ((commit, code), why) in gits.items():
+        git = {"commit": commit * 40, "code": code * 40, "dirty": why == dirty}
+        write(tmp_path, facts("s", "ddp", engine="ddp", gpus=gpus) | {"git": git})
+    found = rows(capsys, tmp_path)
+    for gpus, (_, why) in [*gits.items()][1:]:
+        row = found[f"ddp-dp{gpus}"]
+        assert bool(row["speedup"]) == (not why)
+        assert row["notes"].startswith(f"invalid comparison: {why}" if why else "")
+    for gpus in (1, 2):
+        write(tmp_path / "changed", facts("s", "ddp", engine="ddp", gpus=gpus) | {"git": git})
     for command in (main, scaling.main):
-        assert command([str(tmp_path)]) == 0
+        assert command([str(tmp_path / "changed")]) == 0
         assert f"{CHANGED}: all" in capsys.readouterr().out
-    assert main([str(tmp_path), "--format", "json"]) == 0
-    assert all(CHANGED in r["reasons"] for r in json.loads(capsys.readouterr().out))
-
-
-def test_commits_with_the_same_code_are_compared(tmp_path, capsys):
-    def git(commit: str, code: str) -> dict:
-        return {"git": {"commit": commit * 40, "code": code * 40, "dirty": False}}
-
-    write(tmp_path, facts("s", "ddp", engine="ddp") | git("c", "1"))
-    for ranks, code in ((2, "1"), (4, "2")):
-        write(tmp_path, facts("s", "ddp", engine="ddp", gpus=ranks) | git("e", code))
-    same, other = (rows(capsys, tmp_path)[f"ddp-dp{ranks}"] for ranks in (2, 4))
-    assert same["speedup"] and not same["notes"]
-    assert not other["speedup"]
-    assert other["notes"].startswith("invalid comparison: commit eeeeeeeeee here")
 
 
 def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_refused(
