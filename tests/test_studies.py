@@ -108,7 +108,6 @@ def test_a_cluster_bounds_what_can_be_placed(tmp_path):
         ("[[sweep]]\ndefaults = { label = 'a b' }", "label 'a b' is not a word"),
         ("[[sweep]]\nproducts = {}", "unknown products; known: repeats, defaults, product, zip"),
         ("[[run]]\n[walltime]", "unknown walltime; known: question, baseline, cluster, slurm"),
-        ("[[sweep]]\nexclude = []", "unknown exclude"),
         ("[[sweep]]\nproduct = 5", "product must be a table, not 5"),
         ("[[sweep]]\ninclude = { tp = 1 }", "include must be a list of tables"),
         ("[[sweep]]\ninclude = [{ slurm = 5 }]", "slurm must be a table"),
