@@ -195,12 +195,12 @@ def test_a_recomputed_layer_works_on_what_it_would_have_kept():
         assert memory.activations(x, np.array([3]), np.array([2]))[0] == 6 * kept + working
 
 
-def test_stages_hold_as_many_micro_batches_as_the_schedule_lets_fly():
-    for pp, n_micro in ((4, 16), (4, 2), (1, 4), (2, 8)):
-        first, last = memory.in_flight(columns(**SMALL, pp=pp, n_micro=n_micro))
-        events = pipeline.simulate("1f1b", pp, n_micro)
-        assert first[0] == pipeline.in_flight(events, 0)
-        assert last[0] == pipeline.in_flight(events, pp - 1) == 1
+@pytest.mark.parametrize(("pp", "n_micro"), [(4, 16), (4, 2), (1, 4), (2, 8)])
+def test_stages_hold_as_many_micro_batches_as_the_schedule_lets_fly(pp, n_micro):
+    first, last = memory.in_flight(columns(**SMALL, pp=pp, n_micro=n_micro))
+    events = pipeline.simulate("1f1b", pp, n_micro)
+    assert first[0] == pipeline.in_flight(events, 0)
+    assert last[0] == pipeline.in_flight(events, pp - 1) == 1
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(4, 2), (2, 2), (4, 3), (8, 4)])
@@ -219,44 +219,57 @@ def test_deepspeeds_last_stage_has_two_buffers():
         assert memory.in_flight(x)[1][0] == buffers
 
 
-def test_logits_are_kept_twice_in_compute_precision_and_once_in_fp32_beside_the_last_norm():
+@pytest.mark.parametrize(
+    ("given", "alone", "numbers", "each"),
+    [
+        ({"micro_batch": 3}, False, 3 * SBH, 2 + 4 + 2),
+        ({"width": 4, "tp": 2, "sequence_parallel": True}, False, SBH / 2, 4 + 4 + 4),
+        ({"fsdp2": True}, False, SBH, 2 + 4),
+        ({"width": 4}, True, SBH, 4 + 4),
+        ({"plain": True}, False, SBH, 12),  # log-softmax, its gradient and the loss's, in fp32
+    ],
+)
+def test_logits_are_kept_in_compute_precision_and_in_fp32_beside_the_last_norm(
+    given, alone, numbers, each
+):
     """The last norm and the output layer keep 2 s b h numbers [K 4.3]."""
-    edge = 2 * 3 * SBH
-    assert memory.logits(columns(**SMALL, micro_batch=3))[0] == 2 * edge + 3 * 32 * 100 * (
-        2 + 4 + 2
-    )
-    halved = columns(**SMALL, width=4, tp=2, sequence_parallel=True)
-    assert memory.logits(halved)[0] == 4 * SBH + 32 * 50 * (4 + 4 + 4)
-    fsdp2 = columns(**SMALL, fsdp2=True)
-    assert memory.logits(fsdp2)[0] == 4 * SBH + 32 * 100 * (2 + 4)
-    alone = memory.logits(columns(**SMALL, width=4), tensors_alone=True)
-    assert alone[0] == 8 * SBH + 32 * 100 * (4 + 4)
-    plain = columns(**SMALL, plain=True)  # log-softmax, its gradient and the loss's, in fp32
-    assert memory.logits(plain)[0] == 4 * SBH + 32 * 100 * 12
+    x = columns(**SMALL, **given)
+    found = memory.logits(x, tensors_alone=alone)[0]
+    assert found == 2 * numbers * x.width + 32 * 100 * x.micro_batch / x.tp * each
 
 
-def test_deepspeed_allocates_its_buckets_whole():
-    """Published runs: three of half a billion elements, none in a pipeline. bf16 at stage 1 adds up
-    without, in fp32."""
-    zero = {"deepspeed": True, "zero_stage": 1}
-    assert memory.buckets(columns(**SMALL, **zero))[0] == 3 * 5e8 * 2
-    assert memory.buckets(columns(**SMALL, **zero, pp=2, bucket=5e8, width=4))[0] == 5e8 * 4
-    for none in (
-        {"zero_stage": 1},
-        {"deepspeed": True},
-        zero | {"grad_width": 4},
-        zero | {"pp": 2},
-    ):
-        assert memory.buckets(columns(**SMALL, **none))[0] == 0
-    both = columns(**SMALL, **zero, grad_width=4, bucket=1000)
-    assert memory.update(both, np.array([700.0, 7000.0])).tolist() == [4 * 700, 4 * 1000]
-    for stage, width in ((2, 2), (3, 4)):  # stage 2 keeps its buckets in bf16 and sends fp32 copies
-        low = columns(**SMALL, deepspeed=True, zero_stage=stage, grad_width=4, bucket=1000)
-        assert memory.buckets(low)[0] == width * 1000
-    n = np.array([700.0])  # of which a rank updates 100: in fp32, and in fp16 twice
-    assert memory.update(columns(**SMALL, **zero, dp=7), n).tolist() == [8 * 100 - 2 * 700]
-    second = columns(**SMALL, **zero | {"zero_stage": 2}, dp=7)
-    assert memory.update(second, n).tolist() == [6 * 100]
+ZERO_1 = {"deepspeed": True, "zero_stage": 1}
+ZERO_2 = ZERO_1 | {"zero_stage": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes_"),
+    [
+        (ZERO_1, 3 * 5e8 * 2),  # of published runs: three of half a billion elements,
+        (ZERO_1 | {"pp": 2}, 0),  # none in a pipeline
+        (ZERO_1 | {"pp": 2, "bucket": 5e8, "width": 4}, 5e8 * 4),
+        ({"zero_stage": 1}, 0),
+        ({"deepspeed": True}, 0),
+        (ZERO_1 | {"grad_width": 4}, 0),  # bf16 at stage 1 adds up without, in fp32
+        (ZERO_2 | {"grad_width": 4, "bucket": 1000}, 2 * 1000),  # and sends fp32 copies
+        (ZERO_1 | {"zero_stage": 3, "grad_width": 4, "bucket": 1000}, 4 * 1000),
+    ],
+)
+def test_deepspeed_allocates_its_buckets_whole(given, bytes_):
+    assert memory.buckets(columns(**SMALL, **given))[0] == bytes_
+
+
+@pytest.mark.parametrize(
+    ("given", "n", "bytes_"),
+    [
+        (ZERO_1 | {"grad_width": 4, "bucket": 1000}, 700, 4 * 700),
+        (ZERO_1 | {"grad_width": 4, "bucket": 1000}, 7000, 4 * 1000),
+        (ZERO_1 | {"dp": 7}, 700, 8 * 100 - 2 * 700),  # a rank's 100: in fp32, and in fp16 twice
+        (ZERO_2 | {"dp": 7}, 700, 6 * 100),
+    ],
+)
+def test_an_update_holds_a_shard_of_the_gradients_in_fp32(given, n, bytes_):
+    assert memory.update(columns(**SMALL, **given), np.array([float(n)])) == bytes_
 
 
 def test_what_is_held_for_a_moment_counts_where_it_exceeds_what_was_freed():
@@ -292,14 +305,6 @@ def test_a_stage_holds_what_it_received_and_sent():
     assert units(3, middle, n_micro=8, deepspeed=True, tp=2) == [2.5, 4.5]
     assert units(1, last, n_micro=8, deepspeed=True) == [4, 4]
     assert memory.borders(columns(**SMALL), 1, (True, True))[0] == 0
-
-
-def test_gradients_of_a_single_micro_batch_come_while_activations_go():
-    """DeepSpeed's, where no buffer holds them from the start."""
-    given = SMALL | {"deepspeed": True, "zero_stage": 1, "plain": True, "bucket": 1000}
-    one, two = (memory.parts(columns(**given, n_micro=n), tensors_alone=True) for n in (1, 2))
-    assert one["gradients"][0] == 0 < two["gradients"][0]
-    assert sum(one.values()) < sum(two.values())
 
 
 def test_learned_positions_are_on_the_first_stage_and_whole_on_every_tp_rank():

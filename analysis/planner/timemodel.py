@@ -202,14 +202,10 @@ def launch(x: Columns, c: dict) -> Array:
     nanotron's host takes longer for each rank of the group, but not in a run on one node."""
     # Megatron's softmax kernel wants b a / t in fours (its fused_softmax.py, is_kernel_available).
     plain = ~x.flash & (x.micro_batch * x.heads / x.tp % 4 != 0)
-    each = (
-        c["launch"]
-        * of(x, "host")
-        * (1.0 + plain * PLAIN_SOFTMAX)
-        * (1.0 + HOST_SPREAD * (x.tp - 1))
-    )
+    more = (1.0 + plain * PLAIN_SOFTMAX) * (1.0 + HOST_SPREAD * (x.tp - 1))
     staged = (x.pp > 1) & (x.gpus > x.gpus_per_node)
-    return (each + of(x, "stage_host") * x.tp * staged) * (passes(x) - 1.0)
+    each = c["launch"] * of(x, "host") * more + of(x, "stage_host") * x.tp * staged
+    return each * (passes(x) - 1.0)
 
 
 def layer(x: Columns, machine: Machine, c: dict) -> Array:

@@ -100,31 +100,25 @@ def lay_desk(desk: Path) -> None:
 
 
 class Parsed(BaseException):
-    """Raised in a command to get its parser."""
+    """Raised in a command in place of parsing."""
 
 
 @functools.cache
 def flags(module: str) -> list[argparse.Action]:
     """Every flag that a command and its subcommands declare."""
-
-    def caught(parser: argparse.ArgumentParser, *_: object) -> None:
-        raise Parsed(parser)
-
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", caught):
-        try:
+    stop = {"autospec": True, "side_effect": Parsed}
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", **stop) as parse:
+        with contextlib.suppress(Parsed):
             command(module, [])
-        except Parsed as found:
-            return list(_options(found.args[0]))
-    return []  # slurm.forward_signals has none
-
-
-def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from _options(below)
-        elif action.option_strings and "--help" not in action.option_strings:
-            yield action
+    parsers = [parse.call_args.args[0]] if parse.called else []  # slurm.forward_signals has none
+    actions = []
+    for parser in parsers:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif action.option_strings and "--help" not in action.option_strings:
+                actions.append(action)
+    return actions
 
 
 def bad_flag(chance: random.Random, module: str, words: list[str]) -> list[str]:
@@ -202,17 +196,16 @@ def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> 
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)}
     how = {"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "timeout": OUTPUT_S}
     how |= {"capture_output": True, "text": True, "errors": "replace"}
-    in_shell = functools.partial(subprocess.run, **how)
     try:
-        done = in_shell(["bash", "-c", OUTPUTS[output].format(line)])
+        done = subprocess.run(["bash", "-c", OUTPUTS[output].format(line)], **how)
     except subprocess.TimeoutExpired:
         return [(HANG, f"{module} {words}: over {OUTPUT_S} s")]
-    said = done.stderr.strip()
     if loud:
-        print(said)
-    if "Traceback" in said or "Exception ignored" in said:
-        return [(TRACEBACK, f"{module} {words}: {said.splitlines()[-1]}")]
+        print(done.stderr)
+    if "Traceback" in done.stderr or "Exception ignored" in done.stderr:
+        return [(TRACEBACK, f"{module} {words}: {done.stderr.splitlines()[-1]}")]
     # argparse prints no error where its --help cannot be printed.
     silent = output == ">/dev/full" and done.returncode == 0 and words != "--help"
-    silent = silent and in_shell(["bash", "-c", line]).stdout != ""
-    return [(WRONG, f"{module} {words}: a full disk is no failure")] if silent else []
+    if silent and subprocess.run(["bash", "-c", line], **how).stdout:
+        return [(WRONG, f"{module} {words}: a full disk is no failure")]
+    return []

@@ -33,30 +33,28 @@ LOG = "".join(
 ).encode()
 
 
-def tarred(data: bytes, kind: str = "w") -> bytes:
+def packed_by(kind: str, data: bytes) -> bytes:
+    """The data as two members of an archive."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=kind) as archive:
-        for name in ("a.log", "b.log"):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
-
-
-def zipped(data: bytes) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.log", data)
-        archive.writestr("b.log", data)
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in ("a.log", "b.log"):
+                archive.writestr(name, data)
+    else:
+        with tarfile.open(fileobj=out, mode=kind) as archive:
+            for name in ("a.log", "b.log"):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
     return out.getvalue()
 
 
 PACKED = {
     "gz": gzip.compress,
     "gz twice": lambda data: gzip.compress(gzip.compress(data)),
-    "tar": tarred,
-    "tar.gz": functools.partial(tarred, kind="w:gz"),
-    "zip": zipped,
+    "tar": functools.partial(packed_by, "w"),
+    "tar.gz": functools.partial(packed_by, "w:gz"),
+    "zip": functools.partial(packed_by, "zip"),
     "bomb": lambda data: gzip.compress(bytes(1 << 25)),
 }
 
@@ -116,13 +114,12 @@ def one_text(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
         (source / "more.jsonl").write_bytes(spoilt(chance, LINES)[1])
     argv = ["--input", str(source), "--out", str(out), "--tokenizer", "byte"]
     problems = command("parallel.data", argv, loud)[1]
-    meta, counts = out / "meta.json", [count for *_, count in files]
-    if meta.exists() and not problems and None in counts:
-        problems = [(WRONG, "a file that is no text is taken as documents")]
-    elif meta.exists() and not problems and not damaged:
-        documents = json.loads(meta.read_text())["documents"]
-        if documents != sum(counts):
-            problems = [(WRONG, f"{documents} documents, not {sum(counts)}")]
+    counts = [count for *_, count in files]
+    if problems or not (out / "meta.json").exists():
+        return problems
+    documents = json.loads((out / "meta.json").read_text())["documents"]
+    if None in counts or (not damaged and documents != sum(counts)):
+        problems = [(WRONG, f"{documents} documents of files with {counts}")]
     return problems
 
 
@@ -148,19 +145,20 @@ def one_tokens(chance: random.Random, folder: Path, loud: bool) -> list[Problem]
     for name, data in tokens().items():
         (folder / name).write_bytes(data)
     name = chance.choice(["meta.json", "meta.json", *tokens()])
-    path, data, way = folder / name, tokens()[name], "other order"
-    meta = json.loads(tokens()["meta.json"])
-    if chance.random() < 0.2:
-        path.write_bytes(bytes(chance.sample(list(data), len(data))))
-    elif name != "meta.json" or chance.random() < 0.4:
-        way = spoil.harm(chance, path)
-    elif chance.random() < 0.5:
-        way = "value"
-        path.write_bytes(spoil.json_value(chance, data))
-    else:
-        kinds = ["O", "?", "<f4", "<i8", "S2", "V2", "<u8", "u1,u1", ">u2", "", "<U1"]
-        way = "dtype"
-        path.write_text(json.dumps(meta | {"dtype": chance.choice(kinds)}))
+    path, data, meta = folder / name, tokens()[name], json.loads(tokens()["meta.json"])
+    ways = ["other order", "harm", "harm"]
+    if name == "meta.json":
+        ways += ["value", "dtype"]
+    match way := chance.choice(ways):
+        case "other order":
+            path.write_bytes(bytes(chance.sample(list(data), len(data))))
+        case "harm":
+            way = spoil.harm(chance, path)
+        case "value":
+            path.write_bytes(spoil.json_value(chance, data))
+        case "dtype":
+            kinds = ["O", "?", "<f4", "<i8", "S2", "V2", "<u8", "u1,u1", ">u2", "", "<U1"]
+            path.write_text(json.dumps(meta | {"dtype": chance.choice(kinds)}))
     argv = ["--check", "--preset", "tiny", "--data", str(folder), "--out", str(folder / "run")]
     problems = command("parallel.train", [*argv, "--device", "cpu"], loud)[1]
     loaded, wrong = watched(lambda: token_files.load(folder, 8, 300), loud)
