@@ -1,7 +1,6 @@
 """What this node's GPUs, libraries and links are, and whether they reach half of the data sheet.
 
     python -m parallel.gpu_check                   # a row a fact; exit status 1 when one failed
-    python -m parallel.gpu_check --json FILE       # the same rows for a bug report
     python -m parallel.sweep slurm/gpu-check.toml  # then: every engine and split, trained here
     python -m analysis.parity --check logs/gpu-check
 
@@ -10,18 +9,13 @@ parallel/microbench.py, beside the sheets of models/gpus.toml.
 """
 
 import contextlib
-import itertools
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.errors import Parser, UsageError, command_line, printable
-from base.storage import write_json
 from models.gpus import find_gpu
 from parallel.record import facts
 
@@ -59,7 +53,7 @@ def version_rows() -> list[Row]:
 
 
 def gpu_rows() -> list[Row]:
-    """The cards, their memory, and whether PyTorch has code for them.
+    """The cards, their memory, and what runs on them.
 
     Raises:
         UsageError: PyTorch sees no GPU.
@@ -75,44 +69,16 @@ def gpu_rows() -> list[Row]:
     cards = [torch.cuda.get_device_properties(i) for i in range(count)]
     name, sheet = cards[0].name, find_gpu(cards[0].name)
     free = [torch.cuda.mem_get_info(i)[0] / card.total_memory for i, card in enumerate(cards)]
-    pairs = list(itertools.combinations(range(count), 2))
-    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    built, lowest = torch.cuda.get_arch_list(), min((card.major, card.minor) for card in cards)
     alike = {card.name for card in cards} == {name}
     drives = [driver(), torch.version.cuda or torch.version.hip, torch.backends.cudnn.version()]
-    rows = [
+    return [
         Row("GPUs", verdict_of(alike), f"{count} x {name}", "all alike"),
         Row("memory", TOLD, f"{cards[0].total_memory / 1e9:.0f} GB"),
         Row("free memory", verdict_of(min(free) >= FREE_BAR), f"{min(free):.0%}", ">= 90%"),
         Row("data sheet", verdict_of(bool(sheet)), sheet.name if sheet else "none", "gpus.toml"),
         Row("driver, CUDA, cuDNN", TOLD, ", ".join(map(str, drives))),
-        Row("pairs without peer access", TOLD, str(len(apart))),
-        Row(
-            "PyTorch's code for this GPU",
-            verdict_of(torch.version.hip is not None or runs_on(built, *lowest)),
-            " ".join(built),
-            f"sm_{lowest[0]}{lowest[1]}, or one that runs on it",
-        ),
+        Row("Transformer Engine", TOLD, kernels.problem("te") or "its layer norm is PyTorch's"),
     ]
-    why = kernels.problem("te")
-    rows.append(Row("Transformer Engine", TOLD, why or "its layer norm is PyTorch's"))
-    return rows
-
-
-def runs_on(built: Sequence[str], major: int, minor: int) -> bool:
-    """Whether code built for these architectures runs on a GPU of a compute capability.
-
-    Machine code (sm_90) runs on later minors of its major, PTX (compute_90) on all later ones.
-    CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
-    """
-    for name in built:
-        if not (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)):
-            continue
-        theirs = int(match[2]), int(match[3])
-        runs_later = theirs <= (major, minor) and (match[1] == "compute" or theirs[0] == major)
-        if theirs == (major, minor) or (runs_later and not match[4]):
-            return True
-    return False
 
 
 def rate_rows(rates: dict[str, Any], gpu: str | None) -> list[Row]:
@@ -152,7 +118,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parallel.gpu_check", description=__doc__)
     parser.add_argument("--gpus", type=int, default=8, metavar="N", help="ranks of the all-reduce")
     parser.add_argument("--cpu", action="store_true", help="the libraries and this CPU's rates")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
     flags = parser.parse_args(argv)
     rows = version_rows()
     gpu = None
@@ -172,8 +137,6 @@ def main(argv: list[str] | None = None) -> int:
     for row in rows:
         expected = f"   [{row.expected}]" if row.expected else ""
         print(printable(f"{row.verdict:8}{row.check:30}{row.value}{expected}"))
-    if flags.json:
-        write_json(flags.json, {"gpu": gpu, "rows": [row._asdict() for row in rows]})
     return int(any(row.verdict == FAILED for row in rows))
 
 

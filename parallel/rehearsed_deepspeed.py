@@ -1,4 +1,5 @@
 """What DeepSpeed needs to be rehearsed: without the numbers that ranks tell each other."""
+# ruff: noqa: I001  (deepspeed comes after deepspeed_common)
 
 import math
 from collections.abc import Callable
@@ -10,14 +11,10 @@ from models.tensor_files import DTYPES
 from parallel.config.settings import RunSpec
 from parallel.engines import deepspeed_common
 
-from deepspeed.accelerator import get_accelerator  # isort: skip  (after deepspeed_common)
-from deepspeed.runtime import utils  # isort: skip
-from deepspeed.runtime.pipe.engine import PipelineEngine  # isort: skip
-from deepspeed.runtime.zero import (  # isort: skip
-    partition_parameters,
-    partitioned_param_coordinator,
-    stage3,
-)
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime import utils
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator, stage3
 
 
 def redirect(spec: RunSpec, in_host_memory: Callable[[torch.Tensor], None]) -> None:

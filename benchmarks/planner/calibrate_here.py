@@ -10,6 +10,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from analysis.calibrate import fitted
 from analysis.common.table import show
@@ -39,7 +42,7 @@ HERE_PRIORS = fitting.PRIORS | {
 HERE_CORES = max(2, cores())  # each counts as a GPU; an all-reduce needs two
 
 
-def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[str, float]:
+def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[str, Any]:
     """FLOP/s, memory and all-reduce rates of this machine.
 
     Raises:
@@ -60,12 +63,13 @@ def here() -> Calibration:
         UsageError: the micro-benchmark failed.
     """
     measured = measure_here()
-    rates = (measured[name] for name in ("flops", "memory_rate", "link", "link"))
+    link = measured["links"]["4"]
+    rates = measured["products"]["fp32"], measured["memory_rate"], link, link
     return Calibration(
         "this machine",
         "this machine",
         HERE_CORES,
-        measured["memory_gb"],
+        psutil.virtual_memory().total / 1e9,
         fitting.prior_fit(HERE_PRIORS),
         memory={"library_gb": 0.6, "fragments": 1.05},
         machine_override=Machine(*rates, cores=HERE_CORES),

@@ -16,15 +16,7 @@ from torch import nn
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, Reduced, StepResult, cpu
-from parallel.engines.optim import (
-    adam_step,
-    adam_tensors,
-    adamw,
-    clip_gradients,
-    set_adam_step,
-    set_lr,
-)
+from parallel.engines import Batch, Reduced, StepResult, cpu, optim
 
 os.environ.setdefault("DS_LOG_LEVEL", "error")
 if not torch.cuda.is_available():
@@ -124,7 +116,7 @@ class ClippingAdamW(torch.optim.AdamW):
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
         self._global_grad_norm = total.sqrt()
-        clip_gradients(parameters, self.spec, self._global_grad_norm)
+        optim.clip_gradients(parameters, self.spec, self._global_grad_norm)
         super().step(closure)
 
 
@@ -136,8 +128,10 @@ def optimizer(
 ) -> torch.optim.Optimizer:
     """The AdamW to hand to deepspeed.initialize."""
     if not clips_itself(spec):
-        return adamw(parameters, spec)
-    return adamw(parameters, spec, partial(ClippingAdamW, spec=spec, counts=counts, group=group))
+        return optim.adamw(parameters, spec)
+    return optim.adamw(
+        parameters, spec, partial(ClippingAdamW, spec=spec, counts=counts, group=group)
+    )
 
 
 def connect() -> None:
@@ -186,7 +180,7 @@ class DeepSpeedEngine:
             # While it is built, this optimizer steps once on zero gradients to make the moments.
             # That decays its fp32 weights: take them from the model again.
             self.outer.refresh_fp32_params()
-            set_adam_step(self.adam, 0)
+            optim.set_adam_step(self.adam, 0)
             # DeepSpeed 0.19 raises the scale before it unscales gradients of the lower one. So its
             # own update only lowers the scale, and `step` raises it.
             update = self.outer._update_scale
@@ -211,7 +205,7 @@ class DeepSpeedEngine:
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         skipped = self.engine.skipped_steps
         scale = float(self._scaler().cur_scale) if self.fp16 else 1.0
-        set_lr(self.outer.param_groups, lr)
+        optim.set_lr(self.outer.param_groups, lr)
         loss, stopped = self._train(batches, stop)
         if self.engine.skipped_steps > skipped:
             return StepResult(loss, None, scale, skipped=True, stop=stopped)
@@ -231,7 +225,7 @@ class DeepSpeedEngine:
             for p in parameters:
                 group, at, n = outer.grad_position[outer.get_param_id(p)]
                 start = dist.get_rank(p.ds_process_group) * n
-                flat = adam_tensors(adam, outer.fp32_partitioned_groups_flat[group])
+                flat = optim.adam_tensors(adam, outer.fp32_partitioned_groups_flat[group])
                 n = min(n, p.ds_numel - start)  # the last partitions are padded
                 if n > 0:
                     yield p, {kind: t.detach()[at : at + n] for kind, t in flat.items()}, start
@@ -240,12 +234,12 @@ class DeepSpeedEngine:
                 if (mapping := p._hp_mapping) is not None:
                     (partition,) = adam.param_groups[mapping.param_group_index]["params"]
                     at, n = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
-                    flat = adam_tensors(adam, partition)
+                    flat = optim.adam_tensors(adam, partition)
                     cut = {kind: t.detach()[at : at + n] for kind, t in flat.items()}
                     yield p, cut, mapping.lp_fragment_address.start
         else:
             for p, master in self._masters():
-                yield p, adam_tensors(adam, master), 0
+                yield p, optim.adam_tensors(adam, master), 0
 
     def _masters(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Without ZeRO, each parameter and what AdamW updates: its fp32 master, or itself."""
@@ -267,12 +261,12 @@ class DeepSpeedEngine:
             scaler = {"scale": float(current.cur_scale), "good_steps": good_steps}
             if hasattr(current, "cur_hysteresis"):
                 scaler["hysteresis"] = int(current.cur_hysteresis)
-        return State(pieces, adam_step(self.adam), scaler)
+        return State(pieces, optim.adam_step(self.adam), scaler)
 
     @torch.no_grad()
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
         outer = self.outer
-        set_adam_step(self.adam, adam_step)
+        optim.set_adam_step(self.adam, adam_step)
         if scaler and self.fp16:
             current = self._scaler()
             current.cur_scale = scaler["scale"]

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from base.errors import UsageError
-from base.storage import BYTES
 from models.gpus import lacking
+from parallel.config import memory
+from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
 from parallel.record.launch import Launch
 from parallel.record.signals_and_hangs import deadline
@@ -90,17 +92,14 @@ def driver() -> str | None:
 
 
 def check_memory(spec: RunSpec, ranks: int) -> None:
-    """Refuse a model whose weights and AdamW's two moments alone exceed the memory of a machine
+    """Refuse a model whose weights and AdamW's state alone exceed the memory of a machine
     without GPUs, on which `ranks` ranks train. Gradients and activations come on top.
 
     Raises:
         UsageError: with both numbers. Without it the kernel kills the process while it builds.
     """
-    layout = spec.layout
-    weights = BYTES[spec.precision if layout.zero_stage else "fp32"]
-    weights /= layout.shards if layout.zero_stage == 3 else 1
-    moments = 8 / (layout.shards if layout.zero_stage else 1)  # two fp32 numbers
-    needed = ranks * (weights + moments) * spec.model.n_params / (layout.tp * layout.pp)
+    held = memory.parts(columns_of(replace(spec, offload="none")))  # which the machine's memory has
+    needed = ranks * float((held["weights"] + held["optimizer"])[0])
     if needed > (free := psutil.virtual_memory().available):
         raise UsageError(
             f"{spec.model.n_params:,} parameters need {needed / 1e9:.1f} GB on this machine for"

@@ -15,13 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
 from torch.distributed.tensor import distribute_tensor
 
 from models import gpt
@@ -35,20 +30,19 @@ class FSDP2Engine(DataParallelEngine):
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, layout = spec, spec.layout
         self.shards = layout.shards
-        copies = layout.dp // layout.shards
-        if copies > 1:  # the shards of a copy are neighbouring ranks, in one node where they fit
-            mesh = init_device_mesh(
-                device.type, (copies, layout.shards), mesh_dim_names=("copy", "shard")
-            )
-        else:
-            mesh = init_device_mesh(device.type, (layout.dp,), mesh_dim_names=("shard",))
+        # The shards of a copy are neighbouring ranks, in one node where they fit. One copy alone
+        # has no dimension of the mesh.
+        sizes = {"copy": layout.dp // layout.shards, "shard": layout.shards}
+        if sizes["copy"] == 1:
+            del sizes["copy"]
+        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         self.shard_group = mesh.get_group("shard")
-        offload = OffloadPolicy()
+        offload = fsdp.OffloadPolicy()
         if layout.offload == "all":
-            offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+            offload = fsdp.CPUOffloadPolicy(pin_memory=device.type == "cuda")
         rules = {
             "mesh": mesh,
-            "mp_policy": MixedPrecisionPolicy(DTYPES[spec.precision], torch.float32),
+            "mp_policy": fsdp.MixedPrecisionPolicy(DTYPES[spec.precision], torch.float32),
             "offload_policy": offload,
         }
         # No rank ever has the whole model: it is built without memory, then filled shard by shard.
@@ -57,11 +51,11 @@ class FSDP2Engine(DataParallelEngine):
             model = gpt.GPT(spec.model, recompute, spec.end_of_text, spec.padded_vocab)
         self.reshards = layout.zero_stage == 3
         for block in model.blocks:
-            fully_shard(block, reshard_after_forward=self.reshards, **rules)
+            fsdp.fully_shard(block, reshard_after_forward=self.reshards, **rules)
             if spec.compile:
                 block.compile()
         # Backward begins with the root's output layer: gathering it again would win nothing.
-        fully_shard(model, reshard_after_forward=False, **rules)
+        fsdp.fully_shard(model, reshard_after_forward=False, **rules)
         model.to_empty(device="cpu" if layout.offload == "all" else device)
         gpt.fill(model, self._starting_value)
         name_parameters(model, spec.model)

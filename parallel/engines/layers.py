@@ -29,11 +29,7 @@ import_megatron()
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-)
+from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group
 from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank
 from megatron.core.transformer.enums import AttnMaskType
@@ -208,9 +204,11 @@ def block_submodules(
         from megatron.core.extensions.transformer_engine import TENorm
 
         norm = TENorm
-        layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+        layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
+            qk_layernorm=config.qk_layernorm
+        )
     else:
-        layer, norm = get_gpt_layer_local_spec(), SequenceParallelNorm
+        layer, norm = gpt_layer_specs.get_gpt_layer_local_spec(), SequenceParallelNorm
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = FusedAttention

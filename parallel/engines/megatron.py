@@ -11,27 +11,14 @@ from torch import Tensor
 
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, StepResult, layers
+from parallel.engines import Batch, StepResult, layers, optim
 from parallel.engines.cpu import import_megatron
-from parallel.engines.optim import (
-    adam_step,
-    adam_tensors,
-    fuse,
-    mean_over_ranks,
-    set_adam_step,
-    set_lr,
-)
 from parallel.measure.ranges import megatron_timer, region
 from parallel.measure.step_parts import name_group
 
 import_megatron()
 
-from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core import distributed, parallel_state
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
@@ -46,7 +33,7 @@ class MegatronEngine:
         self.shares = copies * layout.tp  # of the loss
         dtype = layers.compute_dtype(spec)
         config = layers.start(spec, cuda)
-        ddp = DistributedDataParallelConfig(
+        ddp = distributed.DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=cuda and copies > 1,
             overlap_param_gather=cuda and copies > 1 and layout.zero_stage == 1,
@@ -65,7 +52,7 @@ class MegatronEngine:
             ).to(device)
             if spec.precision != "fp32":
                 model = Float16Module(config, model)
-            self.chunks.append(DistributedDataParallel(config, ddp, model))
+            self.chunks.append(distributed.DistributedDataParallel(config, ddp, model))
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -87,13 +74,13 @@ class MegatronEngine:
             use_gloo_process_groups=False,
         )
         for optimizer in self._optimizers():
-            fuse(optimizer.optimizer)
+            optim.fuse(optimizer.optimizer)
         for group in self.optimizer.param_groups:  # Megatron-LM's scheduler does this every step
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
         config.timers = megatron_timer
         name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
         config.grad_scale_func = self.optimizer.scale_loss
-        config.finalize_model_grads_func = finalize_model_grads
+        config.finalize_model_grads_func = distributed.finalize_model_grads
         if ddp.overlap_grad_reduce:
             syncs = [chunk.no_sync for chunk in self.chunks]
             config.no_sync_func = syncs if layout.vpp > 1 else syncs[0]
@@ -133,12 +120,12 @@ class MegatronEngine:
                 chunk.zero_grad_buffer()
             self.optimizer.zero_grad()
         share = self._run(batches, self.spec.layout.n_micro, forward_only=False)
-        set_lr(self.optimizer.param_groups, lr)
+        optim.set_lr(self.optimizer.param_groups, lr)
         scale = self.optimizer.get_loss_scale()  # a tensor that the optimizer replaces, not writes
         with region("optimizer"):
             stepped, norm, _ = self.optimizer.step()
         # Only now: reading a number waits for the device, and the optimizer would start late.
-        loss, stopped = mean_over_ranks(share, self.shares, stop())
+        loss, stopped = optim.mean_over_ranks(share, self.shares, stop())
         norm = float(norm) if stepped else None
         return StepResult(loss, norm, float(scale), not stepped, stopped)
 
@@ -149,7 +136,7 @@ class MegatronEngine:
         share = self._run(batches, n, forward_only=True)
         for chunk in self.chunks:
             chunk.train()
-        return mean_over_ranks(share, self.shares).loss
+        return optim.mean_over_ranks(share, self.shares).loss
 
     def _optimizers(self) -> list[Any]:
         return getattr(self.optimizer, "chained_optimizers", [self.optimizer])
@@ -158,7 +145,7 @@ class MegatronEngine:
         layout, scaler = self.spec.layout, {}
         shards = layout.dp * layout.cp if layout.zero_stage == 1 else 1
         pieces = pieces_of(self._trained(), layout, dist.get_rank(), shards)
-        step = max(adam_step(optimizer.optimizer) for optimizer in self._optimizers())
+        step = max(optim.adam_step(optimizer.optimizer) for optimizer in self._optimizers())
         if self.spec.precision == "fp16":
             stored = self._optimizers()[0].grad_scaler.state_dict()
             scaler = {"scale": float(stored["scale"]), "good_steps": int(stored["growth_tracker"])}
@@ -172,18 +159,19 @@ class MegatronEngine:
             if self.spec.layout.zero_stage == 1:
                 for p, (group, order) in optimizer.model_param_group_index_map.items():
                     start = optimizer._get_model_param_range_map(p)["param"].start
-                    yield p, adam_tensors(adam, adam.param_groups[group]["params"][order]), start
+                    partition = adam.param_groups[group]["params"][order]
+                    yield p, optim.adam_tensors(adam, partition), start
                 continue
             updated = {id(p) for group in adam.param_groups for p in group["params"]}
             for p in (p for chunk in self.chunks for p in chunk.parameters()):
                 master = getattr(p, "main_param", p)
                 if id(master) in updated:
-                    yield p, adam_tensors(adam, master), 0
+                    yield p, optim.adam_tensors(adam, master), 0
 
     @torch.no_grad()
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
         for optimizer in self._optimizers():
-            set_adam_step(optimizer.optimizer, adam_step)
+            optim.set_adam_step(optimizer.optimizer, adam_step)
             if self.spec.precision != "fp32" or self.spec.layout.zero_stage == 1:
                 optimizer._copy_main_params_to_model_params()
             if scaler and self.spec.precision == "fp16":

@@ -15,16 +15,7 @@ from models import gpt
 from models.config import GPTConfig, parameter_shapes
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, StepResult
-from parallel.engines.optim import (
-    adam_step,
-    adam_tensors,
-    adamw,
-    clip_gradients,
-    mean_over_ranks,
-    set_adam_step,
-    set_lr,
-)
+from parallel.engines import Batch, StepResult, optim
 from parallel.measure.ranges import region
 
 
@@ -97,7 +88,7 @@ class DataParallelEngine:
         self.model, self.evaluated, self.loss_weight = model, evaluated, loss_weight
         self.autocast = autocast
         self.parameters = list(evaluated.parameters())
-        self.optimizer = adamw(self.parameters, spec)
+        self.optimizer = optim.adamw(self.parameters, spec)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
     def reducing(self, last: bool) -> AbstractContextManager:
@@ -110,7 +101,7 @@ class DataParallelEngine:
 
     def held(self, parameter: nn.Parameter) -> tuple[dict[str, Tensor], int]:
         """For `pieces_of`: what this rank has of a parameter and its moments, and from where."""
-        return adam_tensors(self.optimizer, parameter), 0
+        return optim.adam_tensors(self.optimizer, parameter), 0
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         n_micro, total = self.spec.layout.n_micro, torch.zeros((), device=self.device)
@@ -124,8 +115,8 @@ class DataParallelEngine:
         with region("optimizer"):
             self.scaler.unscale_(self.optimizer)
             norm = self.grad_norm()
-            clip_gradients(self.parameters, self.spec, norm)
-            set_lr(self.optimizer.param_groups, lr)
+            optim.clip_gradients(self.parameters, self.spec, norm)
+            optim.set_lr(self.optimizer.param_groups, lr)
             # The scale used above: `get_scale` would wait, and `update` writes to the scaler's own.
             scale = self.scaler.scale(torch.ones((), device=self.device))
             self.scaler.step(self.optimizer)
@@ -133,12 +124,12 @@ class DataParallelEngine:
             self.optimizer.zero_grad(set_to_none=True)
         norm, scale = float(norm), float(scale)  # only now: reading waits for the device
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
-        loss, stopped = mean_over_ranks(total, self.spec.layout.dp, stop())
+        loss, stopped = optim.mean_over_ranks(total, self.spec.layout.dp, stop())
         return StepResult(loss, None if skipped else norm, scale, skipped, stopped)
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         mean = evaluate(self.evaluated, batches, n, self.device, self.autocast)
-        return mean_over_ranks(mean, self.spec.layout.dp).loss
+        return optim.mean_over_ranks(mean, self.spec.layout.dp).loss
 
     def state(self) -> State:
         trained = ((p, *self.held(p)) for p in self.parameters)
@@ -147,10 +138,10 @@ class DataParallelEngine:
         if self.scaler.is_enabled():
             stored = self.scaler.state_dict()
             scaler = {"scale": stored["scale"], "good_steps": stored["_growth_tracker"]}
-        return State(pieces, adam_step(self.optimizer), scaler)
+        return State(pieces, optim.adam_step(self.optimizer), scaler)
 
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
-        set_adam_step(self.optimizer, adam_step)
+        optim.set_adam_step(self.optimizer, adam_step)
         if scaler and self.scaler.is_enabled():
             restored = {"scale": scaler["scale"], "_growth_tracker": int(scaler["good_steps"])}
             self.scaler.load_state_dict(self.scaler.state_dict() | restored)

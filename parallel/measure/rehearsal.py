@@ -19,12 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensor,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
+from torch._subclasses import fake_tensor
 from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
@@ -63,7 +58,7 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         for holder in (owner, *sys.modules.values()):  # those that imported it by its name, too
             if getattr(holder, "__dict__", {}).get(name) is original:
                 setattr(holder, name, replacement)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
         yield
 
 
@@ -164,7 +159,7 @@ def _coalescing_manager(*_: Any, **__: Any) -> Iterator[Any]:
 
 def _init_device_mesh(*args: Any, make: Callable = device_mesh.init_device_mesh, **kw: Any) -> Any:
     """A mesh of ranks, whose coordinates are numbers in a tensor."""
-    with unset_fake_temporarily():
+    with fake_tensor.unset_fake_temporarily():
         return make(*args, **kw)
 
 
@@ -227,11 +222,11 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+        if func is torch.ops.prim.device.default and isinstance(args[0], fake_tensor.FakeTensor):
             return args[0].fake_device
         try:
             result = func(*args, **(kwargs or {}))
-        except DataDependentOutputException:
+        except fake_tensor.DataDependentOutputException:
             return 1.0 if args[0].dtype.is_floating_point else 0
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:

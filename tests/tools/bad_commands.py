@@ -45,7 +45,7 @@ LINES = {
     "parallel.checkpoint": "verify logs/study/ddp",
     "parallel.data": "--input page.md --out data --tokenizer byte",
     "parallel.record.environment": "environment.txt",
-    "parallel.gpu_check": "--cpu --json checked.json",
+    "parallel.gpu_check": "--cpu",
     "parallel.rehearse": "--preset tiny",
     "parallel.microbench": "--processes 1 --seconds 0.01",
     "parallel.sweep": "study.toml --logs swept",
