@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from parallel.config.layout import Layout
+from parallel.config.settings import RunSpec
+from parallel.engines import Batch
 from parallel.token_files import Tokens
 
 
@@ -23,24 +23,17 @@ def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int
     return generator.integers(0, n_tokens - seq_len, size=global_batch)
 
 
-def batches(
-    tokens: Tokens,
-    layout: Layout,
-    seq_len: int,
-    vocab_size: int,
-    dp_rank: int,
-    seed: int,
-    step: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(tokens: Tokens, spec: RunSpec, dp_rank: int, step: int) -> Iterator[Batch]:
     """This dp rank's n_micro micro-batches of the step: (tokens, labels), [micro_batch, seq_len].
 
     Micro-batch m is rows [m * dp * micro_batch, ...) of the step's global batch, dp ranks side by
     side, so every layout with the same global batch sees the same sequences.
     """
-    starts = offsets(len(tokens.ids), seq_len, layout.global_batch, seed, step)
+    layout = spec.layout
+    starts = offsets(len(tokens.ids), spec.seq_len, layout.global_batch, spec.seed, step)
     per_micro = starts.reshape(layout.n_micro, layout.dp, layout.micro_batch)
     for micro in range(layout.n_micro):
-        yield tokens.batch(per_micro[micro, dp_rank], seq_len, vocab_size)
+        yield tokens.batch(per_micro[micro, dp_rank], spec.seq_len, spec.model.vocab_size)
 
 
 @contextmanager

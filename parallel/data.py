@@ -67,10 +67,6 @@ def _files(inputs: list[Path]) -> list[Path]:
     return files
 
 
-def _is_jsonl(file: Path) -> bool:
-    return file.suffix.lower() == ".jsonl"
-
-
 def _texts(files: Iterable[Path], text_key: str) -> Iterator[str]:
     """The text of each document; an empty one, too.
 
@@ -80,7 +76,7 @@ def _texts(files: Iterable[Path], text_key: str) -> Iterator[str]:
     for file in files:
         try:
             with file.open("rb") as content:
-                if not _is_jsonl(file):
+                if file.suffix.lower() != ".jsonl":
                     yield _decoded(content.read(), str(file))
                     continue
                 for number, line in enumerate(content, 1):
@@ -174,7 +170,7 @@ def prepare(
             `out`, or it cannot be written.
     """
     files = _files(inputs)
-    if text_key != TEXT_KEY and not any(map(_is_jsonl, files)):
+    if text_key != TEXT_KEY and ".jsonl" not in {file.suffix.lower() for file in files}:
         raise UsageError(f"--text-key {text_key} is of .jsonl files, and the input has none")
     out = Path(os.path.realpath(out))  # of a link, what it names is made
     if out.exists():

@@ -28,9 +28,7 @@ from parallel.record.launch import LAUNCHER
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_S = 10  # from SIGTERM to SIGKILL, for the ranks that are left
 _SERVE = "import sys; from parallel.forked_ranks import serve; serve(*sys.argv[1:4])"
-_RUN = (
-    "import sys; from parallel.forked_ranks import run; sys.exit(run(*sys.argv[1:3], sys.argv[3:]))"
-)
+_RUN = "import sys; from parallel.forked_ranks import run; sys.exit(run(*sys.argv[1:]))"
 # What torch and deepspeed import only when an optimizer is built: 1 to 4 seconds of a core.
 _LATER = {
     "ddp": ["torch._dynamo"],
@@ -81,7 +79,7 @@ def start_server(engine: str, threads: int, path: Path, owner: int) -> subproces
     )
 
 
-def run(path: str, ranks: str, arguments: list[str]) -> int:
+def run(path: str, ranks: str, *arguments: str) -> int:
     """Have the server fork the ranks; the launcher's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks, and with them this
     asked = {"ranks": int(ranks), "argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
@@ -157,14 +155,13 @@ def free_port() -> int:
 
 def end(pids: set[int]) -> None:
     """SIGTERM, and SIGKILL to those that stay."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in pids:
-            os.kill(pid, number)
-        until = time.monotonic() + GRACE_S
-        while pids and time.monotonic() < until:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-            pids.discard(pid)
-            time.sleep(0.01)
+    import psutil  # here: `run` has no site-packages
+
+    ranks = [psutil.Process(pid) for pid in pids]
+    for rank in ranks:
+        rank.terminate()
+    for rank in psutil.wait_procs(ranks, GRACE_S)[1]:
+        rank.kill()
 
 
 def be_rank(rank: int, port: int, asked: dict, descriptors: list[int]) -> None:

@@ -167,26 +167,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--srun", action="store_true", help=about)
     arguments = parser.parse_args(argv)
     check_flags(arguments, max_gpus=(1, 2**20))
-    try:
-        study = load_study(arguments.study, arguments.cluster)
-        for line in study.assumed:
-            print(line, flush=True)
-        for line in by_reason(study.left_out):
-            print(f"left out: {line}", flush=True)
-        names = arguments.only or list(study.runs)
-        for name in names:
-            study.run(name)  # every one is checked before the first starts
-        if arguments.max_gpus is not None:
-            larger = [name for name in names if study.run(name).gpus > arguments.max_gpus]
-            names = [name for name in names if name not in larger]
-            if larger:
-                print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
-        out = arguments.logs / study.name
-        failed = sweep(study, names, out, arguments.fresh, arguments.srun)
-        report(out)
-    except KeyboardInterrupt:
-        print("parallel.sweep: interrupted; run it again to go on", file=sys.stderr)
-        return 130
+    study = load_study(arguments.study, arguments.cluster)
+    for line in study.assumed:
+        print(line, flush=True)
+    for line in by_reason(study.left_out):
+        print(f"left out: {line}", flush=True)
+    names = arguments.only or list(study.runs)
+    for name in names:
+        study.run(name)  # every one is checked before the first starts
+    if arguments.max_gpus is not None:
+        larger = [name for name in names if study.run(name).gpus > arguments.max_gpus]
+        names = [name for name in names if name not in larger]
+        if larger:
+            print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
+    out = arguments.logs / study.name
+    failed = sweep(study, names, out, arguments.fresh, arguments.srun)
+    report(out)
     if failed:
         print(f"{len(failed)} of {len(names)} runs failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

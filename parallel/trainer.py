@@ -5,6 +5,7 @@ communicate with the other ranks. Rank 0 writes the run folder.
 """
 
 import contextlib
+import functools
 import gc
 import itertools
 import shutil
@@ -77,13 +78,8 @@ class Trainer:
         self.rank, self.world = self.launch.rank, self.launch.world_size
         self.is_rank_0 = self.rank == 0
         self.dp_rank = spec.layout.coords(self.rank)["dp"]
-        self.watchdog = Watchdog(
-            path / "hang",
-            self.rank,
-            self.world,
-            spec.hang_after_s,
-            lambda reason: self.folder.fail(Kind.HANG, reason, self.rank),
-        )
+        hung = functools.partial(self.folder.fail, Kind.HANG, rank=self.rank)
+        self.watchdog = Watchdog(path / "hang", self.rank, self.world, spec.hang_after_s, hung)
         self.save_to = path / folders.SAVES
         about = self.facts, self.save_to, self.rank, self.world, self.watchdog.tick
         self.checkpointer = Checkpointer(self.engine, spec, *about)
@@ -211,10 +207,7 @@ class Trainer:
 
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
         """This rank's micro-batches of a step, in memory that a GPU copies from by itself."""
-        spec = self.spec
-        for batch in batches.batches(
-            tokens, spec.layout, spec.seq_len, spec.model.vocab_size, self.dp_rank, spec.seed, step
-        ):
+        for batch in batches.batches(tokens, self.spec, self.dp_rank, step):
             yield tuple(t.pin_memory() for t in batch) if self.device.type == "cuda" else batch
 
     def _batches(self, made: Iterator[engines.Batch]) -> Iterator[engines.Batch]:

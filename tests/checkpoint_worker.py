@@ -71,9 +71,7 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     scaler = engine.state().scaler
     dp_rank = spec.layout.coords(rank)["dp"]
     for step in range(first, spec.steps):
-        made = batches.batches(
-            corpus.train, spec.layout, spec.seq_len, 257, dp_rank, spec.seed, step
-        )
+        made = batches.batches(corpus.train, spec, dp_rank, step)
         result = engine.step(made, lr_at(spec, step), bool)
         curve.append([result.loss, result.grad_norm, result.loss_scale])
         if not first and saver.due(step + 1):

@@ -33,12 +33,9 @@ from parallel import forked_ranks
 def clean_copy(repository: Path) -> Path:
     """A new folder of copies of the repository's files without those that git ignores."""
     folder = Path(tempfile.mkdtemp(prefix="clean-"))
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
-    for name in filter(None, names.stdout.split("\0")):
-        if (repository / name).exists():  # not deleted since the last commit
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(repository / name, folder / name)
+    names = "git ls-files -z --cached --others --exclude-standard"
+    copy = f"tar -c --null -T - --ignore-failed-read 2>/dev/null | tar -xC {folder}"
+    subprocess.run(f"{names} | {copy}", shell=True, cwd=repository, check=True)
     return folder
 
 

@@ -91,6 +91,7 @@ def test_fp32_is_what_units_and_clock_make_of_it(name, parts):
 
 def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
     for gpu in GPUS:
+        assert gpu.source and find_gpu(gpu.name) is gpu
         half = gpu.peaks["fp16"]
         assert gpu.peaks.get("bf16", half) == half
         rounded = 10.0 if gpu.name == "L40S" else 0.0  # its sheet's 362 is of another clock
@@ -147,6 +148,8 @@ def test_a_bare_name_is_the_makers_servers_card_to_plan_with_but_has_no_peak():
 def test_mfu_says_why_there_is_none():
     assert mfu(None, "A100", "bf16", "palm") == (None, "")
     assert mfu(312.0, "A100", "BF16", "megatron") == (1.0, "")
+    assert "above the peak of 312" in mfu(400.0, "A100", "bf16", "palm")[1]
+    assert "recomputation" in mfu(156.0, "A100", "bf16", "seed")[1]
     assert mfu(1.0, None, None, "6n")[1] == "no peak known for this machine at its precision"
     assert mfu(1.0, "V100-SXM2", "bf16", "6n")[1] == "no peak known for V100-SXM2 at bf16"
     assert peak_tflops("A100", None) is None

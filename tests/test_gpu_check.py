@@ -3,13 +3,15 @@
 import json
 import subprocess
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from models.gpus import find_gpu
 from parallel import gpu_check
 from parallel.config.settings import resolve
-from parallel.config.study import load_study
+from parallel.engines.kernels import attention_of
 from parallel.gpu_check import FAILED, PASSED, TOLD, rate_rows, version_rows
 from parallel.record import facts
-from tests.conftest import ENGINES, ROOT
 
 RATES = {
     "products": {"bf16": 700e12, "fp32": 20e12},
@@ -51,20 +53,7 @@ def test_the_command_ends_with_1_where_a_row_failed(monkeypatch, capsys):
         assert rates in capsys.readouterr().out
 
 
-def test_the_study_of_a_gpu_node_has_every_engine_and_is_judged_beside_one_cpu_rank():
-    study = load_study(ROOT / "slurm" / "gpu-check.toml")
-    runs = {name: study.run(name) for name in study.runs}
-    assert {spec.engine for spec in runs.values()} == set(ENGINES)
-    assert [name for name, spec in runs.items() if spec.device == "cpu"] == [study.baseline]
-    assert {spec.gpus for spec in runs.values()} == {1, 2, 4, 8}
-
-
 def test_a_run_names_the_kernel_that_torch_picks_for_its_attention():
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    from parallel.engines.kernels import attention_of
-
     cpu, sdpa = torch.device("cpu"), "torch scaled_dot_product_attention"
     llama = {"preset": "llama3-8b", "hidden": 64, "n_head": 4, "n_kv_head": 2, "seq_len": 32}
     for settings in ({}, llama, {"reset_at_documents": True, "end_of_text": 3}):

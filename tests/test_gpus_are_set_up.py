@@ -75,13 +75,8 @@ def test_the_variables_are_there_before_torch_is_imported(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "PYTORCH_"))}
     environment |= {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TORCHELASTIC_RUN_ID": "1"}
     environment |= {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "parallel.train", *flags],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "parallel.train", *flags]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout == "1 expandable_segments:True\n", done.stderr
 
 
@@ -91,14 +86,11 @@ def gpus(monkeypatch):
 
     def see(count: int, capability: tuple[int, int] = (9, 0)) -> list[int]:
         chosen: list[int] = []
-        for name, value in {
-            "is_available": lambda: True,
-            "device_count": lambda: count,
-            "set_device": chosen.append,
-            "get_device_capability": lambda _: capability,
-            "get_device_name": lambda _: "a GPU",
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
         return chosen
 
     monkeypatch.setenv("LOCAL_RANK", "5")
@@ -140,21 +132,17 @@ def test_fp32_is_no_tf32_unless_asked_for(monkeypatch):
 
 def test_nccl_connects_at_the_start_on_the_ranks_own_gpu(monkeypatch):
     """But not where megatron-core makes hundreds of groups, each of which all ranks would split."""
-    given = []
+    ids = []
     monkeypatch.setattr(
-        torch.distributed, "init_process_group", lambda backend, **words: given.append(words)
+        torch.distributed, "init_process_group", lambda _, **of: ids.append(of.get("device_id"))
     )
-    monkeypatch.setattr(devices.distributed_c10d, "default_pg_timeout", None)
-    monkeypatch.setattr(devices.distributed_c10d, "default_pg_nccl_timeout", None)
-    gpu, split = torch.device("cuda", 5), {"engine": "deepspeed_zero", "gpus": 16, "tp": 2}
-    for settings, device in (
-        ({"gpus": 16}, gpu),
-        (MEGATRON, gpu),
-        (split, gpu),
-        ({"gpus": 16}, torch.device("cpu")),
-    ):
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(devices.distributed_c10d, name, None)
+    gpu, cpu, plain = torch.device("cuda", 5), torch.device("cpu"), {"gpus": 16}
+    split = {"engine": "deepspeed_zero", "gpus": 16, "tp": 2}
+    for settings, device in ((plain, gpu), (MEGATRON, gpu), (split, gpu), (plain, cpu)):
         devices.init_process_group(spec_of(**settings), device, ONE_EACH, print)
-    assert [words.get("device_id") for words in given] == [gpu, None, None, None]
+    assert ids == [gpu, None, None, None]
     assert len(set(resource.getrlimit(resource.RLIMIT_NOFILE))) == 1  # gloo opens many files
 
 

@@ -1,11 +1,11 @@
 """DeepSpeed's launcher starts the same program; test_slurm_real.py has srun."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from parallel import forked_ranks
 from parallel.record.reader import read_run
 from tests.conftest import ROOT
 
@@ -14,10 +14,8 @@ SMALL = ["--preset", "tiny", "--max-seq-len", "32", "--steps", "3", "--device", 
 
 def test_the_deepspeed_launcher_starts_it(tokens, tmp_path):
     launcher = Path(sys.executable).with_name("deepspeed")
-    with socket.socket() as probe:  # its own port, 29500, may be taken
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(launcher), "--num_gpus", "2", "--no_local_rank", "--master_port", str(port)]
+    port = str(forked_ranks.free_port())  # its own, 29500, may be taken
+    command = [str(launcher), "--num_gpus", "2", "--no_local_rank", "--master_port", port]
     command += ["--module", "parallel.train"]
     command += ["--engine", "deepspeed_zero", "--zero-stage", "1", *SMALL]
     command += ["--data", str(tokens), "--out", str(tmp_path / "run")]

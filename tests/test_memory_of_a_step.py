@@ -5,14 +5,12 @@ import torch
 
 from analysis.logs.published_csv import column_name, read_csv
 from base.files import ROOT
-from benchmarks import rehearsed_table
 from benchmarks.planner import held_out
 from benchmarks.planner.published_rows import read_rows
 from models.config import PRESETS
 from models.gpt import Block, rope_angles
 from parallel.config import memory
 from parallel.config.layout_arrays import columns
-from parallel.config.study import load_study
 from tests.tools import held_tensors
 
 LLAMA = {"n_kv_head": 2, "activation": "swiglu", "ffn_hidden": 768, "position": "rope"}
@@ -122,24 +120,6 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(name):
     angles = rope_angles(config, torch.arange(128))
     ours = saved_bytes(config, Block(config), 2, 128, angles, None)
     assert ours == pytest.approx(formula, rel=0.005)
-
-
-@pytest.mark.parametrize(
-    ("study", "run", "bar"),
-    [
-        (None, "deepspeed-zero-dp16-zero3-offload-all-recompute-full-hf-msize-25b-mbs4", 0.03),
-        ("slurm/parity.toml", "megatron-tp2-sp", 0.01),
-        ("slurm/parity.toml", "deepspeed-pipe-tp2-pp2", 0.01),
-        ("slurm/layouts.toml", "deepspeed-pipe-pp2", 0.01),
-        (None, "deepspeed-pipe-tp4-pp16-zero1-recompute-full-msize-52b", 0.01),
-    ],
-)
-def test_a_peak_in_backward_is_that_of_the_rehearsal(study, run, bar):
-    lines = read_csv(ROOT / "logs/2-core-cpu/rehearsed.csv", ("study", "run")).rows
-    lines = [line for line in lines if line.text("run") == run]
-    line = next(line for line in lines if line.text("study") == (study or line.text("study")))
-    rank = rehearsed_table.rank_of(load_study(ROOT / line.text("study")), line)
-    assert abs(rank["off"]) < bar
 
 
 def test_published_peaks_and_out_of_memory_runs(shared):

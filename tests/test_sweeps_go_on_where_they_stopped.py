@@ -24,9 +24,14 @@ repeats = 2
 product = { seed = [1, 2] }
 """
 ORDER = ["ddp-seed1-r1", "ddp-seed2-r1", "ddp-seed1-r2", "ddp-seed2-r2"]
-
-
 names_that_fail: set[str] = set()
+
+
+def two_steps(path: Path, tokens: Path, runs: str) -> Path:
+    """A study of short runs."""
+    small = 'preset = "tiny"\ndevice = "cpu"\nmax_seq_len = 16\nsteps = 2\neval_steps = 0\n'
+    path.write_text(f'question = "?"\n[defaults]\n{small}data = "{tokens}"\n{runs}')
+    return path
 
 
 @pytest.fixture
@@ -85,25 +90,13 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     assert started == [ORDER[2], ORDER[0], ORDER[3]]
 
 
-def test_ctrl_c_ends_a_sweep_with_130(study, started, tmp_path, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sweep, "start", interrupted)
-    assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 130
-
-
 def test_ranks_on_cpu_are_forked_and_torchrun_starts_the_others(tokens, tmp_path):
-    study = tmp_path / "two.toml"
-    small = 'preset = "tiny"\nmax_seq_len = 16\nsteps = 2\neval_steps = 0\ngpus = 2\n'
-    runs = '[[run]]\ndevice = "cpu"\n[[run]]\ndevice = "auto"\nlabel = "auto"\n'
-    study.write_text(f'question = "?"\n[defaults]\n{small}data = "{tokens}"\n{runs}')
+    runs = '[[run]]\ngpus = 2\n[[run]]\ngpus = 2\ndevice = "auto"\nlabel = "auto"\n'
+    study = two_steps(tmp_path / "two.toml", tokens, runs)
     assert sweep.main([str(study), "--logs", str(tmp_path)]) == 0
-    found = [read_run(tmp_path / "two" / name) for name in ("ddp-dp2", "ddp-dp2-auto")]
-    assert [run.facts["launcher"] for run in found] == ["fork", "torchrun"]
-    for run in found:
-        assert "-m parallel.train --study" in run.facts["command_line"]
-    assert found[0].steps[1]["loss"] == found[1].steps[1]["loss"]
+    runs = [read_run(tmp_path / "two" / name) for name in ("ddp-dp2", "ddp-dp2-auto")]
+    assert [run.facts["launcher"] for run in runs] == ["fork", "torchrun"]
+    assert runs[0].steps[1]["loss"] == runs[1].steps[1]["loss"]
 
 
 def test_an_engine_that_cannot_be_imported_has_no_server(tmp_path):
@@ -120,9 +113,7 @@ def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch, c
     srun.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >> {tmp_path}/asked\nshift 4\nexec "$@"\n')
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{srun.parent}{os.pathsep}{os.environ['PATH']}")
-    study = tmp_path / "one.toml"
-    small = 'preset = "tiny"\ndevice = "cpu"\nmax_seq_len = 16\nsteps = 2\neval_steps = 0\n'
-    study.write_text(f'question = "?"\n[defaults]\n{small}data = "{tokens}"\n[[run]]\n')
+    study = two_steps(tmp_path / "one.toml", tokens, "[[run]]\n")
     assert sweep.main([str(study), "--srun", "--logs", str(tmp_path / "out")]) == 0
     assert (tmp_path / "asked").read_text() == "--nodes 1 --ntasks 1\n"
     assert read_run(tmp_path / "out" / "one" / "ddp").state == ends.COMPLETE
@@ -143,11 +134,10 @@ def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept
     used.begin({"run": ORDER[1]})
     for _ in range(2):
         assert sweep.main([str(study), "--logs", str(tmp_path / "out"), "--only", *ORDER[:3]]) == 1
-        out_ = capsys.readouterr().out.splitlines()
-        said = [line for line in out_ if line.startswith("[")]
-        assert "is no run folder of ours (it holds thesis.tex)" in said[0]
-        assert f"is being written by process {os.getpid()}" in said[1]
-        assert "FAILED: no data (see " in said[2]
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+        words = ("holds thesis.tex", f"written by process {os.getpid()}", "FAILED: no data (see ")
+        for line, why in zip(lines, words, strict=True):
+            assert why in line
     used.close()
     assert os.listdir(out / ORDER[0]) == ["thesis.tex"]
     assert read_run(out / ORDER[1]).state == "running"

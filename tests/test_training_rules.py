@@ -64,10 +64,8 @@ def test_kernels_are_the_first_that_the_engine_has_and_that_work(monkeypatch):
     assert kernels.choose("auto", cpu, ("te", "torch")) == "torch"
     with pytest.raises(UsageError, match="kernels te: this engine has torch"):
         kernels.choose("te", cpu, ("torch",))
-    tried = []
-    monkeypatch.setattr(
-        kernels, "problem", lambda name: tried.append(name) or "none" * (name == "te")
-    )
+    tried, problems = [], {"te": "none", "torch": ""}
+    monkeypatch.setattr(kernels, "problem", lambda name: tried.append(name) or problems[name])
     assert kernels.choose("torch", gpu, ("te", "torch")) == "torch" and tried == ["torch"]
     assert kernels.choose("auto", gpu, ("te", "torch")) == "torch"
     assert tried[1:] == ["te", "torch"]
@@ -124,13 +122,8 @@ def test_python_collects_garbage_in_the_same_steps_on_every_rank(monkeypatch):
     monkeypatch.setattr(gc, "collect", lambda: collected.append("now"))
     with trainer.garbage_collected_together() as collect:
         assert not gc.isenabled() and len(collected) == 1
-        steps = []
-        for done in range(1, 250):
-            before = len(collected)
-            collect(done)
-            if len(collected) > before:
-                steps.append(done)
-        assert steps == [100, 200]
+        counts = [collect(done) or len(collected) for done in range(1, 250)]
+        assert [counts.index(number) + 1 for number in (2, 3)] == [100, 200]
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
@@ -144,29 +137,22 @@ class Refusing:
         raise AssertionError(f"a step without a save uses {name}")
 
 
-def test_run_json_says_what_the_library_resolved_before_the_first_step(monkeypatch):
-    monkeypatch.setattr(
-        lines, "header", lambda spec, facts: [f"shards {facts['engine']['shards']}"]
-    )
-    written, printed = [], []
-    one = Refusing(is_rank_0=True, spec=None, facts={}, _say=printed.append)
-    one.engine = Refusing(describe=lambda: {"shards": 2})
-    one.folder = Refusing(update=lambda facts: written.append(dict(facts)))
-    trainer.Trainer._write_header(one)
-    assert written == [{"engine": {"shards": 2}}] and printed == ["shards 2"]
+def trainer_of(rank: int, **allowed) -> Refusing:
+    """A trainer of which no more than what saving needs is there."""
+    spec = resolve(("x", {"save_interval": 3, "steps": 9}))
+    due = allowed.pop("due", lambda done: False)
+    saver = Refusing(raise_failure=lambda: None, events=list, due=due, wait=lambda: None)
+    return Refusing(spec=spec, checkpointer=saver, is_rank_0=rank == 0, **allowed)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_without_a_save_asks_no_rank_no_counter_and_no_device(rank):
-    saver = Refusing(raise_failure=lambda: None, events=list, due=lambda done: done == 3)
-    one = Refusing(spec=resolve(("x", {"save_interval": 3, "steps": 9})), checkpointer=saver)
-    one.__dict__ |= {"is_rank_0": rank == 0}
-    one.stopping, one._report_checkpoints = False, lambda: ""
+    one = trainer_of(rank, due=lambda done: done == 3, _report_checkpoints=lambda: "")
+    one.stopping = False
     assert not trainer.Trainer.save_if_due(one, 1)
-    for due in (True, False):  # at the third step, or where a rank was asked to stop
-        one.stopping = not due
+    for one.stopping, done in ((False, 3), (True, 2)):  # at the third step, or when asked to stop
         with pytest.raises(AssertionError, match="uses _save"):
-            trainer.Trainer.save_if_due(one, 3 if due else 2)
+            trainer.Trainer.save_if_due(one, done)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -181,15 +167,9 @@ def test_a_step_without_a_save_asks_no_rank_no_counter_and_no_device(rank):
 )
 def test_rank_0_alone_writes_why_a_run_stopped(rank, number, problem, kind, reason):
     ends = []
-    saver = Refusing(raise_failure=lambda: None, due=lambda done: False, wait=lambda: None)
-    one = Refusing(spec=resolve(("x", {"save_interval": 3, "steps": 9})), checkpointer=saver)
-    one.__dict__ |= {
-        "_save": lambda done: None,
-        "_report_checkpoints": lambda: problem,
-        "_say": lambda line: None,
-    }
-    one.__dict__ |= {"stopping": True, "interruption": Refusing(signal=number)}
+    one = trainer_of(rank, stopping=True, interruption=Refusing(signal=number))
     one.folder = Refusing(interrupt=lambda *end: ends.append(end))
-    one.is_rank_0 = rank == 0
+    one._save = one._say = lambda _: None
+    one._report_checkpoints = lambda: problem
     assert trainer.Trainer.save_if_due(one, 2)
     assert ends == ([(kind, reason)] if rank == 0 else [])

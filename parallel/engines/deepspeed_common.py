@@ -16,7 +16,7 @@ from torch import nn
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, Reduced, StepResult, cpu, optim
+from parallel.engines import Batch, StepResult, cpu, optim
 
 os.environ.setdefault("DS_LOG_LEVEL", "error")
 if not torch.cuda.is_available():
@@ -155,8 +155,9 @@ def partitioned(spec: RunSpec, mpu: Any) -> Iterator[Callable]:
 class DeepSpeedEngine:
     """What both engines do alike once they have built their model.
 
-    mpu: the process groups of a model that is split over tp ranks. A subclass runs the
-    micro-batches of a step in `_train`, and evaluates.
+    mpu: the process groups of a model that is split over tp ranks. A subclass evaluates, and runs a
+    step's micro-batches and the optimizer in `_train`; that returns what all ranks are told at its
+    end, a `Reduced`.
     """
 
     def __init__(
@@ -197,10 +198,6 @@ class DeepSpeedEngine:
             scale = self._scaler().cur_scale
             loss.register_hook(lambda gradient: gradient * scale)
         return loss
-
-    def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
-        """Run a step's micro-batches and the optimizer; what all ranks are told at its end."""
-        raise NotImplementedError
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         skipped = self.engine.skipped_steps

@@ -33,19 +33,16 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         else:
             first = LayerSpec(layers.WordEmbedding, spec, config)
             last = LayerSpec(layers.OutputLayer, spec, config)
-        learned, rotary = spec.model.position == "learned", layers.rotary(spec.model)
+        rotary = layers.rotary(spec.model)
+        model = []
+        if spec.model.position == "learned":
+            model.append(LayerSpec(layers.PositionEmbedding, spec, config))
+        for index in range(spec.model.n_layer):
+            model.append(LayerSpec(layers.Block, spec, config, kernels, index, rotary))
+        model.append(LayerSpec(layers.FinalNorm, spec, config, kernels))
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the list of its layers
             module = PipelineModule(
-                [
-                    first,
-                    *([LayerSpec(layers.PositionEmbedding, spec, config)] if learned else []),
-                    *(
-                        LayerSpec(layers.Block, spec, config, kernels, index, rotary)
-                        for index in range(spec.model.n_layer)
-                    ),
-                    LayerSpec(layers.FinalNorm, spec, config, kernels),
-                    last,
-                ],
+                [first, *model, last],
                 topology=PipeModelDataParallelTopology(layout.pp, layout.tp, layout.dp),
                 loss_fn=self._loss,
                 # Equal numbers of blocks per stage, as Megatron cuts; not of parameters.
@@ -68,14 +65,11 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         self.facts |= layers.options(config)
         for tied_weights in module.tied_comms.values():
             name_group(tied_weights["group"], "embedding")
-        self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
-            instruction: within(part)(self.engine._INSTRUCTION_MAP[instruction])
-            for instruction, part in (
-                (schedule.ForwardPass, "forward"),
-                (schedule.BackwardPass, "backward"),
-                (schedule.OptimizerStep, "optimizer"),
-            )
-        }
+        parts = {schedule.ForwardPass: "forward", schedule.BackwardPass: "backward"}
+        parts[schedule.OptimizerStep] = "optimizer"
+        run = self.engine._INSTRUCTION_MAP
+        timed = {instruction: within(part)(run[instruction]) for instruction, part in parts.items()}
+        self.engine._INSTRUCTION_MAP = run | timed
 
     def _loss(self, logits_SBV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         return self._scaled(layers.mean_loss(self.config, logits_SBV, labels_BS))

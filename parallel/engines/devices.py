@@ -84,11 +84,10 @@ def gpu_facts(device: torch.device, launch: Launch) -> dict[str, Any]:
 
 def driver() -> str | None:
     """The version of NVIDIA's kernel driver; None where it does not say."""
-    try:
-        version = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
-    except OSError:
-        return None
-    return version[0] if version else None
+    with contextlib.suppress(OSError):
+        if version := re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text()):
+            return version[0]
+    return None
 
 
 def check_memory(spec: RunSpec, ranks: int) -> None:

@@ -55,9 +55,7 @@ class MegatronEngine:
             self.chunks.append(distributed.DistributedDataParallel(config, ddp, model))
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
-                optimizer="adam",
                 lr=spec.lr,
-                min_lr=spec.min_lr,
                 weight_decay=spec.weight_decay,
                 adam_beta1=spec.beta1,
                 adam_beta2=spec.beta2,

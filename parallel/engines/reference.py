@@ -70,7 +70,9 @@ class DataParallelEngine:
     """What ddp and fsdp2 do alike, once they have built their model.
 
     model: called as (tokens, labels) -> mean loss; evaluated: the same, for evaluation.
-    loss_weight: of a micro-batch in the step's loss. autocast: the context of a forward pass.
+    loss_weight: of a micro-batch in the step's loss. autocast: the context of a forward pass. A
+    subclass has `reducing(last)`, the context of a micro-batch, in which gradients are reduced once
+    a step.
     """
 
     shards = 1  # ranks that share a copy of the state
@@ -90,10 +92,6 @@ class DataParallelEngine:
         self.parameters = list(evaluated.parameters())
         self.optimizer = optim.adamw(self.parameters, spec)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
-
-    def reducing(self, last: bool) -> AbstractContextManager:
-        """The context of a micro-batch, the last of a step or not: gradients are reduced once."""
-        raise NotImplementedError
 
     def grad_norm(self) -> Tensor:
         """The L2 norm of the whole gradient."""

@@ -33,7 +33,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -214,10 +214,8 @@ class Breakdown:
             "transfer_s": self.transfer_s,
         }
         row |= {f"{name}_s": self._seconds[name] for name in CATEGORIES}
-        for axis in AXES:
-            for counted in ("calls", "bytes", "wire_bytes"):
-                row[f"{axis}_{counted}"] = self._sums[axis, counted]
-        return row
+        counted = [(axis, of) for axis in AXES for of in ("calls", "bytes", "wire_bytes")]
+        return row | {f"{axis}_{of}": self._sums[axis, of] for axis, of in counted}
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -245,9 +243,8 @@ class Breakdown:
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
         """Wait for a call, timed."""
-        if (region := self._region_of.get(work)) is None:
-            return original(work, *args, **kw)
-        with self._within(region):
+        region = self._region_of.get(work)
+        with nullcontext() if region is None else self._within(region):
             return original(work, *args, **kw)
 
     @contextmanager
