@@ -11,6 +11,7 @@ megatron-core's settings on a GPU.
 import json
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -65,20 +66,18 @@ def fused_activations() -> dict[str, float]:
         gate, up = (x + bias).chunk(2, dim=1)
         return F.silu(gate) * up
 
-    pairs = {
-        "gelu": (bias_gelu_impl, lambda x, b: gelu(x + b)),
-        "swiglu": (lambda x, b: bias_swiglu_impl(x, b, False, False), swiglu),
-    }
+    def values(function: Callable) -> list[torch.Tensor]:
+        inputs = [t.clone().requires_grad_() for t in (x, bias)]
+        y = function(*inputs)
+        return [y, *torch.autograd.grad(y.square().sum(), inputs)]
+
     off = {}
-    for name, both in pairs.items():
-        values = []
-        for function in both:
-            inputs = [t.clone().requires_grad_() for t in (x, bias)]
-            y = function(*inputs)
-            y.square().sum().backward()
-            values.append([y, *(t.grad for t in inputs)])
-        ours = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*values, strict=True)]
-        off[name] = max(ours)
+    for name, theirs, ours in (
+        ("gelu", bias_gelu_impl, lambda x, b: gelu(x + b)),
+        ("swiglu", lambda x, b: bias_swiglu_impl(x, b, False, False), swiglu),
+    ):
+        pairs = zip(values(theirs), values(ours), strict=True)
+        off[name] = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
     return off
 
 

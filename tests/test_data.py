@@ -164,15 +164,6 @@ def test_too_little_text_and_a_file_of_a_prepared_folder_are_refused(tmp_path):
         token_files.load(folder / "train.bin", 4, 257)
 
 
-def damage_meta(folder: Path, **values) -> None:
-    path = folder / "meta.json"
-    meta = json.loads(path.read_text())
-    for name, value in values.items():
-        outer, _, inner = name.partition("__")
-        (meta[outer] if inner else meta)[inner or outer] = value
-    path.write_text(json.dumps(meta))
-
-
 DTYPES = ["O", "<i2", ">u2", "<u2,<u2", 5, ["<u2"]]
 
 
@@ -182,26 +173,28 @@ DTYPES = ["O", "<i2", ">u2", "<u2,<u2", 5, ["<u2"]]
         *(({"dtype": dtype}, "dtype cannot be") for dtype in DTYPES),
         ({"dtype": "<u4"}, "train.bin holds 2500 ids, but meta.json beside it states 5000"),
         *(({"vocab_size": n}, "vocab_size cannot be") for n in (0, 2.5, "257", True)),
-        *(({"tokens__val": n}, "tokens.val cannot be") for n in (-1, None, 2**70)),
+        *(
+            ({"tokens": {"train": 5000, "val": n}}, "tokens.val cannot be")
+            for n in (-1, None, 2**70)
+        ),
         ({"documents": "5"}, "documents cannot be"),
         ({"end_of_text": -1}, "end_of_text cannot be -1"),
         ({"tokenizer": 5}, "tokenizer cannot be 5"),
-        ({"sha256__train": "d"}, "sha256.train cannot be 'd'"),
+        ({"sha256": {"train": "d"}}, "sha256.train cannot be 'd'"),
         ({"tokens": 5}, "tokens cannot be 5"),
         ({"sha256": None}, "sha256 cannot be None"),
     ],
 )
 def test_a_meta_json_that_cannot_be_is_refused(values, why, tmp_path):
-    folder = write_prepared(tmp_path / "data", 5000)
-    assert token_files.load(folder, 8, 257).train.ids.dtype == np.uint16
-    damage_meta(folder, **values)
+    folder = write_prepared(tmp_path / "data", 5000, **values)
     with pytest.raises(UsageError, match=why):
         token_files.load(folder, 8, 257)
 
 
 def test_a_meta_json_that_was_changed_is_refused(corpus, tmp_path):
     data.prepare(tmp_path / "out", [corpus])
-    damage_meta(tmp_path / "out", end_of_text=250)
+    path = tmp_path / "out" / "meta.json"
+    path.write_text(path.read_text().replace('"end_of_text": 256', '"end_of_text": 250'))
     with pytest.raises(UsageError, match="out/meta.json has changed since it was written"):
         token_files.load(tmp_path / "out", 8, 257)
 
@@ -269,16 +262,11 @@ def test_a_file_that_is_no_text_is_named(content, why, corpus, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def lines_of(path: Path, *documents: object) -> Path:
-    path.write_text("".join(f"{json.dumps(document)}\n" for document in documents))
-    return path
-
-
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 def test_each_line_of_a_jsonl_file_is_a_document(tokenizer, tmp_path, capsys):
     texts = [f"document {n}:\nit has two lines é" for n in range(40)]
-    file = lines_of(tmp_path / "a.jsonl", *({"id": 1, "text": text} for text in texts))
-    file.write_text(file.read_text().replace("\n", "\n\n", 3))  # a blank line is none
+    file = tmp_path / "a.jsonl"  # a blank line is none
+    file.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n\n" for text in texts))
     meta = data.prepare(tmp_path / "lines", [file], tokenizer, 300)
     files = data.prepare(tmp_path / "files", [folder_of(tmp_path / "t", texts)], tokenizer, 300)
     assert meta["documents"] == 40 and capsys.readouterr().err == ""
@@ -286,7 +274,8 @@ def test_each_line_of_a_jsonl_file_is_a_document(tokenizer, tmp_path, capsys):
 
 
 def test_the_text_of_a_line_has_a_key_and_empty_documents_are_left_out(tmp_path, capsys):
-    file = lines_of(tmp_path / "a.JSONL", {"content": "x" * 100}, {"content": ""})
+    file = tmp_path / "a.JSONL"
+    file.write_text('{"content": "some text"}\n{"content": ""}\n')
     flags = ["--input", str(file), "--out", str(tmp_path / "out")]
     assert data.main(["--text-key", "x", "--input", __file__, *flags[2:]]) == 2
     assert "--text-key x is of .jsonl files" in capsys.readouterr().err

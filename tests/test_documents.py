@@ -33,22 +33,6 @@ def short_documents(tmp_path_factory) -> Path:
     return out
 
 
-def test_positions_start_again_after_an_end_and_no_token_attends_across_it():
-    tokens_BS = torch.tensor([[5, 9, 9, 3, 4], [1, 2, 3, 4, 5]])
-    position_BS, mask_B1SS = gpt.positions(tokens_BS, end_of_text=9)
-    assert position_BS.tolist() == [[0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
-    assert mask_B1SS[0, 0].int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [0, 0, 1, 0, 0],
-        [0, 0, 0, 1, 0],
-        [0, 0, 0, 1, 1],
-    ]
-    assert torch.equal(mask_B1SS[1, 0], torch.ones(5, 5, dtype=torch.bool).tril())
-    position_S, none = gpt.positions(tokens_BS, None)
-    assert position_S.tolist() == [0, 1, 2, 3, 4] and none is None
-
-
 def models_of(preset: str, end_of_text: int | None) -> list[torch.nn.Module]:
     """The models that the preset is trained as, with weights large enough to tell positions."""
     config = PRESETS[preset]
@@ -72,10 +56,11 @@ def test_a_packed_document_has_the_losses_that_it_has_alone(preset, monkeypatch)
     monkeypatch.setattr(gpt, "mean_loss", losses)
     monkeypatch.setattr(hf_model, "mean_loss", losses)
     tokens_BS, labels_BS = torch.randint(END, (2, 1, 31))
-    tokens_BS[0, 10] = END
+    tokens_BS[0, 10:12] = END  # the second ends an empty document
+    documents = slice(11), slice(11, 12), slice(12, 31)
     for model, crossing in zip(models_of(preset, END), models_of(preset, None), strict=True):
         packed = model(tokens_BS, labels_BS)
-        alone = [model(tokens_BS[:, at], labels_BS[:, at]) for at in (slice(11), slice(11, 31))]
+        alone = [model(tokens_BS[:, at], labels_BS[:, at]) for at in documents]
         assert torch.allclose(packed, torch.cat(alone), atol=1e-5)
         difference = (crossing(tokens_BS, labels_BS) - packed).abs()
         assert difference[:11].max() < 1e-5 and difference[11:].max() > 0.1

@@ -1,6 +1,5 @@
 """A rank rehearsed on shapes alone sends the messages and holds the bytes that the formulas say."""
 
-import argparse
 import json
 
 import pytest
@@ -9,7 +8,7 @@ from base.errors import UsageError
 from benchmarks import rehearsed_table
 from parallel import rehearse
 from parallel.config.message_bytes import parameter_sizes
-from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
+from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from tests.conftest import run_module
 
@@ -43,12 +42,6 @@ vpp = 2
 sequence_parallel = true
 recompute = "full"
 """
-
-
-def run_of(*flags: str) -> RunSpec:
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    return resolve(("test", from_flags(parser.parse_args(flags))))
 
 
 def test_messages_and_states_are_those_of_the_formulas(tmp_path):
@@ -92,32 +85,23 @@ def test_a_step_that_cannot_be_trained_names_the_error_and_its_line(monkeypatch)
 
 def test_ranks_that_are_none_are_refused():
     with pytest.raises(UsageError, match="not '4': the ranks of ddp-dp4 are 0 to 3"):
-        rehearse.ranks_of(run_of("--gpus", "4"), "4")
+        rehearse.ranks_of(resolve(("test", {"gpus": 4})), "4")
 
 
 def test_what_needs_transformer_engine_is_named_with_the_flags_without_it():
-    split = ["--engine", "megatron", "--gpus", "4", "--cp", "2", "--preset", "1.7b"]
-    why = rehearse.unable(run_of(*split, "--precision", "fp8"))
+    split = {"engine": "megatron", "gpus": 4, "cp": 2, "preset": "1.7b", "precision": "fp8"}
+    why = rehearse.unable(resolve(("test", split)))
     assert "cp 2 and precision fp8" in why and "--cp 1 and --precision bf16" in why
-    assert not rehearse.unable(run_of("--engine", "megatron"))
+    assert not rehearse.unable(resolve(("test", {"engine": "megatron"})))
 
 
 def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
-    spec = run_of(*"--preset 175b --engine megatron --gpus 64 --tp 8 --pp 8".split())
+    split = {"preset": "175b", "engine": "megatron", "gpus": 64, "tp": 8, "pp": 8}
+    spec = resolve(("test", split))
     peaks = [sum(rehearse.memory_by_formula(spec, stage).values()) for stage in range(8)]
     assert rehearse.ranks_of(spec, "worst") == [8 * peaks.index(max(peaks))]
 
 
-STUDY = """
-question = "Do they fit?"
-baseline = "ddp"
-cluster = "small"
-[defaults]
-engine = "ddp"
-preset = "tiny"
-precision = "fp32"
-[[run]]
-"""
 CLUSTER = """
 [small]
 description = "one GPU"
@@ -128,12 +112,11 @@ gpu_memory_gb = 4
 """
 
 
-def test_a_run_of_a_study_that_does_not_fit_its_card_ends_with_1(tmp_path, monkeypatch):
-    path = tmp_path / "study.toml"
-    path.write_text(STUDY)
+def test_a_run_that_does_not_fit_its_card_ends_with_1(tmp_path):
     (tmp_path / "clusters.toml").write_text(CLUSTER)
-    monkeypatch.setenv("SCALING_CLUSTERS", str(tmp_path / "clusters.toml"))
-    done = run_module("parallel.rehearse", "--study", str(path))
+    flags = ["--preset", "tiny", "--cluster", "small"]
+    clusters = {"SCALING_CLUSTERS": str(tmp_path / "clusters.toml")}
+    done = run_module("parallel.rehearse", *flags, **clusters)
     assert done.returncode == 1 and "a step may use 3.8 of the card's 4" in done.stdout
 
 

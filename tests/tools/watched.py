@@ -18,6 +18,7 @@ from typing import Any
 from base.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
+ROOMS = tuple(str(ROOT / room) for room in ("analysis", "base", "models", "parallel", "slurm"))
 CPU_S, WAIT_S = 5.0, 30.0  # of one call
 TRACEBACK, HANG, WRONG = COLUMNS = ("traceback", "hang", "wrong")
 
@@ -34,16 +35,9 @@ def _hang(signum: int, frame: Any) -> None:
 
 def place(error: BaseException) -> str:
     """FILE:LINE of the last frame that is ours."""
-    ours = [f for f in traceback.extract_tb(error.__traceback__) if _is_ours(f.filename)]
-    last = ours[-1] if ours else traceback.extract_tb(error.__traceback__)[-1]
-    name = Path(last.filename)
-    name = name.relative_to(ROOT) if name.is_relative_to(ROOT) else name.name
-    return f"{name}:{last.lineno}"
-
-
-def _is_ours(filename: str) -> bool:
-    rooms = [str(ROOT / room) for room in ("analysis", "base", "models", "parallel", "slurm")]
-    return filename.startswith(tuple(rooms))
+    frames = traceback.extract_tb(error.__traceback__)
+    last = ([frame for frame in frames if frame.filename.startswith(ROOMS)] or frames)[-1]
+    return f"{last.filename.removeprefix(f'{ROOT}/')}:{last.lineno}"
 
 
 def watched(action: Callable[[], Any], loud: bool = False) -> tuple[Any, list[Problem]]:
