@@ -1,11 +1,9 @@
 """Run by test_steps.py in one process: what a step of every engine does to its numbers and when.
 
-Prints a JSON line: "reads", per engine the functions of ours that read a number of a tensor before
-AdamW updated the weights (on a GPU each waits for all that was asked of it); "curves", per engine
-loss and gradient norm of two steps; "masters", the largest difference between DeepSpeed's first
-fp32 weights and the fp16 weights of the model; "activations", the largest differences of
-megatron-core's fused ones, and of their gradients, from the reference GPT's; "configured",
-megatron-core's settings on a GPU.
+Prints a JSON line: "reads", the functions of ours that read a number of a tensor before AdamW's
+update (on a GPU each waits for all that was asked of it); "curves", loss and gradient norm of two
+steps; "masters", how far DeepSpeed's first fp32 weights are from the model's; "activations", how
+far megatron-core's fused ones are from the reference GPT's; "configured", its settings on a GPU.
 """
 
 import json

@@ -102,22 +102,9 @@ def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
     assert rehearse.ranks_of(spec, "worst") == [8 * peaks.index(max(peaks))]
 
 
-CLUSTER = """
-[small]
-description = "one GPU"
-gpus_per_node = 1
-cores_per_node = 1
-gpu = "V100-SXM2-16GB"
-gpu_memory_gb = 4
-"""
-
-
-def test_a_run_that_does_not_fit_its_card_ends_with_1(tmp_path):
-    (tmp_path / "clusters.toml").write_text(CLUSTER)
-    flags = ["--preset", "tiny", "--cluster", "small"]
-    clusters = {"SCALING_CLUSTERS": str(tmp_path / "clusters.toml")}
-    done = run_module("parallel.rehearse", *flags, **clusters)
-    assert done.returncode == 1 and "a step may use 3.8 of the card's 4" in done.stdout
+def test_a_run_that_does_not_fit_its_card_ends_with_1():
+    done = run_module("parallel.rehearse", "--preset", "1.7b", "--cluster", "big-purple-v100")
+    assert done.returncode == 1 and "a step may use 15.0 of the card's 16" in done.stdout
 
 
 def test_the_committed_table_of_rehearsals_is_that_of_its_file():

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from parallel import forked_ranks, sweep
-from parallel.record import ends, facts, schema
+from parallel.record import ends, facts
 from parallel.record.reader import read_run
 from parallel.record.writer import RunFolder
+from tests import fixture_runs
 
 CLEAN = {"commit": "c" * 40, "dirty": False}
 STUDY = """
@@ -36,9 +37,8 @@ def two_steps(path: Path, tokens: Path, runs: str) -> Path:
 
 @pytest.fixture
 def study(tmp_path) -> Path:
-    path = tmp_path / "ab.toml"
-    path.write_text(STUDY)
-    return path
+    (tmp_path / "ab.toml").write_text(STUDY)
+    return tmp_path / "ab.toml"
 
 
 @pytest.fixture
@@ -48,17 +48,10 @@ def started(monkeypatch) -> list[str]:
 
     def start(study, name, spec, folder, srun):
         names.append(name)
-        run = RunFolder(folder)
-        about = {"run": name, "spec": spec.settings(), "inputs": facts.inputs(spec)}
-        run.begin(about | {"git": facts.git(folder)})
-        if name in names_that_fail:
-            run.close()
-            return "Broken: it is (rank 0)"
-        for step in range(1, spec.steps + 1):
-            row = {"step": step, "step_s": 0.1, "loss": 2.0, "skipped": 0, "tokens": 16}
-            run.step(dict.fromkeys(schema.STEP_COLUMNS) | row)
-        run.complete({"schema_version": "2.0"}, "complete")
-        return ""
+        about = {"run": name, "spec": spec.settings(), "inputs": facts.inputs(spec), "git": CLEAN}
+        fail = "Broken: it is (rank 0)" if name in names_that_fail else ""
+        fixture_runs.write(folder.parent, about, loss=[2.0] * spec.steps, fail=fail)
+        return fail
 
     names_that_fail.clear()
     monkeypatch.setattr(sweep, "start", start)

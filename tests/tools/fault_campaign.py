@@ -118,10 +118,6 @@ def wait_and_kill(
     return now
 
 
-def curve(folder: Path) -> list[tuple]:
-    return [(s["step"], s["loss"], s["grad_norm"], s["lr"]) for s in read_run(folder).steps]
-
-
 def damage_in(save: Path, before: list[int], log: str) -> list[str]:
     """What is wrong with the checkpoints after an attempt that logged this, or with how it went
     on from those that were there before."""
@@ -173,12 +169,13 @@ def killed(
 
 def compared(engine: str, folder: Path, alone: Path) -> Outcome:
     """A run that is over beside the one that never stopped; it makes room for another."""
-    ours, theirs, problems = curve(folder), curve(alone), []
-    differ = [a[0] for a, b in zip(ours, theirs, strict=False) if a != b]
-    if (state := read_status(folder).get("state")) != "complete":
-        problems.append(f"the run is {state}")
-    if len(ours) != len(theirs) or differ:
-        problems.append(f"{len(ours)} of {len(theirs)} steps, the first that differs: {differ[:1]}")
+    names = ("step", "loss", "grad_norm", "lr")
+    curves = [[[s[n] for n in names] for s in read_run(of).steps] for of in (folder, alone)]
+    problems = []
+    if (state := read_status(folder).get("state")) != "complete" or curves[0] != curves[1]:
+        problems.append(
+            f"the run is {state}; {len(curves[0])} of {len(curves[1])} steps, or differs"
+        )
     folder.rename(f"{folder}-{time.time_ns()}")
     return Outcome(engine, "end", problems)
 
