@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,7 @@ from parallel.config.settings import resolve
 from parallel.engines import devices
 from parallel.record.reader import read_run, read_status
 from tests.conftest import (
+    ROOT,
     TRAIN,
     rank_process,
     run_module,
@@ -149,3 +152,15 @@ def test_flags_that_make_another_run_than_the_studys_need_a_place_of_their_own()
     done = run_module(TRAIN, *flags)
     assert done.returncode == 2 and "say where it goes with --out DIR" in done.stderr
     assert run_module(TRAIN, *flags, "--out", "elsewhere").returncode == 0
+
+
+@pytest.mark.slow
+def test_runs_killed_at_random_lose_nothing(tokens, tmp_path):
+    """A few kills of tests/tools/fault_campaign.py."""
+    command = [sys.executable, str(ROOT / "tests" / "tools" / "fault_campaign.py")]
+    command += ["--kills", "4", "--steps", "60", "--only", "ddp", "--seed", "ci"]
+    command += ["--out", str(tmp_path), "--data", str(tokens)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ddp end nothing lost\n") >= 1  # its curve is that of the other run
+    assert len(done.stdout.split("engine")[0].splitlines()) >= 5

@@ -100,7 +100,7 @@ def test_an_engine_that_cannot_be_imported_has_no_server(tmp_path):
 
 
 def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch, capfd):
-    """A stand-in for srun starts its one task; test_launchers has what real tasks are told."""
+    """A stand-in for srun starts its one task; test_slurm_real has what real tasks are told."""
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     srun.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >> {tmp_path}/asked\nshift 4\nexec "$@"\n')

@@ -43,7 +43,7 @@ FAMILIES = {
     "parallel/config/memory.py": "test_memory_by_hand.py"
     " test_memory_of_a_step.py::test_a_peak_in_backward_is_that_of_the_rehearsal"
     " test_predictions_on_record.py::test_a_record_is_predicted_again_from_itself",
-    "models/gpus.py": "test_mfu_needs_a_known_peak.py test_data_sheets.py",
+    "models/gpus.py": "test_data_sheets.py",
     "base/storage.py": "test_saved_bytes.py",
     "parallel/config/layout.py": "test_layout.py",
     "parallel/config/layout_arrays.py": "test_layout.py",
