@@ -123,14 +123,11 @@ def test_a_click_sorts_by_value_and_the_filter_takes_words(opened):
 
 def test_the_first_screen_says_what_won_whether_losses_are_equal_and_what_is_in_doubt(tmp_path):
     for name, step_s, gpus in (("ddp", 1.0, 1), ("fast", 0.55, 2), ("slow", 0.8, 2)):
-        facts = fixture_runs.facts("s", "ddp", gpus=gpus) | {"run": name}
-        fixture_runs.write(
-            tmp_path, facts, step_s=step_s, loss=[9.0] * 20 if name == "slow" else None
-        )
+        about = fixture_runs.facts("s", "ddp", gpus=gpus) | {"run": name}
+        fixture_runs.write(tmp_path, about, step_s, [9.0] * 20 if name == "slow" else None)
     fastest, losses, doubts = page_at([tmp_path], baseline="ddp").summary
     assert "on 2 " in fastest and "fast, speedup 1.82, efficiency 0.91" in fastest
-    assert "slow" not in fastest
-    assert "1 DIFFERS" in losses and "(slow)" in losses
+    assert "slow" not in fastest and "1 DIFFERS" in losses and "(slow)" in losses
     assert doubts.startswith("3 of 3 runs are complete and timed.")
 
 
