@@ -59,7 +59,8 @@ def runs(path: Path) -> list[dict[str, Any]]:
                 missing = missing or "not rehearsed"
             row = {"study": name.removeprefix("slurm/"), "run": run, "ranks": ranks}
             row |= {"card": card_gb_of(study.cluster), "else": wrong or missing or "-"}
-            row["kind"] = "wrong" if wrong else "missing" if missing else "trains"
+            kinds = {"wrong": wrong, "missing": missing, "trains": True}
+            row["kind"] = next(kind for kind, holds in kinds.items() if holds)
             for at, end in zip((0, -1), ("first", "last"), strict=True):
                 rank = ranks[at] if len(ranks) > -at else {}
                 row |= {f"{end}_{key}": rank.get(key) for key in ("held", "formula", "off")}

@@ -33,27 +33,6 @@ def test_in_fp8_weights_are_held_twice_more_and_the_inputs_of_products_in_one_by
     )  # torchao's fp8 is another
 
 
-# Korthikanti et al. 2022 (arXiv 2205.05198), figure 1, by their own formulas: GiB of activations,
-# (n_layer, hidden, heads, pp, vpp, micro_batch) of their table 3, tp 8.
-FIGURE_1 = [
-    (48, 6144, 64, 1, 1, 4, 59.25, 9.5625),
-    (96, 12288, 96, 8, 3, 1, 66.84375, 12.3515625),
-    (105, 20480, 128, 35, 3, 1, 114.0234375, 23.076171875),
-    (128, 25600, 160, 64, 1, 1, 131.25, 26.5625),
-]
-
-
-@pytest.mark.parametrize(("layers", "h", "a", "pp", "vpp", "b", "none", "both"), FIGURE_1)
-def test_activations_are_those_of_korthikanti(layers, h, a, pp, vpp, b, none, both):
-    sizes = {"layers": layers, "hidden": h, "heads": a, "vocab": 51200, "seq": 2048}
-    split = {"tp": 8, "pp": pp, "vpp": vpp, "micro_batch": b, "n_micro": 64 * 8}
-    for recompute, sequence_parallel, published in ((0, False, none), (1, True, both)):
-        policy = {"recompute": recompute, "sequence_parallel": sequence_parallel}
-        x = columns(**sizes, **split, **policy)
-        kept = layers / pp * memory.in_flight(x)[0] * memory.kept_per_layer(x)
-        assert kept[0] / GIB == pytest.approx(published, rel=0.01)
-
-
 def test_context_parallel_ranks_share_a_sequence_and_the_optimizer():
     """Activations and logits are cut by cp; ZeRO shards over dp x cp."""
     whole = columns(**SMALL, micro_batch=4, dp=8, zero_stage=3, recompute=np.arange(3))

@@ -163,7 +163,6 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
         (ON_8, "do not fit on 8 GPUs of"),
         (f"{PLAN} --cp 3", "cp 3 cuts a sequence into 6 chunks: not one of 2048"),
         (f"{ON_8} --gpus 12 --cp 8", "no layout of 12 GPUs: no tp x cp x pp divides"),
-        (f"{PLAN} --n-layer 1000000000", "--n-layer must be at least 1 and at most 10000"),
         (f"{PLAN} --margin nan", "--margin must be at least 0 and below 1, not nan"),
         (f"{PLAN} --why tp=8 --format json", "text only"),
         (f"{PLAN} --cp 2 --engine fsdp2", "in bf16 with cp 2: a dp x cp of 1, cp above 1 (not in"),
@@ -172,7 +171,6 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
         (f"{PLAN} --network fast", "--network 'fast' states no rate; write it as"),
         (f"{ON_8} --network 8xNDR", "8 GPUs of selene is one node, and nothing leaves it"),
         (f"{PLAN} --gpus-per-node 4", "goes with --gpu-type"),
-        (f"{PLAN} --gpu-memory 40", "goes with --gpu-type"),
         (PLAN.replace("--cluster selene", "--gpu-type A100-40GB"), "add --gpu-memory 40"),
         (f"{PLAN} --why recompute=some", "only none, selective, full"),
         (f"{PLAN} --why tp=3", "there are: tp 1, 2, 4, 8"),
@@ -247,8 +245,7 @@ def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknow
     assert "no run; rates of the card of 32 GB) in fp16 with unfused" in below
     below = "\n".join(answer(PLAN, "--flash").notes)
     assert "in bf16 with flash" in below and "no run of this fit had flash attention" in below
-    assert all(from_data_sheet(card).flash for card in ("A800", "A10", "L4", "L40S", "B200"))
-    assert not from_data_sheet("V100").flash
+    assert from_data_sheet("L4").flash and not from_data_sheet("V100").flash
 
 
 def test_recomputation_is_not_offered_where_it_saves_nothing():

@@ -74,8 +74,6 @@ _HOPPER = {"attn": (0.17, 0.5), "mem": (0.87, 0.15), "link": (1.05, 0.4), "netwo
 CARDS: dict[str, dict[str, tuple[float, float]]] = dict.fromkeys(
     ("H100 SXM", "H200", "B200", "B300", "GB200", "GB300"), _HOPPER
 )
-
-
 INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal distribution
 
 

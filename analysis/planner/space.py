@@ -34,7 +34,9 @@ def divisors(n: int) -> list[int]:
 def engine_of(zero_stage: int, fsdp2: bool) -> str:
     """The engine that a plan means: ZeRO 2 and 3 are FSDP2's or DeepSpeed's, all else is
     Megatron's."""
-    return "fsdp2" if fsdp2 else "megatron" if zero_stage < 2 else "deepspeed_zero"
+    if fsdp2:
+        return "fsdp2"
+    return "megatron" if zero_stage < 2 else "deepspeed_zero"
 
 
 def space(

@@ -16,9 +16,8 @@ import numpy as np
 from analysis.planner.engines import CROWD, of
 from models.gpus import network_rate, planning_gpu
 from parallel.config.layout_arrays import Array, Columns
-from parallel.config.memory import keys_and_values, params, stage_layers
+from parallel.config.memory import FULL, keys_and_values, params, stage_layers
 
-FULL = 2
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 PLAIN_SOFTMAX = 0.2  # added share of launching: cast, scale, mask, softmax, cast are five kernels
 HOST_SPREAD = 0.04  # added share of launching for each further rank of a tp group

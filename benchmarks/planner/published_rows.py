@@ -153,7 +153,7 @@ def _settings(row: Row) -> Settings:
         # micro-batches that fit no other way.
         "host_checkpoints": deepspeed and zero == 3 and RECOMPUTE[recompute] == "full",
         "sequence_parallel": sequence_parallel,
-        "offload": 0 if offload in ("", "none", "no", "0") else 2 if "param" in offload else 1,
+        "offload": 0 if offload in ("", "none", "no", "0") else 1 + ("param" in offload),
         "flash": bool(fused or re.search(r"H100|H200|H800|B[23]00|MI3", row.text("gpu_type"))),
         "gpus_per_node": joined(row.text("gpu_type"), _node(row)),
         "deepspeed": deepspeed,

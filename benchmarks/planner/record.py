@@ -120,7 +120,7 @@ def _commit() -> str:
         subprocess.run(["git", *what, "--", *MODEL], cwd=ROOT, capture_output=True, text=True)
         for what in (["log", "-1", "--format=%h", "--abbrev=10"], ["status", "--porcelain"])
     )
-    return last.stdout.strip() + "+" * bool(changed.stdout.strip())
+    return last.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def _note(path: Path, name: str, rows: int, given: list[Path], count: int) -> None:
