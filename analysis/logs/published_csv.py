@@ -12,8 +12,8 @@ import csv
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from base.errors import UsageError
 from base.files import check_ends
@@ -61,8 +61,7 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-@dataclass
-class Row:
+class Row(NamedTuple):
     """One row: its line (from 1) and its cells by column name (a repeated name gets #2, #3)."""
 
     line_no: int
@@ -77,8 +76,7 @@ class Row:
         return number(self.text(name))
 
 
-@dataclass
-class PublishedTable:
+class PublishedTable(NamedTuple):
     """A table of a document: its headings' line, the headings as they are printed, our names of
     them, and its rows."""
 
@@ -118,9 +116,9 @@ def read_csv(
         raise UsageError(f"{path}: {error.strerror or error}") from error
     except csv.Error as error:
         raise UsageError(f"{path}: no CSV: {error}") from error
-    table = table_of(1, headings, texts)
     if not headings:
         raise UsageError(f"{path}: empty file")
+    table = table_of(1, headings, texts)
     if missing := [name for name in needed if name not in table.columns]:
         raise UsageError(f"{path}: no column {', '.join(missing)} in this CSV")
     last_line, last = texts[-1] if texts else (1, headings)

@@ -22,7 +22,7 @@ from parallel.record.schema import METRICS_VERSION
 
 _NAME = "training_metrics.json"
 _SIZES = re.compile(r"(n_layer|n_head|n_embd)=(\d{1,7})")
-_MODEL = {"n_layer": "n_layer", "n_head": "n_head", "hidden": "n_embd"}
+_RENAMED = {"n_embd": "hidden"}
 _CONFIG = {
     "micro_batch": "micro_batch_size_per_gpu",
     "global_batch": "global_batch_size",
@@ -58,7 +58,6 @@ def _read(log: Log, record: Record) -> None:
         why = f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
         raise Refusal(str(log.path), why)
     record.whole_run = record.per_epoch = True
-    config = mapping(content.get("training_config"))
     epochs = rows(content.get("epochs"))
     record.steps = steps_of(
         iteration=[e.get("epoch_idx", i + 1) for i, e in enumerate(epochs)],
@@ -69,17 +68,12 @@ def _read(log: Log, record: Record) -> None:
     medians = [value for e in epochs if (value := known(e.get("step_time_p50_sec"))) is not None]
     if medians:
         record.totals["step_s_median"] = float(np.mean(medians))
-    rate = known(mapping(content.get("summary")).get("mean_tokens_per_sec_global"))
-    if rate is not None:
-        record.totals["tokens_per_s"] = rate
     _settings(record, content, "log")
     record.peak_bytes = peak_bytes(content)
     record.profiler = mapping(content.get("profiler")) or None
-    accumulated = whole(config.get("grad_accum_steps")) or 1
+    accumulated = whole(mapping(content.get("training_config")).get("grad_accum_steps")) or 1
     if accumulated > 1:
-        record.notes.append(
-            f"step times are of micro-steps; {accumulated} are accumulated to one optimizer step"
-        )
+        record.notes.append(f"step times are of micro-steps; {accumulated} are one optimizer step")
     if epochs:
         record.notes.append("one entry per epoch: the mean over its micro-steps")
     completion = mapping(content.get("completion"))
@@ -95,9 +89,9 @@ def _read(log: Log, record: Record) -> None:
 def _settings(record: Record, content: dict[str, Any], origin: str) -> None:
     """What the document says of model, layout and hardware."""
     config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
-    sizes = dict(_SIZES.findall(str(config.get("model_size"))))
     facts = {name: whole(config.get(key)) for name, key in _CONFIG.items()}
-    facts |= {name: int(sizes[key]) for name, key in _MODEL.items() if key in sizes}
+    for name, size in _SIZES.findall(str(config.get("model_size"))):
+        facts[_RENAMED.get(name, name)] = int(size)
     facts |= {
         "engine": "DeepSpeed" if config.get("deepspeed_enabled") else None,
         "gpus": whole(hardware.get("world_size")),

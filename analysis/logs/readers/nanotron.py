@@ -7,7 +7,6 @@ import re
 
 from analysis.logs.parsing.fields import labelled, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
-from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 
 _ITERATION = re.compile(
@@ -25,8 +24,6 @@ _FIELDS = {
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
-    if record.gpus is None and record.tp and record.pp and record.dp:
-        state(record, {"gpus": record.tp * record.pp * record.dp}, "log")
     if record.seq_len:
         columns["samples_per_s"] = columns["tokens_per_s"] / record.seq_len
     record.notes.append("numbers are printed with three digits")

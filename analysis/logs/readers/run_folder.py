@@ -27,6 +27,7 @@ _FAILURES = {
     Kind.SIGNAL: "cancelled",
     Kind.DIVERGED: "diverged",
 }
+_COLUMNS = {"iteration": "step"} | {k: k for k in ("step_s", "loss", "grad_norm", "skipped")}
 _PEAK = re.compile(rb"max memory \(GB\): (\d+(?:\.\d+)?) \|")  # parallel.record.lines
 _BEFORE_A_STEP = (Kind.REFUSED, Kind.HANG, Kind.DISK)  # a run that took no step did not start
 
@@ -41,11 +42,8 @@ def read(path: Path) -> Record:
     facts, status = run.facts, read_status(run.path)
     record = Record(source=str(path), format=FORMAT)
 
-    columns = {
-        name: [step[name] for step in run.steps]
-        for name in ("step_s", "loss", "grad_norm", "skipped")
-    }
-    steps = record.steps = steps_of(iteration=[step["step"] for step in run.steps], **columns)
+    columns = {ours: [step[name] for step in run.steps] for ours, name in _COLUMNS.items()}
+    steps = record.steps = steps_of(**columns)
     tokens = np.array([step["tokens"] for step in run.steps], float)
     steps["tokens_per_s"] = tokens / positive(steps["step_s"])
     for name, value in stated(facts).items():

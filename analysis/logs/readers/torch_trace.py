@@ -83,19 +83,14 @@ def _event(event: dict[str, Any], path: Path) -> _Event:
 
 def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
     """Rows as `nsys stats` prints them, the longest first, from (name, seconds)."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for name, duration_s in durations:
-        seconds[name].append(duration_s)
-    total_s = sum(map(sum, seconds.values())) or 1
-    return [
-        {
-            "Time (%)": 100 * sum(times) / total_s,
-            "Total Time (s)": sum(times),
-            "Instances": float(len(times)),
-            heading: name,
-        }
-        for name, times in sorted(seconds.items(), key=lambda item: -sum(item[1]))
-    ]
+    times: dict[str, list[float]] = defaultdict(list)
+    for name, seconds in durations:
+        times[name].append(seconds)
+    totals = sorted(((sum(of_name), name) for name, of_name in times.items()), reverse=True)
+    percent = 100 / (sum(total for total, _ in totals) or 1)
+    keys = ("Time (%)", "Total Time (s)", "Instances", heading)
+    rows = [(percent * total, total, float(len(times[name])), name) for total, name in totals]
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
 def _covered(events: list[_Event]) -> Iterator[tuple[str, float]]:

@@ -67,12 +67,12 @@ def _model(record: Record, header: bytes) -> None:
         return
     name, arguments = built[-1]
     stated = {k.decode(): v.decode() for k, v in _ARGUMENT.findall(arguments)}
-    whole = {theirs: int(size) for theirs, size in stated.items() if size.isdigit()}
-    sizes = {ours: whole[theirs] for theirs, ours in _SIZES.items() if theirs in whole}
-    if "multiple_of" in whole and "hidden" in sizes:  # Llama's rule
+    sizes = {_SIZES[k]: int(v) for k, v in stated.items() if k in _SIZES and v.isdigit()}
+    multiple = sizes.pop("multiple_of", 0)
+    if multiple and "hidden" in sizes:  # Llama's rule
         factor = float(stated.get("ffn_dim_multiplier", "1").replace("None", "1"))
-        multiples = int(int(8 * sizes["hidden"] / 3) * factor) / whole["multiple_of"]
-        sizes["ffn_hidden"] = math.ceil(multiples) * whole["multiple_of"]
+        width = int(int(8 * sizes["hidden"] / 3) * factor)
+        sizes["ffn_hidden"] = math.ceil(width / multiple) * multiple
     if name.lower().startswith((b"llama", b"qwen3")):  # torchtitan's own models of these names
         sizes |= {"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False}
     if stated.get("enable_weight_tying") in ("True", "False"):
@@ -88,6 +88,7 @@ def _model(record: Record, header: bytes) -> None:
 
 _SIZES = {"dim": "hidden", "n_layers": "n_layer", "n_heads": "n_head", "n_kv_heads": "n_kv_head"}
 _SIZES |= {"head_dim": "kv_channels", "vocab_size": "vocab_size", "hidden_dim": "ffn_hidden"}
+_SIZES["multiple_of"] = "multiple_of"  # of the feed-forward size
 
 
 def _mesh(header: bytes) -> dict[str, int | None]:
