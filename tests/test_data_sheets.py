@@ -74,19 +74,15 @@ DGX = {"V100 SXM2": 4 * 100, "A100": 8 * 200, "H100 SXM": 8 * 400, "H200": 8 * 4
 DGX |= {"B300": 8 * 800, "Gaudi 2": 8 * 3 * 100, "Gaudi 3": 8 * 3 * 200}
 
 
-@pytest.mark.parametrize(("name", "parts"), TENSOR.items())
-def test_half_precision_is_what_units_and_clock_make_of_it(name, parts):
-    units, per_clock, ghz = parts
-    for precision in {"fp16", "bf16"} & set(planning_gpu(name).peaks):
-        made = units * per_clock * ghz / 1e3
+def test_peaks_are_what_units_and_clock_make_of_them():
+    for name, (units, per_clock, ghz) in TENSOR.items():
         rounded_down = name in ("V100 PCIe", "V100S PCIe")  # their sheet's 112 and 130
-        assert peak_tflops(name, precision) == pytest.approx(made, abs=1.1 if rounded_down else 0.5)
-
-
-@pytest.mark.parametrize(("name", "parts"), VECTOR.items())
-def test_fp32_is_what_units_and_clock_make_of_it(name, parts):
-    units, per_clock, ghz = parts
-    assert peak_tflops(name, "fp32") == pytest.approx(units * per_clock * ghz / 1e3, rel=0.012)
+        made = pytest.approx(units * per_clock * ghz / 1e3, abs=1.1 if rounded_down else 0.5)
+        for precision in {"fp16", "bf16"} & set(planning_gpu(name).peaks):
+            assert peak_tflops(name, precision) == made, name
+    for name, (units, per_clock, ghz) in VECTOR.items():
+        made = units * per_clock * ghz / 1e3
+        assert peak_tflops(name, "fp32") == pytest.approx(made, rel=0.012), name
 
 
 def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
@@ -106,20 +102,19 @@ def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
             assert planning_gpu(other).peaks[precision] == pytest.approx(peak, rel=2e-3)
 
 
-@pytest.mark.parametrize(("name", "parts"), MEMORY.items())
-def test_memory_is_as_fast_as_its_bus_and_no_larger_than_its_chips(name, parts):
-    bits, gbits, gigabytes = parts
-    assert planning_gpu(name).memory_rate == pytest.approx(bits * gbits / 8 * 1e9, rel=0.025)
-    assert 0.93 * gigabytes <= planning_gpu(name).memory_gb <= gigabytes
+def test_memory_is_as_fast_as_its_bus_and_no_larger_than_its_chips():
+    for name, (bits, gbits, gigabytes) in MEMORY.items():
+        card = planning_gpu(name)
+        assert card.memory_rate == pytest.approx(bits * gbits / 8 * 1e9, rel=0.025), name
+        assert 0.93 * gigabytes <= card.memory_gb <= gigabytes, name
 
 
 def test_links_are_as_fast_as_their_lanes():
     for name, (links, gigabytes) in WIRES.items():
         assert planning_gpu(name).link == pytest.approx(links * gigabytes * 1e9, rel=0.002)
     for name, generation in PCIE.items():
-        assert planning_gpu(name).link == pytest.approx(
-            0.75 * 2 ** (generation + 1) * 1e9, rel=0.05
-        )
+        made = 0.75 * 2 ** (generation + 1) * 1e9
+        assert planning_gpu(name).link == pytest.approx(made, rel=0.05)
     for name, gbits in DGX.items():
         assert planning_gpu(name).network == pytest.approx(gbits / 8 / 8 * 1e9)
     meshes = {gpu.name for gpu in GPUS if gpu.mesh}
