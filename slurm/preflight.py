@@ -5,7 +5,7 @@ submits. Each problem is one line, however many runs have it.
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from base.errors import UsageError
@@ -17,11 +17,8 @@ from parallel.config.study import Study
 from parallel.record.writer import check_folder
 
 
-def problems(
-    study: Study, cluster: Cluster, logs: Path, names: Iterable[str] | None = None
-) -> list[str]:
-    """Everything that would end these runs at their start, by default all, each problem once."""
-    names = list(study.runs if names is None else names)
+def problems(study: Study, cluster: Cluster, logs: Path, names: Collection[str]) -> list[str]:
+    """Everything that would end these runs at their start, each problem once."""
     findings: dict[str, list[str]] = {}
     for name in names:
         folder = ROOT / logs / study.name / name

@@ -21,7 +21,9 @@ def problems(tmp_path, monkeypatch):
     def found(text: str, where: str = "local-test", **changes) -> list[str]:
         path = study_file(tmp_path / "two.toml", f'[defaults]\ndata = "{data}"\n{text}')
         study = load_study(path, where)
-        return preflight.problems(study, replace(study.cluster, **changes), tmp_path / "logs")
+        return preflight.problems(
+            study, replace(study.cluster, **changes), tmp_path / "logs", study.runs
+        )
 
     return found
 

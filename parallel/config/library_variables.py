@@ -54,12 +54,9 @@ def set_variables(
             raise UsageError(
                 f"{asked} needs {name} {' or '.join(possible)}, not {environment[name]}: unset it"
             )
-    values = {}
-    for name, value in wanted(spec).items():
-        older = [old for old, new in _OLDER_NAMES.items() if new == name and old in environment]
-        name = older[0] if older else name
-        values[name] = environment.setdefault(name, value)
-    return values
+    older = {new: old for old, new in _OLDER_NAMES.items() if old in environment}
+    names = {older.get(name, name): value for name, value in wanted(spec).items()}
+    return {name: environment.setdefault(name, value) for name, value in names.items()}
 
 
 def kept(spec: RunSpec, values: Mapping[str, str]) -> list[str]:

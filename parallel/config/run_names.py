@@ -46,7 +46,7 @@ def run_name(split: str, values: dict[str, Any], spec: RunSpec, label: str = "")
     if values.get("global_batch") is not None:
         values = {name: value for name, value in values.items() if name != "grad_accum"}
     tags = (_tag(name, value, spec) for name, value in values.items())
-    return "-".join(part for part in (split, *tags, label) if part)
+    return "-".join(filter(None, (split, *tags, label)))
 
 
 def _tag(name: str, value: Any, spec: RunSpec) -> str:
