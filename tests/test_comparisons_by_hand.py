@@ -119,6 +119,8 @@ def test_the_memory_of_a_resampling_does_not_grow_with_the_run(monkeypatch):
 
 def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     good = run("good")
+    overflows = slice(9, None, 3)  # fp16's end an iteration early, and their time is no step's
+    good.record.steps["step_s"][overflows], good.record.steps["skipped"][overflows] = 0.1, 1
     untimed, profiled, skipped = (run(name).record for name in ("untimed", "profiled", "skipped"))
     untimed.steps = untimed.steps[:0]
     profiled.profiler = {"tool": "nsys"}
@@ -126,24 +128,12 @@ def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     bad = [untimed, profiled, skipped]
     monkeypatch.setattr(module, "load", lambda paths, facts: ([*bad, good.record], ["x: refused"]))
     ((record, x),), left_out = module.timed_runs([tmp_path])
-    assert record is good.record and set(x) <= set(good.step_s)
+    assert record is good.record and set(x) <= set(good.step_s) and len(x) > 20 and min(x) > 0.9
     names = [line.partition(":")[0] for line in left_out]
     assert names == ["x", "untimed.log", "profiled.log", "skipped.log"]
     monkeypatch.setattr(module, "load", lambda paths, facts: (bad, []))
     with pytest.raises(UsageError, match="nothing here was timed; untimed.log: no step was timed"):
         module.timed_runs([tmp_path])
-
-
-def test_iterations_that_skipped_the_optimizer_are_not_compared(tmp_path):
-    """An fp16 overflow ends an iteration early; its time is no step's."""
-    path = write(tmp_path, facts("s", None, engine="ddp"), step_s=0.5)
-    steps = path / "steps.csv"
-    rows = [line.split(",") for line in steps.read_text().splitlines()]
-    for row in rows[6::3]:
-        row[rows[0].index("step_s")], row[rows[0].index("skipped")] = "0.1", "1"
-    steps.write_text("\n".join(",".join(row) for row in rows) + "\n")
-    ((_, times),), _ = module.timed_runs([path])
-    assert len(times) == 19 - len(rows[6::3]) and times.min() >= 0.5
 
 
 def test_changes_are_what_both_state_and_what_differs():

@@ -4,8 +4,6 @@ import dataclasses
 
 import pytest
 
-from analysis import tflops
-from analysis.compare import main as compare_main
 from analysis.logs.record import Record
 from analysis.measured import fairness, scaling_curve
 from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
@@ -18,7 +16,6 @@ from analysis.measured.scaling_curve import (
     serial_share,
     table,
 )
-from analysis.scaling import main
 from base.errors import UsageError
 from tests.fixture_runs import curve_of, facts, logged, write
 
@@ -193,16 +190,6 @@ def test_a_machine_without_a_core_for_each_thread_was_busy(load, ranks, gpus, co
     assert bool(notes) == bool(cores)
     if cores:
         assert f"used up to {cores} cores" in notes[0] and notes[0].endswith(": a")
-
-
-def test_every_table_says_that_the_machine_was_busy(tmp_path, capsys):
-    about = facts("s", "ddp", engine="ddp")
-    about["load"] = {"start": 3.0, "cpu_s": 8.0, "machine_cpu_s": 90.0, "wall_s": 10.0}
-    write(tmp_path, about)
-    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
-    for command in (tflops.main, main, compare_main):
-        assert command([str(tmp_path)]) == 0
-        assert "busy: other programs used up to 8.2 cores" in capsys.readouterr().out
 
 
 def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):

@@ -44,13 +44,16 @@ def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, ca
     ]
 
 
-def test_runs_with_other_kernels_of_attention_are_compared_and_told_apart(tmp_path, capsys):
+def test_other_kernels_of_attention_are_told_apart_and_busy_machines_named(tmp_path, capsys):
     sdpa, te = "torch scaled_dot_product_attention", "Transformer Engine"
+    load = {"load": {"start": 3.0, "cpu_s": 8.0, "machine_cpu_s": 90.0, "wall_s": 10.0}}
     for engine, kernels in (("ddp", sdpa), ("megatron", te)):
-        write(tmp_path, facts("s", "ddp", engine=engine) | {"attention": kernels})
+        write(tmp_path, facts("s", "ddp", engine=engine) | load | {"attention": kernels})
     for command in (tflops, scaling, compare):
         assert command.main([str(tmp_path)]) == 0
-        assert f"({sdpa}: ddp; {te}: megatron)" in capsys.readouterr().out, command
+        out = capsys.readouterr().out
+        assert f"({sdpa}: ddp; {te}: megatron)" in out, command
+        assert "busy: other programs used up to 8.2 cores" in out, command
 
     def told(*kinds):
         abouts = [{"attention": a, "spec": {"deterministic": det}} for a, det in kinds]
