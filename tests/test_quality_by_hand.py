@@ -123,19 +123,14 @@ def test_iterations_that_count_from_zero_are_one_more_than_the_last():
 
 
 @pytest.mark.parametrize(
-    ("skipped", "kind", "counts"),
-    [
-        (np.r_[np.ones(4), np.zeros(36)], None, ""),  # a tenth is usual in fp16
-        (np.r_[np.ones(5), np.zeros(35)], "skipped", "5 of 40 iterations"),
-        (np.r_[np.ones(39), np.zeros(1)], "skipped", "39 of 40 iterations"),
-        (np.ones(40), "all skipped", "all 40 iterations"),
-        (np.full(40, np.nan), None, ""),
-    ],
+    ("n", "kind"), [(4, None), (5, "skipped"), (39, "skipped"), (40, "all skipped")]
 )
-def test_more_than_a_tenth_of_skipped_steps_is_said(skipped, kind, counts):
+def test_more_than_a_tenth_of_skipped_steps_is_said(n, kind):  # a tenth is usual in fp16
+    skipped = np.r_[np.ones(n), np.zeros(40 - n)]
     doubts = flags(skipped=skipped)
-    assert [*doubts] == ([kind] if kind else []) and doubts.get(kind, "").startswith(counts)
+    assert [*doubts] == ([kind] if kind else []) and all(str(n) in text for text in doubts.values())
     assert judge(record(skipped=skipped)).unfit == (kind == "all skipped")
+    assert flags(skipped=np.full(40, np.nan)) == {}
 
 
 def test_entries_that_average_ten_iterations_skip_ten():
@@ -169,19 +164,6 @@ def test_a_loss_explodes_above_its_lowest_and_near_its_beginning(loss, flag):
     assert not flag or doubts["loss"].startswith(flag)
     nan = flags(loss=np.full(40, 2.0), nan_iterations=3)
     assert nan == {"loss": "the loss is NaN in 3 of 40 iterations"}
-
-
-@pytest.mark.parametrize(
-    ("step_s", "kinds"),
-    [
-        (np.linspace(9.0, 1.0, 40), ["warm-up"]),
-        (np.where(np.arange(40) % 10 == 9, 8.0, 1.0), ["spikes"]),
-        (1 + 0.01 * np.random.default_rng(0).standard_normal(40), []),
-    ],
-)
-def test_times_that_fall_or_jump_are_flagged(step_s, kinds):
-    run = record(planned_steps=40, step_s=step_s)
-    assert [flag.kind for flag in judge(run, timed(run)).flags] == kinds
 
 
 def test_what_is_doubtful_about_a_time():

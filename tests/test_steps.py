@@ -65,7 +65,7 @@ def test_on_a_gpu_the_interleaved_schedule_sends_one_message_at_a_time_beside_it
 
 
 @pytest.mark.parametrize("engine", ["megatron", "deepspeed_pipe"])
-def test_on_a_cpu_nothing_is_fused_that_nothing_compiles_and_run_json_says_so(engine, steps):
+def test_on_a_cpu_nothing_is_fused_that_nothing_compiles(engine, steps):
     assert set(steps["configured"][engine].values()) == {False}
 
 
@@ -74,7 +74,7 @@ def test_a_mask_is_looked_at_where_attention_ends_with_a_document(steps):
     assert masks == ["causal", "arbitrary"]
 
 
-def test_the_next_batch_is_made_while_one_is_used():
+def test_the_next_batch_is_made_while_one_is_used_and_what_is_wrong_is_raised_where_it_is_used():
     made, go_on = [], threading.Event()
 
     def made_batches():
@@ -83,6 +83,7 @@ def test_the_next_batch_is_made_while_one_is_used():
             if number == 1:
                 assert go_on.wait(10)
             yield number
+        raise UsageError("token id 300")
 
     with ahead_of(made_batches(), torch.device("cpu")) as ahead:
         assert next(ahead) == 0
@@ -90,18 +91,11 @@ def test_the_next_batch_is_made_while_one_is_used():
             time.sleep(0.001)
         assert made == [0, 1]
         go_on.set()
-        assert list(ahead) == [1, 2]
-
-
-def test_what_is_wrong_with_a_batch_is_raised_where_the_batch_is_used():
-    def made_batches():
-        yield 0
-        raise UsageError("token id 300")
-
-    with ahead_of(made_batches(), torch.device("cpu")) as ahead:
-        assert next(ahead) == 0
+        assert [next(ahead), next(ahead)] == [1, 2]
         with pytest.raises(UsageError, match="token id 300"):
             next(ahead)
+    with ahead_of(iter([7]), torch.device("cpu")) as ahead:
+        assert list(ahead) == [7]
 
 
 def test_ranks_that_may_use_the_same_cores_share_them(monkeypatch):

@@ -54,19 +54,6 @@ def test_an_iteration_without_a_loss_is_not_nan(tmp_path):
     assert judge(read(path)).verdict == "diverged"
 
 
-@pytest.mark.parametrize(
-    "reason",
-    ("loss is nan since step 3", "gradient norm is nan at step 20, the last"),
-)
-def test_a_run_of_ours_that_failed_for_its_loss_diverged_at_no_line(tmp_path, reason):
-    write(tmp_path, facts("s", "ddp", engine="ddp"))
-    (tmp_path / "ddp" / "RUN_COMPLETE.txt").unlink()
-    status = {"state": "failed", "reason": reason}
-    (tmp_path / "ddp" / "status.json").write_text(json.dumps(status))
-    judgement = judge(read(tmp_path / "ddp"))
-    assert (judgement.verdict, judgement.reasons[0]) == ("diverged", reason)
-
-
 def test_json_is_one_object_per_run_with_these_keys_and_marks_what_a_name_said(tmp_path, capsys):
     line = " iteration {}/ 9 | elapsed time per iteration (ms): 1000.0 | lm loss: 2.0E+00 |\n"
     path = tmp_path / "2B-mbs-2-pp4-dp-1-gas-8.out"
@@ -110,6 +97,8 @@ def test_an_end_that_nobody_saw_is_no_traceback(tmp_path, capsys):
         ("exit status 1: KeyError: 'a'", 20, "traceback"),
         ("exit status 1: srun: error: node2: task 1: Exited with exit code 1", 20, "stopped early"),
         ("no progress for 10 s: rank 3 hangs", 20, "traceback"),
+        ("loss is nan since step 3", 20, "diverged"),
+        ("gradient norm is nan at step 20, the last", 20, "diverged"),
         # What could not start has none.
         ("exit status 1: parallel.train: no token files at /nowhere", 0, "no data"),
         ("exit status 1: /v/python: bad interpreter: No such file or directory", 0, "no data"),
