@@ -127,15 +127,18 @@ def test_the_study_on_the_first_page_is_the_one_that_is_explained_and_can_run(tm
     text = study_of(ROOT / "README.md")
     assert text == study_of(ROOT / "docs" / "first-study.md")
     assert len([line for line in text.splitlines() if line]) <= 12
-    path = tmp_path / "first.toml"
-    path.write_text(text)
-    study = load_study(path)
+    (tmp_path / "first.toml").write_text(text)
+    study = load_study(tmp_path / "first.toml")
     assert len(study.runs) == 4 and not study.left_out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_link_leads_somewhere(page):
+WRITTEN = [*PAGES, *sorted((ROOT / "logs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_page_is_long_and_every_link_leads_somewhere(page):
     text = page.read_text()
+    assert text.count("\n") <= LONGEST.get(str(page.relative_to(ROOT)), 250)
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", text):
@@ -143,10 +146,3 @@ def test_every_link_leads_somewhere(page):
         headings = re.findall(r"^#+ (.*)$", there, re.MULTILINE)
         anchors = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
         assert anchor in anchors, f"{page.name}: {target}#{anchor}"
-
-
-@pytest.mark.parametrize(
-    "page", [*PAGES, *sorted((ROOT / "logs").rglob("*.md"))], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_no_page_is_long(page):
-    assert page.read_text().count("\n") <= LONGEST.get(str(page.relative_to(ROOT)), 250)
