@@ -23,16 +23,14 @@ _START = re.compile(
     rb"[^\r\n{}=]{0,200}?(?=\{\"|loss=)",
     re.MULTILINE,
 )
+_IS = rb"(?:\"?: \"?|=)"
 _FIELDS = {
-    name: labelled(label, rb"(?:\"?: \"?|=)")
-    for name, label in (
-        ("iteration", rb"num_updates"),
-        ("loss", rb"loss"),
-        ("grad_norm", rb"gnorm"),
-        ("tokens_per_s", rb"wps"),
-        ("batch", rb"bsz"),
-        ("ups", rb"ups"),
-    )
+    "iteration": labelled(rb"num_updates", _IS),
+    "loss": labelled(rb"loss", _IS),
+    "grad_norm": labelled(rb"gnorm", _IS),
+    "tokens_per_s": labelled(rb"wps", _IS),
+    "batch": labelled(rb"bsz", _IS),
+    "ups": labelled(rb"ups", _IS),
 }
 
 

@@ -75,7 +75,10 @@ def _read(log: Log, record: Record) -> None:
     for name in _MODEL_NAME.findall(header)[-1:]:
         read_name(record, name.decode())
     state(record, {"gpus": deepspeed_ranks(header)}, "log")
-    _block(record, header)
+    if not record.seq_len and b"run_clm" in header:
+        block = last_number(rb"--block_size[= ]{1,3}(\d{1,7})", header)
+        usual = min(record.model.get("max_seq_len", 0), _RUN_CLM) or None
+        state(record, {"seq_len": block or usual}, "log" if block else "default")
     if ends:
         record.last_at = ends[-1]
     _whole_run(record)
@@ -86,16 +89,6 @@ def deepspeed_ranks(header: bytes) -> int | None:
     """The ranks that DeepSpeed counts; they are all GPUs where it splits no model."""
     split = b"PipelineEngine" in header or b"PipelineModule" in header or b"autotp" in header
     return None if split else last_number(_DEEPSPEED_RANKS, header)
-
-
-def _block(record: Record, header: bytes) -> None:
-    """Tokens in a sequence of run_clm.py: --block_size, else the model's positions."""
-    if record.seq_len or b"run_clm" not in header:
-        return
-    given = last_number(rb"--block_size[= ]{1,3}(\d{1,7})", header)
-    if given is None and (positions := record.model.get("max_seq_len")):
-        state(record, {"seq_len": min(positions, _RUN_CLM)}, "default")
-    state(record, {"seq_len": given}, "log")
 
 
 def once(columns: Columns, keys: Iterable[Hashable], record: Record) -> Columns:

@@ -45,14 +45,10 @@ def _scan(log: Log, record: Record) -> Columns:
 
 
 _SOURCE = {
-    name: rb"%b {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,8})" % theirs
-    for name, theirs in (
-        ("n_layer", b"n_layer"),
-        ("n_head", b"n_head"),
-        ("hidden", b"n_embd"),
-        ("vocab_size", b"vocab_size"),
-    )
+    name: rb"%b {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,8})" % name.encode()
+    for name in ("n_layer", "n_head", "n_embd", "vocab_size")
 }
+_SOURCE["hidden"] = _SOURCE.pop("n_embd")
 _SOURCE["global_batch"] = rb"\n {4}batch_size {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
 _SOURCE["seq_len"] = rb"\n {4}sequence_length {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
 

@@ -16,7 +16,6 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers.nsys import Row
 from analysis.logs.record import Refusal
 
-FORMAT = "torch trace"
 _STEP = "ProfilerStep#"
 
 
@@ -34,13 +33,10 @@ class _Event(NamedTuple):
 
     begin_s: float
     seconds: float
+    end_s: float
     name: str
     category: str
     thread: str
-
-    @property
-    def end_s(self) -> float:
-        return self.begin_s + self.seconds
 
 
 def read_trace(path: Path) -> Trace:
@@ -78,7 +74,8 @@ def _event(event: dict[str, Any], path: Path) -> _Event:
         raise Refusal(str(path), f"damaged torch trace: an event has {values}")
     begin_us, us = times
     thread = f"{event.get('pid')} {event.get('tid')}"
-    return _Event(begin_us / 1e6, us / 1e6, name, str(event.get("cat")), thread)
+    seconds = (begin_us / 1e6, us / 1e6, (begin_us + us) / 1e6)
+    return _Event(*seconds, name, str(event.get("cat")), thread)
 
 
 def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
