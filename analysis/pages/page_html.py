@@ -75,16 +75,10 @@ def html_of(page: Page) -> str:
     )
 
 
-def anchor(title: str) -> str:
-    """What names a section in the URL: its title's letters and digits, between dashes."""
-    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
-
-
 def _section(section: Section, numbers: dict[int, int]) -> dict[str, Any]:
-    title, tables = printable(section.title), section.tables.items()
+    tables = section.tables.items()
     return {
-        "anchor": anchor(title),
-        "title": title,
+        "title": printable(section.title),
         "words": [printable(sentence) for sentence in section.words],
         "tables": [_table(name, table, section.results) for name, table in tables if table.rows],
         "charts": [
