@@ -9,12 +9,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.nn.functional import all_gather
 
 
-def gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+class _Gather(torch.autograd.Function):
     """[s, ...] of every rank of a group, one after the other; gradients are summed."""
-    return torch.cat(all_gather(x.contiguous(), group=group))
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(group.size())]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient.chunk(ctx.group.size())[ctx.group.rank()], None
 
 
 class GatheredAttention(torch.nn.Module):
@@ -35,7 +46,7 @@ class GatheredAttention(torch.nn.Module):
         seen = every[self.group.rank()][:, None] >= torch.cat(every)[None, :]
         q, k, v = (
             x.permute(1, 2, 0, 3)
-            for x in (query, gathered(key, self.group), gathered(value, self.group))
+            for x in (query, _Gather.apply(key, self.group), _Gather.apply(value, self.group))
         )
         out = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, enable_gqa=True
