@@ -41,7 +41,7 @@ from base.errors import Parser, command_line  # noqa: E402
 FAMILIES = {
     "models/flops.py": "test_flops.py",
     "parallel/config/memory.py": "test_memory_by_hand.py"
-    " test_memory_of_a_step.py::test_a_peak_in_backward_is_that_of_the_rehearsal"
+    " test_rehearsal.py::test_the_committed_table_of_rehearsals_is_that_of_its_file"
     " test_predictions_on_record.py::test_a_record_is_predicted_again_from_itself",
     "models/gpus.py": "test_data_sheets.py",
     "base/storage.py": "test_saved_bytes.py",
@@ -252,7 +252,7 @@ def campaign(file: str, n: int, seed: int, jobs: int, folder: str) -> list[tuple
     start(tests, 600, folder)
     _, status, alone_s = ended()
     if status:
-        raise SystemExit(f"{file}: {' '.join(tests)} fail without any mutation ({status})")
+        raise SystemExit(f"{file}: {tests} fail without any mutation ({status})")
     every = mutations(file)
     chosen = sorted(random.Random(f"{seed} {file}").sample(range(len(every)), min(n, len(every))))
     waiting = [every[i] for i in chosen][::-1] or every
