@@ -226,6 +226,9 @@ def test_parameters_of_a_llama_are_the_models():
     layers = 4 * (LLAMA_LAYER + 2 * 8)
     assert held(whole, 0) == whole.model.n_params == layers + 2 * 14 * 8 + 8
     assert held(normed, 0) == normed.model.n_params == layers + 4 * 2 * 4 + 14 * 8 + 8
+    apart = llama(1, engine="deepspeed_zero")  # whose gate is a matrix beside up
+    assert held(apart, 0) == held(whole, 0)
+    assert len(parameter_sizes(apart, 0)) == len(parameter_sizes(whole, 0)) + 4
     ends = [held(llama(2, pp=2), rank) for rank in (0, 1)]
     assert ends == [layers / 2 + 112, layers / 2 + 112 + 8]
 
