@@ -40,7 +40,7 @@ from base.files import named_folder, read_json
 from parallel.checkpoint import attempts, folders
 from parallel.config import library_variables
 from parallel.config.engine_abilities import kernels_of
-from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
+from parallel.config.settings import DEFAULTS, RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import choose_runs, load_study
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of_error
 from parallel.record.facts import launcher_metadata, planned, run_facts
@@ -91,8 +91,16 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
         raise UsageError(f"--run-name is missing; {arguments.study} has: {names}")
     names, flags = arguments.run and [arguments.run], from_flags(arguments)
     if path := arguments.planned:
+        if flags or arguments.study or arguments.run or arguments.cluster:
+            raise UsageError(f"--planned {path} is the whole run: give it --out or --check alone")
         known = checked_facts(read_json(path), path)
-        spec = resolve((str(path), known.get("spec") or {}), (COMMAND_LINE, flags), gpus=gpus)
+        settings = known.get("spec") or {}
+        if other := sorted(settings.keys() ^ DEFAULTS.keys()):
+            raise UsageError(
+                f"{path} is of another version, with other settings ({', '.join(other[:3])}):"
+                " submit the run again"
+            )
+        spec = resolve((str(path), settings), gpus=gpus)
         return spec, run_facts(spec, launch, known), arguments.out or path.parent
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study

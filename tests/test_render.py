@@ -50,9 +50,15 @@ def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then
         for name in ("study", "configuration", "repeat", "baseline")
     ]
     assert known == ["one", "ddp", 2, "ddp-r1"]
-    job.write_text(job.read_text().replace('"tp": 1', '"tp": 2', 1))
-    assert train.main(["--planned", str(job), "--check"]) == 2
-    assert "tp 2 in spec, 1 in layout" in capsys.readouterr().err
+    assert train.main(["--planned", str(job), "--check", "--steps", "8"]) == 2
+    assert "is the whole run" in capsys.readouterr().err
+    for there, here, words in (
+        ('"tp": 1', '"tp": 2', "tp 2 in spec, 1 in layout"),
+        ('"steps": 7, ', "", "is of another version, with other settings (steps)"),
+    ):
+        (tmp_path / "other").write_text(job.read_text().replace(there, here, 1))
+        assert train.main(["--planned", str(tmp_path / "other"), "--check"]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_every_committed_script_is_of_a_study():
