@@ -28,9 +28,8 @@ def test_in_fp8_weights_are_held_twice_more_and_the_inputs_of_products_in_one_by
     # Both norms' outputs and the second product's input halve; attention's output is there twice.
     saved = memory.layer_activations(plain) - memory.layer_activations(x)
     assert saved[0] == 16 * (2 * 8 + 32 - 8)
-    assert memory.peak(columns(**given, fp8=True, fsdp2=True)) == memory.peak(
-        columns(**given, fsdp2=True)
-    )  # torchao's fp8 is another
+    torchao, none = (memory.peak(columns(**given, fp8=low, fsdp2=True)) for low in (True, False))
+    assert torchao == none  # its fp8 is another
 
 
 def test_context_parallel_ranks_share_a_sequence_and_the_optimizer():
@@ -52,19 +51,16 @@ def test_a_context_parallel_rank_holds_keys_and_values_of_another():
     assert memory.received(columns(**SMALL))[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("layers", "pp", "stages"),
-    [
+def test_layers_are_dealt_to_stages_as_bloom_and_deepspeed_do():
+    for layers, pp, stages in (
         (12, 4, (3, 3, 3)),
         (70, 12, (5, 6, 5)),  # BLOOM: embedding and logits count as a layer each
         (10, 4, (2, 3, 2)),
         (9, 4, (3, 3, 2)),  # DeepSpeed's partition_uniform: the first stages take one more
         (8, 2, (4, 4, 4)),
-    ],
-)
-def test_layers_are_dealt_to_stages_as_bloom_and_deepspeed_do(layers, pp, stages):
-    x = columns(**SMALL | {"layers": layers}, pp=pp)
-    assert tuple(part[0] for part in memory.stage_layers(x)) == stages
+    ):
+        x = columns(**SMALL | {"layers": layers}, pp=pp)
+        assert tuple(part[0] for part in memory.stage_layers(x)) == stages
 
 
 @pytest.mark.parametrize("name", ["llama2-70b", "llama3-405b", "qwen3-0.6b", "qwen3-4b", "175b"])
@@ -80,9 +76,9 @@ def test_weights_are_the_models_but_for_norms_biases_and_positions(name):
     assert ends == config.vocab_size * config.hidden
 
 
-@pytest.mark.parametrize(
-    ("given", "weights", "gradients", "optimizer"),
-    [
+def test_bytes_of_states_by_engine_precision_and_stage():
+    """Per parameter, on 8 data-parallel ranks."""
+    for given, weights, gradients, optimizer in (
         ({}, 2, 2, 12),  # fp16: master, two moments
         ({"grad_width": 4}, 2, 4, 12),  # bf16 that accumulates in fp32
         ({"width": 4}, 4, 4, 8),
@@ -98,34 +94,28 @@ def test_weights_are_the_models_but_for_norms_biases_and_positions(name):
         ({"deepspeed": True, "width": 4, "zero_stage": 3}, 4 + 4 / 8, 4 / 8, 16 / 8),
         ({"zero_stage": 3, "offload": 1}, 2 + 2 / 8, 0.2 / 8, 0),
         ({"zero_stage": 3, "offload": 2}, 2, 0.2 / 8, 0),
-    ],
-)
-def test_bytes_of_states_by_engine_precision_and_stage(given, weights, gradients, optimizer):
-    """Per parameter, on 8 data-parallel ranks."""
-    found = memory.states(columns(**SMALL, dp=8, **given), np.array([1e6]))
-    wanted = {"weights": weights, "gradients": gradients, "optimizer": optimizer}
-    assert {k: v[0] / 1e6 for k, v in found.items()} == pytest.approx(wanted)
+    ):
+        found = memory.states(columns(**SMALL, dp=8, **given), np.array([1e6]))
+        wanted = {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+        assert {k: v[0] / 1e6 for k, v in found.items()} == pytest.approx(wanted)
 
 
 ALL = 8 * LAYER + WORDS
 
 
-@pytest.mark.parametrize(
-    ("given", "weights", "gradients", "optimizer"),
-    [
+def test_fsdp2_shards_all_but_what_it_gathers_and_adds_up():
+    """Eight ranks. In mixed precision the shard of the weights is the master weight."""
+    for given, weights, gradients, optimizer in (
         ({"zero_stage": 3}, 4 * ALL / 8 + 4 * (WORDS + 2 * LAYER), 4 * ALL / 8, 8 * ALL / 8),
         ({"zero_stage": 2}, 4 * ALL / 8 + 4 * ALL, 4 * ALL / 8, 8 * ALL / 8),
         ({"zero_stage": 3, "shards": 2}, 2 * ALL + 4 * (WORDS + 2 * LAYER), 2 * ALL, 4 * ALL),
         ({"zero_stage": 3, "n_micro": 2}, 4 * ALL / 8 + 4 * (WORDS + 2 * LAYER), 4 * ALL, ALL),
         ({"zero_stage": 3, "offload": 2}, 4 * (WORDS + 2 * LAYER), 0.1 * 4 * ALL / 8, 0),
-    ],
-)
-def test_fsdp2_shards_all_but_what_it_gathers_and_adds_up(given, weights, gradients, optimizer):
-    """Eight ranks. In mixed precision the shard of the weights is the master weight."""
-    given = {"width": 4, "grad_width": 4} | given
-    found = memory.states(columns(**SMALL, dp=8, fsdp2=True, **given), np.array([ALL]))
-    found = {part: float(value[0]) for part, value in found.items()}
-    assert found == {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+    ):
+        given = {"width": 4, "grad_width": 4} | given
+        found = memory.states(columns(**SMALL, dp=8, fsdp2=True, **given), np.array([ALL]))
+        found = {part: float(value[0]) for part, value in found.items()}
+        assert found == {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
 
 def test_zero_3_keeps_no_more_than_a_billion_gathered_weights_live():
@@ -133,9 +123,8 @@ def test_zero_3_keeps_no_more_than_a_billion_gathered_weights_live():
     assert memory.states(x, np.array([7e9]))["weights"][0] == 2 * 1e9
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
+def test_what_a_layer_keeps_for_backward():
+    for given, kept in (
         ({}, PLAIN),
         ({"micro_batch": 3}, 3 * PLAIN),
         ({"width": 4}, 2 * PLAIN),
@@ -161,10 +150,8 @@ def test_zero_3_keeps_no_more_than_a_billion_gathered_weights_live():
         ({"recompute": 2}, 2 * SBH),
         ({"recompute": 2, "width": 4, "micro_batch": 2, "tp": 4}, 8 * SBH),
         ({"recompute": 2, "host_checkpoints": True}, 0),
-    ],
-)
-def test_what_a_layer_keeps_for_backward(given, kept):
-    assert memory.kept_per_layer(columns(**SMALL, **given))[0] == pytest.approx(kept, rel=0.005)
+    ):
+        assert memory.kept_per_layer(columns(**SMALL, **given))[0] == pytest.approx(kept, rel=0.005)
 
 
 def test_a_recomputed_layer_works_on_what_it_would_have_kept():
@@ -174,22 +161,19 @@ def test_a_recomputed_layer_works_on_what_it_would_have_kept():
         assert memory.activations(x, np.array([3]), np.array([2]))[0] == 6 * kept + working
 
 
-@pytest.mark.parametrize(("pp", "n_micro"), [(4, 16), (4, 2), (1, 4), (2, 8)])
-def test_stages_hold_as_many_micro_batches_as_the_schedule_lets_fly(pp, n_micro):
-    first, last = memory.in_flight(columns(**SMALL, pp=pp, n_micro=n_micro))
-    events = pipeline.simulate("1f1b", pp, n_micro)
-    assert first[0] == pipeline.in_flight(events, 0)
-    assert last[0] == pipeline.in_flight(events, pp - 1) == 1
-
-
-@pytest.mark.parametrize(("pp", "vpp"), [(4, 2), (2, 2), (4, 3), (8, 4)])
-def test_interleaved_stages_hold_chunks_as_the_schedule_lets_fly(pp, vpp):
-    first, last = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=4 * pp))
-    events = pipeline.simulate("interleaved", pp, 4 * pp, vpp)
-    assert first[0] == pytest.approx(pipeline.in_flight(events, 0) / vpp)
-    assert last[0] == pytest.approx(pipeline.in_flight(events, pp - 1) / vpp)
-    few = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=1))
-    assert [part[0] for part in few] == [1, 1]
+@pytest.mark.parametrize(
+    ("pp", "vpp", "n_micro"),
+    [
+        *((4, 1, 16), (4, 1, 2), (1, 1, 4), (2, 1, 8)),
+        *((4, 2, 16), (2, 2, 8), (4, 3, 16), (8, 4, 32)),
+    ],
+)
+def test_stages_hold_as_many_chunks_as_the_schedule_lets_fly(pp, vpp, n_micro):
+    events = pipeline.simulate("interleaved" if vpp > 1 else "1f1b", pp, n_micro, vpp)
+    flying = [pipeline.in_flight(events, stage) / vpp for stage in (0, pp - 1)]
+    for n, wanted in ((n_micro, flying), (1, [1, 1])):
+        found = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=n))
+        assert [part[0] for part in found] == pytest.approx(wanted)
 
 
 def test_deepspeeds_last_stage_has_two_buffers():
@@ -198,32 +182,26 @@ def test_deepspeeds_last_stage_has_two_buffers():
         assert memory.in_flight(x)[1][0] == buffers
 
 
-@pytest.mark.parametrize(
-    ("given", "alone", "numbers", "each"),
-    [
+def test_logits_are_kept_in_compute_precision_and_in_fp32_beside_the_last_norm():
+    """The last norm and the output layer keep 2 s b h numbers [K 4.3]."""
+    for given, alone, numbers, each in (
         ({"micro_batch": 3}, False, 3 * SBH, 2 + 4 + 2),
         ({"width": 4, "tp": 2, "sequence_parallel": True}, False, SBH / 2, 4 + 4 + 4),
         ({"fsdp2": True}, False, SBH, 2 + 4),
         ({"width": 4}, True, SBH, 4 + 4),
         ({"plain": True}, False, SBH, 12),  # log-softmax, its gradient and the loss's, in fp32
-    ],
-)
-def test_logits_are_kept_in_compute_precision_and_in_fp32_beside_the_last_norm(
-    given, alone, numbers, each
-):
-    """The last norm and the output layer keep 2 s b h numbers [K 4.3]."""
-    x = columns(**SMALL, **given)
-    found = memory.logits(x, tensors_alone=alone)[0]
-    assert found == 2 * numbers * x.width + 32 * 100 * x.micro_batch / x.tp * each
+    ):
+        x = columns(**SMALL, **given)
+        found = memory.logits(x, tensors_alone=alone)[0]
+        assert found == 2 * numbers * x.width + 32 * 100 * x.micro_batch / x.tp * each
 
 
 ZERO_1 = {"deepspeed": True, "zero_stage": 1}
 ZERO_2 = ZERO_1 | {"zero_stage": 2}
 
 
-@pytest.mark.parametrize(
-    ("given", "bytes_"),
-    [
+def test_deepspeed_allocates_its_buckets_whole():
+    for given, bytes_ in (
         (ZERO_1, 3 * 5e8 * 2),  # of published runs: three of half a billion elements,
         (ZERO_1 | {"pp": 2}, 0),  # none in a pipeline
         (ZERO_1 | {"pp": 2, "bucket": 5e8, "width": 4}, 5e8 * 4),
@@ -232,23 +210,18 @@ ZERO_2 = ZERO_1 | {"zero_stage": 2}
         (ZERO_1 | {"grad_width": 4}, 0),  # bf16 at stage 1 adds up without, in fp32
         (ZERO_2 | {"grad_width": 4, "bucket": 1000}, 2 * 1000),  # and sends fp32 copies
         (ZERO_1 | {"zero_stage": 3, "grad_width": 4, "bucket": 1000}, 4 * 1000),
-    ],
-)
-def test_deepspeed_allocates_its_buckets_whole(given, bytes_):
-    assert memory.buckets(columns(**SMALL, **given))[0] == bytes_
+    ):
+        assert memory.buckets(columns(**SMALL, **given))[0] == bytes_
 
 
-@pytest.mark.parametrize(
-    ("given", "n", "bytes_"),
-    [
+def test_an_update_holds_a_shard_of_the_gradients_in_fp32():
+    for given, n, bytes_ in (
         (ZERO_1 | {"grad_width": 4, "bucket": 1000}, 700, 4 * 700),
         (ZERO_1 | {"grad_width": 4, "bucket": 1000}, 7000, 4 * 1000),
         (ZERO_1 | {"dp": 7}, 700, 8 * 100 - 2 * 700),  # a rank's 100: in fp32, and in fp16 twice
         (ZERO_2 | {"dp": 7}, 700, 6 * 100),
-    ],
-)
-def test_an_update_holds_a_shard_of_the_gradients_in_fp32(given, n, bytes_):
-    assert memory.update(columns(**SMALL, **given), np.array([float(n)])) == bytes_
+    ):
+        assert memory.update(columns(**SMALL, **given), np.array([float(n)])) == bytes_
 
 
 def test_what_is_held_for_a_moment_counts_where_it_exceeds_what_was_freed():
@@ -287,12 +260,10 @@ def test_a_stage_holds_what_it_received_and_sent():
 
 
 def test_learned_positions_are_on_the_first_stage_and_whole_on_every_tp_rank():
+    more, less = (columns(**SMALL, pp=2, tp=2, positions=p) for p in (2048, 0))
     for stage, numbers in (("first", 2048 * 64), ("last", 0)):
-        more, less = (
-            sum(memory.parts(columns(**SMALL, pp=2, tp=2, positions=p), stage).values())[0]
-            for p in (2048, 0)
-        )
-        assert more - less == pytest.approx(numbers * (2 + 2 + 12))
+        both = (sum(memory.parts(x, stage).values())[0] for x in (more, less))
+        assert np.subtract(*both) == pytest.approx(numbers * (2 + 2 + 12))
 
 
 def total(layers, flying, ends, logits, **given):
@@ -309,11 +280,9 @@ def test_each_stage_has_its_layers_its_ends_and_its_micro_batches():
     for stage, of in stages.items():
         assert sum(memory.parts(x, stage).values())[0] == pytest.approx(total(*of), rel=1e-12)
     assert memory.peak(x)[0] == pytest.approx(total(2, 4, 1, 0), rel=1e-12)
-    alone = columns(**SMALL)
-    for stage in ("first", "middle", "last"):
-        assert sum(memory.parts(alone, stage).values())[0] == pytest.approx(
-            total(8, 1, 1, 1), rel=1e-12
-        )
+    for stage in stages:
+        alone = sum(memory.parts(columns(**SMALL), stage).values())[0]
+        assert alone == pytest.approx(total(8, 1, 1, 1), rel=1e-12)
     two = columns(**SMALL | {"vocab": 10_000}, pp=2, n_micro=1)  # the last has the logits
     assert memory.peak(two)[0] == sum(memory.parts(two, "last").values())[0]
     bloom = columns(layers=70, hidden=14336, heads=112, vocab=1000, seq=2048, pp=12, n_micro=64)

@@ -133,11 +133,9 @@ def test_a_plan_says_what_it_assumed_and_how_wide_its_interval_is(where, why, as
 def test_layouts_to_measure_are_the_fastest_of_different_splits():
     splits = [(8, 1), (8, 1), (8, 2), (4, 1), (2, 1)]
     (note,) = ranking.alike_note(np.array([1.0, 1.029, 1.031, 1.2, 1.3]), splits)
-    assert note.startswith("2 layouts")
-    assert note.endswith("the fastest of tp 8 pp 1, tp 8 pp 2 and tp 4 pp 1")
-    assert ranking.alike_note(np.array([1.0, 1.1]), splits[1:3]) == []
-    assert "fastest of" not in ranking.alike_note(np.array([1.0, 1.0]), splits[:2])[0]
-    assert ranking.alike_note(np.array([]), []) == []
+    assert note.startswith("2 layouts") and note.endswith("tp 8 pp 1, tp 8 pp 2 and tp 4 pp 1")
+    for seconds in ([], [1.0, 1.1]):
+        assert ranking.alike_note(np.array(seconds), splits[1:3]) == []
 
 
 def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
@@ -164,7 +162,6 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
         (f"{PLAN} --cp 3", "cp 3 cuts a sequence into 6 chunks: not one of 2048"),
         (f"{ON_8} --gpus 12 --cp 8", "no layout of 12 GPUs: no tp x cp x pp divides"),
         (f"{PLAN} --margin nan", "--margin must be at least 0 and below 1, not nan"),
-        (f"{PLAN} --why tp=8 --format json", "text only"),
         (f"{PLAN} --cp 2 --engine fsdp2", "in bf16 with cp 2: a dp x cp of 1, cp above 1 (not in"),
         (f"{PLAN} --cp 2 --engine megatron --precision fp32", "megatron can run none of the "),
         (f"{PLAN} --leave 64", "would leave all 64 GPUs idle: give at most 63"),
@@ -172,9 +169,7 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
         (f"{ON_8} --network 8xNDR", "8 GPUs of selene is one node, and nothing leaves it"),
         (f"{PLAN} --gpus-per-node 4", "goes with --gpu-type"),
         (PLAN.replace("--cluster selene", "--gpu-type A100-40GB"), "add --gpu-memory 40"),
-        (f"{PLAN} --why recompute=some", "only none, selective, full"),
         (f"{PLAN} --why tp=3", "there are: tp 1, 2, 4, 8"),
-        (f"{PLAN} --why ", "--why: say which layout, as tp=8,pp=8,mbs=1"),
         (f"{PLAN} --cluster slurm/parity.toml", "calibration slurm/parity.toml: unknown "),
     ],
 )
@@ -186,7 +181,6 @@ def test_a_wrong_plan_is_one_line(flags, said, capsys):
     ("line", "wrong", "said"),
     [
         ("gemm = ", "gemn = 1.0", "unknown gemn; known: gemm"),
-        ("gemm = ", "", "constants: missing gemm"),
         ("gemm = ", "gemm = -1.0", "gemm must be above 0 and below inf, not -1"),
         ("network = ", 'network = "fast"', "network 'fast' states no rate"),
         ("flash = ", 'flash = "no"', "flash must be true or false, not 'no'"),
@@ -232,11 +226,11 @@ def test_a_host_keeps_its_engines_apart_and_shares_its_memory():
 
 
 def test_why_explains_the_fastest_layout_that_fits_where_one_does():
-    text = plan.explanation(plan.question(ask(PLAN)), "tp=8,pp=1,sp=no,mbs=1")
-    assert "rank, fits in" in text
-    assert re.search(r"\nthe fastest of \d+ such layouts, \d+ of which fit\n", text)
-    text = plan.explanation(plan.question(ask(PLAN, "--preset 175b")), "tp=1,ZeRO=0")
-    assert "does NOT fit (nor does any" in text
+    for flags, layout, words in (
+        (PLAN, "tp=8,pp=1,sp=no,mbs=1", "rank, fits in"),
+        (f"{PLAN} --preset 175b", "tp=1,ZeRO=0", "does NOT fit (nor does any"),
+    ):
+        assert words in plan.explanation(plan.question(ask(flags)), layout)
 
 
 def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknown():
@@ -307,9 +301,8 @@ def test_a_written_plan_keeps_the_architecture(flags, wanted, tmp_path):
     assert {spec.seq_len for spec in specs} == {wanted.max_seq_len}
 
 
-@pytest.mark.parametrize(
-    ("words", "gbits"),
-    [
+def test_a_network_is_read_with_all_its_links():
+    for words, gbits in (
         ("4 x 100 Gb/s", 400),
         ("100 Gb/s x 4", 400),
         ("4x HDR 200 Gb/s", 800),
@@ -323,17 +316,15 @@ def test_a_written_plan_keeps_the_architecture(flags, wanted, tmp_path):
         ("10 GbE", 10),
         ("8x H100 nodes", None),
         ("NVLink at 900 GB/s", None),
-    ],
-)
-def test_a_network_is_read_with_all_its_links(words, gbits):
-    assert network_rate(words, 8) == (None if gbits is None else gbits / 8 * 1e9)
+    ):
+        assert network_rate(words, 8) == (None if gbits is None else gbits / 8 * 1e9)
 
 
 def test_a_clusters_network_changes_its_times_and_is_printed(tmp_path, monkeypatch):
     """A network that is not stated, or in words that state no rate, is the maker's: 8x NDR. Every
     shipped cluster states its own."""
-    shipped = [cluster for cluster in load_clusters().values() if cluster.gpu]
-    assert shipped and all(network_rate(cluster.interconnect, 8) for cluster in shipped)
+    shipped = [cluster.interconnect for cluster in load_clusters().values() if cluster.gpu]
+    assert shipped and all(network_rate(words, 8) for words in shipped)
     shape = 'description = "mine"\ngpus_per_node = 8\ncores_per_node = 64\ngpu = "H100 SXM"\n'
     networks = {"ndr": "8x NDR", "hdr": "8x HDR", "words": "a fast one", "none": ""}
     tables = [f'[{k}]\n{shape}interconnect = "{words}"\n' for k, words in networks.items()]
@@ -398,27 +389,21 @@ def test_what_does_not_fit_is_pruned(tmp_path, capsys):
     )
     pruned = prune.report(path, "selene")
     assert "has 75.2" in pruned.rows[0]["verdict"] and pruned.notes[-1] == "0 of 1 runs kept"
-    for flags, said in (
-        ([path], "names no cluster"),
-        ([path, "--cluster", "nowhere"], "no cluster or calibration"),
-        ([path, "--cluster", "selene", "--top", 0], "--top must be at least 1"),
-        (["no.toml"], "No such file"),
-    ):
-        assert said in refused(capsys, prune.main, *flags)
+    assert "names no cluster" in refused(capsys, prune.main, path)
 
 
-def test_a_run_in_another_precision_than_the_machines_is_kept_without_a_prediction():
+def test_a_run_in_another_precision_than_the_machines_has_no_prediction():
     report = prune.report(ROOT / "slurm" / "2-core-gpt2-124m-bf16.toml", "2-core-cpu")
     assert {row["predicted_s"] for row in report.rows} == {None}
 
 
 def test_gpus_may_stay_idle_when_they_divide_badly():
-    cluster = load_calibration("selene")
-    all_used = space(PRESETS["1t"], cluster, 10000, 9984 * 625, 2048)
-    some_idle = space(PRESETS["1t"], cluster, 10000, 9984, 2048, leave=16)
-    assert (all_used.gpus == 10000).all()
-    assert ((some_idle.gpus >= 9984) & (some_idle.gpus <= 10000)).all()
-    assert (some_idle.pp == 32).any() and not (all_used.pp == 32).any()
+    used, idle = (
+        space(PRESETS["1t"], load_calibration("selene"), 10000, batch, 2048, leave=leave)
+        for batch, leave in ((9984 * 625, 0), (9984, 16))
+    )
+    assert set(used.gpus.tolist()) == {10000} and 9984 <= min(idle.gpus) <= max(idle.gpus) <= 10000
+    assert (idle.pp == 32).any() and not (used.pp == 32).any()
 
 
 def test_the_plan_predicts_what_the_parity_table_does():

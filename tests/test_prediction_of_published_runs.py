@@ -22,41 +22,26 @@ def errors(folder, *names, split="random", count=20):
     return held_out.of_time(table, count, split).errors(table.measured)
 
 
-# Bars on the mean absolute error.
-SELENE = ("narayanan_sc21_table1", "narayanan_sc21_table2", "korthikanti22")
-BARS = [
-    (("bigscience_tr11_a100",), 0.05),
-    (SELENE, 0.04),
-    (("vtrain_multi_a100",), 0.07),
-    (("vtrain_single_a100",), 0.06),
-    (("bigscience_tr3m_1b3_v100",), 0.04),
-    (("seed003_jeanzay_v100",), 0.08),
-]
-
-
-@pytest.mark.parametrize(("names", "bar"), BARS, ids=lambda v: str(v)[:24])
-def test_held_out_error(shared, names, bar):
-    found = errors(shared / "published", *names)
-    assert found["mape"] <= bar and found["inside"] >= 0.7
-
-
-# (tr3m is of one model size, with two runs of another tp. Without any run of its tp, vTrain's eight
-# nodes are 10.6 % off and not 5.8 %: no all-reduce of such a group is among what is fitted.)
+# Bars on the mean absolute error, and on its growth where the model or the tp is not among what is
+# fitted. (tr3m is of one model size, with two runs of another tp. Without any run of its tp,
+# vTrain's eight nodes are 10.6 % off and not 5.8 %: no all-reduce of such a group is fitted.)
 @pytest.mark.parametrize(
-    ("names", "ratio"),
+    ("names", "bar", "ratio"),
     [
-        (("bigscience_tr11_a100",), 1.5),
-        (("seed003_jeanzay_v100",), 1.5),
-        (("vtrain_single_a100",), 1.5),
-        (("vtrain_multi_a100",), 1.9),
-        (SELENE, 1.5),
+        ("bigscience_tr11_a100", 0.05, 1.5),
+        ("narayanan_sc21_table1 narayanan_sc21_table2 korthikanti22", 0.04, 1.5),
+        ("vtrain_multi_a100", 0.07, 1.9),
+        ("vtrain_single_a100", 0.06, 1.5),
+        ("bigscience_tr3m_1b3_v100", 0.04, None),
+        ("seed003_jeanzay_v100", 0.08, 1.5),
     ],
-    ids=lambda v: str(v)[:24],
 )
-def test_extrapolation_is_little_worse_than_interpolation(shared, names, ratio):
-    inside = errors(shared / "published", *names)["mape"]
-    for split in ("leave-model-out", "leave-tp-out"):
-        assert errors(shared / "published", *names, split=split)["mape"] <= ratio * inside
+def test_held_out_error_and_extrapolation_is_little_worse(shared, names, bar, ratio):
+    found = errors(shared / "published", *names.split())
+    assert found["mape"] <= bar and found["inside"] >= 0.7
+    for split in ("leave-model-out", "leave-tp-out") if ratio else ():
+        outside = errors(shared / "published", *names.split(), split=split)
+        assert outside["mape"] <= ratio * found["mape"]
 
 
 @pytest.mark.parametrize(("count", "bar"), [(10, 0.10), (0, 0.20)])
@@ -102,9 +87,7 @@ def test_what_crashed_in_the_ultra_scale_sweep_is_refused_and_what_ran_is_not():
     few = table.x.n_micro < table.x.pp - 1
     assert few.sum() > 50 and not table.can_start[few].any()
     assert (~table.can_start & (np.array(table.status) == "ok")).sum() == 1
-    assert {h: bool(table.x.untied[table.x.hidden == h].all()) for h in (2048, 4096)} == {
-        2048: False, 4096: True,
-    }  # fmt: skip
+    assert [table.x.untied[table.x.hidden == h].all() for h in (2048, 4096)] == [False, True]
 
 
 def test_the_h100_calibration_does_what_its_report_says():
@@ -141,20 +124,15 @@ def test_a_context_parallel_group_shares_its_sequences(tmp_path):
     assert (alone.tokens, shared.tokens) == (2 * 8192, 4096)
 
 
-@pytest.mark.parametrize(
-    ("engine", "fsdp2", "deepspeed", "grad_width"),
-    [
+def test_a_published_run_is_of_the_engine_that_it_names(tmp_path):
+    for engine, *facts in (
         ("torchtitan (PyTorch FSDP2)", True, False, 4),
         ("llm-foundry (PyTorch FSDP)", False, False, 4),
         ("Megatron-DeepSpeed", False, True, 4),
         ("InternEvo (Hybrid ZeRO)", False, False, 2),
-    ],
-)
-def test_a_published_run_is_of_the_engine_that_it_names(
-    engine, fsdp2, deepspeed, grad_width, tmp_path
-):
-    x = one_row(tmp_path, engine=engine).x
-    assert (x.fsdp2, x.deepspeed, x.grad_width) == (fsdp2, deepspeed, grad_width)
+    ):
+        x = one_row(tmp_path, engine=engine).x
+        assert [x.fsdp2, x.deepspeed, x.grad_width] == facts
     assert one_row(tmp_path, notes="gradients in bf16").x.grad_width == 2
 
 

@@ -114,17 +114,14 @@ def test_a_context_parallel_group_beyond_a_node_has_its_share_of_the_network():
     assert moved(cp=16) / 15 * 8 == pytest.approx(2**timemodel.CROWD / 4e8)  # 8 of it in a node
 
 
-@pytest.mark.parametrize(
-    ("given", "launches"),
-    [
+def test_launching_is_the_hosts():
+    for given, launches in (
         ({"micro_batch": 3, "heads": 3}, 2 * 1.2),  # b a / t is no multiple of four
         ({"micro_batch": 2, "tp": 4}, 2 * 1.12 * 1.2),
         ({"micro_batch": 3, "heads": 3, "flash": True}, 2),
         ({"micro_batch": 4, "recompute": 1}, 2),
-    ],
-)
-def test_launching_is_the_hosts(given, launches):
-    assert one(timemodel.launch(x_of(**given), ideal(launch=1.0))) == pytest.approx(launches)
+    ):
+        assert one(timemodel.launch(x_of(**given), ideal(launch=1.0))) == pytest.approx(launches)
 
 
 def test_a_layer_counts_attention_thrice_and_once_more_where_it_is_recomputed():
@@ -150,18 +147,18 @@ def test_wires_of_a_mesh_are_owned_by_the_cards_they_join():
         assert timemodel.inside_rate(n, 8, switch, ideal(link=0.5)) == 3.5e9
 
 
-@pytest.mark.parametrize(("recompute", "times"), [(0, 4), (1, 4), (2, 6)])
-def test_tensor_parallelism_reduces_four_times_a_layer_or_six(recompute, times):
+def test_tensor_parallelism_reduces_four_times_a_layer_or_six():
     machine = Machine(np.inf, np.inf, 1e9, 1e9)
-    x = x_of(tp=4, micro_batch=2, recompute=recompute, width=4)
+    x = x_of(tp=4, micro_batch=2, recompute=np.arange(3), width=4)
     for term in (timemodel.tensor_parallel, timemodel.layer):
-        assert one(term(x, machine, IDEAL)) == pytest.approx(times * 2 * 3 / 4 * 2 * SBH * 4 / 1e9)
+        times = term(x, machine, IDEAL) * 1e9 / (2 * 3 / 4 * 2 * SBH * 4)
+        assert times == pytest.approx([4, 4, 6])
     assert one(timemodel.tensor_parallel(x_of(), machine, ideal(latency=1.0))) == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "sent"),
-    [
+def test_stages_send_their_hidden_states_and_the_gradients_of_them():
+    """Of which 40 % shows."""
+    for given, sent in (
         ({}, 0),
         ({"pp": 2}, 2),
         ({"pp": 2, "micro_batch": 3, "width": 4, "vpp": 2}, 2 * 3 * 2 * 2),
@@ -169,12 +166,9 @@ def test_tensor_parallelism_reduces_four_times_a_layer_or_six(recompute, times):
         ({"pp": 2, "tp": 2, "deepspeed": True}, 2),
         ({"pp": 2, "tp": 2, "deepspeed": True, "sequence_parallel": True}, 1),
         ({"pp": 16}, 2 * 8 / 0.8),  # beyond a node each GPU has its share of 80 % of the network
-    ],
-)
-def test_stages_send_their_hidden_states_and_the_gradients_of_them(given, sent):
-    """Of which 40 % shows."""
-    seconds = one(timemodel.p2p(x_of(**given), MACHINE, IDEAL))
-    assert seconds / 0.4 * 1e9 / (SBH * 2) == pytest.approx(sent)
+    ):
+        seconds = one(timemodel.p2p(x_of(**given), MACHINE, IDEAL))
+        assert seconds / 0.4 * 1e9 / (SBH * 2) == pytest.approx(sent)
 
 
 def test_parameters_of_the_fullest_rank():
@@ -190,9 +184,9 @@ def test_parameters_of_the_fullest_rank():
 N = 4 * LAYER + WORDS  # parameters of x_of() on one GPU
 
 
-@pytest.mark.parametrize(
-    ("given", "numbers"),
-    [
+def test_data_parallelism_moves_gradients_and_gathers_weights():
+    """Bytes per parameter, of which (n - 1)/n are sent."""
+    for given, numbers in (
         ({}, 2 * 2),  # reduce-scatter and all-gather of two-byte gradients
         ({"zero_stage": 1}, 2 * 2),  # the same bytes [R 7]
         ({"deepspeed": True, "zero_stage": 1}, 2 * 2 + 2),  # it reduces, and gathers the weights
@@ -201,28 +195,22 @@ N = 4 * LAYER + WORDS  # parameters of x_of() on one GPU
         ({"zero_stage": 3, "n_micro": 5}, 5 * (2 * 2 + 2)),  # gathered twice, scattered once
         ({"fsdp2": True, "zero_stage": 3, "n_micro": 5}, 5 * 2 * 2 + 2),  # scattered once a step
         ({"fsdp2": True, "zero_stage": 2, "n_micro": 5, "grad_width": 4}, 2 + 4),
-    ],
-)
-def test_data_parallelism_moves_gradients_and_gathers_weights(given, numbers):
-    """Bytes per parameter, of which (n - 1)/n are sent."""
-    found = one(timemodel.data_parallel(x_of(dp=4, **given), MACHINE, IDEAL))
-    assert found * 1e9 / (3 / 4 * N) == pytest.approx(numbers)
-    half = one(timemodel.data_parallel(x_of(dp=4, **given), MACHINE, ideal(exposed=0.5)))
-    assert half == pytest.approx(found / 2)
+    ):
+        found = one(timemodel.data_parallel(x_of(dp=4, **given), MACHINE, IDEAL))
+        assert found * 1e9 / (3 / 4 * N) == pytest.approx(numbers)
+        half = one(timemodel.data_parallel(x_of(dp=4, **given), MACHINE, ideal(exposed=0.5)))
+        assert half == pytest.approx(found / 2)
 
 
-@pytest.mark.parametrize(
-    ("given", "calls"),
-    [
+def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch():
+    for given, calls in (
         ({"zero_stage": 3, "n_micro": 5}, 3 * 5 * 4),
         ({"zero_stage": 3, "n_micro": 5, "deepspeed": True}, 3 * 3 * 5 * 4),  # module by module
         ({"zero_stage": 3, "dp": 1}, 0),
-    ],
-)
-def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch(given, calls):
-    endless = Machine(1e12, np.inf, np.inf, np.inf)
-    x = x_of(**{"dp": 2} | given)
-    assert one(timemodel.data_parallel(x, endless, ideal(latency=1.0))) == calls
+    ):
+        endless = Machine(1e12, np.inf, np.inf, np.inf)
+        x = x_of(**{"dp": 2} | given)
+        assert one(timemodel.data_parallel(x, endless, ideal(latency=1.0))) == calls
 
 
 def test_the_ends_of_a_pipeline_reduce_their_embedding():
@@ -234,18 +222,15 @@ def test_the_ends_of_a_pipeline_reduce_their_embedding():
         assert one(timemodel.tied_embedding(x_of(**given), MACHINE, IDEAL)) == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "moved"),
-    [
+def test_adam_moves_thirty_bytes_a_parameter_of_its_shard():
+    for given, moved in (
         ({"dp": 4}, 30),
         ({"dp": 4, "zero_stage": 1}, 30 / 4),
         ({"offload": 1, "zero_stage": 1}, 30 + 15),  # the host's at 2 GB/s
         ({"offload": 1, "zero_stage": 1, "dp": 3}, 45 / 3),
-    ],
-)
-def test_adam_moves_thirty_bytes_a_parameter_of_its_shard(given, moved):
-    seconds = timemodel.optimizer(x_of(**given), MACHINE, ideal(step=1.0))
-    assert (one(seconds) - 1.0) * 1e9 / N == pytest.approx(moved, rel=1e-4)
+    ):
+        seconds = timemodel.optimizer(x_of(**given), MACHINE, ideal(step=1.0))
+        assert (one(seconds) - 1.0) * 1e9 / N == pytest.approx(moved, rel=1e-4)
 
 
 def test_the_slowest_stage_is_the_one_with_the_most_layers_or_the_one_with_the_logits():
@@ -264,27 +249,27 @@ def test_the_slowest_stage_is_the_one_with_the_most_layers_or_the_one_with_the_l
 
 def test_a_step_is_its_micro_batches_and_the_bubble():
     """(pp - 1) / vpp of a mean stage is waited for; DeepSpeed's engine costs its factor more."""
-    given = {"pp": 2, "vpp": 2, "n_micro": 6}
-    x = x_of(**given)
+
+    def terms(machine=MACHINE, constants=IDEAL, **more):
+        x = x_of(pp=2, vpp=2, n_micro=6, **more)
+        return {name: one(part) for name, part in timemodel.terms(x, machine, constants).items()}
+
+    x, found = x_of(pp=2, vpp=2, n_micro=6), terms()
     slowest, mean = (one(part) for part in timemodel.stages(x, MACHINE, IDEAL))
     send = one(timemodel.p2p(x, MACHINE, IDEAL))
-    found = {name: one(part) for name, part in timemodel.terms(x, MACHINE, IDEAL).items()}
     wanted = {"compute": 6 * slowest, "bubble": (mean + send) / 2, "p2p": 6 * send}
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
     assert found["data_parallel"] == 0 and found["embedding"] > 0 and found["optimizer"] > 0
-    slower = timemodel.terms(x_of(**given, slower=True), MACHINE, ideal(engine=1.5))
-    assert {k: one(slower[k]) / 1.5 for k in wanted} == pytest.approx(wanted)
-    as_before = timemodel.terms(x, MACHINE, ideal(engine=1.5))
-    assert {k: one(v) for k, v in as_before.items()} == found
+    slower = terms(constants=ideal(engine=1.5), slower=True)
+    assert {k: slower[k] / 1.5 for k in wanted} == pytest.approx(wanted)
+    assert terms(constants=ideal(engine=1.5)) == found
     for cores, shared in ((1, 2), (2, 1), (4, 1)):  # two ranks
-        host = Machine(1e12, 1e9, 1e9, 1e9, cores=cores)
-        bubble = one(timemodel.terms(x, host, IDEAL)["bubble"])
+        bubble = terms(replace(MACHINE, cores=cores))["bubble"]
         assert bubble == pytest.approx(found["bubble"] / shared)
 
 
-@pytest.mark.parametrize(
-    ("of", "rates"),
-    [
+def test_a_card_brings_its_sheet_and_the_description_its_network():
+    for of, rates in (
         (("A100", "a cluster", 8), {"peak": 312e12, "memory_rate": 2039e9, "link": 300e9}),
         (("A100", "a cluster", 8), {"network": 8 * 25e9, "fp8": 0, "cores": np.inf, "mesh": False}),
         (("A100", "800 Gbps InfiniBand", 8), {"network": 100e9}),
@@ -295,11 +280,9 @@ def test_a_step_is_its_micro_batches_and_the_bubble():
         (("H100", None, 8), {"fp8": 1978.9e12}),
         (("V100", None, 8), {"mesh": True}),
         (("V100", None, 16), {"mesh": False}),  # a DGX-2 has a switch
-    ],
-)
-def test_a_card_brings_its_sheet_and_the_description_its_network(of, rates):
-    machine = timemodel.machine_of(*of)
-    assert {name: getattr(machine, name) for name in rates} == rates
+    ):
+        machine = timemodel.machine_of(*of)
+        assert {name: getattr(machine, name) for name in rates} == rates
 
 
 def test_engines_have_the_constants_of_their_family():
