@@ -39,12 +39,6 @@ def as_yaml() -> str:
     return "".join(f"  {k}: {json.dumps(v)}\n" for k, v in settings.items())
 
 
-def as_known_args() -> str:
-    """As Primus prints them, coloured."""
-    lines = (f"known_args[{k}] = {v}" for k, v in LLAMA.items())
-    return "".join(f"[\x1b[32m20250814\x1b[0m][INFO] : {line}\x1b[0m\n" for line in lines)
-
-
 def as_command() -> str:
     sizes = {k: v for k, v in LLAMA.items() if not isinstance(v, bool | None)}
     switches = "--swiglu --untie-embeddings-and-output-weights --disable-bias-linear"
@@ -63,7 +57,7 @@ def record_of(tmp_path):
     return read_text
 
 
-@pytest.mark.parametrize("dump", [megatron, as_yaml, as_known_args, as_command])
+@pytest.mark.parametrize("dump", [megatron, as_yaml, as_command])
 def test_a_llama_is_read_from_every_kind_of_dump(record_of, dump):
     record = record_of(dump() + LINES)
     config, why = config_of(record)
@@ -92,9 +86,6 @@ def test_what_no_convention_counts_is_named_and_not_counted_as_dense(record_of, 
     for convention in (None, "6n", "megatron") if said else ():
         (row,) = run_table.rows([record], convention)
         assert row["tflops"] is None and said in row["missing"]["tflops"]
-
-
-def test_layers_that_drop_tokens_are_not_counted(record_of):
     dropping = LINES.replace("| lm loss", "|reserve_length:   256 | lm loss")
     assert record_of(megatron() + dropping).uncounted == ["layers that drop tokens (random-LTD)"]
 
@@ -183,8 +174,8 @@ def test_a_sidecar_and_flags_take_every_fact_of_the_model(record_of, tmp_path, c
     (tmp_path / "job.toml").unlink()
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
     assert main([str(tmp_path / "job.out"), *flags, "--no-tied", "--format", "json"]) == 0
-    (said,) = json.loads(capsys.readouterr().out)
-    assert said["tflops"] == pytest.approx(row["tflops"]) and said["model"]["tied"] is False
+    (again,) = json.loads(capsys.readouterr().out)
+    assert again["tflops"] == pytest.approx(row["tflops"]) and again["model"]["tied"] is False
 
 
 def test_the_convention_falls_back_and_says_so(record_of):
