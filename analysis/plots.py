@@ -62,7 +62,8 @@ def drawn(paths: list[Path], baseline: str | None) -> dict[str, Points | Bars]:
     groups = by_configuration(list(zip(records, rows, strict=True)))
     firsts = []  # the repeats of a configuration share their speedup
     for name, repeats in groups.items():
-        first = max((row for _, row in repeats), key=lambda row: row["speedup"] or 0)
+        known = [(row["speedup"] or 0, row["tflops"] is not None) for _, row in repeats]
+        first = repeats[known.index(max(known))][1]
         firsts.append(first | {"run": name})
     compared = [row for row in firsts if row["efficiency"] is not None]  # of own cores
     pictures = {

@@ -76,6 +76,13 @@ def test_splits_are_bars_with_their_ideal_and_the_fastest_is_named(tmp_path):
     assert {text.get_text() for text in axes.texts} == {"ddp", "ddp-dp2"}
 
 
+def test_a_repeat_that_failed_hides_no_other(tmp_path):
+    for number, end in enumerate(({"loss": [], "fail": "no port"}, {}), start=1):
+        about = facts("s", None, engine="ddp") | {"run": f"ddp-r{number}", "configuration": "ddp"}
+        write(tmp_path, about, **end)
+    assert bars(plots.drawn([tmp_path], None), "tflops", "tflops").keys() == {"1 × ddp"}
+
+
 def test_a_weak_study_has_a_weak_picture(tmp_path):
     charts = study(tmp_path, (1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16}))
     assert list(bars(charts, "splits", "efficiency").values()) == pytest.approx([1, 0.8], rel=0.01)
