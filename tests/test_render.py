@@ -45,11 +45,9 @@ def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then
     checked = json.loads(capsys.readouterr().out)
     assert (checked["run"], checked["folder"], checked["steps"]) == ("ddp-r2", str(tmp_path), 7)
     launch = Launch(0, 1, 0, 1, "none")
-    known = [
-        facts.run_facts(study.run("ddp-r2"), launch, json.loads(job.read_text()))[name]
-        for name in ("study", "configuration", "repeat", "baseline")
-    ]
-    assert known == ["one", "ddp", 2, "ddp-r1"]
+    known = facts.run_facts(study.run("ddp-r2"), launch, json.loads(job.read_text()))
+    wanted = {"study": "one", "configuration": "ddp", "repeat": 2, "baseline": "ddp-r1"}
+    assert wanted.items() <= known.items()
     assert train.main(["--planned", str(job), "--check", "--steps", "8"]) == 2
     assert "is the whole run" in capsys.readouterr().err
     for there, here, words in (
@@ -61,13 +59,9 @@ def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then
         assert words in capsys.readouterr().err
 
 
-def test_every_committed_script_is_of_a_study():
-    studies = {path.with_suffix(".slurm") for path in STUDIES}
-    assert set((ROOT / "slurm").rglob("*.slurm")) == studies
-
-
-def test_every_script_passes_shellcheck():
+def test_every_script_is_of_a_study_and_passes_shellcheck():
     """Rendered ones differ in their settings alone: one that has every kind of them is checked."""
+    assert set((ROOT / "slurm").rglob("*.slurm")) == {p.with_suffix(".slurm") for p in STUDIES}
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not here (apt-get install shellcheck)")
     files = [*(ROOT / "slurm").rglob("*.sh"), *(ROOT / "slurm").rglob("*.slurm"), "-"]
@@ -230,17 +224,17 @@ def test_what_is_archived_of_a_secretive_cluster_is_whole_private_and_hides_them
     done = run_script(tmp_path, text, tools)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "seen").read_text() == "hunter2c\n"
-    kept = {name: folder / f"77.{name}" for name in ("slurm", "study.toml", "clusters.toml", "env")}
-    assert {path.stat().st_mode & 0o777 for path in kept.values()} == {0o600}
+    kept = [folder / f"77.{name}" for name in ("slurm", "clusters.toml", "study.toml", "env")]
+    assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
     assert "hunter2" in text and not any("hunter2" in p.read_text() for p in folder.glob("77.*"))
-    there = tomllib.loads(kept["clusters.toml"].read_text())["mine"]
+    there = tomllib.loads(kept[1].read_text())["mine"]
     assert there["environment"] == {
         "WANDB_API_KEY": "***",
         "NCCL_DEBUG": "INFO",
         "https_proxy": "http://***@proxy:3128",
     }
     assert there["setup"][2] == "echo a@b" and there["setup"][0].endswith("=*** A=1")
-    archived = kept["slurm"].read_text()
+    archived = kept[0].read_text()
     assert archived.count("\n") == text.count("\n")
     assert archived.split("\n)\n", 1)[1] == text.split("\n)\n", 1)[1]  # job.sh is as it was
 
@@ -330,33 +324,28 @@ SET_UPS_THAT_FAIL = [
 def test_a_set_up_that_fails_ends_the_job_with_its_reason(tmp_path, facts, tools, reason):
     marks = {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
     done = run_on(tmp_path, tools | marks, **facts)
-    job = re.escape(str(tmp_path / "job.slurm"))
-    stdout = re.sub(rf"{job}: line \d+", "JOB: line 1", done.stdout)
-    assert done.returncode == 1 and f"slurm: failed: {reason}" in stdout, done.stderr
+    assert done.returncode == 1 and not (tmp_path / "trained").exists(), done.stderr
     folder = tmp_path / "logs" / "one" / "ddp"
-    assert (folder / "77.exit").read_text() == "1\n" and not (tmp_path / "trained").exists()
     end = states.read_end(folder, "77")
+    job = re.escape(str(tmp_path / "job.slurm"))
+    assert re.sub(rf"{job}: line \d+", "JOB: line 1", end.reason).startswith(reason)
     assert end.kind == "refused" and f"slurm: failed: {end.reason}\n" in done.stdout
-    row = states.judge("ddp", folder, 20, states.Job(77, "FAILED", "1:0"), 77)
-    assert (row.state, row.line, row.kind) == ("failed", " ".join(end.reason.split()), "refused")
+    assert (folder / "77.exit").read_text() == "1\n"
     if "PYTHON" not in facts.get("environment", {}):
         assert "-m slurm.record_end logs/one/ddp 77 1\n" in (tmp_path / "marked").read_text()
 
 
 def test_what_the_set_up_sets_stays_and_what_it_leaves_unset_does_not_end_the_job(tmp_path):
+    """A cluster's own Python runs the job."""
     lines = ["export A=1 B=$UNSET", "echo a warning >&2", "set -e", "false || true"]
     lines += ['module() { echo "$SITE_HAS_NOT_SET_THIS"; }', "module load cuda"]
-    done = run_on(tmp_path, {"srun": f'echo "A=$A" >{tmp_path}/seen\nexit 3'}, setup=lines)
-    assert seen(tmp_path) == ["A=1"] and done.returncode == 3 and "a warning" in done.stdout
+    own = tmp_path / "bin" / "own"
+    tools = {"srun": f'echo "A=$A" "$@" >{tmp_path}/seen\nexit 3', "python": "exit 9", "own": ""}
+    done = run_on(tmp_path, tools, setup=lines, environment={"PYTHON": str(own)})
+    (words,) = seen(tmp_path)
+    assert words.startswith("A=1 ") and words.count(f" {own} -m") == 2
+    assert done.returncode == 3 and "a warning" in done.stdout
     assert (tmp_path / "logs/one/ddp/77.exit").read_text() == "3\n"  # set -e did not end it before
-
-
-def test_a_clusters_own_python_runs_the_job(tmp_path):
-    tools = {"python": "exit 9", "own": f'echo "$*" >>{tmp_path}/ran\n'}
-    own = str(tmp_path / "bin" / "own")
-    assert run_on(tmp_path, tools, environment={"PYTHON": own}).returncode == 0
-    assert "parallel.record.environment" in (tmp_path / "ran").read_text()
-    assert seen(tmp_path).count(own) == 2
 
 
 @pytest.mark.parametrize("request_", ["gres", "none"])
@@ -376,8 +365,7 @@ def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, r
     bound = [f"{here}:{here}", f"{elsewhere}/one/ddp:{elsewhere}/one/ddp"]
     bound += ["/data:/data", "/a b:/b", "/scratch/me/x:/scratch/me/x"]
     binds = [word for mount in bound for word in ("--bind", mount)]
-    image = "/scratch/me/gpt.img"
-    nvidia = ["--nv"] if request_ == "gres" else []
+    image, nvidia = "/scratch/me/gpt.img", ["--nv"] if request_ == "gres" else []
     expected = {
         "apptainer": ["apptainer", "exec", "--pwd", str(here), *nvidia, *binds, image],
         "pyxis": [
@@ -399,9 +387,8 @@ LAUNCHER = "torch.distributed.run"
 def test_the_signal_comes_when_the_site_wants_it(tmp_path):
     text = script(study_on(tmp_path, signal_lead_s=300), ["ddp"])
     assert "--signal=B:USR1@300\n" in text and "\n  lead=300\n" in text
-    study = study_on(tmp_path, signal_lead_s=300, time="00:05:00")
     with pytest.raises(UsageError, match="signal_lead_s 300 is not below the time limit 00:05:00"):
-        script(study, ["ddp"])
+        script(study_on(tmp_path, signal_lead_s=300, time="00:05:00"), ["ddp"])
 
 
 def test_a_job_of_another_version_ends_with_one_line(tmp_path):
@@ -467,17 +454,16 @@ def test_the_names_or_one_script_are_printed_alone(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("restart", "max_restarts", "happens", "says"),
+    ("restart", "max_restarts", "happens"),
     [
-        (0, 2, ["trained", "requeued"], ""),
-        (1, 2, ["trained", "requeued"], ""),
-        (2, 2, ["trained"], "slurm: not started again: restarted 2 times already"),
-        (3, 2, [], "slurm: not run: restarted 2 times already"),  # Slurm's own, for a lost node
-        (0, 0, ["trained"], "slurm: not started again: restarted 0 times already"),
+        (1, 2, ["trained", "requeued"]),
+        (2, 2, ["trained"]),
+        (3, 2, []),  # Slurm's own, for a lost node
+        (0, 0, ["trained"]),
     ],
 )
 def test_a_run_that_gains_a_step_per_time_limit_is_not_restarted_for_ever(
-    restart, max_restarts, happens, says, tmp_path
+    restart, max_restarts, happens, tmp_path
 ):
     """Each restart of the job gains one step and hears of its time limit."""
     path = study_file(
@@ -496,7 +482,7 @@ def test_a_run_that_gains_a_step_per_time_limit_is_not_restarted_for_ever(
     done = run_script(tmp_path, text, tools, SLURM_RESTART_COUNT=str(restart))
     assert done.returncode == 75, done.stdout
     assert [name for name in ("trained", "requeued") if (tmp_path / name).exists()] == happens
-    assert says in done.stdout and (says or "max_restarts" not in done.stdout)
+    assert (f"restarted {max_restarts} times already" in done.stdout) is ("requeued" not in happens)
     if not happens:
         assert "slurm.record_end" in (tmp_path / "marked").read_text()
 
@@ -528,7 +514,7 @@ def test_a_study_script_submits_from_the_root_alone_and_passes_on_what_it_is_giv
     assert status == 2 and "is no Python 3.11 or newer: run make setup" in printed
 
 
-@pytest.mark.parametrize("end", ["runs", "fails", "is skipped", "is killed"])
+@pytest.mark.parametrize("end", ["fails", "is skipped", "is killed"])
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
     """As Slurm does, write to a log that was opened in the submit folder; the run folder may lie
@@ -548,7 +534,6 @@ def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
             run_script(tmp_path, script(study, ["ddp"]), tools, output=log)
             print("after", file=log, flush=True)  # slurmstepd's word
         name, word = {
-            "runs": ("77.out", "trained"),
             "fails": ("77.out", "slurm: failed: scratch: NOWHERE is not set"),
             "is skipped": ("77.skipped", "slurm: not run: job 70 is running it"),
             "is killed": ("77.out", "trained"),
@@ -560,22 +545,16 @@ def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
         assert left == ([".ddp-77.out"] if elsewhere and end == "is killed" else [])
 
 
-REFUSED = [
-    ('memory = "1 G"', "memory '1 G' is not what an #SBATCH line can hold"),
-    ('time = "99:99:99"', "time limit '99:99:99'"),
-    ("walltime = 5", "unknown walltime; known: time, memory"),
-    ("max_restarts = -1", "max_restarts must be at"),
-    ("requeue = true", "ddp asks for requeue without save_interval"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), REFUSED)
-def test_a_dry_run_refuses_what_the_real_one_refuses(text, words, tmp_path, capsys):
-    path = study_file(tmp_path / "few.toml", f"[slurm]\n{text}\n[[run]]\n")
-    for dry in (["--dry-run"], []):
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_dry_run_refuses_what_the_real_one_refuses(dry, tmp_path, capsys):
+    for text, words in (
+        ('memory = "1 G"', "memory '1 G' is not what an #SBATCH line can hold"),
+        ("max_restarts = -1", "max_restarts must be at"),
+        ("requeue = true", "ddp asks for requeue without save_interval"),
+    ):
+        path = study_file(tmp_path / "few.toml", f"[slurm]\n{text}\n[[run]]\n")
         assert main([str(path), *dry]) == 2
-        printed = capsys.readouterr().err
-        assert words in printed and printed.count("\n") == 1
+        assert words in capsys.readouterr().err
 
 
 def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
