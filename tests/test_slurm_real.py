@@ -82,15 +82,10 @@ def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, 
     )
     logs = tmp_path / "logs"
     logs.mkdir()
-    scripts = written(study, logs)
-    for path in scripts:
+    for path in written(study, logs):
         slurm_says("sbatch", path)
-
     rows = when_ended(lambda: table(study, logs), 240, "both runs")
-    assert {name: row.state for name, row in rows.items()} == {
-        "megatron-tp2-pp2": "complete",
-        "deepspeed-pipe-tp2-pp2": "complete",
-    }
+    assert [row.state for row in rows.values()] == ["complete"] * 2, rows
     assert [len(reader.job_ids(logs / "real" / name)) for name in study.runs] == [1, 1]
     folder = logs / "real" / "megatron-tp2-pp2"
     job_id = reader.job_ids(folder)[0]
@@ -183,16 +178,11 @@ def wrapped(tmp_path: Path, monkeypatch) -> None:
 
 
 REQUEUED = """[[sweep]]
-defaults = { engine = "ddp", gpus = 2, save_interval = 1, label = "lost" }
-slurm = { requeue = true }
-[[sweep]]
-defaults = { engine = "ddp", gpus = 2, save_interval = 1, label = "again" }
-slurm = { requeue = true }
-[[sweep]]
 defaults = { engine = "ddp", gpus = 4, label = "limit" }
 slurm = { time = "00:01:00" }
 [[sweep]]
-defaults = { engine = "ddp", gpus = 2, save_interval = 1, label = "goes-on" }
+defaults = { engine = "ddp", gpus = 2, save_interval = 1 }
+include = [{ label = "lost" }, { label = "again" }, { label = "goes-on" }]
 slurm = { requeue = true }
 """
 HOSTILE = """it's $(touch pwned) "now"
@@ -210,12 +200,11 @@ def requeued(slurm, tokens, tmp_path_factory):
         assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
     wait_for(lambda: all(row.step > 0 for row in table(study, logs).values()), 120, "all to train")
     rows = table(study, logs)
-    lost, again, _, goes_on = study.runs
+    _, lost, again, goes_on = study.runs
     node = nodes_of(rows[lost].job_id)[0]
-    told, restarted = rows[goes_on].job, rows[again].job
-    assert "_" in told  # runs that ask for the same are one array
-    slurm_says("scancel", "--signal=USR1", "--batch", told)
-    slurm_says("scontrol", "requeue", restarted)
+    assert "_" in rows[goes_on].job  # runs that ask for the same are one array
+    slurm_says("scancel", "--signal=USR1", "--batch", rows[goes_on].job)
+    slurm_says("scontrol", "requeue", rows[again].job)
     testbed.stop_node(node, slurm)
     # A file system lets go of the locks of a node that is gone; here its tasks are only frozen.
     wait_for(
@@ -231,22 +220,17 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     slurm, requeued
 ):
     study, logs = requeued
-    lost, again, limit, goes_on = study.runs
+    limit, lost, again, goes_on = study.runs
 
     def folder(run: str) -> Path:
         return logs / HOSTILE / run
 
     rows = when_ended(lambda: table(study, logs), 240, "the end of all four")
-    assert {name: row.state for name, row in rows.items()} == {
-        lost: "complete",
-        again: "complete",
-        limit: "interrupted",
-        goes_on: "complete",
-    }, rows
+    ended = {limit: "interrupted"} | dict.fromkeys((lost, again, goes_on), "complete")
+    assert {name: row.state for name, row in rows.items()} == ended, rows
     assert rows[limit].line.startswith("time limit: SIGUSR1, saved step 1; Slurm: FAILED 75:0")
     assert rows[limit].kind == "time limit"
-    heard = sorted(p.name for p in folder(limit).glob("heard.*"))
-    assert heard == ["heard.0", "heard.1", "heard.2", "heard.3"]
+    assert len([*folder(limit).glob("heard.[0-3]")]) == 4
     for run in (lost, again, goes_on):
         job_id = rows[run].job_id
         names = {p.name for p in folder(run).iterdir()}
@@ -395,24 +379,21 @@ def image(tokens, tmp_path):
 def test_a_run_trains_in_charliecloud_and_saves_when_its_time_is_over(
     slurm, image, tokens, tmp_path, monkeypatch
 ):
-    """Two nodes; and a line of set-up that fails ends the second run before its training."""
+    """Two nodes."""
     root, mounts = image
     own = tmp_path / "clusters.toml"
-    facts = CLUSTERS.format(image=root, mounts=json.dumps(mounts), python=PYTHON)
-    broken = facts.replace("[contained", "[broken").replace("export SET_UP=1", "source no.sh")
-    own.write_text(facts + broken)
+    own.write_text(CLUSTERS.format(image=root, mounts=json.dumps(mounts), python=PYTHON))
     monkeypatch.setenv("SCALING_CLUSTERS", str(own))
     text = "steps = 1000000\nsave_interval = 1000000\nnodes = 2\n[[run]]\nengine = 'ddp'\n"
     path, logs = study_at(tmp_path, tokens, text, "inside").path, tmp_path / "logs"
+    flags = ["--cluster", "contained", "--logs", str(logs), "--yes"]
+    assert submit.main([str(path), *flags]) == 0
 
-    def submitted(cluster: str) -> Callable[[], states.Row]:
-        flags = ["--cluster", cluster, "--logs", str(logs / cluster), "--yes"]
-        assert submit.main([str(path), *flags]) == 0
-        return lambda: table(load_study(path, cluster), logs / cluster)["ddp"]
+    def row() -> states.Row:
+        return table(load_study(path, "contained"), logs)["ddp"]
 
-    row = submitted("contained")
     wait_for(lambda: row().step > 0 or row().state in states.FAILURES, 240, "the run to train")
-    folder, job_id = logs / "contained/inside/ddp", row().job_id
+    folder, job_id = logs / "inside/ddp", row().job_id
     log = (folder / f"{job_id}.out").read_text()
     assert row().state == "running", log
     told = reader.read_json_if_whole(folder / "launcher_metadata.json")
@@ -422,9 +403,3 @@ def test_a_run_trains_in_charliecloud_and_saves_when_its_time_is_over(
     assert end.state == "interrupted", (end, (folder / f"{job_id}.out").read_text())
     assert end.kind == "time limit" and "time limit: SIGUSR1, saved step" in end.line
     assert states.read_end(folder, str(job_id))[0] == "time limit"
-
-    row = submitted("broken")
-    end = when_ended(lambda: {"ddp": row()}, 120, "the set-up to fail")["ddp"]
-    assert (end.state, end.kind) == ("failed", "refused"), end
-    assert end.line.startswith("setup: source no.sh: status 1: ")
-    assert not (logs / "broken/inside/ddp/steps.csv").exists()
