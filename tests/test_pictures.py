@@ -31,13 +31,15 @@ def test_the_parts_of_a_chart_have_different_colours(parts):
     assert len({colours.of_part(part) for part in parts}) == len(parts)
 
 
-def test_an_engine_has_one_colour_whatever_stands_beside_it():
+def test_an_engine_has_one_colour_whatever_stands_beside_it(monkeypatch):
     labels = ["torchtitan", "megatron", "nanoGPT", "ddp", "GPT-NeoX"]
     scale = altair_charts._engines([{"engine": label} for label in labels]).to_dict()["scale"]
     of_engine = dict(zip(scale["domain"], scale["range"], strict=True))
     assert of_engine == colours.of_engines(labels) and len(set(of_engine.values())) == 5
     assert colours.of_engines(["ddp"])["ddp"] == of_engine["ddp"]
-    assert set(colours.of_engines([*ENGINES, "x"])) == {*ENGINES, "x"}
+    monkeypatch.setitem(ENGINES, "a new one", ENGINES["ddp"])
+    of_all = colours.of_engines([*ENGINES, "x"])
+    assert of_all.keys() == {*ENGINES, "x"} and len(set(of_all.values())) == len(of_all)
 
 
 def test_a_precision_has_its_mark_in_points_and_its_name_at_bars(tmp_path):

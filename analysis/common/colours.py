@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from parallel.config.engine_abilities import ENGINES
 
-_OWN = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee")  # of ENGINES
+_OWN = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee")  # of the first of ENGINES
 _OTHERS = ("#aa3377", "#ee7733", "#332288", "#44aa99", "#882255", "#999933", "#777777")
 GREY = "#888888"  # ideal lines, limits, and parts that PARTS lacks
 
@@ -46,11 +46,11 @@ MARKS = {  # of Vega, by precision; None: one that is not known
 
 
 def of_engines(labels: Iterable[str]) -> dict[str, str]:
-    """Label -> colour. Engines of this repository have their own; the other labels, which should
-    be those of all runs of a study, share the others in alphabetical order."""
+    """Label -> colour. The first engines of this repository have their own; the other labels, which
+    should be those of all runs of a study, share the others in alphabetical order."""
     wanted = set(labels)
-    own = {name: colour for name, colour in zip(ENGINES, _OWN, strict=True) if name in wanted}
-    others = enumerate(sorted(wanted - set(ENGINES)))
+    own = {name: colour for name, colour in zip(ENGINES, _OWN, strict=False) if name in wanted}
+    others = enumerate(sorted(wanted - own.keys()))
     return own | {name: _OTHERS[i % len(_OTHERS)] for i, name in others}
 
 
