@@ -26,6 +26,7 @@ STUDIES = {
     "more": ROOT / "tests" / "studies" / "more_splits.toml",
     "llama": ROOT / "slurm" / "parity-llama.toml",
     "qwen3": ROOT / "slurm" / "parity-qwen3.toml",
+    "hugging face": ROOT / "tests" / "studies" / "hugging_face_llama.toml",
 }
 CHOSEN = {  # of the others all
     "llama": "ddp deepspeed-zero-tp2-dp2-zero2 deepspeed-pipe-pp2-dp2-zero1-recompute-full"
@@ -33,7 +34,7 @@ CHOSEN = {  # of the others all
     "qwen3": "ddp deepspeed-zero-tp2-dp2-zero3 deepspeed-pipe-tp2-pp2"
     " megatron-tp2-pp2-dp2-zero1".split(),
 }
-SLOW = ("more", "qwen3")
+SLOW = ("more", "qwen3", "hugging face")
 ROWS = [
     pytest.param(key, run, marks=[pytest.mark.slow] if key in SLOW else [])
     for key, path in STUDIES.items()
