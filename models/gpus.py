@@ -144,12 +144,14 @@ def planning_gpu(name: str | None) -> Gpu:
 # A kind of link, which becomes its rate; then a rate, and how many of it stand before or behind:
 # "4 x 100 Gb/s", "4 EFA x 100 Gb/s", "4 NICs of 100 Gb/s", "100 Gb/s x 4" or "10 GbE".
 _LINK = re.compile(
-    r"(?<![a-wyz])(EDR|HDR|NDR|XDR|Omni-Path|OPA)(\d{3})?\b(?:\s+(\d{3})\s*Gb(?:/s|ps))?",
+    r"((?<=\d)\s+(?:(?:InfiniBand|IB)\s+)?)?(?<![a-wyz])"
+    r"(EDR|HDR|NDR|XDR|Omni-Path|OPA)(\d{3})?\b(?:\s+(\d{3})\s*Gb(?:/s|ps))?",
     re.IGNORECASE,
 )
 _PORTS = r"(?:links?|ports?|rails?|NICs?|HCAs?)"
 _RATE = re.compile(
-    rf"(?:\b(\d+)\s*(?:(?:[A-Za-z-]+\s+)?[x×*]|{_PORTS}\s+of|\s)\s*)?(?:(?:InfiniBand|IB)\s+)?"
+    rf"(?:(?<![-\w])(\d+)\s*(?:(?:[A-Za-z-]+\s+)?[x×*]|{_PORTS}\s+of)\s*)?"
+    r"(?:(?:InfiniBand|IB)\s+)?"
     r"(\d+(?:\.\d+)?)\s*([GT])b(?:ps|it/s|/s|[eE]\b)"
     rf"(?:\s*[x×*]\s*(\d+)|\W+(\d+)\s*[x×*]?\s*{_PORTS}\b)?"
 )
@@ -171,9 +173,12 @@ def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> flo
     "8x NDR", "NDR x 8", "8 x InfiniBand HDR", "2x HDR100", "Omni-Path, 4 links/node", "10 GbE",
     "4 x 100 Gb/s", "800 Gbps InfiniBand per node", "400 Gb/s RDMA per GPU" (of `gpus_per_node`).
     """
-    text = _LINK.sub(
-        lambda link: f"{link[3] or link[2] or GBITS[link[1].upper()]} Gb/s", cluster or ""
-    )
+
+    def in_gbits(link: re.Match[str]) -> str:
+        times = " x " if link[1] else ""  # "4 HDR" is "4 x HDR"
+        return f"{times}{link[4] or link[3] or GBITS[link[2].upper()]} Gb/s"
+
+    text = _LINK.sub(in_gbits, cluster or "")
     rate = _RATE.search(text)
     if rate is None:
         return None

@@ -314,6 +314,9 @@ def test_a_network_is_read_with_all_its_links():
         ("4x xdr", 3200),
         ("NDR x 8", 3200),
         ("10 GbE", 10),
+        ("4 InfiniBand HDR", 800),
+        ("Slingshot-11 200 Gb/s", 200),  # the number of a product is no number of links
+        ("ConnectX-7 NDR", 400),
         ("8x H100 nodes", None),
         ("NVLink at 900 GB/s", None),
     ):
