@@ -85,8 +85,10 @@ def figure(picture: Points | Bars) -> "Figure":
     import matplotlib  # here: --help needs no drawing
 
     matplotlib.use("Agg")
-    # The same data must give the same file: no time stamp, no random ids, text as text.
-    matplotlib.rcParams.update({"svg.hashsalt": "3d", "svg.fonttype": "none"})
+    # The same data must give the same file: no time stamp, no random ids, text as text; and a $ in
+    # a name begins no formula.
+    settings = {"svg.hashsalt": "3d", "svg.fonttype": "none", "text.parse_math": False}
+    matplotlib.rcParams.update(settings)
     from matplotlib.figure import Figure
 
     height = 1.6 + 0.24 * len(picture.rows) if isinstance(picture, Bars) else 4.2

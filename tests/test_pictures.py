@@ -5,6 +5,7 @@ from matplotlib.colors import to_rgb
 
 from analysis import plots
 from analysis.common import colours
+from analysis.measured import drawn_rows
 from analysis.pages import altair_charts, cost_views
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES
@@ -83,6 +84,14 @@ def test_a_repeat_that_failed_hides_no_other(tmp_path):
         about = facts("s", None, engine="ddp") | {"run": f"ddp-r{number}", "configuration": "ddp"}
         write(tmp_path, about, **end)
     assert bars(plots.drawn([tmp_path], None), "tflops", "tflops").keys() == {"1 × ddp"}
+
+
+def test_a_printed_rate_without_a_time_and_a_name_with_dollars_are_drawn(tmp_path):
+    row = dict.fromkeys(("engine", "speedup", "efficiency", "step_s", "steady_ci95", "precision"))
+    picture = drawn_rows.tflops([row | {"run": r"$\x{$", "gpus": 8, "tflops": 40.0}])
+    (bar,) = picture.rows
+    assert bar["low"] == bar["high"] == bar["end"] == 40
+    assert len(plots.save(plots.figure(picture), tmp_path, "x")) == 2
 
 
 def test_a_weak_study_has_a_weak_picture(tmp_path):

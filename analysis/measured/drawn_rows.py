@@ -105,8 +105,9 @@ def _bars(rows: Rows, key: str, title: str, ideal: dict[int, float]) -> Bars:
 
 
 def _bar(row: dict[str, Any], key: str, ideal: float | None) -> dict[str, Any]:
-    low, high = row["steady_ci95"] or (row["step_s"], row["step_s"])
-    end = row[key] * row["step_s"] / low
+    step_s = row["step_s"] or 1.0  # printed TFLOP/s may stand without a time
+    low, high = row["steady_ci95"] or (step_s, step_s)
+    end = row[key] * step_s / low
     text = f"{row[key]:.3g}" if key == "tflops" else f"{row[key]:.2f}"
     if key == "speedup" and row["efficiency"] is not None:
         text += f" (efficiency {row['efficiency']:.2f})"
@@ -116,7 +117,7 @@ def _bar(row: dict[str, Any], key: str, ideal: float | None) -> dict[str, Any]:
         key: row[key],
         "text": text,
         "ideal": ideal,
-        "low": row[key] * row["step_s"] / high,
+        "low": row[key] * step_s / high,
         "high": end,
         "end": max(end, ideal or 0),
     }
