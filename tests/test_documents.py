@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from base.errors import UsageError
 from models import gpt, hf_model
 from models.config import PRESETS
-from parallel import data, token_files
+from parallel import data
 from parallel.config.settings import resolve
 from parallel.record.reader import Run, read_run
 from tests.conftest import ROOT
@@ -77,9 +77,7 @@ def trained(request, short_documents, tmp_path_factory) -> dict[str, Run]:
 
 
 @pytest.mark.slow
-def test_every_engine_resets_alike(trained, short_documents):
-    ids = token_files.load(short_documents, 32, 257).train.ids
-    assert len(ids) / (ids == END).sum() < 12  # so a sequence of 32 tokens holds several
+def test_every_engine_resets_alike(trained):
     for name, run in trained.items():
         assert run.state == "complete", run.reason
         assert len(run.steps) == 20

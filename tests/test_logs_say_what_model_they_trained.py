@@ -181,8 +181,7 @@ def test_a_sidecar_and_flags_take_every_fact_of_the_model(record_of, tmp_path, c
 def test_the_convention_falls_back_and_says_so(record_of):
     sizes = {name: None for name in ("num_layers", "hidden_size", "padded_vocab_size")}
     record = record_of(megatron(**sizes) + PARAMS.format(1_000_000_000) + LINES)
-    shown = run_table.of_records([record], None)
-    (row,) = shown.rows
+    (row,) = run_table.rows([record], None)
     assert row["convention"] == "6n"
     assert row["tflops"] == pytest.approx(6e9 * 8 * 8192 / (0.5 * 8 * 1e12))
     assert "6 per stated parameter, for the log does not state n_layer" in row["notes"]
@@ -194,11 +193,10 @@ def test_the_convention_falls_back_and_says_so(record_of):
 
 
 def test_a_prediction_takes_the_model_of_the_log_or_says_what_it_lacks(record_of):
-    rows = []
-    for others in ({}, {"group_query_attention": False}, {"num_experts": 8}):
-        record = record_of(megatron(global_batch_size=8, **others) + LINES)
-        rows += run_table.of_records([record], predict="dgx-h100").rows
-    dense, ungrouped, experts = rows
+    settings = ({}, {"group_query_attention": False}, {"num_experts": 8})
+    logs = (megatron(global_batch_size=8, **others) + LINES for others in settings)
+    records = [record_of(text, f"{i}.out") for i, text in enumerate(logs)]
+    dense, ungrouped, experts = run_table.of_records(records, predict="dgx-h100").rows
     assert dense["model"]["n_kv_head"] == 8 and "n_kv_head" not in ungrouped["model"]
     assert 0 < dense["predicted_s"] < ungrouped["predicted_s"]
     assert experts["predicted_s"] is None

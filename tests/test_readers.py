@@ -124,7 +124,7 @@ def test_golden_values_leave_out_what_is_not_a_number(log):
 
 def test_a_loss_of_nan_outside_of_iteration_lines_is_counted_and_diverged(log):
     golden = {"lm loss": series({"1": 10.5, "2": 10.4, "3": "nan"})}
-    times_too = golden | {"iteration-time": series({"1": 9.0, "2": 8.5, "3": 0.95})}
+    golden |= {"iteration-time": series({"1": 9.0, "2": 8.5, "3": 0.95})}
     losses = "".join(mlperf(3000, "eval_loss", value) for value in (2.5, float("nan")))
     run = mlperf(2000, "run_start") + losses + mlperf(62000, "run_stop", status="success")
     ranks = "".join(
@@ -134,7 +134,6 @@ def test_a_loss_of_nan_outside_of_iteration_lines_is_counted_and_diverged(log):
     )
     for text, name, count in (
         (json.dumps(golden), "golden.json", "1 of 3 iterations"),
-        (json.dumps(times_too), "timed.json", "1 of 3 iterations"),
         (run, "result_0.txt", "1 times"),
         (ranks + "Epoch 1: train loss nan, val loss nan\n", "epochs.log", "2 times"),
     ):
@@ -263,7 +262,6 @@ DIED = {
     "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error\n": "nccl",
     "[rank3]:[E519 13:57:38.633000000 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught"
     " collective operation timeout\n": "nccl",
-    "Traceback (most recent call last):\n  File x\nRuntimeError: NCCL error in: y\n": "nccl",
     "KeyboardInterrupt\n": "cancelled",
 }
 
@@ -274,10 +272,10 @@ def test_the_line_that_proves_how_a_run_ended_is_found(log, line):
     if kind != "launcher":  # nothing was trained
         failure = read(log(RUN + line)).failure
         assert failure.kind == kind and failure.line_no >= 41
-    for i, before in enumerate(("", "\x1b[32m", "gpu-29: ")):
+    for before in ("", "\x1b[32m", "gpu-29: "):
         text = "loading\n" + "".join(f"{before}{part}\n" for part in line.splitlines())
         if "NCCL error" not in line and "Keyboard" not in line:  # these alone are no run
-            assert read(log(text, f"{i}.out")).failure.kind == kind
+            assert read(log(text)).failure.kind == kind
     with pytest.raises(Refusal, match="no format that is known"):
         read(log(f"When it says `{line}`, then the run died.\n", "page.txt"))
 
@@ -390,9 +388,8 @@ def test_no_file_of_the_repository_but_its_logs_is_a_run():
 
 
 def test_a_page_that_quotes_a_log_is_no_log(log, tmp_path):
-    page = log(RUN, "page.md")
     with pytest.raises(Refusal, match="code or a page by its name"):
-        read(page)
+        read(log(RUN, "page.md"))
     with pytest.raises(UsageError, match="no logs in this folder"):
         load([tmp_path])
 
@@ -448,8 +445,6 @@ def test_links_that_form_a_loop_end_and_each_log_is_read_once(log, tmp_path):
 def test_a_path_that_no_system_takes_is_refused_in_one_line(tmp_path, name):
     records, (refusal,) = read_all([tmp_path / name])
     assert records == [] and "\n" not in refusal.reason
-    with pytest.raises(Refusal):
-        read(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -457,9 +452,7 @@ def test_a_path_that_no_system_takes_is_refused_in_one_line(tmp_path, name):
     [
         ("job.out.toml", "gpu = 64", "unknown key gpu"),
         ("job.out.toml", "gpus = 'many'", "cannot be"),
-        ("job.out.toml", "params = []", "cannot be"),
         ("job.out.toml", "engine = 5", "cannot be"),
-        ("run.json", "[1, 2]", "no table"),
         ("run.json", "null", "no table"),
     ],
 )

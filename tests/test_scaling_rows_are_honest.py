@@ -118,27 +118,16 @@ def test_another_machines_run_is_no_baseline(tmp_path):
     assert [row["speedup"] for row in table_of(tmp_path).rows] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("run.json", b"{}"),
-        ("run.json", b'{"run": "two", "layout": 5}'),
-        ("status.json", b"[]"),
-        ("steps.csv", b"step,step_s,loss\xff"),
-        ("checkpoints.csv", b"event\xff"),
-    ],
-)
-def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file, content):
-    study = tmp_path / "study"
+@pytest.mark.parametrize("file", ("run.json", "steps.csv", "checkpoints.csv"))
+def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file):
     for gpus in (1, 2, 4):
-        write(study, facts("s", "ddp", engine="ddp", gpus=gpus))
-    (study / "ddp-dp2" / file).write_bytes(content)
+        write(tmp_path, facts("s", "ddp", engine="ddp", gpus=gpus))
+    (tmp_path / "ddp-dp2" / file).write_bytes(b"{}\xff")
     commands = (main, parity.main, scaling.main, compare.main)
     for command in (checkpoints.main,) if file == "checkpoints.csv" else commands:
-        assert command([str(study)]) == 0
-        said = capsys.readouterr()
-        assert str(study / "ddp-dp2") in said.out + said.err and file in said.out + said.err
-        assert "ddp-dp4" in said.out + said.err
+        assert command([str(tmp_path)]) == 0
+        said = "".join(capsys.readouterr())
+        assert all(name in said for name in (str(tmp_path / "ddp-dp2"), file, "ddp-dp4"))
 
 
 def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
@@ -170,7 +159,7 @@ def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashe
     write(tmp_path, about)
     assert main([str(tmp_path), "--columns", "run,printed,processor,speedup,efficiency"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0].split() == "run printed processor speedup efficiency".split()
+    assert out.split()[:5] == ["run", "printed", "processor", "speedup", "efficiency"]
     assert "speedup, efficiency -: no baseline (--baseline NAME): ddp-dp2" in out
     write(tmp_path, facts("s", "ddp-dp2", engine="ddp", gpus=4, recompute="full"))
     assert main([str(tmp_path), "--columns", "run,efficiency"]) == 0
