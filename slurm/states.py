@@ -207,11 +207,11 @@ def evidence(text: str, noted: ends.End | None) -> End | None:
 def progress(folder: Path) -> tuple[int, float | None]:
     """Steps done, and the mean of the last ten steps' seconds where there are any."""
     times: dict[int, float] = {}
-    for line in tail(folder / "steps.csv", 4096).split("\n")[:-1][-10:]:
+    for line in tail(folder / "steps.csv", 4096).split("\n")[-11:-1]:  # the last may be cut
         with contextlib.suppress(ValueError):
             step, seconds = line.split(",")[:2]
             times[int(step)] = float(seconds)
-    return next(reversed(times), 0), fmean(times.values()) if times else None
+    return (list(times)[-1], fmean(times.values())) if times else (0, None)
 
 
 def recall(folder: Path, job_id: int) -> Job | None:

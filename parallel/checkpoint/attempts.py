@@ -53,28 +53,28 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
         before = read_facts(run_folder).get("spec") or {}
     except UsageError as error:
         return f"the earlier one cannot be read ({error})"
-    differ = changes(before, settings)
-    words = [f"{name} changed from {was} to {now}" for name, was, now in differ]
+    changed = changes(before, settings)
+    reasons = [f"{name} changed from {was} to {now}" for name, was, now in changed]
     steps = settings["steps"]
     # The marker is written last: without it the run was stopped just before.
-    complete = read_status(run_folder).get("state") == COMPLETE
-    complete = complete and (run_folder / "RUN_COMPLETE.txt").exists()
+    state = read_status(run_folder).get("state")
+    complete = state == COMPLETE and (run_folder / "RUN_COMPLETE.txt").exists()
     if complete and steps <= before.get("steps", 0):
-        return " and ".join(["the earlier one is complete", *words])
-    if any(map(matters, differ)):
-        return " and ".join(words)
-    load, began = settings.get("load"), before.get("load")
-    if load is not None and not (began and os.path.abspath(load) == os.path.abspath(began)):
-        return f"the earlier one began at {began or 'step 0'} and this one is to load {load}"
+        return " and ".join(["the earlier one is complete", *reasons])
+    if any(map(matters, changed)):
+        return " and ".join(reasons)
+    load, loaded = settings.get("load"), before.get("load")
+    if load is not None and not (loaded and os.path.abspath(load) == os.path.abspath(loaded)):
+        return f"the earlier one began at {loaded or 'step 0'} and this one is to load {load}"
     if not settings.get("resume"):
         return "--no-resume was given"
     if not settings.get("save_interval"):
         return "without save_interval no run goes on from a checkpoint"
     save = run_folder / folders.SAVES
-    if not (there := folders.steps_in(save)):
+    if not (saved_steps := folders.steps_in(save)):
         return f"the earlier one left no checkpoint in {save}"
-    if there[-1] > steps:
-        newest = f"the earlier one's newest checkpoint, of step {there[-1]},"
+    if saved_steps[-1] > steps:
+        newest = f"the earlier one's newest checkpoint, of step {saved_steps[-1]},"
         return f"{newest} is beyond the steps asked for, {steps}"
     return None
 

@@ -161,9 +161,8 @@ class Checkpointer:
         _, problem = self.ranks.on_first(attempt, self._make_room, aside)
         entries = []
         if not problem:
-            path = aside / rank_file(self.ranks.rank)
-            work = write_rank_file, path, snapshot.pieces, self.ranks.tick
-            written = self.ranks.on_all(attempt, *work)
+            path, ticking = aside / rank_file(self.ranks.rank), self.ranks.tick
+            written = self.ranks.on_all(attempt, write_rank_file, path, snapshot.pieces, ticking)
             problem = next((why for _, why in written if why), "")
             entries = [entry for entry, why in written if not why]
         self.ranks.on_first(self._finish, snapshot, aside, entries, problem)

@@ -98,20 +98,20 @@ class Reader:
         if filled == result.numel():
             return result
         for stored_at, stored_shape in sorted(self.parts.get(name, {})):
-            sides = list(zip(offset, shape, stored_at, stored_shape, strict=True))
-            overlap = [(max(a, b), min(a + n, b + m)) for a, n, b, m in sides]
-            if any(first >= last for first, last in overlap):
+            sides = zip(offset, shape, stored_at, stored_shape, strict=True)
+            shared = [range(max(i, j), min(i + n, j + m)) for i, n, j, m in sides]  # by axis
+            if not all(map(len, shared)):
                 continue
             stored = torch.empty(math.prod(stored_shape))
             box = (stored_at, stored_shape)
             if self._fill_within_part(name, kind, box, 0, stored) < stored.numel():
                 continue  # reported below: not all is covered
             here, there = (
-                tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, origin, strict=True))
+                tuple(slice(r.start - i, r.stop - i) for r, i in zip(shared, origin, strict=True))
                 for origin in (offset, stored_at)
             )
             result[here] = stored.view(stored_shape)[there]
-            covered += result[here].numel()
+            covered += math.prod(map(len, shared))
         if covered != result.numel():
             raise Damaged(f"{self.folder} does not hold all of {name} ({kind})")
         return result

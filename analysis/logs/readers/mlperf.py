@@ -118,8 +118,7 @@ def _read(log: Log, record: Record) -> None:
 
 
 def _lines(log: Log, record: Record) -> Iterator[_Line]:
-    """Every line that is whole, up to a second run's run_start: a later one
-    than other ranks print."""
+    """The whole lines up to a second run's run_start: one too late to be another rank's."""
     decoder, started_s = json.JSONDecoder(), math.inf
     for at, match in log.matches(_LINE):
         try:  # two ranks may write on one line: the first object counts
@@ -127,13 +126,15 @@ def _lines(log: Log, record: Record) -> Iterator[_Line]:
         except (ValueError, RecursionError):
             continue
         key, time_s = str(line.get("key")), real(line.get("time_ms")) / 1000
-        if key == "run_start" and time_s - started_s > _LATE_S:
-            where = f"line {log.line_no(at)}"
-            record.notes.append(f"{where}: another run_start: the first run is read")
-            return
-        if math.isfinite(time_s):
-            started_s = min(started_s, time_s) if key == "run_start" else started_s
-            yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
+        if not math.isfinite(time_s):
+            continue
+        if key == "run_start":
+            if time_s - started_s > _LATE_S:
+                where = f"line {log.line_no(at)}"
+                record.notes.append(f"{where}: another run_start: the first run is read")
+                return
+            started_s = min(started_s, time_s)
+        yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
 
 
 def _benchmark(record: Record, name: str) -> None:
