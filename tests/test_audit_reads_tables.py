@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from analysis.audit import main
 from analysis.published.read_tables import KNOWN, NAMES, meaning
 
@@ -17,9 +15,8 @@ ONE_END = "a \\| b | GPUs | TP | PP | DP |\n--|--|--|--|--\n| x | 8 | 2 | 2 | {d
 CSV = "gpus,tp,pp,dp\n8,2,2,{dp}\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "line"),
-    [
+def test_a_table_of_each_format_is_read(tmp_path, capsys):
+    for name, text, line in (
         ("t.md", MARKDOWN, 3),
         ("t.md", BARE, 3),
         ("t.md", ONE_END, 3),
@@ -27,15 +24,13 @@ CSV = "gpus,tp,pp,dp\n8,2,2,{dp}\n"
         ("t.csv", CSV, 2),
         ("t.tsv", CSV.replace(",", "\t"), 2),
         ("t.txt", "# Words\n\n" + MARKDOWN, 5),
-    ],
-)
-def test_a_table_of_each_format_is_read(tmp_path, capsys, name, text, line):
-    path = tmp_path / name
-    for dp, findings in ((2, []), (4, [(str(path), line, "gpus", "8")])):
-        path.write_text(text.format(dp=dp))
-        assert main([str(path), "--format", "json"]) == len(findings)
-        printed = json.loads(capsys.readouterr().out)
-        assert [(f["file"], f["line"], f["kind"], f["printed"]) for f in printed] == findings
+    ):
+        path = tmp_path / name
+        for dp, findings in ((2, []), (4, [(str(path), line, "gpus", "8")])):
+            path.write_text(text.format(dp=dp))
+            assert main([str(path), "--format", "json"]) == len(findings)
+            printed = json.loads(capsys.readouterr().out)
+            assert [(f["file"], f["line"], f["kind"], f["printed"]) for f in printed] == findings
 
 
 def test_a_heading_that_is_not_known_is_said_and_can_be_named(tmp_path, capsys):
@@ -51,39 +46,33 @@ def test_a_heading_that_is_not_known_is_said_and_can_be_named(tmp_path, capsys):
     assert said.err == ""
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
+def test_a_flag_that_would_change_nothing_is_a_mistake(tmp_path, capsys):
+    for flags, words in (
         (["--mapping", "Tokes=gpus"], "--mapping tokes: no table has this heading"),
         (["--mapping", "GPUs="], "--mapping GPUs=: write --mapping A=B"),
         (["--mapping", "GPUs=gpu_count"], "no column gpu_count; there are: gpus, nodes"),
         (["--fact", "speed=5"], "no column speed"),
-    ],
-)
-def test_a_flag_that_would_change_nothing_is_a_mistake(tmp_path, capsys, flags, words):
-    path = tmp_path / "t.md"
-    path.write_text(MARKDOWN.format(dp=2))
-    assert main([str(path), *flags]) == 2
-    assert words in capsys.readouterr().err
+    ):
+        path = tmp_path / "t.md"
+        path.write_text(MARKDOWN.format(dp=2))
+        assert main([str(path), *flags]) == 2
+        assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "cause"),
-    [
+def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys):
+    for name, content, cause in (
         ("t.csv", "", "empty file"),
         ("t.csv", 'gpus,tflops\n"8', "no CSV: unexpected end of data"),
         ("t.csv", "gpus,tp,pp\n8,1", "truncated: line 2 ends after 2 of 3 columns"),
         ("t.md", "", "empty file"),
         ("t.md", "# Words\n\nand no table\n", "no table in CSV, Markdown or HTML"),
         ("run.log", " iteration 1/ 100 | elapsed time per iteration (ms): 9\n", "no table in"),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys, name, content, cause):
-    path = tmp_path / name
-    path.write_text(content)
-    assert main([str(path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"analysis.audit: {path}: {cause}") and said.count("\n") == 1
+    ):
+        path = tmp_path / name
+        path.write_text(content)
+        assert main([str(path)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"analysis.audit: {path}: {cause}") and said.count("\n") == 1
 
 
 def test_a_folder_is_audited_to_its_end_and_each_skipped_table_is_said(tmp_path, capsys):

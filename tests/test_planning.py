@@ -114,20 +114,17 @@ def test_a_study_that_was_planned_in_tf32_asks_for_it(cluster, asks, tmp_path):
     assert {spec.tf32 for spec in load_study(tmp_path / "planned.toml").specs.values()} == {asks}
 
 
-@pytest.mark.parametrize(
-    ("where", "why", "assumed"),
-    [
+def test_a_plan_says_what_it_assumed_and_how_wide_its_interval_is():
+    for where, why, assumed in (
         ("--gpu-type H100", "no run was fitted", True),
         ("--cluster dgx-h100", "20 runs were fitted", False),
-    ],
-)
-def test_a_plan_says_what_it_assumed_and_how_wide_its_interval_is(where, why, assumed):
-    table = answer("--preset llama3-8b --gpus 64 --global-batch 64 --top 3", where)
-    first, notes = table.rows[0], "\n".join(table.notes)
-    low, high = (first[key] / first["predicted_s"] - 1 for key in ("low_s", "high_s"))
-    assert f"hold 80 %, of the first {low:+.0%} to {high:+.0%}: {why}" in notes
-    assert "llama3-8b: 8.03B parameters, 64 sequences of 8192 tokens a step, 64 GPUs" in notes
-    assert ("--gpu-type H100 may be several cards: H100 SXM is assumed" in notes) == assumed
+    ):
+        table = answer("--preset llama3-8b --gpus 64 --global-batch 64 --top 3", where)
+        first, notes = table.rows[0], "\n".join(table.notes)
+        low, high = (first[key] / first["predicted_s"] - 1 for key in ("low_s", "high_s"))
+        assert f"hold 80 %, of the first {low:+.0%} to {high:+.0%}: {why}" in notes
+        assert "llama3-8b: 8.03B parameters, 64 sequences of 8192 tokens a step, 64 GPUs" in notes
+        assert ("--gpu-type H100 may be several cards: H100 SXM is assumed" in notes) == assumed
 
 
 def test_layouts_to_measure_are_the_fastest_of_different_splits():
@@ -149,9 +146,8 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
         answer(PLAN, "--precision fp8")
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
+def test_a_wrong_plan_is_one_line(capsys):
+    for flags, said in (
         (f"{ON_8} --cluster nowhere", "no cluster"),
         (f"{ON_8} --gpus 512 --global-batch 1537", "; 1536 or 1538 would do"),
         (
@@ -171,28 +167,23 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
         (PLAN.replace("--cluster selene", "--gpu-type A100-40GB"), "add --gpu-memory 40"),
         (f"{PLAN} --why tp=3", "there are: tp 1, 2, 4, 8"),
         (f"{PLAN} --cluster slurm/parity.toml", "calibration slurm/parity.toml: unknown "),
-    ],
-)
-def test_a_wrong_plan_is_one_line(flags, said, capsys):
-    assert said in refused(capsys, plan.main, *flags.split(" "))
+    ):
+        assert said in refused(capsys, plan.main, *flags.split(" "))
 
 
-@pytest.mark.parametrize(
-    ("line", "wrong", "said"),
-    [
+def test_a_mistake_in_a_cluster_file_is_one_line(tmp_path):
+    for line, wrong, said in (
         ("gemm = ", "gemn = 1.0", "unknown gemn; known: gemm"),
         ("gemm = ", "gemm = -1.0", "gemm must be above 0 and below inf, not -1"),
         ("network = ", 'network = "fast"', "network 'fast' states no rate"),
         ("flash = ", 'flash = "no"', "flash must be true or false, not 'no'"),
         ("covariance = [", "covariance = [ [1, 2], ", "covariance is no 15 x 15 table"),
-    ],
-)
-def test_a_mistake_in_a_cluster_file_is_one_line(line, wrong, said, tmp_path):
-    lines = (FOLDER / "selene.toml").read_text().split("\n")
-    lines[[text.startswith(line) for text in lines].index(True)] = wrong
-    (tmp_path / "mine.toml").write_text("\n".join(lines))
-    with pytest.raises(UsageError, match=re.escape(said)):
-        load_calibration(str(tmp_path / "mine.toml"))
+    ):
+        lines = (FOLDER / "selene.toml").read_text().split("\n")
+        lines[[text.startswith(line) for text in lines].index(True)] = wrong
+        (tmp_path / "mine.toml").write_text("\n".join(lines))
+        with pytest.raises(UsageError, match=re.escape(said)):
+            load_calibration(str(tmp_path / "mine.toml"))
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,8 @@ def test_a_cluster_bounds_what_can_be_placed(tmp_path):
         study_of(tmp_path, "[[sweep]]\nproduct = { nodes = [1] }", dgx)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path):
+    for text, words in (
         ("[[sweep]]\nproduct = { tpp = [1] }", "unknown setting 'tpp'"),
         ("[[sweep]]\nproduct = { preset = ['gpt5'] }", "unknown preset 'gpt5'"),
         ("[[sweep]]\nproduct = { tp = 2 }", "product tp must be a list"),
@@ -107,11 +106,9 @@ def test_a_cluster_bounds_what_can_be_placed(tmp_path):
         ("question = ", "grid.toml is not TOML"),
         ("", r"grid.toml has no \[\[run\]\] table"),
         ("[[run]]\ntp = 2\ngpus = 2\n", r"\[\[run\]\] 1: engine ddp has no tp"),
-    ],
-)
-def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path, text, words):
-    with pytest.raises(UsageError, match=words):
-        study_of(tmp_path, text)
+    ):
+        with pytest.raises(UsageError, match=words):
+            study_of(tmp_path, text)
 
 
 @pytest.mark.parametrize("line", ["baseline = []", "baseline = { tp = 1 }", "cluster = [1]"])
@@ -125,19 +122,16 @@ def test_a_name_is_text(tmp_path, line):
 RANGE = list(range(1000))
 
 
-@pytest.mark.parametrize(
-    ("text", "runs"),
-    [
+def test_too_many_runs_are_refused_before_any_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("parallel.config.study._point", lambda *_: pytest.fail("a run was made"))
+    for text, runs in (
         ("[[sweep]]\nrepeats = 1000000000", 10**9),
         (f"[[sweep]]\nproduct = {{ seed = {RANGE}, steps = {RANGE}, gpus = {RANGE} }}", 10**9),
         (f"[[sweep]]\nzip = {{ seed = {RANGE} }}\nrepeats = 11", 11_000),
         ("[[run]]\n" * 10_001, 10_001),
-    ],
-)
-def test_too_many_runs_are_refused_before_any_is_made(tmp_path, monkeypatch, text, runs):
-    monkeypatch.setattr("parallel.config.study._point", lambda *_: pytest.fail("a run was made"))
-    with pytest.raises(UsageError, match=f"asks for {runs} runs: at most 10000 are made"):
-        study_of(tmp_path, text.replace(", ", ","))
+    ):
+        with pytest.raises(UsageError, match=f"asks for {runs} runs: at most 10000 are made"):
+            study_of(tmp_path, text.replace(", ", ","))
 
 
 def test_a_file_without_end_is_refused_at_once(tmp_path):
@@ -167,9 +161,8 @@ def test_a_baseline_that_is_not_named_is_told(tmp_path):
         study_of(tmp_path, two, 'baseline = "x"\n' + HEAD)
 
 
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
+def test_a_wrong_cluster_is_refused():
+    for facts, words in (
         ({"partition": "a\n#SBATCH --nodes=9"}, "partition 'a.*nodes=9' is not"),
         ({"options": ["--mem=$(id)"]}, "options '--mem=..id.' is not"),
         ({"environment": {"A B": "x"}}, "environment 'A B' is not"),
@@ -184,12 +177,10 @@ def test_a_baseline_that_is_not_named_is_told(tmp_path):
         ({"container": {"runtime": "docker", "image": "x"}}, "runtime .* pyxis.* not 'docker'"),
         ({"container": {"runtime": "pyxis", "image": ""}}, "image '' is not"),
         ({"container": {"runtime": "pyxis", "image": "x", "mounts": ["a:b:c"]}}, "mounts 'a:b:c'"),
-    ],
-)
-def test_a_wrong_cluster_is_refused(facts, words):
-    base = {"description": "x", "gpus_per_node": 4, "cores_per_node": 40}
-    with pytest.raises(UsageError, match=f"clusters.toml .mine.*{words}"):
-        clusters.cluster_of("mine", base | facts, "clusters.toml")
+    ):
+        base = {"description": "x", "gpus_per_node": 4, "cores_per_node": 40}
+        with pytest.raises(UsageError, match=f"clusters.toml .mine.*{words}"):
+            clusters.cluster_of("mine", base | facts, "clusters.toml")
     with pytest.raises(UsageError, match="missing cores_per_node"):
         clusters.cluster_of("mine", {"description": "x", "gpus_per_node": 4}, "clusters.toml")
 

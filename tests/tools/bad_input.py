@@ -198,9 +198,7 @@ def no_runs() -> list[Path]:
     paths = [ROOT / name for name in listed.stdout.split("\0") if name]
     paths = [p for p in paths if not any((up / "run.json").exists() for up in p.parents[:2])]
     for spec in filter(None, map(find_spec, PACKAGES)):
-        paths += [
-            p for top in spec.submodule_search_locations for p in sorted(Path(top).rglob("*"))
-        ]
+        paths += sorted(Path(spec.submodule_search_locations[0]).rglob("*"))
     return [p for p in paths if p.is_file() and 0 < p.stat().st_size <= LARGEST]
 
 

@@ -170,9 +170,7 @@ def compared(engine: str, folder: Path, alone: Path) -> Outcome:
     curves = [[[s[n] for n in names] for s in read_run(of).steps] for of in (folder, alone)]
     problems = []
     if (state := read_status(folder).get("state")) != "complete" or curves[0] != curves[1]:
-        problems.append(
-            f"the run is {state}; {len(curves[0])} of {len(curves[1])} steps, or differs"
-        )
+        problems.append(f"{state}: {len(curves[0])} of {len(curves[1])} steps, or they differ")
     folder.rename(f"{folder}-{time.time_ns()}")
     return Outcome(engine, "end", problems)
 

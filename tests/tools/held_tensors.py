@@ -45,9 +45,7 @@ def expected(spec: RunSpec) -> float:
 def storages() -> dict[int, int]:
     """Bytes by address of every tensor's memory that is alive."""
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    tensors += [
-        t.grad for t in tensors if t.is_leaf and t.grad is not None
-    ]  # C++ may hold it alone
+    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]  # C++ may hold it
     sizes = {}
     for tensor in tensors:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # without memory of its own
