@@ -214,8 +214,8 @@ def test_new_keys_and_values_of_other_types_do_no_harm(tmp_path):
 
 
 # What is known of the real logs, independently: mlperf_truth.csv beside them.
-FIELDS = {"gpus": "gpus", "tp": "tp", "pp": "pp", "cp": "cp", "vpp": "vpp", "mbs": "micro_batch"}
-FIELDS |= {"gbs": "global_batch", "seq": "seq_len", "ga": "n_micro"}
+FIELDS = {name: name for name in ("gpus", "tp", "pp", "cp", "vpp")}
+FIELDS |= {"mbs": "micro_batch", "gbs": "global_batch", "seq": "seq_len", "ga": "n_micro"}
 
 
 def test_the_real_logs_agree_with_what_is_known_of_them(shared, tmp_path):
@@ -225,9 +225,9 @@ def test_the_real_logs_agree_with_what_is_known_of_them(shared, tmp_path):
         for row in csv.DictReader(lines):
             truth[row["round"], row["submitter"], row["system"]] = row
     for (version, submitter, system), row in truth.items():
-        root, sizes = tmp_path / f"training_results_{version}", ("nodes", "accel_per_node")
-        about = [int(row[size]) for size in sizes]
-        describe(root, system, *about, row["accelerator"], submitter)
+        sizes = int(row["nodes"]), int(row["accel_per_node"])
+        root = tmp_path / f"training_results_{version}"
+        describe(root, system, *sizes, row["accelerator"], submitter)
     for name in (logs / "mlperf_config_names.txt").read_text().splitlines():
         version, _, path = name.partition(" ")
         there = tmp_path / f"training_results_{version}" / path

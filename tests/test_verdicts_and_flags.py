@@ -109,13 +109,12 @@ def test_the_reason_of_a_failed_run_is_its_verdict(reason, steps, verdict, asked
 
 
 @pytest.mark.parametrize("fail", ["", "RuntimeError: no"])
-def test_failed_saves_are_a_note_of_the_run(fail, tmp_path, capsys):
+def test_failed_saves_are_a_note_of_the_run(fail, tmp_path):
     folder = write(tmp_path, facts("study", None), fail=fail)
     rows = "".join(f"save,{n},0.1,0.1,0,1,No space left on device\n" for n in range(1, 7))
     (folder / "checkpoints.csv").write_text(f"{','.join(CHECKPOINT_COLUMNS)}\n{rows}")
-    assert tflops.main([str(tmp_path), "--columns", "run,reasons"]) == 0
-    said = "6 of 6 saves failed, the last: No space left on device"
-    assert said in capsys.readouterr().out
+    (row,) = library.rows([read(folder)])
+    assert "6 of 6 saves failed, the last: No space left on device" in str(row["reasons"])
     (folder / "checkpoints.csv").write_bytes(b"\xff,\n\0")
     assert not any("saves failed" in note for note in read(folder).notes)
 
