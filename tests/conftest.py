@@ -8,6 +8,7 @@ fork ranks (parallel/forked_ranks.py).
 """
 
 import atexit
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy
@@ -150,11 +151,12 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
     )
 
 
-def start_training(folder: Path, tokens: Path, ranks: int, *flags: str) -> subprocess.Popen:
-    """Start parallel.train under torchrun in a new session; the test must end it."""
+@contextlib.contextmanager
+def training(folder: Path, tokens: Path, ranks: int, *flags: str) -> Iterator[subprocess.Popen]:
+    """parallel.train under torchrun in a new session; it is killed after the block."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", TRAIN, *flags]
-    return subprocess.Popen(
+    launcher = subprocess.Popen(
         [*command, "--data", str(tokens), "--out", str(folder)],
         cwd=CLEAN_ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -163,6 +165,12 @@ def start_training(folder: Path, tokens: Path, ranks: int, *flags: str) -> subpr
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    try:
+        yield launcher
+    finally:
+        if launcher.poll() is None:
+            os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
 
 
 def rank_process(launcher: subprocess.Popen, rank: int) -> psutil.Process:

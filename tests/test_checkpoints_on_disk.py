@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pickle
+import re
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,22 +222,6 @@ def test_a_file_whose_checksum_fits_must_hold_the_pieces_that_are_told(old, new,
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_a_full_disk_ends_the_save_and_not_the_run(behind, tmp_path, monkeypatch):
-    saver = save_some(tmp_path, [1], async_save=behind)
-    saver.events()
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpointer, "write_rank_file", full)
-        saver.save(2)
-        saver.wait()
-    (event,) = saver.events()
-    assert "could not save" in event.line() and "No space left" in event.line()
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
-    saver.save(3)
-    saver.wait()
-    assert folders.steps_in(tmp_path) == [1, 3]
-
-
-@pytest.mark.parametrize("behind", [False, True])
 def test_a_mistake_of_ours_ends_the_run_and_not_the_last_checkpoint(behind, tmp_path, monkeypatch):
     saver = save_some(tmp_path, [1], async_save=behind)
     monkeypatch.setattr(checkpointer, "write_rank_file", lambda *_: 1 / 0)
@@ -252,7 +237,7 @@ def test_a_disk_without_room_is_not_even_begun_to_be_filled(tmp_path, monkeypatc
     usage = SimpleNamespace(free=saver.predicted_bytes() - 1)
     monkeypatch.setattr(checkpointer.shutil, "disk_usage", lambda _: usage)
     saver.save(1)
-    assert "bytes are needed" in saver.events()[0].line()
+    assert re.search("could not save.* bytes are needed", saver.events()[0].line())
     assert folders.steps_in(tmp_path) == []
 
 

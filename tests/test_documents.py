@@ -77,7 +77,9 @@ def trained(request, short_documents, tmp_path_factory) -> dict[str, Run]:
 
 
 @pytest.mark.slow
-def test_every_engine_resets_alike(trained):
+def test_every_engine_resets_alike_and_parity_knows(trained, capsys):
+    from analysis import parity
+
     for name, run in trained.items():
         assert run.state == "complete", run.reason
         assert len(run.steps) == 20
@@ -85,12 +87,6 @@ def test_every_engine_resets_alike(trained):
             if name != "ddp-crossing":
                 assert ours["loss"] == pytest.approx(theirs["loss"], abs=2e-4), name
                 assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=2e-3), name
-
-
-@pytest.mark.slow
-def test_the_reset_changes_what_is_computed_and_parity_knows(trained, capsys):
-    from analysis import parity
-
     crossing, resetting = trained["ddp-crossing"], trained["ddp"]
     pairs = zip(crossing.steps, resetting.steps, strict=True)
     assert max(abs(ours["loss"] - theirs["loss"]) for ours, theirs in pairs) > 2e-3

@@ -1,7 +1,6 @@
 """What goes wrong: a user's mistake is one line and exit 2; a dead rank ends the run as failed."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -21,8 +20,8 @@ from tests.conftest import (
     TRAIN,
     rank_process,
     run_module,
-    start_training,
     steps_so_far,
+    training,
     wait_for,
 )
 
@@ -62,15 +61,10 @@ def test_a_users_mistake_is_one_line_and_exit_2(flags, words, tokens, tmp_path):
 def long_run(folder, tokens, engine: str, ranks: int, *flags: str, steps: int = 1):
     """A run without an end that has done some steps; it must end itself inside."""
     flags = ("--engine", engine, "--steps", "100000", "--device", "cpu", *flags)
-    launcher = start_training(folder, tokens, ranks, *flags)
-    try:
+    with training(folder, tokens, ranks, *flags) as launcher:
         wait_for(lambda: steps_so_far(folder) >= steps, 120, f"{steps} steps")
         yield launcher
         assert launcher.wait(timeout=90) != 0
-    finally:
-        if launcher.poll() is None:
-            os.killpg(launcher.pid, signal.SIGKILL)
-            launcher.wait()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Signals save and interrupt, the same command goes on, and a rank that hangs is named."""
 
+import contextlib
 import errno
 import io
 import json
@@ -20,24 +21,17 @@ from base.errors import UsageError
 from parallel.checkpoint import attempts, folders
 from parallel.config.settings import resolve
 from parallel.record import ends, signals_and_hangs
-from parallel.record.ends import Kind
 from parallel.record.reader import read_run, read_status
 from parallel.record.schema import STEP_COLUMNS
 from parallel.record.writer import RunFolder
-from tests.conftest import ROOT, rank_process, run_module, start_training, steps_so_far, wait_for
+from tests.conftest import ROOT, rank_process, run_module, steps_so_far, training, wait_for
 
 SMALL = ["--n-layer", "1", "--hidden", "16", "--n-head", "2", "--max-seq-len", "16"]
 SMALL += ["--eval-steps", "1", "--device", "cpu", "--global-batch", "4"]
 
 
 def start(folder: Path, tokens: Path, steps: int, *flags: str):
-    return start_training(folder, tokens, 2, *SMALL, "--steps", str(steps), *flags)
-
-
-def end(launcher: subprocess.Popen) -> None:
-    if launcher.poll() is None:
-        os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
+    return training(folder, tokens, 2, *SMALL, "--steps", str(steps), *flags)
 
 
 @pytest.mark.slow
@@ -50,22 +44,20 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
         wait_for(lambda: steps_so_far(folder) >= step, 120, f"step {step}")
 
     for more in ([], ["--async-save"]):
-        launcher = start(folder, tokens, 250, *flags, *more)
-        try:
+        with start(folder, tokens, 250, *flags, *more) as launcher:
             train_to(saved[-1] + 3)
             if more:
                 rank_process(launcher, 1).send_signal(signal.SIGUSR1)
             else:
                 launcher.terminate()
             assert launcher.wait(timeout=60) != 0
-        finally:
-            end(launcher)
         saved += folders.steps_in(folder / "checkpoints")[-1:]
         status = read_status(folder)
         assert status["state"] == judge(read(folder)).verdict == "interrupted"
         assert f"saved step {saved[-1]}" in status["reason"] and saved[-1] > saved[-2]
-    assert start(folder, tokens, 250, *flags).wait(timeout=120) == 0
-    assert start(alone, tokens, 250, "--lr-schedule", "constant").wait(timeout=120) == 0
+    for path, others in ((folder, flags), (alone, flags[2:])):
+        with start(path, tokens, 250, *others) as launcher:
+            assert launcher.wait(timeout=120) == 0
     run, other = read_run(folder), read_run(alone)
     assert run.state == ends.COMPLETE and len(run.facts["attempts"]) == 2
     assert len(run.steps) == 250
@@ -76,16 +68,13 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
 
 def test_a_rank_that_hangs_is_named(tokens, tmp_path):
     folder = tmp_path / "run"
-    launcher = start(folder, tokens, 1_000_000, "--hang-s", "4")
-    try:
+    with start(folder, tokens, 1_000_000, "--hang-s", "4") as launcher:
         wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
         victim = rank_process(launcher, 1)
         victim.suspend()
         wait_for(lambda: read_status(folder)["state"] == ends.FAILED, 60, "the watchdog")
         victim.kill()
         assert launcher.wait(timeout=60) != 0
-    finally:
-        end(launcher)
     reason = read_status(folder)["reason"]
     assert "no progress for 4 s: rank 1 hangs and does not answer" in reason
     assert "rank 0 is at" in reason and "parallel/engines/" in reason
@@ -192,13 +181,20 @@ dist.destroy_process_group()
             assert len(folders.verify(tmp_path / behind / folders.name_of(step))["files"]) == 2
 
 
-def test_a_signal_before_anybody_attends_is_kept(tmp_path):
-    """And SIGHUP is as good as SIGTERM, but not under nohup."""
+def test_a_signal_is_kept_from_its_handler_on_until_somebody_attends():
+    """It comes in the next line already. SIGHUP is as good as SIGTERM, but not under nohup."""
     program = """
 import signal, sys, time
 from parallel.record.signals_and_hangs import on_signals
+install = signal.signal
+def install_and_raise(number, handler):
+    old = install(number, handler)
+    if number == signal.Signals[sys.argv[1]] and callable(handler):
+        signal.raise_signal(number)
+    return old
+signal.signal = install_and_raise
 with on_signals() as asked:
-    signal.raise_signal(signal.Signals[sys.argv[1]])
+    signal.signal = install
     time.sleep(0.2)
     asked.attend(lambda what: print('said', what, flush=True), eval(sys.argv[2]))
     print('asked', asked.signal, flush=True)
@@ -218,28 +214,6 @@ with on_signals() as asked:
     assert ends("SIGUSR1", 0.5) == (129, "asked SIGUSR1\nsaid SIGHUP\n")
     nohup = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
     assert ends("SIGTERM", 1.0, **nohup) == (143, "asked SIGTERM\nsaid SIGTERM\n")
-
-
-def test_a_signal_is_kept_from_its_handler_on():
-    """The handler is there: from then on a signal must not be lost, in the next line either."""
-    program = """
-import signal, time
-from parallel.record.signals_and_hangs import on_signals
-install = signal.signal
-def install_and_raise(number, handler):
-    old = install(number, handler)
-    if callable(handler):
-        signal.raise_signal(number)
-    return old
-signal.signal = install_and_raise
-with on_signals() as asked:
-    signal.signal = install
-    asked.attend(print, 60.0)
-    time.sleep(0.5)
-    print(asked.signal)
-"""
-    process = python(program)
-    assert process.communicate(timeout=60)[0] == "SIGTERM\n"
 
 
 def test_a_signal_while_torch_loads_saves_after_the_first_step(tokens, tmp_path):
@@ -351,43 +325,33 @@ def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
     assert signals_and_hangs._location([step, loop]) == "parallel/engines/ddp.py:7 step"
 
 
-def a_stopped_run(folder: Path) -> None:
-    run = RunFolder(folder)
-    run.begin({"run": "ddp", "spec": settings_of()})
-    (folder / "checkpoints" / folders.name_of(2)).mkdir(parents=True)
-    run.fail(Kind.KILLED, "killed", 0)
-    run.close()
+def begin(run: Path, **settings) -> Path | None:
+    spec = resolve(("test", {"save_interval": 2, **settings}))
+    about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "layout": {}, "git": {}}
+    with contextlib.closing(RunFolder(run)) as folder:
+        return attempts.begin(spec, about, folder)
 
 
-def settings_of(**changed) -> dict:
-    return resolve(("test", {"save_interval": 2, **changed})).settings()
+def a_stopped_run(run: Path, step: int = 2) -> None:
+    begin(run)
+    (run / "checkpoints" / folders.name_of(step)).mkdir(parents=True)
 
 
 def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, capsys):
-    def begin(**changed):
-        spec, folder = resolve(("test", {"save_interval": 2, **changed})), RunFolder(run)
-        about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "layout": {}, "git": {}}
-        try:
-            return attempts.begin(spec, about, folder)
-        finally:
-            folder.close()
-
-    run = tmp_path / "run"
-    begin()
-    (run / "checkpoints" / folders.name_of(20)).mkdir(parents=True)
+    a_stopped_run(run := tmp_path / "run", step=20)
     folder = RunFolder(run)
-    folder.begin({"run": "ddp", "spec": settings_of(), "started_utc": "now"}, go_on=True)
+    folder.begin(read_run(run).facts, go_on=True)
     folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    assert begin(steps=80) == run / "checkpoints"
+    assert begin(run, steps=80) == run / "checkpoints"
     said = capsys.readouterr().out
     assert f"the result after 20 steps is kept in {run}/attempts/1" in said
     assert "this run goes on to step 80; the earlier attempt planned 20\n" in said
     assert read_run(run / "attempts" / "1").state == ends.COMPLETE
     assert not (run / "RUN_COMPLETE.txt").exists()
     (run / "status.json").write_text("")  # a crash, of a disk that lost it
-    assert begin(steps=80) == run / "checkpoints"
+    assert begin(run, steps=80) == run / "checkpoints"
     assert read_run(run).facts["attempts"][-1]["reason"] == "status.json is missing or damaged"
-    assert begin(steps=10) is None
+    assert begin(run, steps=10) is None
     moved = capsys.readouterr().out
     assert moved.startswith(f"moved the earlier attempt to {run}/attempts/2; this run starts from")
     assert moved in (run / "train.log").read_text()
@@ -402,9 +366,8 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
 )
 def test_what_a_run_cannot_begin_with_is_refused_before_anything_moves(settings, why, tmp_path):
     a_stopped_run(tmp_path)
-    spec = resolve(("test", {"save_interval": 2, "load": str(tmp_path), **settings}))
     with pytest.raises(UsageError, match=why):
-        attempts.begin(spec, {"run": "ddp"}, RunFolder(tmp_path))
+        begin(tmp_path, load=str(tmp_path), **settings)
     assert not (tmp_path / "attempts").exists()
 
 
