@@ -23,11 +23,11 @@ def save(tmp_path, monkeypatch):
     return tmp_path / "save"
 
 
-def fill(folder, step, content=b"0123456789"):
+def fill(folder, step, content=b"0123456789", **about):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rank").write_bytes(content)
     entry = {"path": "rank", "bytes": len(content), "crc32": zlib.crc32(content)}
-    folders.write_manifest(folder, {"format": FORMAT, "step": step, "files": [entry]})
+    folders.write_manifest(folder, {"format": FORMAT, "step": step, "files": [entry], **about})
     return folder
 
 
@@ -197,19 +197,11 @@ def test_a_complete_run_goes_on_only_for_more_steps(save):
 def test_another_models_checkpoint_is_refused_before_there_is_a_folder(save):
     settings = {k: v for k, v in facts("s", None)["spec"].items() if v is not None}
     spec = resolve(("test", settings | {"load": str(save)}))
-    folder = fill(save / "step-00000005", 5)
     model = asdict(spec.model) | {"n_layer": 3}
-    about = folders.read_manifest(folder) | {"model": model, "implementation": "gpt"}
-    folders.write_manifest(folder, about)
+    fill(save / "step-00000005", 5, model=model, implementation="gpt")
     with pytest.raises(UsageError, match="step-00000005 holds another model: n_layer 3 not 4"):
         attempts.begin(spec, {"run": "two"}, RunFolder(save.parent / "two"))
     assert not (save.parent / "two").exists()
-
-
-def checkpoint_of(run, step, about):
-    folder = fill(run / "checkpoints" / folders.name_of(step), step)
-    its = {"run": about["run"], "spec": about["spec"]}
-    folders.write_manifest(folder, folders.read_manifest(folder) | its)
 
 
 def test_a_run_goes_on_from_its_own_state_alone_and_keeps_its_profiler(save):
@@ -217,16 +209,16 @@ def test_a_run_goes_on_from_its_own_state_alone_and_keeps_its_profiler(save):
     run = write(save, about, fail="stopped")
     ours = about["spec"]
     spec = resolve(("test", {k: v for k, v in ours.items() if v is not None}))
-    before = (run / "run.json").read_text()
-    for other, why in (
-        (about | {"spec": ours | {"lr": 1.0, "log_interval": 9}}, f"lr 1.0 not {ours['lr']}"),
-        (about | {"run": "other"}, f"run other not {about['run']}"),
+    newest, before = run / "checkpoints" / "step-00000010", (run / "run.json").read_text()
+    for name, theirs, why in (
+        (about["run"], ours | {"lr": 1.0, "log_interval": 9}, f"lr 1.0 not {ours['lr']}"),
+        ("other", ours, f"run other not {about['run']}"),
     ):
-        checkpoint_of(run, 10, other)
+        fill(newest, 10, run=name, spec=theirs)
         with pytest.raises(UsageError, match=rf"step-00000010 is another run's \({why}\): take"):
             attempts.begin(spec, about, RunFolder(run))
         assert (run / "run.json").read_text() == before
-    checkpoint_of(run, 10, about | {"spec": ours | {"log_interval": 9, "steps": 15}})
+    fill(newest, 10, run=about["run"], spec=ours | {"log_interval": 9, "steps": 15})
     folder = RunFolder(run)
     assert attempts.begin(spec, about | {"profiler": None}, folder) == run / "checkpoints"
     folder.close()

@@ -13,7 +13,7 @@ from models import gpt, hf_model
 from models.config import PRESETS
 from parallel import data
 from parallel.config.settings import resolve
-from parallel.record.reader import Run, read_run
+from parallel.record.reader import read_run
 from tests.conftest import ROOT
 from tests.test_parity import train_all
 
@@ -66,20 +66,16 @@ def test_a_packed_document_has_the_losses_that_it_has_alone(preset, monkeypatch)
         assert difference[:11].max() < 1e-5 and difference[11:].max() > 0.1
 
 
-@pytest.fixture(scope="module", params=["tiny", "tiny-llama"])
-def trained(request, short_documents, tmp_path_factory) -> dict[str, Run]:
-    """The study's runs of each preset, by name."""
-    text = (ROOT / "tests" / "studies" / "documents.toml").read_text()
-    path = tmp_path_factory.mktemp(request.param) / "documents.toml"
-    path.write_text(text.replace('"tiny"', f'"{request.param}"'))
-    folders = train_all(path, short_documents, tmp_path_factory.mktemp(request.param))
-    return {name: read_run(folder) for name, folder in folders.items()}
-
-
 @pytest.mark.slow
-def test_every_engine_resets_alike_and_parity_knows(trained, capsys):
+@pytest.mark.parametrize("preset", ["tiny", "tiny-llama"])
+def test_every_engine_resets_alike_and_parity_knows(preset, short_documents, tmp_path, capsys):
     from analysis import parity
 
+    text = (ROOT / "tests" / "studies" / "documents.toml").read_text()
+    path = tmp_path / "documents.toml"
+    path.write_text(text.replace('"tiny"', f'"{preset}"'))
+    folders = train_all(path, short_documents, tmp_path)
+    trained = {name: read_run(folder) for name, folder in folders.items()}
     for name, run in trained.items():
         assert run.state == "complete", run.reason
         assert len(run.steps) == 20
