@@ -61,11 +61,10 @@ def test_waiting_for_a_save_behind_is_time_that_training_was_blocked(tmp_path, m
     assert event.blocked_s > 1  # from the snapshot's begin to its end, and then in `wait`
 
 
-def full(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_deletion_that_fails_is_told_and_the_save_stands(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     monkeypatch.setattr(folders, "retain", full)
     saved, deletion = save_some(tmp_path, [1]).events()
     assert (saved.event, saved.problem, deletion.event) == ("save", "", "delete")

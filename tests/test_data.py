@@ -173,7 +173,6 @@ def test_too_little_text_and_a_file_of_a_prepared_folder_are_refused(tmp_path):
         ({"end_of_text": -1}, "end_of_text cannot be -1"),
         ({"tokenizer": 5}, "tokenizer cannot be 5"),
         ({"sha256": {"train": "d"}}, "sha256.train cannot be 'd'"),
-        ({"tokens": 5}, "tokens cannot be 5"),
         ({"sha256": None}, "sha256 cannot be None"),
     ],
 )

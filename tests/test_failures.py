@@ -29,9 +29,7 @@ from tests.conftest import (
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--preset", "gpt5"], "unknown preset 'gpt5'"),
         (["--data", "nowhere"], "no token files at nowhere"),
-        (["--study", "slurm/nothing.toml"], "slurm/nothing.toml: No such file"),
         (["--study", "slurm/parity.toml", "--run-name", "x"], "no run 'x'; it has: ddp"),
         (["--run-name", "ddp"], "give --study too"),
         (["--device", "cuda"], "device cuda needs a GPU, and torch sees none"),

@@ -67,11 +67,6 @@ THEIRS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
 def weights_of(config: GPTConfig, folder, dtype: str = "fp32") -> gpt.GPT:
     """A reference GPT with random weights everywhere (biases too), written to `folder`."""
     model = gpt.GPT(config).eval()

@@ -372,7 +372,6 @@ def test_what_a_run_cannot_begin_with_is_refused_before_anything_moves(settings,
 
 
 def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):
-    a_stopped_run(tmp_path / "run")
     row = dict.fromkeys(STEP_COLUMNS) | {"step_s": 1.0, "skipped": 0, "tokens": 4}
     folder = RunFolder(tmp_path / "run")
     for steps in ({1: 9.0, 2: 8.0, 3: 7.0}, {3: 7.0, 4: 6.0}):

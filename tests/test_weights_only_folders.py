@@ -27,10 +27,6 @@ def starting(name: str) -> torch.Tensor:
     return gpt.init_parameter(CONFIG, name, seed=1)
 
 
-def load_all(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
 @pytest.fixture
 def folder(tmp_path) -> Path:
     write_weights(tmp_path / "weights", CONFIG, starting, "fp32", {"step": 7})
@@ -38,11 +34,11 @@ def folder(tmp_path) -> Path:
 
 
 def test_the_tensors_are_the_reference_models_and_the_library_reads_them(folder):
-    model = gpt.GPT(CONFIG)
-    model.load_state_dict(load_all(folder))  # names and shapes, strictly
+    model, tensors = gpt.GPT(CONFIG), load_file(folder / "model.safetensors")
+    model.load_state_dict(tensors)  # names and shapes, strictly
     weights = read_weights(folder)
     assert (weights.config, weights.dtype) == (CONFIG, "fp32")
-    assert all(torch.equal(value, starting(name)) for name, value in load_all(folder).items())
+    assert all(torch.equal(value, starting(name)) for name, value in tensors.items())
     assert all(torch.equal(p, starting(name)) for name, p in model.named_parameters())
 
 
