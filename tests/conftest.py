@@ -20,8 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -29,6 +28,7 @@ import psutil
 import pytest
 
 from parallel import forked_ranks
+from tests.tools.testbed import wait_for
 
 
 def clean_copy(repository: Path) -> Path:
@@ -190,17 +190,6 @@ def study_file(path: Path, text: str) -> Path:
     """Write a study on the local test cluster."""
     path.write_text(f'question = "?"\ncluster = "local-test"\n{text}')
     return path
-
-
-def wait_for(condition: Callable, seconds: float, what: str, every: float = 0.1):
-    """Call `condition` until its value is true and return the value; after `seconds` the test
-    fails."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(every)
-    pytest.fail(f"waited {seconds} s for {what}")
 
 
 @pytest.fixture(scope="session")

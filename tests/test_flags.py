@@ -1,16 +1,14 @@
 """One flag for one thing in every command, and a line of help for every flag."""
 
 import argparse
-import importlib
-import inspect
 from dataclasses import fields
 from functools import partial
 
 import pytest
 
-from base.errors import Parser
 from parallel.config.settings import RunSpec
 from tests.conftest import ROOT
+from tests.tools.bad_commands import actions_of
 
 ROOMS = ("models", "parallel", "slurm", "analysis")
 COMMANDS = sorted(
@@ -19,33 +17,13 @@ COMMANDS = sorted(
     for path in (ROOT / room).rglob("*.py")
     if '__name__ == "__main__"' in path.read_text()
 )
-WITHOUT_FLAGS = {"analysis", "slurm.forward_signals"}  # these parse no command line
-
-
-class Found(BaseException):
-    """Thrown by a parser when it is asked to parse."""
-
-
-def actions_of(command: str) -> list[argparse.Action]:
-    """What the command's parser and those of its subcommands take."""
-
-    def caught(self, *_):
-        raise Found(self)
-
-    package = (ROOT / command.replace(".", "/")).is_dir()
-    module = importlib.import_module(f"{command}.__main__" if package else command)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Found) as found:
-        patch.setattr(argparse.ArgumentParser, "parse_known_args", caught)
-        patch.setattr(Parser, "parse_known_args", caught)
-        inspect.unwrap(module.main)([])
-    actions = found.value.args[0]._actions
-    below = [a.choices.values() for a in actions if isinstance(a, argparse._SubParsersAction)]
-    return actions + [a for parsers in below for parser in parsers for a in parser._actions]
+WITHOUT_FLAGS = {"slurm.forward_signals"}  # it parses no command line
 
 
 @pytest.fixture(scope="module")
 def actions() -> list[tuple[str, argparse.Action]]:
-    return [(c, action) for c in COMMANDS if c not in WITHOUT_FLAGS for action in actions_of(c)]
+    assert {command for command in COMMANDS if not actions_of(command)} == WITHOUT_FLAGS
+    return [(command, action) for command in COMMANDS for action in actions_of(command)]
 
 
 def test_every_flag_has_a_line_of_help(actions):

@@ -131,6 +131,7 @@ def test_the_configuration_beside_a_trainer_state_is_read(record_of, tmp_path):
     history.append({"step": 10, "train_runtime": 100.0, "train_samples_per_second": 8.0})
     state = {"log_history": history, "max_steps": 10, "train_batch_size": 4}
     record = record_of(json.dumps(state), "trainer_state.json")
+    assert record.steps["loss"].tolist() == [2.0] * 10 and record.step_stats()["mean"] == 10.0
     read_config, _ = config_of(record)
     assert read_config.gated and read_config.n_params == pytest.approx(6_738_415_616, rel=1e-3)
     assert record.origin["n_layer"] == "config"

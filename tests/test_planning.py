@@ -302,6 +302,9 @@ def test_a_network_is_read_with_all_its_links():
         ("4 GPUs/node, Omni-Path", 100),
         ("8x A100 per node, 800 Gbps InfiniBand per node", 800),
         ("400 Gb/s RDMA per GPU", 3200),
+        ("0.4 Tb/s a card", 3200),
+        ("4x 100 Gb/s / accelerator", 3200),
+        ("400 Gb/s per node of 8 GPUs", 400),
         ("4x xdr", 3200),
         ("NDR x 8", 3200),
         ("10 GbE", 10),
@@ -312,6 +315,7 @@ def test_a_network_is_read_with_all_its_links():
         ("NVLink at 900 GB/s", None),
     ):
         assert network_rate(words, 8) == (None if gbits is None else gbits / 8 * 1e9)
+    assert network_rate("0.4 Tb/s a card") is network_rate("0.4 Tb/s a card", 0) is None
 
 
 def test_a_clusters_network_changes_its_times_and_is_printed(tmp_path, monkeypatch):

@@ -377,11 +377,8 @@ def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, r
     start, inside = words.index("--cpu-bind=cores") + 1, words.index("py3")
     assert words[start:inside] == expected
     launch = [word for word in words[inside:] if not word.startswith("--")]
-    assert launch[:6] == ["py3", "-m", "slurm.forward_signals", "py3", "-m", LAUNCHER]
+    assert launch[:6] == "py3 -m slurm.forward_signals py3 -m torch.distributed.run".split()
     assert words[words.index("--numa-binding=node") + 1 :][:2] == ["-m", "parallel.train"]
-
-
-LAUNCHER = "torch.distributed.run"
 
 
 def test_the_signal_comes_when_the_site_wants_it(tmp_path):

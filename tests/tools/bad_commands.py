@@ -104,8 +104,8 @@ class Parsed(BaseException):
 
 
 @functools.cache
-def flags(module: str) -> list[argparse.Action]:
-    """Every flag that a command and its subcommands declare."""
+def actions_of(module: str) -> list[argparse.Action]:
+    """What a command's parser and those of its subcommands take."""
     stop = {"autospec": True, "side_effect": Parsed}
     with mock.patch.object(argparse.ArgumentParser, "parse_args", **stop) as parse:
         with contextlib.suppress(Parsed):
@@ -113,18 +113,18 @@ def flags(module: str) -> list[argparse.Action]:
     parsers = [parse.call_args.args[0]] if parse.called else []  # slurm.forward_signals has none
     actions = []
     for parser in parsers:
+        actions += parser._actions
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
-            elif action.option_strings and "--help" not in action.option_strings:
-                actions.append(action)
     return actions
 
 
 def bad_flag(chance: random.Random, module: str, words: list[str]) -> list[str]:
     """A flag of the command with a value that is probably wrong, or with a letter too many."""
     nonsense = argparse.Action(["--nonsense"], "nonsense")
-    flag = chance.choice(flags(module) or [nonsense])
+    flags = [action for action in actions_of(module) if action.option_strings]
+    flag = chance.choice([f for f in flags if "--help" not in f.option_strings] or [nonsense])
     name = chance.choice(flag.option_strings)
     if chance.random() < 0.2:
         return [*words, name + name[-1]]

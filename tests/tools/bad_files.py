@@ -86,7 +86,6 @@ def one_packed(chance: random.Random, folder: Path, loud: bool) -> list[Problem]
 
 # --- documents -----------------------------------------------------------------------------------
 
-
 LINES = b"".join(b'{"text": "%d", "id": 1}\n' % number for number in range(3))
 # The ending of a file's name, its bytes, and its documents; None: it is no text.
 DOCUMENTS = [

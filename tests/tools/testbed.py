@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -51,13 +52,18 @@ def free_port(first: int, count: int) -> int:
     return first
 
 
-def wait_for(what: str, done: Callable[[], bool], folder: Path, seconds: float) -> None:
-    """Raises: UsageError: it is not done after so many seconds."""
+def wait_for(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.1) -> Any:
+    """Call `condition` until its value is true and return the value.
+
+    Raises:
+        UsageError: it is not true after so many seconds.
+    """
     end = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > end:
-            raise UsageError(f"{what}; see {folder}/*.log")
-        time.sleep(0.2)
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(every)
+    raise UsageError(f"waited {seconds} s for {what}")
 
 
 def up(nodes: int, folder: Path = HOME) -> Path:
@@ -84,8 +90,8 @@ def up(nodes: int, folder: Path = HOME) -> Path:
         for number in range(1, nodes + 1):
             start(["slurmd", "-N", f"node{number}"], conf)
         idle, ready = ["sinfo", "--noheader", "--Node", "--format=%T"], ["idle"] * nodes
-        late = "the nodes did not become idle"
-        wait_for(late, lambda: asked(idle, conf).split() == ready, folder, seconds=20)
+        what = f"the nodes to become idle; see {folder}/*.log"
+        wait_for(lambda: asked(idle, conf).split() == ready, 20, what)
     except UsageError:
         down(folder)
         raise
@@ -216,7 +222,7 @@ def down(folder: Path = HOME) -> None:
         asked(["scancel", "--partition=test"], conf)
         running = ["squeue", "--noheader", "--states=running,completing"]
         with contextlib.suppress(UsageError):  # what is left is killed
-            wait_for("jobs run", lambda: not asked(running, conf), folder, seconds=10)
+            wait_for(lambda: not asked(running, conf), 10, "the jobs to end")
     left = [p for p in of_cluster(folder) if p.info["name"] == "slurmstepd"]
     left += [p for p in of_cluster(folder) if "SLURM_JOB_ID" in p.info["environ"]]
     send(signal.SIGKILL, left)
@@ -227,11 +233,9 @@ def end(processes: list[psutil.Process]) -> None:
     """Ask processes to end, and after ten seconds make them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         send(number, processes)
-        for _ in range(100):
-            processes = [process for process in processes if is_alive(process)]
-            if not processes:
-                return
-            time.sleep(0.1)
+        with contextlib.suppress(UsageError):
+            wait_for(lambda: not any(map(is_alive, processes)), 10, "their end")
+            return
 
 
 @command_line("tests.tools.testbed")
