@@ -70,7 +70,8 @@ _GIVEN_AS = {float: (int, float), tuple: (list,)}  # what TOML and JSON hold for
 
 def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] = ()) -> Any:
     """A dataclass's field that a user sets."""
-    allowed = (Words(allowed) if allowed else None) if type(allowed) is tuple else allowed
+    if type(allowed) is tuple:
+        allowed = Words(allowed) if allowed else None
     meta = {"help": help, "allowed": allowed}
     if isinstance(default, dict | list):
         return field(default_factory=type(default), metadata=meta)

@@ -188,7 +188,9 @@ def be_rank(rank: int, port: int, asked: dict, descriptors: list[int]) -> None:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+        status = 1
+        if ended.code is None or isinstance(ended.code, int):
+            status = ended.code or 0
     except BaseException:
         traceback.print_exc()
         status = 1

@@ -176,7 +176,7 @@ _PARTS = {
 def memory_by_formula(spec: RunSpec, stage: int) -> dict[str, float]:
     """Bytes of the peak of a rank of a pipeline stage, by part of `memory.parts`: its tensors
     alone, of the kernels that a rehearsal runs."""
-    at = "first" if stage == 0 else "last" if stage == spec.layout.pp - 1 else "middle"
+    at = {spec.layout.pp - 1: "last", 0: "first"}.get(stage, "middle")
     x = columns_of(spec, flash=True, dropout=False)  # torch's fused attention in every engine
     return {part: float(size[0]) for part, size in memory.parts(x, at, tensors_alone=True).items()}
 

@@ -57,6 +57,7 @@ def _tag(name: str, value: Any, spec: RunSpec) -> str:
         return ""
     if isinstance(value, bool):
         return name if value else f"no-{name}"
-    path = name in ("deepspeed_config", "data")
-    text = Path(value).stem if path else f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if name in ("deepspeed_config", "data"):
+        text = Path(value).stem
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", SHORT.get(name, name) + text).strip("_-.")

@@ -140,6 +140,9 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     # megatron-core's fused GELU adds a bias. It is GPT-2's tanh, though it is asked for as F.gelu.
     # On a CPU nothing compiles it: a dozen passes, each of which rounds, in the place of one.
     fused = model.gated or (model.bias and cuda)
+    activation = F.gelu if fused else gelu
+    if model.gated:
+        activation = F.silu
     return TransformerConfig(
         num_layers=model.n_layer,
         hidden_size=model.hidden,
@@ -150,7 +153,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         ffn_hidden_size=model.ffn_hidden,
         normalization="RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         layernorm_epsilon=model.norm_eps,
-        activation_func=F.silu if model.gated else F.gelu if fused else gelu,
+        activation_func=activation,
         bias_activation_fusion=fused,
         gated_linear_unit=model.gated,
         add_bias_linear=model.bias,

@@ -270,7 +270,9 @@ def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
     """The axis along which these ranks differ; `mixed` when there are several."""
     coords = [layout.coords(rank) for rank in ranks]
     axes = [axis for axis in ("tp", "dp", "pp") if len({c[axis] for c in coords}) > 1]
-    return axes[0] if len(axes) == 1 else "mixed" if axes else "control"
+    if not axes:
+        return "control"
+    return axes[0] if len(axes) == 1 else "mixed"
 
 
 def _nbytes(tensors: Any) -> int:

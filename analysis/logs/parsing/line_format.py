@@ -134,7 +134,9 @@ def last_number(pattern: bytes, text: bytes) -> int | float | None:
     """The number in the last match's group: what is said last before training counts."""
     found = re.findall(pattern, text)
     value = number(found[-1].replace(b"_", b"")) if found else np.nan
-    return None if not np.isfinite(value) else int(value) if value == int(value) else value
+    if not np.isfinite(value):
+        return None
+    return int(value) if value == int(value) else value
 
 
 def last_known(values: np.ndarray | tuple[()]) -> int | None:
