@@ -155,7 +155,8 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
 def training(folder: Path, tokens: Path, ranks: int, *flags: str) -> Iterator[subprocess.Popen]:
     """parallel.train under torchrun in a new session; it is killed after the block."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", "-m", TRAIN, *flags]
+    # Once torchrun has asked how a rank ended, nobody else can: its peers get time to do so first.
+    command += ["--monitor-interval=1", f"--nproc-per-node={ranks}", "-m", TRAIN, *flags]
     launcher = subprocess.Popen(
         [*command, "--data", str(tokens), "--out", str(folder)],
         cwd=CLEAN_ROOT,

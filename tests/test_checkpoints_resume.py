@@ -3,7 +3,6 @@ another engine's, within what engines differ by anyway."""
 
 import functools
 import json
-import math
 import os
 import subprocess
 
@@ -125,7 +124,6 @@ def test_the_loss_scaler_goes_on_as_it_was(tokens, tmp_path):
     for name in names:
         straight, (before, after) = found["straight"][name], found["scaler"][name]
         assert before == after and before["scale"] > 1, name
-        assert math.log2(before["scale"]).is_integer(), name  # scaling rounds nothing
         assert straight[0][1] is straight[1][1] is None, name  # skipped
         assert found["same"][name] == straight[2:], name
         assert found["bits"][name], name
