@@ -130,8 +130,7 @@ def _lines(log: Log, record: Record) -> Iterator[_Line]:
             continue
         if key == "run_start":
             if time_s - started_s > _LATE_S:
-                where = f"line {log.line_no(at)}"
-                record.notes.append(f"{where}: another run_start: the first run is read")
+                record.notes.append(f"line {log.line_no(at)}: another run: the first is read")
                 return
             started_s = min(started_s, time_s)
         yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
