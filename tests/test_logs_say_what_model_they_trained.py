@@ -78,6 +78,10 @@ def test_a_llama_is_read_from_every_kind_of_dump(record_of, dump):
         ({"num_experts": "[128]"}, "128 experts"),
         ({"multi_latent_attention": True}, "multi-latent attention"),
         ({"mtp_num_layers": 1}, "1 layers that predict further tokens"),
+        ({"experimental_attention_variant": "gdn"}, "gdn attention"),
+        ({"is_hybrid_model": True}, "layers of several kinds"),
+        ({"hybrid_layer_pattern": "M-M*|-/MM"}, "layers of the kinds 1 *, 2 -, 2 M"),
+        ({"hybrid_override_pattern": "*-*"}, "layers of the kinds 2 *, 1 -"),
     ],
 )
 def test_what_no_convention_counts_is_named_and_not_counted_as_dense(record_of, setting, said):
@@ -88,6 +92,24 @@ def test_what_no_convention_counts_is_named_and_not_counted_as_dense(record_of, 
         assert row["tflops"] is None and said in row["missing"]["tflops"]
     dropping = LINES.replace("| lm loss", "|reserve_length:   256 | lm loss")
     assert record_of(megatron() + dropping).uncounted == ["layers that drop tokens (random-LTD)"]
+
+
+# Made from the format strings of Megatron-LM's main at d98e8a64 (2026-08-22, core 0.20.0).
+@pytest.mark.parametrize("pattern", ["*-" * 16, "*-*-|" * 7 + "*-*-", "*-" * 16 + "/*-"])
+@pytest.mark.parametrize("form", ["  {} .......... {}\n", '  {}: "{}"\n', "+ torchrun --{} '{}'\n"])
+def test_a_gpt_of_a_hybrid_pattern_has_half_as_many_blocks_as_layers(record_of, form, pattern):
+    name = "hybrid-layer-pattern" if "--" in form else "hybrid_layer_pattern"
+    record = record_of(megatron() + form.format(name, pattern) + LINES)
+    assert record.model["n_layer"] == 16 and not record.uncounted
+
+
+def test_the_newest_megatron_states_every_ranks_parameters_and_fp4(record_of):
+    share = PARAMS.replace("(tensor, ", "(tensor, gtp_weight_remat, ").replace("(0,", "(0, {},")
+    shares = [share.format(rank, 4_015_130_624) for rank in (1, 0)]
+    record = record_of(megatron(fp4="e2m1", fp8=None) + "".join(shares) + LINES)
+    assert (record.params, record.precision) == (8_030_261_248, "fp4")
+    record = record_of(megatron(fp4=None) + shares[0] + LINES)
+    assert (record.params, record.precision) == (None, "bf16")
 
 
 TITAN = """\
@@ -119,6 +141,36 @@ def test_torchtitan_states_sizes_or_names_a_flavour(record_of):
     assert any(reason.startswith("from name: n_layer 40") for reason in row["reasons"])
     other = record_of(TITAN.format(built="qwen3 14B", name="qwen3 14B", params="7,000,000,000"))
     assert config_of(other)[0] is None
+
+
+# Made from the format strings of torchtitan 0.2.2 (rope: 9810191b), and of b5bcd76c (2026-08-21).
+TITAN_JSON = 'qwen3 14Bwith {\n  "dim": 5120,\n  "n_layers": 4,\n  "enable_weight_tying": true,\n'
+TITAN_JSON += '  "moe_enabled": false,\n  "moe_args": {\n    "num_experts": 8\n  },\n'
+TITAN_JSON += '  "rope": {\n    "dim": 128\n  }\n}'
+TITAN_TOKENS = "16384 tokens per DP rank, 131072 tokens per train step, maximum context length 8192"
+TITAN_CONFIG = 'llama3 8B\n[titan] Running with configs: {\n"data_parallel_replicate_degree": 1,\n'
+TITAN_CONFIG += '  "mixed_precision_param": "bfloat16"\n}\n[titan] Total parameter count: dense'
+TITAN_CONFIG += " 8,030,261,248, sparse 0, vision 0, active 8,030,261,248"
+
+
+def test_newer_torchtitans_state_sizes_as_json_and_batches_in_tokens(record_of):
+    text = TITAN.format(built=TITAN_JSON, name="qwen3 14B", params="2,099,165,184")
+    model = config_of(record_of(text))[0]
+    assert (model.n_layer, model.hidden, model.tied) == (4, 5120, True)
+    text = TITAN.format(built=TITAN_CONFIG, name="llama3 8B", params="8,030,261,248")
+    text = text.replace(
+        "local batch size 1, global batch size 8, sequence length 8192", TITAN_TOKENS
+    )
+    record = record_of(text)
+    assert (record.micro_batch, record.global_batch, record.seq_len) == (2, 16, 8192)
+    assert (record.dp, record.precision) == (8, "bf16") and not record.uncounted
+    assert record.step_stats()["mean"] == pytest.approx(131072 / 48000)
+    assert "tied" not in record_of(text.replace("llama3 8B", "llama3 1B")).model
+    for linear, precision in (("MXFP8", "fp8"), ("NVFP4", "fp4")):
+        converted = f"[titan] Converted Linear layers to {linear}Linear\n"
+        assert record_of(converted + text).precision == precision
+    record = record_of(text.replace("vision 0", "vision 400,000,000"))
+    assert record.uncounted == ["400,000,000 parameters in an encoder of images"]
 
 
 def test_the_configuration_beside_a_trainer_state_is_read(record_of, tmp_path):

@@ -77,7 +77,7 @@ _ALIASES = {
     "pp": "pipeline_model_parallel_size pipe_parallel_size pipeline_parallel_degree",
     "vpp": "virtual_pipeline_model_parallel_size",
     "cp": "context_parallel_size context_parallel_degree",
-    "dp": "data_parallel_size data_parallel_replicate_degree",
+    "dp": "data_parallel_size",
     "micro_batch": "micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size"
     " local_batch_size batch_size",
     "n_micro": "gradient_accumulation_steps",
@@ -121,6 +121,7 @@ _ACTIVATIONS = {".*glu|silu|swish": "swiglu", "(gelu|relu|squared).*": "gelu"}
 _POSITIONS = {"(rope|rotary).*": "rope", "learned.*": "learned"}
 # Settings whose values are words. Of several rules for a fact the first that fits counts.
 _RULES = (
+    _Rule("precision", "fp4", {_SAID: "fp4"}),
     _Rule("precision", "fp8", {_SAID: "fp8"}),
     _Rule("precision", "bf16", {"true": "bf16"}),
     _Rule("precision", "fp16", {"true": "fp16"}),
@@ -144,13 +145,15 @@ _RULES = (
     # What no FLOPs convention counts, in words.
     _Rule("experts", _EXPERTS, {r"(?!1$)[1-9]\d*": "{} experts"}),
     _Rule("latent", "multi_latent_attention", {"true": "multi-latent attention"}),
+    _Rule("variant", "experimental_attention_variant", {_SAID: "{} attention"}),
+    _Rule("hybrid", "is_hybrid_model", {"true": "layers of several kinds"}),
     _Rule(
         "predicted",
         "mtp_num_layers num_nextn_predict_layers",
         {r"[1-9]\d*": "{} layers that predict further tokens"},
     ),
 )
-_UNCOUNTED = ("experts", "latent", "predicted")
+_UNCOUNTED = ("experts", "latent", "variant", "hybrid", "predicted")
 _OTHERS = "group_query_attention use_distributed_optimizer"
 
 
@@ -185,13 +188,18 @@ _USING_SIZES = re.compile(
     rb"(?<![\w-])(data|context|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
 )
 _RANK_PARAMS = re.compile(
-    rb"number of parameters on (?:\(tensor, pipeline\) )?model parallel rank"
+    rb"number of parameters on (?:\(tensor, (?:gtp_weight_remat, )?pipeline\) )?model parallel rank"
     rb" {1,3}(\([\d, ]{1,20}\)|\d{1,6}): {0,3}(\d{1,15})"
 )
 # Megatron and NeMo count FLOPs and parameters with the padded size.
 _PADDED_VOCAB = re.compile(
     rb"(?:padded vocab \(size: (\d{1,9})\) with (\d{1,9}) dummy tokens"
     rb"|Padded vocab_size: (\d{1,9}), original vocab_size)"
+)
+# Megatron's layers of a hybrid model: `*` attention, `-` MLP, `M` Mamba ...; `|` ends a stage, and
+# behind `/` are those that predict further tokens. num_layers counts attention and MLP apart.
+_PATTERN = re.compile(
+    rb"(?<!\w)hybrid[-_](?:layer|override)[-_]pattern[ .:='\"]{1,60}+([-*+A-Z|/]{1,2000}+)(?![\w.])"
 )
 _HEADER = 1 << 19
 
@@ -216,6 +224,13 @@ def read_header(record: Record, header: bytes) -> None:
     facts = read_settings(record, settings)
     if (padded := _PADDED_VOCAB.findall(header)) and "override_vocab_size" not in settings:
         facts["vocab_size"] = sum(int(n) for n in padded[-1] if n)
+    for pattern in _PATTERN.findall(header)[-1:]:
+        kinds = Counter(pattern.decode().partition("/")[0].replace("|", ""))
+        if set(kinds) == {"*", "-"} and kinds["*"] == kinds["-"]:  # a GPT's
+            facts["n_layer"] = kinds["*"]
+        else:
+            words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+            record.uncounted.append(f"layers of the kinds {words}")
     facts |= _world(header, facts)
     facts["params"] = _params(header, facts)
     if card := _CARD.search(header):
@@ -282,7 +297,8 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
 def _params(header: bytes, facts: dict[str, Any]) -> int | None:
     """The sum over the model-parallel ranks that each print their share, when all of them did."""
     shares = {match[1]: int(match[2]) for match in _RANK_PARAMS.finditer(header)}
-    ranks = facts.get("tp", 1) * facts.get("pp", 1)
+    remat = max((int(rank.split(b",")[1]) for rank in shares if rank.count(b",") == 2), default=0)
+    ranks = facts.get("tp", 1) * facts.get("pp", 1) * (remat + 1)
     return sum(shares.values()) if shares and len(shares) >= ranks else None
 
 

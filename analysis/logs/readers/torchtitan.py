@@ -3,7 +3,8 @@
     step: 10  loss:  7.94975  grad_norm: 38.7500  memory: 168.10GiB(94.25%)  tps: 6,922  ...
 
 Coloured or not; early versions print `wps` for `tps`. Both are per device, averaged since the line
-before; no step time is printed, so it follows from them where batch and GPUs are known.
+before; no step time is printed, so it follows from them where batch and GPUs are known. Since
+August 2026 the batch is printed in tokens; a sequence is as long as the longest context.
 """
 
 import math
@@ -11,8 +12,8 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import ANSI, labelled, positive, word
-from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.fields import ANSI, labelled, number, positive, word
+from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
@@ -34,14 +35,22 @@ _FIELDS = {
     "tps": labelled(rb"[tw]ps"),
     "peak_gib": labelled(rb"memory"),  # reserved by PyTorch
 }
-# `Building llama3 8B with TransformerModelArgs(dim=4096, n_layers=32, ...)`; later without them.
+# `Building llama3 8B with TransformerModelArgs(dim=4096, n_layers=32, ...)`; from 0.2.1 to
+# April 2026 `Building llama3 8Bwith {` and JSON; later without them.
 _BUILDING = re.compile(
-    rb"Building (\w{2,20} [\w.-]{1,20})(?: with \w{0,40}ModelArgs\(([^\r\n]{1,2000}))?"
+    rb"Building (\w{2,20} [\w.-]{1,20}?)(?: ?with (?:\w{0,40}ModelArgs\(([^\r\n]{1,2000})"
+    rb"|(\{(?s:.{1,4000}?)\n(?:\[\w{1,20}\]:)?\}))|(?![\w.-]))"
 )
-_ARGUMENT = re.compile(rb"\b(\w{2,40})=([\w.]{1,20})")
-_EXPERTS = re.compile(rb"Total parameter count: dense [\d,]{1,20}, sparse ([1-9][\d,]{0,20})")
+_ARGUMENT = re.compile(rb"\b(\w{2,40})(?:=|\": )([\w.]{1,20})")
+_UNCOUNTED = re.compile(
+    rb"Total parameter count: dense [^\r\n]{1,60}?(sparse|vision) ([1-9](?:[\d,]{0,20}\d)?)"
+)
+_PARTS = {b"sparse": "experts", b"vision": "an encoder of images"}
 _PRECISION = re.compile(rb"(?:mixed_precision_param|training\.dtype)\W{1,60}(bfloat16|float32)")
+_LINEARS = re.compile(rb"(?:Swapped|Linear layers) to (Float8|MXFP8|MX|NVFP4)Linear")
 _DTYPES = {b"bfloat16": "bf16", b"float32": "fp32"}
+_DTYPES |= {b"Float8": "fp8", b"MXFP8": "fp8", b"MX": "fp8", b"NVFP4": "fp4"}
+_RANK_TOKENS = rb"(\d{1,12}) tokens per DP rank"
 _MESH = re.compile(rb"(?<!\w)(pp|dp_replicate|dp_shard|cp|tp)=(\d{1,6})")
 _MESH_LIST = re.compile(rb"device mesh with \[([^\]\r\n]{1,200})\], \[([\d, ]{1,80})\]")
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -49,9 +58,12 @@ _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
     state(record, _mesh(header), "log")
-    for dtype in _PRECISION.findall(header)[-1:]:
+    for dtype in (_LINEARS.findall(header) or _PRECISION.findall(header))[-1:]:
         state(record, {"precision": _DTYPES[dtype]}, "log")
     _model(record, header)
+    rank_tokens = last_number(_RANK_TOKENS, header)
+    if rank_tokens and record.seq_len and not rank_tokens % record.seq_len:
+        state(record, {"micro_batch": rank_tokens // record.seq_len}, "log")
     tokens_per_s = positive(columns["tps"]) * (record.gpus or np.nan)
     columns["tokens_per_s"] = tokens_per_s
     if len(tokens_per_s) and record.gpus and record.global_batch and record.seq_len:
@@ -65,23 +77,26 @@ def _model(record: Record, header: bytes) -> None:
     built = _BUILDING.findall(header)
     if not built:
         return
-    name, arguments = built[-1]
-    stated = {k.decode(): v.decode() for k, v in _ARGUMENT.findall(arguments)}
+    name, *arguments = built[-1]
+    stated = {k.decode(): v.decode() for k, v in reversed(_ARGUMENT.findall(b"".join(arguments)))}
     sizes = {_SIZES[k]: int(v) for k, v in stated.items() if k in _SIZES and v.isdigit()}
     multiple = sizes.pop("multiple_of", 0)
     if multiple and "hidden" in sizes:  # Llama's rule
-        factor = float(stated.get("ffn_dim_multiplier", "1").replace("None", "1"))
+        factor = number(stated.get("ffn_dim_multiplier", "").encode())  # NaN: None or null
+        factor = 1.0 if math.isnan(factor) else factor
         width = int(int(8 * sizes["hidden"] / 3) * factor)
         sizes["ffn_hidden"] = math.ceil(width / multiple) * multiple
     if name.lower().startswith((b"llama", b"qwen3")):  # torchtitan's own models of these names
         sizes |= {"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False}
-    if stated.get("enable_weight_tying") in ("True", "False"):
-        sizes["tied"] = stated["enable_weight_tying"] == "True"
-    elif name.lower().startswith(b"llama"):
+    if "enable_weight_tying" in stated:
+        sizes["tied"] = stated["enable_weight_tying"].lower() == "true"
+    elif stated and name.lower().startswith(b"llama"):
         sizes["tied"] = False
     state(record, sizes, "log")
-    if sparse := _EXPERTS.search(header):
-        record.uncounted.append(f"{sparse[1].decode()} parameters in experts")
+    if stated.get("moe_enabled", "").lower() == "false":  # their number is printed all the same
+        record.uncounted = [words for words in record.uncounted if " experts" not in words]
+    if parts := _UNCOUNTED.search(header):
+        record.uncounted.append(f"{parts[2].decode()} parameters in {_PARTS[parts[1]]}")
     else:
         read_name(record, name.decode())
 
@@ -124,7 +139,8 @@ FORMAT = LineFormat(
     facts={
         "micro_batch": rb"local batch size {0,2}(\d{1,9})",
         "global_batch": rb"global batch size {0,2}(\d{1,9})",
-        "seq_len": rb"sequence length {0,2}(\d{1,9})",
+        "batch_tokens": rb"(\d{1,15}) tokens per train step",
+        "seq_len": rb"(?:sequence length|maximum context length) {0,2}(\d{1,9})",
         "planned_steps": rb"total steps {0,2}(\d{1,9})",
         "params": rb"size: {0,2}([\d,]{4,24}) total parameters",
     },
