@@ -21,9 +21,9 @@ def commands() -> dict[str, str]:
 def main(argv: list[str] | None = None) -> int:
     """Print the list."""
     Parser(prog="python -m analysis", description=__doc__).parse_args(argv)
-    found = commands()
-    width = max(map(len, found))
-    for name, line in found.items():
+    first_lines = commands()
+    width = max(map(len, first_lines))
+    for name, line in first_lines.items():
         print(f"python -m analysis.{name:{width}}  {line}")
     return 0
 

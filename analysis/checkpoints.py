@@ -14,7 +14,7 @@ import sys
 
 from analysis.common.table import show
 from analysis.measured import checkpoint_costs
-from analysis.measured.run_flags import load_given, parser_of
+from analysis.measured.run_flags import load_runs, parser_of
 from base.errors import command_line, warn
 
 
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print the table of what is at the paths."""
     parser = parser_of("analysis.checkpoints", __doc__, "facts", "table", paths="run, log, folder")
     flags = parser.parse_args(argv)
-    costs = checkpoint_costs.table(load_given("analysis.checkpoints", flags))
+    costs = checkpoint_costs.table(load_runs("analysis.checkpoints", flags))
     for line in costs.refused:
         warn("analysis.checkpoints", line)
     if costs.silent:

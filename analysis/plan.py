@@ -116,12 +116,12 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned. preset: whose blocks the model has, if any; given: what flags state of the
+    """What is planned. preset: whose blocks the model has, if any; sizes: what flags state of the
     model; settings: of `space`."""
 
     config: GPTConfig
     preset: str | None
-    given: dict[str, Any]
+    sizes: dict[str, Any]
     cluster: Calibration
     gpus: int
     global_batch: int
@@ -162,7 +162,7 @@ def question(arguments: argparse.Namespace) -> Question:
     return Question(
         config=config,
         preset=name_of(config, arguments.preset),
-        given=named,
+        sizes=named,
         cluster=cluster,
         gpus=arguments.gpus,
         global_batch=arguments.global_batch,
@@ -256,7 +256,7 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
         if ask.config.position != "rope":  # a run that learns its positions is refused with them
             del model["rope_theta"], model["rope_scaling"]
     else:
-        sizes = {k: v for k, v in ask.given.items() if v != getattr(PRESETS[ask.preset], k)}
+        sizes = {k: v for k, v in ask.sizes.items() if v != getattr(PRESETS[ask.preset], k)}
         model = {"preset": ask.preset} | sizes
     precision = ask.settings["precision"]
     defaults = model | {
@@ -274,8 +274,8 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
         file.write_text(study_toml(rows, defaults, where if where in known else None))
     warn("analysis.plan", f"wrote {len(rows)} runs to {path}")
     if where not in known:
-        said = f"render with --cluster NAME, one of {', '.join(known)}"
-        warn("analysis.plan", f"{where} is no Slurm cluster: {said}")
+        remedy = f"render with --cluster NAME, one of {', '.join(known)}"
+        warn("analysis.plan", f"{where} is no Slurm cluster: {remedy}")
 
 
 def time_limit(high_s: float) -> str:

@@ -105,8 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
     check_flags(arguments, top=(1, 10_000), margin=ranking.MARGINS)
-    given = arguments.cluster, arguments.top, arguments.margin, arguments.flash
-    shown = report(arguments.study, *given)
+    settings = arguments.cluster, arguments.top, arguments.margin, arguments.flash
+    shown = report(arguments.study, *settings)
     show([shown], arguments.format, arguments.columns)
     return 0
 

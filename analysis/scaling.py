@@ -29,22 +29,22 @@ def main(argv: list[str] | None = None) -> int:
     """Print the scaling curve of what is at the paths."""
     flags = ("baseline", "scaling", "any_commit", "times", "facts", "table")
     parser = parser_of("analysis.scaling", __doc__, *flags)
-    given = parser.parse_args(argv)
-    records, refused = load(given.paths, facts_of(given))
-    for line in unheeded(records, facts_of(given)):
+    arguments = parser.parse_args(argv)
+    records, refused = load(arguments.paths, facts_of(arguments))
+    for line in unheeded(records, facts_of(arguments)):
         warn("analysis.scaling", line)
     results = [record for record in records if submissions.is_result(record)]
     runs = [record for record in records if not submissions.is_result(record)]
-    settings = {"scaling": given.scaling, "window": given.window}
+    settings = {"scaling": arguments.scaling, "window": arguments.window}
     if not runs:
-        tables = submissions.report(results, refused, baseline=given.baseline, **settings)
+        tables = submissions.report(results, refused, baseline=arguments.baseline, **settings)
     else:
         tables = submissions.report(results, [], **settings) if results else []
         curve = scaling_curve.report_of(
-            runs, refused, given.baseline, any_commit=given.any_commit, **settings
+            runs, refused, arguments.baseline, any_commit=arguments.any_commit, **settings
         )
         tables.append(curve)
-    show(tables, given.format, given.columns)
+    show(tables, arguments.format, arguments.columns)
     return 0
 
 

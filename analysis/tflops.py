@@ -31,7 +31,7 @@ if not __package__:  # `python analysis/tflops.py`: no file of analysis/ hides a
 from analysis.common.table import show, show_objects
 from analysis.logs.verdict import SUMMARY
 from analysis.measured import run_table
-from analysis.measured.run_flags import load_given, parser_of
+from analysis.measured.run_flags import load_runs, parser_of
 from base.errors import command_line
 
 
@@ -39,23 +39,23 @@ from base.errors import command_line
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling table of what is at the paths."""
     flags = ("baseline", "scaling", "any_commit", "times", "facts", "predict", "table")
-    given = parser_of("analysis.tflops", __doc__, *flags, "convention").parse_args(argv)
+    arguments = parser_of("analysis.tflops", __doc__, *flags, "convention").parse_args(argv)
     shown = run_table.of_records(
-        load_given("analysis.tflops", given),
-        given.convention,
-        given.baseline,
-        given.scaling,
-        window=given.window,
-        any_commit=given.any_commit,
-        predict=given.predict,
+        load_runs("analysis.tflops", arguments),
+        arguments.convention,
+        arguments.baseline,
+        arguments.scaling,
+        window=arguments.window,
+        any_commit=arguments.any_commit,
+        predict=arguments.predict,
     )
-    if given.format == "json":
+    if arguments.format == "json":
         keys = [*SUMMARY, *run_table.ADDED]
-        if given.predict:
+        if arguments.predict:
             keys += ["predicted_s", "predicted_error"]
-        show_objects([{k: row.get(k) for k in keys} for row in shown.rows], given.columns)
+        show_objects([{k: row.get(k) for k in keys} for row in shown.rows], arguments.columns)
     else:
-        show([shown], given.format, given.columns)
+        show([shown], arguments.format, arguments.columns)
     return 0
 
 

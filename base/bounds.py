@@ -160,8 +160,8 @@ def _fits(value: Any, allowed: Any) -> bool:
 
 
 def _plain(value: float) -> str:
-    whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
-    text = f"{value:.0f}" if whole else str(value)
+    integral = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    text = f"{value:.0f}" if integral else str(value)
     return text if len(text) <= 24 else f"{text[:12]}... ({len(text)} digits)"
 
 

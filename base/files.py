@@ -157,12 +157,12 @@ def named_folder(text: str) -> Path:
 
 
 def below(
-    top: Path, whole: Callable[[Path], bool], skip: Callable[[str], bool]
+    top: Path, is_leaf: Callable[[Path], bool], skip: Callable[[str], bool]
 ) -> Iterator[tuple[Path, str]]:
-    """(path, "") of each file and each `whole` folder at or below `top`, in name order; and
+    """(path, "") of each file and each folder that `is_leaf` at or below `top`, in name order; and
     (folder, why) of each folder that cannot be read.
 
-    What `whole` is true of is not looked into; what is named so that `skip` is true is left out.
+    What `is_leaf` is true of is not looked into; what is named so that `skip` is true is left out.
     A folder is entered once, under its own name rather than a link's: links may form a loop.
     """
     entered: set[tuple[int, int]] = set()
@@ -179,7 +179,7 @@ def below(
             if again or (path != top and path.is_symlink() and _inside(path, top)):
                 continue
             entered.add((about.st_dev, about.st_ino))
-            if whole(path):
+            if is_leaf(path):
                 yield path, ""
                 continue
             names = sorted(name for name in os.listdir(path) if not skip(name))

@@ -43,7 +43,7 @@ DIFFERENCES = {
 def table(folder: Path, paths: list[Path] | None = None) -> list[dict[str, Any]]:
     """One row a log that can be read at or below the folder (or at the paths), in name order."""
     records, _ = load(paths or [folder])
-    found = []
+    listed = []
     for record, row in zip(records, rows(records, None), strict=True):
         log = str(Path(record.source).relative_to(folder))
         why = next((text for end, text in DIFFERENCES.items() if log.endswith(end)), "")
@@ -53,8 +53,8 @@ def table(folder: Path, paths: list[Path] | None = None) -> list[dict[str, Any]]
             why = "; ".join([*(r for r in row["reasons"] if r.startswith("TFLOP/s: ")), why])
         printed = beside_printed(record)
         row |= {"printed_by": printed.convention, "printed_error": printed.error}
-        found.append(row | {"log": log, "why": why.strip("; ")})
-    return found
+        listed.append(row | {"log": log, "why": why.strip("; ")})
+    return listed
 
 
 NO_VOCABULARY = "sc21 without vocabulary"  # GPT-NeoX's, since it counts its FLOPs itself
@@ -90,12 +90,12 @@ def beside_printed(record: Record) -> Printed:
     return min(candidates, key=lambda printed: abs(printed.error), default=Printed())
 
 
-def text(found: list[dict[str, Any]]) -> str:
+def text(listed: list[dict[str, Any]]) -> str:
     """The rows as CSV, numbers with five digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for row in found:
+    for row in listed:
         values = (row[name] for name in COLUMNS)
         writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in values])
     return out.getvalue()
@@ -107,10 +107,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="logs at or below it")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write it here")
-    given = parser.parse_args(argv)
-    written = text(table(given.folder))
-    if given.out:
-        given.out.write_text(written)
+    arguments = parser.parse_args(argv)
+    written = text(table(arguments.folder))
+    if arguments.out:
+        arguments.out.write_text(written)
     else:
         print(written, end="")
     return 0

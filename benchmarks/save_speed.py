@@ -160,8 +160,8 @@ def main(argv: list[str] | None = None) -> int:
                 else:
                     pair[1] = plain(place / "plain", contents[name])
             times[name].append((pair[0], pair[1]))
-        said = (f"{name} {p / o:.2f}" for name, pairs in times.items() for o, p in pairs[-1:])
-        print(f"{repeat}: plain write over ours: {', '.join(said)}", flush=True)
+        ratios = (f"{name} {p / o:.2f}" for name, pairs in times.items() for o, p in pairs[-1:])
+        print(f"{repeat}: plain write over ours: {', '.join(ratios)}", flush=True)
     text = table(times, {n: len(c) for n, c in contents.items()}, spec.model.n_params)
     shutil.rmtree(place)
     (arguments.out / "result.md").write_text(text)

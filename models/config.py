@@ -227,12 +227,12 @@ def preset(name: str, **sizes: Any) -> GPTConfig:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UsageError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}{hint}")
     base = PRESETS[name]
-    given = {k: v for k, v in sizes.items() if v is not None}
-    other = {k for k, v in given.items() if v != getattr(base, k)}
+    stated = {k: v for k, v in sizes.items() if v is not None}
+    other = {k for k, v in stated.items() if v != getattr(base, k)}
     follow = {"hidden": ("ffn_hidden", "kv_channels"), "activation": ("ffn_hidden",)}
     follow |= {"n_head": ("n_kv_head",)}
     derived = {size: 0 for of in other & follow.keys() for size in follow[of]}
-    return replace(base, **derived | given)
+    return replace(base, **derived | stated)
 
 
 def name_of(config: GPTConfig, stated: str) -> str | None:

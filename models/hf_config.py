@@ -163,26 +163,26 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
 def _rope(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """GPTConfig's rope_theta and rope_scaling, from either form: rope_theta beside rope_scaling, or
     transformers 5's rope_parameters."""
-    given = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    if not isinstance(given, dict):
-        raise UsageError(f"{path}: rotary positions must be an object, not {given!r:.60}")
-    found = {
+    stated = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    if not isinstance(stated, dict):
+        raise UsageError(f"{path}: rotary positions must be an object, not {stated!r:.60}")
+    rotary = {
         "rope_theta": values.get("rope_theta", 10000.0),  # transformers' own
         "partial_rotary_factor": values.get("partial_rotary_factor", 1.0),
-    } | given
-    kind = found.pop("rope_type", found.pop("type", "default"))
-    theta, factor, wanted = found.pop("rope_theta"), 1.0, {"partial_rotary_factor": 1.0}
+    } | stated
+    kind = rotary.pop("rope_type", rotary.pop("type", "default"))
+    theta, factor, wanted = rotary.pop("rope_theta"), 1.0, {"partial_rotary_factor": 1.0}
     if kind == "llama3":
-        factor, wanted = found.pop("factor", None), wanted | LLAMA3_ROPE
+        factor, wanted = rotary.pop("factor", None), wanted | LLAMA3_ROPE
     elif kind != "default":
         raise UsageError(
             f"{path}: rope_type is {kind!r}, but our GPT has rotary positions of type default or"
             " llama3"
         )
-    for name in found | wanted:
-        if found.get(name) != wanted.get(name):
+    for name in rotary | wanted:
+        if rotary.get(name) != wanted.get(name):
             raise UsageError(
-                f"{path}: {name} of the rotary positions is {found.get(name)!r:.60}, but our GPT"
+                f"{path}: {name} of the rotary positions is {rotary.get(name)!r:.60}, but our GPT"
                 f" has {wanted.get(name, 'no such setting')}"
             )
     return {"rope_theta": theta, "rope_scaling": factor}

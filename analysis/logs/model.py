@@ -14,8 +14,8 @@ _WORDS = {"gpus": "GPUs", "seq_len": "sequence length", "global_batch": "global 
 
 def asked(names: Iterable[str]) -> str:
     """Facts that a log does not state, each with the flag that gives it."""
-    said = (f"{_WORDS.get(name, name)} ({flag_of(name)})" for name in names)
-    return f"the log does not state {', '.join(said)}"
+    facts = (f"{_WORDS.get(name, name)} ({flag_of(name)})" for name in names)
+    return f"the log does not state {', '.join(facts)}"
 
 
 def config_of(record: Record) -> tuple[GPTConfig | None, str]:

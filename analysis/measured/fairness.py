@@ -33,13 +33,13 @@ def differences(
     documents, processor and (unless `any_commit`) commit, or another one with the same code. A fact
     that one of the logs does not state is unknown, not different.
     """
-    found = []
+    findings = []
 
     def compare(name: str, mine: object, theirs: object) -> None:
         if mine is not None and theirs is not None and mine != theirs:
             if name == "commit":
                 mine, theirs = short_commit(mine), short_commit(theirs)
-            found.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
+            findings.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
 
     for size in sorted(set(record.model) & set(baseline.model)):
         compare(f"model {size}", record.model[size], baseline.model[size])
@@ -60,7 +60,7 @@ def differences(
         if name == "commit" and (any_commit or same_code):
             continue
         compare(name, getattr(record, name), getattr(baseline, name))
-    return found
+    return findings
 
 
 def unstated(records: list[Record]) -> list[str]:
@@ -111,7 +111,7 @@ def other_kernels(records: list[Record]) -> list[str]:
     """A note that names each run's kernels of attention, and the runs that are deterministic, where
     not all are alike. Runs that do not state it are left out. Where one does not say which of
     torch's kernels it was, these count as one."""
-    found: dict[str, list[str]] = defaultdict(list)
+    by_kernels: dict[str, list[str]] = defaultdict(list)
     stated = [record.facts.get("attention") for record in records]
     alone = {kernels.partition(" (")[0] for kernels in stated if kernels} & set(stated)
     for record, kernels in zip(records, stated, strict=True):
@@ -120,10 +120,12 @@ def other_kernels(records: list[Record]) -> list[str]:
             kernels = family if family in alone else kernels
             if (record.facts.get("spec") or {}).get("deterministic"):
                 kernels += ", deterministic"
-            found[kernels].append(name_of(record))
-    if len(found) < 2:
+            by_kernels[kernels].append(name_of(record))
+    if len(by_kernels) < 2:
         return []
-    told = "; ".join(f"{kernels}: {who(names, len(records))}" for kernels, names in found.items())
+    told = "; ".join(
+        f"{kernels}: {who(names, len(records))}" for kernels, names in by_kernels.items()
+    )
     return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
 
 

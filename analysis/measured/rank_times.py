@@ -41,7 +41,7 @@ class Breakdown:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether every rank is there."""
         return len(self.ranks) == self.spec.layout.world_size
 
@@ -296,7 +296,7 @@ def _not_decomposed(
     if not fits:
         return f"no breakdown of the baseline {wanted}" if wanted else "no baseline (--baseline)"
     both = (breakdown, fits[0])
-    if not all(of.whole for of in both):
+    if not all(of.complete for of in both):
         return "needs every rank"
     if unfinished := [of.name for of in both if of.run.state != COMPLETE]:
         return f"no efficiency: {', '.join(unfinished)} did not complete"

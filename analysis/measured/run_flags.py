@@ -52,15 +52,15 @@ def parser_of(
     return parser
 
 
-def load_given(command: str, given: argparse.Namespace) -> list[Record]:
+def load_runs(command: str, arguments: argparse.Namespace) -> list[Record]:
     """The runs at the paths that were given; what is refused is said on stderr, and at the end how
     much that was.
 
     Raises:
         UsageError: nothing could be read.
     """
-    records, refused = load(given.paths, facts_of(given))
-    for line in refused + unheeded(records, facts_of(given)):
+    records, refused = load(arguments.paths, facts_of(arguments))
+    for line in refused + unheeded(records, facts_of(arguments)):
         warn(command, line)
     if refused:
         n = len(records)

@@ -134,22 +134,22 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     """A run by itself; `fit` says whether it can be compared with others."""
     judgement = judge(record, time)
     fit = time is not None and not judgement.unfit
-    found = summary(record, time, judgement)
+    values = summary(record, time, judgement)
     missing = throughput.plain_missing(record)
     if time is None:
         missing["step_s"] = str(no_timing(record) or "no step was timed")
-    if found["tokens_per_s"] is None:
+    if values["tokens_per_s"] is None:
         missing["tokens_per_s"] = throughput.tokens_missing(record, time is not None)
     tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
     unfit = [flag.text for flag in judgement.flags if flag.kind in UNFIT]
     if unfit and not judgement.only_skipped:
         missing["tflops"] = "; ".join(unfit)
     else:
-        tokens_per_s = found["tokens_per_s"]
+        tokens_per_s = values["tokens_per_s"]
         if convention:
             tflops, why = throughput.tflops_per_gpu(record, tokens_per_s, convention)
         else:
-            printed = found["printed_tflops"]
+            printed = values["printed_tflops"]
             tflops, used, why = throughput.best_tflops_per_gpu(record, tokens_per_s, printed)
         if tflops is None:
             no_rate = missing.get("tokens_per_s", "")
@@ -163,7 +163,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     doubts += throughput.above_peak(record, tflops, used) + throughput.printed_doubt(record)
     changed = [CHANGED] if is_changed(record) else []
     return {
-        **found,
+        **values,
         "run": name_of(record),
         "origin": {k: origin for k, origin in record.origin.items() if origin != "log"},
         "step_s": time and time.step_s,
@@ -175,7 +175,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "peak_gb": record.peak_bytes and record.peak_bytes / 1e9,
         "missing": missing,
         "unfit": unfit,
-        "reasons": found["reasons"] + changed + doubts,
+        "reasons": values["reasons"] + changed + doubts,
         "notes": _notes(judgement, time) + doubts,
         "fit": fit,
     }
@@ -238,18 +238,18 @@ def of_records(
     else:
         baselines = sorted({r.baseline for r in records} - {None})
     kind = kind or scaling_of(records)
-    found = rows(records, convention, baseline, kind, window, any_commit)
+    run_rows = rows(records, convention, baseline, kind, window, any_commit)
     predicted = predictions.of_runs(records, predict)
-    for row, prediction in zip(found, predicted, strict=True):
+    for row, prediction in zip(run_rows, predicted, strict=True):
         row["predicted_s"] = prediction.seconds
         row["predicted_error"] = predictions.error(prediction.seconds, row["step_s"])
         row["missing"] |= prediction.missing
-    used = dict.fromkeys(row["convention"] for row in found if row["tflops"] is not None)
+    used = dict.fromkeys(row["convention"] for row in run_rows if row["tflops"] is not None)
     shared = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
     columns = [
         Column("run", "run"),
         Column("engine", "engine"),
-        *(Column(k, k, "d") for k in ("gpus", *shown_axes(found))),
+        *(Column(k, k, "d") for k in ("gpus", *shown_axes(run_rows))),
         Column("micro_batch", "micro-batch", "d"),
         Column("step_s", "s/iter", ".4g"),
         Column("predicted_s", "predicted s/iter", ".4g", seldom=predict is None),
@@ -277,13 +277,13 @@ def of_records(
         f"s/iter: {describe_rule(window)}. TFLOP/s: {shared or 'the named'} convention. Speedup:"
         f" {kind} scaling against {', '.join(baselines) or 'none stated (--baseline NAME)'}."
     )
-    pairs = list(zip(records, found, strict=True))
+    pairs = list(zip(records, run_rows, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]
     if len({_repeated(record) for record in compared}) < len(compared):
         note += " Repeats: the medians of both sides."
     notes = [note, *busy(records), *notes_on(compared, any_commit)]
-    notes += predictions.notes_on(predict, [row["predicted_error"] for row in found], records)
-    return Table(columns, found, notes=notes, reasons=scaling_curve.reasons(found))
+    notes += predictions.notes_on(predict, [row["predicted_error"] for row in run_rows], records)
+    return Table(columns, run_rows, notes=notes, reasons=scaling_curve.reasons(run_rows))
 
 
 def report(paths: list[Path], *args: Any, **settings: Any) -> Table:

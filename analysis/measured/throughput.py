@@ -157,9 +157,9 @@ def above_peak(record: Record, tflops: float | None, convention: str) -> list[st
 
 def plain_missing(record: Record) -> dict[str, str]:
     """Why micro-batch and peak GB are unknown, where they are."""
-    found = {}
+    missing = {}
     if record.micro_batch is None:
-        found["micro_batch"] = asked(["micro_batch"])
+        missing["micro_batch"] = asked(["micro_batch"])
     if record.peak_bytes is None:
-        found["peak_gb"] = "the log has no peak of memory"
-    return found
+        missing["peak_gb"] = "the log has no peak of memory"
+    return missing

@@ -166,7 +166,7 @@ class _Problem:
         evaluated = lru_cache(1)(lambda z: self.residuals(np.frombuffer(z)))  # asked for twice
         settings = {"bounds": (-4, 4), "max_nfev": 40, "ftol": 1e-4, "xtol": 1e-4}
         slow_host = np.where(np.array(NAMES) == "launch", 1.5, 0.0)
-        found = [
+        solutions = [
             least_squares(
                 lambda z: evaluated(z.tobytes())[0],
                 start,
@@ -175,7 +175,7 @@ class _Problem:
             )
             for start in (np.zeros(len(NAMES)), slow_host)
         ]
-        return self.theta(min(found, key=lambda solution: solution.cost).x)
+        return self.theta(min(solutions, key=lambda solution: solution.cost).x)
 
     def log_odds(self, theta: np.ndarray) -> float:
         """Log of how many times as likely the rows are with a fit as with the priors' centres.

@@ -77,9 +77,9 @@ def space(
     values = np.hstack(
         [np.repeat(splits, len(POLICIES), axis=0), np.tile(POLICIES, (len(splits), 1))]
     )
-    given = dict(zip((*SPLIT, *POLICY), values.T, strict=True))
-    tp, zero_stage, fsdp2 = given["tp"], given["zero_stage"], given["fsdp2"]
-    given |= {
+    settings = dict(zip((*SPLIT, *POLICY), values.T, strict=True))
+    tp, zero_stage, fsdp2 = settings["tp"], settings["zero_stage"], settings["fsdp2"]
+    settings |= {
         "vocab": config.padded_vocab(tp),
         "seq": seq_len,
         "width": WIDTHS[precision],
@@ -91,10 +91,10 @@ def space(
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
     engine = list(map(engine_of, zero_stage, fsdp2))
-    given |= cluster.columns(engine, tp, math.prod(given[axis] for axis in RANK_AXES))
+    settings |= cluster.columns(engine, tp, math.prod(settings[axis] for axis in RANK_AXES))
     if flash is not None:
-        given["flash"] = flash
-    x = columns(config, **given)
+        settings["flash"] = flash
+    x = columns(config, **settings)
     keep = np.isin(engine, engines) & ~_cannot_run(x, precision)
     if not keep.any():
         raise UsageError(

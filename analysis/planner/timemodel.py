@@ -135,9 +135,9 @@ def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
     """Bytes moved by one layer, forward, over the memory rate: norms, dropouts and residuals (whole
     on every rank unless sequence-parallel [K]), GELU, biases and transposes (split by tp)."""
     sbh = x.tokens * x.hidden * x.width
-    whole = 13.0 * sbh / np.where(x.sequence_parallel, x.tp, 1)
+    replicated = 13.0 * sbh / np.where(x.sequence_parallel, x.tp, 1)
     split = (6.0 + 8.0 * x.ffn * (1 + 0.5 * x.glu) / (4.0 * x.hidden)) * sbh / x.tp
-    return (whole + split) / (machine.memory_rate * c["mem"])
+    return (replicated + split) / (machine.memory_rate * c["mem"])
 
 
 def inside_rate(n: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
@@ -228,10 +228,10 @@ def logits(x: Columns, machine: Machine, c: dict) -> Array:
 
 def stages(x: Columns, machine: Machine, c: dict) -> tuple[Array, Array]:
     """(slowest, mean) stage's seconds per micro-batch, forward and backward."""
-    one, head = layer(x, machine, c), logits(x, machine, c)
+    layer_s, head_s = layer(x, machine, c), logits(x, machine, c)
     first, middle, last = stage_layers(x)
-    slowest = np.maximum(np.maximum(first, middle) * one, last * one + head)
-    mean = (x.layers * one + head) / x.pp
+    slowest = np.maximum(np.maximum(first, middle) * layer_s, last * layer_s + head_s)
+    mean = (x.layers * layer_s + head_s) / x.pp
     each, slot = (wait * stalls(x) for wait in pipeline_stall(x))
     return slowest + c["micro"] + each, mean + c["micro"] + slot
 

@@ -222,12 +222,12 @@ def refused(rows: Rows) -> dict[str, Any]:
 
 def by_split() -> Table:
     """Errors of time on three sets, by which rows the fit has not seen."""
-    found = []
+    results = []
     for name in BY_SPLIT:
         rows = rows_of(name)
         for split in SPLITS:
             errors = of_time(rows, fitting.MAX_ROWS, split).errors(rows.measured)
-            found.append({"set": name, "split": split} | errors)
+            results.append({"set": name, "split": split} | errors)
     columns = [
         Column("set", "published rows"),
         Column("split", "split"),
@@ -236,19 +236,19 @@ def by_split() -> Table:
         Column("inside", "inside the 80 % interval", ".0%"),
         Column("noise", "repeat noise", ".1%"),
     ]
-    return Table(columns, found)
+    return Table(columns, results)
 
 
 def by_count() -> Table:
     """Errors of time by how many other rows were fitted; 0: the priors alone."""
-    found = []
+    results = []
     for name in SETS:
         rows = rows_of(name)
         row: dict[str, Any] = {"set": name}
         for count in (0, 10, fitting.MAX_ROWS):
             errors = of_time(rows, count, "random").errors(rows.measured)
             row |= {"n": errors["n"]} | {f"{key}{count}": v for key, v in errors.items()}
-        found.append(row)
+        results.append(row)
     columns = [Column("set", "published rows"), Column("n", "n", "d")]
     for count, words in ((0, "no run"), (10, "10 rows"), (fitting.MAX_ROWS, "20 rows")):
         columns += [
@@ -256,16 +256,16 @@ def by_count() -> Table:
             Column(f"mape{count}", "MAPE", ".1%"),
             Column(f"inside{count}", "in the interval", ".0%"),
         ]
-    return Table(columns, found)
+    return Table(columns, results)
 
 
 def by_memory() -> Table:
     """Errors of memory where peaks are published, and which runs are refused."""
-    found = []
+    results = []
     for name in SETS:
         rows = rows_of(name)
         if len((peaks := of_memory(rows)).index):
-            found.append({"set": name} | peaks.errors(rows.memory_gb) | refused(rows))
+            results.append({"set": name} | peaks.errors(rows.memory_gb) | refused(rows))
     columns = [
         Column("set", "published rows"),
         Column("mape", "MAPE of the peak", ".1%"),
@@ -275,7 +275,7 @@ def by_memory() -> Table:
         Column("ran", "ran", "d"),
         Column("ran_refused", "of them refused", "d"),
     ]
-    return Table(columns, found)
+    return Table(columns, results)
 
 
 @command_line("held_out")

@@ -143,7 +143,7 @@ def _settings(row: Row) -> Settings:
     )
     nanotron, recompute = family == "nanotron", _recompute(row)
     deepspeed = "deepspeed" in engine.lower()
-    found = {
+    values = {
         **model,
         **split,
         **_precision(row),
@@ -164,7 +164,7 @@ def _settings(row: Row) -> Settings:
         "rotary": nanotron,
         "untied": nanotron and _untied(row, model),  # others' counts are rounded too far
     }
-    return Settings(found, guessed)
+    return Settings(values, guessed)
 
 
 # What a published engine is called -> its family; the first that matches.
@@ -179,8 +179,8 @@ _CALLED = {
 
 def _family(engine: str) -> int:
     """The family's place in FAMILIES; Megatron's where none is named."""
-    found = (name for words, name in _CALLED.items() if re.search(words, engine, re.IGNORECASE))
-    return FAMILIES.index(next(found, "megatron"))
+    families = (name for words, name in _CALLED.items() if re.search(words, engine, re.IGNORECASE))
+    return FAMILIES.index(next(families, "megatron"))
 
 
 def _check_counts(row: Row) -> None:
@@ -326,8 +326,8 @@ def _seconds(row: Row, s: dict[str, Any]) -> float:
         shape = GPTConfig(int(s["layers"]), int(s["hidden"]), 1, int(s["vocab"]), int(s["seq"]))
         return sc21(shape, shape.max_seq_len, recompute=True) * tokens / (rate * 1e12 * gpus)
     params = row.number("params_b")
-    if rate and params and (found := re.search(r"([68])\s*PT", formula)):
-        return int(found[1]) * params * 1e9 * tokens / (rate * 1e12 * gpus)
+    if rate and params and (match := re.search(r"([68])\s*PT", formula)):
+        return int(match[1]) * params * 1e9 * tokens / (rate * 1e12 * gpus)
     return math.nan
 
 
@@ -337,7 +337,7 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
     Raises:
         UsageError: unreadable, or a column is missing, or no row is usable.
     """
-    found: list[tuple[str, Row, Settings, Machine]] = []
+    modelled: list[tuple[str, Row, Settings, Machine]] = []
     left_out: list[tuple[str, str]] = []
     for path in paths:
         for row in read_csv(path, needed).rows:
@@ -350,11 +350,11 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
             except ValueError as error:
                 left_out.append((name, str(error)))
             else:
-                found.append((name, row, s, machine))
-    if not found:
+                modelled.append((name, row, s, machine))
+    if not modelled:
         why = f" ({left_out[0][0]}: {left_out[0][1]})" if left_out else ""
         raise UsageError(f"{', '.join(map(str, paths))}: no row can be modelled{why}")
-    names, rows, settings, machines = zip(*found, strict=True)
+    names, rows, settings, machines = zip(*modelled, strict=True)
     status = ["ok" if _status(row).lower() == "ok" else _status(row) for row in rows]
     seconds = [_seconds(row, s.columns) for row, s in zip(rows, settings, strict=True)]
     return Rows(

@@ -46,15 +46,15 @@ MODEL = (
 
 def model_hash() -> str:
     """A hash of the files that a prediction follows from."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in MODEL:
-        found.update((ROOT / path).read_bytes())
-    return found.hexdigest()[:12]
+        digest.update((ROOT / path).read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, str]]:
     """What is predicted of each row, by id; `fits`: constants by cluster, else the priors."""
-    found = {}
+    predictions = {}
     keys = np.array(rows.cluster_key)
     limit = np.array([planning_gpu(name).memory_gb for name in rows.gpu])
     limit = np.where(np.isfinite(rows.gpu_memory_gb), rows.gpu_memory_gb, limit)
@@ -74,25 +74,25 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
             elif full[i] > limit[i]:
                 fit_in, why = "no", f"needs {full[i]:.0f} of {limit[i]:.0f} GB"
             texts = [f"{t:.5g}" for t in times]
-            found[rows.ids[i]] = dict(zip(FOUND, (*texts, fit_in, why), strict=True))
+            predictions[rows.ids[i]] = dict(zip(FOUND, (*texts, fit_in, why), strict=True))
     for name, why in rows.left_out:
-        found[name] = dict(zip(FOUND, ("", "", "", "no", why), strict=True))
-    return found
+        predictions[name] = dict(zip(FOUND, ("", "", "", "no", why), strict=True))
+    return predictions
 
 
-def record(path: Path, given: list[Path], count: int, out: Path) -> None:
+def record(path: Path, fitted_on: list[Path], count: int, out: Path) -> None:
     """Write the predictions of one table, and its line of made.csv."""
     with path.open(newline="") as stream:
         layouts = list(csv.DictReader(stream))
     columns = [c for c in layouts[0] if c not in ("id", *FOUND) and any(r[c] for r in layouts)]
     if told := [c for c in columns if column_name(c) in RESULTS]:
         sys.exit(f"{path} has results: {', '.join(told)}")
-    name = path.stem.removesuffix("-fitted") + ("-fitted" if given else "")
-    columns = [] if given else columns  # they stand in <name>.csv
+    name = path.stem.removesuffix("-fitted") + ("-fitted" if fitted_on else "")
+    columns = [] if fitted_on else columns  # they stand in <name>.csv
     fits = {}
     out.mkdir(parents=True, exist_ok=True)
-    if given:
-        seen = read_rows(given)
+    if fitted_on:
+        seen = read_rows(fitted_on)
         known = scored(seen)
         for key in sorted({seen.cluster_key[i] for i in known}):
             index = np.array([i for i in known if seen.cluster_key[i] == key])
@@ -102,16 +102,16 @@ def record(path: Path, given: list[Path], count: int, out: Path) -> None:
             where = seen.gpu[i], seen.gpu[i], int(seen.gpus_per_node[i])
             size, flash = float(seen.gpu_memory_gb[i]), bool(seen.x.flash[i])
             cluster = calibration.Calibration(*where, size, fit, flash=flash)
-            said = f"fitted for predictions on record of {name}"
-            calibration.write(out / f"{name}.toml", cluster, said, [seen.ids[k] for k in chosen])
-    found = predicted(read_rows([path], tuple(n for n in NEEDED if n != "step_s")), fits)
+            source = f"fitted for predictions on record of {name}"
+            calibration.write(out / f"{name}.toml", cluster, source, [seen.ids[k] for k in chosen])
+    predictions = predicted(read_rows([path], tuple(n for n in NEEDED if n != "step_s")), fits)
     with (out / f"{name}.csv").open("w", newline="") as stream:
         write = csv.writer(stream, lineterminator="\n")
         write.writerow(["id", *FOUND, *columns])
         for row in layouts:
-            values = found[row["id"]]
+            values = predictions[row["id"]]
             write.writerow([row["id"], *values.values(), *(row[c] for c in columns)])
-    _note(out / "made.csv", name, len(layouts), given, count if given else 0)
+    _note(out / "made.csv", name, len(layouts), fitted_on, count if fitted_on else 0)
 
 
 def _commit() -> str:
@@ -123,11 +123,11 @@ def _commit() -> str:
     return last.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def _note(path: Path, name: str, rows: int, given: list[Path], count: int) -> None:
+def _note(path: Path, name: str, rows: int, fitted_on: list[Path], count: int) -> None:
     """Put the file's line into made.csv, in the place of an older one."""
     head = ["file", "rows", "fitted_on", "fitted_rows", "model", "commit"]
     lines = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
-    values = (name, rows, " ".join(p.name for p in given), count, model_hash(), _commit())
+    values = (name, rows, " ".join(p.name for p in fitted_on), count, model_hash(), _commit())
     lines = [line for line in lines if line["file"] != name]
     lines.append(dict(zip(head, map(str, values), strict=True)))
     with path.open("w", newline="") as stream:
@@ -151,13 +151,13 @@ def main(argv: list[str] | None = None) -> int:
     add("--rows", type=int, default=fitting.MAX_ROWS, help="rows to fit at most")
     add("--out", type=Path, default=FOLDER)
     add("--check", action="store_true", help="print which files an older model made")
-    given = parser.parse_args(argv)
-    if given.check:
-        old = stale(given.out)
+    arguments = parser.parse_args(argv)
+    if arguments.check:
+        old = stale(arguments.out)
         print("\n".join(old) or "all were made by today's model")
         return bool(old)
-    for path in given.layouts:
-        record(path, given.fitted_on, given.rows, given.out)
+    for path in arguments.layouts:
+        record(path, arguments.fitted_on, arguments.rows, arguments.out)
     return 0
 
 

@@ -113,8 +113,8 @@ def _check_cover(name: str, shape: tuple[int, ...], pieces: list[dict[str, Any]]
             raise ValueError(f"the pieces of {name} do not hold each number of it once")
     # Parts that do not overlap, and have as many numbers as the parameter, are all of it.
     apart = all(
-        any(a + n <= b or b + m <= a for a, n, b, m in zip(*one, *other, strict=True))
-        for one, other in combinations(runs, 2)
+        any(a + n <= b or b + m <= a for a, n, b, m in zip(*box, *other, strict=True))
+        for box, other in combinations(runs, 2)
     )
     n = sum(math.prod(part) for _, part in runs)
     if not apart or n != math.prod(shape):

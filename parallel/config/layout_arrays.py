@@ -179,7 +179,7 @@ def _derived(values: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def columns(config: GPTConfig | None = None, **given: object) -> Columns:
+def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
     """Columns from scalars and arrays, broadcast together; what is not given has its usual value.
 
     `config` gives the model's sizes, of which any may be given instead. Models without a gate have
@@ -188,7 +188,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro"), 1)
     usual |= dict.fromkeys(("zero_stage", "recompute", "offload", "positions"), 0)
     usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
-    values = usual | (_of_model(config) if config else {}) | given
+    values = usual | (_of_model(config) if config else {}) | stated
     values = _derived({name: np.asarray(value) for name, value in values.items()}) | values
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
@@ -203,7 +203,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     )
 
 
-def columns_of(spec: "RunSpec", **given: object) -> Columns:
+def columns_of(spec: "RunSpec", **stated: object) -> Columns:
     """A run's settings as one row; other columns (the machine's) are given or as usual."""
     layout = spec.layout
     width = 4 if spec.precision == "fp32" else 2
@@ -233,4 +233,4 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
     }
-    return columns(spec.model, **settings | given)
+    return columns(spec.model, **settings | stated)

@@ -99,15 +99,15 @@ def states(x: Columns, n: np.ndarray, tensors_alone: bool = False) -> dict[str, 
     copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
     per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients * (not tensors_alone) + copies
     resting = np.where((x.offload == 2) | (x.fsdp2 & mixed), 0.0, n * x.width / shards_by_stage[3])
-    whole = x.fsdp2 & (x.n_micro > 1)
+    unsharded = x.fsdp2 & (x.n_micro > 1)
     # Backward begins without gradients.
-    before = tensors_alone & (x.fsdp2 & ~whole | comes_late(x))
-    handed_over = (x.offload > 0) & (zero > 1) & ~whole  # to the host, as they come
+    before = tensors_alone & (x.fsdp2 & ~unsharded | comes_late(x))
+    handed_over = (x.offload > 0) & (zero > 1) & ~unsharded  # to the host, as they come
     host = np.where(handed_over, 0.0 if tensors_alone else 0.1, 1.0)
     return {
         "weights": resting + gathered(x, n, 1 if tensors_alone else 2),
         "gradients": np.where(
-            before, 0.0, n * per_grad / np.where(whole, 1, shards_by_stage[2]) * host
+            before, 0.0, n * per_grad / np.where(unsharded, 1, shards_by_stage[2]) * host
         ),
         "optimizer": n * per_optimizer / shards_by_stage[1] * np.where(x.offload > 0, 0.0, 1.0),
     }
@@ -161,7 +161,7 @@ def layer_activations(x: Columns) -> np.ndarray:
     projection's input.
     """
     low = in_fp8(x)
-    whole = (
+    replicated = (
         x.hidden
         * (8.0 - 2.0 * low + 2.0 * x.dropout + 4.0 * x.autocast)
         / np.where(x.sequence_parallel, x.tp, 1)
@@ -170,7 +170,7 @@ def layer_activations(x: Columns) -> np.ndarray:
     split = (4.0 + turned) * x.head_dim * (x.heads + x.kv_heads) + low * x.head_dim * x.heads
     gates = x.glu * (2.0 + 2.0 * x.plain)
     split = split + x.ffn * (4.0 - low + 6.0 * x.gelu_written_out + gates)
-    return x.tokens * x.width / 2 * (whole + split / x.tp) + scores(x)
+    return x.tokens * x.width / 2 * (replicated + split / x.tp) + scores(x)
 
 
 def scores(x: Columns) -> np.ndarray:
@@ -221,8 +221,8 @@ def activations(x: Columns, layers: np.ndarray, flying: np.ndarray) -> np.ndarra
     # nanotron holds one whole input a layer of the micro-batch in work, gathered for tp's products,
     # once a pipeline is full (peaks of the Ultra-Scale sweep at tp 8 to 32).
     gathers = x.nanotron & x.sequence_parallel & (x.n_micro > x.pp)
-    whole = layers * x.tokens * x.hidden * x.width * gathers
-    return layers * flying * kept_per_layer(x) + working + whole
+    inputs = layers * x.tokens * x.hidden * x.width * gathers
+    return layers * flying * kept_per_layer(x) + working + inputs
 
 
 def logits(x: Columns, tensors_alone: bool = False) -> np.ndarray:
@@ -255,9 +255,9 @@ def update(x: Columns, n: np.ndarray) -> np.ndarray:
     shard = n / np.where(x.zero_stage > 0, x.shards, 1) * (x.width < 4) * (x.zero_stage < 3)
     flat = (~both & (x.offload == 0)) * ((x.zero_stage == 1) | (x.zero_stage == 2))
     more = x.width * flat * (shard * np.where(x.zero_stage == 1, 2, 1) - (x.zero_stage == 1) * n)
-    whole = 4.0 * np.minimum(n, x.bucket)
+    message = 4.0 * np.minimum(n, x.bucket)
     return np.where(
-        x.deepspeed, np.where(both & (x.zero_stage < 2), whole, 4.0 * shard + more), 0.0
+        x.deepspeed, np.where(both & (x.zero_stage < 2), message, 4.0 * shard + more), 0.0
     )
 
 
@@ -364,9 +364,9 @@ def borders(x: Columns, flying: np.ndarray, ends: tuple[Any, Any]) -> Borders:
     forward = (coming + 2.0 * going + outputs) * part
     backward = (1.0 + going + outputs) * part
     held = np.minimum(np.where(last, 2.0, flying), x.n_micro)
-    whole = (held * (1.0 * ~first + ~last) + 1.0 + ~first) * edge
+    uncut = (held * (1.0 * ~first + ~last) + 1.0 + ~first) * edge
     cut = (held * ~last + 2.0) / x.tp * edge
-    deepspeed = np.where(x.tp > 1, cut, whole)
+    deepspeed = np.where(x.tp > 1, cut, uncut)
     gathered = np.where(x.tp > 1, 2.0 * edge, 0.0)
     piped = x.pp > 1
     return Borders(

@@ -56,17 +56,17 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
     Messages of at most 64 bytes (losses, norms, flags) are not in it, nor what only a first step
     sends (DeepSpeed's pipeline describes its first message). None: no closed formula is known.
     """
-    found: dict[str, Volume | None] = {}
+    volumes: dict[str, Volume | None] = {}
     layout = spec.layout
     if layout.tp > 1:
-        found["tp"] = _tensor(spec, rank)
+        volumes["tp"] = _tensor(spec, rank)
     if layout.pp > 1:
-        found["pp"] = _pipeline(spec, rank)
+        volumes["pp"] = _pipeline(spec, rank)
         if spec.model.tied and layout.coords(rank)["pp"] in (0, layout.pp - 1):
-            found["embedding"] = _tied_embedding(spec)
+            volumes["embedding"] = _tied_embedding(spec)
     if layout.dp > 1:
-        found["dp"] = _data(spec, rank)
-    return found
+        volumes["dp"] = _data(spec, rank)
+    return volumes
 
 
 def _width(spec: RunSpec) -> int:
@@ -100,7 +100,7 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     first, last = stage == 0, stage == layout.pp - 1
     again = 2 if layout.recompute == "full" else 0
     volume = Volume()
-    whole = 2 * layers * model.head_dim * model.qk_norm  # gradients that are summed over tp
+    summed = 2 * layers * model.head_dim * model.qk_norm  # gradients that are summed over tp
     if layout.sequence_parallel:
         # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
         # scattered gradient, per row-parallel layer the gathered gradient.
@@ -113,12 +113,12 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
         # What every tp rank holds whole but sees with a part of the sequence: norms and the biases
         # after row-parallel layers.
         norm = 1 + (model.norm == "layernorm")
-        whole += model.hidden * (layers * 2 * (norm + model.bias) + last * norm)
+        summed += model.hidden * (layers * 2 * (norm + model.bias) + last * norm)
     else:
         volume.add("all_reduce", n, hidden, m * (layers * (4 + again) + first + last))
-    if whole and spec.engine == "megatron":
-        volume.add("all_reduce", n, GRAD_BYTES * whole)
-    elif whole:
+    if summed and spec.engine == "megatron":
+        volume.add("all_reduce", n, GRAD_BYTES * summed)
+    elif summed:
         volume.add("all_reduce", n, _width(spec) * model.head_dim, m * 2 * layers)
     if last:
         per_token = layout.micro_batch * spec.seq_len * 4

@@ -59,11 +59,11 @@ def git(folder: Path) -> dict[str, Any]:
     }
 
 
-def same_code(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_code(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Whether two runs' `git` facts name the same code: by `code` where both have it (an old
     run.json has none), else by the commit. Uncommitted changes are not compared."""
-    name = "code" if one.get("code") and other.get("code") else "commit"
-    return one.get(name) == other.get(name)
+    name = "code" if mine.get("code") and theirs.get("code") else "commit"
+    return mine.get(name) == theirs.get(name)
 
 
 def cores() -> int:

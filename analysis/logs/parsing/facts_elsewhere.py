@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.parsing.json_values import mapping, rows, whole
+from analysis.logs.parsing.json_values import integer, mapping, rows
 from analysis.logs.parsing.setting_names import FACTS, MODEL, SETTINGS, read_settings, state
 from analysis.logs.record import Record, Refusal
 from base.bounds import misfit
@@ -132,8 +132,8 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
     parts = {part: mapping(facts.get(part)) for part in ("spec", "layout", "host", "model", "git")}
     git, host, model = parts["git"], parts["host"], parts["model"]
     commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
-    found = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
-    return found | {
+    fields = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
+    return fields | {
         "precision": gemm_precision(parts["spec"].get("precision"), parts["spec"].get("tf32")),
         "planned_steps": parts["spec"].get("steps"),
         "gpus": parts["layout"].get("world_size"),
@@ -166,5 +166,5 @@ def sharing(facts: dict[str, Any]) -> str:
 def peak_bytes(content: dict[str, Any]) -> int | None:
     """Most bytes that a rank held by training_metrics.json: allocated on CUDA, resident on CPU."""
     keys = ("max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global")
-    found = [whole(epoch.get(key)) for epoch in rows(content.get("epochs")) for key in keys]
-    return max((value for value in found if value and value > 0), default=None)
+    peaks = [integer(epoch.get(key)) for epoch in rows(content.get("epochs")) for key in keys]
+    return max((value for value in peaks if value and value > 0), default=None)

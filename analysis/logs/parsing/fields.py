@@ -73,8 +73,8 @@ def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[by
     line, or to the next record where two stand on one line. cut: the file ends in this record
     without a line's end, so a number right there may have lost digits."""
     for offset, block in log.blocks():
-        found = list(start.finditer(block))
-        for match, following in zip(found, [*found[1:], None], strict=False):
+        matches = list(start.finditer(block))
+        for match, following in zip(matches, [*matches[1:], None], strict=False):
             begin = match.start()
             end = min(begin + LINE, following.start() if following else len(block))
             for stop in (b"\n", b"\r"):
@@ -135,6 +135,6 @@ def ranks_of_rates(total: np.ndarray, each: np.ndarray, rounded: float = 0.01) -
     if not len(ratio):
         return None
     middle = float(np.median(ratio))
-    whole = round(middle)
-    sure = whole >= 1 and rounded * middle < 0.5 and abs(middle - whole) <= rounded * middle
-    return whole if sure else None
+    ranks = round(middle)
+    sure = ranks >= 1 and rounded * middle < 0.5 and abs(middle - ranks) <= rounded * middle
+    return ranks if sure else None

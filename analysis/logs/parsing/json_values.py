@@ -50,7 +50,7 @@ def known(value: Any) -> float | None:
     return number if math.isfinite(number := real(value)) else None
 
 
-def whole(value: Any) -> int | None:
+def integer(value: Any) -> int | None:
     """A whole number that can be a count (or minus one); None for anything else."""
     if type(value) in (int, float) and abs(value) < _LARGEST and value == int(value):
         return int(value)

@@ -132,8 +132,8 @@ class LineFormat(Format):
 
 def last_number(pattern: bytes, text: bytes) -> int | float | None:
     """The number in the last match's group: what is said last before training counts."""
-    found = re.findall(pattern, text)
-    value = number(found[-1].replace(b"_", b"")) if found else np.nan
+    matches = re.findall(pattern, text)
+    value = number(matches[-1].replace(b"_", b"")) if matches else np.nan
     if not np.isfinite(value):
         return None
     return int(value) if value == int(value) else value

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from analysis.logs.parsing.json_values import known, mapping, text, whole
+from analysis.logs.parsing.json_values import integer, known, mapping, text
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 from base.files import parse_json
@@ -79,8 +79,8 @@ def _system(record: Record, path: Path) -> str:
     except (OSError, ValueError) as error:
         record.notes.append(f"{path.name} cannot be read: {error}")
         return ""
-    nodes = whole(known(system.get("number_of_nodes"))) or 0
-    each = whole(known(system.get("accelerators_per_node"))) or 0
+    nodes = integer(known(system.get("number_of_nodes"))) or 0
+    each = integer(known(system.get("accelerators_per_node"))) or 0
     state(record, {"gpus": nodes * each or None}, "config")
     return (text(system.get("accelerator_model_name")) or "").strip()
 

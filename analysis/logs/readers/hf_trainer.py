@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import labelled, named_number, number, table
-from analysis.logs.parsing.json_values import document, known, real, rows, steps_of, whole
+from analysis.logs.parsing.json_values import document, integer, known, real, rows, steps_of
 from analysis.logs.parsing.line_format import Columns, Format, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
@@ -133,14 +133,14 @@ def _document(record: Record, content: dict[str, Any]) -> None:
         loss=[row["loss"] for row in steps],
         grad_norm=[row.get("grad_norm") for row in steps],
     )
-    planned = whole(content.get("max_steps"))
+    planned = integer(content.get("max_steps"))
     ends = [row for row in [*history, content] if known(row.get("train_runtime")) is not None]
     for end in ends[-1:]:
-        planned = planned or whole(end.get("step"))
+        planned = planned or integer(end.get("step"))
         record.totals["wall_s"] = real(end["train_runtime"])
         if (rate := known(end.get("train_samples_per_second"))) is not None:
             record.totals["samples_per_s"] = rate
-    micro_batch = whole(content.get("train_batch_size"))
+    micro_batch = integer(content.get("train_batch_size"))
     state(record, {"planned_steps": planned, "micro_batch": micro_batch}, "log")
     _whole_run(record)
 

@@ -12,7 +12,15 @@ import numpy as np
 
 from analysis.logs.parsing.facts_elsewhere import peak_bytes
 from analysis.logs.parsing.fields import number
-from analysis.logs.parsing.json_values import document, known, mapping, rows, steps_of, text, whole
+from analysis.logs.parsing.json_values import (
+    document,
+    integer,
+    known,
+    mapping,
+    rows,
+    steps_of,
+    text,
+)
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
@@ -71,7 +79,7 @@ def _read(log: Log, record: Record) -> None:
     _settings(record, content, "log")
     record.peak_bytes = peak_bytes(content)
     record.profiler = mapping(content.get("profiler")) or None
-    accumulated = whole(mapping(content.get("training_config")).get("grad_accum_steps")) or 1
+    accumulated = integer(mapping(content.get("training_config")).get("grad_accum_steps")) or 1
     if accumulated > 1:
         record.notes.append(f"step times are of micro-steps; {accumulated} are one optimizer step")
     if epochs:
@@ -89,12 +97,12 @@ def _read(log: Log, record: Record) -> None:
 def _settings(record: Record, content: dict[str, Any], origin: str) -> None:
     """What the document says of model, layout and hardware."""
     config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
-    facts = {name: whole(config.get(key)) for name, key in _CONFIG.items()}
+    facts = {name: integer(config.get(key)) for name, key in _CONFIG.items()}
     for name, size in _SIZES.findall(str(config.get("model_size"))):
         facts[_RENAMED.get(name, name)] = int(size)
     facts |= {
         "engine": "DeepSpeed" if config.get("deepspeed_enabled") else None,
-        "gpus": whole(hardware.get("world_size")),
+        "gpus": integer(hardware.get("world_size")),
         "gpu_type": text(hardware.get("gpu_name")),
         "commit": text(content.get("git_commit")),
     }

@@ -17,7 +17,7 @@ import numpy as np
 
 from analysis.logs.parsing import rate_words
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.json_values import is_nan, known, mapping, real, text, whole
+from analysis.logs.parsing.json_values import integer, is_nan, known, mapping, real, text
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
@@ -88,7 +88,7 @@ def _read(log: Log, record: Record) -> None:
         marks.setdefault(line.key, line)
         if line.key in _ABOUT:
             setattr(about, _ABOUT[line.key], text(line.value) or "")
-        elif line.key in _FACTS and (fact := whole(line.value) or 0) > 0:
+        elif line.key in _FACTS and (fact := integer(line.value) or 0) > 0:
             state(record, {_FACTS[line.key]: fact}, "log")
         elif line.key == _PRECISION and (word := text(line.value)):
             state(record, {"precision": _PRECISIONS.get(word.lower(), word.lower())}, "log")
@@ -211,7 +211,7 @@ def _counts(run: list[_Line], trained_s: list[float], name: str) -> np.ndarray:
     count."""
     counts = [(0, 0.0, 0)]
     for line, seconds in zip(run, trained_s, strict=True):
-        n = whole(line.metadata.get(name)) if line.key in _COUNTED else None
+        n = integer(line.metadata.get(name)) if line.key in _COUNTED else None
         if n and n > counts[-1][2]:
             counts.append((line.at, seconds, n))
     return np.array(counts, float).T
@@ -222,7 +222,7 @@ def _tracked(run: list[_Line]) -> np.ndarray:
     there is none), and when the line was written."""
     steps = []
     for line in (line for line in run if line.key == "tracked_stats"):
-        counts = (whole(line.metadata.get(key)) for key in ("step", "samples_count"))
+        counts = (integer(line.metadata.get(key)) for key in ("step", "samples_count"))
         n = next(filter(None, counts), 0)
         for name, value in mapping(line.value).items():
             if _STEP_TIME.match(name) and (known(value) or 0) > 0:

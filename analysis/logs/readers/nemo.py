@@ -14,7 +14,7 @@ import re
 import numpy as np
 
 from analysis.logs.parsing.fields import labelled, table
-from analysis.logs.parsing.json_values import is_nan, mapping, real, whole
+from analysis.logs.parsing.json_values import integer, is_nan, mapping, real
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import read_settings, state
@@ -86,7 +86,7 @@ def _dllogger(log: Log, record: Record) -> Columns:
         except ValueError:
             broken += 1
             continue
-        data, step = mapping(line.get("data")), whole(line.get("step"))
+        data, step = mapping(line.get("data")), integer(line.get("step"))
         if line.get("step") == "PARAMETER":  # the last parameter line before training counts
             settings = {}
             for path, value in data.items():

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.logs.parsing.json_values import document, mapping, real, rows, whole
+from analysis.logs.parsing.json_values import document, integer, mapping, real, rows
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers.nsys import Row
 from analysis.logs.record import Refusal
@@ -62,7 +62,7 @@ def read_trace(path: Path) -> Trace:
         "cuda_gpu_kern_sum": _summed(kernels, "Name"),
         "cpu_op_sum": _summed(_own_times(events), "Name"),
     }
-    rank = whole(mapping(content.get("distributedInfo")).get("rank"))
+    rank = integer(mapping(content.get("distributedInfo")).get("rank"))
     return Trace(tables, rank, len(steps), sum(steps))
 
 
