@@ -44,8 +44,8 @@ from analysis.measured.fairness import (
     unstated,
 )
 from analysis.measured.run_flags import parser_of
-from base.errors import UsageError, command_line, warn
-from parallel.measure.steady_time import steady_iterations
+from base.errors import Reading, UsageError, command_line, warn
+from parallel.measure.steady_time import Window, steady_iterations
 
 RESAMPLES = 10_000
 RUNS, PAIRS, BLOCKS = "runs", "pairs of runs", "blocks of iterations"  # what is resampled
@@ -157,9 +157,9 @@ def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarr
 def timed_runs(
     paths: list[Path],
     facts: dict[str, Any] | None = None,
-    window: tuple[int, int] | None = None,
-) -> tuple[list[TimedRun], list[str]]:
-    """(the runs at the paths with their steady step times, one line for each run without any).
+    window: Window | None = None,
+) -> Reading[list[TimedRun]]:
+    """The runs at the paths with their steady step times; one line for each run without any.
 
     Raises:
         UsageError: none has.
@@ -180,7 +180,7 @@ def timed_runs(
     if not runs:
         where = ", ".join(map(str, paths))
         raise UsageError("; ".join([f"{where}: nothing here was timed", *left_out]))
-    return runs, left_out
+    return Reading(runs, left_out)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def answer(arguments: argparse.Namespace) -> Table:
     if arguments.study:
         _write_study(arguments.study, rows, ask, arguments.cluster or arguments.gpu_type)
     notes = _notes(ask, r, rows, arguments)
-    return ranking.table(rows, notes, ask.cluster.mfu(1.0, precision)[1])
+    return ranking.table(rows, notes, ask.cluster.mfu(1.0, precision).why)
 
 
 def _notes(

@@ -23,7 +23,7 @@ from analysis.logs.readers import nsys, torch_trace
 from analysis.logs.record import Refusal
 from analysis.measured.run_flags import parser_of
 from base.bounds import check_flags
-from base.errors import command_line, warn
+from base.errors import Reading, command_line, warn
 from base.files import below
 
 _BESIDE = (".nsys-rep", ".qdrep", ".qdstrm", ".sqlite")  # Nsight's own: `nsys stats` reads them
@@ -106,7 +106,7 @@ def _rows(tables: dict[str, list[nsys.Row]]) -> list[dict[str, Any]]:
     return rows
 
 
-def profiles_at(path: Path) -> tuple[dict[str, Profile], list[Refusal]]:
+def profiles_at(path: Path) -> Reading[dict[str, Profile]]:
     """Every profile at or below a path by its title, and what cannot be read."""
     files, refused = {}, []
     if not path.is_dir():
@@ -130,7 +130,7 @@ def profiles_at(path: Path) -> tuple[dict[str, Profile], list[Refusal]]:
             refused.append(refusal)
         except OSError as error:
             refused.append(Refusal(str(error.filename or file), error.strerror or str(error)))
-    return profiles, refused
+    return Reading(profiles, refused)
 
 
 def _files_of(run: Path) -> list[Path]:

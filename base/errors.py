@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 # Control characters of both sets, what turns the direction of text or breaks its line, and bytes
 # of a file's name that are no UTF-8 (they are held as surrogates).
@@ -21,6 +21,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of cat
 NAMED = 3  # things of one reason that a line names beside the first
 INTERRUPTED = 130  # 128 + SIGINT
+T = TypeVar("T")
 
 
 def printable(text: str) -> str:
@@ -40,6 +41,20 @@ class Reason(NamedTuple):
 
     def __str__(self) -> str:
         return self.text
+
+
+class Answer(NamedTuple, Generic[T]):
+    """A value, or None and why there is none."""
+
+    value: T | None
+    why: str = ""
+
+
+class Reading(NamedTuple, Generic[T]):
+    """What could be read, and what was left out with its reason: a line, a pair or a refusal."""
+
+    content: T
+    left_out: list[Any]
 
 
 def by_reason(left_out: Iterable[tuple[str, str]]) -> list[str]:

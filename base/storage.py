@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from base.errors import NO_ROOM, OutputError, UsageError
 
@@ -98,10 +98,17 @@ def write_json(path: Path, content: Any, mode: int = 0o666) -> None:
     write_synced(path, as_json(content), mode)
 
 
+class Written(NamedTuple):
+    """Bytes that were written, and their CRC-32."""
+
+    size: int
+    crc32: int
+
+
 def write_blocks(
     path: Path, blocks: Iterable[bytes | memoryview], tick: Callable[[], None] = lambda: None
-) -> tuple[int, int]:
-    """Write blocks of bytes to a file that is on disk when this returns: (bytes, CRC-32).
+) -> Written:
+    """Write blocks of bytes to a file that is on disk when this returns.
 
     A block is written while its checksum is computed, and earlier blocks are synced meanwhile. A
     single sync at the end would leave the disk idle until then, and take minutes without a tick. At
@@ -129,7 +136,7 @@ def write_blocks(
             if pending is not None:
                 pending.result()
         os.fsync(file.fileno())
-    return size, crc32
+    return Written(size, crc32)
 
 
 def _write(file: BinaryIO, block: memoryview) -> None:

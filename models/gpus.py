@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from base.errors import UsageError
+from base.errors import Answer, UsageError
 from base.files import read_toml
 
 # Model FLOPs only: what MFU is defined on. sc21 and seed count recomputation, which is HFU.
@@ -96,25 +96,27 @@ def mfu(
     precision: str | None,
     convention: str,
     given_peak: float | None = None,
-) -> tuple[float | None, str]:
-    """(model FLOPs utilisation in 0..1, "") or (None, why there is none).
+) -> Answer[float]:
+    """Model FLOPs utilisation, 0 to 1.
 
     Chowdhery et al. 2022 (PaLM), section 4.1: observed throughput of model FLOPs over the peak. A
     throughput above the peak is an error, not a utilisation; the sentence says so. given_peak:
     TFLOP/s of a card that is not known.
     """
     if tflops is None:
-        return None, ""
+        return Answer(None)
     card = find_gpu(gpu)
     peak = peak_tflops(gpu, precision) or given_peak
     if peak is None:
-        return None, f"no peak known for {gpu or 'this machine'} at {precision or 'its precision'}"
+        return Answer(
+            None, f"no peak known for {gpu or 'this machine'} at {precision or 'its precision'}"
+        )
     if tflops > peak:
         whose = card.name if card else gpu or "as given"
-        return None, f"{tflops:.1f} TFLOP/s is above the peak of {peak:g} ({whose})"
+        return Answer(None, f"{tflops:.1f} TFLOP/s is above the peak of {peak:g} ({whose})")
     if convention not in MODEL_FLOPS:
-        return None, f"the {convention} convention counts recomputation: no MFU"
-    return tflops / peak, ""
+        return Answer(None, f"the {convention} convention counts recomputation: no MFU")
+    return Answer(tflops / peak)
 
 
 # A bare name in a published table nearly always means the card of the maker's own servers.

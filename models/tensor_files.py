@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from base.storage import write_blocks
+from base.storage import Written, write_blocks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
@@ -25,8 +25,8 @@ def write_safetensors(
     tensors: Iterable[Tensor],
     metadata: dict[str, str] | None = None,
     tick: Callable[[], None] = lambda: None,
-) -> tuple[int, int]:
-    """Write and sync `tensors`, in the order of `layout`, as one file: (bytes, CRC-32).
+) -> Written:
+    """Write and sync `tensors`, in the order of `layout`, as one file.
 
     layout: name -> (dtype to store, shape). tick: called after each block of some megabytes.
 

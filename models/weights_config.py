@@ -1,7 +1,7 @@
 """config.json of a weights-only folder (weights.py): its model, and all else. Torch-free."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.errors import UsageError
 from base.files import read_json, read_json_if_whole
@@ -16,8 +16,15 @@ def is_weights(path: Path) -> bool:
     return read_json_if_whole(path / CONFIG).get("format") == FORMAT
 
 
-def read_description(folder: Path) -> tuple[GPTConfig, dict[str, Any]]:
-    """The model, and config.json; earlier versions wrote it without a checksum.
+class Described(NamedTuple):
+    """The model of a weights-only folder, and all of its config.json."""
+
+    model: GPTConfig
+    content: dict[str, Any]
+
+
+def read_description(folder: Path) -> Described:
+    """What config.json says; earlier versions wrote it without a checksum.
 
     Raises:
         UsageError: missing, altered, or of no such folder.
@@ -29,6 +36,6 @@ def read_description(folder: Path) -> tuple[GPTConfig, dict[str, Any]]:
     if described.get("crc32", own_crc32(described)) != own_crc32(described):
         raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
     try:
-        return GPTConfig(**described["model"]), described
+        return Described(GPTConfig(**described["model"]), described)
     except (KeyError, TypeError, UsageError) as error:
         raise UsageError(f"{path} is damaged: {error!r}") from error

@@ -8,8 +8,9 @@ import pytest
 
 from analysis.logs.published_csv import read_csv
 from analysis.published.audit import audit_paths
-from analysis.published.intervals import Interval, agreement, read_value, tolerance
+from analysis.published.intervals import agreement, read_value, tolerance
 from base.files import ROOT
+from base.intervals import Interval
 
 PUBLISHED = ROOT / "logs" / "published"
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))

@@ -148,7 +148,7 @@ def write_run(root, seed, gpus=1, step_s=1.0, **split):
 def test_the_parts_of_a_lost_efficiency_sum_to_it(tmp_path, scaling):
     base, _ = tables.read(write_run(tmp_path, 0))
     one, _ = tables.read(write_run(tmp_path, 100, gpus=8, step_s=0.3, tp=2, pp=2))
-    _, efficiency = speedup(one.step_s, 8, base.step_s, 1, scaling)
+    efficiency = speedup(one.step_s, 8, base.step_s, 1, scaling).efficiency
     shares = tables.lost(one, base, scaling)
     assert sum(shares.values()) == pytest.approx(1 - efficiency, abs=1e-9)
     assert shares["imbalance"] > 0 and shares["tp"] != 0 and shares["bubble"] != 0

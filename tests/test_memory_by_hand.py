@@ -173,13 +173,13 @@ def test_stages_hold_as_many_chunks_as_the_schedule_lets_fly(pp, vpp, n_micro):
     flying = [pipeline.in_flight(events, stage) / vpp for stage in (0, pp - 1)]
     for n, wanted in ((n_micro, flying), (1, [1, 1])):
         found = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=n))
-        assert [part[0] for part in found] == pytest.approx(wanted)
+        assert [found.first[0], found.last[0]] == pytest.approx(wanted)
 
 
 def test_deepspeeds_last_stage_has_two_buffers():
     for pp, n_micro, buffers in ((1, 8, 1), (2, 8, 2), (4, 8, 2), (4, 1, 1)):
         x = columns(**SMALL, pp=pp, n_micro=n_micro, deepspeed=True)
-        assert memory.in_flight(x)[1][0] == buffers
+        assert memory.in_flight(x).last[0] == buffers
 
 
 def test_logits_are_kept_in_compute_precision_and_in_fp32_beside_the_last_norm():

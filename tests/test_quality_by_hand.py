@@ -20,6 +20,7 @@ from analysis.logs.verdict import (
     unfinished,
 )
 from base.errors import Reason
+from base.intervals import Interval
 from parallel.measure.steady_time import Steady
 from tests.fixture_runs import logged
 
@@ -186,7 +187,7 @@ def test_a_gradient_norm_of_zero_and_what_only_a_name_said_are_marked():
 
 def test_a_summary_prefers_what_the_time_says_to_what_was_printed():
     """8 sequences of 100 tokens in 2 s: 4 samples and 400 tokens a second."""
-    time = Steady(2.0, 40, (1.9, 2.1), 0, 0)
+    time = Steady(2.0, 40, Interval(1.9, 2.1), 0, 0)
 
     def rates(time=time, **known):
         run = record(**({"global_batch": 8, "seq_len": 100} | known))
@@ -215,5 +216,5 @@ def test_a_window_is_two_numbers_in_order():
     for text in ("7:3", "3", "3:", ":3", "a:b", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="is not FIRST:LAST"):
             parse_window(text)
-    assert describe_rule((3, 7)) == "median of iterations 3 to 7"
+    assert describe_rule(parse_window("3:7")) == "median of iterations 3 to 7"
     assert describe_rule(None).startswith("median after the warm-up")

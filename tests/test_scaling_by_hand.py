@@ -17,6 +17,7 @@ from analysis.measured.scaling_curve import (
     table,
 )
 from base.errors import UsageError
+from base.intervals import Interval
 from tests.fixture_runs import curve_of, facts, logged, write
 
 RUN = Record(
@@ -96,9 +97,9 @@ def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval()
     assert "efficiency 1.01 is above 1" in scaling_curve.above_linear(1.006, 2)
     assert scaling_curve.above_linear(2.5, 1).startswith("2.50 times as fast")
     for low, word in ((1.0, "may be 1"), (1.01, "superlinear")):
-        note = scaling_curve.above_linear(1.5, 2, (low, 1.75))
+        note = scaling_curve.above_linear(1.5, 2, Interval(low, 1.75))
         assert word in note and f"efficiency 1.50 ({low:.2f} to 1.75)" in note
-    side, base = Side("s", 2, (0.4,), (0.3, 0.45)), Side("b", 1, (1.0,), (0.9, 1.2))
+    side, base = Side("s", 2, (0.4,), Interval(0.3, 0.45)), Side("b", 1, (1.0,), Interval(0.9, 1.2))
     note = scaling_curve.against(side, base, "strong").note
     assert "efficiency 1.25 (1.00 to 2.00) may be 1" in note
     assert "1.25 is above 1" in scaling_curve.against(Side("s", 2, (0.4,)), base, "strong").note
@@ -120,7 +121,7 @@ def test_a_row_is_of_medians_and_says_how_far_apart_repeats_are():
     assert share == 0
     pair = curve([one, Side("b", 2, (0.5, 0.6))], one)[0][1]
     assert (pair["n"], pair["spread"]) == (2, pytest.approx(0.1 / 0.55))
-    slow = Side("slow", 2, (1.0,), (0.98, 1.02))
+    slow = Side("slow", 2, (1.0,), Interval(0.98, 1.02))
     (row, _), _ = curve([slow, Side("fast", 2, (0.8, 0.9, 1.2))], slow)
     assert "efficiency 1.11 (0.82 to 1.27) may be 1" in row["note"]  # repeats say what is noise
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from parallel.measure.steady_time import MIN_STEADY, median_ci95, steady, warmup_end
+from parallel.measure.steady_time import MIN_STEADY, Window, median_ci95, steady, warmup_end
 
 
 @pytest.mark.parametrize("warmup", range(11))
@@ -47,9 +47,9 @@ def test_a_spike_is_five_robust_deviations_above_and_a_twentieth():
     """The 75 % point of the normal is 0.6745: a MAD of 10 is a deviation of 10 / 0.6745 = 14.83."""
     noisy = [90.0, 100.0, 110.0] * 14
     for highest, spikes in ((174.0, 0), (174.2, 1)):
-        assert steady(np.array([*noisy, highest]), window=(0, 100)).spikes == spikes
+        assert steady(np.array([*noisy, highest]), window=Window(0, 100)).spikes == spikes
     for highest, spikes in ((105.0, 0), (105.1, 1)):
-        assert steady(np.array([*[100.0] * 42, highest]), window=(0, 100)).spikes == spikes
+        assert steady(np.array([*[100.0] * 42, highest]), window=Window(0, 100)).spikes == spikes
         assert warmup_end(np.array([*[highest] * 4, *[100.0] * 42])) == 4 * spikes
 
 
@@ -57,7 +57,7 @@ def test_a_second_half_that_is_two_percent_faster_says_that_the_warmup_is_not_ov
     for later, settled in ((0.985, True), (0.975, False), (1.1, True)):
         x = np.r_[np.ones(10), np.full(10, later)]
         assert steady(x).settled is steady(10 * x).settled is steady(x / 10).settled is settled
-        assert steady(x, window=(0, 30)).settled  # whoever states a window knows better
+        assert steady(x, window=Window(0, 30)).settled  # whoever states a window knows better
         assert steady(x[4:15]).settled  # five and six points: too few for an interval
         assert steady(x[4:16]).settled is settled
     noisy = np.r_[np.linspace(0.9, 1.1, 10), np.linspace(0.87, 1.07, 10)]
@@ -98,9 +98,9 @@ def test_skipped_iterations_are_left_out_unless_all_were():
 
 def test_a_window_is_in_the_logs_own_numbers():
     x, numbers = np.arange(10.0), np.arange(100, 110)
-    time = steady(x, iteration=numbers, window=(103, 105))
+    time = steady(x, iteration=numbers, window=Window(103, 105))
     assert (time.step_s, time.n, time.first) == (4.0, 3, 3)
-    assert steady(x, window=(3, 5)) == time  # from 0 where the log has no numbers
-    assert steady(x, np.ones(10), numbers, (103, 105)) == time
-    assert steady(x, iteration=numbers, window=(500, 600)) is None
+    assert steady(x, window=Window(3, 5)) == time  # from 0 where the log has no numbers
+    assert steady(x, np.ones(10), numbers, Window(103, 105)) == time
+    assert steady(x, iteration=numbers, window=Window(500, 600)) is None
     assert steady(np.full(5, np.nan)) is steady(np.empty(0)) is None  # an untimed log

@@ -8,6 +8,7 @@ from analysis.logs.parsing.setting_names import FACTS
 from base.bounds import Bounds, Count, Words
 from base.errors import UsageError
 from models.gpus import planning_gpu
+from parallel.measure.steady_time import Window
 
 
 def add_fact_flags(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +63,9 @@ def add_time_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_window(text: str) -> tuple[int, int]:
+def parse_window(text: str) -> Window:
     """`FIRST:LAST` as two iteration numbers; argparse's `type`."""
     match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text)
     if not match or int(match[1]) > int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST")
-    return int(match[1]), int(match[2])
+    return Window(int(match[1]), int(match[2]))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
-from base.errors import UsageError, printable
+from base.errors import Reading, UsageError, printable
 from base.files import below
 from parallel.config.axes import MODEL_AXES, SELDOM
 from parallel.record.reader import is_run_folder
@@ -24,7 +24,7 @@ _DATA_PARALLEL = ("HF Trainer", "DeepSpeed", "nanoGPT", "nanochat")
 _MANY = 32  # files; fewer are read in this process, without a bar
 
 
-def load(paths: list[Path], facts: dict[str, Any] | None = None) -> tuple[list[Record], list[str]]:
+def load(paths: list[Path], facts: dict[str, Any] | None = None) -> Reading[list[Record]]:
     """Every run at or below the paths, and one line for each thing that was refused.
 
     facts: values, by Record's names, that are used where a log is silent.
@@ -42,7 +42,7 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> tuple[list[R
     refused = [str(refusal) for refusal in refusals]
     if not records:
         raise UsageError("; ".join(refused) or "nothing to read")
-    return records, refused
+    return Reading(records, refused)
 
 
 def _find_copies(records: list[Record]) -> None:
@@ -155,7 +155,7 @@ def baseline_of(wanted: str, records: list[Record]) -> Record:
     return records[chosen(wanted, [_name(record) for record in records])]
 
 
-def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
+def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:
     """The run folders and log files at or below each path, in name order, and what is wrong.
 
     `-` is standard input.
@@ -182,7 +182,7 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
         if not here and not (refused and refused[-1].source == str(path)):
             refused.append(Refusal(str(path), "no logs in this folder"))
         logs += here
-    return list(dict.fromkeys(logs)), refused
+    return Reading(list(dict.fromkeys(logs)), refused)
 
 
 def _looks_like_log(path: Path) -> bool:
@@ -193,7 +193,7 @@ def _looks_like_log(path: Path) -> bool:
 
 def read_all(
     paths: Iterable[Path | str], flags: dict[str, Any] | None = None, jobs: int | None = None
-) -> tuple[list[Record], list[Refusal]]:
+) -> Reading[list[Record]]:
     """Every run at or below `paths`, in the order of `find_logs`, and what was refused.
 
     jobs: processes; None takes the cores at hand where there is enough to read, with a bar on a
@@ -212,7 +212,7 @@ def read_all(
         bar = {"desc": "reading", "unit": "file", "disable": None}
         outcomes = process_map(read_one, logs, max_workers=jobs, chunksize=chunk, **bar)
     refused += [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
-    return [outcome for outcome in outcomes if isinstance(outcome, Record)], refused
+    return Reading([outcome for outcome in outcomes if isinstance(outcome, Record)], refused)
 
 
 def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:

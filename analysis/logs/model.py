@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from analysis.logs.fact_flags import flag_of
 from analysis.logs.record import Record
-from base.errors import UsageError
+from base.errors import Answer, UsageError
 from models.config import GPTConfig
 
 SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
@@ -18,31 +18,33 @@ def asked(names: Iterable[str]) -> str:
     return f"the log does not state {', '.join(facts)}"
 
 
-def config_of(record: Record) -> tuple[GPTConfig | None, str]:
-    """(the model as a GPT, "") or (None, why there is none).
+def config_of(record: Record) -> Answer[GPTConfig]:
+    """The model as a GPT.
 
     What a log does not say is as in GPT-2. The parameters that are stated must agree with the
     sizes; where none are, a feed-forward that is not 4 x hidden needs an activation, which says
     whether it has a gate.
     """
     if record.uncounted:
-        return None, f"the model has {' and '.join(record.uncounted)}, which no convention counts"
+        return Answer(
+            None, f"the model has {' and '.join(record.uncounted)}, which no convention counts"
+        )
     model = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
     if absent := [name for name in SIZES if name not in model]:
-        return None, asked(absent)
+        return Answer(None, asked(absent))
     if model.get("activation") == "swiglu" and "ffn_hidden" not in model:
-        return None, asked(["ffn_hidden"])
+        return Answer(None, asked(["ffn_hidden"]))
     model.setdefault("n_head", 1)  # no count depends on it where every head has its own key
     if record.seq_len:
         model.setdefault("max_seq_len", record.seq_len)
     try:
         config = GPTConfig(**model)
     except UsageError as error:
-        return None, str(error)
+        return Answer(None, str(error))
     if record.params is not None:
         if abs(record.params / config.n_params - 1) > SAME_MODEL:
             made = f"the stated sizes make {config.n_params:,} parameters"
-            return None, f"{made}, but {record.params:,.0f} are stated"
+            return Answer(None, f"{made}, but {record.params:,.0f} are stated")
     elif "activation" not in model and config.ffn_hidden != 4 * config.hidden:
-        return None, asked(["activation"])
-    return config, ""
+        return Answer(None, asked(["activation"]))
+    return Answer(config)

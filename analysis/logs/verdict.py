@@ -16,7 +16,7 @@ from analysis.logs.load import name_of
 from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
 from base.errors import Reason
-from parallel.measure.steady_time import MIN_STEADY, Steady, steady
+from parallel.measure.steady_time import MIN_STEADY, Steady, Window, steady
 
 # A failure's kind as the readers name it -> the verdict.
 VERDICTS = {
@@ -69,7 +69,7 @@ def no_timing(record: Record) -> Reason | None:
     return Reason("rows missing", record.missing_steps) if record.missing_steps else None
 
 
-def timed(record: Record, window: tuple[int, int] | None = None) -> Steady | None:
+def timed(record: Record, window: Window | None = None) -> Steady | None:
     """`steady` of a run's optimizer steps: how every command here takes a step time.
 
     None where nothing was timed, or `no_timing` says why no time is taken.
@@ -301,8 +301,8 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
     return {name: computed[name] if name in computed else getattr(record, name) for name in SUMMARY}
 
 
-def describe_rule(window: tuple[int, int] | None) -> str:
+def describe_rule(window: Window | None) -> str:
     """How a step time was taken, for a table's note."""
     if window:
-        return f"median of iterations {window[0]} to {window[1]}"
+        return f"median of iterations {window.first} to {window.last}"
     return "median after the warm-up that the data show"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
 from analysis.logs.load import Name, chosen, distinct
-from base.errors import Reason, UsageError
+from base.errors import Reading, Reason, UsageError
 from models.config import GPTConfig
 from parallel.config.settings import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
@@ -172,8 +172,8 @@ def _names(runs: list[Run]) -> list[str]:
     return distinct([run.name for run in runs], [run.path for run in runs])
 
 
-def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
-    """(the runs at the paths, one line for each run folder that is damaged).
+def read_runs(paths: list[Path]) -> Reading[list[Run]]:
+    """The runs at the paths; one line for each run folder that is damaged.
 
     Raises:
         UsageError: every one is damaged, or there is none.
@@ -186,7 +186,7 @@ def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
             damaged.append(str(error))
     if not runs:
         raise UsageError("; ".join(damaged))
-    return runs, damaged
+    return Reading(runs, damaged)
 
 
 def called(wanted: str, runs: list[Run]) -> Run:

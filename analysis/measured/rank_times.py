@@ -13,7 +13,7 @@ from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.measured.fairness import differences, scaling_of, shared_cores
 from analysis.measured.scaling_curve import Side, against
-from base.errors import UsageError
+from base.errors import Reading, UsageError
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, check_setting
 from parallel.record.ends import COMPLETE
@@ -55,19 +55,19 @@ class Breakdown:
         return sum(row[c] for row in self.ranks.values() for c in columns) / len(self.ranks)
 
 
-def read(path: Path) -> tuple[Breakdown | None, list[str]]:
+def read(path: Path) -> Reading[Breakdown | None]:
     """One run folder's breakdown, and one line for each thing that could not be read."""
     try:
         run, record = read_run(path), run_folder.read(path)
         if not (path / "breakdown").is_dir():
-            return None, [f"{path}: {WITHOUT}"]
+            return Reading(None, [f"{path}: {WITHOUT}"])
         spec = spec_of(run)
     except UsageError as error:
-        return None, [str(error)]
+        return Reading(None, [str(error)])
     n = spec.layout.world_size
     windows, problems = read_breakdown(path, n)
     if not windows:
-        return None, problems
+        return Reading(None, problems)
     time = timed(record)
     # Without a steady part, skip the first window if there are others.
     start = 2 if time is None else max(2, int(record.steps["iteration"][time.first]))
@@ -87,7 +87,7 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
         breakdown.notes.append(f"the run is {run.state}")
     if run.missing:
         breakdown.notes.append(run.missing)
-    return breakdown if breakdown.ranks else None, problems
+    return Reading(breakdown if breakdown.ranks else None, problems)
 
 
 def _per_step(rows: list[dict[str, Any]], steps: int) -> dict[str, float | None]:
@@ -313,7 +313,7 @@ def _is_baseline(base: Breakdown, breakdown: Breakdown) -> bool:
     return beside and base.run.name == breakdown.run.facts.get("baseline")
 
 
-def read_all(paths: list[Path]) -> tuple[list[Breakdown], list[str]]:
+def read_all(paths: list[Path]) -> Reading[list[Breakdown]]:
     """Every breakdown at the paths, and one line for each thing that could not be read.
 
     Raises:
@@ -333,16 +333,16 @@ def read_all(paths: list[Path]) -> tuple[list[Breakdown], list[str]]:
     names = distinct([b.run.name for b in breakdowns], [b.run.path for b in breakdowns])
     for breakdown, name in zip(breakdowns, names, strict=True):
         breakdown.name = name
-    return breakdowns, problems
+    return Reading(breakdowns, problems)
 
 
 def report(
     paths: list[Path], baseline: str | None = None, scaling: str | None = None
-) -> tuple[list[Table], list[str]]:
+) -> Reading[list[Table]]:
     """The three tables of what is at the paths, and one line for each thing that could not be read.
 
     Raises:
         UsageError: nothing could be read, or nothing is called `baseline`.
     """
     runs, problems = read_all(paths)
-    return [times(runs), messages(runs), losses(runs, baseline, scaling)], problems
+    return Reading([times(runs), messages(runs), losses(runs, baseline, scaling)], problems)

@@ -30,9 +30,10 @@ from analysis.measured.fairness import (
 )
 from analysis.measured.loss_parity import NOT_VERIFIED, verify
 from analysis.measured.scaling_curve import MARKED, Ratio, Side, Timed, side_of
+from base.errors import Answer
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
-from parallel.measure.steady_time import Steady
+from parallel.measure.steady_time import Steady, Window
 from parallel.record.reader import read_run
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
@@ -40,8 +41,8 @@ ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "
 ADDED = (*ADDED, "parity", "missing", "precision", "gpu_type")
 
 
-def _baseline_of(record: Record, records: list[Record]) -> tuple[Record | None, str]:
-    """(the baseline that the run's own run.json names, "") or (None, why there is none)."""
+def _baseline_of(record: Record, records: list[Record]) -> Answer[Record]:
+    """The baseline that the run's own run.json names; `why` where several runs fit."""
     wanted = record.baseline
     # Two machines may have the same study: the baseline is in the run's own folder.
     fits = [
@@ -54,8 +55,10 @@ def _baseline_of(record: Record, records: list[Record]) -> tuple[Record | None, 
     ]
     if len(fits) > 1:
         names = ", ".join(map(name_of, fits))
-        return None, f"no speedup: the baseline {wanted} fits {names} (--baseline names one)"
-    return (fits[0] if fits else None), ""
+        return Answer(
+            None, f"no speedup: the baseline {wanted} fits {names} (--baseline names one)"
+        )
+    return Answer(fits[0] if fits else None)
 
 
 def _parity(records: list[Record], baseline: Record | None) -> dict[str, str]:
@@ -70,7 +73,7 @@ def rows(
     convention: str | None = DEFAULT_CONVENTION,
     baseline: str | None = None,
     kind: str | None = None,
-    window: tuple[int, int] | None = None,
+    window: Window | None = None,
     any_commit: bool = False,
 ) -> list[dict[str, Any]]:
     """One dict per record: `verdict.summary`'s facts and what the table adds to them.
@@ -99,7 +102,7 @@ def rows(
         return side_of(alike or [Timed(of, times[id(of)])], partners)
 
     for record, row in zip(records, rows, strict=True):
-        base, why = (named, "") if named else _baseline_of(record, records)
+        base, why = Answer(named) if named else _baseline_of(record, records)
         doubts = [why] if why else []
         if not row["fit"]:
             ratio = Ratio(None, None, "; ".join(row["unfit"]) or row["missing"]["step_s"])
@@ -223,7 +226,7 @@ def of_records(
     baseline: str | None = None,
     kind: str | None = None,
     *,
-    window: tuple[int, int] | None = None,
+    window: Window | None = None,
     any_commit: bool = False,
     predict: str | None = None,
 ) -> Table:
@@ -292,4 +295,4 @@ def report(paths: list[Path], *args: Any, **settings: Any) -> Table:
     Raises:
         UsageError: nothing could be read, or there is no such baseline or calibration.
     """
-    return of_records(load(paths)[0], *args, **settings)
+    return of_records(load(paths).content, *args, **settings)

@@ -19,11 +19,22 @@ from analysis.measured.fairness import (
     scaling_of,
     shared_cores,
 )
-from base.errors import UsageError, by_reason
-from parallel.measure.steady_time import Steady
+from base.errors import Reading, UsageError, by_reason
+from base.intervals import Interval
+from parallel.measure.steady_time import Steady, Window
 
 MARKED = ("speedup", "efficiency")  # the columns of a value above linear
 LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
+
+
+class Ratio(NamedTuple):
+    """A speedup and an efficiency. `why`: why they are withheld. `note`: what is odd about an
+    efficiency above 1, which a table marks."""
+
+    speedup: float | None
+    efficiency: float | None
+    why: str = ""
+    note: str = ""
 
 
 def speedup(
@@ -32,15 +43,15 @@ def speedup(
     baseline_step_s: float,
     baseline_gpus: int,
     scaling: str = "strong",
-) -> tuple[float, float]:
-    """(speedup, efficiency) against a baseline of `baseline_gpus` GPUs.
+) -> Ratio:
+    """Speedup and efficiency against a baseline of `baseline_gpus` GPUs.
 
     Strong (Amdahl 1967): the time ratio, over the ratio of GPUs. Weak (Gustafson 1988): the work
     grew with the GPUs, so the time ratio is the efficiency, and times the ratio of GPUs the scaled
     speedup.
     """
     times, ratio = baseline_step_s / step_s, gpus / baseline_gpus
-    return (times, times / ratio) if scaling == "strong" else (times * ratio, times)
+    return Ratio(times, times / ratio) if scaling == "strong" else Ratio(times * ratio, times)
 
 
 class Timed(NamedTuple):
@@ -58,7 +69,7 @@ class Side:
     name: str
     gpus: int
     seconds: tuple[float, ...]
-    ci95: tuple[float, float] | None = None
+    ci95: Interval | None = None
     shared: str = ""
 
     @property
@@ -67,9 +78,10 @@ class Side:
         return statistics.median(self.seconds)
 
     @property
-    def span(self) -> tuple[float, float] | None:
+    def span(self) -> Interval | None:
         """The fastest and the slowest repeat; of a single run its interval."""
-        return (min(self.seconds), max(self.seconds)) if len(self.seconds) > 1 else self.ci95
+        seconds = self.seconds
+        return Interval(min(seconds), max(seconds)) if len(seconds) > 1 else self.ci95
 
 
 def side_of(runs: list[Timed], partners: dict[str, str], name: str = "") -> Side:
@@ -84,30 +96,20 @@ def side_of(runs: list[Timed], partners: dict[str, str], name: str = "") -> Side
     return Side(name, first.record.gpus, seconds, first.time.ci95, "; ".join(shared))
 
 
-class Ratio(NamedTuple):
-    """A speedup and an efficiency. `why`: why they are withheld. `note`: what is odd about an
-    efficiency above 1, which a table marks."""
-
-    speedup: float | None
-    efficiency: float | None
-    why: str = ""
-    note: str = ""
-
-
 def against(side: Side, base: Side, scaling: str) -> Ratio:
     """The ratio of two sides' times, by the one rule of every table: it is withheld where either
     side shared its machine, and an efficiency above 1 has a note with its interval."""
     shared = side.shared or (base.shared and f"the baseline {base.shared}")
     if shared:
         return Ratio(None, None, f"no speedup: {shared}")
-    faster, efficiency = speedup(side.step_s, side.gpus, base.step_s, base.gpus, scaling)
+    ratio = speedup(side.step_s, side.gpus, base.step_s, base.gpus, scaling)
     interval = None
     if side.span and base.span:
-        interval = (
-            speedup(side.span[1], side.gpus, base.span[0], base.gpus, scaling)[1],
-            speedup(side.span[0], side.gpus, base.span[1], base.gpus, scaling)[1],
+        interval = Interval(
+            speedup(side.span.high, side.gpus, base.span.low, base.gpus, scaling).efficiency,
+            speedup(side.span.low, side.gpus, base.span.high, base.gpus, scaling).efficiency,
         )
-    return Ratio(faster, efficiency, "", above_linear(efficiency, side.gpus / base.gpus, interval))
+    return ratio._replace(note=above_linear(ratio.efficiency, side.gpus / base.gpus, interval))
 
 
 def karp_flatt(speedup: float, ratio: float) -> float | None:
@@ -125,17 +127,15 @@ def serial_share(speedup: float, ratio: float) -> float | None:
     return share if share is not None and 0 <= share <= 1 else None
 
 
-def above_linear(
-    efficiency: float, ratio: float, interval: tuple[float, float] | None = None
-) -> str:
+def above_linear(efficiency: float, ratio: float, interval: Interval | None = None) -> str:
     """What an efficiency above 1 says on `ratio` times the baseline's GPUs, or "".
 
     `interval`: what the intervals or repeats of both sides allow, where that is known.
     """
     if efficiency <= LINEAR:
         return ""
-    span = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-    if interval and interval[0] <= 1:
+    span = f" ({interval.low:.2f} to {interval.high:.2f})" if interval else ""
+    if interval and interval.low <= 1:
         return f"efficiency {efficiency:.2f}{span} may be 1: too little to be sure of"
     if ratio == 1:
         return (
@@ -164,15 +164,20 @@ def _slope(points: list[tuple[float, float]]) -> float | None:
     return sum(x * y for x, y in points) / square if square else None
 
 
-def curve(
-    sides: list[Side], base: Side, scaling: str = "strong"
-) -> tuple[list[dict[str, Any]], float | None]:
-    """(one row per configuration, by GPUs and name; fitted serial share).
+class Curve(NamedTuple):
+    """A row a configuration, and the serial share of the law that fits them, if one does."""
 
-    Rows: run, gpus, n repeats, step_s (their median), spread ((slowest - fastest) / median),
-    speedup, efficiency, serial (Karp-Flatt, where it is a share), note (why one is none, and what
-    is odd about the efficiency), missing. The fit is to the fastest configuration of each size: a
-    law is about what the machine can do.
+    rows: list[dict[str, Any]]
+    share: float | None
+
+
+def curve(sides: list[Side], base: Side, scaling: str = "strong") -> Curve:
+    """The rows, by GPUs and name, and the serial share that fits them.
+
+    A row is a configuration: run, gpus, n repeats, step_s (their median), spread ((slowest -
+    fastest) / median), speedup, efficiency, serial (Karp-Flatt, where it is a share), note (why one
+    is none, and what is odd about the efficiency), missing. The fit is to the fastest configuration
+    of each size: a law is about what the machine can do.
     """
     ordered = sorted(sides, key=lambda side: (side.gpus, side.name))
     rows = [_row(side, base, scaling) for side in ordered]
@@ -180,7 +185,7 @@ def curve(
     for row in rows:
         if (ratio := row["gpus"] / base.gpus) > 1 and row["speedup"] is not None:
             best[ratio] = max(row["speedup"], best.get(ratio, 0.0))
-    return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items()))
+    return Curve(rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items())))
 
 
 def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
@@ -245,9 +250,9 @@ def reasons(rows: list[dict[str, Any]]) -> list[Reasons]:
 
 
 def gather(
-    records: list[Record], refused: list[str], window: tuple[int, int] | None = None
-) -> tuple[list[Timed], list[tuple[str, str]]]:
-    """(the runs whose times are results, the name of all else and why it is none).
+    records: list[Record], refused: list[str], window: Window | None = None
+) -> Reading[list[Timed]]:
+    """The runs whose times are results, and (name, why) of all else.
 
     refused: the lines of what could not be read.
 
@@ -276,7 +281,7 @@ def gather(
         left_out.append((name_of(record), why))
     if not runs:
         raise UsageError("; ".join(by_reason(left_out)))
-    return runs, left_out
+    return Reading(runs, left_out)
 
 
 def report_of(
@@ -285,7 +290,7 @@ def report_of(
     baseline: str | None = None,
     scaling: str | None = None,
     *,
-    window: tuple[int, int] | None = None,
+    window: Window | None = None,
     any_commit: bool = False,
 ) -> Table:
     """The scaling curve of runs.

@@ -17,6 +17,7 @@ from analysis.measured.scaling_curve import Timed, gather, report_of
 from analysis.measured.throughput import model_utilisation
 from base.errors import UsageError, by_reason
 from parallel.config.axes import SET_AXES
+from parallel.measure.steady_time import Window
 
 _ABOUT = ("round", "division", "submitter", "system", "benchmark")
 _SIZES = ("gpus", *SET_AXES, "micro_batch", "global_batch", "seq_len", "gpu_type")
@@ -57,7 +58,7 @@ def report(
     scaling: str | None = None,
     *,
     baseline: str | None = None,
-    window: tuple[int, int] | None = None,
+    window: Window | None = None,
 ) -> list[Table]:
     """The table of all results, then one for each series, law and fixed work.
 
@@ -116,12 +117,12 @@ def _row(runs: list[Timed]) -> dict[str, Any]:
     if batch := first.global_batch:
         row["samples_per_s"] = batch / step_s
         row["tokens_per_s_per_gpu"] = batch * (first.seq_len or 0) / step_s / first.gpus or None
-    row["mfu"] = model_utilisation(first, step_s)[0]
+    row["mfu"] = model_utilisation(first, step_s).value
     return row
 
 
 def _of_law(
-    runs: list[Timed], law: str, baseline: str | None, window: tuple[int, int] | None
+    runs: list[Timed], law: str, baseline: str | None, window: Window | None
 ) -> list[Table]:
     """A table for each series and fixed work that has two sizes, against its fastest system of the
     fewest GPUs."""

@@ -1,11 +1,13 @@
 """FLOPs and throughput of one run: TFLOP/s, MFU, and which fact is missing where there is none."""
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 
 from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import Record
+from base.errors import Answer
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import GPUS, find_gpu, mfu, peak_tflops
 
@@ -25,68 +27,72 @@ def _open(record: Record) -> list[str]:
     return [*([] if record.gpus else ["gpus"]), *_for_tokens(record)]
 
 
-def per_token(record: Record, convention: str) -> tuple[float | None, str]:
-    """(FLOPs per token under `convention`, "") or (None, why there are none)."""
+def per_token(record: Record, convention: str) -> Answer[float]:
+    """FLOPs per token under `convention`."""
     recompute = record.recompute == "full"
     if convention == "seed":  # its rule is that recomputation is on, unless a log denies it
         recompute = record.recompute in (None, "full")
     elif convention == "sc21" and record.recompute is None:
-        return None, asked(["recompute"])
+        return Answer(None, asked(["recompute"]))
     # A size that is stated (52B) rather than counted is what these two multiply.
     if record.params and convention in ("6n", "seed") and not record.uncounted:
-        return (8.0 if recompute and convention == "seed" else 6.0) * record.params, ""
+        return Answer((8.0 if recompute and convention == "seed" else 6.0) * record.params)
     if absent := [name for name in SIZES if name not in record.model]:
         if not record.uncounted:
-            return None, asked(absent + _open(record))
+            return Answer(None, asked(absent + _open(record)))
     config, why = config_of(record)
     if config is None:
-        return None, why
+        return Answer(None, why)
     if not record.seq_len:
-        return None, asked(_open(record))
-    return CONVENTIONS[convention](config, record.seq_len, recompute), ""
+        return Answer(None, asked(_open(record)))
+    return Answer(CONVENTIONS[convention](config, record.seq_len, recompute))
 
 
-def tflops_per_gpu(
-    record: Record, tokens_per_s: float | None, convention: str
-) -> tuple[float | None, str]:
-    """(TFLOP/s per GPU at this many tokens/s of all GPUs, "") or (None, why there are none)."""
+def tflops_per_gpu(record: Record, tokens_per_s: float | None, convention: str) -> Answer[float]:
+    """TFLOP/s per GPU at this many tokens/s of all GPUs."""
     flops, why = per_token(record, convention)
     if flops is None:
-        return None, why
+        return Answer(None, why)
     if not record.gpus:
-        return None, asked(_open(record))
+        return Answer(None, asked(_open(record)))
     if not tokens_per_s:
-        return None, ""  # `tokens_missing` says why
-    return flops * tokens_per_s / (record.gpus * 1e12), ""
+        return Answer(None)  # `tokens_missing` says why
+    return Answer(flops * tokens_per_s / (record.gpus * 1e12))
 
 
-def model_utilisation(record: Record, step_s: float) -> tuple[float | None, str]:
-    """(MFU at a step time, by the default convention, "") or (None, why it is unknown)."""
+def model_utilisation(record: Record, step_s: float) -> Answer[float]:
+    """MFU, 0 to 1, at a step time, by the default convention."""
     tokens = (record.global_batch or 0) * (record.seq_len or 0)
     tflops, why = tflops_per_gpu(record, tokens / step_s, DEFAULT_CONVENTION)
     if tflops is None:
-        return None, why
+        return Answer(None, why)
     return utilisation(record, tflops, DEFAULT_CONVENTION)
+
+
+class Throughput(NamedTuple):
+    """TFLOP/s per GPU or None, by which convention, and why by another one or none."""
+
+    tflops: float | None
+    convention: str
+    why: str
 
 
 def best_tflops_per_gpu(
     record: Record, tokens_per_s: float | None, printed: float | None
-) -> tuple[float | None, str, str]:
-    """(TFLOP/s per GPU or None, the convention, why it is another one or none).
-
-    The default convention; where the log does not state the model's sizes, 6 per stated parameter;
-    where neither can be had, what the log itself prints, `printed`.
+) -> Throughput:
+    """TFLOP/s by the default convention; where the log does not state the model's sizes, 6 per
+    stated parameter; where neither can be had, what the log itself prints, `printed`.
     """
     tflops, why = tflops_per_gpu(record, tokens_per_s, DEFAULT_CONVENTION)
     if tflops is not None:
-        return tflops, DEFAULT_CONVENTION, ""
+        return Throughput(tflops, DEFAULT_CONVENTION, "")
     if not set(SIZES) <= set(record.model):
-        by_params = tflops_per_gpu(record, tokens_per_s, "6n")[0]
+        by_params = tflops_per_gpu(record, tokens_per_s, "6n").value
         if by_params is not None:
-            return by_params, "6n", why
+            return Throughput(by_params, "6n", why)
     if printed is not None:
-        return printed, PRINTED, why
-    return None, DEFAULT_CONVENTION, why
+        return Throughput(printed, PRINTED, why)
+    return Throughput(None, DEFAULT_CONVENTION, why)
 
 
 def printed_rate(record: Record) -> float | None:
@@ -107,7 +113,7 @@ def of_vocabulary(record: Record) -> float:
 
 def printed_doubt(record: Record) -> list[str]:
     """Why what GPT-NeoX prints is not ours, where its own count is within 1 % of it."""
-    rate, flops = printed_rate(record), per_token(record, "sc21")[0]
+    rate, flops = printed_rate(record), per_token(record, "sc21").value
     if record.format != "GPT-NeoX" or None in (rate, flops):
         return []
     off = abs(rate * (flops - of_vocabulary(record)) - 1)
@@ -126,21 +132,21 @@ def tokens_missing(record: Record, timed: bool) -> str:
     return asked(_for_tokens(record)) if (timed or rate) and _for_tokens(record) else NO_RATE
 
 
-def utilisation(record: Record, tflops: float | None, convention: str) -> tuple[float | None, str]:
-    """(MFU, 0 to 1, "") or (None, why it is unknown)."""
+def utilisation(record: Record, tflops: float | None, convention: str) -> Answer[float]:
+    """MFU, 0 to 1."""
     if convention == PRINTED:
-        return None, "the TFLOP/s are the log's own count"
+        return Answer(None, "the TFLOP/s are the log's own count")
     if tflops is None:
-        return None, "TFLOP/s is unknown"
+        return Answer(None, "TFLOP/s is unknown")
     absent = [name for name in ("gpu_type", "precision") if getattr(record, name) is None]
     if absent and record.peak_tflops is None:
-        return None, asked(absent)
+        return Answer(None, asked(absent))
     value, why = mfu(tflops, record.gpu_type, record.precision, convention, record.peak_tflops)
     if value is None and not absent and find_gpu(record.gpu_type) is None:
         card = _parts(record.gpu_type)
         if cards := [f'"{g.name}"' for g in GPUS if card and set(card) <= set(_parts(g.name))]:
             why += f"; give --gpu-type {' or '.join(cards)}"
-    return value, why
+    return Answer(value, why)
 
 
 def _parts(name: str) -> list[str]:
@@ -152,7 +158,7 @@ def above_peak(record: Record, tflops: float | None, convention: str) -> list[st
     peak = peak_tflops(record.gpu_type, record.precision) or record.peak_tflops
     if not (peak and tflops and tflops > peak):
         return []
-    return [mfu(tflops, record.gpu_type, record.precision, convention, peak)[1]]
+    return [mfu(tflops, record.gpu_type, record.precision, convention, peak).why]
 
 
 def plain_missing(record: Record) -> dict[str, str]:

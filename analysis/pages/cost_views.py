@@ -10,7 +10,7 @@ from analysis.logs.record import Record
 from analysis.measured import checkpoint_costs, rank_times
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
-from base.errors import UsageError
+from base.errors import Reading, UsageError
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
 from parallel.record.reader import read_run
@@ -28,7 +28,7 @@ def views(records: list[Record], baseline: str | None, kind: str) -> list[Sectio
 def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
     folders = [Path(record.source) for record in records]
     try:
-        runs, problems = rank_times.read_all(folders) if folders else ([], [])
+        runs, problems = rank_times.read_all(folders) if folders else Reading([], [])
     except UsageError:  # no run folder has one
         return []
     if not runs:

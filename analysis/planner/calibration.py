@@ -18,7 +18,7 @@ from analysis.planner.engines import families
 from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
 from analysis.planner.timemodel import Machine, machine_of
 from base.bounds import Bounds, key, values_of
-from base.errors import UsageError
+from base.errors import Answer, UsageError
 from base.files import read_toml
 from base.storage import output
 from models.flops import DEFAULT_CONVENTION
@@ -128,7 +128,7 @@ class Calibration:
             )
         return wanted or ("bf16" if "bf16" in card.peaks else "fp16")
 
-    def mfu(self, tflops: float, precision: str) -> tuple[float | None, str]:
+    def mfu(self, tflops: float, precision: str) -> Answer[float]:
         """`models.gpus.mfu` of the card, in the number format of the plan's GEMMs."""
         return mfu(tflops, self._card(), self.gemm_precision(precision), DEFAULT_CONVENTION)
 

@@ -7,11 +7,13 @@ is known before any run of the cluster is seen. The fit minimises the soft-l1 lo
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from analysis.planner import timemodel
 from analysis.planner.timemodel import Machine
+from base.intervals import Interval
 from parallel.config.layout_arrays import Array, Columns
 
 MAX_ROWS = 20
@@ -101,24 +103,30 @@ class Fit:
 
     def spread(self, x: Columns, machine: Machine) -> Array:
         """Standard deviation of log seconds: the residuals', the constants' and luck's together."""
-        _, grad = _with_slopes(x, machine, np.log([self.constants[n] for n in NAMES]))
+        theta = np.log([self.constants[name] for name in NAMES])
+        grad = _with_slopes(x, machine, theta).slopes
         known = self.sigma**2 + timemodel.luck(x, machine, self.constants) ** 2
         return np.sqrt(known + np.einsum("ij,jk,ik->i", grad, self.covariance, grad))
 
-    def interval(self, seconds: Array, x: Columns, machine: Machine) -> tuple[Array, Array]:
-        """(low, high) of the middle 80 % around predicted seconds."""
+    def interval(self, seconds: Array, x: Columns, machine: Machine) -> Interval:
+        """The middle 80 % around predicted seconds."""
         half = INTERVAL * self.spread(x, machine)
-        return seconds * np.exp(-half), seconds * np.exp(half)
+        return Interval(seconds * np.exp(-half), seconds * np.exp(half))
 
 
-def _with_slopes(
-    x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4
-) -> tuple[Array, np.ndarray]:
-    """Log seconds (n,) and their slopes (n, constants); all constants moved in one evaluation."""
+class Sloped(NamedTuple):
+    """Values (n,) and their slopes (n, constants)."""
+
+    values: Array
+    slopes: np.ndarray
+
+
+def _with_slopes(x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4) -> Sloped:
+    """Log seconds of rows; all constants moved in one evaluation."""
     moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
     constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
     logs = np.log(timemodel.seconds(x, machine, constants))
-    return logs[0], ((logs[1:] - logs[0]) / step).T
+    return Sloped(logs[0], ((logs[1:] - logs[0]) / step).T)
 
 
 def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
@@ -147,16 +155,16 @@ class _Problem:
         """Logs of the constants."""
         return self.centre + z * self.width
 
-    def residuals(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(residuals whose squares are summed, their slopes): soft-l1 of the measurements, and z,
-        the distance from the priors."""
+    def residuals(self, z: np.ndarray) -> Sloped:
+        """Residuals whose squares are summed: soft-l1 of the measurements, and z, the distance from
+        the priors."""
         theta = self.theta(z)
         logs, grad = _with_slopes(self.x, self.machine, theta)
         r, slopes = (logs - self.wanted) / self.noise, grad * self.width / self.noise[:, None]
         robust = soft_l1(r)
         flatter = np.abs(r) / (np.sqrt(1 + r * r) * robust)
         rows = np.concatenate([np.sign(r) * robust, z])
-        return rows, np.concatenate([slopes * flatter[:, None], np.eye(len(z))])
+        return Sloped(rows, np.concatenate([slopes * flatter[:, None], np.eye(len(z))]))
 
     def solve(self) -> np.ndarray:
         """Logs of the constants at the least of two minima: a host that launches fast enough to be
@@ -168,9 +176,9 @@ class _Problem:
         slow_host = np.where(np.array(NAMES) == "launch", 1.5, 0.0)
         solutions = [
             least_squares(
-                lambda z: evaluated(z.tobytes())[0],
+                lambda z: evaluated(z.tobytes()).values,
                 start,
-                jac=lambda z: evaluated(z.tobytes())[1],
+                jac=lambda z: evaluated(z.tobytes()).slopes,
                 **settings,
             )
             for start in (np.zeros(len(NAMES)), slow_host)
@@ -188,14 +196,14 @@ class _Problem:
         rows, slopes = self.residuals((theta - self.centre) / self.width)
         fitted = -0.5 * rows @ rows - np.linalg.slogdet(slopes.T @ slopes)[1] / 2
         there = replace(self, noise=np.sqrt(self.noise**2 - NOISE**2 + UNMODELLED**2))
-        rows = there.residuals(np.zeros(len(self.width)))[0]
+        rows = there.residuals(np.zeros(len(self.width))).values
         centres = -0.5 * rows @ rows
         return float(fitted - centres + np.log(there.noise / self.noise).sum())
 
-    def uncertainty(self, theta: np.ndarray) -> tuple[np.ndarray, float]:
-        """(covariance of the constants' logs, robust scale of the log residuals).
+    def fit_at(self, theta: np.ndarray, at_priors: bool) -> Fit:
+        """The fit whose constants' logs are `theta`, with their covariance and `sigma`.
 
-        The scale: what each row's error would be, had the row been left out (its leverage taken
+        sigma: what each row's error would be, had the row been left out (its leverage taken
         out). Their middle 80 % give the width, together with `USUAL_ROWS` rows of the usual error.
         """
         n = len(self.wanted)
@@ -208,7 +216,9 @@ class _Problem:
         scale = np.quantile(unseen, 0.8) / INTERVAL
         sigma = np.sqrt((n * scale**2 + USUAL_ROWS * UNSEEN**2) / (n + USUAL_ROWS))
         weighed = grad / np.sqrt(self.noise**2 - NOISE**2 + sigma**2)[:, None]
-        return np.linalg.inv(weighed.T @ weighed + known), float(sigma)
+        covariance = np.linalg.inv(weighed.T @ weighed + known)
+        constants = dict(zip(NAMES, np.exp(theta), strict=True))
+        return Fit(constants, covariance, float(sigma), n, at_priors)
 
 
 def fit(
@@ -222,10 +232,7 @@ def fit(
     problem = _Problem(x, machine, np.log(measured), noise, np.log(centre), width)
     theta = problem.solve()
     at_priors = problem.log_odds(theta) < -STRONG
-    theta = problem.centre if at_priors else theta
-    covariance, sigma = problem.uncertainty(theta)
-    constants = dict(zip(NAMES, np.exp(theta), strict=True))
-    return Fit(constants, covariance, sigma, len(measured), at_priors)
+    return problem.fit_at(problem.centre if at_priors else theta, at_priors)
 
 
 def features(x: Columns) -> np.ndarray:
@@ -244,7 +251,7 @@ def slopes(
 ) -> np.ndarray:
     """By how much one width of each prior changes each row's log time, (n, constants)."""
     theta = np.log([priors[name][0] for name in NAMES])
-    return _with_slopes(x, machine, theta)[1] * np.array([priors[name][1] for name in NAMES])
+    return _with_slopes(x, machine, theta).slopes * np.array([priors[name][1] for name in NAMES])
 
 
 def choose(x: Columns, count: int, known_of: np.ndarray) -> np.ndarray:

@@ -167,7 +167,7 @@ def rows_of(
             "low_s": float(low[i]),
             "high_s": float(high[i]),
             "tflops": tflops,
-            "mfu": r.cluster.mfu(tflops, precision)[0],
+            "mfu": r.cluster.mfu(tflops, precision).value,
             "tokens_per_s": tokens / t,
             "memory_gb": float(used[i] / memory.GB),
             "tight": "tight" if used[i] > (1 - TIGHT) * r.limit else "",

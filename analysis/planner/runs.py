@@ -13,7 +13,7 @@ from analysis.logs.model import asked, config_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.planner.calibration import Calibration
-from base.errors import UsageError
+from base.errors import Answer, UsageError
 from parallel.config.axes import AXES, MODEL_AXES
 from parallel.config.layout import OFFLOAD, RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns
@@ -72,16 +72,16 @@ def crowding(record: Record) -> float:
     return max(1.0, ranks * (spec.get("threads") or 1) / host["cores"])
 
 
-def predicted_seconds(record: Record, calibration: Calibration) -> tuple[float | None, str]:
-    """(seconds per step on a cluster, "") or (None, which of the facts is absent)."""
+def predicted_seconds(record: Record, calibration: Calibration) -> Answer[float]:
+    """Seconds per step on a cluster; without them, which of the facts is absent."""
     try:
         x = row_of(record, calibration.columns)
     except ValueError as error:
-        return None, str(error)
+        return Answer(None, str(error))
     if calibration.is_host and x.width[0] != 4:
-        return None, f"{calibration.name} is measured in fp32 alone, not {record.precision}"
+        return Answer(None, f"{calibration.name} is measured in fp32 alone, not {record.precision}")
     seconds = calibration.fit.seconds(x, calibration.machine_for(x))[0]
-    return float(seconds) * (crowding(record) if calibration.is_host else 1.0), ""
+    return Answer(float(seconds) * (crowding(record) if calibration.is_host else 1.0))
 
 
 @dataclass

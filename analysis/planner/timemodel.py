@@ -10,6 +10,7 @@ Attention), arXiv 2310.01889.
 """
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -226,14 +227,21 @@ def logits(x: Columns, machine: Machine, c: dict) -> Array:
     return (gemm + loss) * c["head"]
 
 
-def stages(x: Columns, machine: Machine, c: dict) -> tuple[Array, Array]:
-    """(slowest, mean) stage's seconds per micro-batch, forward and backward."""
+class StageTimes(NamedTuple):
+    """Seconds per micro-batch, forward and backward, of a pipeline's stages."""
+
+    slowest: Array
+    mean: Array
+
+
+def stages(x: Columns, machine: Machine, c: dict) -> StageTimes:
+    """Seconds of the slowest and of the mean stage."""
     layer_s, head_s = layer(x, machine, c), logits(x, machine, c)
     first, middle, last = stage_layers(x)
     slowest = np.maximum(np.maximum(first, middle) * layer_s, last * layer_s + head_s)
     mean = (x.layers * layer_s + head_s) / x.pp
     each, slot = (wait * stalls(x) for wait in pipeline_stall(x))
-    return slowest + c["micro"] + each, mean + c["micro"] + slot
+    return StageTimes(slowest + c["micro"] + each, mean + c["micro"] + slot)
 
 
 def stalls(x: Columns) -> Array:
@@ -242,12 +250,19 @@ def stalls(x: Columns) -> Array:
     return (x.pp > 1) & ((x.gpus > STALL_GPUS) | (x.tp >= 4 * x.gpus_per_node))
 
 
-def pipeline_stall(x: Columns) -> tuple[Array, Array]:
-    """Seconds that (a micro-batch, a slot of the bubble) takes longer in a pipeline that stalls,
-    whatever its size: each message between stages waits. A stage has four a micro-batch, and two
-    where all stages are ends. A slot of the bubble waits for one. Why they wait is not known."""
+class Stall(NamedTuple):
+    """Seconds that a micro-batch, and a slot of the bubble, takes longer."""
+
+    micro_batch: Array
+    slot: Array
+
+
+def pipeline_stall(x: Columns) -> Stall:
+    """The waits of a pipeline that stalls, whatever its size: each message between stages waits. A
+    stage has four a micro-batch, and two where all stages are ends. A slot of the bubble waits for
+    one. Why they wait is not known."""
     message = of(x, "stall")
-    return message * np.where(x.pp > 2, 4.0, 2.0), message
+    return Stall(message * np.where(x.pp > 2, 4.0, 2.0), message)
 
 
 def ring_stall(x: Columns) -> Array:
@@ -266,7 +281,7 @@ def luck(x: Columns, machine: Machine, c: dict) -> Array:
     half on 256. Every other ring stalls.
     """
     step_s, stall = seconds(x, machine, c), pipeline_stall(x)
-    waits_s = x.n_micro * stall[0] + (x.pp - 1) * stall[1]
+    waits_s = x.n_micro * stall.micro_batch + (x.pp - 1) * stall.slot
     without_s = step_s - waits_s * stalls(x)  # step_s counts what is sure to come
     q = np.where(stalls(x), 109 / 110, 1.0 / (1.0 + (240.0 / x.gpus) ** 3)) * (x.pp > 1)
     pipelines = np.sqrt(q * (1.0 - q)) * np.log1p(waits_s / without_s)

@@ -21,9 +21,10 @@ from analysis.published.identities import (
     Identity,
     Same,
 )
-from analysis.published.intervals import Interval, Value, agreement, read_value, tolerance
+from analysis.published.intervals import Value, agreement, read_value, tolerance
 from analysis.published.read_tables import REMARKS, Line
 from base.errors import printable
+from base.intervals import Interval
 
 
 @dataclass(frozen=True)

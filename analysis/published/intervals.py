@@ -5,6 +5,8 @@ import re
 from statistics import median
 from typing import NamedTuple
 
+from base.intervals import Interval
+
 AVERAGED = 0.002  # numbers that were averaged apart do not divide exactly
 EXACT = 0.0008  # what single rows of an exact table miss by
 MOST_AVERAGED = 0.02  # averaging explains no more
@@ -16,27 +18,6 @@ _NUMBER = re.compile(
 _RANGE = re.compile(r"\s*(?:-|–|to\b|/|,)\s*\d")  # 9.8-10.2, 8/16, 1,5: not one number
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 BILLIONS = {"k": 1e-6, "m": 1e-3, "b": 1.0, "t": 1e3}
-
-
-class Interval(NamedTuple):
-    """From low to high, both above 0."""
-
-    low: float
-    high: float
-
-    @property
-    def middle(self) -> float:
-        return math.sqrt(self.low * self.high)
-
-    def times(self, other: "Interval") -> "Interval":
-        return Interval(self.low * other.low, self.high * other.high)
-
-    def over(self, other: "Interval") -> "Interval":
-        return Interval(self.low / other.high, self.high / other.low)
-
-    def misses(self, other: "Interval") -> float:
-        """The share by which two intervals do not meet; 0 where they do."""
-        return max(self.low / other.high - 1, other.low / self.high - 1, 0.0)
 
 
 class Value(NamedTuple):

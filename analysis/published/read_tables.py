@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.logs.published_csv import PublishedTable, column_name, read_csv, table_of
-from analysis.published.intervals import BILLIONS, SECONDS, Interval, Value, read_value
+from analysis.published.intervals import BILLIONS, SECONDS, Value, read_value
 from base.errors import UsageError
 from base.files import check_ends
+from base.intervals import Interval
 from models.gpus import usual_gpu
 
 SUFFIXES = (".csv", ".tsv", ".md", ".markdown", ".html", ".htm")

@@ -196,8 +196,8 @@ def _check_counts(row: Row) -> None:
             raise ValueError(f"no {name}")
 
 
-def _model(row: Row) -> tuple[dict[str, Any], bool]:
-    """(sizes of the model, whether its width is a guess).
+def _model(row: Row) -> Settings:
+    """The sizes of the model.
 
     Raises:
         ValueError: no sizes.
@@ -223,7 +223,7 @@ def _model(row: Row) -> tuple[dict[str, Any], bool]:
         "vocab": vocab,
         "seq": row.number("seq_len") or 2048.0,
     }
-    return sizes, guessed
+    return Settings(sizes, guessed)
 
 
 def _weights_fit(row: Row, split: dict[str, float]) -> bool:

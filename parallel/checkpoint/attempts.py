@@ -151,7 +151,7 @@ def check_first(spec: RunSpec, first: Path) -> None:
         UsageError: it is of another model, or of the run's last step or a later one.
     """
     if folders.step_of(first) is None:
-        check_model(spec, first, read_description(first)[0], "gpt")
+        check_model(spec, first, read_description(first).model, "gpt")
         return
     if folders.step_of(first) >= spec.steps:
         raise UsageError(nothing_to_train(spec, first.name))

@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from base.errors import UsageError
+from base.errors import Answer, UsageError
 from models.config import GPTConfig
 from models.weights import TENSORS, read_weights
 from parallel.checkpoint import folders
@@ -37,7 +37,9 @@ def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded 
     Raises:
         UsageError: no checkpoint there; it is damaged, another model's, or beyond the run's steps.
     """
-    candidates, problem = ranks.gather(attempt(folders.candidates, path) if path else (None, ""))[0]
+    candidates, problem = ranks.gather(attempt(folders.candidates, path) if path else Answer(None))[
+        0
+    ]
     if problem:
         raise UsageError(problem)
     if candidates is None:

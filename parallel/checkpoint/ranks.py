@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from base.errors import UsageError
+from base.errors import Answer, UsageError
 
 HEARTBEAT_S = 1.0  # how often the ranks report their progress to each other
 
@@ -88,12 +88,12 @@ def wait_for_others(thread: threading.Thread) -> None:
     thread.join()
 
 
-def attempt(work: Callable, *arguments: Any) -> tuple[Any, str]:
-    """(what it returned, ""), or (None, why a user's mistake or the disk did not let it)."""
+def attempt(work: Callable, *arguments: Any) -> Answer:
+    """What it returned; `why`: what mistake of a user's, or of the disk, did not let it."""
     try:
-        return work(*arguments), ""
+        return Answer(work(*arguments))
     except UsageError as error:
-        return None, str(error)
+        return Answer(None, str(error))
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        return None, f"{error.strerror or error}{where}"
+        return Answer(None, f"{error.strerror or error}{where}")

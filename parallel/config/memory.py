@@ -38,8 +38,16 @@ def taken(tensors: float, coming_and_going: float) -> float:
     return tensors + fragments + CONSTANTS["library_gb"] * GB
 
 
-def stage_layers(x: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Layers of the (first, fullest middle, last) stage.
+class ByStage(NamedTuple):
+    """Of the first, the fullest middle and the last stage of a pipeline."""
+
+    first: np.ndarray
+    middle: np.ndarray
+    last: np.ndarray
+
+
+def stage_layers(x: Columns) -> ByStage:
+    """Layers of the stages.
 
     If pp divides the layers, all stages are equal. If it divides layers + 2, embedding and logits
     count as a layer each (the BLOOM rule). Otherwise the first stages have one layer more
@@ -55,7 +63,7 @@ def stage_layers(x: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     share = (x.layers + x.vocab * x.hidden / layer_params(x)) / x.pp  # in layers
     begun = np.minimum(np.ceil(share * (x.pp - 1)), x.layers)
     cut = np.minimum(np.ceil(share), x.layers)
-    return (
+    return ByStage(
         np.where(x.nanotron, cut, np.where(balanced, most - 1, most)),
         np.where(x.nanotron, cut, most),
         np.where(x.nanotron, x.layers - begun, np.where(even, most, most - 1)),
@@ -202,8 +210,8 @@ def received(x: Columns) -> np.ndarray:
     return (x.cp > 1) * 2.0 * keys_and_values(x) / x.cp
 
 
-def in_flight(x: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Micro-batches' worth of a stage's layers that (the first, the last) stage holds at its peak.
+def in_flight(x: Columns, tensors_alone: bool = False) -> ByStage:
+    """Micro-batches' worth of a stage's layers that the stages hold at their peak.
 
     1F1B: min(pp, n_micro) and 1 (2 in DeepSpeed, TrainSchedule.num_pipe_buffers). Interleaved:
     1 + (pp - 1) / (pp vpp) times pp on the first [K 4].
@@ -211,7 +219,10 @@ def in_flight(x: Columns) -> tuple[np.ndarray, np.ndarray]:
     deep = x.pp * (1.0 + np.where(x.vpp > 1, (x.pp - 1.0) / (x.pp * x.vpp), 0.0))
     last = np.where(x.vpp > 1, (x.pp * (x.vpp - 1.0) + 1.0) / x.vpp, 1.0)
     last = np.where(x.deepspeed & (x.pp > 1), np.maximum(last, 2.0), last)
-    return np.minimum(deep, x.n_micro), np.minimum(last, x.n_micro)
+    first, last = np.minimum(deep, x.n_micro), np.minimum(last, x.n_micro)
+    if tensors_alone:  # the second of DeepSpeed's last stage is a buffer alone
+        last = np.where(x.deepspeed & (x.vpp == 1), 1.0, last)
+    return ByStage(first, np.maximum(first - 1.0, last), last)
 
 
 def activations(x: Columns, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
@@ -298,15 +309,8 @@ def _stage(
     x: Columns, stage: str, fragments: float | np.ndarray, tensors_alone: bool = False
 ) -> Stage:
     """The "first", "middle" or "last" stage; fragments: the factor on activations."""
-    first_layers, middle, last_layers = stage_layers(x)
-    early, late = in_flight(x)
-    if tensors_alone:  # the second of DeepSpeed's last stage is a buffer alone
-        late = np.where(x.deepspeed & (x.vpp == 1), 1.0, late)
-    layers, flying = {
-        "first": (first_layers, early),
-        "middle": (middle, np.maximum(early - 1.0, late)),
-        "last": (last_layers, late),
-    }[stage]
+    layers = getattr(stage_layers(x), stage)
+    flying = getattr(in_flight(x, tensors_alone), stage)
     first, last = (stage == "first") | (x.pp == 1), (stage == "last") | (x.pp == 1)
     n = params(x, layers, first | last) + x.positions * x.hidden * first
     kept = activations(x, layers, flying) * fragments
@@ -375,10 +379,16 @@ def borders(x: Columns, flying: np.ndarray, ends: tuple[Any, Any]) -> Borders:
     )
 
 
-def _edge(x: Columns) -> tuple[np.ndarray, np.ndarray]:
+class Edge(NamedTuple):
     """Bytes of what goes into a layer: whole, and as a rank of tp holds it."""
+
+    full: np.ndarray
+    part: np.ndarray
+
+
+def _edge(x: Columns) -> Edge:
     edge = x.tokens * x.hidden * x.width
-    return edge, edge / np.where(x.sequence_parallel, x.tp, 1)
+    return Edge(edge, edge / np.where(x.sequence_parallel, x.tp, 1))
 
 
 # --- the moments of a step whose bytes may be the most --------------------------------------------

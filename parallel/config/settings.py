@@ -238,7 +238,7 @@ class RunSpec:
         return gemm_precision(self.precision, self.tf32)
 
     @property
-    def formats(self) -> tuple[str, str]:
+    def formats(self) -> tuple[str, ...]:
         """The number formats that a GPU must have."""
         return self.precision, self.gemm_precision
 
@@ -459,7 +459,7 @@ def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
     folder = Path(merged.get("load") or "")
     if not merged.get("load") or "preset" in merged or not is_weights(folder):
         return {}
-    model, _ = read_description(folder)
+    model = read_description(folder).model
     unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
     return {name: value for name, value in asdict(model).items() if name not in unused}
 

@@ -6,13 +6,23 @@ The trainer writes it into training_metrics.json, and every table takes it from 
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
+
+from base.intervals import Interval
 
 SPIKE_MADS = 5.0  # robust standard deviations above the median that make a step a spike
 SPIKE_SHARE = 0.05  # and at least this share above it, or a very even run has "spikes" of noise
 FALLEN = 0.02  # how much faster the second half may be before the warm-up is not over
 MIN_STEADY = 6  # the fewest points of which min and max bracket the median with 95 % confidence
+
+
+class Window(NamedTuple):
+    """The first and the last iteration to use, by the numbers in the log."""
+
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Steady:
 
     step_s: float
     n: int
-    ci95: tuple[float, float] | None
+    ci95: Interval | None
     first: int
     spikes: int
     settled: bool = True
@@ -72,7 +82,7 @@ def _median_rank(n: int) -> int:
     return max(k, 1)
 
 
-def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
+def median_ci95(x: np.ndarray) -> Interval | None:
     """A 95 % interval on the median that assumes no distribution: from the k-th smallest to the
     k-th largest, with the largest k whose coverage is at least 95 %. The number of n independent
     points below the median is binomial(n, 1/2). None below six points, whose range covers less."""
@@ -81,21 +91,21 @@ def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
         return None
     k = _median_rank(n)
     ordered = np.sort(x)
-    return float(ordered[k - 1]), float(ordered[n - k])
+    return Interval(float(ordered[k - 1]), float(ordered[n - k]))
 
 
 def steady(
     step_s: np.ndarray,
     skipped: np.ndarray | None = None,
     iteration: np.ndarray | None = None,
-    window: tuple[int, int] | None = None,
+    window: Window | None = None,
 ) -> Steady | None:
     """THE steady step time, by which every table here is made; None where nothing was timed.
 
     It is the median of `steady_iterations`: a spike (evaluation, checkpoint) moves it by one rank
     at most, and is counted. Its interval is `median_ci95`'s.
 
-    `window` (first, last): inclusive, in the log's own iteration numbers, instead of dropping any.
+    `window`: inclusive, in the log's own iteration numbers, instead of dropping any.
     """
     step_s = np.asarray(step_s, dtype=float)
     where = steady_iterations(step_s, skipped, iteration, window)
@@ -111,7 +121,7 @@ def steady_iterations(
     step_s: np.ndarray,
     skipped: np.ndarray | None = None,
     iteration: np.ndarray | None = None,
-    window: tuple[int, int] | None = None,
+    window: Window | None = None,
 ) -> np.ndarray:
     """Indices of the iterations that `steady` takes the median of: all of the window or, without
     one, those after the warm-up, less those that skipped the optimizer (an fp16 overflow) unless
@@ -120,7 +130,7 @@ def steady_iterations(
     kept = np.isfinite(step_s)
     if window is not None:
         numbers = np.arange(len(step_s)) if iteration is None else np.asarray(iteration)
-        return np.flatnonzero(kept & (numbers >= window[0]) & (numbers <= window[1]))
+        return np.flatnonzero(kept & (numbers >= window.first) & (numbers <= window.last))
     where = np.flatnonzero(kept)
     if skipped is not None and len(skipped) == len(step_s):
         stepped = where[~(np.asarray(skipped, dtype=float)[where] > 0)]  # nan: not known to skip

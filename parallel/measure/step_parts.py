@@ -224,7 +224,8 @@ class Breakdown:
     ) -> Any:
         """Make one of ProcessGroup's calls, counted and timed."""
         arguments = (*args, *kw.values())
-        axis, n = self._axis(group, arguments[1] if kind in ("send", "recv") else None)
+        peer = arguments[1] if kind in ("send", "recv") else None
+        axis, n = self._axis(group, peer), group.size() if peer is None else 2
         if kind == "end":  # of a batch, whose one work stands for the calls before it
             kind, axis = self._latest.pop(group.group_name, (kind, axis))
         else:
@@ -255,15 +256,14 @@ class Breakdown:
         finally:
             self.leave(region)
 
-    def _axis(self, group: ProcessGroup, peer: int | None) -> tuple[str, int]:
-        """(axis, number of ranks) of a group, or of a message to rank `peer` of it."""
+    def _axis(self, group: ProcessGroup, peer: int | None) -> str:
+        """The axis of a group, or of a message to rank `peer` of it."""
         if peer is not None:
-            ranks = [self.rank, dist.get_global_rank(group, peer)]
-            return axis_of(self.layout, ranks), 2
+            return axis_of(self.layout, [self.rank, dist.get_global_rank(group, peer)])
         name = group.group_name
         if name not in self.axis_of_group:
             self.axis_of_group[name] = axis_of(self.layout, dist.get_process_group_ranks(group))
-        return self.axis_of_group[name], group.size()
+        return self.axis_of_group[name]
 
 
 def axis_of(layout: Layout, ranks: Iterable[int]) -> str:

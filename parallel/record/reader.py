@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.bounds import misfit
-from base.errors import UsageError
+from base.errors import Reading, UsageError
 from base.files import below, check_file, read_json, read_json_if_whole, shown
 from parallel.record import schema
 from parallel.record.ends import COMPLETE, FAILED, INTERRUPTED, PENDING, RUNNING, Kind, kind_of
@@ -101,25 +101,35 @@ def _status(path: Path) -> dict[str, Any]:
     return status
 
 
-def _end_of(path: Path) -> tuple[str, str, str]:
-    """(state, kind, reason) of a run, from its status.json and from what else is there.
+class Outcome(NamedTuple):
+    """How a run stands or ended; no kind and no reason where nothing went wrong."""
+
+    state: str
+    kind: str
+    reason: str
+
+
+def _end_of(path: Path) -> Outcome:
+    """The outcome of a run, from its status.json and from what else is there.
 
     Raises:
         UsageError: status.json is damaged.
     """
     source = path / schema.STATUS
     if not source.exists():
-        return FAILED, Kind.UNKNOWN, "no status.json"
+        return Outcome(FAILED, Kind.UNKNOWN, "no status.json")
     status = _status(source)
     state = status.get("state", FAILED)
     if state not in (RUNNING, COMPLETE, INTERRUPTED, FAILED):
         raise UsageError(f"{source} is damaged: state cannot be {shown(state)}")
     missing = [name for name in (schema.MARKER, schema.METRICS) if not (path / name).exists()]
     if state == COMPLETE and missing:
-        return FAILED, Kind.UNKNOWN, f"status.json says complete, but {missing[0]} is missing"
+        return Outcome(
+            FAILED, Kind.UNKNOWN, f"status.json says complete, but {missing[0]} is missing"
+        )
     if state == RUNNING and ran_here(status) and not runs_here(status):
-        return FAILED, Kind.UNKNOWN, "the process is gone and left no word (killed?)"
-    return state, status.get("kind") or "", status.get("reason") or ""
+        return Outcome(FAILED, Kind.UNKNOWN, "the process is gone and left no word (killed?)")
+    return Outcome(state, status.get("kind") or "", status.get("reason") or "")
 
 
 def _missing(run: Run) -> str:
@@ -253,10 +263,8 @@ def read_saves(path: Path) -> list[str]:
     return [row["problem"] for row in read_checkpoints(path) if row["event"] == "save"]
 
 
-def read_breakdown(
-    path: Path, world_size: int
-) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:
-    """({rank: one dict per window with BREAKDOWN_COLUMNS}, one line per unusable file).
+def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[str, Any]]]]:
+    """{rank: one dict per window with BREAKDOWN_COLUMNS}; one line per unusable file.
 
     A rank without a file, or with one that is damaged or has no row, is left out and named. A last
     row that is cut short, which a killed writer leaves, is left out alone.
@@ -275,7 +283,7 @@ def read_breakdown(
             problems.append(str(error))
     if missing:
         problems.insert(0, f"{folder}: no rows of rank {', '.join(missing)}")
-    return ranks, problems
+    return Reading(ranks, problems)
 
 
 def _read_windows(path: Path) -> list[dict[str, Any]]:
