@@ -1,9 +1,9 @@
 """Predicted beside measured, as the table of runs shows it: the error's sign and the notes."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from analysis.logs.record import Record
+from base.errors import Answer
 
 
 def error(predicted: float | None, measured: float | None) -> float | None:
@@ -12,27 +12,19 @@ def error(predicted: float | None, measured: float | None) -> float | None:
     return predicted / measured - 1 if predicted and measured else None
 
 
-class Prediction(NamedTuple):
-    """Predicted seconds per iteration of a run, or None and what `predicted_s` lacks."""
-
-    seconds: float | None
-    missing: dict[str, str]
-
-
-def of_runs(records: list[Record], cluster: str | None) -> list[Prediction]:
-    """Each run's prediction on a calibrated cluster; none without a cluster.
+def of_runs(records: list[Record], cluster: str | None) -> list[Answer[float]]:
+    """Each run's predicted seconds per iteration on a calibrated cluster; none without a cluster.
 
     Raises:
         UsageError: no such calibration.
     """
     if not cluster:
-        return [Prediction(None, {})] * len(records)
+        return [Answer(None) for _ in records]
     from analysis.planner.calibration import load_calibration  # here: --help needs no planner
     from analysis.planner.runs import predicted_seconds
 
     calibration = load_calibration(cluster)
-    pairs = [predicted_seconds(record, calibration) for record in records]
-    return [Prediction(s, {"predicted_s": why} if why else {}) for s, why in pairs]
+    return [predicted_seconds(record, calibration) for record in records]
 
 
 def notes_on(

@@ -244,9 +244,10 @@ def of_records(
     run_rows = rows(records, convention, baseline, kind, window, any_commit)
     predicted = predictions.of_runs(records, predict)
     for row, prediction in zip(run_rows, predicted, strict=True):
-        row["predicted_s"] = prediction.seconds
-        row["predicted_error"] = predictions.error(prediction.seconds, row["step_s"])
-        row["missing"] |= prediction.missing
+        row["predicted_s"] = prediction.value
+        row["predicted_error"] = predictions.error(prediction.value, row["step_s"])
+        if prediction.why:
+            row["missing"]["predicted_s"] = prediction.why
     used = dict.fromkeys(row["convention"] for row in run_rows if row["tflops"] is not None)
     shared = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
     columns = [
