@@ -13,13 +13,14 @@ LLAMA = ddp megatron-tp2
 PYTEST = $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 
-.PHONY: help setup study measure render report picture test test-all check format clean
+.PHONY: help setup study measure render report picture test test-all test-newest check format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make study    train every engine and split on this machine, and a Llama; print the tables"
 	@echo "make test     make check, then the tests without the slow ones, in two processes"
 	@echo "make test-all make check, then every test, as CI does"
+	@echo "make test-newest   make test on Debian 13, with the newest libraries; needs root and 7 GB for a while"
 	@echo "make setup    only build .venv"
 	@echo "make check    check the format, the lint rules and that every table in Markdown is current"
 	@echo "make report   write the tables, pictures and offline pages again"
@@ -73,6 +74,9 @@ test: setup check
 
 test-all: setup check
 	$(PYTEST)
+
+test-newest:
+	.ci/newest
 
 check: setup
 	$(PY) -m ruff format --check .

@@ -28,9 +28,9 @@ setup(
     # The lowest versions are those with which the parity tests pass together, the highest those of
     # constraints.txt. DeepSpeed 0.19.0 is too old: its pipeline trains another model.
     install_requires=[
-        "torch>=2.10,<2.14",
+        "torch>=2.10,<2.16",
         "deepspeed>=0.19.8,<0.20",
-        "megatron-core>=0.16.0,<0.17",
+        "megatron-core>=0.16.0,<0.20",  # since 0.17 it needs Python 3.12
         "transformers>=5.10.1,<5.24",
         "tokenizers>=0.22.2,<0.24",
         "safetensors>=0.6.2,<0.9",

@@ -8,11 +8,9 @@ It is one process, which starts the ranks of the all-reduce. Rates are those of
 parallel/microbench.py, beside the sheets of models/gpus.toml.
 """
 
-import contextlib
 import json
 import subprocess
 import sys
-from importlib import metadata
 from typing import Any, NamedTuple
 
 from base.errors import Parser, UsageError, command_line, printable
@@ -35,17 +33,10 @@ class Row(NamedTuple):
 
 def version_rows() -> list[Row]:
     """The libraries beside the ranges of setup.py."""
-    from packaging.requirements import Requirement  # of transformers and deepspeed
-
-    lines = []
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        lines = metadata.requires("gpt-scaling-study") or []
-    ranges = {line.name: line.specifier for line in map(Requirement, lines)}
-    rows = []
+    rows, ranges = [], facts.ranges()
     for package, version in facts.versions().items():
-        wanted = ranges.get(package)
-        verdict = TOLD
-        if wanted is not None and package != "transformer-engine":
+        wanted, verdict = ranges.get(package), TOLD
+        if wanted is not None:
             is_right = version is not None and wanted.contains(version, prereleases=True)
             verdict = PASSED if is_right else FAILED
         rows.append(Row(package, verdict, version or "not installed", str(wanted or "")))

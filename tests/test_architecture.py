@@ -22,7 +22,9 @@ HOMES = {
         "parallel.engines.deepspeed_pipe",
         "parallel.rehearsed_deepspeed",
     },
-    "megatron": {f"parallel.engines.{name}" for name in ("cpu", "layers", "megatron")},
+    "megatron": {
+        f"parallel.engines.{name}" for name in ("cpu", "layers", "megatron", "megatron_versions")
+    },
     "transformers": {"models.hf_model"},
     "apex": set(),  # probed by name in parallel/engines/kernels.py
     "transformer_engine": set(),

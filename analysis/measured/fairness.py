@@ -1,6 +1,6 @@
 """What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -129,9 +129,25 @@ def other_kernels(records: list[Record]) -> list[str]:
     return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
 
 
+def other_libraries(records: list[Record]) -> list[str]:
+    """A note that names the versions of libraries in which the runs differ, each with its runs."""
+    versions: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        for library, version in (record.facts.get("versions") or {}).items():
+            if version:
+                versions[f"{library} {version}"].append(name_of(record))
+    count = Counter(version.partition(" ")[0] for version in versions)
+    told = "; ".join(
+        f"{version}: {who(names, len(records))}"
+        for version, names in versions.items()
+        if count[version.partition(" ")[0]] > 1
+    )
+    return [f"libraries differ, so ratios of times compare these, too ({told})"] if told else []
+
+
 def notes_on(compared: list[Record], any_commit: bool = False) -> list[str]:
     """What a table says of the runs that it compares."""
-    notes = other_kernels(compared) + changed(compared)
+    notes = other_kernels(compared) + other_libraries(compared) + changed(compared)
     if unknown := unstated(compared):
         notes.insert(0, UNSTATED + ", ".join(unknown))
     if any_commit:

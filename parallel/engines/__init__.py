@@ -7,8 +7,10 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from base.errors import UsageError
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.settings import RunSpec
+from parallel.record.facts import TRIED, tried, versions
 
 if TYPE_CHECKING:
     from parallel.checkpoint.contents import State
@@ -65,6 +67,16 @@ class Engine(Protocol):
 
 
 def load(spec: RunSpec, device: Any, kernels: str) -> Engine:
-    """Import the engine's module (and so its library) and build it on this rank."""
-    module = importlib.import_module(ENGINES[spec.engine].module)
-    return module.build(spec, device, kernels)
+    """Import the engine's module (and so its library) and build it on this rank.
+
+    Raises:
+        UsageError: the installed library lacks what the engine needs.
+    """
+    try:
+        module = importlib.import_module(ENGINES[spec.engine].module)
+        return module.build(spec, device, kernels)
+    except (ImportError, AttributeError, TypeError) as error:
+        about = tried(versions())
+        if about == TRIED and not isinstance(error, ImportError):
+            raise  # a defect of ours
+        raise UsageError(f"engine {spec.engine} cannot work here: {error}; {about}") from error

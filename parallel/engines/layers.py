@@ -23,13 +23,14 @@ from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import adds_up_gradients
+from parallel.engines.megatron_versions import index_of, language_model
 
 import_megatron()
 
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group
 from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank
 from megatron.core.transformer.enums import AttnMaskType
@@ -60,6 +61,8 @@ _TOP_NAMES = {
     "embedding.position_embeddings.weight": "embedding.position.weight",
     "decoder.final_layernorm.weight": "norm.weight",
     "decoder.final_layernorm.bias": "norm.bias",
+    "decoder.final_norm.weight": "norm.weight",  # HybridModel's
+    "decoder.final_norm.bias": "norm.bias",
     "output_layer.weight": "output.weight",
 }
 
@@ -231,16 +234,16 @@ def gpt_model(
     post_process: bool = True,
     vp_stage: int | None = None,
     gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
-) -> GPTModel:
-    """megatron-core's GPTModel (one stage of it), with the reference weights; `gathered` as in
-    gpt.fill.
+) -> nn.Module:
+    """megatron-core's GPT (one stage of it), with the reference weights; `gathered` as in gpt.fill.
 
     Called as model(tokens_BS, *positions_and_mask(spec, tokens_BS), labels=labels_BS) -> losses
     [B, S].
     """
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=block_submodules(spec, config, kernels),
+    model = language_model(
+        config,
+        block_submodules(spec, config, kernels),
+        spec.pp * spec.vpp,
         vocab_size=spec.padded_vocab,
         max_sequence_length=spec.model.max_seq_len,
         pre_process=pre_process,
@@ -261,8 +264,7 @@ def gpt_model(
         if name in _TOP_NAMES:
             return reference_value(spec, parameter, _TOP_NAMES[name])
         number, inner = name.removeprefix("decoder.layers.").split(".", 1)
-        index = model.decoder.layers[int(number)].layer_number - 1  # it counts over all stages
-        return layer_value(spec, index, inner, parameter)
+        return layer_value(spec, index_of(model.decoder.layers[int(number)]), inner, parameter)
 
     fill(model, value, gathered)
     return model

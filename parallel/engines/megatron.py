@@ -13,6 +13,7 @@ from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch, StepResult, layers, optim
 from parallel.engines.cpu import import_megatron
+from parallel.engines.megatron_versions import batch_on_this_cp_rank
 from parallel.measure.ranges import megatron_timer, region
 from parallel.measure.step_parts import name_group
 
@@ -22,7 +23,6 @@ from megatron.core import distributed, parallel_state
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
-from megatron.core.utils import get_batch_on_this_cp_rank
 
 
 class MegatronEngine:
@@ -107,7 +107,7 @@ class MegatronEngine:
         tokens_BS, labels_BS = next(batches)
         positions_BS, mask = layers.positions_and_mask(self.spec, tokens_BS)
         # A cp rank has one early and one late chunk of each sequence, for equal causal attention.
-        part = get_batch_on_this_cp_rank(
+        part = batch_on_this_cp_rank(
             {"input_ids": tokens_BS, "position_ids": positions_BS, "labels": labels_BS}
         )
         return model(attention_mask=mask, **part), _mean

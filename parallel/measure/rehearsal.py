@@ -82,16 +82,14 @@ class OneCopy(nn.Module):
         return contextlib.nullcontext()
 
 
-def _apply(
-    self: nn.Module, fn: Callable, recurse: bool = True, done: dict[int, Any] | None = None
-) -> nn.Module:
+def _apply(self: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
     """nn.Module._apply; torch's swaps the data of parameters, which those without storage refuse.
 
     A parameter that changes its type becomes a new one, with the attributes of the old.
     """
-    done = {} if done is None else done
+    done = vars(fn).setdefault("done", {})  # modules that share a parameter share the function
     for child in self.children() if recurse else ():
-        child._apply(fn, done=done)
+        child._apply(fn)
     for name, parameter in self._parameters.items():
         if parameter is None:
             continue

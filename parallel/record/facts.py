@@ -25,6 +25,7 @@ from parallel.record.launch import Launch
 from parallel.record.schema import SCHEMA_VERSION, utc_now
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy", "transformer-engine")
+TRIED = "libraries: tried"  # a line of train.log
 # The code that a result depends on.
 TRAINS = ("base", "models", "parallel", "setup.py", "constraints.txt")
 
@@ -36,6 +37,33 @@ def versions() -> dict[str, str | None]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
     return installed
+
+
+def ranges() -> dict[str, Any]:
+    """Library -> setup.py's range of it for this Python (a SpecifierSet): the tests ran with its
+    ends. Empty where the project is not installed."""
+    from packaging.requirements import Requirement  # of transformers and deepspeed
+
+    lines = []
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        lines = metadata.requires("gpt-scaling-study") or []
+    wanted = map(Requirement, lines)
+    return {r.name: r.specifier for r in wanted if not r.marker or r.marker.evaluate({"extra": ""})}
+
+
+def tried(installed: Mapping[str, str | None]) -> str:
+    """One line on `versions()`: whether training was tried with such libraries."""
+    known = ranges()
+    if not known:
+        return "libraries: may work; the project is not installed, so its ranges are not known"
+    untried = [
+        f"{name} {version} (tried: {known[name]})"
+        for name, version in installed.items()
+        if version and name in known and not known[name].contains(version, prereleases=True)
+    ]
+    return (
+        f"libraries: may work, not tried: {', '.join(untried)}" if untried else "libraries: tried"
+    )
 
 
 def git(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
 from parallel.config.library_variables import kept
 from parallel.config.settings import RunSpec
+from parallel.record.facts import tried
 
 
 def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
@@ -18,6 +19,7 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         f" {' '.join(f'{axis} {layout[axis]}' for axis in ('tp', 'cp', 'pp', 'vpp', 'dp'))},"
         f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
         f" seq_len {spec.seq_len}, {spec.precision}",
+        tried(facts["versions"]),
         f"kernels: {facts['kernels']}; attention: {facts['attention']}",
         *kept(spec, facts["variables"]),
         _documents(spec, facts["data"]["documents"]),

@@ -1,0 +1,84 @@
+"""What differs between the versions of megatron-core, chosen by what the library has.
+
+Since 0.19 a GPT is a HybridModel there, in which attention and MLP are layers of their own: "*-"
+is one layer of the GPT, and "|" ends a pipeline stage.
+"""
+# ruff: noqa: E402  (megatron-core is patched before its modules are imported)
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from parallel.engines.cpu import import_megatron
+
+import_megatron()
+
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from megatron.core.utils import get_batch_on_this_cp_rank
+
+try:
+    from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+    from megatron.core.ssm.mlp_layer import MLPLayer
+except ImportError:
+    HybridModel, HybridStack = None, nn.Module
+
+_PARTS = 1 if HybridModel is None else 2  # megatron-core's layers in one of the GPT
+
+
+def batch_on_this_cp_rank(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """This cp rank's early and late chunk of each sequence, [B, S / cp]."""
+    # Without its group, 0.19 takes all ranks for one cp group.
+    settings = {"cp_group": parallel_state.get_context_parallel_group()}
+    if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters:
+        settings["is_hybrid_cp"] = False
+    return get_batch_on_this_cp_rank(batch, **settings)
+
+
+class _Stack(HybridStack):
+    """With the final norm of the GPT's kernels: megatron-core's is always Transformer Engine's."""
+
+    def __init__(self, config: TransformerConfig, *args: Any, norm: Any, **settings: Any):
+        super().__init__(config, *args, post_layer_norm=False, **settings)
+        self.post_layer_norm = True
+        if self.post_process:
+            self.final_norm = norm(config, config.hidden_size, eps=config.layernorm_epsilon)
+
+
+def language_model(
+    config: TransformerConfig, block: TransformerBlockSubmodules, stages: int, **settings: Any
+) -> nn.Module:
+    """One pipeline stage, made of `block`, of a GPT with `stages` such stages."""
+    if HybridModel is None:
+        return GPTModel(config, block, **settings)
+    layers, layer = len(block.layer_specs), block.layer_specs[0]
+    config.num_layers = _PARTS * layers * stages
+    if config.recompute_granularity == "full":
+        config.recompute_num_layers = _PARTS
+    parts = layer.submodules
+    attention = TransformerLayerSubmodules(
+        input_layernorm=parts.input_layernorm,
+        self_attention=parts.self_attention,
+        self_attn_bda=parts.self_attn_bda,
+    )
+    mlp = TransformerLayerSubmodules(
+        pre_mlp_layernorm=parts.pre_mlp_layernorm, mlp=parts.mlp, mlp_bda=parts.mlp_bda
+    )
+    stack = HybridStackSubmodules(
+        attention_layer=ModuleSpec(layer.module, submodules=attention),
+        mlp_layer=ModuleSpec(MLPLayer, submodules=mlp),
+    )
+    spec = ModuleSpec(_Stack, params={"norm": block.layer_norm}, submodules=stack)
+    pattern = "|".join("*-" * layers for _ in range(stages))
+    return HybridModel(config, spec, hybrid_layer_pattern=pattern, **settings)
+
+
+def index_of(layer: nn.Module) -> int:
+    """Which layer of the whole GPT, from 0, one of `language_model`'s decoder layers belongs to."""
+    return (layer.layer_number - 1) // _PARTS
