@@ -39,6 +39,7 @@ from analysis.measured.fairness import (
     is_changed,
     named,
     other_kernels,
+    other_libraries,
     scaling_of,
     shared_cores,
     unstated,
@@ -303,7 +304,7 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], comparison: Comparison) -> lis
     doubts += [f"{name_of(r)}: {partners[r.source]}" for r in runs if r.source in partners]
     if any(map(is_changed, runs)):
         doubts.append(CHANGED)
-    return doubts + busy(runs) + other_kernels(runs)
+    return doubts + busy(runs) + other_kernels(runs) + other_libraries(runs)
 
 
 def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:

@@ -2,13 +2,19 @@
 
 import json
 import subprocess
+import sys
+import types
 
+import pytest
 import torch
+from packaging.specifiers import SpecifierSet
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from base.errors import UsageError
 from models.gpus import find_gpu
 from parallel import gpu_check
 from parallel.config.settings import resolve
+from parallel.engines import load
 from parallel.engines.kernels import attention_of
 from parallel.gpu_check import FAILED, PASSED, TOLD, rate_rows, version_rows
 from parallel.record import facts
@@ -39,6 +45,32 @@ def test_a_library_out_of_range_or_absent_fails(monkeypatch):
     monkeypatch.setattr(facts, "versions", lambda: changed)
     failed = {row.check for row in version_rows() if row.verdict == FAILED}
     assert failed == {"deepspeed", "megatron-core"}
+
+
+def test_a_line_says_whether_the_libraries_were_tried(monkeypatch, tmp_path):
+    installed = facts.versions()
+    assert facts.tried(installed | {"megatron-core": None}) == facts.TRIED
+    untried = facts.tried(installed | {"torch": "2.9.1"})
+    assert untried.startswith("libraries: may work, not tried: torch 2.9.1 (tried: ")
+
+    monkeypatch.setattr(facts, "ROOT", tmp_path)  # a wheel has no setup.py
+    monkeypatch.setattr(facts.metadata, "requires", lambda _: ['torch>=2; extra == "x"', "numpy<1"])
+    assert facts.tried(installed).startswith("libraries: may work, not tried: numpy ")
+
+
+def test_a_library_that_lacks_what_an_engine_needs_is_named(monkeypatch):
+    spec = resolve(("test", {"preset": "tiny"}))
+    ddp = types.SimpleNamespace(build=lambda *_: [].absent)
+    monkeypatch.setitem(sys.modules, "parallel.engines.ddp", ddp)
+    with pytest.raises(AttributeError, match="absent"):
+        load(spec, None, "torch")  # with libraries that were tried, a defect of ours
+    monkeypatch.setattr(facts, "ranges", lambda: {"torch": SpecifierSet("<2")})
+    with pytest.raises(UsageError, match=r"ddp cannot work here: .* 'absent'; .* \(tried: <2\)"):
+        load(spec, None, "torch")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "parallel.engines.ddp", None)
+    with pytest.raises(UsageError, match="ddp cannot work here: import of parallel.engines.ddp"):
+        load(spec, None, "torch")
 
 
 def test_the_command_ends_with_1_where_a_row_failed(monkeypatch, capsys):

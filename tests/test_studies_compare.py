@@ -44,15 +44,18 @@ def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, ca
     ]
 
 
-def test_other_kernels_of_attention_are_told_apart_and_busy_machines_named(tmp_path, capsys):
+def test_other_kernels_and_libraries_are_told_apart_and_busy_machines_named(tmp_path, capsys):
     sdpa, te = "torch scaled_dot_product_attention", "Transformer Engine"
     load = {"load": {"start": 3.0, "cpu_s": 8.0, "machine_cpu_s": 90.0, "wall_s": 10.0}}
-    for engine, kernels in (("ddp", sdpa), ("megatron", te)):
-        write(tmp_path, facts("s", "ddp", engine=engine) | load | {"attention": kernels})
+    for engine, kernels, torch in (("ddp", sdpa, "2.13.0"), ("megatron", te, "2.15.0")):
+        of_run = load | {"attention": kernels, "versions": {"torch": torch, "numpy": "2.4.6"}}
+        write(tmp_path, facts("s", "ddp", engine=engine) | of_run)
     for command in (tflops, scaling, compare):
         assert command.main([str(tmp_path)]) == 0
         out = capsys.readouterr().out
         assert f"({sdpa}: ddp; {te}: megatron)" in out, command
+        apart = "libraries differ, so ratios of times compare these, too (torch 2.13.0: ddp; torch"
+        assert apart in out and "numpy" not in out, command
         assert "busy: other programs used up to 8.2 cores" in out, command
 
     def told(*kinds):
