@@ -68,7 +68,7 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
 
 def test_a_rank_that_hangs_is_named(tokens, tmp_path):
     folder = tmp_path / "run"
-    with start(folder, tokens, 1_000_000, "--hang-s", "4") as launcher:
+    with start(folder, tokens, 1_000_000, "--hang-s", "10") as launcher:
         wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
         victim = rank_process(launcher, 1)
         victim.suspend()
@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_is_named(tokens, tmp_path):
         victim.kill()
         assert launcher.wait(timeout=60) != 0
     reason = read_status(folder)["reason"]
-    assert "no progress for 4 s: rank 1 hangs and does not answer" in reason
+    assert "no progress for 10 s: rank 1 hangs and does not answer" in reason
     assert "rank 0 is at" in reason and "parallel/engines/" in reason
     assert "Thread" in (folder / "hang" / "rank-00000.txt").read_text()
 
