@@ -30,7 +30,7 @@ import traceback
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 STARTED = time.perf_counter()
 
@@ -82,16 +82,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Chosen(NamedTuple):
-    """A run: its settings, its facts and its folder."""
-
-    spec: RunSpec
-    facts: dict[str, Any]
-    path: Path
-
-
-def choose(arguments: argparse.Namespace, launch: Launch) -> Chosen:
-    """The run that the flags and the study ask for."""
+def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict[str, Any], Path]:
+    """The run that the flags and the study ask for, its facts, and its folder."""
     # --check may ask about 512 GPUs from a laptop; a real run has the ranks that were started.
     gpus = None if arguments.check and launch.launcher == "none" else launch.world_size
     if arguments.study is not None and arguments.run is None:
@@ -109,7 +101,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> Chosen:
                 " submit the run again"
             )
         spec = resolve((str(path), settings), gpus=gpus)
-        return Chosen(spec, run_facts(spec, launch, known), arguments.out or path.parent)
+        return spec, run_facts(spec, launch, known), arguments.out or path.parent
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study
     if study and spec != study.run(run, gpus=gpus) and not arguments.out:
@@ -119,7 +111,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> Chosen:
         )
     folder = arguments.out or Path("logs") / (study.name if study else "runs") / run
     known = planned(study, run) if study else {"run": run, "configuration": run}
-    return Chosen(spec, run_facts(spec, launch, known), folder)
+    return spec, run_facts(spec, launch, known), folder
 
 
 @command_line("parallel.train")

@@ -227,21 +227,21 @@ def logits(x: Columns, machine: Machine, c: dict) -> Array:
     return (gemm + loss) * c["head"]
 
 
-class StageTimes(NamedTuple):
-    """Seconds per micro-batch, forward and backward, of a pipeline's stages."""
+class PipelineTimes(NamedTuple):
+    """Seconds of a micro-batch on the slowest stage, and of a mean stage in the bubble."""
 
-    slowest: Array
-    mean: Array
+    micro_batch: Array
+    slot: Array
 
 
-def stages(x: Columns, machine: Machine, c: dict) -> StageTimes:
-    """Seconds of the slowest and of the mean stage."""
+def stages(x: Columns, machine: Machine, c: dict) -> PipelineTimes:
+    """Forward and backward, with what a stalling pipeline waits."""
     layer_s, head_s = layer(x, machine, c), logits(x, machine, c)
     first, middle, last = stage_layers(x)
     slowest = np.maximum(np.maximum(first, middle) * layer_s, last * layer_s + head_s)
     mean = (x.layers * layer_s + head_s) / x.pp
     each, slot = (wait * stalls(x) for wait in pipeline_stall(x))
-    return StageTimes(slowest + c["micro"] + each, mean + c["micro"] + slot)
+    return PipelineTimes(slowest + c["micro"] + each, mean + c["micro"] + slot)
 
 
 def stalls(x: Columns) -> Array:
@@ -250,19 +250,12 @@ def stalls(x: Columns) -> Array:
     return (x.pp > 1) & ((x.gpus > STALL_GPUS) | (x.tp >= 4 * x.gpus_per_node))
 
 
-class Stall(NamedTuple):
-    """Seconds that a micro-batch, and a slot of the bubble, takes longer."""
-
-    micro_batch: Array
-    slot: Array
-
-
-def pipeline_stall(x: Columns) -> Stall:
-    """The waits of a pipeline that stalls, whatever its size: each message between stages waits. A
+def pipeline_stall(x: Columns) -> PipelineTimes:
+    """What a pipeline that stalls adds, whatever its size: each message between stages waits. A
     stage has four a micro-batch, and two where all stages are ends. A slot of the bubble waits for
     one. Why they wait is not known."""
     message = of(x, "stall")
-    return Stall(message * np.where(x.pp > 2, 4.0, 2.0), message)
+    return PipelineTimes(message * np.where(x.pp > 2, 4.0, 2.0), message)
 
 
 def ring_stall(x: Columns) -> Array:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from base.bounds import misfit
 from base.errors import Reading, UsageError
@@ -101,35 +101,25 @@ def _status(path: Path) -> dict[str, Any]:
     return status
 
 
-class Outcome(NamedTuple):
-    """How a run stands or ended; no kind and no reason where nothing went wrong."""
-
-    state: str
-    kind: str
-    reason: str
-
-
-def _end_of(path: Path) -> Outcome:
-    """The outcome of a run, from its status.json and from what else is there.
+def _end_of(path: Path) -> tuple[str, str, str]:
+    """(state, kind, reason) of a run, from its status.json and from what else is there.
 
     Raises:
         UsageError: status.json is damaged.
     """
     source = path / schema.STATUS
     if not source.exists():
-        return Outcome(FAILED, Kind.UNKNOWN, "no status.json")
+        return FAILED, Kind.UNKNOWN, "no status.json"
     status = _status(source)
     state = status.get("state", FAILED)
     if state not in (RUNNING, COMPLETE, INTERRUPTED, FAILED):
         raise UsageError(f"{source} is damaged: state cannot be {shown(state)}")
     missing = [name for name in (schema.MARKER, schema.METRICS) if not (path / name).exists()]
     if state == COMPLETE and missing:
-        return Outcome(
-            FAILED, Kind.UNKNOWN, f"status.json says complete, but {missing[0]} is missing"
-        )
+        return FAILED, Kind.UNKNOWN, f"status.json says complete, but {missing[0]} is missing"
     if state == RUNNING and ran_here(status) and not runs_here(status):
-        return Outcome(FAILED, Kind.UNKNOWN, "the process is gone and left no word (killed?)")
-    return Outcome(state, status.get("kind") or "", status.get("reason") or "")
+        return FAILED, Kind.UNKNOWN, "the process is gone and left no word (killed?)"
+    return state, status.get("kind") or "", status.get("reason") or ""
 
 
 def _missing(run: Run) -> str:
