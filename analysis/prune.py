@@ -74,6 +74,8 @@ def report(
         *ranking.width_note(rows, cluster),
         *cluster.network_note(max((spec.gpus for spec in study.specs.values()), default=0)),
     ]
+    if any(spec.reset_at_documents for spec in study.specs.values()):
+        notes.append("reset_at_documents: GB with its masks, of torch's attention; no time of it")
     notes += [f"cannot run: {line}" for line in by_reason(study.left_out)]
     command = f": python -m slurm.submit {path} --only {' '.join(kept)}" if kept else ""
     notes.append(f"{len(kept)} of {len(rows)} runs kept{command}")

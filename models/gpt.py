@@ -81,6 +81,12 @@ def positions(tokens_BS: Tensor, end_of_text: int | None) -> tuple[Tensor, Tenso
     return mask_BSS.sum(-1) - 1, mask_BSS[:, None]
 
 
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask of `positions` as numbers that are added to scores, made once for all layers: of
+    truth values torch's attention makes and keeps B * S * S of these in each layer."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
 def rope_frequencies(config: GPTConfig, device: torch.device | None = None) -> Tensor:
     """Radians per position of each pair of a head's channels, fp32 [D/2].
 
@@ -167,10 +173,14 @@ def _takes_fewer_keys(q_BNSD: Tensor, mask: Tensor | None) -> bool:
     """On GPUs flash alone does (torch 2.13); it has no mask, no fp32 and no GPU before Ampere."""
     if not q_BNSD.is_cuda:
         return True
-    autocast = torch.is_autocast_enabled("cuda")
-    dtype = torch.get_autocast_dtype("cuda") if autocast else q_BNSD.dtype
-    capability = torch.cuda.get_device_capability(q_BNSD.device)
-    return mask is None and dtype in (torch.float16, torch.bfloat16) and capability >= (8, 0)
+    half = _attention_dtype(q_BNSD) in (torch.float16, torch.bfloat16)
+    return mask is None and half and torch.cuda.get_device_capability(q_BNSD.device) >= (8, 0)
+
+
+def _attention_dtype(x: Tensor) -> torch.dtype:
+    """In which attention computes with x, also under autocast."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class Attention(nn.Module):
@@ -258,6 +268,8 @@ class GPT(nn.Module):
         # wherever its positions start.
         angles = rope_angles(self.config, positions(tokens_BS, None)[0])
         x_BSH = self.embedding(tokens_BS, position)
+        if mask is not None:
+            mask = additive(mask, _attention_dtype(x_BSH))
         for block in self.blocks:
             if self.recompute and self.training:
                 x_BSH = checkpoint(block, x_BSH, angles, mask, use_reentrant=False)

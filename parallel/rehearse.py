@@ -168,7 +168,7 @@ _PARTS = {
     "weights": ("weights",),
     "gradients": ("gradients",),
     "optimizer": ("optimizer",),
-    "activations": ("activations", "logits"),
+    "activations": ("activations", "logits", "masks"),
     "other": ("buffers", "temporary", "buckets"),
 }
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -80,7 +81,7 @@ def fused_activations() -> dict[str, float]:
 
 
 def configured() -> dict[str, dict]:
-    """megatron-core's settings of runs on a GPU, which no test has, and what masks attention."""
+    """megatron-core's settings of runs on a GPU, which no test has, and what computes attention."""
     from parallel.engines import layers
 
     settings = {"engine": "megatron", "device": "auto", **SIZES, "n_layer": 4, "gpus": 2, "pp": 2}
@@ -90,9 +91,16 @@ def configured() -> dict[str, dict]:
         found[name] = {of: getattr(config, of) for of in GPU_SETTINGS}
     one = resolve(("test", settings | {"gpus": 1, "pp": 1}))
     config = layers.start(one, cuda=False)
+    # In the place of Transformer Engine's layers stand those that megatron-core has without it.
+    library = "megatron.core.extensions.transformer_engine"
+    sys.modules[library] = SimpleNamespace(TENorm=layers.SequenceParallelNorm)
+    specs = layers.gpt_layer_specs
+    specs.get_gpt_layer_with_transformer_engine_spec = lambda **_: specs.get_gpt_layer_local_spec()
     for name, spec in (("whole", one), ("documents", replace(one, end_of_text=0))):
-        attention = layers.block_submodules(spec, config, "torch").layer_specs[0].submodules
-        found[name] = attention.self_attention.params["attn_mask_type"].name
+        for kernels in ("torch", "te"):
+            layer = layers.block_submodules(spec, config, kernels).layer_specs[0].submodules
+            attention = layer.self_attention.submodules.core_attention
+            found[f"{name} {kernels}"] = attention.__name__
     return found
 
 

@@ -93,4 +93,5 @@ def test_a_run_names_the_kernel_that_torch_picks_for_its_attention():
         assert attention_of(spec, "torch", cpu) == f"{sdpa} (flash)"
         with sdpa_kernel(SDPBackend.MATH):
             assert attention_of(spec, "torch", cpu) == f"{sdpa} (math)"
-    assert attention_of(spec, "te", cpu) == "Transformer Engine"
+    assert attention_of(spec, "te", cpu) == f"{sdpa} (flash)"  # documents are torch's there, too
+    assert attention_of(resolve(("test", llama)), "te", cpu) == "Transformer Engine"

@@ -51,6 +51,17 @@ def test_a_context_parallel_rank_holds_keys_and_values_of_another():
     assert memory.received(columns(**SMALL))[0] == 0
 
 
+def test_a_micro_batch_has_one_mask_of_its_documents_and_repeats_keys_for_all_heads():
+    """2 sequences, 3 of 4 micro-batches in flight; 4 heads, whose keys and values are of 2."""
+    given = SMALL | {"kv_heads": 2, "rotary": True, "flash": True, "micro_batch": 2, "n_micro": 4}
+    x, plain = (columns(**given, pp=3, documents=is_so) for is_so in (True, False))
+    assert memory.parts(x)["masks"][0] == 3 * 2 * 32**2 * 2 and memory.parts(plain)["masks"][0] == 0
+    # Kept for a token of 16 a head are 2 x 2 heads more, and not the product, of 4 + 2 x 2 heads,
+    # of which the values were a view.
+    more = memory.layer_activations(x) - memory.layer_activations(plain)
+    assert more[0] == 2 * 32 * 16 * 2 * (2 * 2 - (4 + 2 * 2) + 2)
+
+
 def test_layers_are_dealt_to_stages_as_bloom_and_deepspeed_do():
     for layers, pp, stages in (
         (12, 4, (3, 3, 3)),

@@ -41,6 +41,15 @@ pp = 2
 vpp = 2
 sequence_parallel = true
 recompute = "full"
+[[run]]
+engine = "megatron"
+preset = "llama3-8b"
+precision = "bf16"
+gpus = 8
+tp = 8
+data = "none"
+reset_at_documents = true
+end_of_text = 3
 """
 
 
@@ -52,7 +61,7 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
     ranks = json.loads(done.stdout)["ranks"]
     assert not [rank["error"] for rank in ranks if rank["error"]]
     assert done.returncode == 0, done.stderr
-    assert len(ranks) == 4 + 2 * 3
+    assert len(ranks) == 5 + 2 * 3
     for rank in ranks:
         spec, number = study.specs[rank["run"]], rank["rank"]
         for row in rank["beside"]:

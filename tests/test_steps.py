@@ -69,9 +69,11 @@ def test_on_a_cpu_nothing_is_fused_that_nothing_compiles(engine, steps):
     assert set(steps["configured"][engine].values()) == {False}
 
 
-def test_a_mask_is_looked_at_where_attention_ends_with_a_document(steps):
-    masks = [steps["configured"][name] for name in ("whole", "documents")]
-    assert masks == ["causal", "arbitrary"]
+def test_transformer_engine_is_given_no_mask_of_documents_for_which_it_writes_all_scores(steps):
+    ours, theirs = "FusedAttention", "DotProductAttention"
+    of = steps["configured"]
+    assert of["whole torch"] == of["documents torch"] == of["documents te"] == ours
+    assert of["whole te"] == theirs
 
 
 def test_the_next_batch_is_made_while_one_is_used_and_what_is_wrong_is_raised_where_it_is_used():

@@ -166,7 +166,7 @@ def layer_activations(x: Columns) -> np.ndarray:
     is fused and 8 f where it is not, or 10 f where GELU is written out. RMSNorm keeps no more. With
     autocast the norms' inputs are in fp32. In fp8 the inputs of the four products have one byte
     (`fp8_copies`): 2 h + f less, and a d more, for attention keeps its output beside the
-    projection's input.
+    projection's input. Within documents torch's attention repeats keys and values for all heads.
     """
     low = in_fp8(x)
     replicated = (
@@ -174,8 +174,10 @@ def layer_activations(x: Columns) -> np.ndarray:
         * (8.0 - 2.0 * low + 2.0 * x.dropout + 4.0 * x.autocast)
         / np.where(x.sequence_parallel, x.tp, 1)
     )
-    turned = 2.0 * x.qk_norm + 2.0 * x.rotary
+    repeated = x.documents & (x.kv_heads < x.heads)
+    turned = 2.0 * x.qk_norm + 2.0 * (x.rotary & ~repeated)
     split = (4.0 + turned) * x.head_dim * (x.heads + x.kv_heads) + low * x.head_dim * x.heads
+    split = split + 4.0 * x.head_dim * (x.heads - x.kv_heads) * repeated
     gates = x.glu * (2.0 + 2.0 * x.plain)
     split = split + x.ffn * (4.0 - low + 6.0 * x.gelu_written_out + gates)
     return x.tokens * x.width / 2 * (replicated + split / x.tp) + scores(x)
@@ -208,6 +210,11 @@ def received(x: Columns) -> np.ndarray:
     """Bytes of keys, values and their gradients that a context-parallel rank holds of the others':
     a ring (Liu et al. 2023, arXiv 2310.01889) holds one rank's part beside its own."""
     return (x.cp > 1) * 2.0 * keys_and_values(x) / x.cp
+
+
+def masks(x: Columns, flying: np.ndarray) -> np.ndarray:
+    """Bytes of the masks of documents, b s^2 numbers of each micro-batch in flight."""
+    return x.documents * flying * x.micro_batch * x.seq**2.0 * x.width
 
 
 def in_flight(x: Columns, tensors_alone: bool = False) -> ByStage:
@@ -339,6 +346,7 @@ def parts(
         "fp8_copies": fp8_copies(x, s.layers),
         "activations": s.kept,
         "keys_and_values": received(x),
+        "masks": masks(x, s.flying),
         "logits": s.head,
         "buckets": passing(x, s) if tensors_alone else buckets(x),
         "library": c["library_gb"] * GB + 0.0 * s.n,

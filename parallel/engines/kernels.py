@@ -43,7 +43,7 @@ def problem(kernels: str) -> str:
 def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
     """What computes attention in a run, for run.json: Transformer Engine, or torch and the kernel
     that it picks for the run's shapes, precision, mask and device."""
-    if kernels == "te":
+    if kernels == "te" and spec.end_of_text is None:
         return "Transformer Engine"
     model, b, s = spec.model, spec.micro_batch, spec.seq_len
     kind = {"dtype": DTYPES[spec.precision], "device": device, "requires_grad": True}

@@ -33,7 +33,6 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group
 from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank
-from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -128,11 +127,10 @@ class FusedAttention(nn.Module):
     ) -> Tensor:
         """Queries [S, B, N/tp, D], keys and values [S, B, K/tp, D] to [S, B, N/tp * D].
 
-        attention_mask: True where nothing attends; None for causal attention.
+        attention_mask: what is added to scores, [B, 1, S, S]; None for causal attention.
         """
         q_BNSD, k_BKSD, v_BKSD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        mask = None if attention_mask is None else ~attention_mask
-        y_BNSD = fused_attention(q_BNSD, k_BKSD, v_BKSD, mask)
+        y_BNSD = fused_attention(q_BNSD, k_BKSD, v_BKSD, attention_mask)
         return y_BNSD.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -216,12 +214,12 @@ def block_submodules(
     else:
         layer, norm = gpt_layer_specs.get_gpt_layer_local_spec(), SequenceParallelNorm
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
-        attention = layer.submodules.self_attention.submodules
-        attention.core_attention = FusedAttention
         if config.qk_layernorm:
+            attention = layer.submodules.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = norm
-    if spec.end_of_text is not None:  # otherwise Transformer Engine looks at no mask
-        layer.submodules.self_attention.params["attn_mask_type"] = AttnMaskType.arbitrary
+    # Transformer Engine's writes all s x s scores where documents give it a mask.
+    if kernels != "te" or spec.end_of_text is not None:
+        layer.submodules.self_attention.submodules.core_attention = FusedAttention
     layers = spec.model.n_layer // (spec.pp * spec.vpp)
     return TransformerBlockSubmodules([layer] * layers, norm)
 
@@ -283,9 +281,10 @@ def rotary(model: GPTConfig) -> RotaryEmbedding | None:
 
 
 def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`gpt.positions` as megatron-core takes them: [B, S], and True where nothing attends."""
+    """`gpt.positions` as megatron-core takes them: [B, S], and what is added to the scores."""
     position, mask = positions(tokens_BS, spec.end_of_text)
-    return position.expand_as(tokens_BS), None if mask is None else ~mask
+    mask = None if mask is None else gpt.additive(mask, compute_dtype(spec))
+    return position.expand_as(tokens_BS), mask
 
 
 def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
