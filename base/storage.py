@@ -11,6 +11,7 @@ import gzip
 import json
 import math
 import os
+import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +68,8 @@ def publish(aside: Path, path: Path) -> None:
 
 def write_synced(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace a small file by one that is on disk; `mode` is who may read it, less the umask."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    # A random number: on another node a process with the same id may write the same file.
+    aside = path.with_name(f".{path.name}.{secrets.randbits(64)}")
     try:
         with open(aside, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
@@ -227,7 +229,7 @@ def output(
     check_output(path, mark, force, inputs)
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     is_device = target.exists() and not target.is_file()
-    aside = target if is_device else target.with_name(f".{os.getpid()}.{target.name}")
+    aside = target if is_device else target.with_name(f".{secrets.randbits(64)}.{target.name}")
     try:
         yield aside
         if not is_device:

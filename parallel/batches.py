@@ -36,6 +36,16 @@ def batches(tokens: Tokens, spec: RunSpec, dp_rank: int, step: int) -> Iterator[
         yield tokens.batch(per_micro[micro, dp_rank], spec.seq_len, spec.model.vocab_size)
 
 
+def unread(spec: RunSpec, stage: int, device: torch.device) -> Batch | None:
+    """What pipeline stage `stage` (from 0) takes in place of every micro-batch, made once on its
+    device: the stages between first and last read no tokens and no labels. None where this one
+    does; where documents end, all of them read the tokens."""
+    if stage in (0, spec.layout.pp - 1) or spec.end_of_text is not None:
+        return None
+    zeros_BS = torch.zeros(spec.micro_batch, spec.seq_len, dtype=torch.int64, device=device)
+    return zeros_BS, zeros_BS
+
+
 @contextmanager
 def ahead(items: Iterator[Any], device: torch.device) -> Iterator[Iterator[Any]]:
     """What an iterator gives, each item made by a thread while the one before it is used.

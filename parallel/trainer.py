@@ -77,7 +77,8 @@ class Trainer:
         spec, path = self.spec, self.folder.path
         self.rank, self.world = self.launch.rank, self.launch.world_size
         self.is_rank_0 = self.rank == 0
-        self.dp_rank = spec.layout.coords(self.rank)["dp"]
+        coords = spec.layout.coords(self.rank)
+        self.dp_rank, self.unread = coords["dp"], batches.unread(spec, coords["pp"], self.device)
         hung = functools.partial(self.folder.fail, Kind.HANG, rank=self.rank)
         self.watchdog = Watchdog(path / "hang", self.rank, self.world, spec.hang_after_s, hung)
         self.save_to = path / folders.SAVES
@@ -172,6 +173,7 @@ class Trainer:
 
     def step(self, done: int) -> None:
         """Train the optimizer step after which `done` are done."""
+        self.watchdog.tick()  # deepspeed_pipe's middle stages take no batches
         lr = lr_at(self.spec, done - 1)
         made = itertools.islice(self.made, self.spec.layout.n_micro)
         result = self.engine.step(self._batches(made), lr, lambda: bool(self.interruption.signal))
@@ -207,6 +209,9 @@ class Trainer:
 
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
         """This rank's micro-batches of a step, in memory that a GPU copies from by itself."""
+        if self.unread is not None:
+            yield from itertools.repeat(self.unread, self.spec.layout.n_micro)
+            return
         for batch in batches.batches(tokens, self.spec, self.dp_rank, step):
             yield tuple(t.pin_memory() for t in batch) if self.device.type == "cuda" else batch
 
@@ -250,6 +255,7 @@ class Trainer:
         n = self.spec.eval_steps
         if n == 0:
             return
+        self.watchdog.tick()
         training_data_s = self.measured.data_s
         made = itertools.chain.from_iterable(self._made(self.data.val, at) for at in range(n))
         with ranges.validation():

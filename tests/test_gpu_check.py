@@ -14,16 +14,24 @@ from base.errors import UsageError
 from models.gpus import find_gpu
 from parallel import gpu_check
 from parallel.config.settings import resolve
+from parallel.config.study import load_study
 from parallel.engines import load
 from parallel.engines.kernels import attention_of
 from parallel.gpu_check import FAILED, PASSED, TOLD, rate_rows, version_rows
 from parallel.record import facts
+from tests.conftest import ROOT
 
 RATES = {
     "products": {"bf16": 700e12, "fp32": 20e12},
     "memory_rate": 3000e9,
     "links": {"1": 30e9, "64": 350e9, "512": 100e9},
 }
+
+
+def test_the_watchdog_of_a_check_waits_for_a_first_step_that_compiles():
+    study = load_study(ROOT / "slurm" / "gpu-check.toml")
+    for spec in map(study.run, study.runs):
+        assert 180 <= spec.hang_after_s < spec.timeout_s  # the watchdog says more than a time-out
 
 
 def test_rates_below_half_of_the_data_sheet_fail():

@@ -50,6 +50,21 @@ def test_what_is_written_is_read_back_to_the_last_digit_and_its_marker_makes_it_
     assert read_run(folder.path).state == "failed"
 
 
+def test_two_nodes_write_one_file_though_their_processes_have_the_same_number(
+    monkeypatch, tmp_path
+):
+    path, publish, nodes = tmp_path / "status.json", storage.publish, ["second"]
+
+    def publish_after_the_other(*names: Path) -> None:
+        if nodes:
+            storage.write_synced(path, nodes.pop())
+        publish(*names)
+
+    monkeypatch.setattr(storage, "publish", publish_after_the_other)
+    storage.write_synced(path, "first")
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
 @pytest.fixture
 def complete(tmp_path) -> Path:
     """A complete run of 20 steps, and its metrics' count of them."""

@@ -86,7 +86,7 @@ class MegatronEngine:
         self.schedule = get_forward_backward_func()
 
     def _run(self, batches: Iterator[Batch], n_micro: int, forward_only: bool) -> Tensor:
-        """The schedule over n_micro micro-batches; this rank's share of their mean loss, [1]."""
+        """The schedule over n_micro micro-batches; this rank's share of their mean loss."""
         layout = self.spec.layout
         vpp = layout.vpp
         feeds = list(itertools.tee(batches, vpp))
@@ -100,8 +100,9 @@ class MegatronEngine:
             forward_only=forward_only,
         )
         # Only the last stage has losses; every tp, cp and dp rank of it has a copy or a share.
-        mine = torch.stack([loss["loss"] for loss in losses]).mean() if losses else torch.zeros(())
-        return mine.float().reshape(1).to(self.device)
+        if losses:
+            return torch.stack([loss["loss"] for loss in losses]).mean()
+        return torch.zeros((), device=self.device)  # a copy to there would wait for all its work
 
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
         tokens_BS, labels_BS = next(batches)
