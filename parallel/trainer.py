@@ -112,6 +112,7 @@ class Trainer:
                 self.energy = Energy(self.device)
             self.last_lap = self._now()
             if self.breakdown:
+                stack.callback(self.breakdown.file.close)
                 self.breakdown.forget()  # building the engine
             self.measured.startup_s = time.perf_counter() - self.started
             collect = stack.enter_context(garbage_collected_together())
@@ -351,4 +352,4 @@ class Trainer:
     def _say(self, line: str) -> None:
         """Write a line to the log and the console."""
         self.folder.log(line)
-        tell(self.folder, line)
+        self.folder.behind.call(tell, self.folder, line)

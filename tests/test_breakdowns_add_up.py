@@ -1,6 +1,7 @@
 """A breakdown's parts are exclusive and add up, and so do the parts of a lost efficiency."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from analysis.measured import rank_times as tables
 from analysis.measured.scaling_curve import speedup
 from parallel.config.settings import resolve
 from parallel.measure import ranges, step_parts
+from parallel.record import writer
 from parallel.record.reader import read_breakdown
 from parallel.record.schema import AXES, BREAKDOWN_COLUMNS, CATEGORIES
-from parallel.record.writer import write_breakdown
 from tests import fixture_runs
 
 
@@ -51,12 +52,31 @@ def test_an_inner_region_pauses_the_outer_one(clock, tmp_path, monkeypatch):
         measured.lap(step, 127.0)
         clock(1000)  # a validation
         measured.forget()
+    measured.file.close()
     rows = read_breakdown(tmp_path, 1)[0][0]
     assert [row["first_step"] for row in rows] == [1, 2]
     for row in rows:
         seconds = {name: row[f"{name}_s"] for name in CATEGORIES if row[f"{name}_s"]}
         assert seconds == {"other": 65, "forward": 10, "data": 4, "backward": 16, "dp": 32}
         assert sum(seconds.values()) == row["elapsed_s"]
+
+
+def test_a_ranks_file_is_opened_once_and_no_window_waits_for_it(tmp_path, monkeypatch):
+    """1,024 ranks open 1,024 files on a shared file system."""
+    opened, may_open, open_rows = [], threading.Event(), writer._open_rows
+
+    def slow_open(path, columns):
+        opened.append(may_open.wait(60))
+        return open_rows(path, columns)
+
+    monkeypatch.setattr(writer, "_open_rows", slow_open)
+    measured = step_parts.Breakdown(settings(steps=5), torch.device("cpu"), 3, tmp_path)
+    for step in range(1, 6):
+        measured.lap(step, 1.0)
+    may_open.set()
+    measured.file.close()
+    lines = (tmp_path / "breakdown" / "rank3.csv").read_text().splitlines()
+    assert opened == [True] and len(lines) == 6
 
 
 def test_waiting_longer_than_a_message_travels_is_bubble(clock, tmp_path):
@@ -67,6 +87,7 @@ def test_waiting_longer_than_a_message_travels_is_bubble(clock, tmp_path):
         clock(waited)
         measured.leave(step_parts.Message(waits=True))
     measured.lap(1, 6.0)
+    measured.file.close()
     row = read_breakdown(tmp_path, 1)[0][0][0]
     assert (row["pp_s"], row["bubble_s"], row["other_s"]) == (1 + 2, 3, 0)
 
@@ -101,6 +122,7 @@ def test_a_batch_of_messages_is_waited_for_as_a_single_one_is(
         assert call("recv", message, 1, 0, gives=work) is work
     measured.wait(lambda _: clock(5), work, (), {})
     measured.lap(1, 5.0)
+    measured.file.close()
     row = read_breakdown(tmp_path, 1)[0][0][0]
     assert (row["pp_s"], row["bubble_s"]) == (2, 3)
     assert (row["pp_calls"], row["pp_bytes"]) == (1, 400)
@@ -128,7 +150,9 @@ def put(path, rank, step, **seconds):
     """A row of a rank's breakdown."""
     row = dict.fromkeys(BREAKDOWN_COLUMNS, 0) | {f"{axis}_calls": 1 for axis in AXES}
     row |= {"rank": rank, "first_step": step, "last_step": step}
-    write_breakdown(path, rank, row | {f"{part}_s": value for part, value in seconds.items()})
+    file = writer.BreakdownFile(path, rank)
+    file.write(row | {f"{part}_s": value for part, value in seconds.items()})
+    file.close()
 
 
 def write_run(root, seed, gpus=1, step_s=1.0, **split):

@@ -7,7 +7,9 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,6 +65,21 @@ def test_two_nodes_write_one_file_though_their_processes_have_the_same_number(
     monkeypatch.setattr(storage, "publish", publish_after_the_other)
     storage.write_synced(path, "first")
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_step_does_not_wait_for_the_row_and_the_line_of_the_one_before(folder):
+    """A shared file system may take as long as a step to write them."""
+    may_write = threading.Event()
+    for file in (folder._steps, folder._log):
+        write = file.write
+        file.write = lambda text, write=write: may_write.wait(5) and write(text)
+    folder.step(row(1))
+    folder.log("a line")
+    may_write.set()
+    folder.fail(Kind.HANG, "no progress", rank=0)  # after which the process ends at once
+    assert read_run(folder.path).steps == [row(1)]
+    assert (folder.path / "train.log").read_text() == "a line\n"
+    folder.close()
 
 
 @pytest.fixture

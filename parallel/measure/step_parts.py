@@ -47,7 +47,7 @@ from parallel.config.message_bytes import wire_bytes
 from parallel.config.settings import RunSpec
 from parallel.measure import ranges
 from parallel.record.schema import AXES, CATEGORIES
-from parallel.record.writer import write_breakdown
+from parallel.record.writer import BreakdownFile
 
 CONTROL_BYTES = 64
 CALIBRATIONS = 32
@@ -128,7 +128,8 @@ class Breakdown:
     """One rank's measurement. `lap` closes a step; each iteration line is a row."""
 
     def __init__(self, spec: RunSpec, device: torch.device, rank: int, folder: Path):
-        self.spec, self.layout, self.rank, self.folder = spec, spec.layout, rank, folder
+        self.spec, self.layout, self.rank = spec, spec.layout, rank
+        self.file = BreakdownFile(folder, rank)
         self.axis_of_group: dict[str, str] = {}
         self.transfer_s = _transfer_s(spec, device, rank) if self.layout.pp > 1 else 0.0
         self._device, self._cuda = device, device.type == "cuda"
@@ -169,7 +170,7 @@ class Breakdown:
         self._elapsed_s += step_s
         self._first = self._first or step
         if step == self.spec.steps or step % self.spec.log_interval == 0:
-            write_breakdown(self.folder, self.rank, self._row(step))
+            self.file.write(self._row(step))
             self._new_window()
 
     def forget(self) -> None:

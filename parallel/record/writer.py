@@ -5,7 +5,8 @@ import csv
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +18,40 @@ from parallel.record.lock import FolderLock
 from parallel.record.process import this_process
 from parallel.record.reader import holds_attempt, read_json_if_whole, read_status
 
+LAST_LINES_S = 5.0  # what a run that fails waits for its last lines
+
+
+class Behind:
+    """Makes calls on a thread of its own, in order: a line may take a shared file system, or a
+    console, as long as a step, and the next step is not to wait for it."""
+
+    def __init__(self, name: str):
+        self._thread = ThreadPoolExecutor(1, name)
+        self._last: Future | None = None
+        self._failure: Exception | None = None
+
+    def call(self, function: Callable, *arguments: Any) -> None:
+        """Have it called soon. Raises what an earlier call raised."""
+        self._last = self._thread.submit(self._make, function, *arguments)
+        self._raise()
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Until all calls are made. Raises what one raised, or TimeoutError."""
+        while self._last is not None and not self._last.done():
+            self._last.result(limit_s)
+        self._raise()
+
+    def _make(self, function: Callable, *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
 
 class RunFolder:
     """The writer. Rank 0 calls everything, and holds the folder's lock from `begin` to `close`; any
@@ -25,6 +60,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = Path(path)
         self.lock = FolderLock(self.path)
+        self.behind = Behind("run folder")
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
 
@@ -46,12 +82,9 @@ class RunFolder:
             for name in (schema.MARKER, schema.METRICS):
                 (self.path / name).unlink(missing_ok=True)
             self.update(facts)
-            for name in (schema.LOG, schema.STEPS):
-                _end_line(self.path / name)
+            _end_line(self.path / schema.LOG)
             self._log = (self.path / schema.LOG).open("a", buffering=1)
-            self._steps = (self.path / schema.STEPS).open("a", buffering=1, newline="")
-            if self._steps.tell() == 0:
-                csv.writer(self._steps).writerow(schema.STEP_COLUMNS)
+            self._steps = _open_rows(self.path / schema.STEPS, schema.STEP_COLUMNS)
         return aside
 
     @contextlib.contextmanager
@@ -139,6 +172,9 @@ class RunFolder:
         rank: -1 where the caller is no rank but what started the ranks. It leaves the status alone
         while a living process holds the folder.
         """
+        if self._log is not None:
+            with contextlib.suppress(Exception):  # there is a reason to fail already
+                self.behind.wait(LAST_LINES_S)
         if rank == -1 and self.lock.is_held_by_another():
             return
         if self.path.is_dir() and read_status(self.path).get("state") in (None, ends.RUNNING):
@@ -163,12 +199,13 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Close the two growing files, which are on disk line by line, and release the lock."""
+        """Close the two growing files, when all their lines are written, and release the lock."""
         with contextlib.ExitStack() as all_of_them:  # though one of them fails
             all_of_them.callback(self.lock.release)
             for stream in (self._log, self._steps):
                 if stream is not None:
                     all_of_them.callback(stream.close)
+            all_of_them.callback(self.behind.wait)
             self._log = self._steps = None
 
     def _write_status(self, state: str, kind: str, reason: str, rank: int) -> None:
@@ -198,21 +235,20 @@ class RunFolder:
         write_json(self.path / "launcher_metadata.json", metadata, 0o600)
 
     def log(self, line: str) -> None:
-        """Append a line to train.log."""
+        """Append a line to train.log, behind."""
         if self._log is not None:
-            with _disk_may_be_full():
-                self._log.write(line + "\n")
+            self.behind.call(_write_line, self._log, line)
 
     def step(self, row: dict[str, Any]) -> None:
-        """Append one optimizer step to steps.csv; an unknown value is empty."""
-        with _disk_may_be_full():
-            csv.writer(self._steps).writerow(row[name] for name in schema.STEP_COLUMNS)
+        """Append one optimizer step to steps.csv, behind; an unknown value is empty."""
+        self.behind.call(_write_row, self._steps, schema.STEP_COLUMNS, row)
 
     def checkpoint(self, row: dict[str, Any]) -> None:
         """Append one save, load or deletion to checkpoints.csv."""
         with _disk_may_be_full():
-            _end_line(self.path / schema.CHECKPOINTS)
-            _append(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS, row)
+            columns = schema.CHECKPOINT_COLUMNS
+            with _open_rows(self.path / schema.CHECKPOINTS, columns) as file:
+                _write_row(file, columns, row)
 
     def sync(self) -> None:
         """Bring train.log and steps.csv to the disk, up to their last line.
@@ -222,6 +258,7 @@ class RunFolder:
             OSError: as the disk has it.
         """
         self._check_there()
+        self.behind.wait()
         for stream in (self._log, self._steps):
             stream.flush()
             os.fsync(stream.fileno())
@@ -238,12 +275,30 @@ class RunFolder:
                 )
 
 
-def write_breakdown(folder: Path, rank: int, row: dict[str, Any]) -> None:
-    """Append one window to a rank's breakdown/rank<r>.csv."""
-    path = folder / "breakdown" / f"rank{rank}.csv"
-    path.parent.mkdir(exist_ok=True)
-    _end_line(path)  # a run that goes on keeps its rows
-    _append(path, schema.BREAKDOWN_COLUMNS, row)
+class BreakdownFile:
+    """A rank's breakdown/rank<r>.csv: opened once, written behind. A run that goes on keeps its
+    rows."""
+
+    def __init__(self, folder: Path, rank: int):
+        self.path = folder / "breakdown" / f"rank{rank}.csv"
+        self._file: TextIO | None = None
+        self._behind = Behind("breakdown")
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one window."""
+        self._behind.call(self._write, row)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._file is None:
+            self.path.parent.mkdir(exist_ok=True)
+            self._file = _open_rows(self.path, schema.BREAKDOWN_COLUMNS)
+        _write_row(self._file, schema.BREAKDOWN_COLUMNS, row)
+
+    def close(self) -> None:
+        """Raises: OSError: the disk did not take a row."""
+        self._behind.wait()
+        if self._file is not None:
+            self._file.close()
 
 
 def check_folder(path: Path) -> None:
@@ -277,12 +332,23 @@ def _has_our_mark(path: Path) -> bool:
     return {"state", "reason", "rank", "time_utc", "host", "pid"} <= status.keys()
 
 
-def _append(path: Path, columns: Iterable[str], row: dict[str, Any]) -> None:
-    """Append a row to a CSV file, and before it the header where it is new."""
-    with path.open("a", newline="") as file:
-        if file.tell() == 0:
-            csv.writer(file).writerow(columns)
+def _open_rows(path: Path, columns: Iterable[str]) -> TextIO:
+    """A CSV file to append rows to, with its header where it is new."""
+    _end_line(path)
+    file = path.open("a", buffering=1, newline="")
+    if file.tell() == 0:
+        csv.writer(file).writerow(columns)
+    return file
+
+
+def _write_row(file: TextIO, columns: Iterable[str], row: dict[str, Any]) -> None:
+    with _disk_may_be_full():
         csv.writer(file).writerow(row[name] for name in columns)
+
+
+def _write_line(file: TextIO, line: str) -> None:
+    with _disk_may_be_full():
+        file.write(line + "\n")
 
 
 def _end_line(path: Path) -> None:
