@@ -121,6 +121,12 @@ def test_fsdp2_shards_all_but_what_it_gathers_and_adds_up():
         ({"zero_stage": 2}, 4 * ALL / 8 + 4 * ALL, 4 * ALL / 8, 8 * ALL / 8),
         ({"zero_stage": 3, "shards": 2}, 2 * ALL + 4 * (WORDS + 2 * LAYER), 2 * ALL, 4 * ALL),
         ({"zero_stage": 3, "n_micro": 2}, 4 * ALL / 8 + 4 * (WORDS + 2 * LAYER), 4 * ALL, ALL),
+        (
+            {"zero_stage": 2, "n_micro": 2, "reductions": 2},
+            4 * ALL / 8 + 4 * ALL,
+            4 * ALL / 8,
+            ALL,
+        ),
         ({"zero_stage": 3, "offload": 2}, 4 * (WORDS + 2 * LAYER), 0.1 * 4 * ALL / 8, 0),
     ):
         given = {"width": 4, "grad_width": 4} | given

@@ -29,8 +29,8 @@ STUDIES = {
     "hugging face": ROOT / "tests" / "studies" / "hugging_face_llama.toml",
 }
 CHOSEN = {  # of the others all
-    "llama": "ddp deepspeed-zero-tp2-dp2-zero2 deepspeed-pipe-pp2-dp2-zero1-recompute-full"
-    " megatron-tp2-pp2-vpp2-sp-recompute-full".split(),
+    "llama": "ddp fsdp2-dp4-zero3-shard2-recompute-full deepspeed-zero-tp2-dp2-zero2"
+    " deepspeed-pipe-pp2-dp2-zero1-recompute-full megatron-tp2-pp2-vpp2-sp-recompute-full".split(),
     "qwen3": "ddp deepspeed-zero-tp2-dp2-zero3 deepspeed-pipe-tp2-pp2"
     " megatron-tp2-pp2-dp2-zero1".split(),
 }

@@ -30,6 +30,7 @@ include = [
   { engine = "deepspeed_zero", gpus = 8, zero_stage = 1, precision = "fp32" },
   { engine = "deepspeed_zero", gpus = 4, zero_stage = 3, precision = "bf16" },
   { engine = "fsdp2", gpus = 8, zero_stage = 3, precision = "fp32" },
+  { engine = "fsdp2", gpus = 8, zero_stage = 2, precision = "fp32" },
 ]
 [[run]]
 engine = "megatron"
@@ -78,7 +79,7 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
         whole = sum(size for size, _ in parameter_sizes(spec, number))
         assert rank["parameters"] == whole
         width = 4 if spec.precision == "fp32" else 2
-        shards = spec.layout.dp if spec.zero_stage == 3 else 1
+        shards = spec.layout.dp if spec.zero_stage == 3 or spec.engine == "fsdp2" else 1
         if spec.engine != "deepspeed_zero" or shards == 1:  # ZeRO-3 keeps some of it whole
             assert shards * rank["peak"]["weights"] == pytest.approx(width * whole, rel=1e-3)
 

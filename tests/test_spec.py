@@ -130,6 +130,7 @@ def test_deepspeed_adds_gradients_of_bf16_up_in_fp32_over_micro_batches_and_rank
         ({"tf32": True, "precision": "bf16"}, "tf32 is how fp32 is multiplied; precision is bf16"),
         ({"engine": "fsdp2", "zero_stage": 3, "precision": "fp16"}, "fsdp2 scales no loss"),
         ({"gpus": 2, "fsdp_shard": 2}, "engine ddp has no fsdp_shard (fsdp2 has)"),
+        ({"gpus": 2, "reduce_each_micro_batch": False}, "ddp has no reduce_each_micro_batch"),
         ({"engine": "fsdp2", "gpus": 4, "fsdp_shard": 3}, "fsdp_shard 3 does not divide dp 4"),
         ({"offload": "disk"}, "offload must be one of none, optimizer, all"),
         ({"lr": -1.0}, "lr must be above 0 and at most 100, not -1"),

@@ -195,6 +195,7 @@ def test_data_parallelism_moves_gradients_and_gathers_weights():
         ({"zero_stage": 3, "n_micro": 5}, 5 * (2 * 2 + 2)),  # gathered twice, scattered once
         ({"fsdp2": True, "zero_stage": 3, "n_micro": 5}, 5 * 2 * 2 + 2),  # scattered once a step
         ({"fsdp2": True, "zero_stage": 2, "n_micro": 5, "grad_width": 4}, 2 + 4),
+        ({"fsdp2": True, "zero_stage": 3, "n_micro": 5, "reductions": 5}, 5 * (2 * 2 + 2)),
     ):
         found = one(timemodel.data_parallel(x_of(dp=4, **given), MACHINE, IDEAL))
         assert found * 1e9 / (3 / 4 * N) == pytest.approx(numbers)

@@ -183,15 +183,19 @@ def test_fsdp2_sends_a_block_at_a_time_with_its_rows_padded():
     """872 numbers in a block; outside 16 + 2 rows of 8, and 14 words that four ranks pad to 16."""
     blocks, root = 4 * 4 * 872, 4 * (16 + 16 + 2) * 8
     gathered, scattered = M * (2 * blocks + root), blocks + root
-    fsdp = {"engine": "fsdp2", "zero_stage": 3}
+    each = {"engine": "fsdp2", "zero_stage": 3}
+    fsdp = each | {"reduce_each_micro_batch": False}
     whole = (M * (2 * 4 + 1) + 5, gathered + scattered, 3 / 4 * (gathered + scattered))
     assert data_volume(**fsdp) == whole
     assert data_volume(**fsdp, precision="bf16")[1] == gathered / 2 + scattered
     assert data_volume(engine="fsdp2", zero_stage=2) == (10, 2 * scattered, 3 / 4 * 2 * scattered)
+    reduced = gathered + M * scattered
+    assert data_volume(**each) == (M * (2 * 4 + 1 + 5), reduced, 3 / 4 * reduced)
     root -= 4 * 2 * 8  # two ranks share a copy
     gathered, scattered = M * (2 * blocks + root), blocks + root
     calls, wire = whole[0] + 5, (gathered + scattered) / 2 + scattered / 2
     assert data_volume(**fsdp, fsdp_shard=2) == (calls, gathered + scattered * 1.5, wire)
+    assert data_volume(**each, fsdp_shard=2)[0] == calls + (M - 1) * 5  # copies once a step
     assert data_volume(**fsdp, fsdp_shard=1) == (5, scattered, 3 / 4 * 2 * scattered)
 
 

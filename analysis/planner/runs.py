@@ -59,6 +59,7 @@ def row_of(record: Record, place: Place) -> Columns:
         "deepspeed": "deepspeed" in engine,
         "fsdp2": engine == "fsdp2",
         "shards": layout.get("fsdp_shard") or dp * split["cp"],
+        "reductions": layout.get("reductions") or 1,
     }
     return columns(config, **settings | place(engine, split["tp"], record.gpus))
 

@@ -88,6 +88,7 @@ def space(
         "plain": (zero_stage > 1) & (tp == 1),
         "fp8": precision == "fp8",
         "tf32": cluster.gemm_precision(precision) == "tf32",
+        "reductions": np.where((fsdp2 == 1) & (zero_stage == 3), settings["n_micro"], 1),
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
     engine = list(map(engine_of, zero_stage, fsdp2))

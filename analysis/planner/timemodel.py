@@ -325,8 +325,8 @@ def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
 def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     """Seconds that the gradients' all-reduce over the n ranks of dp and cp (ring, 2 (n-1)/n), or
     ZeRO's reduce-scatter and all-gathers [R 7], adds after overlap. ZeRO-3 gathers the weights in
-    forward and in backward of every micro-batch. FSDP2 reduces once a step, and at stage 2 gathers
-    once a step."""
+    forward and in backward of every micro-batch. FSDP2 reduces `reductions` times a step, and at
+    stage 2 gathers once a step."""
     n = x.replicas
     share = (n - 1) / n * parameters(x)
     grads = 2.0 * share * x.grad_width
@@ -342,8 +342,8 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     calls = 3.0 * x.n_micro * x.layers * (n > 1) * latency(n, c) * np.where(x.deepspeed, PARTS, 1)
     zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
     rounds = np.where(x.zero_stage == 3, 2.0 * x.n_micro, 1.0)  # FSDP2's all-gathers of a layer
-    fsdp2 = (rounds + 1.0) * x.layers * (n > 1) * latency(n, c)
-    fsdp2 = fsdp2 + share * (rounds * x.width + x.grad_width) / rate * c["exposed"]
+    fsdp2 = (rounds + x.reductions) * x.layers * (n > 1) * latency(n, c)
+    fsdp2 = fsdp2 + share * (rounds * x.width + x.reductions * x.grad_width) / rate * c["exposed"]
     return np.select([x.fsdp2, x.zero_stage == 3], [fsdp2, zero3], once)
 
 

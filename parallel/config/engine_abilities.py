@@ -86,6 +86,8 @@ def inabilities(
             problems.append(f"engine {engine} offers {what} {allowed}, not {value}")
     if layout.fsdp_shard and engine != "fsdp2":
         problems.append(f"engine {engine} has no fsdp_shard (fsdp2 has)")
+    if layout.reduce_each_micro_batch is not None and engine != "fsdp2":
+        problems.append(f"engine {engine} has no reduce_each_micro_batch (fsdp2 has)")
     if engine == "fsdp2" and precision == "fp16":
         problems.append("engine fsdp2 scales no loss, as fp16 needs; use bf16 or fp32")
     if compile and not able.compile:

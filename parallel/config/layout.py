@@ -22,7 +22,8 @@ class Layout:
 
     `zero_stage` 1 is what Megatron calls the distributed optimizer; `offload` keeps the optimizer
     state ("optimizer") or that and the parameters ("all") in host memory. `fsdp_shard` neighbouring
-    dp ranks share one copy of what FSDP2 shards; None: all of dp.
+    dp ranks share one copy of what FSDP2 shards; None: all of dp. `reduce_each_micro_batch` of
+    gradients, not once a step, is FSDP2's; None: with zero_stage 3.
 
     Raises:
         UsageError: a size is not a positive whole number, or a name is not a known one.
@@ -40,6 +41,7 @@ class Layout:
     recompute: str = "none"
     offload: str = "none"
     fsdp_shard: int | None = None
+    reduce_each_micro_batch: bool | None = None
 
     def __post_init__(self) -> None:
         for name in (*AXES, "micro_batch", "n_micro", "shards"):
@@ -59,6 +61,13 @@ class Layout:
     def shards(self) -> int:
         """Data-parallel ranks that FSDP2 cuts one copy of the state over."""
         return self.fsdp_shard or self.dp
+
+    @property
+    def reductions(self) -> int:
+        """How often FSDP2 reduces a gradient in a step. Stage 3 is that of least memory; stage 2,
+        which gathers once a step, that of fewest messages."""
+        each = self.reduce_each_micro_batch
+        return self.n_micro if (self.zero_stage == 3 if each is None else each) else 1
 
     @property
     def global_batch(self) -> int:

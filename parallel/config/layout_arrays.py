@@ -45,8 +45,9 @@ class Columns:
     memory. documents: attention ends with each. slower: the micro-batches take a fit's factor
     `engine` longer (by default DeepSpeed's). cp ranks share a sequence; keys and values travel in a
     ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state over (by default dp x cp).
-    family: the position in `FAMILIES` (by default as the flags say). gpus_per_node: GPUs that fast
-    links join; in a rack with NVLink switches more than a node's.
+    reductions: of a gradient in FSDP2's step. family: the position in `FAMILIES` (by default as the
+    flags say). gpus_per_node: GPUs that fast links join; in a rack with NVLink switches more than a
+    node's.
     """
 
     layers: Array
@@ -88,6 +89,7 @@ class Columns:
     host_checkpoints: Array
     documents: Array
     shards: Array
+    reductions: Array
     slower: Array
     family: Array
 
@@ -187,7 +189,7 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
     `config` gives the model's sizes, of which any may be given instead. Models without a gate have
     dropout, as GPT-2 and GPT-3 had; those with one have none, as Llama.
     """
-    usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro"), 1)
+    usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro", "reductions"), 1)
     usual |= dict.fromkeys(("zero_stage", "recompute", "offload", "positions"), 0)
     usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
     values = usual | (_of_model(config) if config else {}) | stated
@@ -219,6 +221,7 @@ def columns_of(spec: "RunSpec", **stated: object) -> Columns:
     sizes = (*AXES, "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
     settings = {name: getattr(layout, name) for name in sizes} | {
         "shards": layout.shards * layout.cp,
+        "reductions": layout.reductions,
         "vocab": spec.padded_vocab,
         "seq": spec.seq_len,
         "recompute": RECOMPUTE.index(layout.recompute),

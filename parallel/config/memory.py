@@ -107,9 +107,9 @@ def states(x: Columns, n: np.ndarray, tensors_alone: bool = False) -> dict[str, 
     copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
     per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients * (not tensors_alone) + copies
     resting = np.where((x.offload == 2) | (x.fsdp2 & mixed), 0.0, n * x.width / shards_by_stage[3])
-    unsharded = x.fsdp2 & (x.n_micro > 1)
+    unsharded = x.fsdp2 & (x.reductions < x.n_micro)
     # Backward begins without gradients.
-    before = tensors_alone & (x.fsdp2 & ~unsharded | comes_late(x))
+    before = tensors_alone & (x.fsdp2 & (x.n_micro == 1) | comes_late(x))
     handed_over = (x.offload > 0) & (zero > 1) & ~unsharded  # to the host, as they come
     host = np.where(handed_over, 0.0 if tensors_alone else 0.1, 1.0)
     return {

@@ -242,8 +242,9 @@ def _fully_sharded(spec: RunSpec) -> Volume:
     first dimension of each parameter is padded to a multiple of the shards.
 
     All-gathers in compute precision: with zero_stage 3 a block's twice and the root's once with
-    every micro-batch, with zero_stage 2 each once a step. Once a step a reduce-scatter in fp32
-    and, where there are several copies, an all-reduce of the shards between them.
+    every micro-batch, with zero_stage 2 each once a step. `reductions` times a step a
+    reduce-scatter in fp32 and, where there are several copies, once an all-reduce of the shards
+    between them.
     """
     layout, shards = spec.layout, spec.layout.shards
     root = block = 0  # padded elements
@@ -257,7 +258,8 @@ def _fully_sharded(spec: RunSpec) -> Volume:
     for elements, groups, gathers in ((block, spec.model.n_layer, per_block), (root, 1, per_step)):
         if shards > 1:
             volume.add("all_gather", shards, _width(spec) * elements, groups * gathers)
-            volume.add("reduce_scatter", shards, GRAD_BYTES * elements, groups)
+            times = groups * layout.reductions
+            volume.add("reduce_scatter", shards, GRAD_BYTES * elements, times)
         if layout.dp > shards:
             volume.add("all_reduce", layout.dp // shards, GRAD_BYTES * elements // shards, groups)
     return volume

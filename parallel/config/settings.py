@@ -47,6 +47,7 @@ TRAINING = (
 # The settings that the model and the split are made of, under the same names.
 MODEL = tuple(f.name for f in fields(GPTConfig))
 _SPLIT = (*SET_AXES, "micro_batch", "zero_stage", "fsdp_shard", "recompute", "offload")
+_SPLIT += ("reduce_each_micro_batch",)
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ class RunSpec:
     )
     fsdp_shard: int | None = key(
         None, "fsdp2's hybrid sharding: dp ranks that share one copy of the state", _RANKS
+    )
+    reduce_each_micro_batch: bool | None = key(
+        None, "fsdp2: reduce gradients with every micro-batch (default: with ZeRO stage 3 alone)"
     )
     offload: str = key("none", "keep in host memory: optimizer state, or all", OFFLOAD)
     recompute: str = key("none", "activations to drop and recompute", RECOMPUTE)

@@ -4,7 +4,8 @@ are cut over the dp ranks, along each parameter's first dimension.
 Each block is one group of parameters that are gathered together; embedding, last norm and output
 layer are the root's. With zero_stage 3 a block is gathered for its forward pass and again for its
 backward pass (reshard_after_forward); with zero_stage 2 all stay gathered from the first forward
-pass of a step to the last backward pass. Gradients are reduced once a step. bf16 is a
+pass of a step to the last backward pass. Gradients are reduced once a step, each rank holding them
+whole in fp32 until then, or with every micro-batch (`Layout.reductions`). bf16 is a
 MixedPrecisionPolicy: fp32 shards, bf16 weights in compute, fp32 reduction.
 """
 
@@ -69,7 +70,9 @@ class FSDP2Engine(DataParallelEngine):
         return distribute_tensor(value, *placed, src_data_rank=None)
 
     def reducing(self, last: bool) -> contextlib.AbstractContextManager:
-        self.model.set_requires_gradient_sync(last)
+        each = self.spec.layout.reductions > 1
+        self.model.set_requires_gradient_sync(last or each)
+        self.model.set_requires_all_reduce(last)  # of the copies: their shards add up until then
         self.model.set_reshard_after_backward(last or self.reshards)
         return contextlib.nullcontext()
 

@@ -193,7 +193,8 @@ def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[s
     """run.json as far as it is known before torch is loaded. known: OF_STUDY, where there is one,
     else the run's name alone."""
     layout = spec.layout
-    derived, padded = ("world_size", "global_batch", "bubble"), spec.padded_vocab
+    padded = spec.padded_vocab
+    derived = ("world_size", "global_batch", "bubble", "reductions")
     return {
         "schema_version": SCHEMA_VERSION,
         **{name: known.get(name) for name in OF_STUDY},
