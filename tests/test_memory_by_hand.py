@@ -127,6 +127,8 @@ def test_fsdp2_shards_all_but_what_it_gathers_and_adds_up():
             4 * ALL / 8,
             ALL,
         ),
+        # Of the two tables of words one is gathered.
+        ({"zero_stage": 3, "untied": True}, ALL / 2 + 4 * 2 * LAYER, ALL / 2, ALL),
         ({"zero_stage": 3, "offload": 2}, 4 * (WORDS + 2 * LAYER), 0.1 * 4 * ALL / 8, 0),
     ):
         given = {"width": 4, "grad_width": 4} | given

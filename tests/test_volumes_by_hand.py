@@ -191,6 +191,9 @@ def test_fsdp2_sends_a_block_at_a_time_with_its_rows_padded():
     assert data_volume(engine="fsdp2", zero_stage=2) == (10, 2 * scattered, 3 / 4 * 2 * scattered)
     reduced = gathered + M * scattered
     assert data_volume(**each) == (M * (2 * 4 + 1 + 5), reduced, 3 / 4 * reduced)
+    untied = data_volume(**each, tied=False)  # 16 rows more; words are a group, which has one more
+    more = 4 * 16 * 8 * 2 * M
+    assert untied[:2] == (M * (2 * 4 + 2 + 6), reduced + more)
     root -= 4 * 2 * 8  # two ranks share a copy
     gathered, scattered = M * (2 * blocks + root), blocks + root
     calls, wire = whole[0] + 5, (gathered + scattered) / 2 + scattered / 2

@@ -131,10 +131,12 @@ def comes_late(x: Columns) -> np.ndarray:
 def gathered(x: Columns, n: np.ndarray, blocks: int = 2) -> np.ndarray:
     """Bytes of weights that ZeRO 3 or FSDP2 has gathered at a time, of n parameters.
 
-    FSDP2's zero_stage 3: what is outside the blocks, and two blocks, for the next is under way; at
-    the loss one block. Its zero_stage 2 keeps all. Of DeepSpeed, ZeRO 3 alone gathers.
+    FSDP2's zero_stage 3: what is outside the blocks, without an embedding of its own, and two
+    blocks, for the next is under way; at the loss one block. Its zero_stage 2 keeps all. Of
+    DeepSpeed, ZeRO 3 alone gathers.
     """
-    sharded = (x.layers - np.minimum(x.layers, blocks)) * layer_params(x) / x.tp
+    table = x.vocab * x.hidden * x.untied  # the embedding, which is needed at first alone
+    sharded = (x.layers - np.minimum(x.layers, blocks)) * layer_params(x) / x.tp + table
     stage_3 = np.where(x.fsdp2, n - sharded, np.minimum(n, LIVE))
     return np.where(x.zero_stage == 3, stage_3, n * x.fsdp2) * x.width
 

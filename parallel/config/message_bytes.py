@@ -8,6 +8,7 @@ of a group, e bytes of an activation's number (4 in fp32, else 2).
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from models.config import parameter_shapes
@@ -238,24 +239,27 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
 
 
 def _fully_sharded(spec: RunSpec) -> Volume:
-    """fsdp2's (torch 2.13): a group of parameters, a block's or the root's, is one message; the
-    first dimension of each parameter is padded to a multiple of the shards.
+    """fsdp2's (torch 2.13): a group of parameters (a block; an untied embedding; the rest) is one
+    message; the first dimension of each parameter is padded to a multiple of the shards.
 
-    All-gathers in compute precision: with zero_stage 3 a block's twice and the root's once with
+    All-gathers in compute precision: with zero_stage 3 a block's twice and the others' once with
     every micro-batch, with zero_stage 2 each once a step. `reductions` times a step a
     reduce-scatter in fp32 and, where there are several copies, once an all-reduce of the shards
     between them.
     """
     layout, shards = spec.layout, spec.layout.shards
-    root = block = 0  # padded elements
+    padded: Counter[str] = Counter()  # elements of a group
     for name, shape in parameter_shapes(replace(spec.model, vocab_size=spec.padded_vocab)).items():
-        padded = _up(shape[0], shards) * math.prod(shape[1:])
-        root += 0 if name.startswith("blocks.") else padded
-        block += padded if name.startswith("blocks.0.") else 0
+        group = name.split(".")[0]
+        if group != "blocks" and (spec.model.tied or group != "embedding"):
+            group = "last"
+        if not name.startswith("blocks.") or name.startswith("blocks.0."):
+            padded[group] += _up(shape[0], shards) * math.prod(shape[1:])
     per_step = layout.n_micro if layout.zero_stage == 3 else 1
     per_block = 2 * per_step if layout.zero_stage == 3 else 1
     volume = Volume()
-    for elements, groups, gathers in ((block, spec.model.n_layer, per_block), (root, 1, per_step)):
+    for group, elements in padded.items():
+        groups, gathers = (spec.model.n_layer, per_block) if group == "blocks" else (1, per_step)
         if shards > 1:
             volume.add("all_gather", shards, _width(spec) * elements, groups * gathers)
             times = groups * layout.reductions

@@ -1,12 +1,14 @@
 """PyTorch's FSDP2 (`torch.distributed.fsdp.fully_shard`): parameters, gradients and AdamW's moments
 are cut over the dp ranks, along each parameter's first dimension.
 
-Each block is one group of parameters that are gathered together; embedding, last norm and output
-layer are the root's. With zero_stage 3 a block is gathered for its forward pass and again for its
-backward pass (reshard_after_forward); with zero_stage 2 all stay gathered from the first forward
-pass of a step to the last backward pass. Gradients are reduced once a step, each rank holding them
-whole in fp32 until then, or with every micro-batch (`Layout.reductions`). bf16 is a
-MixedPrecisionPolicy: fp32 shards, bf16 weights in compute, fp32 reduction.
+Each block is one group of parameters that are gathered together, the embedding another, last norm
+and output layer a third: their messages run beside the blocks' work. A tied embedding, which is
+needed from first to last, is one group with the last norm. With zero_stage 3 a block is gathered
+for its forward pass and again for its backward pass (reshard_after_forward); with zero_stage 2 all
+stay gathered from the first forward pass of a step to the last backward pass. Gradients are reduced
+with every micro-batch, or once a step, each rank holding them whole in fp32 until then
+(`Layout.reductions`). bf16 is a MixedPrecisionPolicy: fp32 shards, bf16 weights in compute, fp32
+reduction.
 """
 
 import contextlib
@@ -55,7 +57,11 @@ class FSDP2Engine(DataParallelEngine):
             fsdp.fully_shard(block, reshard_after_forward=self.reshards, **rules)
             if spec.compile:
                 block.compile()
-        # Backward begins with the root's output layer: gathering it again would win nothing.
+        # Backward begins with the output layer: gathering it again would win nothing.
+        if not spec.model.tied:
+            fsdp.fully_shard(model.embedding, reshard_after_forward=self.reshards, **rules)
+            model.embedding.set_unshard_in_backward(False)  # it needs the tokens alone
+            fsdp.fully_shard([model.norm, model.output], reshard_after_forward=False, **rules)
         fsdp.fully_shard(model, reshard_after_forward=False, **rules)
         model.to_empty(device="cpu" if layout.offload == "all" else device)
         gpt.fill(model, self._starting_value)
