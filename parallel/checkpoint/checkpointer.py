@@ -161,10 +161,11 @@ class Checkpointer:
         _, problem = self.ranks.on_first(attempt, self._make_room, aside)
         entries = []
         if not problem:
-            path, ticking = aside / rank_file(self.ranks.rank), self.ranks.tick
-            written = self.ranks.on_all(attempt, write_rank_file, path, snapshot.pieces, ticking)
+            file = aside / rank_file(self.ranks.rank), snapshot.pieces, self.ranks.tick
+            written = self.ranks.on_all(attempt, lambda: entries.append(write_rank_file(*file)))
             problem = next((why for _, why in written if why), "")
-            entries = [entry for entry, why in written if not why]
+            # To rank 0 alone, and once: they grow with ranks times parameters.
+            entries = [] if problem else self.ranks.gather(entries[0], to_all=False)
         self.ranks.on_first(self._finish, snapshot, aside, entries, problem)
 
     def _make_room(self, aside: Path) -> None:

@@ -48,7 +48,13 @@ class Piece:
     copy: Copy = ONLY_COPY
 
     def __len__(self) -> int:
-        return self.tensors["param"].numel()
+        return next(iter(self.tensors.values())).numel()
+
+    @property
+    def saved(self) -> range:
+        """Which of its elements this rank saves."""
+        index, n = self.copy
+        return range(len(self) * index // n, len(self) * (index + 1) // n) if n else range(0)
 
 
 @dataclass
@@ -127,12 +133,9 @@ def slices_to_save(pieces: list[Piece]) -> list[Piece]:
     """The slice of each piece that this rank saves."""
     slices = []
     for piece in pieces:
-        index, n = piece.copy
-        if n == 0:
-            continue
-        first, last = len(piece) * index // n, len(piece) * (index + 1) // n
-        if first < last:
-            tensors = {kind: tensor[first:last] for kind, tensor in piece.tensors.items()}
-            start = piece.start + first
+        if saved := piece.saved:
+            held = slice(saved.start, saved.stop)
+            tensors = {kind: tensor[held] for kind, tensor in piece.tensors.items()}
+            start = piece.start + saved.start
             slices.append(replace(piece, start=start, tensors=tensors, copy=ONLY_COPY))
     return slices

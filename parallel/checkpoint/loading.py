@@ -4,13 +4,14 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from base.errors import Answer, UsageError
 from models.config import GPTConfig
 from models.weights import TENSORS, read_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.folders import Damaged
-from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
 from parallel.checkpoint.ranks import Ranks, attempt
 from parallel.config.settings import TRAINING, RunSpec
@@ -49,29 +50,37 @@ def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded 
 
 
 def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
-    manifest, problem = attempt(folders.read_manifest, folder)
-    # Each rank reads some of the files, and hears of any rank's problem.
-    files = () if problem else manifest["files"][ranks.rank :: ranks.world]
-    for harm in ranks.on_all(lambda: problem or folders.damage(folder, files, ranks.tick)):
-        if harm:
-            raise Damaged(f"{harm}; delete {folder} to take the one before")
+    # Rank 0 alone reads the manifest, which grows with ranks times parameters.
+    reader, problem = ranks.on_first(attempt, lambda: Reader(folder, folders.read_manifest(folder)))
+    _refuse(folder, problem)
+    manifest = reader.manifest
+    # Each rank looks at the headers of some of the files, and hears of any rank's problem.
+    files = range(ranks.rank, len(reader.files), ranks.world)
+    for problem in ranks.on_all(folders.damage, folder, map(reader.entry, files)):
+        _refuse(folder, problem)
     check_model(spec, folder, GPTConfig(**manifest["model"]), manifest["implementation"])
     if manifest["step"] > spec.steps:
         raise UsageError(f"{folder} is beyond the run's {spec.steps} steps")
-    reader, pieces = Reader(folder, manifest), engine.state().pieces
+    pieces, crcs = engine.state().pieces, []
 
     def fill() -> None:
-        for piece in pieces:
-            for kind in KINDS:
-                reader.fill(piece, kind)
-                ranks.tick()
+        crcs.append(reader.fill(pieces, ranks.tick, files))
 
     for _, problem in ranks.on_all(attempt, fill):
-        if problem:
-            raise Damaged(problem)
+        _refuse(folder, problem)
+    # Each byte of a file is in one rank's share: nothing is read twice to be checked.
+    crc32s = np.bitwise_xor.reduce(ranks.gather(crcs[0])).tolist()
+    for crc32, (name, _, written) in zip(crc32s, reader.files, strict=True):
+        changed = "its bytes have changed since they were written" if crc32 != written else ""
+        _refuse(folder, changed and f"{folder / name} is damaged: {changed}")
     engine.restore(manifest["adam_step"], manifest["scaler"])
-    size = sum(entry["bytes"] for entry in manifest["files"])
+    size = sum(size for _, size, _ in reader.files)
     return Loaded(manifest["step"], folder, size, _changed(spec, manifest["spec"]))
+
+
+def _refuse(folder: Path, problem: str) -> None:
+    if problem:
+        raise Damaged(f"{problem}; delete {folder} to take the one before")
 
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:

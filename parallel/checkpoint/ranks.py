@@ -27,12 +27,15 @@ class Ranks:
         self._ticks += 1
         self._on_progress()
 
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+    def gather(self, value: Any, to_all: bool = True) -> list[Any]:
+        """Every rank's value, on every rank or on rank 0 alone."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self._group)
+        if to_all:
+            dist.all_gather_object(values, value, group=self._group)
+        else:
+            dist.gather_object(value, None if self.rank else values, group=self._group)
         return values
 
     def on_all(self, work: Callable, *arguments: Any) -> list[Any]:
@@ -80,7 +83,12 @@ class Ranks:
 
     def on_first(self, work: Callable, *arguments: Any) -> Any:
         """Rank 0 does the work; what it returned, on every rank."""
-        return self.on_all(lambda: work(*arguments) if self.rank == 0 else None)[0]
+        results: list[Any] = []
+        self.on_all(lambda: None if self.rank else results.append(work(*arguments)))
+        if self.world > 1:  # once: it may be large
+            results = results or [None]
+            dist.broadcast_object_list(results, src=0, group=self._group)
+        return results[0]
 
 
 def wait_for_others(thread: threading.Thread) -> None:
