@@ -234,7 +234,8 @@ def train_in_folder(
     import torch.distributed
 
     from parallel import engines
-    from parallel.engines import cpu
+    from parallel.checkpoint.ranks import Ranks
+    from parallel.engines import cpu, kernels
     from parallel.engines.devices import init_process_group
     from parallel.measure import step_parts
     from parallel.trainer import Trainer
@@ -263,18 +264,30 @@ def train_in_folder(
         interruption.attend(fail_by_signal, spec.save_grace_s if spec.save_interval else None)
         init_process_group(spec, device, launch, lambda reason: fail(Kind.COMMUNICATION, reason))
         begun = True
-        numbers = torch.zeros(launch.world_size, dtype=torch.int64)
-        numbers[launch.rank] = process_number()
-        torch.distributed.all_reduce(numbers)
-        siblings = Siblings(numbers.tolist(), launch.rank)
+        ranks = Ranks(launch.rank, launch.world_size)
+        siblings = Siblings(ranks.gather(process_number()), launch.rank)
         if spec.offload != "none" and device.type == "cuda" and spec.threads == 1:
             # AdamW updates what is offloaded on the CPU, while nothing else runs there.
-            facts["host"]["optimizer_threads"] = cpu.share_of_cores()
+            facts["host"]["optimizer_threads"] = cpu.share_of_cores(ranks.gather)
             torch.set_num_threads(facts["host"]["optimizer_threads"])
+        if spec.megatron_layers and device.type == "cuda":
+            problems = filter(None, ranks.gather(kernels.c_compiler_problem()))
+            facts["host"]["uncompiled"] = next(problems, "")  # all ranks compute alike
+            cpu.import_megatron(compiled=not facts["host"]["uncompiled"])
         recorded = step_parts.start(spec, device, launch.rank, folder.path)
         engine = engines.load(spec, device, facts["kernels"])
         trainer = Trainer(
-            spec, facts, folder, engine, data, device, launch, recorded, interruption, STARTED
+            spec,
+            facts,
+            folder,
+            engine,
+            data,
+            device,
+            launch,
+            ranks,
+            recorded,
+            interruption,
+            STARTED,
         )
         status = trainer.run(source)
         engine.close()

@@ -23,6 +23,7 @@ from parallel import batches, engines, token_files
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import nothing_to_train, other_schedules, tell
 from parallel.checkpoint.checkpointer import Checkpointer
+from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import RunSpec, profiled_steps
 from parallel.engines.optim import lr_at
 from parallel.measure import load_and_memory, profiler, ranges, training_metrics
@@ -69,6 +70,7 @@ class Trainer:
     data: token_files.Data
     device: torch.device
     launch: Launch
+    ranks: Ranks
     breakdown: Breakdown | None
     interruption: Interruption
     started: float
@@ -82,8 +84,8 @@ class Trainer:
         hung = functools.partial(self.folder.fail, Kind.HANG, rank=self.rank)
         self.watchdog = Watchdog(path / "hang", self.rank, self.world, spec.hang_after_s, hung)
         self.save_to = path / folders.SAVES
-        about = self.facts, self.save_to, self.rank, self.world, self.watchdog.tick
-        self.checkpointer = Checkpointer(self.engine, spec, *about)
+        self.ranks.on_progress = self.watchdog.tick
+        self.checkpointer = Checkpointer(self.engine, spec, self.facts, self.save_to, self.ranks)
         self.rows: list[dict[str, Any]] = []  # rank 0's: steps.csv, of earlier attempts too
         self.rows_since_line: list[dict[str, Any]] = []
         self.stopping = False  # a signal came to a rank before the last step's end
@@ -319,8 +321,8 @@ class Trainer:
         measured = self.measured
         measured.peak = load_and_memory.peak_memory(self.device)
         # Every rank got here, so the run is complete.
-        measured.peak_all = load_and_memory.most_of_all_ranks(measured.peak)
-        load = self.load.facts()
+        measured.peak_all = load_and_memory.largest(self.ranks.gather(measured.peak))
+        load = self.load.facts(self.ranks.gather)
         if not self.is_rank_0:
             return 0
         self.facts["load"] |= load

@@ -29,6 +29,7 @@ from parallel import batches, engines, token_files  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.manifest import KINDS  # noqa: E402
+from parallel.checkpoint.ranks import Ranks  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402
 from parallel.engines.optim import lr_at  # noqa: E402
 from tests import gathered_attention  # noqa: E402
@@ -62,7 +63,7 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     rank = dist.get_rank()
     engine = engines.load(spec, torch.device("cpu"), "torch")
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
-    saver = Checkpointer(engine, spec, facts, save, rank, spec.gpus)
+    saver = Checkpointer(engine, spec, facts, save, Ranks(rank, spec.gpus))
     if spec.precision == "fp16" and load is None:
         raised = save.parent.name == "raised"
         scale, good_steps = (2.0**10, 999) if raised else (2.0**34, 3)

@@ -1,5 +1,6 @@
 """What a run on GPUs sets before and while torch starts; shown without a GPU, with stand-ins."""
 
+import json
 import os
 import resource
 import subprocess
@@ -152,3 +153,18 @@ def test_the_driver_is_read_where_it_says_its_version(tmp_path, monkeypatch):
     assert devices.driver() is None
     path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26")
     assert devices.driver() == "570.124.06"
+
+
+def worker(*arguments: object, **variables: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.gloo_worker", *map(str, arguments)]
+    environment = {k: v for k, v in os.environ.items() if k != "TORCH_GLOO_LAZY_INIT"} | variables
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_one_group_of_1024_ranks_on_gpus_is_gloos(tmp_path):
+    """All other groups are NCCL's alone; and gloo connects a rank to those it has a message for."""
+    (*_, counted) = map(json.loads, worker().communicate()[0].splitlines())
+    assert counted == {"groups": [1024], "lazy": "1"}
+    ranks = [worker(tmp_path, rank, TORCH_GLOO_LAZY_INIT="1") for rank in range(6)]
+    printed = [rank.communicate()[0] for rank in ranks]
+    assert int(printed[0]) == 3  # where it listens, and its neighbours in a ring

@@ -8,7 +8,6 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from base.errors import UsageError
 from parallel import forked_ranks
@@ -102,12 +101,7 @@ def test_the_next_batch_is_made_while_one_is_used_and_what_is_wrong_is_raised_wh
 
 def test_ranks_that_may_use_the_same_cores_share_them(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
-    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
-    monkeypatch.setattr(dist, "all_gather_object", lambda found, mine: None)
-    assert cpu.share_of_cores() == 2  # torchrun: 8 ranks on the node's 16 cores
-
-    def bound(found, mine):
-        found[1:] = [(mine[0], [rank]) for rank in range(1, 8)]
-
-    monkeypatch.setattr(dist, "all_gather_object", bound)
-    assert cpu.share_of_cores() == 16  # srun: each rank has cores of its own
+    # torchrun: 8 ranks on the node's 16 cores; srun: each rank has cores of its own.
+    assert cpu.share_of_cores(lambda mine: [mine] * 8) == 2
+    bound = [("here", [rank]) for rank in range(1, 8)]
+    assert cpu.share_of_cores(lambda mine: [mine, *bound]) == 16

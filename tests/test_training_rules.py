@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import importlib
+import os
 import re
+import subprocess
 import sys
 import types
 
@@ -21,6 +23,7 @@ from parallel.engines.optim import lr_at, param_groups
 from parallel.record import lines
 from parallel.record.ends import Kind
 from parallel.record.launch import TIME_LIMIT_SIGNAL
+from tests.conftest import ROOT
 
 
 def test_learning_rate_warms_up_then_follows_the_cosine():
@@ -71,11 +74,35 @@ def test_kernels_are_the_first_that_the_engine_has_and_that_work(monkeypatch):
     assert tried[1:] == ["te", "torch"]
 
 
-def test_only_on_a_cpu_does_compile_need_a_compiler(monkeypatch):
+def test_compile_needs_a_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    kernels.check_compiler(torch.device("cuda", 0))
-    with pytest.raises(UsageError, match="there is no no-such-compiler here"):
-        kernels.check_compiler(torch.device("cpu"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(kernels.shutil, "which", lambda _: None)
+    for kind, why in (("cpu", "there is no no-such-compiler here"), ("cuda", "there is no gcc")):
+        with pytest.raises(UsageError, match=why):
+            kernels.check_compiler(torch.device(kind))
+    for compiler, why in (("no-such-compiler", "does not start"), ("false", "finds no Python.h")):
+        monkeypatch.setenv("CC", compiler)
+        assert why in kernels.c_compiler_problem()
+    monkeypatch.setenv("CC", "true")
+    assert kernels.c_compiler_problem() == ""
+
+
+def test_megatron_cores_fused_functions_run_on_a_gpu_without_a_compiler():
+    """torch.compile of one on a CPU stands in: it would want a compiler in the first call."""
+    code = (
+        "import torch\n"
+        "from parallel.engines import cpu\n"
+        "is_available, torch.cuda.is_available = torch.cuda.is_available, lambda: True\n"
+        "cpu.import_megatron(compiled=False)\n"
+        "torch.cuda.is_available = is_available\n"
+        "from megatron.core.fusions.fused_bias_gelu import bias_gelu\n"
+        "print(bias_gelu(torch.zeros(2), torch.ones(2)).tolist()[0])\n"
+    )
+    environment = os.environ | {"CXX": "no-such-compiler", "CC": "no-such-compiler"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("0.841"), done.stderr
 
 
 @pytest.mark.parametrize(("chosen", "is_hidden"), [("torch", True), ("te", False)])

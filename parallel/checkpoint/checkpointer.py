@@ -8,7 +8,6 @@ docs/checkpoints.md says why the libraries' own formats are not used.
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -70,8 +69,7 @@ class _Snapshot(NamedTuple):
 class Checkpointer:
     """Saves and loads one run's state.
 
-    facts: what every manifest says of the run (run.json). tick: called while it works, for the
-    watchdog.
+    facts: what every manifest says of the run (run.json).
     """
 
     def __init__(
@@ -80,16 +78,14 @@ class Checkpointer:
         spec: RunSpec,
         facts: dict[str, Any],
         save_to: Path,
-        rank: int,
-        world: int,
-        tick: Callable[[], None] = lambda: None,
+        ranks: Ranks,
     ):
         self.engine, self.spec, self.facts, self.save_to = engine, spec, facts, save_to
-        self.ranks = Ranks(rank, world, tick)
+        self.ranks = ranks
         self._events: deque[Event] = deque()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future | None = None  # the save in the background
-        if rank == 0 and spec.save_interval:
+        if ranks.rank == 0 and spec.save_interval:
             folders.tidy(save_to)
 
     def events(self) -> list[Event]:

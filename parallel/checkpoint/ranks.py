@@ -1,4 +1,5 @@
-"""All ranks work on a checkpoint together: each does its part and hears what the others did."""
+"""What all ranks tell each other from host memory, and how they work on a checkpoint together: each
+does its part and hears what the others did."""
 
 import threading
 import traceback
@@ -15,17 +16,17 @@ HEARTBEAT_S = 1.0  # how often the ranks report their progress to each other
 class Ranks:
     """The ranks of a run; all of them call each method alike.
 
-    tick: called whenever one of them makes progress, for the watchdog.
+    on_progress: called whenever one of them makes progress, for the watchdog.
     """
 
-    def __init__(self, rank: int, world: int, tick: Callable[[], None]):
-        self.rank, self.world, self._on_progress, self._ticks = rank, world, tick, 0
+    def __init__(self, rank: int, world: int, on_progress: Callable[[], None] = lambda: None):
+        self.rank, self.world, self.on_progress, self._ticks = rank, world, on_progress, 0
         # A group of its own: a thread that saves communicates while the main thread trains.
         self._group = dist.new_group(backend="gloo") if world > 1 else None
 
     def tick(self) -> None:
         self._ticks += 1
-        self._on_progress()
+        self.on_progress()
 
     def gather(self, value: Any, to_all: bool = True) -> list[Any]:
         """Every rank's value, on every rank or on rank 0 alone."""
@@ -58,7 +59,7 @@ class Ranks:
                     reports = self.gather((self._ticks, list(mine)))
                     ticks = [count for count, _ in reports]
                     if any(now > then for now, then in zip(ticks, before, strict=True)):
-                        self._on_progress()
+                        self.on_progress()
                     before = ticks
                     if all(outcome for _, outcome in reports):
                         outcomes.extend(outcome for _, (outcome,) in reports)

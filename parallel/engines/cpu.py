@@ -12,10 +12,10 @@ import functools
 import os
 import platform
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils import _device
 
 FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "as_tensor")
@@ -37,21 +37,23 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1))
 
 
-def share_of_cores() -> int:
+def share_of_cores(gather: Callable[[Any], list[Any]]) -> int:
     """Cores for each rank, where those that may use the same cores share them equally. All ranks
-    call it; each asks what its launcher left it.
+    call it; each asks what its launcher left it. gather: a value of this rank to those of all.
     """
     mine = (platform.node(), sorted(os.sched_getaffinity(0)))
-    of_all = [mine] * dist.get_world_size()
-    dist.all_gather_object(of_all, mine)
-    return max(1, len(mine[1]) // of_all.count(mine))
+    return max(1, len(mine[1]) // gather(mine).count(mine))
 
 
-def import_megatron() -> None:
-    """Import megatron.core, patched first when there is no GPU. Later calls do nothing."""
+def import_megatron(compiled: bool = True) -> None:
+    """Import megatron.core, patched first when there is no GPU. Later calls do nothing.
+
+    compiled: whether torch.compile may fuse its element-wise functions on a GPU.
+    """
     on_cpu, compiler = not torch.cuda.is_available(), torch.compile
     if on_cpu:
         patch()
+    if on_cpu or not compiled:
         # Its fused element-wise functions are decorated with torch.compile; on a CPU that loads the
         # inductor (3 of 6 seconds of start-up, on every rank) and later wants a C++ compiler.
         torch.compile = lambda function=None, **_: function or (lambda undecorated: undecorated)

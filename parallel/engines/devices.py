@@ -110,7 +110,8 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
 def init_process_group(
     spec: RunSpec, device: torch.device, launch: Launch, fail: Callable[[str], None]
 ) -> None:
-    """gloo on CPU; on CUDA, NCCL for GPU tensors and gloo for the rest.
+    """gloo on CPU; NCCL alone on CUDA, for every group that a library makes has this backend, too.
+    What ranks tell each other from host memory goes through parallel/checkpoint/ranks.py.
 
     Raises:
         UsageError: rank 0 cannot listen at the master's port. Where another program does, the
@@ -119,7 +120,9 @@ def init_process_group(
     timeout = timedelta(seconds=spec.timeout_s)
     # Every group that a library or we make without a limit of its own has this one.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
-    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    if device.type == "cuda":  # gloo then connects two ranks when they first have a message
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     options: dict[str, Any] = {"timeout": timeout, "rank": launch.rank}
     if launch.world_size == 1:
         options["store"] = dist.HashStore()

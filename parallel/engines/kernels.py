@@ -7,7 +7,9 @@ PyTorch's. Only this file looks for these libraries.
 import importlib
 import os
 import shutil
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 
 import torch
@@ -91,7 +93,7 @@ def hide_others(chosen: str) -> None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """See that torch.compile can work here: on a CPU it writes C++.
+    """See that torch.compile can work here: on a CPU it writes C++, and on a GPU Triton C.
 
     Raises:
         UsageError: there is no compiler for it.
@@ -99,3 +101,20 @@ def check_compiler(device: torch.device) -> None:
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None:
         raise UsageError(f"compile needs a C++ compiler on a CPU, and there is no {compiler} here")
+    if device.type == "cuda" and (problem := c_compiler_problem()):
+        raise UsageError(f"compile needs a C compiler for Triton: {problem}")
+
+
+def c_compiler_problem() -> str:
+    """Why Triton cannot build here what starts its kernels, or "". It takes the compiler that CC
+    names, else gcc or clang, for C that includes Python.h."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return "there is no gcc and no clang, and CC names none"
+    headers = sysconfig.get_path("include", "posix_prefix")
+    command = [compiler, "-fsyntax-only", f"-I{headers}", "-xc", "-"]
+    try:
+        done = subprocess.run(command, input=b"#include <Python.h>\n", capture_output=True)
+    except OSError as error:
+        return f"{compiler} does not start ({error.strerror})"
+    return f"{compiler} finds no Python.h in {headers}" if done.returncode else ""

@@ -1,11 +1,12 @@
 """What a rank holds in memory, and the load of the machine, while it trains."""
 
+import operator
 import resource
 import time
+from collections.abc import Callable
 
 import psutil
 import torch
-import torch.distributed as dist
 
 from parallel.record.facts import load_average
 
@@ -22,11 +23,9 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def most_of_all_ranks(peaks: dict[str, int]) -> dict[str, int]:
-    """The largest of each over all ranks; every rank calls it."""
-    values = torch.tensor(list(peaks.values()), dtype=torch.int64)
-    dist.all_reduce(values, dist.ReduceOp.MAX)
-    return dict(zip(peaks, values.tolist(), strict=True))
+def largest(peaks: list[dict[str, int]]) -> dict[str, int]:
+    """The largest of each over all ranks."""
+    return {name: max(of_rank[name] for of_rank in peaks) for name in peaks[0]}
 
 
 class Load:
@@ -39,18 +38,20 @@ class Load:
     def __init__(self) -> None:
         self._start = _seconds()
 
-    def facts(self) -> dict[str, float]:
-        """The part of run.json's `load` that is known at the end; every rank calls it."""
-        seconds = _seconds() - self._start
-        dist.all_reduce(seconds[1:2])
-        names = ("wall_s", "cpu_s", "machine_cpu_s")
-        return {"end": load_average()} | dict(zip(names, seconds.tolist(), strict=True))
+    def facts(self, gather: Callable[[float], list[float]]) -> dict[str, float]:
+        """The part of run.json's `load` that is known at the end; every rank calls it.
+
+        gather: a value of this rank to those of all."""
+        wall_s, cpu_s, machine_cpu_s = map(operator.sub, _seconds(), self._start)
+        cpu_s = sum(gather(cpu_s))
+        seconds = {"wall_s": wall_s, "cpu_s": cpu_s, "machine_cpu_s": machine_cpu_s}
+        return {"end": load_average()} | seconds
 
 
-def _seconds() -> torch.Tensor:
+def _seconds() -> tuple[float, float, float]:
     """The wall clock, the CPU time of this rank, and that of all cores since the machine started in
-    which they were not idle, also where a hypervisor had them: [3]."""
+    which they were not idle, also where a hypervisor had them."""
     spent = psutil.cpu_times()._asdict()
     # A guest's time is in user time already.
     machine_s = sum(spent.values()) - sum(spent.get(kind, 0.0) for kind in _NOT_WORK)
-    return torch.tensor([time.perf_counter(), time.process_time(), machine_s], dtype=torch.float64)
+    return time.perf_counter(), time.process_time(), machine_s

@@ -30,6 +30,8 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
             "each rank sees its own GPU alone: between these NCCL may not use NVLink (srun"
             " --gpu-bind=none shows every rank all GPUs of its node)"
         )
+    if why := facts["host"].get("uncompiled"):
+        lines.append(f"megatron-core's fused functions are not compiled: {why}")
     if why := mfu(0.0, facts["host"]["gpu"], spec.gemm_precision, DEFAULT_CONVENTION).why:
         lines.append(f"the lines below have no MFU: {why}")
     if spec.deepspeed_config:

@@ -8,6 +8,7 @@ from models.config import parameter_shapes, preset
 from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.checkpoint.contents import State, unpadded
 from parallel.checkpoint.manifest import KINDS
+from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import resolve
 
 SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
@@ -48,7 +49,7 @@ def saver_of(
 ) -> Checkpointer:
     settings = {**SIZES, "save_interval": 1, "keep_last": 0, "steps": 100, **chosen}
     spec = resolve(("test", settings), gpus=1)
-    return Checkpointer(engine, spec, FACTS, save, rank, world, tick)
+    return Checkpointer(engine, spec, FACTS, save, Ranks(rank, world, tick))
 
 
 def save_some(save: Path, steps: list[int], **chosen) -> Checkpointer:
