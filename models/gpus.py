@@ -58,19 +58,28 @@ def find_gpu(name: str | None) -> Gpu | None:
 # compute capability with each (all of its GPUs have fp32 and fp16).
 ON_GPUS = ("fp16", "tf32", "fp8")
 FIRST_WITH = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
+# AMD's with each: CDNA 1 to 4 are gfx908, gfx90a, gfx94x, gfx95x; RDNA 3 and 4 gfx11xx, gfx12xx.
+GFX_WITH = {
+    "bf16": ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12"),
+    "tf32": ("gfx94",),
+    "fp8": ("gfx94", "gfx95", "gfx12"),
+}
 
 
 def lacking(
-    formats: Iterable[str], gpu: str | None, capability: tuple[int, int] | None = None
+    formats: Iterable[str], gpu: str | None, capability: tuple[int, int] | str | None = None
 ) -> list[str]:
     """Those of the number formats (fp32, tf32, fp16, bf16, fp8) that a GPU does not have.
 
-    gpu: its name; None where there is none. capability: what PyTorch says of it; without it the
-    card's sheet counts, and nothing is lacking where the card is not known.
+    gpu: its name; None where there is none. capability: what PyTorch says of it, AMD's by name
+    ("gfx942:sramecc+:xnack-"); without it the card's sheet counts, and nothing is lacking where the
+    card is not known.
     """
     asked = dict.fromkeys(formats)
     if gpu is None:
         return [name for name in asked if name in ON_GPUS]
+    if isinstance(capability, str):
+        return [name for name in asked if not capability.startswith(GFX_WITH.get(name, "gfx"))]
     if capability is not None:
         return [name for name in asked if capability < FIRST_WITH.get(name, (0, 0))]
     card = find_gpu(gpu)

@@ -52,7 +52,7 @@ def gpu_rows() -> list[Row]:
     import torch
 
     from parallel.engines import kernels
-    from parallel.engines.devices import driver
+    from parallel.engines.devices import capability_of, driver
 
     if not torch.cuda.is_available():
         raise UsageError(f"PyTorch {torch.__version__} sees no GPU; --cpu looks at the rest")
@@ -61,13 +61,19 @@ def gpu_rows() -> list[Row]:
     name, sheet = cards[0].name, find_gpu(cards[0].name)
     free = [torch.cuda.mem_get_info(i)[0] / card.total_memory for i, card in enumerate(cards)]
     alike = {card.name for card in cards} == {name}
+    capability, builds = capability_of(0), torch.cuda.get_arch_list()
+    is_amd = isinstance(capability, str)
+    arch = capability.partition(":")[0] if is_amd else "sm_{}{}".format(*capability)
+    # NVIDIA's GPUs run what was built for an older one of their family, too; AMD's do not.
+    built = verdict_of(arch in builds) if is_amd else TOLD
     drives = [driver(), torch.version.cuda or torch.version.hip, torch.backends.cudnn.version()]
     return [
         Row("GPUs", verdict_of(alike), f"{count} x {name}", "all alike"),
+        Row("architecture", built, arch, "PyTorch has " + " ".join(builds)),
         Row("memory", TOLD, f"{cards[0].total_memory / 1e9:.0f} GB"),
         Row("free memory", verdict_of(min(free) >= FREE_BAR), f"{min(free):.0%}", ">= 90%"),
         Row("data sheet", verdict_of(bool(sheet)), sheet.name if sheet else "none", "gpus.toml"),
-        Row("driver, CUDA, cuDNN", TOLD, ", ".join(map(str, drives))),
+        Row("driver, CUDA or ROCm, cuDNN", TOLD, ", ".join(map(str, drives))),
         Row("Transformer Engine", TOLD, kernels.problem("te") or "its layer norm is PyTorch's"),
     ]
 

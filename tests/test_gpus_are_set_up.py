@@ -5,11 +5,14 @@ import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from base.errors import UsageError
+from models.gpus import lacking
+from parallel import gpu_check
 from parallel.config import library_variables
 from parallel.config.settings import resolve
 from parallel.engines import devices
@@ -120,6 +123,24 @@ def test_a_number_format_needs_a_gpu_that_has_it(asked, gpus):
     with pytest.raises(UsageError, match="a GPU has no (tf32|bf16): take another precision"):
         devices.choose_device(spec_of(**asked), ONE_EACH)
     devices.choose_device(spec_of(precision="fp16"), ONE_EACH)
+
+
+@pytest.mark.parametrize(
+    ("arch", "has_fp8", "verdict"),
+    [("gfx942:sramecc+:xnack-", True, "passed"), ("gfx90a:sramecc+:xnack-", False, "FAILED")],
+)
+def test_an_amd_gpu_is_known_by_its_architecture(arch, has_fp8, verdict, gpus, monkeypatch):
+    """PyTorch says 9.4 of an MI300X and 9.0 of an MI250X, which has no fp8."""
+    gpus(1, (9, 4 if has_fp8 else 0))
+    card = SimpleNamespace(gcnArchName=arch, name="AMD Instinct MI300X", total_memory=192 * 10**9)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["gfx942", "gfx950"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (190 * 10**9, 192 * 10**9))
+    assert ("fp8" in lacking(["bf16", "fp8"], card.name, devices.capability_of(0))) != has_fp8
+    assert lacking(["bf16"], card.name, arch) == []
+    (row,) = [row for row in gpu_check.gpu_rows() if row.check == "architecture"]
+    assert (row.verdict, row.value) == (verdict, arch.partition(":")[0])
 
 
 def test_fp32_is_no_tf32_unless_asked_for(monkeypatch):

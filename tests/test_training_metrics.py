@@ -106,3 +106,24 @@ def test_energy_of_gpus_is_nvmls_in_joules(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Energy(torch.device("cuda")).source.startswith("none (NVML: ")
     assert Energy(torch.device("cpu")).joules() is None
+
+
+@pytest.mark.parametrize("key", ["energy_accumulator", "power"])  # since ROCm 6.2.1, and before
+def test_energy_of_amds_gpus_is_amd_smis_in_joules(key, monkeypatch):
+    ticks = {"0000:c1:00.0": 1_000_000, "0001:0a:00.0": 0}
+    smi = SimpleNamespace(
+        AmdSmiInitFlags=SimpleNamespace(INIT_AMD_GPUS=2),
+        amdsmi_init=lambda _: None,
+        amdsmi_get_processor_handle_from_bdf=lambda address: address,
+        amdsmi_get_energy_count=lambda at: {key: ticks[at], "counter_resolution": 15.3},
+    )
+    monkeypatch.setitem(sys.modules, "amdsmi", smi)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    places = (0, 0xC1), (1, 0x0A)
+    cards = [SimpleNamespace(pci_domain_id=d, pci_bus_id=b, pci_device_id=0) for d, b in places]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
+    energy = Energy(torch.device("cuda"))
+    ticks["0000:c1:00.0"] += 2_000_000
+    assert energy.joules() == pytest.approx(30.6)
+    assert energy.source == "AMD SMI, 2 GPUs that rank 0 sees"

@@ -45,11 +45,19 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
         )
     index = launch.local_rank if torch.cuda.device_count() > 1 else 0
     torch.cuda.set_device(index)
-    capability, name = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
-    if lacks := lacking(spec.formats, name, capability):
+    name = torch.cuda.get_device_name(index)
+    if lacks := lacking(spec.formats, name, capability_of(index)):
         raise UsageError(f"{name} has no {' and no '.join(lacks)}: take another precision")
     os.environ["LOCAL_RANK"] = str(index)
     return torch.device("cuda", index)
+
+
+def capability_of(index: int) -> tuple[int, int] | str:
+    """NVIDIA's compute capability of a GPU, or AMD's name of its architecture. PyTorch calls gfx90a
+    9.0 and gfx942 9.4, which are no compute capabilities."""
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(index).gcnArchName
+    return torch.cuda.get_device_capability(index)
 
 
 def gpus_on_node(launch: Launch) -> int:
