@@ -42,10 +42,10 @@ class Weights(NamedTuple):
     config: GPTConfig
     dtype: str
 
-    def tensor(self, name: str) -> Tensor:
-        """One full parameter on the CPU, in the dtype that it is stored in."""
+    def tensor(self, name: str, box: tuple[slice, ...] = (slice(None),)) -> Tensor:
+        """A parameter, or a box of it, on the CPU, in the dtype that it is stored in."""
         with safe_open(self.path / TENSORS, framework="pt") as stored:
-            return stored.get_tensor(name)
+            return stored.get_slice(name)[box]
 
 
 def write_weights(

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from models import weights
 from models.config import parameter_shapes, preset
 from parallel.checkpoint import contents, folders, loading
 from parallel.checkpoint.manifest import KINDS, rank_file
@@ -26,7 +27,8 @@ from parallel.config.layout import Layout
 from tests.tools import tiny_checkpoint
 from tests.tools.tiny_checkpoint import save_some, saver_of
 
-SHAPES = parameter_shapes(preset("tiny-llama", n_layer=2, hidden=64))
+SIZES = {"n_layer": 2, "hidden": 64}
+SHAPES = parameter_shapes(preset("tiny-llama", **SIZES))
 torch.set_num_threads(1)
 LAYOUTS = {
     "tp2": (Layout(tp=2), 1),
@@ -191,6 +193,32 @@ def test_a_flipped_bit_anywhere_is_noticed_by_the_ranks_together(saved, tmp_path
         spoilt[at] ^= 1
         path.write_bytes(spoilt)
         assert crc32() == zlib.crc32(spoilt) != entry["crc32"]
+
+
+@pytest.mark.parametrize("layout", ["tp4", "zero1-5"])
+def test_of_weights_alone_a_rank_reads_its_rows(layout, tmp_path, monkeypatch):
+    config, sizes, tensor = preset("tiny-llama", **SIZES), [], weights.Weights.tensor
+    weights.write_weights(tmp_path / "w", config, lambda name: value(name, "param"), "fp32")
+
+    def read(*arguments) -> torch.Tensor:
+        numbers = tensor(*arguments)
+        sizes.append(numbers.numel())
+        return numbers
+
+    monkeypatch.setattr(weights.Weights, "tensor", read)
+    for rank in range(LAYOUTS[layout][0].world_size):
+        sizes.clear()
+        pieces = pieces_of(layout, rank)
+        wanted = [piece.tensors["param"].clone() for piece in pieces]
+        for piece in pieces:
+            piece.tensors["param"] = torch.full_like(piece.tensors["param"], math.nan)
+        state = contents.State(pieces)
+        engine = SimpleNamespace(state=lambda state=state: state, restore=lambda *_: None)
+        spec = SimpleNamespace(model=config, implementation="gpt")
+        loading._load_weights(engine, spec, Ranks(0, 1, lambda: None), tmp_path / "w")
+        assert sum(sizes) <= 1.1 * sum(map(len, pieces))
+        for piece, numbers in zip(pieces, wanted, strict=True):
+            assert torch.equal(piece.tensors["param"], numbers)
 
 
 class Threads(Ranks):

@@ -134,8 +134,7 @@ def slices_to_save(pieces: list[Piece]) -> list[Piece]:
     slices = []
     for piece in pieces:
         if saved := piece.saved:
-            held = slice(saved.start, saved.stop)
-            tensors = {kind: tensor[held] for kind, tensor in piece.tensors.items()}
+            tensors = {k: tensor[saved.start : saved.stop] for k, tensor in piece.tensors.items()}
             start = piece.start + saved.start
             slices.append(replace(piece, start=start, tensors=tensors, copy=ONLY_COPY))
     return slices

@@ -1,6 +1,6 @@
 """Fill an engine from a checkpoint, of any layout and engine, or from weights alone."""
 
-import functools
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,14 +105,16 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
             raise UsageError(problem)
     weights, _ = opened[ranks.rank]
     check_model(spec, folder, weights.config, "gpt")
-    gathered = functools.lru_cache(maxsize=1)(weights.tensor)
     pieces = engine.state().pieces
 
     def fill() -> None:
         for piece in pieces:
-            box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
-            part = gathered(piece.name)[box].reshape(-1)
-            piece.tensors["param"].copy_(part[piece.start : piece.start + len(piece)])
+            first, *box = (slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
+            width = math.prod(piece.part[1:])
+            row, last = piece.start // width, -(-(piece.start + len(piece)) // width)
+            rows = slice(first.start + row, first.start + last)
+            read = weights.tensor(piece.name, (rows, *box)).reshape(-1)
+            piece.tensors["param"].copy_(read[piece.start - row * width :][: len(piece)])
             ranks.tick()
 
     ranks.on_all(fill)
