@@ -241,7 +241,7 @@ class Threads(Ranks):
     def on_first(self, work, *arguments):
         return self.gather(work(*arguments) if self.rank == 0 else None)[0]
 
-    def _on_progress(self):
+    def on_progress(self):
         pass
 
 
