@@ -25,6 +25,7 @@ from parallel.checkpoint.attempts import nothing_to_train, other_schedules, tell
 from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import RunSpec, profiled_steps
+from parallel.engines import devices
 from parallel.engines.optim import lr_at
 from parallel.measure import load_and_memory, profiler, ranges, training_metrics
 from parallel.measure.energy import Energy
@@ -82,7 +83,11 @@ class Trainer:
         coords = spec.layout.coords(self.rank)
         self.dp_rank, self.unread = coords["dp"], batches.unread(spec, coords["pp"], self.device)
         hung = functools.partial(self.folder.fail, Kind.HANG, rank=self.rank)
-        self.watchdog = Watchdog(path / "hang", self.rank, self.world, spec.hang_after_s, hung)
+        gpu = None
+        if self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device)
+            gpu = functools.partial(devices.gpu_work, stream, self.rank)
+        self.watchdog = Watchdog(path / "hang", self.rank, self.world, spec.hang_after_s, hung, gpu)
         self.save_to = path / folders.SAVES
         self.ranks.on_progress = self.watchdog.tick
         self.checkpointer = Checkpointer(self.engine, spec, self.facts, self.save_to, self.ranks)

@@ -23,6 +23,7 @@ from parallel.config.settings import resolve
 from parallel.record import ends, signals_and_hangs
 from parallel.record.reader import read_run, read_status
 from parallel.record.schema import STEP_COLUMNS
+from parallel.record.signals_and_hangs import GpuWork, Watchdog, _waits
 from parallel.record.writer import RunFolder
 from tests.conftest import ROOT, rank_process, run_module, steps_so_far, training, wait_for
 
@@ -262,6 +263,68 @@ def test_a_rank_that_waits_for_the_gpu_is_not_the_one_that_hangs(tmp_path):
         assert told == "no progress for 9 s: rank 1 hangs at data.py:5 read"
     behind = signals_and_hangs.verdict([reads | {"waits": True}, *others], 3, 9.0)
     assert "rank 1 is furthest behind, at data.py:5 read" in behind
+
+
+def test_a_full_queue_of_a_gpu_blames_no_rank_that_waits_for_nccl():
+    """Seven ranks are blocked in a launch, behind an all-reduce that the eighth never asks for."""
+    launch = [("/site-packages/torch/nn/functional.py", 1, "linear"), ("engine.py", 7, "step")]
+    read = [("data.py", 5, "read")]
+    waits_for_nccl, idle = GpuWork(True, 1, 90.0), GpuWork(False, 0, 95.0)
+    for frames, gpu in (
+        (read, idle),  # its host hangs,
+        (launch, GpuWork(True, 0, 95.0)),  # a kernel, with the queue full behind it,
+        ([("/site-packages/torch/cuda/__init__.py", 1, "synchronize")], GpuWork(True, 0, 95.0)),
+    ):
+        at = [(frames, gpu), *[(launch, waits_for_nccl)] * 7]
+        reports = [
+            {"rank": rank, "ticks": 9, "at": f"{where[0][2]}", "waits": _waits(where, work)}
+            for rank, (where, work) in enumerate(at)
+        ]
+        told = signals_and_hangs.verdict(reports, 8, 9.0)
+        assert told == f"no progress for 9 s: rank 0 hangs at {frames[0][2]}"
+    assert _waits([("torch/distributed/c10d.py", 1, "recv")], idle)  # over gloo
+    assert _waits(launch, GpuWork(True, None, None))  # NCCL keeps no record
+
+
+def test_each_report_is_read_once(tmp_path, monkeypatch):
+    """Eight ranks in one process; a rank whose GPU does not answer reports all the same."""
+    read, judge = [], signals_and_hangs.verdict
+
+    def noted(reports: list[dict], world: int, limit_s: float) -> str:
+        read.extend(reports)
+        return judge(reports, world, limit_s)
+
+    def broken(_: Path) -> GpuWork:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(signals_and_hangs, "verdict", noted)
+    dogs = [Watchdog(tmp_path / "hang", rank, 8, 9.0, print, broken) for rank in range(8)]
+    written = [dog._report() for dog in dogs]
+    reasons = [dog._verdict(mine) for dog, mine in zip(dogs, written, strict=True)]
+    assert len(set(reasons)) == 1 and len(read) == 8
+
+
+def test_nccls_flight_record_says_what_is_unfinished():
+    """Its form is that of PyTorch's record of gloo, which this machine has."""
+    program = """
+import json, time, torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from parallel.engines.devices import work_of_record
+dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(2))
+work = work_of_record(True, c10d._dump_fr_trace_json())
+assert 0 <= work.last_s < 60, work
+parts = json.loads(c10d._dump_fr_trace_json())
+(status,) = parts['pg_status'].values()
+status['last_completed_collective'] = status['last_enqueued_collective'] = '7'
+assert work_of_record(True, json.dumps(parts)).unfinished == 0
+status['last_completed_collective'] = '6'
+assert work_of_record(True, json.dumps(parts)).unfinished == 1
+assert work_of_record(False, '{}') == (False, None, None)
+"""
+    worker = python(program)
+    assert worker.communicate(timeout=120)[1] == "" and worker.returncode == 0
 
 
 def test_a_strangers_master_port_ends_the_rank_in_time_and_words(tokens, tmp_path):

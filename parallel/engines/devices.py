@@ -1,9 +1,11 @@
 """Which device this rank trains on, what its memory holds, and the process group of all ranks."""
 
 import contextlib
+import json
 import os
 import re
 import resource
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -21,7 +23,7 @@ from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
 from parallel.record.launch import Launch
-from parallel.record.signals_and_hangs import deadline
+from parallel.record.signals_and_hangs import GpuWork, deadline
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -88,6 +90,31 @@ def gpu_facts(device: torch.device, launch: Launch) -> dict[str, Any]:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "driver": driver() if cuda else None,
     }
+
+
+def gpu_work(stream: torch.cuda.Stream, rank: int, folder: Path) -> GpuWork:
+    """What the GPU has yet to do, for the watchdog. `folder` gets what NCCL last did and has to do,
+    as PyTorch records it (the last 2,000 operations), in the file that its `torchfrtrace` reads."""
+    module = torch._C._distributed_c10d
+    record = module._dump_nccl_trace(includeStackTraces=False)
+    (folder / f"nccl_trace_rank_{rank}").write_bytes(record)
+    return work_of_record(not stream.query(), module._dump_nccl_trace_json())
+
+
+def work_of_record(busy: bool, record: bytes) -> GpuWork:
+    """Of a flight record in JSON. An empty one (its buffer was switched off) says nothing.
+
+    A group's numbers are asked, and not the states of single operations: those of a batch of
+    messages never become complete.
+    """
+    parts = json.loads(record)
+    asked_ns = [operation["time_created_ns"] for operation in parts.get("entries", [])]
+    if not asked_ns:
+        return GpuWork(busy, None, None)
+    groups = parts["pg_status"].values()
+    last, done = "last_enqueued_collective", "last_completed_collective"
+    unfinished = sum(group[last] != group[done] for group in groups)
+    return GpuWork(busy, unfinished, time.time() - max(asked_ns) / 1e9)
 
 
 def driver() -> str | None:

@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from base.files import ROOT
 from base.storage import publish
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # they end a process without a handler
+LINGER_S = 2.0  # a rank that ends breaks the connections of those that have yet to read its verdict
 LISTENED = (*ENDING, signal.SIGUSR1)  # SIGUSR1: sent by Slurm before the time limit
 
 
@@ -135,21 +136,39 @@ def deadline(limit_s: float, reason: str, fail: Callable[[str], None]) -> Iterat
         timer.cancel()
 
 
+class GpuWork(NamedTuple):
+    """What a GPU has yet to do. busy: its stream is not done. unfinished: the groups in which NCCL
+    has not done all that it was asked for. last_s: how long ago it was last asked. None: unknown.
+    """
+
+    busy: bool
+    unfinished: int | None
+    last_s: float | None
+
+
 class Watchdog:
     """Ends the run when no rank makes progress for `limit_s`, with the rank that hangs, and where.
 
     When one rank hangs, all wait for it. So each rank that has not called `tick` for `limit_s`
-    writes where it is (all its threads) into `folder`, waits for the others to do the same, and
-    reads what they wrote. A rank that wrote nothing hangs: it is stopped or dead. Else, of the
-    ranks that do not wait for others, the one with the fewest ticks hangs; else, of all ranks.
-    Before that nothing is written or sent.
+    writes where it is (all its threads) into `folder` and waits for the others to do the same. The
+    lowest of these ranks reads what they wrote and leaves the verdict for the others. A rank that
+    wrote nothing hangs: it is stopped or dead. Else, of the ranks that do not wait for others, the
+    one with the fewest ticks hangs; else, of all ranks. Before that nothing is written or sent.
+
+    gpu: asks the rank's GPU, and leaves in a folder what NCCL recorded; None without a GPU.
     """
 
     def __init__(
-        self, folder: Path, rank: int, world: int, limit_s: float, fail: Callable[[str], None]
+        self,
+        folder: Path,
+        rank: int,
+        world: int,
+        limit_s: float,
+        fail: Callable[[str], None],
+        gpu: Callable[[Path], GpuWork] | None = None,
     ):
         self.folder, self.rank, self.world = folder, rank, world
-        self.limit_s, self._fail = limit_s, fail
+        self.limit_s, self._fail, self._gpu = limit_s, fail, gpu
         self._ticks, self._last = 0, time.monotonic()
         self._stop = threading.Event()
 
@@ -177,11 +196,27 @@ class Watchdog:
             if waited or self._ticks != seen:  # it made progress after all
                 mine.unlink(missing_ok=True)
                 continue
-            files = sorted(self.folder.glob("rank-*.txt"))
-            reports = [json.loads(file.open().readline()) for file in files]
-            reason = verdict(reports, self.world, self.limit_s)
+            reason = self._verdict(mine)
             self._fail(reason)
+            time.sleep(LINGER_S)
             _end(1, f"{reason} (stacks: {self.folder})")
+
+    def _verdict(self, mine: Path) -> str:
+        """The first of the ranks that wrote a report reads them all, the others what it found: each
+        of 1,024 ranks would open 1,024 files."""
+        path = self.folder / "verdict.txt"
+        files = sorted(self.folder.glob("rank-*.txt"))
+        until = time.monotonic() + max(5.0, self.limit_s / 4)
+        while files[0] != mine and time.monotonic() < until:
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_text()
+            time.sleep(0.2)
+        reports = [json.loads(file.read_text().splitlines()[0]) for file in files]
+        reason = verdict(reports, self.world, self.limit_s)
+        aside = self.folder / f"verdict-{self.rank}.partial"
+        aside.write_text(reason)
+        publish(aside, path)
+        return reason
 
     def _report(self) -> Path:
         """Write where this rank is; atomically, so that nobody reads half of it."""
@@ -190,10 +225,17 @@ class Watchdog:
             frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back
         self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._write(frames, None)
+        if self._gpu is not None:  # after a first report, for CUDA may not answer
+            with contextlib.suppress(RuntimeError, OSError):  # a broken GPU, a full disk
+                self._write(frames, self._gpu(self.folder))
+        return path
+
+    def _write(self, frames: list[tuple[str, int, str]], gpu: GpuWork | None) -> Path:
         path = self.folder / f"rank-{self.rank:05d}.txt"
         aside = path.with_suffix(".partial")
         report = {"rank": self.rank, "ticks": self._ticks, "at": _location(frames)}
-        report["waits"] = _waits(frames)
+        report |= {"waits": _waits(frames, gpu), "gpu": gpu and gpu._asdict()}
         with aside.open("w") as file:
             print(json.dumps(report), file=file, flush=True)
             faulthandler.dump_traceback(file)
@@ -207,9 +249,15 @@ _WAITING = ("torch/distributed/", "deepspeed/comm/", "torch/autograd/graph.py", 
 _READING = re.compile(r"\bfloat\(|\.(item|tolist|cpu|synchronize)\(")
 
 
-def _waits(frames: list[tuple[str, int, str]]) -> bool:
+def _waits(frames: list[tuple[str, int, str]], gpu: GpuWork | None = None) -> bool:
     """Whether a rank with this stack (innermost first) waits for others: in a collective, for the
-    GPU, or in parallel/checkpoint/ranks.py's `wait_for_others`."""
+    GPU, or in parallel/checkpoint/ranks.py's `wait_for_others`.
+
+    A launch blocks, wherever it is, once the GPU's queue is full, and `.item()` waits for whatever
+    the GPU does. So a busy GPU waits for others unless NCCL has nothing to finish.
+    """
+    if gpu is not None and gpu.busy:
+        return gpu.unfinished != 0
     named = any(name == "wait_for_others" for _, _, name in frames)
     reads = frames and _READING.search(linecache.getline(*frames[0][:2]))
     return bool(named or reads or any(sign in file for file, _, _ in frames for sign in _WAITING))
