@@ -2,11 +2,13 @@
 
 Besides a folder of parallel/data.py, a bare nanoGPT `.bin` (uint16) and a Megatron `.bin`/`.idx`
 pair are read (give the path without the suffix, or the .idx); of those, the last 5 % are held out
-for validation. The first run reads the files whole: `<file>.<split>.scan.json` keeps their largest
-id and their SHA-256 until they change.
+for validation. The first run reads the files whole, its ranks a share each:
+`<file>.<split>.scan.json` keeps their largest id and their SHA-256 until they change.
 """
 
 import hashlib
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,23 +20,44 @@ from torch import Tensor
 from base.errors import UsageError, warn
 from base.files import read_json_if_whole
 from base.storage import own_crc32, write_json
+from parallel.checkpoint.ranks import Ranks
 from parallel.config.data_files import SPLITS, Description, describe
+
+BLOCK_BYTES = 1 << 26  # ranks share out what is larger
 
 
 class Scan(NamedTuple):
-    """The largest id of a split, and the SHA-256 of its ids."""
+    """The largest of some ids, and their SHA-256; of several blocks that of the blocks' own."""
 
     largest: int
     sha256: str
 
 
+def joined(blocks: list[Scan]) -> Scan:
+    """The scan of a split, from those of its blocks in order."""
+    if len(blocks) == 1:
+        return blocks[0]
+    digests = b"".join(bytes.fromhex(block.sha256) for block in blocks)
+    return Scan(max(block.largest for block in blocks), hashlib.sha256(digests).hexdigest())
+
+
 @dataclass(frozen=True)
 class Tokens:
-    """One split: a long 1-D array of ids (usually a memory map) and where it came from."""
+    """One split: a long 1-D array of ids (usually a memory map) and where it came from.
+
+    stated: the SHA-256 that its meta.json states, of the whole file. sha256: of these ids, as
+    `Scan` has it; None: they were not read.
+    """
 
     ids: np.ndarray
     path: str
-    sha256: str | None = None  # of these ids; None: they were not read
+    stated: str | None = None
+    sha256: str | None = None
+
+    @property
+    def block(self) -> int:
+        """Ids in a block of a scan."""
+        return len(self.ids) if self.stated else BLOCK_BYTES // self.ids.itemsize
 
     def batch(self, offsets: np.ndarray, seq_len: int, limit: int) -> tuple[Tensor, Tensor]:
         """Tokens and next-token labels, each [len(offsets), seq_len], int64.
@@ -55,14 +78,35 @@ class Tokens:
                 f" {limit} ids; pass --vocab-size {largest + 1} or more"
             )
 
-    def scan(self) -> Scan:
-        """Read all of it."""
-        largest, digest, step = 0, hashlib.sha256(), 1 << 24
-        for at in range(0, len(self.ids), step):
-            block = np.ascontiguousarray(self.ids[at : at + step])
-            largest = max(largest, int(block.max()))
-            digest.update(block)
-        return Scan(largest, digest.hexdigest())
+    def scan(
+        self, rank: int = 0, world: int = 1, tick: Callable[[], None] = lambda: None
+    ) -> list[Scan]:
+        """Read every `world`-th block from number `rank` on, with a tick for every 8 MiB or so."""
+        scans, step = [], 1 << 22
+        for first in range(rank * self.block, len(self.ids), world * self.block):
+            largest, digest, stop = 0, hashlib.sha256(), min(first + self.block, len(self.ids))
+            for at in range(first, stop, step):
+                part = np.ascontiguousarray(self.ids[at : min(at + step, stop)])
+                largest = max(largest, int(part.max()))
+                digest.update(part)
+                tick()
+            scans.append(Scan(largest, digest.hexdigest()))
+        return scans
+
+    def checked(self, scan: Scan, limit: int) -> "Tokens":
+        """These tokens with the SHA-256 of their scan.
+
+        Raises:
+            UsageError: they are not what was prepared, or an id is not below `limit`.
+        """
+        if self.stated not in (None, scan.sha256):
+            raise UsageError(
+                f"{self.ids.filename} is not what was prepared: its SHA-256 is"
+                f" {scan.sha256[:12]}..., and meta.json states {self.stated[:12]}...; prepare"
+                f" {self.path} again"
+            )
+        self.check(scan.largest, limit)
+        return replace(self, sha256=scan.sha256)
 
 
 @dataclass(frozen=True)
@@ -92,8 +136,9 @@ def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> 
     """Open token files and check that a model of `vocab_size` ids can train on them.
 
     scan: compare their content with what their meta.json says, and their largest id with the
-    vocabulary. One rank of a node is enough: it ends the others, and a batch with an id that is too
-    large is refused on every rank.
+    vocabulary, where an earlier run has read them or BLOCK_BYTES are enough; `scanned` does the
+    rest. One rank of a node is enough: it ends the others, and a batch with an id that is too large
+    is refused on every rank.
 
     Raises:
         UsageError: nothing there, not what was prepared, too short for one sequence, or ids beyond
@@ -109,43 +154,67 @@ def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> 
     for name in SPLITS:
         split = getattr(described, name)
         every = np.memmap(split.file, dtype=split.dtype, mode="r")
-        tokens = Tokens(every[split.first : split.stop], str(path))
+        tokens = Tokens(every[split.first : split.stop], str(path), split.sha256)
         if (length := len(tokens.ids)) <= seq_len:
             raise UsageError(
                 f"the split {name} of {path} has {length} tokens, too few for one sequence of"
                 f" {seq_len} + 1"
             )
-        if scan:
-            largest, sha256 = kept_scan(name, tokens)
-            if split.sha256 not in (None, sha256):
-                raise UsageError(
-                    f"{split.file} is not what was prepared: its SHA-256 is {sha256[:12]}..., and"
-                    f" meta.json states {split.sha256[:12]}...; prepare {path} again"
-                )
-            tokens.check(largest, vocab_size)
-            tokens = replace(tokens, sha256=sha256)
+        if scan and (known := kept_scan(name, tokens)):
+            tokens = tokens.checked(known, vocab_size)
+        elif scan and tokens.ids.nbytes <= BLOCK_BYTES:
+            (block,) = tokens.scan()
+            tokens = tokens.checked(keep_scan(name, tokens, block), vocab_size)
         splits.append(tokens)
     return Data(*splits, described)
 
 
-def kept_scan(name: str, tokens: Tokens) -> Scan:
-    """`Tokens.scan` of a split, from the file beside its token file where that one has not changed
-    since; otherwise the ids are read, and what they are is kept there.
+def scanned(data: Data, vocab_size: int, ranks: Ranks) -> Data:
+    """The data with the splits checked that `load` left on rank 0. All ranks call it, and each
+    reads a share; what they find is rank 0's to keep.
+
+    Raises:
+        UsageError: as `load`.
+    """
+    unread = [name for name in SPLITS if getattr(data, name).sha256 is None]
+    for name in ranks.on_first(lambda: unread):
+        tokens = getattr(data, name)
+        shares = ranks.on_all(tokens.scan, ranks.rank, ranks.world, ranks.tick)
+        blocks = [block for turn in itertools.zip_longest(*shares) for block in turn if block]
+        if ranks.rank == 0:
+            keep_scan(name, tokens, joined(blocks))
+        data = replace(data, **{name: tokens.checked(joined(blocks), vocab_size)})
+    return data
+
+
+def _side_file(name: str, tokens: Tokens) -> tuple[Path, list[Any]]:
+    """Where the scan of a split is kept, and the state of the token file that it is of.
 
     The time of a file's last change (ctime) is compared too: no program can set it back.
     """
     file = Path(tokens.ids.filename)
-    about, side = file.stat(), file.with_name(f"{file.name}.{name}.scan.json")
+    about = file.stat()
     state = [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
-    state += [len(tokens.ids), tokens.ids.dtype.str]
+    state += [len(tokens.ids), tokens.ids.dtype.str, tokens.block]
+    return file.with_name(f"{file.name}.{name}.scan.json"), state
+
+
+def kept_scan(name: str, tokens: Tokens) -> Scan | None:
+    """The scan of a split that is kept beside its token file, where that has not changed since."""
+    side, state = _side_file(name, tokens)
     kept = read_json_if_whole(side)
     if kept.get("file") == state and kept.get("crc32") == own_crc32(kept):
         return Scan(kept["largest"], kept["sha256"])
-    scan = tokens.scan()
+    return None
+
+
+def keep_scan(name: str, tokens: Tokens, scan: Scan) -> Scan:
+    """Keep the scan of a split for later runs."""
+    side, state = _side_file(name, tokens)
     kept = {"file": state, **scan._asdict()}
     try:
         write_json(side, kept | {"crc32": own_crc32(kept)})
     except OSError as error:
         reason = f"cannot keep {side} ({error.strerror})"
-        warn("parallel.train", f"{reason}: every run will read {file} whole before it starts")
+        warn("parallel.train", f"{reason}: every run will read {tokens.ids.filename} whole")
     return scan

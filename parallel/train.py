@@ -153,7 +153,11 @@ def check_inputs(spec: RunSpec) -> None:
     if Path(spec.data).exists() or Path(f"{spec.data}.idx").exists():
         from parallel import token_files
 
-        token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
+        data = token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
+        if None in (data.train.sha256, data.val.sha256):
+            warn(
+                "parallel.train", f"{spec.data} is large: the run reads and checks it, not --check"
+            )
     else:
         warn("parallel.train", f"no token files at {spec.data} here: they are not checked")
     if spec.load is not None and not Path(spec.load).exists():

@@ -105,9 +105,11 @@ class Trainer:
             UsageError: the checkpoint to load is none, damaged, another model's or at the end.
             OSError: the disk did not take the run's end.
         """
-        self._write_header()
         with self.watchdog, contextlib.ExitStack() as stack:
             shutil.rmtree(self.watchdog.folder, ignore_errors=True)  # of an earlier attempt
+            ranks = self.checkpointer.ranks
+            self.data = token_files.scanned(self.data, self.spec.model.vocab_size, ranks)
+            self._write_header()
             first = self._load(source)
             steps = (self._made(self.data.train, step) for step in range(first, self.spec.steps))
             self.made = stack.enter_context(
@@ -139,7 +141,7 @@ class Trainer:
 
     def _write_header(self) -> None:
         if self.is_rank_0:
-            self.facts["engine"] = self.engine.describe()
+            self.facts |= {"engine": self.engine.describe(), "data": self.data.facts()}
             self.folder.update(self.facts)
             for line in lines.header(self.spec, self.facts):
                 self._say(line)

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from base.errors import UsageError
-from parallel import batches, data, token_files
+from parallel import batches, data, token_files, train
 from parallel.config.data_files import training_tokens
 from parallel.config.layout import Layout
-from tests.conftest import write_prepared
+from parallel.record.reader import read_run
+from tests.conftest import run_module, write_prepared
 
 FOX = [f"document {i}: " + "the quick brown fox. " * 20 for i in range(40)]
 
@@ -128,7 +129,7 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path, tokens):
     bare = token_files.load(tmp_path / "bare.bin", 8, 301).train
     with pytest.raises(UsageError, match="token id 300, but the model's vocabulary has 257"):
         bare.batch(np.array([0]), 8, 257)
-    assert bare.sha256 == bare.scan()[1]
+    assert [bare.sha256] == [block.sha256 for block in bare.scan()]
 
 
 def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, capsys):
@@ -152,6 +153,76 @@ def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, 
     path.rename(tmp_path / "train.bin")  # which val.bin is held out of: all of it is for training
     assert len(token_files.load(tmp_path, 8, 7).train.ids) == scans[-2] == 1000
     assert capsys.readouterr().err == ""
+
+
+class Ranks:
+    """Many ranks, one after the other, and the bytes that each has read."""
+
+    rank = 0
+
+    def __init__(self, world: int):
+        self.world, self.read, self.ticks = world, [], 0
+
+    def on_first(self, work):
+        return work()
+
+    def on_all(self, scan, _rank, world, tick):
+        shares = [scan(rank, world, tick) for rank in range(world)]
+        self.read += [len(share) for share in shares]
+        return shares
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+
+@pytest.mark.parametrize("world", [1, 3, 8, 40])
+def test_ranks_read_a_share_each_of_a_large_file_once_they_have_met(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "BLOCK_BYTES", 2000)
+    path, ranks = tmp_path / "bare.bin", Ranks(world)
+    ids = np.arange(20_000, dtype="<u2") % 300
+    ids.tofile(path)
+    scan, scans = token_files.Tokens.scan, []
+    monkeypatch.setattr(token_files.Tokens, "scan", lambda t, *a: scans.append(a) or scan(t, *a))
+    opened = token_files.load(path, 8, 300)
+    assert scans == [()]  # validation's, of one block
+    assert opened.train.sha256 is None and opened.val.sha256 is not None
+    checked = token_files.scanned(opened, 300, ranks)
+    assert sum(ranks.read) == ranks.ticks == 19 and max(ranks.read) == -(-19 // world)
+    blocks = (hashlib.sha256(ids[at : at + 1000]).digest() for at in range(0, 19_000, 1000))
+    assert checked.train.sha256 == hashlib.sha256(b"".join(blocks)).hexdigest()
+    assert token_files.load(path, 8, 300).facts() == checked.facts()  # it was kept
+    with pytest.raises(UsageError, match="token id 299, but the model's vocabulary has 299"):
+        token_files.scanned(opened, 299, ranks)
+
+
+def test_a_large_prepared_file_is_compared_with_its_meta_json_by_one_rank(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "BLOCK_BYTES", 2000)
+    folder, ranks = write_prepared(tmp_path / "data", 5000), Ranks(2)
+    opened = token_files.load(folder, 8, 257)
+    assert opened.train.sha256 is None
+    assert token_files.scanned(opened, 257, ranks).train.sha256 == opened.train.stated
+    assert ranks.read == [1, 0]
+    (folder / "train.bin").write_bytes(bytes(9998) + b"\1\0")
+    with pytest.raises(UsageError, match="train.bin is not what was prepared: its SHA-256 is"):
+        token_files.scanned(token_files.load(folder, 8, 257), 257, ranks)
+
+
+def test_two_ranks_train_on_a_large_file_or_refuse_it(tmp_path, capsys):
+    path, out = tmp_path / "bare.bin", tmp_path / "run"
+    with path.open("wb") as file:
+        file.truncate(150 << 20)  # zeros that take no room
+        flags = ["--max-seq-len", "32", "--device", "cpu", "--steps", "1", "--data", str(path)]
+        assert train.main([*flags, "--check"]) == 0
+        assert "is large: the run reads and checks it, not --check" in capsys.readouterr().err
+        done = run_module("parallel.train", *flags, "--out", str(out), ranks=2)
+        assert done.returncode == 0, done.stderr
+        kept = json.loads((tmp_path / "bare.bin.train.scan.json").read_text())
+        assert read_run(out).facts["data"]["sha256"] == kept["sha256"]
+        file.seek(100 << 20)
+        file.write(b"\xff\xff")
+    done = run_module("parallel.train", *flags, "--out", str(out), ranks=2)
+    assert done.returncode == 2 and "holds token id 65535" in done.stderr
+    assert train.main([*flags, "--check"]) == 2  # what the run found is kept
 
 
 def test_too_little_text_and_a_file_of_a_prepared_folder_are_refused(tmp_path):
@@ -277,8 +348,6 @@ def test_the_text_of_a_line_has_a_key_and_empty_documents_are_left_out(tmp_path,
 
 
 def test_check_refuses_the_data_that_the_start_refuses(tmp_path, capsys):
-    from parallel import train
-
     bare = tmp_path / "bare.bin"
     flags = ["--check", "--preset", "tiny", "--data", str(bare)]
     assert train.main(flags) == 0
