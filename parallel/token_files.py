@@ -7,9 +7,9 @@ for validation. The first run reads the files whole, its ranks a share each:
 """
 
 import hashlib
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,10 +35,9 @@ class Scan(NamedTuple):
 
 def joined(blocks: list[Scan]) -> Scan:
     """The scan of a split, from those of its blocks in order."""
-    if len(blocks) == 1:
-        return blocks[0]
     digests = b"".join(bytes.fromhex(block.sha256) for block in blocks)
-    return Scan(max(block.largest for block in blocks), hashlib.sha256(digests).hexdigest())
+    whole = blocks[0].sha256 if len(blocks) == 1 else hashlib.sha256(digests).hexdigest()
+    return Scan(max(block.largest for block in blocks), whole)
 
 
 @dataclass(frozen=True)
@@ -78,20 +77,15 @@ class Tokens:
                 f" {limit} ids; pass --vocab-size {largest + 1} or more"
             )
 
-    def scan(
-        self, rank: int = 0, world: int = 1, tick: Callable[[], None] = lambda: None
-    ) -> list[Scan]:
-        """Read every `world`-th block from number `rank` on, with a tick for every 8 MiB or so."""
-        scans, step = [], 1 << 22
-        for first in range(rank * self.block, len(self.ids), world * self.block):
-            largest, digest, stop = 0, hashlib.sha256(), min(first + self.block, len(self.ids))
-            for at in range(first, stop, step):
-                part = np.ascontiguousarray(self.ids[at : min(at + step, stop)])
-                largest = max(largest, int(part.max()))
-                digest.update(part)
-                tick()
-            scans.append(Scan(largest, digest.hexdigest()))
-        return scans
+    def scan(self, first: int = 0, tick: Callable[[], None] = lambda: None) -> Scan:
+        """Read the block from id number `first` on, with a tick for every 8 MiB or so."""
+        largest, digest, stop, step = 0, hashlib.sha256(), first + self.block, 1 << 22
+        for at in range(first, min(stop, len(self.ids)), step):
+            part = np.ascontiguousarray(self.ids[at : min(at + step, stop)])
+            largest = max(largest, int(part.max()))
+            digest.update(part)
+            tick()
+        return Scan(largest, digest.hexdigest())
 
     def checked(self, scan: Scan, limit: int) -> "Tokens":
         """These tokens with the SHA-256 of their scan.
@@ -136,9 +130,8 @@ def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> 
     """Open token files and check that a model of `vocab_size` ids can train on them.
 
     scan: compare their content with what their meta.json says, and their largest id with the
-    vocabulary, where an earlier run has read them or BLOCK_BYTES are enough; `scanned` does the
-    rest. One rank of a node is enough: it ends the others, and a batch with an id that is too large
-    is refused on every rank.
+    vocabulary, where they were read before or are small; else `scanned` does. One rank of a node is
+    enough: it ends the others, and a batch with an id that is too large is refused on every rank.
 
     Raises:
         UsageError: nothing there, not what was prepared, too short for one sequence, or ids beyond
@@ -162,9 +155,6 @@ def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> 
             )
         if scan and (known := kept_scan(name, tokens)):
             tokens = tokens.checked(known, vocab_size)
-        elif scan and tokens.ids.nbytes <= BLOCK_BYTES:
-            (block,) = tokens.scan()
-            tokens = tokens.checked(keep_scan(name, tokens, block), vocab_size)
         splits.append(tokens)
     return Data(*splits, described)
 
@@ -179,42 +169,37 @@ def scanned(data: Data, vocab_size: int, ranks: Ranks) -> Data:
     unread = [name for name in SPLITS if getattr(data, name).sha256 is None]
     for name in ranks.on_first(lambda: unread):
         tokens = getattr(data, name)
-        shares = ranks.on_all(tokens.scan, ranks.rank, ranks.world, ranks.tick)
-        blocks = [block for turn in itertools.zip_longest(*shares) for block in turn if block]
+        starts = range(0, len(tokens.ids), tokens.block)[ranks.rank :: ranks.world]
+        shares = ranks.on_all(
+            lambda t, mine: [t.scan(at, ranks.tick) for at in mine], tokens, starts
+        )
+        scan = joined([block for turn in zip_longest(*shares) for block in turn if block])
         if ranks.rank == 0:
-            keep_scan(name, tokens, joined(blocks))
-        data = replace(data, **{name: tokens.checked(joined(blocks), vocab_size)})
+            kept_scan(name, tokens, scan)
+        data = replace(data, **{name: tokens.checked(scan, vocab_size)})
     return data
 
 
-def _side_file(name: str, tokens: Tokens) -> tuple[Path, list[Any]]:
-    """Where the scan of a split is kept, and the state of the token file that it is of.
+def kept_scan(name: str, tokens: Tokens, scan: Scan | None = None) -> Scan | None:
+    """The scan of a split, from the file beside its token file where that one has not changed
+    since; else `scan`, or that of a small split, which is kept there. None where there is none.
 
     The time of a file's last change (ctime) is compared too: no program can set it back.
     """
     file = Path(tokens.ids.filename)
-    about = file.stat()
+    about, side = file.stat(), file.with_name(f"{file.name}.{name}.scan.json")
     state = [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
     state += [len(tokens.ids), tokens.ids.dtype.str, tokens.block]
-    return file.with_name(f"{file.name}.{name}.scan.json"), state
-
-
-def kept_scan(name: str, tokens: Tokens) -> Scan | None:
-    """The scan of a split that is kept beside its token file, where that has not changed since."""
-    side, state = _side_file(name, tokens)
     kept = read_json_if_whole(side)
     if kept.get("file") == state and kept.get("crc32") == own_crc32(kept):
         return Scan(kept["largest"], kept["sha256"])
-    return None
-
-
-def keep_scan(name: str, tokens: Tokens, scan: Scan) -> Scan:
-    """Keep the scan of a split for later runs."""
-    side, state = _side_file(name, tokens)
+    if scan is None and tokens.ids.nbytes > BLOCK_BYTES:
+        return None
+    scan = scan or tokens.scan()
     kept = {"file": state, **scan._asdict()}
     try:
         write_json(side, kept | {"crc32": own_crc32(kept)})
     except OSError as error:
         reason = f"cannot keep {side} ({error.strerror})"
-        warn("parallel.train", f"{reason}: every run will read {tokens.ids.filename} whole")
+        warn("parallel.train", f"{reason}: every run will read {file} whole before it starts")
     return scan

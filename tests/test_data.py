@@ -129,7 +129,7 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path, tokens):
     bare = token_files.load(tmp_path / "bare.bin", 8, 301).train
     with pytest.raises(UsageError, match="token id 300, but the model's vocabulary has 257"):
         bare.batch(np.array([0]), 8, 257)
-    assert [bare.sha256] == [block.sha256 for block in bare.scan()]
+    assert bare.sha256 == bare.scan().sha256
 
 
 def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, capsys):
@@ -156,20 +156,17 @@ def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, 
 
 
 class Ranks:
-    """Many ranks, one after the other, and the bytes that each has read."""
+    """One of many ranks; what each has read of a split comes from `shares`."""
 
-    rank = 0
-
-    def __init__(self, world: int):
-        self.world, self.read, self.ticks = world, [], 0
+    def __init__(self, rank: int, world: int, shares: dict[int, list]):
+        self.rank, self.world, self.shares, self.ticks = rank, world, shares, 0
 
     def on_first(self, work):
         return work()
 
-    def on_all(self, scan, _rank, world, tick):
-        shares = [scan(rank, world, tick) for rank in range(world)]
-        self.read += [len(share) for share in shares]
-        return shares
+    def on_all(self, work, *arguments):
+        self.shares[self.rank] = work(*arguments)
+        return [self.shares.get(rank, [token_files.Scan(0, "")]) for rank in range(self.world)]
 
     def tick(self) -> None:
         self.ticks += 1
@@ -178,7 +175,7 @@ class Ranks:
 @pytest.mark.parametrize("world", [1, 3, 8, 40])
 def test_ranks_read_a_share_each_of_a_large_file_once_they_have_met(world, tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "BLOCK_BYTES", 2000)
-    path, ranks = tmp_path / "bare.bin", Ranks(world)
+    path, shares = tmp_path / "bare.bin", {}
     ids = np.arange(20_000, dtype="<u2") % 300
     ids.tofile(path)
     scan, scans = token_files.Tokens.scan, []
@@ -186,8 +183,11 @@ def test_ranks_read_a_share_each_of_a_large_file_once_they_have_met(world, tmp_p
     opened = token_files.load(path, 8, 300)
     assert scans == [()]  # validation's, of one block
     assert opened.train.sha256 is None and opened.val.sha256 is not None
-    checked = token_files.scanned(opened, 300, ranks)
-    assert sum(ranks.read) == ranks.ticks == 19 and max(ranks.read) == -(-19 // world)
+    for rank in reversed(range(world)):  # the first one has all shares then
+        ranks = Ranks(rank, world, shares)
+        checked = token_files.scanned(opened, 300, ranks)
+        assert ranks.ticks == len(shares[rank]) <= -(-19 // world)
+    assert len(scans) == 1 + 19
     blocks = (hashlib.sha256(ids[at : at + 1000]).digest() for at in range(0, 19_000, 1000))
     assert checked.train.sha256 == hashlib.sha256(b"".join(blocks)).hexdigest()
     assert token_files.load(path, 8, 300).facts() == checked.facts()  # it was kept
@@ -197,11 +197,12 @@ def test_ranks_read_a_share_each_of_a_large_file_once_they_have_met(world, tmp_p
 
 def test_a_large_prepared_file_is_compared_with_its_meta_json_by_one_rank(tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "BLOCK_BYTES", 2000)
-    folder, ranks = write_prepared(tmp_path / "data", 5000), Ranks(2)
+    folder, shares = write_prepared(tmp_path / "data", 5000), {1: []}
     opened = token_files.load(folder, 8, 257)
     assert opened.train.sha256 is None
+    ranks = Ranks(0, 2, shares)
     assert token_files.scanned(opened, 257, ranks).train.sha256 == opened.train.stated
-    assert ranks.read == [1, 0]
+    assert len(shares[0]) == 1
     (folder / "train.bin").write_bytes(bytes(9998) + b"\1\0")
     with pytest.raises(UsageError, match="train.bin is not what was prepared: its SHA-256 is"):
         token_files.scanned(token_files.load(folder, 8, 257), 257, ranks)

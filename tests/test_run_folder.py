@@ -215,6 +215,7 @@ def test_what_somebody_put_into_a_run_folder_stays_where_it_is(tmp_path):
 def test_a_run_folder_has_one_writer(folder):
     run = folder.path
     folder.step(row(1))
+    folder.behind.wait()
     before = tree(run)
     us = f"is being written by process {os.getpid()} on {platform.node()} since 20"
     for second in (lambda: RunFolder(run).begin(FACTS), lambda: RunFolder(run).set_aside()):

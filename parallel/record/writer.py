@@ -18,39 +18,24 @@ from parallel.record.lock import FolderLock
 from parallel.record.process import this_process
 from parallel.record.reader import holds_attempt, read_json_if_whole, read_status
 
-LAST_LINES_S = 5.0  # what a run that fails waits for its last lines
-
 
 class Behind:
-    """Makes calls on a thread of its own, in order: a line may take a shared file system, or a
-    console, as long as a step, and the next step is not to wait for it."""
+    """Makes calls on a thread of its own, in order: a shared file system or a console may take a
+    line as long as a step. After a call that raised none is made, and each raises the same."""
 
-    def __init__(self, name: str):
-        self._thread = ThreadPoolExecutor(1, name)
-        self._last: Future | None = None
-        self._failure: Exception | None = None
+    def __init__(self):
+        self._thread, self._last = ThreadPoolExecutor(1), Future()
+        self._last.set_result(None)
 
     def call(self, function: Callable, *arguments: Any) -> None:
-        """Have it called soon. Raises what an earlier call raised."""
-        self._last = self._thread.submit(self._make, function, *arguments)
-        self._raise()
+        before = self._last
+        if before.done():
+            before.result()
+        self._last = self._thread.submit(lambda: (before.result(), function(*arguments)))
 
     def wait(self, limit_s: float | None = None) -> None:
         """Until all calls are made. Raises what one raised, or TimeoutError."""
-        while self._last is not None and not self._last.done():
-            self._last.result(limit_s)
-        self._raise()
-
-    def _make(self, function: Callable, *arguments: Any) -> None:
-        try:
-            function(*arguments)
-        except Exception as error:
-            self._failure = self._failure or error
-
-    def _raise(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        self._last.result(limit_s)
 
 
 class RunFolder:
@@ -60,7 +45,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = Path(path)
         self.lock = FolderLock(self.path)
-        self.behind = Behind("run folder")
+        self.behind = Behind()
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
 
@@ -172,9 +157,8 @@ class RunFolder:
         rank: -1 where the caller is no rank but what started the ranks. It leaves the status alone
         while a living process holds the folder.
         """
-        if self._log is not None:
-            with contextlib.suppress(Exception):  # there is a reason to fail already
-                self.behind.wait(LAST_LINES_S)
+        with contextlib.suppress(Exception):  # there is a reason to fail already
+            self.behind.wait(5.0)
         if rank == -1 and self.lock.is_held_by_another():
             return
         if self.path.is_dir() and read_status(self.path).get("state") in (None, ends.RUNNING):
@@ -237,18 +221,17 @@ class RunFolder:
     def log(self, line: str) -> None:
         """Append a line to train.log, behind."""
         if self._log is not None:
-            self.behind.call(_write_line, self._log, line)
+            self.behind.call(_disk_may_be_full()(self._log.write), line + "\n")
 
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step to steps.csv, behind; an unknown value is empty."""
-        self.behind.call(_write_row, self._steps, schema.STEP_COLUMNS, row)
+        self.behind.call(_disk_may_be_full()(_write_row), self._steps, schema.STEP_COLUMNS, row)
 
     def checkpoint(self, row: dict[str, Any]) -> None:
         """Append one save, load or deletion to checkpoints.csv."""
         with _disk_may_be_full():
-            columns = schema.CHECKPOINT_COLUMNS
-            with _open_rows(self.path / schema.CHECKPOINTS, columns) as file:
-                _write_row(file, columns, row)
+            with _open_rows(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS) as file:
+                _write_row(file, schema.CHECKPOINT_COLUMNS, row)
 
     def sync(self) -> None:
         """Bring train.log and steps.csv to the disk, up to their last line.
@@ -282,7 +265,7 @@ class BreakdownFile:
     def __init__(self, folder: Path, rank: int):
         self.path = folder / "breakdown" / f"rank{rank}.csv"
         self._file: TextIO | None = None
-        self._behind = Behind("breakdown")
+        self._behind = Behind()
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one window."""
@@ -342,13 +325,7 @@ def _open_rows(path: Path, columns: Iterable[str]) -> TextIO:
 
 
 def _write_row(file: TextIO, columns: Iterable[str], row: dict[str, Any]) -> None:
-    with _disk_may_be_full():
-        csv.writer(file).writerow(row[name] for name in columns)
-
-
-def _write_line(file: TextIO, line: str) -> None:
-    with _disk_may_be_full():
-        file.write(line + "\n")
+    csv.writer(file).writerow(row[name] for name in columns)
 
 
 def _end_line(path: Path) -> None:
