@@ -13,16 +13,32 @@ import hashlib
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig, parameter_shapes
 
 WITH_VOCABULARY = ("embedding.word.weight", "output.weight")  # a row for each token id
+# What selective recomputation keeps: the outputs of matrix products and of fused attention.
+_KEPT = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default] + [
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}").default
+    for kernel in (
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+        "flash_attention_for_cpu",
+    )
+]
+# `context_fn` of torch's checkpoint, for each kind of recomputation.
+RECOMPUTED: dict[str, Callable] = {
+    "selective": partial(create_selective_checkpoint_contexts, _KEPT),
+    "full": noop_context_fn,
+}
 # A context around each parameter that is filled. Where parameters are partitioned (ZeRO-3) it
 # gathers one and, on leaving, partitions what was written.
 Gathered = Callable[[nn.Parameter], AbstractContextManager]
@@ -242,13 +258,14 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The whole model. `recompute` drops each block's activations and recomputes them backward;
-    `end_of_text` separates documents (see `positions`); `vocab_rows` pads the vocabulary (V)."""
+    """The whole model. `recompute` drops each block's activations, or all but `_KEPT`, and
+    recomputes them backward; `end_of_text` separates documents (see `positions`); `vocab_rows` pads
+    the vocabulary (V)."""
 
     def __init__(
         self,
         config: GPTConfig,
-        recompute: bool = False,
+        recompute: str = "none",
         end_of_text: int | None = None,
         vocab_rows: int = 0,
     ):
@@ -271,8 +288,8 @@ class GPT(nn.Module):
         if mask is not None:
             mask = additive(mask, _attention_dtype(x_BSH))
         for block in self.blocks:
-            if self.recompute and self.training:
-                x_BSH = checkpoint(block, x_BSH, angles, mask, use_reentrant=False)
+            if self.training and (how := RECOMPUTED.get(self.recompute)):
+                x_BSH = checkpoint(block, x_BSH, angles, mask, use_reentrant=False, context_fn=how)
             else:
                 x_BSH = block(x_BSH, angles, mask)
         x_BSH = self.norm(x_BSH)

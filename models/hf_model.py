@@ -12,7 +12,15 @@ from transformers import PreTrainedTokenizerBase
 
 from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
-from models.gpt import Gathered, fill, init_parameter, mean_loss, positions, rope_frequencies
+from models.gpt import (
+    RECOMPUTED,
+    Gathered,
+    fill,
+    init_parameter,
+    mean_loss,
+    positions,
+    rope_frequencies,
+)
 from models.hf_config import architecture, hugging_face_config, hugging_face_names
 from models.hf_weights import to_hugging_face, tokenizer_files
 
@@ -27,7 +35,7 @@ class HuggingFaceGPT(nn.Module):
         UsageError: no class has this model.
     """
 
-    def __init__(self, config: GPTConfig, recompute: bool = False, end_of_text: int | None = None):
+    def __init__(self, config: GPTConfig, recompute: str = "none", end_of_text: int | None = None):
         super().__init__()
         self.config, self.end_of_text = config, end_of_text
         of = architecture(config)
@@ -39,8 +47,9 @@ class HuggingFaceGPT(nn.Module):
         if config.position == "rope":
             # DeepSpeed's zero.Init rounds what the class computes them from to 16 bits.
             self.theirs.model.rotary_emb.inv_freq = rope_frequencies(config)
-        if recompute:
-            self.theirs.gradient_checkpointing_enable({"use_reentrant": False})
+        if how := RECOMPUTED.get(recompute):
+            settings = {"use_reentrant": False, "context_fn": how}
+            self.theirs.gradient_checkpointing_enable(settings)
 
     @property
     def theirs(self) -> nn.Module:

@@ -162,6 +162,7 @@ def test_what_a_layer_keeps_for_backward():
         ({"plain": True}, PLAIN + 4 * SBH),  # DistributedDataParallel's norms are in fp32
         ({"plain": True, "recompute": 2}, 4 * SBH),
         ({"plain": True, "fsdp2": True}, PLAIN),
+        ({"plain": True, "fsdp2": True, "recompute": 1}, (2 + 2 * (4 + 4 + 2)) * SBH),
         ({"rotary": True, "kv_heads": 2, "tp": 2}, SBH * (10 + (6 * 1.5 + 16) / 2) + 10 * 32 * 32),
         ({"head_dim": 32}, PLAIN + 8 * SBH),  # queries, keys, values and context of 2 h
         ({"qk_norm": True, "kv_heads": 2, "tp": 2}, SBH * (10 + (6 * 1.5 + 16) / 2) + 10 * 32 * 32),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from base.errors import UsageError
 from models import gpt
@@ -153,12 +154,22 @@ def test_keys_repeated_for_their_queries_change_no_attention(monkeypatch):
 def test_recompute_changes_no_gradient():
     tokens, labels = torch.randint(TINY.vocab_size, (2, 2, 32))
     grads = []
-    for recompute in (False, True):
+    for recompute in ("none", "selective", "full"):
         model = gpt.GPT(TINY, recompute)
         gpt.initialise(model, seed=0)
         model(tokens, labels).backward()
         grads.append([p.grad for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*grads, strict=True))
+
+
+def test_selective_recomputation_repeats_no_product():
+    flops = {}
+    for recompute in ("none", "selective", "full"):
+        with FlopCounterMode(display=False) as counter:
+            model = gpt.GPT(TINY, recompute)
+            model(*torch.randint(TINY.vocab_size, (2, 2, 32))).backward()
+        flops[recompute] = counter.get_total_flops()
+    assert flops["none"] == flops["selective"] < flops["full"]
 
 
 def test_starting_weights_depend_on_seed_and_name_alone(monkeypatch):

@@ -30,7 +30,7 @@ include = [
   { engine = "deepspeed_zero", gpus = 8, zero_stage = 1, precision = "fp32" },
   { engine = "deepspeed_zero", gpus = 4, zero_stage = 3, precision = "bf16" },
   { engine = "fsdp2", gpus = 8, zero_stage = 3, precision = "fp32" },
-  { engine = "fsdp2", gpus = 8, zero_stage = 2, precision = "fp32" },
+  { engine = "fsdp2", gpus = 8, zero_stage = 2, precision = "fp32", recompute = "selective" },
 ]
 [[run]]
 engine = "megatron"

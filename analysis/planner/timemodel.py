@@ -17,7 +17,7 @@ import numpy as np
 from analysis.planner.engines import CROWD, of
 from models.gpus import network_rate, planning_gpu
 from parallel.config.layout_arrays import Array, Columns
-from parallel.config.memory import FULL, keys_and_values, params, stage_layers
+from parallel.config.memory import FULL, SELECTIVE, keys_and_values, params, stage_layers
 
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 PLAIN_SOFTMAX = 0.2  # added share of launching: cast, scale, mask, softmax, cast are five kernels
@@ -212,8 +212,9 @@ def layer(x: Columns, machine: Machine, c: dict) -> Array:
     """One layer, one micro-batch, forward and backward: the larger of GPU and host time, smooth."""
     core = attention(x, machine, c) * np.where(x.flash, of(x, "attention"), 1.0)
     moved = elementwise(x, machine, c) * of(x, "elementwise")
-    gpu = passes(x) * (gemms(x, machine, c) + moved)
-    gpu = gpu + np.where(x.recompute > 0, 4.0, 3.0) * core
+    again = x.plain & (x.recompute == SELECTIVE)  # all but products and attention
+    gpu = passes(x) * (gemms(x, machine, c) + moved) + again * moved
+    gpu = gpu + np.where((x.recompute > 0) & ~again, 4.0, 3.0) * core
     gpu = gpu + tensor_parallel(x, machine, c) + context_parallel(x, machine, c)
     gpu = gpu + c["gap"] * passes(x)  # kernels start and drain one by one
     return (gpu**SHARPNESS + launch(x, c) ** SHARPNESS) ** (1 / SHARPNESS)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from parallel.config.axes import SET_AXES
-from parallel.config.layout import Layout
+from parallel.config.layout import RECOMPUTE, Layout
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Ability:
     zero_stages: tuple[int, ...] = (0,)
     offload: tuple[str, ...] = ("none",)
     implementations: tuple[str, ...] = ("gpt",)
+    recompute: tuple[str, ...] = ("none", "full")
     kernels: tuple[str, ...] = ("torch",)
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
     tp: bool = False
@@ -27,9 +28,18 @@ class Ability:
 _MEGATRON_KERNELS = ("te", "torch")  # what megatron-core's layers can be made of
 
 ENGINES: dict[str, Ability] = {
-    "ddp": Ability(module="parallel.engines.ddp", implementations=("gpt", "hf"), compile=True),
+    "ddp": Ability(
+        module="parallel.engines.ddp",
+        implementations=("gpt", "hf"),
+        recompute=RECOMPUTE,
+        compile=True,
+    ),
     "fsdp2": Ability(
-        module="parallel.engines.fsdp2", zero_stages=(2, 3), offload=("none", "all"), compile=True
+        module="parallel.engines.fsdp2",
+        zero_stages=(2, 3),
+        offload=("none", "all"),
+        recompute=RECOMPUTE,
+        compile=True,
     ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
@@ -78,6 +88,7 @@ def inabilities(
     for what, value, known in (
         ("zero_stage", layout.zero_stage, able.zero_stages),
         ("offload", layout.offload, able.offload),
+        ("recompute", layout.recompute, able.recompute),
         ("implementation", implementation, able.implementations),
         ("precision", precision, able.precisions),
     ):
@@ -92,6 +103,8 @@ def inabilities(
         problems.append("engine fsdp2 scales no loss, as fp16 needs; use bf16 or fp32")
     if compile and not able.compile:
         problems.append(f"engine {engine} does not compile its model (ddp and fsdp2 do)")
+    if compile and layout.recompute == "selective":
+        problems.append("a compiled block shows no operators to recompute selective: use full")
     if implementation == "hf" and layout.tp > 1:
         problems.append(f"Hugging Face's model has no tp (asked: {layout.tp})")
     if engine.startswith("deepspeed") and precision == "bf16" and layout.zero_stage == 0:

@@ -119,9 +119,6 @@ class Layout:
             problems.append(f"sequence_parallel: tp {self.tp} does not divide {part}")
         if seq_len > config.max_seq_len:
             problems.append(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
-        if self.recompute == "selective":
-            stored = "attention's scores, which no engine here stores"
-            problems.append(f"recompute selective is of {stored}: use none or full")
         if self.offload == "all" and self.zero_stage != 3:
             problems.append(f"offload all needs zero_stage 3, not {self.zero_stage}")
         if self.offload == "optimizer" and self.zero_stage < 1:

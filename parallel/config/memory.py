@@ -200,7 +200,15 @@ def kept_per_layer(x: Columns) -> np.ndarray:
     width = np.where(x.autocast, 4.0, x.width)
     edge = x.tokens * x.hidden * width / np.where(x.sequence_parallel, x.tp, 1)
     edge = np.where(x.host_checkpoints, 0.0, edge)
+    selective = np.where(x.plain, edge + products(x), selective)
     return np.select([x.recompute == FULL, x.recompute == SELECTIVE], [edge, selective], everything)
+
+
+def products(x: Columns) -> np.ndarray:
+    """Bytes of the outputs of a layer's matrix products and of attention, which selective
+    recomputation of PyTorch's own operators keeps; Megatron's drops the scores alone [K 5]."""
+    inner = 2.0 * x.head_dim * (x.heads + x.kv_heads) + x.ffn * (1.0 + x.glu)
+    return x.tokens * x.width * (inner / x.tp + 2.0 * x.hidden)
 
 
 def keys_and_values(x: Columns) -> np.ndarray:
@@ -237,7 +245,8 @@ def in_flight(x: Columns, tensors_alone: bool = False) -> ByStage:
 def activations(x: Columns, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
     """Bytes of the kept activations and of the one layer that is recomputed at a time."""
     policies = [x.recompute == FULL, x.recompute == SELECTIVE]
-    working = np.select(policies, [layer_activations(x), scores(x)], 0.0)
+    selective = np.where(x.plain, layer_activations(x) - products(x), scores(x))
+    working = np.select(policies, [layer_activations(x), selective], 0.0)
     # nanotron holds one whole input a layer of the micro-batch in work, gathered for tp's products,
     # once a pipeline is full (peaks of the Ultra-Scale sweep at tp 8 to 32).
     gathers = x.nanotron & x.sequence_parallel & (x.n_micro > x.pp)

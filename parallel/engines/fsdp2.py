@@ -50,8 +50,7 @@ class FSDP2Engine(DataParallelEngine):
         }
         # No rank ever has the whole model: it is built without memory, then filled shard by shard.
         with torch.device("meta"):
-            recompute = spec.recompute == "full"
-            model = gpt.GPT(spec.model, recompute, spec.end_of_text, spec.padded_vocab)
+            model = gpt.GPT(spec.model, spec.recompute, spec.end_of_text, spec.padded_vocab)
         self.reshards = layout.zero_stage == 3
         for block in model.blocks:
             fsdp.fully_shard(block, reshard_after_forward=self.reshards, **rules)

@@ -23,14 +23,13 @@ def build_reference(
     spec: RunSpec, gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext
 ) -> nn.Module:
     """The run's model in fp32, called as (tokens, labels) -> mean loss. gathered: see gpt.fill."""
-    recompute = spec.recompute == "full"
     if spec.implementation == "hf":
         from models import hf_model
 
-        model = hf_model.HuggingFaceGPT(spec.model, recompute, spec.end_of_text)
+        model = hf_model.HuggingFaceGPT(spec.model, spec.recompute, spec.end_of_text)
         hf_model.initialise(model, spec.seed, gathered)
     else:
-        model = gpt.GPT(spec.model, recompute, spec.end_of_text, spec.padded_vocab)
+        model = gpt.GPT(spec.model, spec.recompute, spec.end_of_text, spec.padded_vocab)
         gpt.initialise(model, spec.seed, gathered)
     name_parameters(model, spec.model)
     return model
