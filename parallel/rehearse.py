@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import Parser, UsageError, command_line, warn
+from models.gpus import Gpu, find_gpu, lacking, planning_gpu
 from parallel.config import clusters, memory
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout_arrays import columns_of
@@ -78,14 +79,6 @@ def shortened(spec: RunSpec, stage: int) -> RunSpec:
         n = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
     n = min(layout.n_micro, n)
     return replace(spec, grad_accum=n, global_batch=layout.dp * spec.micro_batch * n, device="cpu")
-
-
-def unable(spec: RunSpec) -> str:
-    """Why a run cannot be rehearsed; "" when it can."""
-    if not spec.te_alone:
-        return ""
-    why = f"a rehearsal has no Transformer Engine for {spec.te_alone}"
-    return f"{why}: rehearse it with --cp 1 and --precision bf16"
 
 
 def import_libraries(specs: Iterable[RunSpec]) -> None:
@@ -142,6 +135,10 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
         from parallel import rehearsed_deepspeed
 
         rehearsed_deepspeed.redirect(spec, lambda tensor: held.mark(tensor, HOST))
+    if spec.te_alone:
+        from parallel import rehearsed_transformer_engine
+
+        rehearsed_transformer_engine.redirect(spec, held.mark)
     with without_storage(rank, layout.world_size), held:
         messages = step_parts.start(replace(spec, breakdown=True), device, rank, aside)
         engine = engines.load(spec, device, "torch")
@@ -165,11 +162,11 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
 
 # The rows of memory: the kinds of parallel/measure/rehearsal.py, of parallel/config/memory.py.
 _PARTS = {
-    "weights": ("weights",),
+    "weights": ("weights", "fp8_copies"),
     "gradients": ("gradients",),
     "optimizer": ("optimizer",),
     "activations": ("activations", "logits", "masks"),
-    "other": ("buffers", "temporary", "buckets"),
+    "other": ("buffers", "temporary", "buckets", "keys_and_values"),
 }
 
 
@@ -235,6 +232,19 @@ def card_gb_of(cluster: clusters.Cluster | None) -> float | None:
     return cluster.gpu_memory_gb if cluster and cluster.gpu else None
 
 
+def card_of(name: str, cluster: str | None, runs: dict[str, RunSpec]) -> Gpu:
+    """The card of --gpu-type. Raises: UsageError: none, a cluster beside it, or a format lacks."""
+    if cluster:
+        raise UsageError("say where: --cluster NAME or --gpu-type NAME, one of them")
+    card = planning_gpu(name)
+    if find_gpu(name) is None:
+        print(f"--gpu-type {name} may be several cards: {card.name} is assumed", file=sys.stderr)
+    for run, spec in runs.items():
+        if lacks := lacking(spec.formats, card.name):
+            raise UsageError(f"{run}: the {card.name} has no {' and no '.join(lacks)}")
+    return card
+
+
 def too_much(rank: int, stage: int, peak: dict[str, int], card_gb: float | None) -> str:
     """Why a rank's peak does not fit on its card; "" when it fits or the card is not known."""
     tensors = sum(peak.values())
@@ -280,6 +290,7 @@ def main(argv: list[str] | None = None) -> int:
         "--run-name", dest="runs", nargs="+", metavar="NAME", help="... and its runs (default: all)"
     )
     parser.add_argument("--cluster", metavar="NAME", help="the cluster whose card it must fit")
+    parser.add_argument("--gpu-type", metavar="NAME", help="a card, where there is no cluster")
     about = "first-and-last (stage), all-stages, worst (by formula), or numbers with commas"
     parser.add_argument("--rank", default="first-and-last", metavar="RANKS", help=about)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="how to print")
@@ -287,20 +298,18 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     choice = choose_runs(arguments.study, arguments.runs, from_flags(arguments), arguments.cluster)
     runs, card_gb = choice.runs, card_gb_of(choice.cluster)
+    if arguments.gpu_type:
+        card_gb = card_of(arguments.gpu_type, arguments.cluster, runs).memory_gb
     work = [(name, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)]
     if card_gb is None:
-        print("no card is known, so nothing is checked to fit (give --cluster)", file=sys.stderr)
-    able = [spec for spec in runs.values() if not unable(spec)]
-    if not able:
-        raise UsageError(unable(next(iter(runs.values()))))
-    import_libraries(able)
+        print(
+            "no card is known, so nothing is checked to fit (give --cluster or --gpu-type)",
+            file=sys.stderr,
+        )
+    import_libraries(runs.values())
     failed, rows = [], []
     for at, (name, rank) in enumerate(work, start=1):
         spec = runs[name]
-        if why := unable(spec):
-            print(f"{name}: {why}", file=sys.stderr)
-            rows.append({"run": name, "rank": rank, "not_rehearsed": why})
-            continue
         doing = f"rehearsing {at} of {len(work)}: {name}, rank {rank} of {spec.gpus}"
         print(doing, file=sys.stderr, flush=True)
         rehearsal = rehearse_apart(spec, rank)

@@ -45,6 +45,16 @@ recompute = "full"
 [[run]]
 engine = "megatron"
 preset = "llama3-8b"
+precision = "fp8"
+gpus = 16
+tp = 2
+cp = 4
+pp = 2
+zero_stage = 1
+sequence_parallel = true
+[[run]]
+engine = "megatron"
+preset = "llama3-8b"
 precision = "bf16"
 gpus = 8
 tp = 8
@@ -52,6 +62,10 @@ data = "none"
 reset_at_documents = true
 end_of_text = 3
 """
+
+
+# Parameters of the word table or of the output layer over tp 2, and of norms.
+LLAMA_OUTSIDE = 128256 * 4096 // 2 + 4 * 4096
 
 
 def test_messages_and_states_are_those_of_the_formulas(tmp_path):
@@ -62,7 +76,7 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
     ranks = json.loads(done.stdout)["ranks"]
     assert not [rank["error"] for rank in ranks if rank["error"]]
     assert done.returncode == 0, done.stderr
-    assert len(ranks) == 5 + 2 * 3
+    assert len(ranks) == 6 + 2 * 4
     for rank in ranks:
         spec, number = study.specs[rank["run"]], rank["rank"]
         for row in rank["beside"]:
@@ -74,11 +88,12 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
                 assert size == 0, about  # the C++ reducer's all-reduces are not rehearsed
             elif what == "peak GB":
                 assert size == pytest.approx(formula, rel=0.03), about
-            elif what.startswith(("tp", "pp", "dp", "embedding")) and formula is not None:
+            elif what.startswith(("tp", "pp", "dp", "cp", "embedding")) and formula is not None:
                 assert size == pytest.approx(formula, rel=1e-3), about
         whole = sum(size for size, _ in parameter_sizes(spec, number))
         assert rank["parameters"] == whole
-        width = 4 if spec.precision == "fp32" else 2
+        # fp8: in bf16, as they are and transposed; the word table and the norms are not.
+        width = {"fp32": 4, "fp8": 4 - 2 * LLAMA_OUTSIDE / whole}.get(spec.precision, 2)
         shards = spec.layout.dp if spec.zero_stage == 3 or spec.engine == "fsdp2" else 1
         if spec.engine != "deepspeed_zero" or shards == 1:  # ZeRO-3 keeps some of it whole
             assert shards * rank["peak"]["weights"] == pytest.approx(width * whole, rel=1e-3)
@@ -98,11 +113,13 @@ def test_ranks_that_are_none_are_refused():
         rehearse.ranks_of(resolve(("test", {"gpus": 4})), "4")
 
 
-def test_what_needs_transformer_engine_is_named_with_the_flags_without_it():
+def test_a_card_without_a_cluster_is_one_that_has_the_runs_number_format():
     split = {"engine": "megatron", "gpus": 4, "cp": 2, "preset": "1.7b", "precision": "fp8"}
-    why = rehearse.unable(resolve(("test", split)))
-    assert "cp 2 and precision fp8" in why and "--cp 1 and --precision bf16" in why
-    assert not rehearse.unable(resolve(("test", {"engine": "megatron"})))
+    runs = {"a": resolve(("test", split))}
+    assert rehearse.card_of("H100", None, runs).memory_gb == 80
+    for name, cluster, why in (("A100", None, "A100 has no fp8"), ("H100", "dgx-h100", "one of")):
+        with pytest.raises(UsageError, match=why):
+            rehearse.card_of(name, cluster, runs)
 
 
 def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
@@ -112,8 +129,9 @@ def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
     assert rehearse.ranks_of(spec, "worst") == [8 * peaks.index(max(peaks))]
 
 
-def test_a_run_that_does_not_fit_its_card_ends_with_1():
-    done = run_module("parallel.rehearse", "--preset", "1.7b", "--cluster", "big-purple-v100")
+@pytest.mark.parametrize("where", ["--cluster=big-purple-v100", "--gpu-type=T4"])
+def test_a_run_that_does_not_fit_its_card_ends_with_1(where):
+    done = run_module("parallel.rehearse", "--preset", "1.7b", where)
     assert done.returncode == 1 and "a step may use 15.0 of the card's 16" in done.stdout
 
 

@@ -65,7 +65,9 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         volumes["pp"] = _pipeline(spec, rank)
         if spec.model.tied and layout.coords(rank)["pp"] in (0, layout.pp - 1):
             volumes["embedding"] = _tied_embedding(spec)
-    if layout.dp > 1:
+    if layout.cp > 1:
+        volumes["cp"] = _ring(spec)
+    if layout.dp * layout.cp > 1:
         volumes["dp"] = _data(spec, rank)
     return volumes
 
@@ -77,7 +79,8 @@ def _width(spec: RunSpec) -> int:
 
 def _hidden_bytes(spec: RunSpec) -> int:
     """Bytes of one micro-batch's hidden states, b*s*h*e."""
-    return spec.layout.micro_batch * spec.seq_len * spec.model.hidden * _width(spec)
+    tokens = spec.layout.micro_batch * spec.seq_len // spec.layout.cp
+    return tokens * spec.model.hidden * _width(spec)
 
 
 def _tensor(spec: RunSpec, rank: int) -> Volume:
@@ -122,7 +125,7 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     elif summed:
         volume.add("all_reduce", n, _width(spec) * model.head_dim, m * 2 * layers)
     if last:
-        per_token = layout.micro_batch * spec.seq_len * 4
+        per_token = layout.micro_batch * spec.seq_len // layout.cp * 4
         if spec.fuses_loss:  # it sends two of the numbers together
             volume.add("all_reduce", n, per_token, m)
             volume.add("all_reduce", n, 2 * per_token, m)
@@ -154,6 +157,21 @@ def _pipeline(spec: RunSpec, rank: int) -> Volume:
     else:
         part = layout.tp if layout.sequence_parallel else 1
         volume.add("send", 2, hidden / part, m * chunks)
+    return volume
+
+
+def _ring(spec: RunSpec) -> Volume:
+    """Liu et al. 2023 (arXiv 2310.01889): keys and values of s/cp tokens go around the cp ranks in
+    forward, and again in backward, one step behind them their gradients (Transformer Engine's p2p).
+    """
+    layout, model = spec.layout, spec.model
+    tokens = layout.micro_batch * spec.seq_len // layout.cp
+    part = 2 * tokens * model.kv_heads // layout.tp * model.head_dim * _width(spec)
+    times = layout.n_micro * model.n_layer // layout.pp
+    forward = (layout.cp - 1) * (2 if layout.recompute == "full" else 1)
+    volume = Volume()
+    volume.add("send", 2, part, times * (forward + 2))
+    volume.add("send", 2, 2 * part, times * (layout.cp - 2))
     return volume
 
 
@@ -208,7 +226,7 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
     """
     if spec.engine == "fsdp2":
         return _fully_sharded(spec)
-    layout, n, e = spec.layout, spec.layout.dp, _width(spec)
+    layout, n, e = spec.layout, spec.layout.dp * spec.layout.cp, _width(spec)
     sizes = parameter_sizes(spec, rank)
     gradients = GRAD_BYTES * sum(size for size, _ in sizes)
     volume = Volume(calls=None)

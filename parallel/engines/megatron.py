@@ -77,6 +77,7 @@ class MegatronEngine:
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
         config.timers = megatron_timer
         name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
+        name_group(parallel_state.get_data_parallel_group(with_context_parallel=True), "dp")
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = distributed.finalize_model_grads
         if ddp.overlap_grad_reduce:

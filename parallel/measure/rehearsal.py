@@ -165,7 +165,8 @@ def _init_device_mesh(*args: Any, make: Callable = device_mesh.init_device_mesh,
 
 
 def _tensor(data: Any, *args: Any, make: Callable = torch.tensor, **kwargs: Any) -> torch.Tensor:
-    """torch.tensor, which reads the storages of the tensors in nested lists."""
+    """torch.tensor, which reads the storages of the tensors in nested lists, and pins none."""
+    kwargs.pop("pin_memory", None)
     tensors = [leaf for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)]
     if tensors and isinstance(data, list):
         return torch.stack(tensors)

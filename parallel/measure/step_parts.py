@@ -272,7 +272,7 @@ def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
     coords = [layout.coords(rank) for rank in ranks]
     axes = [axis for axis in ("tp", "dp", "pp") if len({c[axis] for c in coords}) > 1]
     if not axes:
-        return "control"
+        return "cp" if len({c["cp"] for c in coords}) > 1 else "control"
     return axes[0] if len(axes) == 1 else "mixed"
 
 
