@@ -107,8 +107,8 @@ class Trainer:
         """
         with self.watchdog, contextlib.ExitStack() as stack:
             shutil.rmtree(self.watchdog.folder, ignore_errors=True)  # of an earlier attempt
-            ranks = self.checkpointer.ranks
-            self.data = token_files.scanned(self.data, self.spec.model.vocab_size, ranks)
+            vocab_size = self.spec.model.vocab_size
+            self.data = token_files.scanned(self.data, vocab_size, self.ranks)
             self._write_header()
             first = self._load(source)
             steps = (self._made(self.data.train, step) for step in range(first, self.spec.steps))

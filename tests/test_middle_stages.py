@@ -35,7 +35,8 @@ def stage(tmp_path, monkeypatch, rank: int, **settings) -> trainer.Trainer:
     spec = resolve(("test", RUN | settings), gpus=4)
     text, folder = Text(np.zeros(5000, "u2"), "text"), SimpleNamespace(path=tmp_path, fail=print)
     data = token_files.Data(text, text, None)
-    about = data, torch.device("cpu"), Launch(rank, 4, rank, 4, "none"), None, Interruption(), 0.0
+    launch, ranks = Launch(rank, 4, rank, 4, "none"), SimpleNamespace()
+    about = data, torch.device("cpu"), launch, ranks, None, Interruption(), 0.0
     return trainer.Trainer(spec, {}, folder, None, *about)
 
 
