@@ -42,18 +42,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--study", type=Path, default=ROOT / "slurm/parity.toml")
     parser.add_argument("--only", nargs="+", default=[], metavar="RUN")
     parser.add_argument("--out", type=Path, default=ROOT / "logs/library-versions")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     sides = {}
-    for side in given.sides:
+    for side in arguments.sides:
         name, _, paths = side.partition("=")
         sides[name] = [str(Path(path).absolute()) for path in paths.split(":")]
     times: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
-    for repeat in range(given.repeats):
+    for repeat in range(arguments.repeats):
         names = list(sides)
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
             python, *folders = sides[name]
-            logs = given.out.absolute() / name / str(repeat)
-            for run, step_s in step_times(python, folders, given.study, given.only, logs).items():
+            logs = arguments.out.absolute() / name / str(repeat)
+            for run, step_s in step_times(python, folders, arguments.study, arguments.only, logs).items():
                 times[name].setdefault(run, []).append(step_s)
     first, *others = sides
     lines = [f"| run | {first}, s/iter | {' | '.join(f'{name} / {first}' for name in others)} |"]
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             ratios = [m / b for m, b in zip(mine, base, strict=True)]
             cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
         lines.append(f"| {run} | {' | '.join(cells)} |")
-    (given.out / "result.md").write_text("\n".join(lines) + "\n")
+    (arguments.out / "result.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     return 0 if complete else 1
 
