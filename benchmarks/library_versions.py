@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
             python, *folders = sides[name]
             logs = arguments.out.absolute() / name / str(repeat)
-            for run, step_s in step_times(python, folders, arguments.study, arguments.only, logs).items():
+            for run, step_s in step_times(
+                python, folders, arguments.study, arguments.only, logs
+            ).items():
                 times[name].setdefault(run, []).append(step_s)
     first, *others = sides
     lines = [f"| run | {first}, s/iter | {' | '.join(f'{name} / {first}' for name in others)} |"]

@@ -195,9 +195,16 @@ def study_file(path: Path, text: str) -> Path:
 
 @pytest.fixture(scope="session")
 def tokens(tmp_path_factory) -> Path:
-    """A prepared folder of the standard library's text."""
+    """A prepared folder of made text, the same with every Python: words, the first ones often."""
     from parallel import data
 
-    out = tmp_path_factory.mktemp("tokens") / "stdlib"
-    data.prepare(out, [])
-    return out
+    made = tmp_path_factory.mktemp("tokens")
+    draw = numpy.random.Generator(numpy.random.Philox(0))
+    syllables = [first + second for first in "bdfgklmnprstv" for second in "aeiou"]
+    words = ["".join(draw.choice(syllables, 1 + n % 4)) for n in range(2000)]
+    (made / "text").mkdir()
+    for document in range(200):
+        line = [words[n % 2000] for n in draw.zipf(1.3, 2000)]
+        (made / "text" / f"{document:03}.txt").write_text(" ".join(line))
+    data.prepare(made / "stdlib", [made / "text"])
+    return made / "stdlib"
