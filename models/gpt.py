@@ -1,20 +1,23 @@
 """The reference GPT on one device, and the weights every engine starts from.
 
-The model does not know it is parallel. `config.parameter_shapes` and `init_parameter` define the
-starting weights of *every* engine: each parameter is drawn in full from a generator seeded by
-(seed, its name), and a rank that holds a part of it takes that part. So the starting model does not
-depend on the layout.
+The model does not know it is parallel. `config.parameter_shapes` and `starting_values` define the
+starting weights of *every* engine: each parameter has random numbers of its own, seeded by (seed,
+its name), and an element's place in it says which. A rank draws those of the part that it holds.
+So the starting model does not depend on the layout.
 
 Shapes: B sequences, S positions, H hidden, N heads, K heads of keys and values, D head size,
 F feed-forward, V vocabulary.
 """
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,9 +42,29 @@ RECOMPUTED: dict[str, Callable] = {
     "selective": partial(create_selective_checkpoint_contexts, _KEPT),
     "full": noop_context_fn,
 }
-# A context around each parameter that is filled. Where parameters are partitioned (ZeRO-3) it
-# gathers one and, on leaving, partitions what was written.
-Gathered = Callable[[nn.Parameter], AbstractContextManager]
+_DRAWN_AT_ONCE = 2**16  # elements, which stay in a core's cache
+_draws = ContextVar("draws", default=True)
+
+
+class Held(NamedTuple):
+    """What this rank has of a parameter: its elements from `start` on, row-major."""
+
+    tensor: Tensor
+    start: int
+
+
+def undivided(parameter: nn.Parameter) -> Held:
+    return Held(parameter, 0)
+
+
+@contextlib.contextmanager
+def not_drawn() -> Iterator[None]:
+    """In the place of starting values there is NaN inside: something else will replace them all."""
+    token = _draws.set(False)
+    try:
+        yield
+    finally:
+        _draws.reset(token)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -49,28 +72,63 @@ def gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def init_parameter(config: GPTConfig, name: str, seed: int, vocab_rows: int = 0) -> Tensor:
-    """The starting value of one full parameter, fp32, on the CPU. vocab_rows: how many a parameter
-    of `WITH_VOCABULARY` is padded to, with zeros.
+def starting_values(
+    config: GPTConfig,
+    name: str,
+    seed: int,
+    offset: tuple[int, ...],
+    part: tuple[int, ...],
+    start: int,
+    n: int,
+) -> Tensor:
+    """Elements [start, start + n) of a part of a parameter, row-major: fp32 [n], on the CPU.
+
+    offset, part: where the part begins in the parameter, and its shape. Its rows behind the
+    parameter's last one, which pad the vocabulary, are zeros.
 
     Weights are normal with standard deviation 0.02, divided by sqrt(2 L) where they write to the
     residual stream (Radford et al. 2019, section 2.3); norms are one, biases zero.
     """
     shape = parameter_shapes(config)[name]
+    held = max(0, min(n, (shape[0] - offset[0]) * math.prod(part[1:]) - start))
+    if not _draws.get():
+        values = torch.full((), math.nan).expand(held)
+        return values if held == n else F.pad(values, (0, n - held))
+    # Not torch.empty: while DeepSpeed's ZeRO-3 builds a model, that gives 16 bits, on the GPU.
+    values = torch.from_numpy(np.zeros(n, np.float32))
     if name.endswith("bias"):
-        return torch.zeros(shape)
+        return values
     if "norm" in name:
-        return torch.ones(shape)
+        return values.fill_(1)
     std = INIT_STD
     if name.endswith(("attn.out.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * config.n_layer)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    # Not torch.empty: while DeepSpeed's ZeRO-3 builds a model, that gives 16 bits, on the GPU.
-    value = torch.normal(0.0, std, shape, generator=generator)
-    if name not in WITH_VOCABULARY or vocab_rows <= len(value):
-        return value
-    return F.pad(value, (0, 0, 0, vocab_rows - len(value)))
+    # It can advance by any number of words (O'Neill 2014). A word is two elements.
+    generator, at_word = np.random.PCG64DXSM(int.from_bytes(digest)), 0
+    at = 0
+    while at < held:
+        row, column = divmod(start + at, part[1])
+        many = min(_DRAWN_AT_ONCE, held - at)
+        if part[1] < shape[1]:  # the next row's elements are not those that follow
+            many = min(many, part[1] - column)
+        word, skipped = divmod((offset[0] + row) * shape[1] + offset[1] + column, 2)
+        generator.advance(word - at_word)
+        words = generator.random_raw((skipped + many + 1) // 2)
+        at_word = word + len(words)
+        bits = torch.from_numpy(words.view(np.int32)[skipped : skipped + many])
+        # 24 bits make a number in (-1, 1); the normal distribution's inverse takes it.
+        uniform = (bits >> 8).float().add_(0.5).mul_(2.0**-23)
+        torch.mul(uniform.erfinv_(), std * math.sqrt(2), out=values[at : at + many])
+        at += many
+    return values
+
+
+def init_parameter(config: GPTConfig, name: str, seed: int) -> Tensor:
+    """The `starting_values` of one full parameter."""
+    shape = parameter_shapes(config)[name]
+    values = starting_values(config, name, seed, (0,) * len(shape), shape, 0, math.prod(shape))
+    return values.view(shape)
 
 
 def norm(config: GPTConfig, size: int) -> nn.Module:
@@ -324,16 +382,22 @@ def mean_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
 @torch.no_grad()
 def fill(
     model: nn.Module,
-    value: Callable[[str, nn.Parameter], Tensor],
-    gathered: Gathered = nullcontext,
+    value: Callable[[str, nn.Parameter, int, int], Tensor],
+    held: Callable[[nn.Parameter], Held] = undivided,
 ) -> None:
-    """Set every parameter of a model, in place, to value(name, parameter)."""
+    """Set what this rank holds of every parameter of a model, in place, to value(name, parameter,
+    start, n): its elements [start, start + n), row-major."""
     for name, parameter in model.named_parameters():
-        with gathered(parameter):
-            parameter.copy_(value(name, parameter))
+        tensor, start = held(parameter)
+        tensor.copy_(value(name, parameter, start, tensor.numel()).view(tensor.shape))
 
 
-def initialise(model: GPT, seed: int, gathered: Gathered = nullcontext) -> None:
+def initialise(model: GPT, seed: int, held: Callable[[nn.Parameter], Held] = undivided) -> None:
     """Give a reference GPT its starting weights, in place."""
-    rows = model.vocab_rows
-    fill(model, lambda name, _: init_parameter(model.config, name, seed, rows), gathered)
+    shapes = parameter_shapes(model.config)
+
+    def value(name: str, _: nn.Parameter, start: int, n: int) -> Tensor:
+        offset = (0,) * len(shapes[name])
+        return starting_values(model.config, name, seed, offset, shapes[name], start, n)
+
+    fill(model, value, held)

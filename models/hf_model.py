@@ -3,7 +3,7 @@ transformers.
 """
 
 import functools
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 
 import transformers
@@ -14,12 +14,13 @@ from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import (
     RECOMPUTED,
-    Gathered,
+    Held,
     fill,
     init_parameter,
     mean_loss,
     positions,
     rope_frequencies,
+    undivided,
 )
 from models.hf_config import architecture, hugging_face_config, hugging_face_names
 from models.hf_weights import to_hugging_face, tokenizer_files
@@ -88,7 +89,9 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.get_vocab().get("<|endoftext|>") if end is None else end
 
 
-def initialise(model: HuggingFaceGPT, seed: int, gathered: Gathered = nullcontext) -> None:
+def initialise(
+    model: HuggingFaceGPT, seed: int, held: Callable[[nn.Parameter], Held] = undivided
+) -> None:
     """Give a HuggingFaceGPT the reference GPT's starting weights, in place."""
     config = model.config
     ours = {
@@ -101,8 +104,8 @@ def initialise(model: HuggingFaceGPT, seed: int, gathered: Gathered = nullcontex
     def parts(name: str) -> list[Tensor]:
         return to_hugging_face(config, name, init_parameter(config, name, seed))
 
-    def value(name: str, _: nn.Parameter) -> Tensor:
+    def value(name: str, _: nn.Parameter, start: int, n: int) -> Tensor:
         name, part = ours[name]
-        return parts(name)[part]
+        return parts(name)[part].reshape(-1)[start : start + n]
 
-    fill(model, value, gathered)
+    fill(model, value, held)

@@ -141,7 +141,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
         rehearsed_transformer_engine.redirect(spec, held.mark)
     with without_storage(rank, layout.world_size), held:
         messages = step_parts.start(replace(spec, breakdown=True), device, rank, aside)
-        engine = engines.load(spec, device, "torch")
+        engine = engines.load(spec, device, "torch", draws=False)
         rehearsal.parameters = held.mark_engine(engine, layout.offload)
         # Where it has seen a micro-batch, ZeRO-3 gathers ahead and keeps what it needs again.
         steps = 2 if layout.zero_stage == 3 and layout.n_micro == 1 else 1

@@ -270,6 +270,7 @@ def train_in_folder(
         begun = True
         ranks = Ranks(launch.rank, launch.world_size)
         siblings = Siblings(ranks.gather(process_number()), launch.rank)
+        loads = ranks.gather(source is not None)[0]  # rank 0 alone knows
         if spec.offload != "none" and device.type == "cuda" and spec.threads == 1:
             # AdamW updates what is offloaded on the CPU, while nothing else runs there.
             facts["host"]["optimizer_threads"] = cpu.share_of_cores(ranks.gather)
@@ -279,7 +280,7 @@ def train_in_folder(
             facts["host"]["uncompiled"] = next(problems, "")  # all ranks compute alike
             cpu.import_megatron(compiled=not facts["host"]["uncompiled"])
         recorded = step_parts.start(spec, device, launch.rank, folder.path)
-        engine = engines.load(spec, device, facts["kernels"])
+        engine = engines.load(spec, device, facts["kernels"], draws=not loads)
         trainer = Trainer(
             spec,
             facts,

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 warnings.simplefilter("ignore")  # from libraries that call each other's old functions
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
@@ -36,6 +37,16 @@ from tests import gathered_attention  # noqa: E402
 
 SIZES = {"n_layer": 4, "hidden": 32, "n_head": 4, "vocab_size": 257, "max_seq_len": 16}
 RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batch": 8}
+
+
+class Counting(np.random.PCG64DXSM):
+    """What draws starting weights, 32 bits for each."""
+
+    elements = 0
+
+    def random_raw(self, size: int) -> np.ndarray:
+        Counting.elements += 2 * size
+        return super().random_raw(size)
 
 
 def save_of(out: Path, name: str) -> Path:
@@ -61,7 +72,9 @@ def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
 def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None) -> dict:
     """Train from `load`, or from the start; losses and norms of the steps, and the final state."""
     rank = dist.get_rank()
-    engine = engines.load(spec, torch.device("cpu"), "torch")
+    Counting.elements = 0
+    engine = engines.load(spec, torch.device("cpu"), "torch", draws=load is None)
+    drawn = Counting.elements
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
     saver = Checkpointer(engine, spec, facts, save, Ranks(rank, spec.gpus))
     if spec.precision == "fp16" and load is None:
@@ -96,12 +109,13 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     for group in list(dist.distributed_c10d._world.pg_map):
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
-    return SimpleNamespace(curve=curve, bits=held, first=first, scaler=scaler)
+    return SimpleNamespace(curve=curve, bits=held, first=first, scaler=scaler, drawn=drawn)
 
 
 def main() -> None:
     out, tokens, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     torch.set_num_threads(1)
+    np.random.PCG64DXSM = Counting
     gc.freeze()  # else each collection scans the libraries' objects, for a second
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if any("fp16" in name for name in names):  # DeepSpeed refuses fp16 on CPU, though torch has it
@@ -112,7 +126,7 @@ def main() -> None:
         gathered_attention.install()
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     corpus = token_files.load(tokens, SIZES["max_seq_len"], SIZES["vocab_size"])
-    found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}, "scaler": {}}
+    found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}, "scaler": {}, "drawn": {}}
     specs = {name: spec_of(name, out, tokens) for name in names}
     for name, spec in specs.items():
         save = save_of(out, name)
@@ -123,6 +137,9 @@ def main() -> None:
         )
         votes = [None] * spec.gpus
         dist.all_gather_object(votes, equal)
+        drawn = [None] * spec.gpus
+        dist.all_gather_object(drawn, (straight.drawn, again.drawn))
+        found["drawn"][name] = [max(of) for of in zip(*drawn, strict=True)]
         found["straight"][name], found["same"][name] = straight.curve, again.curve
         found["bits"][name] = all(votes)
         found["scaler"][name] = [straight.scaler, again.scaler]

@@ -3,11 +3,13 @@ another engine's, within what engines differ by anyway."""
 
 import functools
 import json
+import math
 import os
 import subprocess
 
 import pytest
 
+from models.config import GPTConfig, parameter_shapes
 from parallel import forked_ranks
 from parallel.checkpoint import folders
 from parallel.checkpoint.rank_files import Reader
@@ -91,6 +93,28 @@ def test_the_same_layout_goes_on_bit_for_bit(model, name, trained):
     _, found = trained(model)
     assert found["same"][name] == found["straight"][name][2:]
     assert found["bits"][name]  # weights and both moments of every rank, after the last step
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),  # that hold a weight's parts
+    [
+        ("ddp", 1),
+        ("deepspeed_zero:zero_stage=3", 4),
+        ("deepspeed_zero:tp=2,zero_stage=1", 2),
+        ("megatron:tp=4", 4),
+        ("fsdp2:zero_stage=3,fsdp_shard=2", 2),
+    ],
+)
+def test_a_rank_draws_what_it_holds_and_nothing_before_a_load(name, ranks, trained):
+    _, found = trained("gpt2")
+    sizes = parameter_shapes(GPTConfig(**SIZES)).items()
+    weights = {name: math.prod(shape) for name, shape in sizes if len(shape) > 1}
+    # On every tp rank; and the first has nearly all rows of this padded vocabulary.
+    copied = sum(weights.pop(f"embedding.{table}.weight") for table in ("position", "word"))
+    at_start, before_load = found["drawn"][name]
+    assert before_load == 0
+    rounded = 32 * len(weights)  # to rows and words
+    assert at_start <= sum(weights.values()) / ranks + copied + rounded
 
 
 @pytest.mark.parametrize(("model", "name"), ROWS)

@@ -70,7 +70,7 @@ THEIRS = {
 def weights_of(config: GPTConfig, folder, dtype: str = "fp32") -> gpt.GPT:
     """A reference GPT with random weights everywhere (biases too), written to `folder`."""
     model = gpt.GPT(config).eval()
-    gpt.fill(model, lambda _, p: torch.randn_like(p) * 0.3)
+    gpt.fill(model, lambda _, p, *__: torch.randn_like(p) * 0.3)
     write_weights(folder, config, model.state_dict().__getitem__, dtype)
     return model
 
@@ -89,7 +89,7 @@ def theirs(folder, kind: str = "gpt2", **changes):
 def ours(folder) -> gpt.GPT:
     weights = read_weights(folder)
     model = gpt.GPT(weights.config).eval()
-    gpt.fill(model, lambda name, _: weights.tensor(name))
+    gpt.fill(model, lambda name, *_: weights.tensor(name))
     return model
 
 

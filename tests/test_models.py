@@ -4,6 +4,7 @@ import csv
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,6 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS, GPTConfig, parameter_shapes, preset
+from parallel.config.settings import resolve
+from parallel.engines.reference import build_reference
+from parallel.measure.rehearsal import Memory
 
 TINY = PRESETS["tiny"]
 
@@ -170,6 +174,69 @@ def test_selective_recomputation_repeats_no_product():
             model(*torch.randint(TINY.vocab_size, (2, 2, 32))).backward()
         flops[recompute] = counter.get_total_flops()
     assert flops["none"] == flops["selective"] < flops["full"]
+
+
+def test_a_part_of_a_parameter_is_drawn_without_the_rest_and_is_that_part(monkeypatch):
+    """Any box of odd sizes, and any run of its elements; rows behind the last are zeros."""
+    config = GPTConfig(n_layer=1, hidden=35, n_head=5, vocab_size=61, max_seq_len=9)
+    drawn, raw = [], np.random.PCG64DXSM
+
+    class Counting(raw):
+        def random_raw(self, size):
+            drawn.append(2 * size)
+            return super().random_raw(size)
+
+    monkeypatch.setattr(np.random, "PCG64DXSM", Counting)
+    for name in ("embedding.word.weight", "blocks.0.mlp.down.weight", "norm.weight"):
+        full = gpt.init_parameter(config, name, seed=5)
+        last = full.shape[-1]
+        for offset, part in [((0, 0), (7, last)), ((3, 11), (20, 9)), ((30, last - 5), (9, 5))]:
+            offset, part = offset[-full.dim() :], part[-full.dim() :]
+            drawn.clear()
+            box = tuple(slice(o, o + n) for o, n in zip(offset, part, strict=True))
+            flat, rest = full[box].reshape(-1), math.prod(part) - full[box].numel()
+            flat = torch.cat([flat, torch.zeros(rest)])
+            place = config, name, 5, offset, part
+            assert torch.equal(gpt.starting_values(*place, 2, 3), flat[2:5])
+            assert torch.equal(gpt.starting_values(*place, 0, len(flat)), flat)
+            assert sum(drawn) <= len(flat) + 3 + 2 * (part[0] + 2)
+        with gpt.not_drawn():
+            drawn.clear()
+            assert gpt.init_parameter(config, name, seed=5).isnan().all()
+            assert drawn == []
+    with gpt.not_drawn():  # what pads the vocabulary is never loaded
+        values = gpt.starting_values(config, "embedding.word.weight", 5, (60, 0), (2, 35), 0, 70)
+    assert values[:35].isnan().all()
+    assert (values[35:] == 0).all()
+
+
+def test_parameters_are_normal_and_know_nothing_of_each_other():
+    """Mean, deviation, tails and correlations of 4 million numbers, within 4.5 standard errors."""
+    sizes = {"n_layer": 2, "hidden": 1024, "n_head": 8, "vocab_size": 64, "max_seq_len": 16}
+    one, other = (
+        gpt.init_parameter(GPTConfig(**sizes), f"blocks.{i}.mlp.up.weight", 1).double() / 0.02
+        for i in (0, 1)
+    )
+    n = one.numel()
+    assert abs(float(one.mean())) * math.sqrt(n) < 4.5
+    assert abs(float(one.square().mean()) - 1) * math.sqrt(n / 2) < 4.5
+    beyond = (one.abs() > 3).double().mean()
+    expected = math.erfc(3 / math.sqrt(2))
+    assert abs(float(beyond) - expected) < 4.5 * math.sqrt(expected / n)
+    assert 4.7 < float(one.abs().max()) < 5.43  # the last of 2^24 steps is 5.42
+    for a, b in ((one, other), (one[1:], one[:-1]), (one[:, 1:], one[:, :-1])):
+        assert abs(float((a * b).mean())) * math.sqrt(a.numel()) < 4.5
+
+
+def test_ddp_and_zero_build_on_the_device_and_not_in_host_memory():
+    """ "meta" stands for the device: it takes no memory of the host."""
+    spec = resolve(("test", {"preset": "small"}), gpus=1)
+    with Memory(vocabulary=0) as memory:
+        memory.restart()
+        model = build_reference(spec, torch.device("meta"), torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
+    largest = max(math.prod(shape) for shape in parameter_shapes(spec.model).values())
+    assert sum(memory.peak.values()) <= 2 * 4 * largest < 4 * spec.model.n_params / 4
 
 
 def test_starting_weights_depend_on_seed_and_name_alone(monkeypatch):

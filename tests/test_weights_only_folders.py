@@ -1,10 +1,12 @@
 """A weights-only folder is whole or not there, says so when it was altered, and costs 2 bytes."""
 
 import json
+import math
 import os
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ from models.config import PRESETS, GPTConfig, parameter_shapes, preset
 from models.weights import read_weights, write_weights
 from models.weights_config import read_description
 from parallel import train
-from parallel.checkpoint import attempts
+from parallel.checkpoint import attempts, loading
+from parallel.checkpoint.contents import Piece, State
+from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import resolve
 
 CONFIG = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16)
@@ -40,6 +44,28 @@ def test_the_tensors_are_the_reference_models_and_the_library_reads_them(folder)
     assert (weights.config, weights.dtype) == (CONFIG, "fp32")
     assert all(torch.equal(value, starting(name)) for name, value in tensors.items())
     assert all(torch.equal(p, starting(name)) for name, p in model.named_parameters())
+
+
+def test_a_load_that_leaves_a_parameter_as_it_was_is_our_error(folder):
+    """Nothing was drawn: no parameter has a value of its own."""
+    sizes = {k: v for k, v in asdict(CONFIG).items() if not k.startswith("rope")}
+    spec = resolve(("test", sizes), gpus=1)
+    pieces = [
+        Piece(name, shape, (0,) * len(shape), shape, 0, {"param": torch.zeros(math.prod(shape))})
+        for name, shape in parameter_shapes(CONFIG).items()
+    ]
+    ranks, restored = Ranks(0, 1, lambda: None), []
+    for filled in (pieces, pieces[:-1]):
+        engine = SimpleNamespace(
+            state=lambda of=filled: State(of), restore=lambda *scalars: restored.append(scalars)
+        )
+        if filled is pieces:
+            loading.load(engine, spec, ranks, folder)
+            continue
+        with pytest.raises(AssertionError, match=str(CONFIG.n_params)):
+            loading.load(engine, spec, ranks, folder)
+    assert restored == [(0, {})]
+    assert torch.equal(pieces[0].tensors["param"], starting(pieces[0].name).flatten())
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])

@@ -11,6 +11,7 @@ from models.config import GPTConfig
 from models.weights import TENSORS, read_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import changes, check_model
+from parallel.checkpoint.contents import slices_to_save
 from parallel.checkpoint.folders import Damaged
 from parallel.checkpoint.rank_files import Reader
 from parallel.checkpoint.ranks import Ranks, attempt
@@ -63,11 +64,14 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
         raise UsageError(f"{folder} is beyond the run's {spec.steps} steps")
     pieces, crcs = engine.state().pieces, []
 
-    def fill() -> None:
+    def fill() -> int:
         crcs.append(reader.fill(pieces, ranks.tick, files))
+        return sum(map(len, slices_to_save(pieces)))
 
-    for _, problem in ranks.on_all(attempt, fill):
+    filled = ranks.on_all(attempt, fill)
+    for _, problem in filled:
         _refuse(folder, problem)
+    _check_all_filled(spec, [elements for elements, _ in filled])
     # Each byte of a file is in one rank's share: nothing is read twice to be checked.
     crc32s = np.bitwise_xor.reduce(ranks.gather(crcs[0])).tolist()
     for crc32, (name, _, written) in zip(crc32s, reader.files, strict=True):
@@ -81,6 +85,12 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
 def _refuse(folder: Path, problem: str) -> None:
     if problem:
         raise Damaged(f"{problem}; delete {folder} to take the one before")
+
+
+def _check_all_filled(spec: RunSpec, elements: list[int]) -> None:
+    """elements: how many of the model's each rank has filled and would save. Nothing else gives
+    them a value: they were not drawn."""
+    assert sum(elements) == spec.model.n_params, (sum(elements), spec.model.n_params)
 
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
@@ -107,7 +117,7 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
     check_model(spec, folder, weights.config, "gpt")
     pieces = engine.state().pieces
 
-    def fill() -> None:
+    def fill() -> int:
         for piece in pieces:
             first, *box = (slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
             width = math.prod(piece.part[1:])
@@ -116,7 +126,8 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
             read = weights.tensor(piece.name, (rows, *box)).reshape(-1)
             piece.tensors["param"].copy_(read[piece.start - row * width :][: len(piece)])
             ranks.tick()
+        return sum(map(len, slices_to_save(pieces)))
 
-    ranks.on_all(fill)
+    _check_all_filled(spec, ranks.on_all(fill))
     engine.restore(0, {})
     return Loaded(0, folder, (folder / TENSORS).stat().st_size)

@@ -3,6 +3,7 @@
 An engine knows only how to run a step. Loop, clock, log line and run folder are trainer.py's.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -66,15 +67,19 @@ class Engine(Protocol):
         """Free what must be freed before the process group is destroyed."""
 
 
-def load(spec: RunSpec, device: Any, kernels: str) -> Engine:
-    """Import the engine's module (and so its library) and build it on this rank.
+def load(spec: RunSpec, device: Any, kernels: str, draws: bool = True) -> Engine:
+    """Import the engine's module (and so its library) and build it on this rank. draws: its
+    starting weights; they are NaN otherwise, for a checkpoint to replace.
 
     Raises:
         UsageError: the installed library lacks what the engine needs.
     """
+    from models import gpt  # here: it needs torch
+
     try:
         module = importlib.import_module(ENGINES[spec.engine].module)
-        return module.build(spec, device, kernels)
+        with contextlib.nullcontext() if draws else gpt.not_drawn():
+            return module.build(spec, device, kernels)
     except (ImportError, AttributeError, TypeError) as error:
         about = tried(versions())
         if about == TRIED and not isinstance(error, ImportError):

@@ -18,7 +18,7 @@ from parallel.measure.step_parts import ddp_hook
 
 class DDPEngine(DataParallelEngine):
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
-        module = build_reference(spec).to(device)
+        module = build_reference(spec, device).to(device)
         model: nn.Module = module
         loss_weight = 1 / spec.layout.n_micro
         if spec.layout.dp > 1:

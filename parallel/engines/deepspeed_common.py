@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from models import gpt
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.settings import RunSpec
@@ -142,14 +143,22 @@ def connect() -> None:
 @contextlib.contextmanager
 def partitioned(spec: RunSpec, mpu: Any) -> Iterator[Callable]:
     """With ZeRO-3, modules that are built inside keep only this rank's part of each parameter.
-    Yields the context that gathers one while its starting value is written (see gpt.fill)."""
+    Yields what this rank holds of one (see gpt.fill)."""
     connect()
     if spec.layout.zero_stage < 3:
-        yield contextlib.nullcontext
+        yield gpt.undivided
         return
     group = mpu.get_data_parallel_group() if mpu is not None else None
     with deepspeed.zero.Init(config_dict_or_path=config(spec), data_parallel_group=group, mpu=mpu):
-        yield lambda parameter: deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+        yield _held
+
+
+def _held(parameter: nn.Parameter) -> gpt.Held:
+    """ZeRO-3's partition of a parameter, without its padding."""
+    partition = parameter.ds_tensor
+    parameter.ds_secondary_tensor = None  # hpZ's copy in the node: it is made again when needed
+    start = dist.get_rank(parameter.ds_process_group) * partition.numel()
+    return gpt.Held(partition[: max(0, parameter.ds_numel - start)], start)
 
 
 class DeepSpeedEngine:

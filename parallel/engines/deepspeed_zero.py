@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch, Reduced
@@ -21,11 +22,11 @@ from parallel.measure.ranges import region
 class TensorParallelGPT(nn.Module):
     """megatron-core's GPTModel behind the reference model's call: (tokens, labels) -> mean loss."""
 
-    def __init__(self, spec: RunSpec, config: Any, kernels: str, gathered: Any):
+    def __init__(self, spec: RunSpec, config: Any, kernels: str, held: Any):
         super().__init__()
         from parallel.engines import layers
 
-        self.model = layers.gpt_model(spec, config, kernels, gathered=gathered)
+        self.model = layers.gpt_model(spec, config, kernels, held=held)
         self.positions_and_mask = partial(layers.positions_and_mask, spec)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
@@ -49,11 +50,11 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
         if spec.implementation == "hf":
             import models.hf_model  # noqa: F401  (before zero.Init patches what it imports)
 
-        with common.partitioned(spec, mpu) as gathered:
+        with common.partitioned(spec, mpu) as held:
             if split:
-                model: nn.Module = TensorParallelGPT(spec, config, kernels, gathered)
+                model: nn.Module = TensorParallelGPT(spec, config, kernels, held)
             else:
-                model = build_reference(spec, gathered)
+                model = build_reference(spec, device, DTYPES[spec.precision], held)
         adam = common.optimizer(model.parameters(), spec, counts, group)
         super().__init__(spec, device, model, adam, mpu)
         self.facts = layers.options(config) if split else {}

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import distribute_tensor
 
 from models import gpt
 from models.tensor_files import DTYPES
@@ -63,16 +62,14 @@ class FSDP2Engine(DataParallelEngine):
             fsdp.fully_shard([model.norm, model.output], reshard_after_forward=False, **rules)
         fsdp.fully_shard(model, reshard_after_forward=False, **rules)
         model.to_empty(device="cpu" if layout.offload == "all" else device)
-        gpt.fill(model, self._starting_value)
+        gpt.initialise(model, spec.seed, lambda p: gpt.Held(p.to_local(), self._start(p)))
         name_parameters(model, spec.model)
         super().__init__(spec, device, model, model, 1 / layout.n_micro)
 
-    def _starting_value(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
-        spec = self.spec
-        value = gpt.init_parameter(spec.model, name, spec.seed, spec.padded_vocab)
-        # Every rank has drawn it, so none is to send it (src_data_rank).
-        placed = parameter.device_mesh, parameter.placements
-        return distribute_tensor(value, *placed, src_data_rank=None)
+    def _start(self, parameter: nn.Parameter) -> int:
+        """The first element of this rank's shard."""
+        rows = -(-parameter.shape[0] // self.shards)  # of every shard but the last ones
+        return dist.get_rank() % self.shards * rows * math.prod(parameter.shape[1:])
 
     def reducing(self, last: bool) -> contextlib.AbstractContextManager:
         each = self.spec.layout.reductions > 1
@@ -89,10 +86,8 @@ class FSDP2Engine(DataParallelEngine):
         return square.sqrt()
 
     def held(self, parameter: nn.Parameter) -> tuple[dict[str, Tensor], int]:
-        rows = -(-parameter.shape[0] // self.shards)  # of every shard but the last ones
-        start = dist.get_rank() % self.shards * rows * math.prod(parameter.shape[1:])
         tensors = adam_tensors(self.optimizer, parameter)
-        return {kind: tensor.to_local() for kind, tensor in tensors.items()}, start
+        return {kind: tensor.to_local() for kind, tensor in tensors.items()}, self._start(parameter)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -5,8 +5,8 @@ PipelineModule. megatron-core's activations are [S, B, H]; tokens and labels sta
 """
 # ruff: noqa: E402  (megatron-core is patched before its modules are imported)
 
+import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from models import gpt
 from models.config import GPTConfig, parameter_shapes
-from models.gpt import fill, fused_attention, gelu, positions, rope_frequencies
+from models.gpt import Held, fill, fused_attention, gelu, positions, rope_frequencies
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
@@ -231,9 +231,9 @@ def gpt_model(
     pre_process: bool = True,
     post_process: bool = True,
     vp_stage: int | None = None,
-    gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+    held: Callable[[nn.Parameter], Held] = gpt.undivided,
 ) -> nn.Module:
-    """megatron-core's GPT (one stage of it), with the reference weights; `gathered` as in gpt.fill.
+    """megatron-core's GPT (one stage of it), with the reference weights; `held` as in gpt.fill.
 
     Called as model(tokens_BS, *positions_and_mask(spec, tokens_BS), labels=labels_BS) -> losses
     [B, S].
@@ -256,15 +256,16 @@ def gpt_model(
             lambda _, __, output: (mask_padding(output[0], spec.model), *output[1:])
         )
 
-    def value(name: str, parameter: nn.Parameter) -> Tensor:
+    def value(name: str, parameter: nn.Parameter, start: int, n: int) -> Tensor:
         if name == "output_layer.weight" and spec.model.tied:
             name = "embedding.word_embeddings.weight"
         if name in _TOP_NAMES:
-            return reference_value(spec, parameter, _TOP_NAMES[name])
+            return reference_value(spec, parameter, start, n, _TOP_NAMES[name])
         number, inner = name.removeprefix("decoder.layers.").split(".", 1)
-        return layer_value(spec, index_of(model.decoder.layers[int(number)]), inner, parameter)
+        index = index_of(model.decoder.layers[int(number)])
+        return layer_value(spec, index, inner, parameter, start, n)
 
-    fill(model, value, gathered)
+    fill(model, value, held)
     return model
 
 
@@ -293,29 +294,37 @@ def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
     return gpt.mask_padding(logits, max(0, model.vocab_size - first))
 
 
-def reference_value(spec: RunSpec, parameter: nn.Parameter, *names: str) -> Tensor:
-    """The starting value of `parameter`: this tp rank's parts of the reference parameters `names`,
-    one after the other (a gated model's fc1 is its part of the gate, then its part of up).
+def reference_value(
+    spec: RunSpec, parameter: nn.Parameter, start: int, n: int, *names: str
+) -> Tensor:
+    """The starting values, [n] from element `start` on, of `parameter`: this tp rank's parts of the
+    reference parameters `names`, one after the other (a gated model's fc1 is its part of the gate,
+    then its part of up).
 
     Marks a parameter that is split, as megatron-core's own initialisation does. An unmarked one
     counts as a copy, and only tp rank 0's gradient of it enters the norm.
     """
     tp, rank = tp_group().size(), tp_rank()
-    part = (parameter.size(0) // len(names), *parameter.shape[1:])
+    rows, *columns = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 empties parameters
+    part = (rows // len(names), *columns)
     parameter.references, values = [], []  # the first for a checkpoint's pieces (see pieces_of)
     for name in names:
-        full = gpt.init_parameter(spec.model, name, spec.seed, spec.padded_vocab)
-        split = [d for d, n in enumerate(part) if n != full.size(d)]
-        offset = tuple(rank * n if d in split else 0 for d, n in enumerate(part))
         shape = parameter_shapes(spec.model)[name]
+        padded = (spec.padded_vocab if name in gpt.WITH_VOCABULARY else shape[0], *shape[1:])
+        split = [d for d, size in enumerate(part) if size != padded[d]]
+        offset = tuple(rank * size if d in split else 0 for d, size in enumerate(part))
         parameter.references.append({"name": name, "shape": shape, "offset": offset, "part": part})
-        values.append(full.chunk(tp, dim=split[0])[rank] if split else full)
+        size = math.prod(part)
+        first, last = min(max(start, 0), size), min(max(start + n, 0), size)
+        box = name, spec.seed, offset, part
+        values.append(gpt.starting_values(spec.model, *box, first, last - first))
+        start -= size
     if split and not is_split(parameter):
         tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, split[0], 1)
     of_heads = names[0].endswith(("q_norm.weight", "k_norm.weight"))
     if of_heads and tp > 1 and spec.engine != "megatron":  # there megatron-core does it
         parameter.register_hook(_sum_over_tp)
-    return torch.cat(values)
+    return values[0] if len(values) == 1 else torch.cat(values)
 
 
 def _sum_over_tp(gradient: Tensor) -> Tensor:
@@ -324,12 +333,15 @@ def _sum_over_tp(gradient: Tensor) -> Tensor:
     return total
 
 
-def layer_value(spec: RunSpec, index: int, name: str, parameter: nn.Parameter) -> Tensor:
+def layer_value(
+    spec: RunSpec, index: int, name: str, parameter: nn.Parameter, start: int, n: int
+) -> Tensor:
     """`reference_value` of the parameter `name` of megatron-core's layer `index` (from 0)."""
     ours = _LAYER_NAMES[name]
     both = ours.startswith("mlp.up") and spec.model.gated
     names = (ours.replace("up", "gate"), ours) if both else (ours,)
-    return reference_value(spec, parameter, *(f"blocks.{index}.{inner}" for inner in names))
+    names = tuple(f"blocks.{index}.{inner}" for inner in names)
+    return reference_value(spec, parameter, start, n, *names)
 
 
 # The same GPT as a list of layers, for DeepSpeed's PipelineModule, which builds only the layers of
@@ -350,7 +362,7 @@ class OutputLayer(nn.Module):
             bias=False,
             skip_weight_param_allocation=spec.model.tied,
         )
-        fill(self, lambda _, p: reference_value(spec, p, "output.weight"))
+        fill(self, lambda _, *run: reference_value(spec, *run, "output.weight"))
 
     def forward(self, x_SBH: Tensor, weight: Tensor | None = None) -> Tensor:
         logits_SBV, _ = self.linear(x_SBH, weight=weight)
@@ -366,7 +378,7 @@ class WordEmbedding(nn.Module):
         self.embedding = tensor_parallel.VocabParallelEmbedding(
             *sizes, init_method=config.init_method, config=config
         )
-        fill(self, lambda _, p: reference_value(spec, p, "embedding.word.weight"))
+        fill(self, lambda _, *run: reference_value(spec, *run, "embedding.word.weight"))
         self.output = OutputLayer(spec, config) if spec.model.tied else None
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
@@ -384,7 +396,7 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         shape = (spec.model.max_seq_len, spec.model.hidden)
         self.weight = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
-        fill(self, lambda _, p: reference_value(spec, p, "embedding.position.weight"))
+        fill(self, lambda _, *run: reference_value(spec, *run, "embedding.position.weight"))
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         return x_SBH + self.weight[: x_SBH.size(0), None, :]
@@ -405,7 +417,7 @@ class Block(nn.Module):
         self.rotary = rotary
         layer = block_submodules(spec, config, kernels).layer_specs[0]
         self.layer = build_module(layer, config=config, layer_number=index + 1)
-        fill(self.layer, lambda name, p: layer_value(spec, index, name, p))
+        fill(self.layer, lambda name, *run: layer_value(spec, index, name, *run))
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         angles_SD = self.rotary(x_SBH.size(0)) if self.rotary is not None else None
@@ -419,7 +431,7 @@ class FinalNorm(nn.Module):
         super().__init__()
         norm = block_submodules(spec, config, kernels).layer_norm
         self.norm = norm(config, config.hidden_size, eps=config.layernorm_epsilon)
-        fill(self, lambda name, p: reference_value(spec, p, name))
+        fill(self, lambda name, *run: reference_value(spec, *run, name))
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         return self.norm(x_SBH)

@@ -20,17 +20,27 @@ from parallel.measure.ranges import region
 
 
 def build_reference(
-    spec: RunSpec, gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext
+    spec: RunSpec,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    held: Callable[[nn.Parameter], gpt.Held] = gpt.undivided,
 ) -> nn.Module:
-    """The run's model in fp32, called as (tokens, labels) -> mean loss. gathered: see gpt.fill."""
+    """The run's model, called as (tokens, labels) -> mean loss. held: see gpt.fill.
+
+    Ours is built without memory and filled on the device: the host never has more of it than one
+    parameter. ZeRO-3 puts each where it belongs. Hugging Face's is built in host memory.
+    """
     if spec.implementation == "hf":
         from models import hf_model
 
         model = hf_model.HuggingFaceGPT(spec.model, spec.recompute, spec.end_of_text)
-        hf_model.initialise(model, spec.seed, gathered)
+        hf_model.initialise(model, spec.seed, held)
     else:
-        model = gpt.GPT(spec.model, spec.recompute, spec.end_of_text, spec.padded_vocab)
-        gpt.initialise(model, spec.seed, gathered)
+        with torch.device("meta") if held is gpt.undivided else nullcontext():
+            model = gpt.GPT(spec.model, spec.recompute, spec.end_of_text, spec.padded_vocab)
+        if held is gpt.undivided:
+            model.to(dtype).to_empty(device=device)
+        gpt.initialise(model, spec.seed, held)
     name_parameters(model, spec.model)
     return model
 

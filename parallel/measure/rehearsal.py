@@ -101,7 +101,8 @@ def _apply(self: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
             new = parameter
             if changed.dtype != parameter.dtype or changed.device != parameter.device:
                 new = nn.Parameter(changed, parameter.requires_grad)
-                new.__dict__.update(parameter.__dict__)
+                # A tensor without storage keeps its device there.
+                new.__dict__.update(parameter.__dict__ | new.__dict__)
             done[id(parameter)] = parameter, new  # the old one too, so that its id stays its own
         self._parameters[name] = done[id(parameter)][1]
     for name, buffer in self._buffers.items():
