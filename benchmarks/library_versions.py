@@ -31,7 +31,8 @@ def step_times(python: str, folders: list[str], study: Path, only: list[str], lo
     subprocess.run([*sweep, *(["--only", *only] if only else [])], env=environment, cwd=ROOT)
     read = [sys.executable, "-m", "analysis.tflops", str(logs / study.stem), "--format", "json"]
     done = subprocess.run(read, cwd=ROOT, capture_output=True, check=True)
-    return {row["run"]: row["step_s"] for row in json.loads(done.stdout)["rows"] if row["step_s"]}
+    rows = json.loads(done.stdout)
+    return {Path(row["source"]).name: row["steady_step_s"] for row in rows if row["steady_step_s"]}
 
 
 @command_line("benchmarks/library_versions.py")

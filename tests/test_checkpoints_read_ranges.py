@@ -206,6 +206,8 @@ def test_of_weights_alone_a_rank_reads_its_rows(layout, tmp_path, monkeypatch):
         return numbers
 
     monkeypatch.setattr(weights.Weights, "tensor", read)
+    filled: list[int] = []  # by one rank after the other
+    monkeypatch.setattr(loading, "_check_all_filled", lambda _, elements: filled.extend(elements))
     for rank in range(LAYOUTS[layout][0].world_size):
         sizes.clear()
         pieces = pieces_of(layout, rank)
@@ -219,6 +221,7 @@ def test_of_weights_alone_a_rank_reads_its_rows(layout, tmp_path, monkeypatch):
         assert sum(sizes) <= 1.1 * sum(map(len, pieces))
         for piece, numbers in zip(pieces, wanted, strict=True):
             assert torch.equal(piece.tensors["param"], numbers)
+    assert sum(filled) == config.n_params
 
 
 class Threads(Ranks):
