@@ -105,7 +105,10 @@ def spec_of(run: Run) -> RunSpec:
     """
     source, settings = run.path / "run.json", run.facts.get("spec") or {}
     # Without the setting, the vocabulary was padded to a multiple of tp.
-    settings = {"vocab_multiple": 1} | settings
+    earlier: dict[str, Any] = {"vocab_multiple": 1}
+    if settings.get("engine") == "fsdp2":  # without the setting, it reduced once a step
+        earlier["reduce_each_micro_batch"] = False
+    settings = earlier | settings
     # Settings that only another version has are not needed here.
     known = [f.name for f in fields(RunSpec) if settings.get(f.name) is not None]
     try:
