@@ -25,7 +25,7 @@ from parallel.record.launch import Launch
 from parallel.record.schema import SCHEMA_VERSION, utc_now
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy", "transformer-engine")
-TRIED = "libraries: tried"  # a line of train.log
+TRIED = "libraries: in the ranges whose ends were tried"  # a line of train.log
 # The code that a result depends on.
 TRAINS = ("base", "models", "parallel", "setup.py", "constraints.txt")
 
