@@ -144,6 +144,7 @@ LEVELS = {
         {"config"},
         {"record"},
         {"checkpoint", "measure"},
+        {"doors"},
         {"engines"},
         {"token_files"},
         {"batches"},
@@ -155,6 +156,8 @@ LEVELS = {
 def level(room: str, name: str) -> tuple[int, str]:
     """(level, inner room) of a module of a room: `analysis.logs.load` is of room logs, level 1."""
     inner = name.removeprefix(f"{room}.").split(".")[0]
+    if name.endswith(".__main__"):
+        return len(LEVELS[room]), "a command"
     levels = [i for i, rooms in enumerate(LEVELS[room]) if inner in rooms]
     return (levels[0], inner) if levels else (len(LEVELS[room]), "a command")
 

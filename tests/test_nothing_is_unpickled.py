@@ -1,13 +1,23 @@
-"""No source of ours can unpickle a file: read with ast, so that no path has to be run."""
+"""No source of ours can unpickle code: read with ast, so that no path has to be run. The one reader
+of pickles makes nothing but what it knows."""
 
+import argparse
 import ast
+import os
+import pickle
+import re
 
 import pytest
+import torch
 
+from base.errors import UsageError
+from parallel.doors import pickles
+from tests.conftest import ROOT
 from tests.test_architecture import FILES
 
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 NEVER = {"read_pickle", "unsafe_load", "full_load", "unpickle"}
+READER = ROOT / "parallel" / "doors" / "pickles.py"
 TORCH_STORES = "torch.distributed.checkpoint"  # its readers unpickle .metadata
 
 
@@ -43,7 +53,7 @@ def unpickles(source: str) -> list[str]:
 
 
 def test_no_source_can_unpickle():
-    findings = {str(path): unpickles(path.read_text()) for path in FILES}
+    findings = {str(path): unpickles(path.read_text()) for path in FILES if path != READER}
     assert len(findings) > 150 and {path: found for path, found in findings.items() if found} == {}
 
 
@@ -66,3 +76,50 @@ def test_no_source_can_unpickle():
 )
 def test_the_check_finds_what_unpickles(source, lines):
     assert len(unpickles(source)) == lines
+
+
+def test_the_one_reader_of_pickles_says_what_it_finds():
+    assert [re.sub(r"^\d+: ", "", line) for line in unpickles(READER.read_text())] == [
+        "imports pickle"
+    ]
+
+
+class Attack:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("store", ["plain", "torch"])
+@pytest.mark.parametrize("hidden", ["alone", "in a table", "behind getattr"])
+def test_a_pickle_that_runs_code_is_refused_by_name_and_does_not_run(store, hidden, tmp_path):
+    attack = Attack()
+    attack.mark = tmp_path / "ran"
+    content = {"alone": attack, "in a table": {"args": [attack]}}.get(hidden)
+    file, read = tmp_path / "file", pickles.read_table if store == "plain" else pickles.load
+    if hidden == "behind getattr":
+        content = {"step": 1, "attack": Caught(attack)}
+    file.write_bytes(pickle.dumps(content)) if store == "plain" else torch.save(content, file)
+    with pytest.raises(UsageError, match=r"is refused: it holds posix\.system"):
+        read(file)
+    assert not attack.mark.exists()
+
+
+class Caught:
+    """Names what it holds through a class that is known and harmless."""
+
+    def __init__(self, attack):
+        self.attack = attack
+
+    def __reduce__(self):
+        return getattr, (self.attack, "mark")
+
+
+def test_what_is_known_and_inert_is_read(tmp_path):
+    table = {"size": torch.Size((2, 3)), "dtype": torch.bfloat16}
+    (tmp_path / "plain").write_bytes(pickle.dumps(table))
+    assert pickles.read_table(tmp_path / "plain") == table
+    torch.save({"args": argparse.Namespace(hidden_size=8), "x": torch.arange(3)}, tmp_path / "t")
+    read = pickles.load(tmp_path / "t")
+    assert read["args"].hidden_size == 8 and read["x"].tolist() == [0, 1, 2]

@@ -1,10 +1,14 @@
-"""Check checkpoints, and take out what is in them. The command answers before torch is loaded.
+"""Check checkpoints, and bring them in and out. The command answers before torch is loaded.
 
     python -m parallel.checkpoint verify PATH...                  # what is damaged, if anything
     python -m parallel.checkpoint export PATH OUT [--dtype fp32]  # weights only, for models.hf
+    python -m parallel.checkpoint export PATH OUT --format torch_dist  # with AdamW's moments
+    python -m parallel.checkpoint import PATH OUT [--model M]     # another's; then --load OUT
 
 PATH is a checkpoint, a folder of checkpoints or a run folder. `export` takes the newest one and
-first checks all its bytes.
+first checks all its bytes. `import` finds out the format, and writes a checkpoint where there are
+AdamW's moments, else the weights alone. Nothing is unpickled but tensors, numbers, texts and
+tables: a file with anything else is refused.
 """
 
 import sys
@@ -12,9 +16,14 @@ from pathlib import Path
 
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
 from base.errors import Parser, UsageError, command_line
+from base.files import read_json
 from base.storage import BYTES, refuse_existing
-from models.config import GPTConfig
+from models.config import GPTConfig, preset
+from models.hf_config import config_of
+from models.weights_config import is_weights, read_description
 from parallel.checkpoint import folders
+
+FORMATS = ("weights",)  # that we write
 
 
 def _verify(folder: Path) -> None:
@@ -27,8 +36,9 @@ def _verify(folder: Path) -> None:
     read_weights(folder)
 
 
-def _export(path: Path, out: Path, dtype: str) -> str:
-    """Write a checkpoint's weights as the weights-only folder `out`, and say what was written.
+def _export(path: Path, out: Path, dtype: str, form: str) -> str:
+    """Write a checkpoint's weights, or all of it in another's format, as the folder `out`, and say
+    what was written.
 
     Raises:
         UsageError: the checkpoint is damaged or of Hugging Face's model, whose parameters have
@@ -40,16 +50,43 @@ def _export(path: Path, out: Path, dtype: str) -> str:
         raise UsageError(
             f"{folder} holds weights alone already; python -m models.hf export reads it"
         )
-    manifest = folders.verify(folder)
-    if manifest["implementation"] == "hf":
-        raise UsageError(f"{folder} holds Hugging Face's own layout; only our GPT is exported")
-    from models.weights import write_weights
-    from parallel.checkpoint.rank_files import Reader
+    from parallel import doors
+    from parallel.doors import ours
 
-    facts = {key: manifest.get(key) for key in ("step", "run", "commit")}
-    gathered = Reader(folder, manifest).gathered
-    size = write_weights(out, GPTConfig(**manifest["model"]), gathered, dtype, facts)
+    checkpoint = ours.read(folder)
+    if form != "weights":
+        doors.door(form).write(out, checkpoint)
+        return f"{out}: {folder}'s weights and moments as {form}"
+    size = ours.write(out, checkpoint._replace(kinds=("param",)), dtype)
     return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
+
+
+def _model(text: str | None) -> GPTConfig | None:
+    """The model that a flag names: a preset, or a config.json, of Hugging Face or of weights."""
+    if text is None or not (path := Path(text)).exists():
+        return text and preset(text)
+    path = path / "config.json" if path.is_dir() else path
+    if is_weights(path.parent):
+        return read_description(path.parent).model
+    return config_of(read_json(path), path)[0]
+
+
+def _import(path: Path, out: Path, model: str | None) -> str:
+    """Write another's checkpoint as one of ours, and say what was written.
+
+    Raises:
+        UsageError: it cannot be read, is of a model that our GPT cannot be, or holds classes that
+            may run code; or `out` cannot be written.
+    """
+    refuse_existing(out)
+    sizes = _model(model)
+    from parallel import doors
+    from parallel.doors import ours
+
+    foreign = doors.read(path, sizes)
+    ours.write(out, foreign)
+    held = "weights and moments" if len(foreign.kinds) > 1 else "weights alone"
+    return f"{out}: {foreign.config.n_params:,} parameters, {held}, {foreign.facts['run']}"
 
 
 @command_line("parallel.checkpoint")
@@ -58,17 +95,24 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="read every byte and compare checksums")
     verify.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="what to read")
-    exporting = commands.add_parser("export", help="write the full weights alone")
-    exporting.add_argument("path", type=Path, metavar="PATH", help="what to read")
-    exporting.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
-    dtypes = {"choices": tuple(BYTES), "default": "bf16", "help": "default: bf16"}
+    exporting = commands.add_parser("export", help="write the weights, or another's format")
+    dtypes = {"choices": tuple(BYTES), "default": "bf16", "help": "of weights (default: bf16)"}
     exporting.add_argument("--dtype", **dtypes)
-    arguments = parser.parse_args(argv)
-    if arguments.command == "export":
-        print(_export(arguments.path, arguments.out, arguments.dtype))
+    forms = {"choices": FORMATS, "default": "weights", "help": "default: weights"}
+    exporting.add_argument("--format", dest="form", **forms)
+    importing = commands.add_parser("import", help="read another's checkpoint")
+    model = "preset or config.json, where the checkpoint does not state its model"
+    importing.add_argument("--model", help=model)
+    for command in (exporting, importing):
+        command.add_argument("path", type=Path, metavar="PATH", help="what to read")
+        command.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
+    arguments = vars(parser.parse_args(argv))
+    command = arguments.pop("command")
+    if command != "verify":
+        print((_export if command == "export" else _import)(**arguments))
         return 0
     damaged = False
-    for folder in [each for path in arguments.paths for each in folders.candidates(path)]:
+    for folder in [each for path in arguments["paths"] for each in folders.candidates(path)]:
         try:
             _verify(folder)
             print(f"{folder}: good")

@@ -13,6 +13,7 @@ from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.contents import slices_to_save
 from parallel.checkpoint.folders import Damaged
+from parallel.checkpoint.manifest import IMPORTED
 from parallel.checkpoint.rank_files import Reader
 from parallel.checkpoint.ranks import Ranks, attempt
 from parallel.config.settings import TRAINING, RunSpec
@@ -79,7 +80,10 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
         _refuse(folder, changed and f"{folder / name} is damaged: {changed}")
     engine.restore(manifest["adam_step"], manifest["scaler"])
     size = sum(size for _, size, _ in reader.files)
-    return Loaded(manifest["step"], folder, size, _changed(spec, manifest["spec"]))
+    changed = _changed(spec, manifest["spec"])
+    if manifest["engine"] == IMPORTED:
+        changed = f"{manifest['run']}, whose settings and data are not known"
+    return Loaded(manifest["step"], folder, size, changed)
 
 
 def _refuse(folder: Path, problem: str) -> None:

@@ -19,6 +19,7 @@ from parallel.config.layout import Layout
 from parallel.config.settings import PRECISIONS
 
 KINDS = ("param", "exp_avg", "exp_avg_sq")  # the tensors of a piece
+IMPORTED = "imported"  # the engine of a checkpoint from elsewhere, whose settings are not known
 _COUNT, _BOX = Count(0, math.inf), [Count(0, math.inf)]
 _PIECE = {"name": str, "shape": _BOX, "offset": _BOX, "part": _BOX, "start": _COUNT, "stop": _COUNT}
 _FILE = {"path": str, "bytes": _COUNT, "crc32": Count(0, 2**32 - 1), "pieces": [Whole(_PIECE)]}
@@ -27,7 +28,7 @@ _MANIFEST = Whole(
         **dict.fromkeys(("step", "adam_step", "world_size"), _COUNT),
         **dict.fromkeys(("run", "time_utc"), str),
         **dict.fromkeys(("spec", "layout", "model"), dict),
-        "engine": Words(ENGINES),
+        "engine": Words((*ENGINES, IMPORTED)),
         "implementation": Words(("gpt", "hf")),
         "precision": Words(PRECISIONS),
         "data": Whole({"next_step": _COUNT}),
