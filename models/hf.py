@@ -5,8 +5,9 @@
 
 `import` turns a directory of a GPT-2, Llama, Qwen3 or Mistral (config.json and model.safetensors,
 in one file or with an index) into a weights-only folder, from which training starts on any engine
-and layout. `export` turns a weights-only folder into a directory that transformers loads
-(from_pretrained). In fp32 the logits agree to 1e-4.
+and layout. `parallel.train --load HF_DIR` starts from the directory itself. `export` turns a
+weights-only folder into a directory that transformers loads (from_pretrained). In fp32 the logits
+agree to 1e-4.
 
     python -m parallel.checkpoint export logs/parity/ddp out/weights   # of a run
     python -m models.hf export out/weights out/ddp

@@ -6,7 +6,8 @@ all keys, all values, in one matrix or in three. transformers is not needed.
 """
 
 import json
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -33,7 +34,7 @@ from models.weights import (
     refuse_pickles,
     write_weights,
 )
-from models.weights_config import CONFIG, FORMAT
+from models.weights_config import CONFIG, FORMAT, is_weights
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -43,6 +44,7 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+Box = tuple[slice, ...]
 _INDEX = "model.safetensors.index.json"
 _EMBEDDING, _OUTPUT = "embedding.word.weight", "output.weight"
 _HEAD = "lm_head.weight"  # where it is tied, some files repeat the embedding under this name
@@ -83,18 +85,48 @@ def to_hugging_face(config: GPTConfig, name: str, value: Tensor) -> list[Tensor]
         parts = [rows.flatten(0, 2) for rows in group.split(_group_rows(config), dim=1)]
         if len(hugging_face_names(config, name)) == 1:
             parts = [torch.cat(parts)]
-    return [_transposed(config, name, part).contiguous() for part in parts]
+    transposed = _is_transposed(config, name, value.dim())
+    return [(part.t() if transposed else part).contiguous() for part in parts]
 
 
-def from_hugging_face(config: GPTConfig, name: str, parts: list[Tensor]) -> Tensor:
-    """The inverse of `to_hugging_face`; `name` is the reference's."""
-    value = torch.cat([_transposed(config, name, part) for part in parts])
-    if ".attn.qkv." in name:
-        heads = value.unflatten(0, (-1, config.head_dim))
-        rows = [config.kv_heads * each for each in _group_rows(config)]
-        group = [part.unflatten(0, (config.kv_heads, -1)) for part in heads.split(rows)]
-        value = torch.cat(group, dim=1).flatten(0, 2)
-    return value.contiguous()
+def _stored_rows(config: GPTConfig, name: str, rows: range) -> Iterator[tuple[int, range]]:
+    """Rows of a reference parameter in transformers' class: which of its `hugging_face_names`, and
+    the rows there, one range after the other."""
+    if ".attn.qkv." not in name:
+        yield 0, rows
+        return
+    sizes = [config.head_dim * heads for heads in _group_rows(config)]
+    begins, at = [0, sizes[0], sum(sizes[:2])], rows.start
+    joined = len(hugging_face_names(config, name)) == 1
+    while at < rows.stop:
+        group, inside = divmod(at, sum(sizes))
+        part = bisect(begins, inside) - 1
+        inside -= begins[part]
+        n = min(sizes[part] - inside, rows.stop - at)
+        first = group * sizes[part] + inside + joined * config.kv_heads * begins[part]
+        yield (0 if joined else part), range(first, first + n)
+        at += n
+
+
+def from_hugging_face(
+    config: GPTConfig,
+    name: str,
+    read: Callable[[str, Box], Tensor],
+    box: Box = (slice(None),),
+) -> Tensor:
+    """The inverse of `to_hugging_face`, or a box of it, without padded vocabulary rows.
+
+    name: the reference's. read(name, box) gives a box of a tensor of transformers' class.
+    """
+    theirs, shape = hugging_face_names(config, name), parameter_shapes(config)[name]
+    transposed, (rows, *columns), parts = _is_transposed(config, name, len(shape)), box, []
+    for part, stored in _stored_rows(config, name, range(shape[0])[rows]):
+        there = slice(stored.start, stored.stop)
+        if transposed:
+            parts.append(read(theirs[part], (*(columns or [slice(None)]), there)).t())
+        else:
+            parts.append(read(theirs[part], (there, *columns)))
+    return torch.cat(parts)
 
 
 def _group_rows(config: GPTConfig) -> list[int]:
@@ -102,10 +134,9 @@ def _group_rows(config: GPTConfig) -> list[int]:
     return [config.n_head // config.kv_heads, 1, 1]
 
 
-def _transposed(config: GPTConfig, name: str, value: Tensor) -> Tensor:
-    """A matrix of a block as the class stores it, or back."""
-    in_block = name.startswith("blocks.") and value.dim() == 2
-    return value.t() if in_block and architecture(config).transposed else value
+def _is_transposed(config: GPTConfig, name: str, dims: int) -> bool:
+    """Whether the class stores a parameter transposed: a matrix of a block."""
+    return name.startswith("blocks.") and dims == 2 and architecture(config).transposed
 
 
 def _their_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
@@ -129,16 +160,29 @@ class HuggingFaceFolder:
     dtype: str
     stored: dict[str, tuple[Path, str]]
 
-    def tensor(self, name: str) -> Tensor:
-        """One parameter as the reference GPT has it, without padded vocabulary rows."""
-        parts = [self._stored(theirs) for theirs in hugging_face_names(self.config, name)]
-        value = from_hugging_face(self.config, name, parts)
-        return value[: self.config.vocab_size] if name in (_EMBEDDING, _OUTPUT) else value
+    @property
+    def bytes(self) -> int:
+        """Of its files."""
+        return sum(file.stat().st_size for file in {file for file, _ in self.stored.values()})
 
-    def _stored(self, name: str) -> Tensor:
+    def tensor(self, name: str, box: Box = (slice(None),)) -> Tensor:
+        """A parameter as the reference GPT has it, or a box of it; no other bytes are read."""
+        return from_hugging_face(self.config, name, self._stored, box)
+
+    def _stored(self, name: str, box: Box = (slice(None),)) -> Tensor:
         file, there = self.stored[name]
         with safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(there)
+            return opened.get_slice(there)[box]
+
+
+def open_weights(folder: Path, tick: Callable[[], None]) -> Weights | HuggingFaceFolder:
+    """The weights that training can start from: a weights-only folder of ours, whose checksum is
+    compared, or a Hugging Face directory, which has none.
+
+    Raises:
+        UsageError: as `read_weights`, or `open_hugging_face`.
+    """
+    return read_weights(folder, tick=tick) if is_weights(folder) else open_hugging_face(folder)
 
 
 def open_hugging_face(source: Path) -> HuggingFaceFolder:

@@ -42,6 +42,10 @@ class Weights(NamedTuple):
     config: GPTConfig
     dtype: str
 
+    @property
+    def bytes(self) -> int:
+        return (self.path / TENSORS).stat().st_size
+
     def tensor(self, name: str, box: tuple[slice, ...] = (slice(None),)) -> Tensor:
         """A parameter, or a box of it, on the CPU, in the dtype that it is stored in."""
         with safe_open(self.path / TENSORS, framework="pt") as stored:
@@ -88,11 +92,9 @@ def write_weights(
         return size + (aside / CONFIG).stat().st_size
 
 
-def read_weights(
-    folder: Path, verify: bool = True, tick: Callable[[], None] = lambda: None
-) -> Weights:
-    """Open a weights-only folder; with `verify` its checksum is compared first, with a tick for
-    every few megabytes.
+def read_weights(folder: Path, tick: Callable[[], None] = lambda: None) -> Weights:
+    """Open a weights-only folder; its checksum is compared first, with a tick for every few
+    megabytes.
 
     Raises:
         UsageError: missing, altered, or not such a folder; it names the file and the numbers.
@@ -106,7 +108,7 @@ def read_weights(
     try:
         if (size := path.stat().st_size) != written["bytes"]:
             raise UsageError(f"{path} is damaged: {size} bytes, written were {written['bytes']}")
-        if verify and file_crc32(path, tick) != written["crc32"]:
+        if file_crc32(path, tick) != written["crc32"]:
             raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error

@@ -7,6 +7,7 @@ from base.errors import UsageError
 from base.files import read_json, read_json_if_whole
 from base.storage import own_crc32
 from models.config import GPTConfig
+from models.hf_config import config_of
 
 CONFIG, FORMAT = "config.json", "gpt-weights-1"
 
@@ -14,6 +15,24 @@ CONFIG, FORMAT = "config.json", "gpt-weights-1"
 def is_weights(path: Path) -> bool:
     """Whether a folder is a weights-only folder."""
     return read_json_if_whole(path / CONFIG).get("format") == FORMAT
+
+
+def holds_weights(path: Path) -> bool:
+    """Whether training can start from a folder: ours, or a Hugging Face directory."""
+    described = read_json_if_whole(path / CONFIG)
+    return described.get("format") == FORMAT or "model_type" in described
+
+
+def model_of(path: Path) -> GPTConfig:
+    """The model of a folder that `holds_weights`.
+
+    Raises:
+        UsageError: missing, altered, or a model that our GPT cannot be.
+    """
+    described = read_json(path / CONFIG)
+    if described.get("format") != FORMAT and "model_type" in described:
+        return config_of(described, path / CONFIG)[0]
+    return read_description(path).model
 
 
 class Described(NamedTuple):

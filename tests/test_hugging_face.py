@@ -2,14 +2,18 @@
 
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -26,12 +30,15 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from base.errors import UsageError
-from models import gpt, hf, hf_model
-from models.config import LLAMA3_ROPE, PRESETS, GPTConfig, preset
+from models import gpt, hf, hf_model, hf_weights
+from models.config import LLAMA3_ROPE, PRESETS, GPTConfig, parameter_shapes, preset
 from models.hf_config import config_of, hugging_face_config
 from models.hf_weights import Tokenizer, export_hugging_face, import_hugging_face
 from models.weights import read_weights, write_weights
 from parallel import token_files
+from parallel.checkpoint import attempts, loading
+from parallel.checkpoint.contents import NEVER_SAVED, Copy, Piece, State
+from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import resolve
 from tests import checkpoint_worker
 from tests.conftest import ROOT
@@ -132,6 +139,81 @@ def test_an_imported_model_has_the_same_logits_and_comes_back_bit_for_bit(kind, 
     after = load_file(tmp_path / "again" / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+class CountsBytes:
+    """Stands for safe_open; counts the bytes that are asked of each file."""
+
+    read = 0
+
+    def __init__(self, *file, **how):
+        self.opened = safe_open(*file, **how)
+
+    def __enter__(self):
+        return SimpleNamespace(get_slice=self.get_slice)
+
+    def __exit__(self, *error):
+        pass
+
+    def get_slice(self, name):
+        return SlicesOf(self.opened.get_slice(name))
+
+
+class SlicesOf(NamedTuple):
+    stored: Any
+
+    def __getitem__(self, box):
+        value = self.stored[box]
+        CountsBytes.read += value.nbytes
+        return value
+
+
+def tp_pieces(config: GPTConfig, rank: int) -> list[Piece]:
+    """What a rank of tp 2 holds, as the engines cut it."""
+    pieces = []
+    for name, shape in parameter_shapes(config).items():
+        cut = ("embedding.word", "output", "attn.qkv", "mlp.up", "mlp.gate")
+        axis = 0 if any(f".{word}." in f".{name}" for word in cut) else None
+        if name.endswith(("attn.out.weight", "mlp.down.weight")):
+            axis = 1
+        part, offset = list(shape), [0] * len(shape)
+        if axis is not None:
+            middle = -(-shape[axis] // 2)
+            part[axis] = middle if rank == 0 else shape[axis] - middle
+            offset[axis] = rank * middle
+        copy = Copy(0, 1) if axis is not None or rank == 0 else NEVER_SAVED
+        tensors = {"param": torch.full((math.prod(part),), math.nan)}
+        pieces.append(Piece(name, shape, tuple(offset), tuple(part), 0, tensors, copy))
+    return pieces
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_a_run_starts_from_a_sharded_directory_and_each_rank_reads_what_it_holds(
+    kind, tmp_path, monkeypatch
+):
+    theirs(tmp_path / "theirs", kind)
+    imported = import_hugging_face(tmp_path / "theirs", tmp_path / "weights")
+    spec = resolve(("flags", {"load": str(tmp_path / "theirs"), "data": "none"}))
+    assert spec.model == imported.config and spec.seq_len == 16
+    attempts.check_first(spec, tmp_path / "theirs")
+    monkeypatch.setattr(hf_weights, "safe_open", CountsBytes)
+    for rank in (0, 1):
+        pieces, restored = tp_pieces(imported.config, rank), []
+        engine = SimpleNamespace(
+            state=lambda of=pieces: State(of), restore=lambda *to, of=restored: of.append(to)
+        )
+        monkeypatch.setattr(loading, "_check_all_filled", lambda *_: None)  # of one rank of two
+        monkeypatch.setattr(CountsBytes, "read", 0)
+        loaded = loading.load(engine, spec, Ranks(0, 1), tmp_path / "theirs")
+        assert (loaded.step, restored) == (0, [(0, {})])
+        for piece in pieces:
+            box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
+            wanted = imported.tensor(piece.name, box).flatten()
+            assert torch.equal(piece.tensors["param"], wanted), piece.name
+        held = sum(piece.tensors["param"].nbytes for piece in pieces)
+        assert CountsBytes.read == held
+    files = (tmp_path / "theirs").glob("*.safetensors")
+    assert loaded.bytes == sum(file.stat().st_size for file in files)
 
 
 @pytest.mark.parametrize("kind", OURS)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from base.errors import UsageError, drop_output
 from models.config import GPTConfig
-from models.weights_config import read_description
+from models.weights_config import model_of
 from parallel.checkpoint import folders
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.settings import DEFAULTS, RunSpec
@@ -151,7 +151,7 @@ def check_first(spec: RunSpec, first: Path) -> None:
         UsageError: it is of another model, or of the run's last step or a later one.
     """
     if folders.step_of(first) is None:
-        check_model(spec, first, read_description(first).model, "gpt")
+        check_model(spec, first, model_of(first), "gpt")
         return
     if folders.step_of(first) >= spec.steps:
         raise UsageError(nothing_to_train(spec, first.name))

@@ -8,7 +8,7 @@ import numpy as np
 
 from base.errors import Answer, UsageError
 from models.config import GPTConfig
-from models.weights import TENSORS, read_weights
+from models.hf_weights import open_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.contents import slices_to_save
@@ -112,12 +112,11 @@ def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
 
 
 def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
-    """Start a new training from weights alone: no moments, step 0. Rank 0 verifies the bytes."""
-    opened = ranks.on_all(attempt, read_weights, folder, ranks.rank == 0, ranks.tick)
-    for _, problem in opened:
-        if problem:
-            raise UsageError(problem)
-    weights, _ = opened[ranks.rank]
+    """Start a new training from weights alone: no moments, step 0. Rank 0 checks the files, and
+    each rank reads the boxes that it holds."""
+    weights, problem = ranks.on_first(attempt, open_weights, folder, ranks.tick)
+    if problem:
+        raise UsageError(problem)
     check_model(spec, folder, weights.config, "gpt")
     pieces = engine.state().pieces
 
@@ -132,6 +131,10 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
             ranks.tick()
         return sum(map(len, slices_to_save(pieces)))
 
-    _check_all_filled(spec, ranks.on_all(fill))
+    filled = ranks.on_all(attempt, fill)
+    for _, problem in filled:
+        if problem:
+            raise UsageError(problem)
+    _check_all_filled(spec, [elements for elements, _ in filled])
     engine.restore(0, {})
-    return Loaded(0, folder, (folder / TENSORS).stat().st_size)
+    return Loaded(0, folder, weights.bytes)

@@ -17,7 +17,7 @@ from base.errors import UsageError
 from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
 from models.gpus import lacking
 from models.hf_config import architecture
-from models.weights_config import is_weights, read_description
+from models.weights_config import holds_weights, model_of
 from parallel.config.axes import AXES, MODEL_AXES, SET_AXES
 from parallel.config.data_files import stated_by
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
@@ -134,7 +134,7 @@ class RunSpec:
     save_interval: int = key(
         0, "steps between checkpoints, also one at the end and at a signal; 0: none", _MAYBE_STEPS
     )
-    load: str | None = key(None, "checkpoint, or folder of them, to go on from; or weights alone")
+    load: str | None = key(None, "a checkpoint or folder of them; or weights, also Hugging Face's")
     resume: bool = key(True, "go on where a stopped attempt of this run left a checkpoint")
     keep_last: int = key(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
     keep_every: int = key(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)
@@ -459,11 +459,11 @@ def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
-    """The sizes of the weights-only folder that is loaded, where no preset is named."""
+    """The sizes of the weights that are loaded, where no preset is named."""
     folder = Path(merged.get("load") or "")
-    if not merged.get("load") or "preset" in merged or not is_weights(folder):
+    if not merged.get("load") or "preset" in merged or not holds_weights(folder):
         return {}
-    model = read_description(folder).model
+    model = model_of(folder)
     unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
     return {name: value for name, value in asdict(model).items() if name not in unused}
 
