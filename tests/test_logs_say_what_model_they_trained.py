@@ -173,23 +173,22 @@ def test_newer_torchtitans_state_sizes_as_json_and_batches_in_tokens(record_of):
     assert record.uncounted == ["400,000,000 parameters in an encoder of images"]
 
 
-def test_the_configuration_beside_a_trainer_state_is_read(record_of, tmp_path):
+def test_the_configuration_beside_a_trainers_log_is_read(record_of, tmp_path):
     config = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32}
     config |= {"num_hidden_layers": 32, "num_key_value_heads": 32, "hidden_act": "silu"}
     config |= {"tie_word_embeddings": False, "vocab_size": 32000, "rms_norm_eps": 1e-05}
     config |= {"max_position_embeddings": 4096, "rope_theta": 10000.0}
     (tmp_path / "config.json").write_text(json.dumps(config, indent=2))
-    history = [{"step": i, "loss": 2.0} for i in range(1, 11)]
-    history.append({"step": 10, "train_runtime": 100.0, "train_samples_per_second": 8.0})
-    state = {"log_history": history, "max_steps": 10, "train_batch_size": 4}
-    record = record_of(json.dumps(state), "trainer_state.json")
+    lines = "".join(f"{{'loss': 2.0, 'epoch': 0.{i}}}\n" for i in range(10))
+    lines += "{'train_runtime': 100.0, 'train_samples_per_second': 8.0}\n"
+    record = record_of(f"  Total optimization steps = 10\n{lines}", "trainer.log")
     assert record.steps["loss"].tolist() == [2.0] * 10 and record.step_stats()["mean"] == 10.0
     read_config, _ = config_of(record)
     assert read_config.gated and read_config.n_params == pytest.approx(6_738_415_616, rel=1e-3)
     assert record.origin["n_layer"] == "config"
     config["num_local_experts"] = 8
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read(tmp_path / "trainer_state.json").uncounted == ["8 experts"]
+    assert read(tmp_path / "trainer.log").uncounted == ["8 experts"]
 
 
 def test_nanotrons_configuration_beside_its_log_is_read(record_of, tmp_path):

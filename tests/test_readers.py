@@ -120,15 +120,9 @@ def test_a_loss_of_nan_outside_of_iteration_lines_is_counted_and_diverged(log):
     golden |= {"iteration-time": series({"1": 9.0, "2": 8.5, "3": 0.95})}
     losses = "".join(mlperf(3000, "eval_loss", value) for value in (2.5, float("nan")))
     run = mlperf(2000, "run_start") + losses + mlperf(62000, "run_stop", status="success")
-    ranks = "".join(
-        f"Rank 0 Epoch {i} timing breakdown:\n Train Loss: {loss}\n Total epoch time: 9.5 seconds\n"
-        f" Training compute time: 9.0 seconds\n"
-        for i, loss in ((0, "2.5"), (1, "nan"))
-    )
     for text, name, count in (
         (json.dumps(golden), "golden.json", "1 of 3 iterations"),
         (run, "result_0.txt", "1 times"),
-        (ranks + "Epoch 1: train loss nan, val loss nan\n", "epochs.log", "2 times"),
     ):
         judged = judge(read(log(text, name)))
         (flag,) = (flag.text for flag in judged.flags if flag.kind == "loss")
@@ -479,9 +473,6 @@ WHOLE = {kind: FORMATS[kind][0] for kind in NUMBERED} | {
     "DeepSpeed-Chat that ended": CHAT
     + "[INFO] [launch.py:347:main] Process 9 exits successfully.\n",
     "a failure": "loading\n" + list(DIED)[2],
-    "headings": "# one\nAverage metrics:\n    Total epoch time: 10.5 seconds\n"
-    "    Training compute time: 9.5 seconds\n    Rank 0 Epoch 0 timing breakdown:\n"
-    "        Total epoch time: 13.5 seconds\n",
 }
 
 

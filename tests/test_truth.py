@@ -75,9 +75,3 @@ def test_what_is_read_agrees(row):
 def test_a_file_without_steps_is_refused_with_its_reason(path):
     with pytest.raises(Refusal, match=REFUSED[path]):
         read(TRUTH.parent / path)
-
-
-@needs_logs
-def test_a_document_of_several_runs_is_refused_with_their_names():
-    with pytest.raises(Refusal, match="holds 6 runs .*training_b64_g2.*copy each to a file"):
-        read(next((SHARED / "seeds").glob("004_*.txt")))

@@ -26,7 +26,7 @@ from base.errors import UsageError
 
 NAMES = tuple(
     """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc picotron
-    metrics_file megatron_golden nemo mlperf fairseq rank_epochs deepspeed hf_trainer""".split()
+    metrics_file megatron_golden nemo mlperf fairseq deepspeed hf_trainer""".split()
 )
 UNKNOWN = "unknown"
 

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: its console, all_results.json and trainer_state.json.
+"""Hugging Face Trainer's console.
 
     {'loss': 2.5893, 'learning_rate': 5e-06, 'epoch': 0.01}
     {'train_runtime': 919.097, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017}
@@ -9,19 +9,17 @@ mean step time is the runtime over the number of optimizer steps, where both are
 
 import re
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import labelled, named_number, number, table
-from analysis.logs.parsing.json_values import document, integer, known, real, rows, steps_of
 from analysis.logs.parsing.line_format import Columns, Format, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
-from analysis.logs.record import Record, Refusal
+from analysis.logs.record import Record
 
 _LOSS = re.compile(rb"\{'loss': '?" + named_number("loss"))
 _LOSS_FIELDS = {"grad_norm": labelled(rb"grad_norm'", rb": '?")}
@@ -48,11 +46,6 @@ _RENAMED = {"n_embd": "hidden", "n_positions": "max_seq_len"}
 def _read(log: Log, record: Record) -> None:
     """Read one log. The totals are filled where an end line stands in it."""
     record.engine = "HF Trainer"
-    if log.head[:1] == b"{" and log.head[:2] != b"{'":
-        try:
-            return _document(record, document(str(log.path), log.text(), "HF Trainer"))
-        except Refusal:
-            record.notes.append("opens like a JSON document, but is none: read as a console log")
     columns = table(log, _LOSS, _LOSS_FIELDS)
     # They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
     texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
@@ -81,7 +74,11 @@ def _read(log: Log, record: Record) -> None:
         state(record, {"seq_len": block or usual}, "log" if block else "default")
     if ends:
         record.last_at = ends[-1]
-    _whole_run(record)
+    if record.totals:
+        record.completed = record.whole_run = True
+    if record.planned_steps and "wall_s" in record.totals:
+        record.totals["step_s_mean"] = record.totals["wall_s"] / record.planned_steps
+        record.notes.append("the mean step time is the runtime over the number of steps")
     judge_end(record, log, None if len(record.steps) else ends)
 
 
@@ -116,38 +113,9 @@ def read_ends(record: Record, log: Log) -> list[int]:
     return [at for at, _ in ends]
 
 
-def _whole_run(record: Record) -> None:
-    if record.totals:
-        record.completed = record.whole_run = True
-    if record.planned_steps and "wall_s" in record.totals:
-        record.totals["step_s_mean"] = record.totals["wall_s"] / record.planned_steps
-        record.notes.append("the mean step time is the runtime over the number of steps")
-
-
-def _document(record: Record, content: dict[str, Any]) -> None:
-    """all_results.json, train_results.json, or trainer_state.json with its log_history."""
-    history = rows(content.get("log_history"))
-    steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
-    record.steps = steps_of(
-        iteration=[row["step"] for row in steps],
-        loss=[row["loss"] for row in steps],
-        grad_norm=[row.get("grad_norm") for row in steps],
-    )
-    planned = integer(content.get("max_steps"))
-    ends = [row for row in [*history, content] if known(row.get("train_runtime")) is not None]
-    for end in ends[-1:]:
-        planned = planned or integer(end.get("step"))
-        record.totals["wall_s"] = real(end["train_runtime"])
-        if (rate := known(end.get("train_samples_per_second"))) is not None:
-            record.totals["samples_per_s"] = rate
-    micro_batch = integer(content.get("train_batch_size"))
-    state(record, {"planned_steps": planned, "micro_batch": micro_batch}, "log")
-    _whole_run(record)
-
-
 FORMAT = Format(
     name="HF Trainer",
-    marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',)),
+    marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': ")),
     banners=(b"***** Running training *****",),
     embedded=True,
     reader=_read,
