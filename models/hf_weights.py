@@ -108,25 +108,22 @@ def _stored_rows(config: GPTConfig, name: str, rows: range) -> Iterator[tuple[in
         at += n
 
 
-def from_hugging_face(
-    config: GPTConfig,
-    name: str,
-    read: Callable[[str, Box], Tensor],
-    box: Box = (slice(None),),
-) -> Tensor:
-    """The inverse of `to_hugging_face`, or a box of it, without padded vocabulary rows.
+def from_hugging_face(config: GPTConfig, name: str, parts: list[Tensor]) -> Tensor:
+    """The inverse of `to_hugging_face`, without padded vocabulary rows."""
+    return _box(config, name, (slice(None),), lambda part, box: parts[part][box])
 
-    name: the reference's. read(name, box) gives a box of a tensor of transformers' class.
-    """
-    theirs, shape = hugging_face_names(config, name), parameter_shapes(config)[name]
-    transposed, (rows, *columns), parts = _is_transposed(config, name, len(shape)), box, []
+
+def _box(config: GPTConfig, name: str, box: Box, read: Callable[[int, Box], Tensor]) -> Tensor:
+    """A box of a reference parameter. read: gives one of a part of `hugging_face_names`."""
+    shape, (rows, *columns) = parameter_shapes(config)[name], box
+    transposed, boxes = _is_transposed(config, name, len(shape)), []
     for part, stored in _stored_rows(config, name, range(shape[0])[rows]):
         there = slice(stored.start, stored.stop)
         if transposed:
-            parts.append(read(theirs[part], (*(columns or [slice(None)]), there)).t())
+            boxes.append(read(part, (*(columns or [slice(None)]), there)).t())
         else:
-            parts.append(read(theirs[part], (there, *columns)))
-    return torch.cat(parts)
+            boxes.append(read(part, (there, *columns)))
+    return torch.cat(boxes)
 
 
 def _group_rows(config: GPTConfig) -> list[int]:
@@ -167,7 +164,8 @@ class HuggingFaceFolder:
 
     def tensor(self, name: str, box: Box = (slice(None),)) -> Tensor:
         """A parameter as the reference GPT has it, or a box of it; no other bytes are read."""
-        return from_hugging_face(self.config, name, self._stored, box)
+        theirs = hugging_face_names(self.config, name)
+        return _box(self.config, name, box, lambda part, its: self._stored(theirs[part], its))
 
     def _stored(self, name: str, box: Box = (slice(None),)) -> Tensor:
         file, there = self.stored[name]
