@@ -71,8 +71,10 @@ def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
         # On CPUs forks of a process that has imported the engine start at once.
         forks = spec.device == "cpu" and not spec.compile
         command = forks and forked_ranks.prefix(spec.engine, spec.threads, spec.gpus)
+        # Once torchrun has asked how a rank ended, its peers cannot: they get a second.
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command = command or [*torchrun, "--nproc-per-node", str(spec.gpus)]
+        torchrun += ["--monitor-interval=1", "--nproc-per-node", str(spec.gpus)]
+        command = command or torchrun
     command += ["-m", "parallel.train", "--study", str(study.path), "--run-name", name]
     command += ["--out", str(folder)]
     return command + (["--cluster", study.cluster.name] if study.cluster is not None else [])

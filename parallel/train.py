@@ -28,6 +28,7 @@ import sys
 import time
 import traceback
 import warnings
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -302,25 +303,44 @@ def train_in_folder(
     except BaseException as error:  # whatever it was, the folder must say so before we die
         line = (str(error).strip().splitlines() or [""])[0]
         reason = first_reason = f"{type(error).__name__}: {line} (rank {launch.rank})"
+        is_mistake = isinstance(error, UsageError)
+        if is_mistake:
+            first_reason = str(error)
+            # Before anything else: where another rank ends first, the launcher may end this one.
+            if is_first_to_see(line, folder.path):
+                with contextlib.suppress(OSError):  # nobody may be there to read it
+                    print(f"parallel.train: {error}", file=sys.stderr, flush=True)
         fail(kind_of_error(error), reason)
-        if isinstance(error, UsageError):
-            reason = first_reason = str(error)
-        elif begun:
+        if begun and not is_mistake:
             first_reason = read_status(folder.path).get("reason", reason)
         end_by_error(error, reason, first_reason)
 
 
+def is_first_to_see(line: str, folder: Path) -> bool:
+    """Whether no rank has asked before about this mistake, which all of them may see together."""
+    from torch import distributed as dist
+
+    if not dist.is_initialized():
+        return True
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        return store.add(f"mistake {zlib.crc32(line.encode())}", 1) == 1
+    except RuntimeError:  # rank 0 had the store and has ended; it wrote why
+        return line not in read_status(folder).get("reason", "")
+
+
 def end_by_error(error: BaseException, reason: str, first_reason: str) -> NoReturn:
-    """Print why this rank ends, tell torchrun why the run did, and end the process.
+    """Print why this rank ends, unless a mistake has been told, tell torchrun why the run did, and
+    end the process.
 
     sys.exit would wait: a collective that waits for this rank, or for a dead one, may keep the
     process alive.
     """
     is_mistake = isinstance(error, UsageError)
     with contextlib.suppress(OSError):  # nobody may be there to read it
-        if is_mistake or kind_of_error(error) == Kind.DISK:
+        if kind_of_error(error) == Kind.DISK and not is_mistake:
             print(f"parallel.train: {reason}", file=sys.stderr)
-        else:
+        elif not is_mistake:
             traceback.print_exc()
         tell_torchrun(f"parallel.train: {first_reason}")
         sys.stdout.flush()

@@ -265,6 +265,7 @@ build_command() { # what srun starts on each node, in `launch`
     "$python" -m torch.distributed.run "--nnodes=$SLURM_JOB_NUM_NODES" "--nproc-per-node=$ranks"
     --max-restarts=0 --rdzv-backend=c10d "--rdzv-id=$job.$restart"
     "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
+    --monitor-interval=1 # once torchrun has asked how a rank ended, its peers cannot
   )
   if [[ $TORCHRUN_LOGS == 1 ]]; then
     launch+=(--log-dir "$folder/$attempt.torchrun" --redirects 3 --tee 3)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from base.errors import UsageError
 from models import weights
 from models.config import parameter_shapes, preset
 from parallel.checkpoint import contents, folders, loading
@@ -207,7 +208,7 @@ def test_of_weights_alone_a_rank_reads_its_rows(layout, tmp_path, monkeypatch):
 
     monkeypatch.setattr(weights.Weights, "tensor", read)
     filled: list[int] = []  # by one rank after the other
-    monkeypatch.setattr(loading, "_check_all_filled", lambda _, elements: filled.extend(elements))
+    monkeypatch.setattr(loading, "_check_all_filled", lambda *of: filled.extend(of[-1]))
     for rank in range(LAYOUTS[layout][0].world_size):
         sizes.clear()
         pieces = pieces_of(layout, rank)
@@ -222,6 +223,17 @@ def test_of_weights_alone_a_rank_reads_its_rows(layout, tmp_path, monkeypatch):
         for piece, numbers in zip(pieces, wanted, strict=True):
             assert torch.equal(piece.tensors["param"], numbers)
     assert sum(filled) == config.n_params
+
+
+def test_ranks_that_hold_less_than_the_model_are_told_so(tmp_path):
+    config = preset("tiny-llama", **SIZES)
+    weights.write_weights(tmp_path / "w", config, lambda name: value(name, "param"), "fp32")
+    state = contents.State(pieces_of("tp4", 0))  # and nobody has the other three quarters
+    engine = SimpleNamespace(state=lambda: state, restore=lambda *_: None)
+    spec = SimpleNamespace(model=config, implementation="gpt")
+    held = sum(map(len, contents.slices_to_save(state.pieces)))
+    with pytest.raises(UsageError, match=f"fill {held} of .* {config.n_params} parameters"):
+        loading._load_weights(engine, spec, Ranks(0, 1, lambda: None), tmp_path / "w")
 
 
 class Threads(Ranks):

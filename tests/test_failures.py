@@ -55,6 +55,23 @@ def test_a_users_mistake_is_one_line_and_exit_2(flags, words, tokens, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_mistake_that_every_rank_sees_is_printed_once(tokens, tmp_path):
+    flags = ["--data", str(tokens), "--device", "cpu", "--max-seq-len", "32", "--steps", "1"]
+    saves = run_module(TRAIN, *flags, "--save-interval", "1", "--out", str(tmp_path / "saved"))
+    assert saves.returncode == 0, saves.stderr
+    (saved,) = (tmp_path / "saved").rglob("*.safetensors")
+    content = bytearray(saved.read_bytes())
+    content[-5] ^= 1
+    saved.write_bytes(content)
+    flags += ["--steps", "2", "--load", str(saved.parent), "--out", str(tmp_path / "run")]
+    done = run_module(TRAIN, *flags, ranks=4)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    reason = read_status(tmp_path / "run")["reason"]
+    assert reason.startswith("UsageError: ") or reason.startswith("Damaged: ")
+    assert line.removeprefix("parallel.train: ") in reason
+
+
 @contextlib.contextmanager
 def long_run(folder, tokens, engine: str, ranks: int, *flags: str, steps: int = 1):
     """A run without an end that has done some steps; it must end itself inside."""

@@ -379,6 +379,7 @@ def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, r
     launch = [word for word in words[inside:] if not word.startswith("--")]
     assert launch[:6] == "py3 -m slurm.forward_signals py3 -m torch.distributed.run".split()
     assert words[words.index("--numa-binding=node") + 1 :][:2] == ["-m", "parallel.train"]
+    assert "--monitor-interval=1" in words[: words.index("--numa-binding=node")]  # the site's wins
 
 
 def test_the_signal_comes_when_the_site_wants_it(tmp_path):

@@ -142,3 +142,5 @@ def test_the_bucket_studies_interleave_and_run_in_one_allocation():
     nodes = load_study(ROOT / "slurm/published/gpt2-two-nodes_bucket_ab.toml")
     command = command_of(nodes, nodes.baseline, Path("out"), srun=True)
     assert command[:5] == ["srun", "--nodes", "2", "--ntasks", "8"]
+    # Ranks have time to see how one of them ended, before torchrun asks.
+    assert "--monitor-interval=1" in command_of(nodes, nodes.baseline, Path("out"), srun=False)

@@ -72,7 +72,7 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
     filled = ranks.on_all(attempt, fill)
     for _, problem in filled:
         _refuse(folder, problem)
-    _check_all_filled(spec, [elements for elements, _ in filled])
+    _check_all_filled(spec, folder, [elements for elements, _ in filled])
     # Each byte of a file is in one rank's share: nothing is read twice to be checked.
     crc32s = np.bitwise_xor.reduce(ranks.gather(crcs[0])).tolist()
     for crc32, (name, _, written) in zip(crc32s, reader.files, strict=True):
@@ -91,10 +91,14 @@ def _refuse(folder: Path, problem: str) -> None:
         raise Damaged(f"{problem}; delete {folder} to take the one before")
 
 
-def _check_all_filled(spec: RunSpec, elements: list[int]) -> None:
+def _check_all_filled(spec: RunSpec, folder: Path, elements: list[int]) -> None:
     """elements: how many of the model's each rank has filled and would save. Nothing else gives
     them a value: they were not drawn."""
-    assert sum(elements) == spec.model.n_params, (sum(elements), spec.model.n_params)
+    if sum(elements) != spec.model.n_params:
+        raise UsageError(
+            f"{folder} would fill {sum(elements)} of the model's {spec.model.n_params} parameters"
+            " on these ranks: load it in the layout that saved it"
+        )
 
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
@@ -135,6 +139,6 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
     for _, problem in filled:
         if problem:
             raise UsageError(problem)
-    _check_all_filled(spec, [elements for elements, _ in filled])
+    _check_all_filled(spec, folder, [elements for elements, _ in filled])
     engine.restore(0, {})
     return Loaded(0, folder, weights.bytes)
