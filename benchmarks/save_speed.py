@@ -45,6 +45,7 @@ from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.contents import State, unpadded  # noqa: E402
 from parallel.checkpoint.manifest import KINDS  # noqa: E402
 from parallel.checkpoint.rank_files import Reader  # noqa: E402
+from parallel.checkpoint.ranks import Ranks  # noqa: E402
 from parallel.config.settings import resolve  # noqa: E402
 
 BAR = 0.7
@@ -126,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def save(to: Path) -> None:
         to.mkdir(parents=True)
-        saver = Checkpointer(engine, spec, facts, to, 0, 1)
+        saver = Checkpointer(engine, spec, facts, to, Ranks(0, 1), torch.device("cpu"))
         saver.save(1)
         if problem := saver.events()[0].problem:
             raise SystemExit(problem)

@@ -90,7 +90,9 @@ class Trainer:
         self.watchdog = Watchdog(path / "hang", self.rank, self.world, spec.hang_after_s, hung, gpu)
         self.save_to = path / folders.SAVES
         self.ranks.on_progress = self.watchdog.tick
-        self.checkpointer = Checkpointer(self.engine, spec, self.facts, self.save_to, self.ranks)
+        self.checkpointer = Checkpointer(
+            self.engine, spec, self.facts, self.save_to, self.ranks, self.device
+        )
         self.rows: list[dict[str, Any]] = []  # rank 0's: steps.csv, of earlier attempts too
         self.rows_since_line: list[dict[str, Any]] = []
         self.stopping = False  # a signal came to a rank before the last step's end
@@ -145,6 +147,8 @@ class Trainer:
             self.folder.update(self.facts)
             for line in lines.header(self.spec, self.facts):
                 self._say(line)
+            if self.checkpointer.copying:
+                self._say(self.checkpointer.copying)
 
     def _load(self, source: Path | None) -> int:
         """Load the checkpoint; how many steps are done."""
@@ -239,21 +243,21 @@ class Trainer:
                 moved = tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
             yield moved
 
-    def _now(self) -> float:
+    def _now(self, wait: bool = True) -> float:
         """Seconds, when the device has finished what was asked of it. A step reads its loss at its
         end in any case; within a step nothing waits for a clock."""
-        if self.device.type == "cuda":
+        if wait and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def _lap(self) -> float:
+    def _lap(self, wait: bool = True) -> float:
         """Seconds since the last lap."""
-        before, self.last_lap = self.last_lap, self._now()
+        before, self.last_lap = self.last_lap, self._now(wait)
         return self.last_lap - before
 
-    def _end_of_other_work(self) -> float:
+    def _end_of_other_work(self, wait: bool = True) -> float:
         """Leave what happened since the last lap out of training; its seconds."""
-        seconds = self._lap()
+        seconds = self._lap(wait)
         if self.breakdown:
             self.breakdown.forget()
         return seconds
@@ -295,7 +299,8 @@ class Trainer:
             self.checkpointer.wait()
         problem = self._report_checkpoints()
         if not stop:
-            self.measured.checkpoint_s += self._end_of_other_work()
+            # A GPU may go on copying what is saved; what was to be waited for has been.
+            self.measured.checkpoint_s += self._end_of_other_work(wait=False)
         elif self.is_rank_0:
             outcome = f"could not save: {problem}" if problem else f"saved step {done}"
             signal = self.interruption.signal or "a signal to another rank"

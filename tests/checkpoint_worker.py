@@ -25,6 +25,7 @@ warnings.simplefilter("ignore")  # from libraries that call each other's old fun
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
 
 from parallel import batches, engines, token_files  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
@@ -76,7 +77,9 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     engine = engines.load(spec, torch.device("cpu"), "torch", draws=load is None)
     drawn = Counting.elements
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
-    saver = Checkpointer(engine, spec, facts, save, Ranks(rank, spec.gpus))
+    facts["host"] = {"ranks_per_node": spec.gpus}
+    ranks = Ranks(rank, spec.gpus)
+    saver = Checkpointer(engine, spec, facts, save, ranks, torch.device("cpu"))
     if spec.precision == "fp16" and load is None:
         raised = save.parent.name == "raised"
         scale, good_steps = (2.0**10, 999) if raised else (2.0**34, 3)
@@ -84,9 +87,20 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     first, curve = saver.load(load), []
     scaler = engine.state().scaler
     dp_rank = spec.layout.coords(rank)["dp"]
+    waits = []  # whether the state was as before the step when the optimizer began to change it
     for step in range(first, spec.steps):
         made = batches.batches(corpus.train, spec, dp_rank, step)
+        live = [h.tensors[k] for h in engine.state().pieces for k in KINDS]
+        before = [tensor.clone() for tensor in live]
+        hook = register_optimizer_step_pre_hook(
+            lambda *_, now=live, then=before: waits.append(all(map(torch.equal, now, then)))
+        )
+        waits.clear()
         result = engine.step(made, lr_at(spec, step), bool)
+        hook.remove()
+        assert result.skipped or waits[0], (
+            f"{spec.name} changes the state before its optimizer's step"
+        )
         curve.append([result.loss, result.grad_norm, result.loss_scale])
         if not first and saver.due(step + 1):
             saver.save(step + 1)

@@ -3,17 +3,21 @@
 One process, an engine that is a few tensors: the disk is what is tested here.
 """
 
+import contextlib
 import errno
+import functools
 import itertools
 import json
 import math
 import os
 import pickle
 import re
+import threading
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +26,7 @@ from safetensors.torch import load_file
 
 from models.config import preset
 from parallel.checkpoint import __main__ as checkpoint
-from parallel.checkpoint import checkpointer, contents, folders
+from parallel.checkpoint import checkpointer, contents, folders, host_copy
 from parallel.checkpoint.contents import unpadded
 from parallel.checkpoint.folders import Damaged
 from parallel.checkpoint.manifest import KINDS, check
@@ -52,6 +56,96 @@ def test_training_on_does_not_change_what_is_being_saved_behind_it(tmp_path):
     saver.wait()
     saver_of(again := Engine(), tmp_path).load(tmp_path)
     assert again.numbers() == Engine(1.0).numbers()
+
+
+class Stream:
+    """A stand-in for CUDA's: work that was asked of it is done when another waits for it."""
+
+    def __init__(self, *_):
+        self.asked, self.training_went_on = [], threading.Event()
+
+    def wait_stream(self, other):
+        while other.asked:
+            other.asked.pop(0)()
+
+    def synchronize(self):
+        assert self.training_went_on.wait(60)
+        self.wait_stream(self)
+
+
+class OnGpu(torch.Tensor):
+    """Copying from it is work of the current stream."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        if function is not torch.Tensor.copy_:
+            return super().__torch_function__(function, types, arguments, named)
+        target, source = arguments
+        work = functools.partial(target.copy_, source.as_subclass(torch.Tensor))
+        torch.cuda.current_stream().asked.append(work)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """CUDA's streams and pinned memory are stand-ins; the bytes that were pinned, and one more
+    stream: the current one."""
+    current, pinned, hooks = [Stream()], [], []
+
+    @contextlib.contextmanager
+    def stream(inner):
+        current.append(inner)
+        yield
+        current.pop()
+
+    register = host_copy.register_optimizer_step_pre_hook
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current[-1])
+    monkeypatch.setattr(host_copy, "pin_memory", lambda _, n_bytes: pinned.append(n_bytes))
+    kept = lambda hook: hooks.append(register(hook))  # noqa: E731
+    monkeypatch.setattr(host_copy, "register_optimizer_step_pre_hook", kept)
+    yield pinned
+    for hook in hooks:
+        hook.remove()
+
+
+def test_a_gpu_copies_behind_training_until_the_optimizer_changes_the_state(gpu, tmp_path):
+    engine, optimizer = Engine(), torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    state = engine.state()
+    for piece in state.pieces:
+        piece.tensors.update({k: t.as_subclass(OnGpu) for k, t in piece.tensors.items()})
+    engine.state = lambda: state
+    saver = saver_of(engine, tmp_path, device="cuda")
+    side = saver._copy._stream
+    for step in (1, 2):
+        engine.set(step)
+        side.training_went_on.clear()
+        saver.save(step)
+        assert len(side.asked) == 3 * len(state.pieces)  # it waited for none of them
+        optimizer.step()
+        engine.set(7.0)
+        side.training_went_on.set()
+    saver.wait()
+    engine.set(3)
+    saver.save(3)  # the last one: no optimizer waits for it
+    saver.wait()
+    for step in (1, 2, 3):
+        again = Engine()
+        saver_of(again, tmp_path).load(tmp_path / folders.name_of(step))
+        assert again.numbers() == Engine(step).numbers()
+    assert gpu == [saver.predicted_bytes()]  # once for all, of 12 bytes a parameter
+
+
+def test_a_run_on_a_gpu_copies_by_itself_where_a_node_has_the_memory(gpu, tmp_path, monkeypatch):
+    assert not saver_of(Engine(), tmp_path).copying
+    assert not saver_of(Engine(), tmp_path, device="cuda", async_save=False).copying
+    assert not saver_of(Engine(), tmp_path, device="cuda", save_interval=0).copying
+    needed = saver_of(Engine(), tmp_path, device="cuda").predicted_bytes()
+    for free, copies in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda n=free: SimpleNamespace(available=n))
+        saver = saver_of(Engine(), tmp_path, device="cuda")
+        assert (saver._copy is not None) == copies
+        assert f"while training {'goes on' if copies else 'waits'}" in saver.copying
 
 
 def test_waiting_for_a_save_behind_is_time_that_training_was_blocked(tmp_path, monkeypatch):

@@ -9,13 +9,17 @@ import shutil
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
+import torch
 
 from base.storage import STATE_BYTES_PER_PARAM, publish, state_bytes
 from parallel.checkpoint import folders, loading
 from parallel.checkpoint.contents import Piece, slices_to_save
+from parallel.checkpoint.host_copy import HostCopy
 from parallel.checkpoint.manifest import rank_file
 from parallel.checkpoint.rank_files import write_rank_file
 from parallel.checkpoint.ranks import Ranks, attempt
@@ -69,7 +73,8 @@ class _Snapshot(NamedTuple):
 class Checkpointer:
     """Saves and loads one run's state.
 
-    facts: what every manifest says of the run (run.json).
+    facts: what every manifest says of the run (run.json). device: what the engine trains on.
+    copying: for the log, whether training waits for a save; "" where nothing was to be copied.
     """
 
     def __init__(
@@ -79,14 +84,31 @@ class Checkpointer:
         facts: dict[str, Any],
         save_to: Path,
         ranks: Ranks,
+        device: torch.device,
     ):
         self.engine, self.spec, self.facts, self.save_to = engine, spec, facts, save_to
         self.ranks = ranks
         self._events: deque[Event] = deque()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future | None = None  # the save in the background
+        self._copy: HostCopy | None = None  # what that one writes
+        asked = device.type == "cuda" if spec.async_save is None else spec.async_save
+        self.copying = self._start_copying(device) if spec.save_interval and asked else ""
         if ranks.rank == 0 and spec.save_interval:
             folders.tidy(save_to)
+
+    def _start_copying(self, device: torch.device) -> str:
+        """Copy the state to host memory at each save, if every node has that much of it."""
+        ranks = self.facts["host"]["ranks_per_node"]
+        needed = self.predicted_bytes() / self.ranks.world * ranks
+        free = min(self.ranks.gather(psutil.virtual_memory().available))
+        sizes = (
+            f"copies of the state, {needed / 1e9:.2f} GB on a node with {free / 1e9:.2f} GB free"
+        )
+        if needed > free:
+            return f" saving while training waits: no memory for {sizes}"
+        self._copy = HostCopy(device)
+        return f" saving while training goes on: {sizes}"
 
     def events(self) -> list[Event]:
         """What ended since the last call; rank 0's are to be reported."""
@@ -127,13 +149,10 @@ class Checkpointer:
         state = self.engine.state()
         scalars = {"adam_step": state.adam_step, "scaler": state.scaler}
         pieces = slices_to_save(state.pieces)
-        if not self.spec.async_save:
+        if self._copy is None:
             self._write(_Snapshot(step, pieces, scalars, began))
             return
-        pieces = [
-            replace(p, tensors={k: t.to("cpu", copy=True) for k, t in p.tensors.items()})
-            for p in pieces
-        ]
+        pieces = self._copy.of(pieces)
         snapshot = _Snapshot(step, pieces, scalars, began, time.perf_counter() - began)
         self._saving = self._thread.submit(self._write, snapshot)
 
@@ -153,6 +172,8 @@ class Checkpointer:
     def _write(self, snapshot: _Snapshot) -> None:
         """In three rounds, so that no rank goes on where another has failed: check the room, write
         the files, publish the folder."""
+        if self._copy is not None:
+            self._copy.finish()
         aside = folders.aside_of(self.save_to, snapshot.step)
         _, problem = self.ranks.on_first(attempt, self._make_room, aside)
         entries = []

@@ -138,7 +138,9 @@ class RunSpec:
     resume: bool = key(True, "go on where a stopped attempt of this run left a checkpoint")
     keep_last: int = key(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
     keep_every: int = key(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)
-    async_save: bool = key(False, "train on while a copy of the state is being written")
+    async_save: bool | None = key(
+        None, "train on while a copy of the state is being written (default: on GPUs alone)"
+    )
     save_grace_s: float = key(25.0, "seconds from SIGTERM in which to save", _SECONDS)
     # the machine
     device: str = key("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))

@@ -13,6 +13,7 @@ from parallel.config.settings import resolve
 
 SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
 FACTS = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
+FACTS["host"] = {"ranks_per_node": 1}
 
 
 class Engine:
@@ -45,11 +46,18 @@ class Engine:
 
 
 def saver_of(
-    engine: Engine, save: Path, rank: int = 0, world: int = 1, tick=lambda: None, **chosen
+    engine: Engine,
+    save: Path,
+    rank: int = 0,
+    world: int = 1,
+    tick=lambda: None,
+    device: str = "cpu",
+    **chosen,
 ) -> Checkpointer:
     settings = {**SIZES, "save_interval": 1, "keep_last": 0, "steps": 100, **chosen}
     spec = resolve(("test", settings), gpus=1)
-    return Checkpointer(engine, spec, FACTS, save, Ranks(rank, world, tick))
+    ranks = Ranks(rank, world, tick)
+    return Checkpointer(engine, spec, FACTS, save, ranks, torch.device(device))
 
 
 def save_some(save: Path, steps: list[int], **chosen) -> Checkpointer:
