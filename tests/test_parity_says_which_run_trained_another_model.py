@@ -2,11 +2,15 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
+import torch
 
-from analysis.measured.loss_parity import verify
+from analysis.measured.loss_parity import first_losses, verify
 from analysis.parity import main
+from models import gpt
+from models.config import preset
 from parallel.record.reader import find_runs, read_run
 from tests.fixture_runs import facts, losses, write
 
@@ -52,6 +56,37 @@ def test_equal_weights_that_were_never_initialised_are_not_equal(tmp_path):
         write(tmp_path, about, loss=[87.0 - 0.05 * i for i in range(20)])
     for verdict in verdicts(tmp_path).values():
         assert "first loss 87.000 is not ln(vocab) = 5.549" in verdict
+
+
+@pytest.mark.parametrize(
+    ("tied", "below", "verdict"),
+    [
+        (True, 0.33, "equal"),
+        (True, 0.95, "DIFFERS"),
+        (False, 0.33, "DIFFERS"),
+        (True, -0.33, "DIFFERS"),
+    ],
+)
+def test_a_tied_model_may_start_lower_where_tokens_repeat(tied, below, verdict, tmp_path):
+    settings = {"engine": "ddp", "hidden": 128, "tied": tied}
+    write(tmp_path, facts("s", "ddp", **settings), loss=[x - below for x in losses()])
+    (found,) = verdicts(tmp_path).values()
+    assert found.startswith(verdict)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_new_models_loss_is_in_the_range_that_is_expected(tied):
+    """Each fourth token is the one before it."""
+    config = preset("tiny-llama", vocab_size=257, tied=tied)
+    model = gpt.GPT(config)
+    gpt.initialise(model, seed=0)
+    tokens = torch.randint(257, (8, 257), generator=torch.Generator().manual_seed(0))
+    tokens[:, 4::4] = tokens[:, 3:-1:4]
+    with torch.no_grad():
+        loss = float(model(tokens[:, :-1], tokens[:, 1:]))
+    low, high = first_losses(asdict(config))
+    assert high == math.log(257) and (low < high - 0.5 if tied else low == high)
+    assert low < loss < high - 0.25 if tied else abs(loss - high) < 0.05
 
 
 @pytest.mark.parametrize(
