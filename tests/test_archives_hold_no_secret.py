@@ -1,10 +1,12 @@
 """What a run archives of its environment and command line tells how it ran, and no secret."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from parallel.record import environment
 from parallel.record.environment import command_line, environment_facts, hide
 from tests.conftest import ROOT
 
@@ -109,3 +111,13 @@ export=NCCL_IB_HCA=mlx5_0:1 network={NCCL_SOCKET_IFNAME="ib0"}""".split()
 @pytest.mark.parametrize("word", HARMLESS)
 def test_what_is_no_secret_stays_as_it_is(word):
     assert hide(word) == word
+
+
+@pytest.mark.parametrize("words", ["pipe", "env.txt --hide pipe"])
+def test_a_device_or_pipe_keeps_its_mode(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe", 0o666)
+    mode = os.stat("pipe").st_mode
+    assert environment.main(words.split()) == 2
+    assert "pipe: not a regular file" in capsys.readouterr().err
+    assert os.stat("pipe").st_mode == mode

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from base import errors
+from base.files import check_file
 
 HIDDEN = "***"
 
@@ -138,6 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     hide = {"nargs": "+", "default": [], "metavar": "OTHER", "help": "files to hide secrets in"}
     parser.add_argument("--hide", type=Path, **hide)
     arguments = parser.parse_args(argv)
+    for path in (arguments.file, *arguments.hide):
+        check_file(path)  # a device's mode is not ours to change
     write(arguments.file)
     for path in arguments.hide:
         hide_in_file(path)
