@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -252,7 +252,7 @@ def _of_what(ask: Question) -> str:
 def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: str) -> None:
     """Write the layouts as a study; `where` is the cluster or card as the flags name it."""
     if ask.preset is None:
-        model = asdict(ask.config)
+        model = ask.config.as_dict()
         if ask.config.position != "rope":  # a run that learns its positions is refused with them
             del model["rope_theta"], model["rope_scaling"]
     else:

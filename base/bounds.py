@@ -96,7 +96,7 @@ def checked(setting: Field, value: Any, name: str) -> Any:
     if value is None and setting.default is None:
         return None
     if is_dataclass(kind):
-        return kind(**values_of(kind, value, name))
+        return value if type(value) is kind else kind(**values_of(kind, value, name))
     if type(value) not in _GIVEN_AS.get(kind, (kind,)):
         raise UsageError(f"{name} must be {_KINDS[kind]}, not {shown(value)}")
     parts = list(value) if kind in (tuple, list, dict) else [value]

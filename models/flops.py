@@ -40,11 +40,46 @@ from models.config import GPTConfig
 DEFAULT_CONVENTION = "megatron"
 
 
-def _layer(config: GPTConfig, seq_len: int, causal: bool) -> int:
-    """Multiply-adds of one token in one layer, forward: its matrices, and scores and context."""
-    h, f, queries = config.hidden, config.ffn_hidden, config.n_head * config.head_dim
-    attention = 2 * h * (queries + config.kv_heads * config.head_dim)  # q and out; k and v
-    return attention + (2 + config.gated) * h * f + (2 - causal) * seq_len * queries
+def _attention(config: GPTConfig) -> int:
+    """Multiply-adds of one token in the matrices of one attention, forward."""
+    h, queries = config.hidden, config.n_head * config.head_dim
+    if not (of := config.mla):
+        return 2 * h * (queries + config.kv_heads * config.head_dim)  # q and out; k and v
+    q, kv, values = of.q_lora_rank, of.kv_lora_rank, config.n_head * of.v_head_dim
+    up = kv * (config.n_head * of.qk_head_dim + values)
+    from_token = q * (h + queries) if q else h * queries
+    return from_token + h * (kv + of.qk_pos_emb_head_dim) + up + values * h
+
+
+def _scores(config: GPTConfig, seq_len: int, causal: bool) -> float:
+    """Multiply-adds of one token in all layers' scores and contexts. Of a window of w tokens the
+    first w of a sequence see half, on average, where the mask counts."""
+    value = config.mla.v_head_dim if config.mla else config.head_dim
+    numbers = config.n_head * (config.head_dim + value) / 2
+    whole, in_windows, seen = config.n_blocks, 0, seq_len
+    if of := config.window:
+        every = of.window_attn_skip_freq
+        in_windows = whole - (whole // every if every else 0)
+        seen = min(of.window_size, seq_len)
+    windows = in_windows * seen * (2 - causal * seen / seq_len)
+    return numbers * (windows + (whole - in_windows) * (2 - causal) * seq_len)
+
+
+def _blocks(config: GPTConfig, seq_len: int, causal: bool) -> float:
+    """Multiply-adds of one token in all blocks, forward: their matrices, but the routers', and
+    scores and context."""
+    h, blocks, sparse = config.hidden, config.n_blocks, config.expert_layers
+    feed_forward = (blocks - sparse) * config.ffn_hidden
+    if of := config.experts:
+        chosen = of.moe_router_topk * (of.moe_ffn_hidden_size or config.ffn_hidden)
+        feed_forward += sparse * (chosen + of.moe_shared_expert_intermediate_size)
+    matrices = blocks * _attention(config) + (2 + config.gated) * h * feed_forward
+    predicting = config.mtp_num_layers * 2 * h * h  # the projection of embedding and hidden state
+    return matrices + predicting + _scores(config, seq_len, causal)
+
+
+def _logits(config: GPTConfig) -> int:
+    return (1 + config.mtp_num_layers) * config.hidden * config.vocab_size
 
 
 def megatron(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = True) -> float:
@@ -54,8 +89,7 @@ def megatron(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = Tr
     gated feed-forward has 3 h f, full attention 2 s a d. `recompute` does not change it: recomputed
     work is not model work.
     """
-    layers = config.n_layer * _layer(config, seq_len, causal)
-    return 6.0 * (layers + config.hidden * config.vocab_size)
+    return 6.0 * (_blocks(config, seq_len, causal) + _logits(config))
 
 
 def sc21(config: GPTConfig, seq_len: int, recompute: bool) -> float:
@@ -65,8 +99,7 @@ def sc21(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     output layer is never recomputed, so it counts three passes in both cases.
     """
     passes = 4 if recompute else 3
-    layers = config.n_layer * _layer(config, seq_len, causal=False)
-    return 2.0 * (passes * layers + 3 * config.hidden * config.vocab_size)
+    return 2.0 * (passes * _blocks(config, seq_len, causal=False) + 3 * _logits(config))
 
 
 def palm(config: GPTConfig, seq_len: int, recompute: bool) -> float:
@@ -76,9 +109,9 @@ def palm(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     embedding that is tied to the output layer does a matrix product and counts.
     """
     looked_up = config.max_seq_len * (config.position == "learned")
-    looked_up += config.vocab_size * (not config.tied)
-    attention = 2 * config.n_layer * config.n_head * config.head_dim * seq_len
-    return 6.0 * (config.n_params - looked_up * config.hidden + attention)
+    looked_up += config.vocab_size * ((not config.tied) - config.mtp_num_layers)
+    attention = _scores(config, seq_len, causal=False)
+    return 6.0 * (config.n_active - looked_up * config.hidden + attention)
 
 
 def six_n(config: GPTConfig, seq_len: int, recompute: bool) -> float:
@@ -86,12 +119,12 @@ def six_n(config: GPTConfig, seq_len: int, recompute: bool) -> float:
 
     All parameters, as the papers of GPT-3 and Llama 3 multiply them; Kaplan leaves embeddings out.
     """
-    return 6.0 * config.n_params
+    return 6.0 * config.n_active
 
 
 def seed(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     """The Jean Zay tables' rule: 2 * 4 per parameter with recomputation, 2 * 3 without."""
-    return (8.0 if recompute else 6.0) * config.n_params
+    return (8.0 if recompute else 6.0) * config.n_active
 
 
 CONVENTIONS: dict[str, Callable[[GPTConfig, int, bool], float]] = {

@@ -328,6 +328,7 @@ class GPT(nn.Module):
         vocab_rows: int = 0,
     ):
         super().__init__()
+        assert not config.parts, config.parts  # engine_abilities refuses them
         self.config, self.recompute, self.end_of_text = config, recompute, end_of_text
         self.vocab_rows = max(vocab_rows, config.vocab_size)
         self.embedding = Embedding(config, self.vocab_rows)

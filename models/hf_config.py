@@ -11,7 +11,7 @@ from typing import Any
 
 from base.errors import UsageError
 from base.files import read_toml
-from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig
+from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig, in_words
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ def architecture(config: GPTConfig) -> Architecture:
     Raises:
         UsageError: none has; for each, what it has instead.
     """
+    if config.parts:
+        raise UsageError(f"a model with {in_words(config.parts)} is not written as Hugging Face's")
     others = []
     for each in _WRITTEN:
         other = {k: v for k, v in each.ours.items() if getattr(config, k) != v}

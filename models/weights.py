@@ -13,7 +13,6 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +82,7 @@ def write_weights(
     with new_folder(folder) as aside:
         layout = {name: (DTYPES[dtype], shape) for name, shape in shapes.items()}
         size, crc32 = write_safetensors(aside / TENSORS, layout, values(), METADATA)
-        described = {"format": FORMAT, "model": asdict(config), "n_params": config.n_params}
+        described = {"format": FORMAT, "model": config.as_dict(), "n_params": config.n_params}
         described |= {"dtype": dtype, "safetensors": {"bytes": size, "crc32": crc32}}
         described |= facts or {}
         described["crc32"] = own_crc32(described)

@@ -29,7 +29,6 @@ import time
 import traceback
 import warnings
 import zlib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -132,7 +131,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         spec, facts, path = choose(arguments, launch)
         if arguments.check:
             check_inputs(spec)
-            model = asdict(spec.model) | {"n_params": spec.model.n_params}
+            model = spec.model.as_dict() | {"n_params": spec.model.n_params}
             described = {"run": facts["run"], "folder": str(path), "model": model}
             print(json.dumps(described | facts["spec"]))
             return 0

@@ -28,7 +28,7 @@ def logged(source: str = "x.log", n: int = 40, **known: Any) -> Record:
 
 def facts(study: str, baseline: str | None, cores: int = 8, **settings: Any) -> dict[str, Any]:
     """run.json of a run with these settings, as the trainer writes it."""
-    shape = {k: v for k, v in asdict(TINY).items() if not k.startswith("rope")}  # it learns them
+    shape = {k: v for k, v in TINY.as_dict().items() if not k.startswith("rope")}  # it learns them
     defaults = shape | {"steps": 20, "global_batch": 16, "device": "cpu"}
     spec = resolve(("test", defaults | settings))
     layout = spec.layout
@@ -39,7 +39,7 @@ def facts(study: str, baseline: str | None, cores: int = 8, **settings: Any) -> 
         "baseline": baseline,
         "spec": spec.settings(),
         "layout": asdict(layout) | {k: getattr(layout, k) for k in ("world_size", "global_batch")},
-        "model": asdict(spec.model) | {"n_params": spec.model.n_params},
+        "model": spec.model.as_dict() | {"n_params": spec.model.n_params},
         "data": {"sha256": "d" * 64},
         "host": {"cores": cores, "gpu": None, "ranks_per_node": layout.world_size},
         "git": {"commit": "c" * 40, "dirty": False},

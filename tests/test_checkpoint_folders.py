@@ -3,7 +3,6 @@
 import json
 import os
 import zlib
-from dataclasses import asdict
 
 import pytest
 
@@ -197,7 +196,7 @@ def test_a_complete_run_goes_on_only_for_more_steps(save):
 def test_another_models_checkpoint_is_refused_before_there_is_a_folder(save):
     settings = {k: v for k, v in facts("s", None)["spec"].items() if v is not None}
     spec = resolve(("test", settings | {"load": str(save)}))
-    model = asdict(spec.model) | {"n_layer": 3}
+    model = spec.model.as_dict() | {"n_layer": 3}
     fill(save / "step-00000005", 5, model=model, implementation="gpt")
     with pytest.raises(UsageError, match="step-00000005 holds another model: n_layer 3 not 4"):
         attempts.begin(spec, {"run": "two"}, RunFolder(save.parent / "two"))

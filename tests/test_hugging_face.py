@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -420,7 +420,7 @@ def test_a_llama_that_was_imported_or_is_hugging_faces_goes_on_bit_for_bit(
     theirs(tmp_path / "llama", "llama", vocab_size=257)
     weights, saved = tmp_path / "weights", tmp_path / "checkpoints"
     import_hugging_face(tmp_path / "llama", weights)
-    settings = asdict(read_weights(weights).config)
+    settings = read_weights(weights).config.as_dict()
     settings |= {"implementation": implementation, "steps": 4, "save_interval": 2, "lr": 1e-2}
     settings |= {"device": "cpu", "data": str(tokens), "global_batch": 4}
     spec = resolve(("test", settings))

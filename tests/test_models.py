@@ -1,6 +1,7 @@
 """The GPT: published sizes, one arithmetic, and weights that depend on nothing but the seed."""
 
 import csv
+import json
 import math
 from dataclasses import replace
 
@@ -11,7 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from base.errors import UsageError
 from models import gpt
-from models.config import PRESETS, GPTConfig, parameter_shapes, preset
+from models.config import PRESETS, Experts, GPTConfig, parameter_shapes, preset
+from models.hf_config import architecture
+from parallel.config.engine_abilities import ENGINES
 from parallel.config.settings import resolve
 from parallel.engines.reference import build_reference
 from parallel.measure.rehearsal import Memory
@@ -39,7 +42,24 @@ RELEASED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v3": 671_026_419_200,
+    # Its files hold the tables of the predicting block once more, which are the model's own.
+    "deepseek-v3-mtp": 684_489_845_504 - 2 * 129280 * 7168,
+    # Numbers of 4 bits count one each, the scales that 32 of them share do not.
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
 }
+# Active parameters in billions as papers and cards print them, rounded or cut; DeepSeek and OpenAI
+# leave the input embedding out (README_WEIGHTS.md of DeepSeek-V3; arXiv 2508.10925, table 1).
+ACTIVE = {"mixtral-8x7b": 12.9, "mixtral-8x22b": 39, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22}
+ACTIVE_WITHOUT = {"deepseek-v2-lite": 2.4, "deepseek-v2": 21, "deepseek-v3": 36.6}
+ACTIVE_WITHOUT |= {"gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13}
 # Narayanan et al. SC'21, table 1 and (175b) table 2, in billions as printed.
 PRINTED = {"1.7b": 1.7, "3.6b": 3.6, "7.5b": 7.5, "18b": 18.4, "39b": 39.1, "76b": 76.1}
 PRINTED |= {"145b": 145.6, "175b": 174.6, "310b": 310.1, "530b": 529.6, "1t": 1008.0}
@@ -48,6 +68,55 @@ PRINTED |= {"145b": 145.6, "175b": 174.6, "310b": 310.1, "530b": 529.6, "1t": 10
 def test_presets_have_the_released_and_the_printed_parameter_counts():
     assert {name: PRESETS[name].n_params for name in RELEASED} == RELEASED
     assert {name: round(PRESETS[name].n_params / 1e9, 1) for name in PRINTED} == PRINTED
+
+
+def test_a_token_meets_the_active_parameters_that_are_printed():
+    for name, printed in (ACTIVE | ACTIVE_WITHOUT).items():
+        config = PRESETS[name]
+        embedding = config.vocab_size * config.hidden if name in ACTIVE_WITHOUT else 0
+        last_digit = 10.0 ** -len(str(printed).partition(".")[2])
+        assert abs((config.n_active - embedding) / 1e9 - printed) < last_digit, name
+    # Counted in the files: all but the 14,848 biases that balance the load.
+    assert PRESETS["deepseek-v3"].n_active == 37_552_282_624 + 58 * 256
+    assert PRESETS["tiny"].n_active == PRESETS["tiny"].n_params
+
+
+@pytest.mark.parametrize("name", ["tiny-moe", "tiny-mla-moe", "gpt-oss-20b", "deepseek-v3-mtp"])
+def test_each_parameter_of_a_model_with_experts_has_a_name(name):
+    config, shapes = PRESETS[name], parameter_shapes(PRESETS[name])
+    assert len(shapes) == config.n_parameters
+    assert sum(map(math.prod, shapes.values())) == config.n_params
+    of_experts = {key.split(".experts.")[0] for key in shapes if ".experts." in key}
+    assert len(of_experts) == config.expert_layers
+    restored = GPTConfig(**json.loads(json.dumps(config.as_dict())))
+    assert restored == config and replace(config, max_seq_len=64).parts == config.parts
+
+
+def test_layers_with_experts_are_those_of_the_released_models():
+    layers = list(PRESETS["deepseek-v3-mtp"].blocks.values())
+    assert layers == [False] * 3 + [True] * 59
+    every_second = Experts(8, 2, first_dense=1, moe_layer_freq=2)  # Llama 4 Maverick's 1, 3, 5
+    maverick = replace(PRESETS["tiny-moe"], n_layer=6, experts=every_second)
+    assert list(maverick.blocks.values()) == [False, True] * 3
+    for config in (maverick, replace(maverick, n_layer=5), PRESETS["deepseek-v3-mtp"]):
+        assert sum(config.blocks.values()) == config.expert_layers
+
+
+def test_a_dense_model_is_written_as_before_there_were_experts():
+    sizes = "n_layer hidden n_head vocab_size max_seq_len ffn_hidden n_kv_head kv_channels position"
+    sizes += " rope_theta rope_scaling norm norm_eps qk_norm activation tied bias"
+    dense = [config for config in PRESETS.values() if not config.parts]
+    assert {tuple(config.as_dict()) for config in dense} == {tuple(sizes.split())}
+    assert len(PRESETS) - len(dense) == 12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["tiny-moe", "tiny-mla-moe", "gpt-oss-20b", "deepseek-v3-mtp"])
+def test_no_engine_and_no_class_of_hugging_faces_takes_what_it_does_not_compute(engine, name):
+    with pytest.raises(UsageError, match=f"engine {engine} trains no model with experts"):
+        resolve(("test", {"engine": engine, "preset": name}))
+    with pytest.raises(UsageError, match="a model with experts.* is not written as Hugging Face's"):
+        architecture(PRESETS[name])
 
 
 def test_msize_presets_are_the_published_shapes(shared):
@@ -83,12 +152,18 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
         GPTConfig(n_layer=1, hidden=100, n_head=3)
     with pytest.raises(UsageError, match="n_layer must be at least 1 .*, not 0"):
         GPTConfig(n_layer=0, hidden=8, n_head=1)
-    for name, nearest in (("llama3-8B", "llama3-8b"), ("gpt2-1.5", "gpt2-1.5b"), ("175B", "175b")):
+    close = {"llama3-8B": "llama3-8b", "gpt2-1.5": "gpt2-1.5b", "175B": "175b"}
+    for name, nearest in (close | {"mixtral": "mixtral-8x7b"}).items():
         with pytest.raises(UsageError, match=f"'{name}'.*; did you mean {nearest}\\?$"):
             preset(name)
-    for name in ("mixtral", "deepseek-v3", "Qwen3-30B-A3B"):
-        with pytest.raises(UsageError, match=f"'{name}': models with experts are neither trained"):
-            preset(name)
+    with pytest.raises(UsageError, match="moe_router_topk 9 exceeds num_experts 8"):
+        Experts(8, 9)
+    with pytest.raises(UsageError, match="group_topk 3 of moe_router_num_groups 2 cannot .* 8"):
+        Experts(8, 2, moe_router_num_groups=2, moe_router_group_topk=3)
+    with pytest.raises(UsageError, match="first_dense 3 leaves no experts in n_layer 2"):
+        preset("deepseek-v3", n_layer=2)
+    with pytest.raises(UsageError, match="experts: unknown capacity"):
+        GPTConfig(2, 8, 1, experts={"num_experts": 8, "moe_router_topk": 2, "capacity": 1})
     with pytest.raises(UsageError, match="unknown preset 'huge'; known: tiny"):
         preset("huge")
 

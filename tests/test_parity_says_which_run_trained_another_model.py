@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -84,7 +83,7 @@ def test_a_new_models_loss_is_in_the_range_that_is_expected(tied):
     tokens[:, 4::4] = tokens[:, 3:-1:4]
     with torch.no_grad():
         loss = float(model(tokens[:, :-1], tokens[:, 1:]))
-    low, high = first_losses(asdict(config))
+    low, high = first_losses(config.as_dict())
     assert high == math.log(257) and (low < high - 0.5 if tied else low == high)
     assert low < loss < high - 0.25 if tied else abs(loss - high) < 0.05
 

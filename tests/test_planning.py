@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +75,8 @@ def test_what_is_planned_is_what_layout_problems_lets_run(config):
             layout = Layout(**given)
             wanted |= {layout} if not layout.problems(config, seq_len) else set()
     assert megatron == wanted
+    with pytest.raises(UsageError, match="no formula has the memory .* a model with experts and"):
+        space(PRESETS["tiny-mla-moe"], from_data_sheet("A100"), 8, 8, 128)
     with pytest.raises(UsageError, match="cp 4 cuts a sequence into 8 chunks"):
         space(config, from_data_sheet("A100"), 8, 12, seq_len, cps=(4,))
 
@@ -418,7 +420,7 @@ def test_the_plan_predicts_what_the_parity_table_does():
 def test_the_model_of_a_log_is_predicted_as_the_models_columns(name):
     config = PRESETS[name]
     facts = {"gpus": 2, "global_batch": 4, "seq_len": config.max_seq_len, "precision": "bf16"}
-    record = Record("a", "b", model=asdict(config), **facts)
+    record = Record("a", "b", model=config.as_dict(), **facts)
     x, y = row_of(record, lambda *_: {}), columns(config)
     names = "layers hidden heads head_dim kv_heads ffn glu untied qk_norm dropout vocab seq".split()
     assert [getattr(x, n).tolist() for n in names] == [getattr(y, n).tolist() for n in names]

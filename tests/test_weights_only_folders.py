@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,7 +48,7 @@ def test_the_tensors_are_the_reference_models_and_the_library_reads_them(folder)
 
 def test_a_load_that_leaves_a_parameter_as_it_was_is_our_error(folder):
     """Nothing was drawn: no parameter has a value of its own."""
-    sizes = {k: v for k, v in asdict(CONFIG).items() if not k.startswith("rope")}
+    sizes = {k: v for k, v in CONFIG.as_dict().items() if not k.startswith("rope")}
     spec = resolve(("test", sizes), gpus=1)
     pieces = [
         Piece(name, shape, (0,) * len(shape), shape, 0, {"param": torch.zeros(math.prod(shape))})

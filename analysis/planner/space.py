@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.planner.calibration import Calibration
 from base.errors import UsageError
-from models.config import GPTConfig
+from models.config import GPTConfig, in_words
 from parallel.config.axes import AXES, RANK_AXES
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns
@@ -59,8 +59,11 @@ def space(
 
     Raises:
         UsageError: no split of the GPUs and the batch exists, with the numbers; or the engines can
-            run none.
+            run none; or the model has what no formula counts.
     """
+    if config.parts:
+        parts = in_words(config.parts)
+        raise UsageError(f"no formula has the memory and time of a model with {parts}")
     if seq_len > config.max_seq_len:
         raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
     if cluster.max_gpus and gpus > cluster.max_gpus:

@@ -237,7 +237,7 @@ class Checkpointer:
             **{name: getattr(spec, name) for name in ("engine", "implementation", "precision")},
             "world_size": self.ranks.world,
             "layout": asdict(spec.layout),
-            "model": asdict(spec.model),
+            "model": spec.model.as_dict(),
             "spec": spec.settings(),
             "commit": facts["git"]["commit"],
             "data": data | {"seed": spec.seed, "next_step": step},

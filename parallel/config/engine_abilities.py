@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from models.config import GPTConfig, in_words
 from parallel.config.axes import SET_AXES
 from parallel.config.layout import RECOMPUTE, Layout
 
@@ -17,6 +18,7 @@ class Ability:
     recompute: tuple[str, ...] = ("none", "full")
     kernels: tuple[str, ...] = ("torch",)
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    parts: tuple[str, ...] = ()  # of PARTS: what a model may have beyond a dense GPT
     tp: bool = False
     cp: bool = False
     pp: bool = False
@@ -71,11 +73,18 @@ ENGINES: dict[str, Ability] = {
 
 
 def inabilities(
-    engine: str, layout: Layout, implementation: str, precision: str, compile: bool
+    engine: str,
+    model: GPTConfig,
+    layout: Layout,
+    implementation: str,
+    precision: str,
+    compile: bool,
 ) -> list[str]:
     """What is asked of an engine that it does not do, in words."""
     able = ENGINES[engine]
     problems = []
+    if lacking := [part for part in model.parts if part not in able.parts]:
+        problems.append(f"engine {engine} trains no model with {in_words(lacking)}")
     for axis in SET_AXES:
         if getattr(layout, axis) > 1 and not getattr(able, axis):
             others = ", ".join(e for e, a in ENGINES.items() if getattr(a, axis))

@@ -14,7 +14,7 @@ from typing import Any
 
 from base.bounds import Bounds, Text, Words, checked, key, kind_of
 from base.errors import UsageError
-from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
+from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
 from models.gpus import lacking
 from models.hf_config import architecture
 from models.weights_config import holds_weights, model_of
@@ -45,7 +45,7 @@ TRAINING = (
     "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
 )  # fmt: skip
 # The settings that the model and the split are made of, under the same names.
-MODEL = tuple(f.name for f in fields(GPTConfig))
+MODEL = tuple(f.name for f in fields(GPTConfig) if f.name not in PARTS)
 _SPLIT = (*SET_AXES, "micro_batch", "zero_stage", "fsdp_shard", "recompute", "offload")
 _SPLIT += ("reduce_each_micro_batch",)
 
@@ -276,7 +276,7 @@ class RunSpec:
             return problems  # a model or a layout of such sizes is not looked at
         problems = self.layout.problems(self.model, self.seq_len)
         problems += inabilities(
-            self.engine, self.layout, self.implementation, self.precision, self.compile
+            self.engine, self.model, self.layout, self.implementation, self.precision, self.compile
         )
         if self.device == "cpu" and (needing := self.needing_a_gpu):
             problems.append(f"{needing} needs a GPU, and device is cpu")
@@ -467,7 +467,7 @@ def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
         return {}
     model = model_of(folder)
     unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
-    return {name: value for name, value in asdict(model).items() if name not in unused}
+    return {name: getattr(model, name) for name in MODEL if name not in unused}
 
 
 def _grad_accum(draft: RunSpec) -> int:

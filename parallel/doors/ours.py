@@ -65,7 +65,7 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
             "precision": "fp32",
             "world_size": len(files),
             "layout": asdict(Layout()),
-            "model": asdict(foreign.config),
+            "model": foreign.config.as_dict(),
             "spec": {},
             "data": {"next_step": foreign.step},
             "scaler": {},

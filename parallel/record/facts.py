@@ -202,7 +202,7 @@ def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[s
         "spec": spec.settings(),
         "work": spec.work,
         "layout": asdict(layout) | {name: getattr(layout, name) for name in derived},
-        "model": asdict(spec.model) | {"n_params": spec.model.n_params, "padded_vocab": padded},
+        "model": spec.model.as_dict() | {"n_params": spec.model.n_params, "padded_vocab": padded},
         "versions": versions(),
         "host": {
             "hostname": platform.node(),

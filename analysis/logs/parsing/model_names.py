@@ -20,7 +20,8 @@ def _letters(name: str) -> str:
     return re.sub(r"[-_ ]", "", name)
 
 
-_PRESETS = {_letters(name): name for name in PRESETS} | {_letters(k): v for k, v in _GPT2.items()}
+_DENSE = [name for name, config in PRESETS.items() if not config.parts]
+_PRESETS = {_letters(name): name for name in _DENSE} | {_letters(k): v for k, v in _GPT2.items()}
 
 
 def preset_called(name: str) -> str | None:
