@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from analysis.common.table import Column, Table
 from analysis.logs.load import Name, chosen, distinct
 from base.errors import Reading, Reason, UsageError
-from models.config import INIT_STD, GPTConfig
+from models.config import INIT_STD, PARTS, GPTConfig
 from parallel.config.settings import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_run
@@ -54,7 +54,9 @@ def _work(run: Run) -> dict[str, Any]:
         **{
             f"model {of.name}": model.get(of.name, None if of.default is MISSING else of.default)
             for of in fields(GPTConfig)
+            if of.name not in PARTS
         },
+        "model parts": {part: model[part] for part in PARTS if part in model},
         "global_batch": (facts.get("layout") or {}).get("global_batch"),
         "data sha256": (facts.get("data") or {}).get("sha256"),
     }
