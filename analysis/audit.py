@@ -3,7 +3,7 @@
     python -m analysis.audit PATH... [--mapping HEADING=COLUMN] [--fact COLUMN=VALUE]
                              [--format text|json]
 
-PATH is a table in CSV, TSV, Markdown or HTML, or a folder of these. One line a finding:
+PATH is a table in CSV, TSV or Markdown, or a folder of these. One line a finding:
 `FILE:LINE: what is printed, but what follows`. What must hold is a list of identities
 (analysis/published/identities.py): GPUs of the layout, batches, rates, FLOPs per token, MFU, peaks,
 speedups, efficiencies, sums, repeats, equal results. Printed digits are intervals.

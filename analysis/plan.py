@@ -316,7 +316,7 @@ def explanation(ask: Question, layout: str) -> str:
         UsageError: no possible layout is like that.
     """
     r = ask.ranked()
-    i, chosen = explain.why(r, explain.parse_layout(layout))
+    i, chosen = explain.why(r, layout)
     fits = r.used[i] <= r.limit
     verdict = "fits in" if fits else "does NOT fit (nor does any with these settings) in"
     return (

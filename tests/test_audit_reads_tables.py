@@ -7,10 +7,6 @@ from analysis.published.read_tables import KNOWN, NAMES, meaning
 
 MARKDOWN = "| GPUs | TP | PP | DP |\n|---|---|---|---|\n| 8 | 2 | 2 | {dp} |\n"
 BARE = "GPUs | TP | PP | DP\n--- | --- | --- | ---\n8 | 2 | 2 | {dp}\n\nwords\n"
-HTML = (
-    "<table>\n<tr><th>GPUs<th>TP<th>PP<th>DP\n<tr><td>8<td>2<td>2<td>{dp}\n</table>"
-    "<table><tr><th colspan=2>x</th><th>DP</th></tr></table>"
-)
 ONE_END = "a \\| b | GPUs | TP | PP | DP |\n--|--|--|--|--\n| x | 8 | 2 | 2 | {dp}\n"
 CSV = "gpus,tp,pp,dp\n8,2,2,{dp}\n"
 
@@ -20,7 +16,6 @@ def test_a_table_of_each_format_is_read(tmp_path, capsys):
         ("t.md", MARKDOWN, 3),
         ("t.md", BARE, 3),
         ("t.md", ONE_END, 3),
-        ("t.html", HTML, 3),
         ("t.csv", CSV, 2),
         ("t.tsv", CSV.replace(",", "\t"), 2),
         ("t.txt", "# Words\n\n" + MARKDOWN, 5),
@@ -65,7 +60,7 @@ def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys):
         ("t.csv", 'gpus,tflops\n"8', "no CSV: unexpected end of data"),
         ("t.csv", "gpus,tp,pp\n8,1", "truncated: line 2 ends after 2 of 3 columns"),
         ("t.md", "", "empty file"),
-        ("t.md", "# Words\n\nand no table\n", "no table in CSV, Markdown or HTML"),
+        ("t.md", "# Words\n\nand no table\n", "no table in CSV or Markdown"),
         ("run.log", " iteration 1/ 100 | elapsed time per iteration (ms): 9\n", "no table in"),
     ):
         path = tmp_path / name

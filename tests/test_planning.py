@@ -168,6 +168,8 @@ def test_a_wrong_plan_is_one_line(capsys):
         (f"{PLAN} --gpus-per-node 4", "goes with --gpu-type"),
         (PLAN.replace("--cluster selene", "--gpu-type A100-40GB"), "add --gpu-memory 40"),
         (f"{PLAN} --why tp=3", "there are: tp 1, 2, 4, 8"),
+        (f"{PLAN} --why tq=3,tp=1", "--why: unknown 'tq'; known: cp, dp, micro_batch"),
+        (f"{PLAN} --why ,", "--why: say which layout"),
         (f"{PLAN} --cluster slurm/parity.toml", "calibration slurm/parity.toml: unknown "),
     ):
         assert said in refused(capsys, plan.main, *flags.split(" "))
@@ -411,8 +413,8 @@ def test_the_plan_predicts_what_the_parity_table_does():
     assert (x.vocab == 384).any() and (x.vocab == 512).any()  # for tp 1 and 2; the run padded less
     x = replace(x, vocab=np.full(len(x), record.facts["model"]["padded_vocab"]))
     r = ranking.rank(x, cluster, 0.06)
-    wanted = {"tp": record.tp, "pp": record.pp, "micro_batch": 2, "vpp": 1, "zero_stage": 0}
-    row = explain.why(r, wanted | {"recompute": 0, "sequence_parallel": 0}).row
+    split = f"tp={record.tp},pp={record.pp},micro_batch=2,vpp=1"
+    row = explain.why(r, f"{split} zero_stage=0 recompute=none sp=no").row
     assert r.seconds[row] == pytest.approx(predicted_seconds(record, cluster)[0])
 
 

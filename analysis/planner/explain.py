@@ -17,41 +17,7 @@ from base.errors import UsageError
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
-WORDS = {
-    "recompute": {name: i for i, name in enumerate(RECOMPUTE)},
-    "sequence_parallel": {"yes": 1, "no": 0, "1": 1, "0": 0},
-}
-
-
-def parse_layout(text: str) -> dict[str, int]:
-    """Numbers of a text such as tp=8,pp=8,mbs=1; names as in the table or in a study.
-
-    Raises:
-        UsageError: an unknown name or a value that is none.
-    """
-    known = {*KEYS, "sequence_parallel"}
-    by_heading = {heading.lower(): key for key, heading in HEADINGS.items()}
-    wanted: dict[str, int] = {}
-    for piece in filter(None, re.split(r"[,\s]+", text)):
-        name, _, value = piece.partition("=")
-        key = by_heading.get(name.lower(), name)
-        if key not in known:
-            raise UsageError(f"--why: unknown {key!r}; known: {', '.join(sorted(known))}")
-        words = WORDS.get(key, {})
-        if value in words:
-            wanted[key] = words[value]
-        elif value.isdecimal() and value.isascii() and key != "recompute":
-            wanted[key] = int(value)
-        else:
-            allowed = ", ".join(words) or "a whole number"
-            raise UsageError(f"--why: {key} cannot be {value!r}, only {allowed}")
-    if not wanted:
-        raise UsageError("--why: say which layout, as tp=8,pp=8,mbs=1")
-    return wanted
-
-
-def _word(key: str, value: int) -> str:
-    return next((word for word, v in WORDS.get(key, {}).items() if v == value), str(int(value)))
+WORDS = {"recompute": RECOMPUTE, "sequence_parallel": ("no", "yes")}
 
 
 class Chosen(NamedTuple):
@@ -61,24 +27,40 @@ class Chosen(NamedTuple):
     line: str
 
 
-def why(r: Ranking, wanted: dict[str, int]) -> Chosen:
-    """The fastest row that has the wanted settings and fits, or the fastest if none fits.
+def why(r: Ranking, layout: str) -> Chosen:
+    """The fastest row that has the settings of a text such as tp=8,pp=8,mbs=1 and fits, or the
+    fastest if none fits; names as in the table or in a study.
 
     Raises:
-        UsageError: no layout has them.
+        UsageError: an unknown name, or no layout has the settings.
     """
-    match = np.logical_and.reduce([getattr(r.x, key) == value for key, value in wanted.items()])
+    keys = {heading.lower(): key for key, heading in HEADINGS.items()}
+    pieces = [piece.partition("=") for piece in filter(None, re.split(r"[,\s]+", layout))]
+    wanted = {keys.get(name.lower(), name): value for name, _, value in pieces}
+    known = {*KEYS, "sequence_parallel"}
+    if unknown := wanted.keys() - known:
+        names = ", ".join(sorted(known))
+        raise UsageError(f"--why: unknown {', '.join(sorted(unknown))!r}; known: {names}")
+    if not wanted:
+        raise UsageError("--why: say which layout, as tp=8,pp=8,mbs=1")
+    texts = {key: _texts(r.x, key) for key in wanted}
+    match = np.logical_and.reduce([texts[key] == value for key, value in wanted.items()])
     rows = np.flatnonzero(match)
     if not len(rows):
-        words = ", ".join(f"{k} {_word(k, v)}" for k, v in wanted.items())
-        there = "; ".join(
-            f"{k} {', '.join(_word(k, v) for v in np.unique(getattr(r.x, k)))}" for k in wanted
-        )
+        words = ", ".join(f"{k} {v}" for k, v in wanted.items())
+        values = {k: sorted(set(texts[k]), key=lambda text: (len(text), text)) for k in wanted}
+        there = "; ".join(f"{k} {', '.join(of_key)}" for k, of_key in values.items())
         raise UsageError(f"--why: no possible layout has {words}; there are: {there}")
     n, fit = len(rows), rows[r.used[rows] <= r.limit]
     line = f"the fastest of {n} such layouts" + (f", {len(fit)} of which fit" if len(fit) else "")
     rows = fit if len(fit) else rows
     return Chosen(int(rows[np.argmin(r.seconds[rows])]), f"{line}\n" if n > 1 else "")
+
+
+def _texts(x: Columns, key: str) -> np.ndarray:
+    """A column as the table shows it."""
+    values = getattr(x, key).astype(int)
+    return np.array(WORDS[key])[values] if key in WORDS else values.astype(str)
 
 
 def seconds_of(r: Ranking, i: int) -> dict[str, float]:

@@ -1,8 +1,7 @@
-"""Tables of CSV, Markdown and HTML files as rows of our columns; KNOWN lists the headings."""
+"""Tables of CSV and Markdown files as rows of our columns; KNOWN lists the headings."""
 
 import re
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from base.files import check_ends
 from base.intervals import Interval
 from models.gpus import usual_gpu
 
-SUFFIXES = (".csv", ".tsv", ".md", ".markdown", ".html", ".htm")
+SUFFIXES = (".csv", ".tsv", ".md", ".markdown")
 
 # Our column -> headings of others; case, spaces and punctuation but % do not count.
 KNOWN = {
@@ -159,14 +158,8 @@ def _tables(path: Path) -> list[PublishedTable]:
         raise UsageError(f"{path}: {error.strerror}") from error
     if not text.strip():
         raise UsageError(f"{path}: empty file")
-    if suffix in (".html", ".htm"):
-        parser = _Html()
-        parser.feed(text)
-        tables = [lines for lines in parser.tables if len(lines) > 1]
-    else:
-        tables = _in_markdown(text)
-    if not tables:
-        raise UsageError(f"{path}: no table in CSV, Markdown or HTML")
+    if not (tables := _in_markdown(text)):
+        raise UsageError(f"{path}: no table in CSV or Markdown")
     return [table_of(*headings, rows) for headings, *rows in tables]
 
 
@@ -203,41 +196,6 @@ def _cells(line_no: int, line: str) -> _TextLine:
     if texts and not texts[-1]:
         del texts[-1]
     return _TextLine(line_no, texts)
-
-
-class _Html(HTMLParser):
-    """The lines of each table of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[list[_TextLine]] = []
-        self._text: list[str] | None = None
-        self._columns = 1
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr" and self.tables:
-            self._end_cell()
-            self.tables[-1].append(_TextLine(self.getpos()[0], []))
-        elif tag in ("td", "th"):
-            self._end_cell()
-            span = dict(attrs).get("colspan") or "1"
-            self._text, self._columns = [], int(span) if span in map(str, range(1, 100)) else 1
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th", "tr", "table"):
-            self._end_cell()
-
-    def _end_cell(self) -> None:
-        if self._text is not None and self.tables and self.tables[-1]:
-            text = " ".join("".join(self._text).split())
-            self.tables[-1][-1].cells.extend([text] * self._columns)
-        self._text = None
-
-    def handle_data(self, data: str) -> None:
-        if self._text is not None:
-            self._text.append(data)
 
 
 def _understood(
