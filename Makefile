@@ -61,7 +61,7 @@ render: setup
 	$(PY) -m slurm.render slurm/*.toml slurm/published/*.toml
 
 report: setup
-	$(PY) -m analysis.report $(PAGES)
+	$(PY) -m benchmarks.published_tables $(PAGES)
 	$(PY) -m analysis.page logs/2-core-cpu/parity --out logs/2-core-cpu/parity.html
 
 picture: setup
@@ -81,7 +81,7 @@ test-newest:
 check: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m analysis.report --check $(PAGES)
+	$(PY) -m benchmarks.published_tables --check $(PAGES)
 
 format: setup
 	$(PY) -m ruff format .

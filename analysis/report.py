@@ -10,8 +10,8 @@ them is written by this command and by nobody else. NAME is one of
     losses PATH...              the last table of breakdown: the efficiency alone
     audit PATH...               what is wrong with published tables
     file PATH...                Markdown tables that benchmarks wrote
-    jeanzay FIRST-LAST          published rows of these lines, recomputed
-    checkpoints | gpt2 | epochs
+
+and, where benchmarks.published_tables is run in place of this command, those of it.
 
 Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
 and exits 1 when a file is stale.
@@ -26,6 +26,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from analysis.common.table import Table
@@ -38,7 +39,6 @@ _CLOSE = "<!-- /report -->"
 _BLOCK = re.compile(rf"{_OPEN}((?s:.*?))(?:^{_CLOSE}[ \t]*$|\Z)", re.M)
 SHOWN = 20  # lines of a difference
 COMMANDS = ("tflops", "scaling", "compare", "parity", "breakdown", "plan")
-PUBLISHED = ("checkpoints", "gpt2", "epochs")
 
 
 def _printed(name: str, arguments: list[str]) -> str:
@@ -60,10 +60,16 @@ def _printed(name: str, arguments: list[str]) -> str:
     return out.getvalue()
 
 
+def _paths(arguments: list[str]) -> list[Path]:
+    if not arguments:
+        raise UsageError("name a PATH")
+    return [ROOT / text for text in arguments]
+
+
 def _losses(arguments: list[str]) -> Table:
     from analysis.measured.rank_times import report
 
-    tables, problems = report([ROOT / text for text in arguments])
+    tables, problems = report(_paths(arguments))
     if problems:
         raise UsageError("; ".join(problems))
     return tables[-1]
@@ -72,7 +78,7 @@ def _losses(arguments: list[str]) -> Table:
 def _audit(arguments: list[str]) -> str:
     from analysis.published.audit import audit_paths
 
-    audit = audit_paths([ROOT / text for text in arguments])
+    audit = audit_paths(_paths(arguments))
     if audit.has_gaps:
         raise UsageError("; ".join([*audit.refused, *audit.unread]))
     lines = [str(finding).replace(f"{ROOT}/", "") for finding in audit.findings]
@@ -80,40 +86,22 @@ def _audit(arguments: list[str]) -> str:
 
 
 def _file(arguments: list[str]) -> str:
-    return "\n".join(read_text(ROOT / text, "table").strip() + "\n" for text in arguments)
+    return "\n".join(read_text(path, "table").strip() + "\n" for path in _paths(arguments))
 
 
-def _jean_zay(arguments: list[str]) -> Table:
-    from analysis.published.recomputed import jean_zay
-
-    match = re.fullmatch(r"(\d+)-(\d+)", " ".join(arguments))
-    if not match:
-        raise UsageError(f"jeanzay wants FIRST-LAST, not {' '.join(arguments)!r}")
-    return jean_zay(int(match[1]), int(match[2]))
-
-
-_OTHERS: dict[str, Callable[[list[str]], Table | str]] = {
+# A block's name -> its Markdown, or its table.
+BLOCKS: dict[str, Callable[[list[str]], Table | str]] = {
+    **{name: partial(_printed, name) for name in COMMANDS},
     "losses": _losses,
     "audit": _audit,
     "file": _file,
-    "jeanzay": _jean_zay,
 }
-NAMES = (*COMMANDS, *_OTHERS, *PUBLISHED)
 
 
 def block(name: str, arguments: list[str]) -> str:
-    """The Markdown of one of NAMES."""
-    if name in COMMANDS:
-        return _printed(name, arguments)
-    if bool(arguments) != (name in _OTHERS):
-        wanted = "an argument" if name in _OTHERS else "no argument"
-        raise UsageError(f"{name} takes {wanted}, not {' '.join(arguments)!r}")
-    if name in _OTHERS:
-        content = _OTHERS[name](arguments)
-        return content if isinstance(content, str) else content.render("markdown")
-    from analysis.published import recomputed
-
-    return getattr(recomputed, name)().render("markdown")
+    """The Markdown of one of BLOCKS."""
+    content = BLOCKS[name](arguments)
+    return content if isinstance(content, str) else content.render("markdown")
 
 
 def regenerate(text: str, source: str = "") -> str:
@@ -128,8 +116,8 @@ def regenerate(text: str, source: str = "") -> str:
         name, *arguments = shlex.split(match[1])
         line_no = text.count("\n", 0, match.start()) + 1
         where = f"{source}:{line_no}"
-        if name not in NAMES:
-            raise UsageError(f"{where}: unknown report {name!r}; known: {', '.join(NAMES)}")
+        if name not in BLOCKS:
+            raise UsageError(f"{where}: unknown report {name!r}; known: {', '.join(BLOCKS)}")
         if re.search(_OPEN, match[2], re.M):
             raise UsageError(f"{where}: this report is not closed before the next one")
         if not match[0].rstrip().endswith(_CLOSE):

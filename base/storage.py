@@ -26,11 +26,6 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # per number
 STATE_BYTES_PER_PARAM = 4 + 4 + 4  # fp32 master weight, AdamW's exp_avg and exp_avg_sq
 
 
-def weights_bytes(n_params: float, dtype: str = "bf16") -> float:
-    """A weights-only export's tensors; its two headers add a few kilobytes."""
-    return n_params * BYTES[dtype]
-
-
 def state_bytes(n_params: float) -> float:
     """The full state that training resumes from, without the weights-only export."""
     return n_params * STATE_BYTES_PER_PARAM

@@ -5,13 +5,14 @@ import re
 import pytest
 
 from analysis.logs.published_csv import read_csv
-from analysis.published import recomputed
+from analysis.measured.scaling_curve import karp_flatt
+from benchmarks import published_tables
 from models.config import PRESETS, GPTConfig
 from models.flops import CONVENTIONS
 
 
 def test_sc21_table_2s_days_follow_from_equation_3():
-    rows = read_csv(recomputed.FOLDER / "narayanan_sc21_table2.csv").rows
+    rows = read_csv(published_tables.FOLDER / "narayanan_sc21_table2.csv").rows
     assert len(rows) == 12
     for row in rows:
         shape = [int(row.number(k)) for k in ("layers", "hidden", "heads")]
@@ -24,7 +25,7 @@ def test_sc21_table_2s_days_follow_from_equation_3():
 
 
 def test_sc21_table_1s_aggregates_are_its_tflops_times_its_gpus():
-    rows = read_csv(recomputed.FOLDER / "narayanan_sc21_table1.csv").rows
+    rows = read_csv(published_tables.FOLDER / "narayanan_sc21_table1.csv").rows
     presets = [c for name, c in PRESETS.items() if c.vocab_size == 51200 and name != "175b"]
     assert len(rows) == len(presets) == 10
     for row, config in zip(rows, presets, strict=True):
@@ -38,14 +39,14 @@ def test_sc21_table_1s_aggregates_are_its_tflops_times_its_gpus():
 def test_the_v100_tables_tflops_follow_but_for_three():
     off = [
         row["line"]
-        for row in recomputed.jean_zay(1, 1000).rows
+        for row in published_tables.jean_zay(1, 1000).rows
         if row["published"] and abs(row["recomputed"] - row["published"]) > 0.15
     ]
     assert off == [180, 213, 433]
 
 
 def test_the_tables_of_gpt2_follow_and_say_what_else_changed():
-    rows = {row["run"].split(" ")[0]: row for row in recomputed.gpt2().rows}
+    rows = {row["run"].split(" ")[0]: row for row in published_tables.gpt2().rows}
     for row in (rows["2gpu"], rows["4gpu"]):
         assert round(row["speedup"], 2) == row["speedup_published"]
         assert row["efficiency"] == pytest.approx(row["efficiency_published"], abs=0.005)
@@ -58,9 +59,15 @@ def test_the_tables_of_gpt2_follow_and_say_what_else_changed():
 
 
 def test_the_epoch_speedups_follow_from_means_and_fall_with_the_slowest_rank():
-    rows = {(r["batch"], r["gpus"]): r for r in recomputed.epochs().rows}
+    rows = {(r["batch"], r["gpus"]): r for r in published_tables.epochs().rows}
     printed = {(64, 2): 2.04, (64, 4): 2.71, (128, 2): 2.21, (128, 4): 4.25}
     honest = {(64, 2): 1.61, (64, 4): 2.68, (128, 2): 1.75, (128, 4): 2.95}
     for key in printed:
         assert round(rows[key]["published"], 2) == printed[key]
         assert round(rows[key]["speedup"], 2) == honest[key]
+
+
+def test_karp_flatt_by_hand_and_where_it_is_a_share():
+    for faster, share in ((4, 0), (3, 1 / 9), (2, 1 / 3), (1, 1), (4.1, None), (0.9, None)):
+        assert published_tables.serial_share(faster, 4) == pytest.approx(share)
+    assert published_tables.serial_share(4.0, 1) is karp_flatt(1.0, 1) is None

@@ -4,6 +4,7 @@ import pytest
 
 from analysis import report
 from base.errors import UsageError
+from benchmarks import published_tables  # noqa: F401 # its blocks
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
 

@@ -13,7 +13,6 @@ from analysis.measured.scaling_curve import (
     fit_amdahl,
     fit_gustafson,
     karp_flatt,
-    serial_share,
     table,
 )
 from base.errors import UsageError
@@ -241,12 +240,6 @@ def test_each_law_gives_back_its_own_serial_share(share):
     assert fit_amdahl([(p, 1 / (share + (1 - share) / p)) for p in sizes]) == pytest.approx(share)
     assert fit_gustafson([(p, p - share * (p - 1)) for p in sizes]) == pytest.approx(share)
     assert karp_flatt(1 / (share + (1 - share) / 8), 8) == pytest.approx(share)
-
-
-def test_karp_flatt_by_hand_and_where_it_is_a_share():
-    for faster, share in ((4, 0), (3, 1 / 9), (2, 1 / 3), (1, 1), (4.1, None), (0.9, None)):
-        assert serial_share(faster, 4) == pytest.approx(share)  # of 3: (1/3 - 1/4) / (3/4)
-    assert serial_share(4.0, 1) is karp_flatt(1.0, 1) is None
 
 
 def test_a_serial_share_lies_between_0_and_1_and_its_absence_has_a_reason():

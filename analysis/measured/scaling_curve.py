@@ -121,12 +121,6 @@ def karp_flatt(speedup: float, ratio: float) -> float | None:
     return None if ratio <= 1 else (1 / speedup - 1 / ratio) / (1 - 1 / ratio)
 
 
-def serial_share(speedup: float, ratio: float) -> float | None:
-    """`karp_flatt`, where it is a share (0 to 1); else None."""
-    share = karp_flatt(speedup, ratio)
-    return share if share is not None and 0 <= share <= 1 else None
-
-
 def above_linear(efficiency: float, ratio: float, interval: Interval | None = None) -> str:
     """What an efficiency above 1 says on `ratio` times the baseline's GPUs, or "".
 

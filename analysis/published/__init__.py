@@ -1,1 +1,1 @@
-"""Tables that others published, recomputed and audited."""
+"""Tables that others published, audited."""

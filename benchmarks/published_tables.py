@@ -1,22 +1,26 @@
 """Published tables (logs/published) beside the values recomputed from their own numbers.
 
-Each function returns a Table made from the transcribed facts alone; `analysis.report` puts them
-into Markdown.
+    python -m benchmarks.published_tables FILE.md... [--check]
+
+analysis.report, and it knows these blocks, too: `jeanzay FIRST-LAST`, the published rows of these
+lines, `checkpoints`, `gpt2` and `epochs`. Each table is made from the transcribed facts alone.
 """
 
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas
 
+from analysis import report
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
-from analysis.measured import scaling_curve
+from analysis.measured.scaling_curve import karp_flatt
 from base.errors import UsageError
 from base.files import ROOT
-from base.storage import state_bytes, weights_bytes
+from base.storage import BYTES, state_bytes
 from models.config import GPTConfig
 from models.flops import stated_size_tflops, tflops_per_gpu
 from models.gpus import mfu
@@ -26,6 +30,12 @@ JEAN_ZAY = "seed003_jeanzay_v100.csv"
 DATA_PARALLEL = "gpt2_data_parallel.csv"
 EPOCHS = "gpt_epochs.csv"
 CHECKPOINTS = "seed003_checkpoint_save.csv"
+
+
+def serial_share(speedup: float, ratio: float) -> float | None:
+    """`karp_flatt`, where it is a share (0 to 1); else None."""
+    share = karp_flatt(speedup, ratio)
+    return share if share is not None and 0 <= share <= 1 else None
 
 
 def _rows(name: str) -> list[Row]:
@@ -108,7 +118,7 @@ def _jean_zay_row(row: Row) -> dict[str, Any]:
 def checkpoints() -> Table:
     """The time to save a checkpoint; the bytes and rates follow at 2 + 12 per parameter."""
     saves = _frame(_rows(CHECKPOINTS), "nodes", "gpus", "params_b", "save_ms")
-    weights_gb, state_gb = weights_bytes(saves.params_b), state_bytes(saves.params_b)
+    weights_gb, state_gb = saves.params_b * BYTES["bf16"], state_bytes(saves.params_b)
     saves["weights_tb"], saves["state_tb"] = weights_gb / 1000, state_gb / 1000
     saves["gb_per_s"] = (state_gb + weights_gb) / (saves.save_ms / 1000)
     saves["gb_per_s_per_gpu"] = saves.gb_per_s / saves.gpus
@@ -144,7 +154,7 @@ def gpt2() -> Table:
     runs["efficiency"] = (runs.speedup.fillna(runs.wall_speedup) / ratio).where(ratio > 1)
     rows = runs.assign(run=words.run, ratio=ratio).to_dict("records")
     for row, differs in zip(rows, changed.to_dict("records"), strict=True):
-        row["serial"] = scaling_curve.serial_share(row["speedup"], row["ratio"])
+        row["serial"] = serial_share(row["speedup"], row["ratio"])
         if any(differs.values()):
             names = ", ".join(name for name, value in differs.items() if value)
             row["remarks"] = f"invalid comparison: {names} differ"
@@ -183,7 +193,7 @@ def epochs() -> Table:
     table["share"] = table.comm_s_slowest / table.total_s_slowest
     rows = table.reset_index().to_dict("records")
     for row in rows:
-        row["serial"] = scaling_curve.serial_share(row["speedup"], row["gpus"])
+        row["serial"] = serial_share(row["speedup"], row["gpus"])
     columns = [
         Column("batch", "batch", "d"),
         Column("gpus", "GPUs", "d"),
@@ -198,3 +208,21 @@ def epochs() -> Table:
         Column("share", "share", ".1%"),
     ]
     return Table(columns, rows)
+
+
+def _jean_zay(arguments: list[str]) -> Table:
+    match = re.fullmatch(r"(\d+)-(\d+)", " ".join(arguments))
+    if not match:
+        raise UsageError(f"jeanzay wants FIRST-LAST, not {' '.join(arguments)!r}")
+    return jean_zay(int(match[1]), int(match[2]))
+
+
+report.BLOCKS |= {
+    "jeanzay": _jean_zay,
+    "checkpoints": lambda _: checkpoints(),
+    "gpt2": lambda _: gpt2(),
+    "epochs": lambda _: epochs(),
+}
+
+if __name__ == "__main__":
+    sys.exit(report.main())
