@@ -54,6 +54,9 @@ def count_sockets(folder: Path, rank: int) -> None:
     ranks = Ranks(rank, RANKS)
     for _ in range(2):
         assert ranks.gather(rank) == list(range(RANKS))
+        assert ranks.on_first(lambda: "read") == "read"
+        collected = ranks.gather(rank, to_all=False)
+        assert rank or collected == list(range(RANKS))
     links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
     (folder / f"counted-{rank}").touch()
     while len(list(folder.glob("counted-*"))) < RANKS:

@@ -1,5 +1,6 @@
 """What a run on GPUs sets before and while torch starts; shown without a GPU, with stand-ins."""
 
+import contextlib
 import json
 import os
 import resource
@@ -139,6 +140,9 @@ def test_an_amd_gpu_is_known_by_its_architecture(arch, has_fp8, verdict, gpus, m
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (190 * 10**9, 192 * 10**9))
     assert ("fp8" in lacking(["bf16", "fp8"], card.name, devices.capability_of(0))) != has_fp8
     assert lacking(["bf16"], card.name, arch) == []
+    refused = contextlib.nullcontext() if has_fp8 else pytest.raises(UsageError, match="no fp8")
+    with refused:
+        devices.choose_device(spec_of(**MEGATRON, precision="fp8"), ONE_EACH)
     (row,) = [row for row in gpu_check.gpu_rows() if row.check == "architecture"]
     assert (row.verdict, row.value) == (verdict, arch.partition(":")[0])
 
@@ -188,4 +192,6 @@ def test_one_group_of_1024_ranks_on_gpus_is_gloos(tmp_path):
     assert counted == {"groups": [1024], "lazy": "1"}
     ranks = [worker(tmp_path, rank, TORCH_GLOO_LAZY_INIT="1") for rank in range(6)]
     printed = [rank.communicate()[0] for rank in ranks]
-    assert int(printed[0]) == 3  # where it listens, and its neighbours in a ring
+    assert (
+        int(printed[0]) == 5
+    )  # where it listens; neighbours in a ring (1, 5), in a tree (1, 2, 4)

@@ -63,6 +63,7 @@ def test_what_is_planned_is_what_layout_problems_lets_run(config):
     assert not any(x.layout(i).problems(config, seq_len) for i in range(len(x)))
     planned = {x.layout(i) for i in range(len(x))}
     assert len(planned) == len(x) - x.fsdp2.sum()
+    assert all(x.reductions[i] == x.layout(i).reductions for i in np.flatnonzero(x.fsdp2))
     megatron = {p for p in planned if p.zero_stage == 0 and p.recompute == "full"}
     wanted = set()
     for tp, cp, pp, vpp, micro, sp in itertools.product(

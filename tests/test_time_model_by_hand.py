@@ -207,6 +207,7 @@ def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch():
     for given, calls in (
         ({"zero_stage": 3, "n_micro": 5}, 3 * 5 * 4),
         ({"zero_stage": 3, "n_micro": 5, "deepspeed": True}, 3 * 3 * 5 * 4),  # module by module
+        ({"fsdp2": True, "zero_stage": 3, "n_micro": 5, "reductions": 5}, 3 * 5 * 4),
         ({"zero_stage": 3, "dp": 1}, 0),
     ):
         endless = Machine(1e12, np.inf, np.inf, np.inf)

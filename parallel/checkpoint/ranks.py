@@ -35,8 +35,17 @@ class Ranks:
         values: list[Any] = [None] * self.world
         if to_all:
             dist.all_gather_object(values, value, group=self._group)
-        else:
-            dist.gather_object(value, None if self.rank else values, group=self._group)
+            return values
+        # Over a tree. gloo's own gather connects rank 0 with all others, for the run's whole time.
+        values, reach = [value], 1  # of this rank and those behind it
+        while reach < self.world and not self.rank & reach:
+            if self.rank + reach < self.world:
+                box: list[Any] = [None]
+                dist.recv_object_list(box, group=self._group, group_src=self.rank + reach)
+                values += box[0]
+            reach *= 2
+        if self.rank:
+            dist.send_object_list([values], group=self._group, group_dst=self.rank - reach)
         return values
 
     def on_all(self, work: Callable, *arguments: Any) -> list[Any]:
