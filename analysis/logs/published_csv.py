@@ -1,6 +1,6 @@
 """Published measurements in CSV files: one reader, and one vocabulary for their columns.
 
-The audit and the benchmarks all read through `read_csv`. A column is known by
+The planner, the audit and the recomputed tables all read through `read_csv`. A column is known by
 our name (`step_s`) or by what publishers call it (`seconds_per_iteration`, `Speed`).
 
 Three facts about a row have columns of their own. In the tables of others they are remarks in
