@@ -28,6 +28,21 @@ sc21           InternEvo; Megatron-DeepSpeed, which counts 4.5 h V for the outpu
 palm           torchtitan, nanoGPT, nanochat; llm-foundry, whose P has the position embedding
 =============  ====================================================================================
 
+Of what is beyond a dense GPT they count:
+
+=============  ====================================================================================
+megatron, its  the experts that a token is sent to and the shared ones, whether or not a capacity
+full form,     drops tokens; latent attention's matrices, down and up; of multi-token prediction
+sc21           its block, projection and another pass of the output layer; no router and no norm
+palm, 6n,      P is the active parameters (GPTConfig.n_active), with routers, norms and biases, and
+seed           with multi-token prediction; palm adds the output layer's further passes
+=============  ====================================================================================
+
+Windows: megatron counts the tokens that a layer attends to, with half of the first window; its full
+form, sc21 and palm a whole window for each token. Megatron-LM counts all tokens in every layer,
+Megatron Bridge windows since its release 26.06. What others print of models with experts stands
+beside what is counted in logs/published/moe-flops.md.
+
 Vocabularies count as GPTConfig has them, without padding, so that a model's FLOPs do not depend on
 tp. Megatron-LM counts the padded one: 0.09 % more for GPT-2 124M (50,304 rows, not 50,257).
 """
@@ -86,8 +101,8 @@ def megatron(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = Tr
     """Model FLOPs per token as in Megatron-LM's `num_floating_point_operations`.
 
     3 * 2 * [ L * (2h*a*d + 2h*k*d + 2*h*f + s*a*d) + h*V ]: forward plus twice that for backward; a
-    gated feed-forward has 3 h f, full attention 2 s a d. `recompute` does not change it: recomputed
-    work is not model work.
+    gated feed-forward has 3 h f, full attention 2 s a d. With experts f is the width of those that
+    a token passes. `recompute` does not change it: recomputed work is not model work.
     """
     return 6.0 * (_blocks(config, seq_len, causal) + _logits(config))
 

@@ -1,11 +1,13 @@
 """FLOPs: each convention against a number somebody else printed."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from benchmarks import moe_flops
 from models import flops
-from models.config import PRESETS, GPTConfig, preset
+from models.config import PRESETS, GPTConfig, SlidingWindow, parameter_shapes, preset
 
 
 def test_sc21_is_the_papers_equation_three():
@@ -87,6 +89,55 @@ def test_others_printed_what_is_counted(convention, config, seq_len, tokens, pri
     per_token = flops.CONVENTIONS[convention](config, seq_len, False)
     rel = 5e-3 if convention == "6n" else 1.5e-4  # as it is rounded
     assert per_token * tokens == pytest.approx(printed, rel=rel)
+
+
+WITH_EXPERTS = [name for name, config in PRESETS.items() if config.parts]
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_the_matrices_that_a_token_meets_are_counted_once_and_routers_by_palm_alone(name):
+    config, of = PRESETS[name], PRESETS[name].experts
+    shapes = {k: math.prod(v) for k, v in parameter_shapes(config).items() if len(v) == 2}
+    table = config.vocab_size * config.hidden
+    routers = sum(n for k, n in shapes.items() if "router" in k)
+    experts = sum(n for k, n in shapes.items() if ".experts." in k)
+    chosen = experts * of.moe_router_topk // of.num_experts
+    matrices = sum(shapes.values()) - table - routers - experts + chosen  # a table is looked up
+    vectors = config.n_active - table - matrices - routers  # norms, biases, sinks
+    again = config.mtp_num_layers * table  # the output layer's further passes
+    value = config.mla.v_head_dim if config.mla else config.head_dim
+    scores = config.n_blocks * config.n_head * (config.head_dim + value)  # of one token
+    counted = flops.megatron(config, 1, recompute=False, causal=False)
+    assert counted == 6 * (matrices + again + scores)
+    assert flops.palm(config, 1, False) == counted + 6 * (routers + vectors)
+    assert flops.six_n(config, 1, False) == 6 * config.n_active
+
+
+def test_a_window_counts_the_tokens_that_are_seen():
+    config, s, w = PRESETS["gpt-oss-20b"], 1024, 128
+    whole = replace(config, window=None)
+    fewer = sum(min(i, w) for i in range(s)) / sum(range(s))  # of each second layer
+    per_layer = 6 * config.n_head * config.head_dim * s
+    difference = flops.megatron(whole, s, False) - flops.megatron(config, s, False)
+    assert difference == pytest.approx(12 * per_layer * (1 - fewer), rel=1e-3)
+    assert flops.megatron(whole, w, False) == flops.megatron(config, w, False)
+    always = replace(config, window=SlidingWindow(w))
+    assert flops.megatron(whole, s, False) - flops.megatron(always, s, False) == 2 * difference
+
+
+def test_what_others_print_of_models_with_experts_is_within_a_percent():
+    """NVIDIA's 27.2 GFLOP of gpt-oss-120b before release 26.06, and its 32.6 since."""
+    for model, who, config, seq_len, printed, _ in moe_flops.PRINTED:
+        counted = flops.megatron(config, seq_len, False) / 1e9
+        assert counted == pytest.approx(printed[0], rel=2e-3), (model, who)
+
+
+def test_the_committed_table_is_that_of_the_published_rows(shared):
+    rows = moe_flops.lines(shared / "published")
+    assert len(rows) == 22 and sum(row["rows"] for row in rows) == 78
+    far = {row["model"] for row in rows if abs(row["off"]) > moe_flops.NEAR}
+    assert far == {"Moonlight-16B-A3B, 27 layers"}  # whose rows differ by more from each other
+    assert moe_flops.page(shared / "published") == moe_flops.OUT.read_text()
 
 
 def test_only_an_embedding_that_does_a_matrix_product_counts_in_palm():
