@@ -36,6 +36,7 @@ setup(
         "safetensors>=0.6.2,<0.9",
         "numpy>=2.2.6,<2.5",
         "pandas>=2.3.3,<3.2",
+        "matplotlib>=3.10,<3.12",
         "scipy>=1.15.3,<1.18",
         "tqdm>=4.66.5,<5",
         "psutil>=7.2,<8",

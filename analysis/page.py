@@ -1,12 +1,10 @@
 """One offline HTML file of a study: what won, by how much, whether it can be trusted, and why.
 
     python -m analysis.page PATH... [--out FILE.html] [--baseline NAME] [--predict CLUSTER]
-        [--pictures DIR]
 
 PATH is a run folder, a log, or a folder of these. The file asks nothing of the
 network, so it opens on a machine that has none. Its tables are those of analysis.tflops and
-analysis.breakdown; rows sort and filter. A view without data is left out. --pictures also writes
-each chart as SVG and PNG.
+analysis.breakdown; rows sort and filter. A view without data is left out.
 Exits 2 when nothing could be read.
 """
 
@@ -20,7 +18,7 @@ from analysis.measured import run_table
 from analysis.measured.fairness import scaling_of
 from analysis.measured.run_flags import parser_of
 from base.errors import command_line, printable, warn
-from base.files import add_force_flag, named_folder
+from base.files import add_force_flag
 from base.storage import check_output, output
 
 if TYPE_CHECKING:
@@ -72,12 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write (default: study.html beside PATH)"
     )
-    parser.add_argument(
-        "--pictures", type=named_folder, metavar="DIR", help="folder for its charts as SVG and PNG"
-    )
     add_force_flag(parser)
     flags = parser.parse_args(argv)
-    from analysis.pages import page_html, pictures
+    from analysis.pages import page_html
 
     path = flags.paths[0]
     out = flags.out or (path if path.is_dir() else path.parent) / "study.html"
@@ -91,8 +86,6 @@ def main(argv: list[str] | None = None) -> int:
     with output(out, page_html.MARK, flags.force, flags.paths) as file:
         file.write_text(text)
     print(printable(f"{out}: {len(text) / 1e6:.2f} MB"))
-    if flags.pictures:
-        print(*pictures.save(page, flags.pictures, flags.force), sep="\n")
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import page
+from analysis import plots
 from analysis.logs import load
 from analysis.logs.parsing import packed
 from analysis.logs.readers import torch_trace
@@ -81,7 +81,7 @@ def test_what_is_not_deep_is_read():
         "audit /dev/zero",
         "report /dev/zero",
         "checkpoints /dev/zero",
-        "page /dev/zero --out /tmp/page.html",
+        "plots /dev/zero --out /tmp",
     ],
 )
 def test_a_file_without_end_is_refused(line, capsys):
@@ -93,7 +93,7 @@ def test_a_file_without_end_is_refused(line, capsys):
 
 def test_a_loop_of_links_is_refused(tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
-    assert page.main([str(ROOT), "--out", str(tmp_path / "loop" / "page.html")]) == 2
+    assert plots.main([str(ROOT / "logs/2-core-cpu"), "--out", str(tmp_path / "loop")]) == 2
     assert "loop" in capsys.readouterr().err
 
 

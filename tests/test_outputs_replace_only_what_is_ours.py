@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import calibrate, page, plan
+from analysis import calibrate, page, plan, plots
 from base.errors import OutputError, UsageError
 from base.files import ROOT
 from base.storage import output
@@ -50,13 +50,13 @@ def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys):
 
 
 def test_a_picture_of_others_stays_in_a_folder_of_pictures(runs, tmp_path, capsys):
-    picture = tmp_path / "pictures" / "strong-scaling-1.png"
-    picture.parent.mkdir()
-    picture.write_text("mine")
-    refuses(capsys, page.main, runs, "--pictures", picture.parent)
-    assert picture.read_text() == "mine"
-    assert page.main([str(runs), "--pictures", str(picture.parent), "--force"]) == 0
-    assert page.main([str(runs), "--pictures", str(picture.parent)]) == 0  # they are ours now
+    folder = tmp_path / "plots"
+    folder.mkdir()
+    (folder / "tflops.png").write_text("mine")
+    refuses(capsys, plots.main, runs, "--out", folder)
+    assert (folder / "tflops.png").read_text() == "mine"
+    assert plots.main([str(runs), "--out", str(folder), "--force"]) == 0
+    assert plots.main([str(runs), "--out", str(folder)]) == 0  # they are ours now
 
 
 def test_a_study_and_a_script_by_hand_are_not_replaced(tmp_path, capsys):

@@ -1,13 +1,11 @@
 """Pictures and pages: one colour an engine and a part, a mark a precision, names of splits."""
 
 import pytest
-from PIL import Image
+from matplotlib.colors import to_rgb
 
-from analysis import page
+from analysis import plots
 from analysis.common import colours
-from analysis.logs.load import load
-from analysis.measured import drawn_rows, run_table
-from analysis.measured.fairness import scaling_of
+from analysis.measured import drawn_rows
 from analysis.pages import altair_charts, cost_views
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES
@@ -15,18 +13,18 @@ from tests.fixture_runs import facts, write
 
 MEMORY = ("weights", "gradients", "optimizer", "activations", "keys and values", "logits")
 MEMORY = (*MEMORY, "buckets", "library")
+PICTURES = [f"{name}.{kind}" for name in ("scaling", "splits", "tflops") for kind in ("png", "svg")]
 
 
-def bars(chart, value):
+def bars(charts, name, value):
     """The bars of a chart and their values."""
-    return {row["bar"]: row[value] for row in chart.rows}
+    return {row["bar"]: row[value] for row in charts[name].rows}
 
 
 def study(folder, *runs):
     for step_s, settings in runs:
         write(folder, facts("s", "ddp", **({"engine": "ddp"} | settings)), step_s=step_s)
-    records, _ = load([folder])
-    return run_table.rows(records), scaling_of(records)
+    return plots.drawn([folder], None)
 
 
 @pytest.mark.parametrize("parts", [CATEGORIES, MEMORY, cost_views._CLOCK])
@@ -51,51 +49,75 @@ def test_a_precision_has_its_mark_in_points_and_its_name_at_bars(tmp_path):
     assert scale == {"domain": ["bf16", "fp8"], "range": ["square", "diamond"]}
     assert altair_charts._precisions(rows[:1]) == {}
     of_two = {"gpus": 2, "precision": "bf16", "tp": 2, "engine": "megatron"}
-    rows, kind = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), (0.4, of_two))
+    charts = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), (0.4, of_two))
     names = {"1 × ddp fp32", "2 × ddp-dp2 fp32", "2 × megatron-tp2 bf16"}
-    assert bars(drawn_rows.tflops(rows), "tflops").keys() == names
-    assert bars(drawn_rows.ratios(rows, kind), "speedup").keys() == {"1 × ddp", "2 × ddp-dp2"}
+    assert bars(charts, "tflops", "tflops").keys() == names
+    assert bars(charts, "splits", "speedup").keys() == {"1 × ddp", "2 × ddp-dp2"}
 
 
 def test_splits_are_bars_with_their_ideal_and_the_fastest_is_named(tmp_path):
-    """At two GPUs there are three splits of megatron."""
+    """At two GPUs there are three splits of megatron, of repeats one bar."""
     splits = ({"tp": 2}, {"pp": 2}, {})
     runs = [(0.6 + 0.1 * i, {"engine": "megatron", "gpus": 2} | s) for i, s in enumerate(splits)]
-    rows, kind = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), *runs)
+    charts = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), *runs)
     names = ["ddp-dp2", "megatron-tp2", "megatron-pp2", "megatron-dp2"]
-    chart = drawn_rows.ratios(rows, kind)
-    speedups = bars(chart, "speedup")
+    speedups = bars(charts, "splits", "speedup")
     assert list(speedups) == ["1 × ddp", *(f"2 × {name}" for name in names)]
     expected = [1, 1 / 0.5, 1 / 0.6, 1 / 0.7, 1 / 0.8]
     assert list(speedups.values()) == pytest.approx(expected, rel=0.01)
-    assert list(bars(chart, "ideal").values()) == pytest.approx([1, 2, 2, 2, 2])
-    points, _, line, named = drawn_rows.points(rows, kind)
+    assert list(bars(charts, "splits", "ideal").values()) == pytest.approx([1, 2, 2, 2, 2])
+    points, _, line, named = charts["scaling"]
     assert line == [{"gpus": 1, "speedup": 1}, {"gpus": 2, "speedup": pytest.approx(2)}]
     assert len(points) == 5 and [row["run"] for row in named] == ["ddp", "ddp-dp2"]
+    axes = plots.figure(charts["splits"]).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == list(speedups)
+    assert [bar.get_width() for bar in axes.patches] == list(speedups.values())
+    assert {bar.get_facecolor()[:3] for bar in axes.patches[1:3]} == {
+        to_rgb(colour) for colour in colours.of_engines(["ddp", "megatron"]).values()
+    }
+    axes = plots.figure(charts["scaling"]).axes[0]
+    assert {text.get_text() for text in axes.texts} == {"ddp", "ddp-dp2"}
 
 
-def test_a_printed_rate_without_a_time_is_drawn():
+def test_a_repeat_that_failed_hides_no_other(tmp_path):
+    for number, end in enumerate(({"loss": [], "fail": "no port"}, {}), start=1):
+        about = facts("s", None, engine="ddp") | {"run": f"ddp-r{number}", "configuration": "ddp"}
+        write(tmp_path, about, **end)
+    assert bars(plots.drawn([tmp_path], None), "tflops", "tflops").keys() == {"1 × ddp"}
+
+
+def test_a_printed_rate_without_a_time_and_a_name_with_dollars_are_drawn(tmp_path):
     row = dict.fromkeys(("engine", "speedup", "efficiency", "step_s", "steady_ci95", "precision"))
-    (bar,) = drawn_rows.tflops([row | {"run": "a", "gpus": 8, "tflops": 40.0}]).rows
+    picture = drawn_rows.tflops([row | {"run": r"$\x{$", "gpus": 8, "tflops": 40.0}])
+    (bar,) = picture.rows
     assert bar["low"] == bar["high"] == bar["end"] == 40
+    assert len(plots.save(plots.figure(picture), tmp_path, "x")) == 2
 
 
 def test_a_weak_study_has_a_weak_picture(tmp_path):
-    weak = (1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16})
-    chart = drawn_rows.ratios(*study(tmp_path, *weak))
-    assert list(bars(chart, "efficiency").values()) == pytest.approx([1, 0.8], rel=0.01)
-    assert list(bars(chart, "ideal").values()) == [1, 1]
+    charts = study(tmp_path, (1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16}))
+    assert list(bars(charts, "splits", "efficiency").values()) == pytest.approx([1, 0.8], rel=0.01)
+    assert list(bars(charts, "splits", "ideal").values()) == [1, 1]
 
 
-def test_the_same_runs_give_the_same_pictures_which_say_who_drew_them(tmp_path, capsys):
-    study(tmp_path, (0.5, {}), (0.3, {"gpus": 2}))
-    for folder in ("a", "b"):
-        assert page.main([str(tmp_path), "--pictures", str(tmp_path / folder)]) == 0
-    pictures = sorted((tmp_path / "a").iterdir())
-    assert {path.suffix for path in pictures} == {".png", ".svg"} and len(pictures) % 2 == 0
-    assert str(tmp_path / "a" / "strong-scaling-3.svg") in capsys.readouterr().out.splitlines()
-    for path in pictures:
-        content = path.read_bytes()
-        assert content == (tmp_path / "b" / path.name).read_bytes()
+def test_the_pictures_lie_beside_the_runs_and_what_they_leave_out_is_named(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    write(runs, facts("s", "ddp", engine="ddp"), step_s=0.5)
+    write(runs, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
+    write(runs, facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
+    write(runs, facts("s", "ddp", engine="ddp", gpus=8, recompute="full"))
+    assert plots.main([str(runs)]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [str(runs / "plots" / name) for name in PICTURES]
+    assert sorted(err.splitlines()) == [
+        "analysis.plots: ddp-dp4: not in tflops and scaling: no data",
+        "analysis.plots: ddp-dp8-recompute-full: not in scaling: invalid comparison: recompute"
+        " full here, none in the baseline",
+    ]
+    assert plots.main([str(runs), str(runs / "ddp")]) == 2
+    assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
+    assert plots.main([str(runs), "--out", str(tmp_path / "again")]) == 0
+    for name in PICTURES:
+        content = (runs / "plots" / name).read_bytes()
+        assert content == (tmp_path / "again" / name).read_bytes()
         assert b"GPT scaling study" in content
-        assert path.suffix == ".svg" or Image.open(path).text["Software"] == "GPT scaling study"

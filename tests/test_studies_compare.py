@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import compare, report, scaling, tflops
+from analysis import compare, plots, report, scaling, tflops
 from analysis.logs.load import read_all
 from analysis.measured.fairness import ANY_COMMIT, CHANGED, other_kernels
 from parallel.config.study import load_study
@@ -24,7 +24,7 @@ def repeats(folder: Path, times: dict[int, list[float]], **changes) -> None:
             write(folder, about | changes, step_s=step_s)
 
 
-def test_table_and_curve_divide_the_same_medians_of_repeats(tmp_path, capsys):
+def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, capsys):
     repeats(tmp_path, {1: [1.0, 1.3, 1.2], 2: [0.9, 0.5, 0.6]})
     assert tflops.main([str(tmp_path)]) == 0
     assert "Repeats: the medians of both sides." in capsys.readouterr().out
@@ -37,6 +37,11 @@ def test_table_and_curve_divide_the_same_medians_of_repeats(tmp_path, capsys):
     curve = {r["run"]: (r["speedup"], r["efficiency"]) for r in json.loads(capsys.readouterr().out)}
     assert curve == {"ddp": (1, 1), "ddp-dp2": table["ddp-dp2-r1"]}
     assert curve["ddp-dp2"][0] == pytest.approx(1.2 / 0.6)
+    bars = plots.drawn([tmp_path], None)["splits"].rows
+    assert [(bar["bar"], bar["speedup"]) for bar in bars] == [
+        ("1 × ddp", 1),
+        ("2 × ddp-dp2", curve["ddp-dp2"][0]),
+    ]
 
 
 def test_other_kernels_and_libraries_are_told_apart_and_busy_machines_named(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""What pages draw of a table of runs: a bar a run, and points against GPUs."""
+"""What pictures and pages draw of a table of runs: a bar a run, and points against GPUs."""
 
 from typing import Any, NamedTuple
 

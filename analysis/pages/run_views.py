@@ -159,13 +159,13 @@ def _all(values: Any) -> str:
 
 
 def scaling(rows: Rows, kind: str) -> Section:
-    """Speedup, or weak efficiency, against GPUs, and the same and TFLOP/s as one bar a run."""
+    """Speedup, or weak efficiency, against GPUs, and the same as one bar a run."""
     section = Section(f"{kind.capitalize()} scaling")
     if points := drawn_rows.points(rows, kind):
         spec = altair_charts.against_gpus(*points)
         words = f"The fastest run of each number of GPUs has its name. Dashed: ideal {points.key}."
         section.charts.append(Chart(spec, words))
-    for bars in filter(None, (drawn_rows.ratios(rows, kind), drawn_rows.tflops(rows))):
+    if bars := drawn_rows.ratios(rows, kind):
         spec = altair_charts.bars(bars.rows, bars.key, bars.title)
         section.charts.append(Chart(spec, bars.caption))
     return section

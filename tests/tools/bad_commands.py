@@ -34,6 +34,7 @@ LINES = {
     "analysis.page": "logs/study --out page.html",
     "analysis.parity": "logs/study",
     "analysis.plan": "--preset gpt2-124m --cluster jean-zay-v100 --gpus 4 --global-batch 16",
+    "analysis.plots": "logs/study --out plots",
     "analysis.profile": "logs/study",
     "analysis.prune": "study.toml --cluster 2-core-cpu",
     "analysis.report": "page.md",
