@@ -10,7 +10,7 @@ set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=5
+version=6
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
@@ -22,6 +22,7 @@ lead=60         # seconds before the time limit at which the run is told to save
 requeue=0       # 1: start again when the run has saved before its time limit
 max_restarts=0
 python=.venv/bin/python # outside a container; PYTHON in the environment overrides it
+environment_tar=""      # a tar of the environment in which ranks run from each node's /tmp
 gpus=0                  # 1: the job asks for GPUs
 scratch=""              # a folder for compiled extensions
 master_addr_suffix=""   # added to the first node's name
@@ -85,7 +86,7 @@ read_settings() { # NAME=VALUE...
       torchrun=*) torchrun_options+=("${word#*=}") ;;
       study_file=* | study_folder=* | clusters_file=* | comment=* | ranks=* | lead=* | \
         requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
-        dist_debug=* | python=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
+        dist_debug=* | python=* | environment_tar=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
         container_image=* | container_python=*) printf -v "${word%%=*}" %s "${word#*=}" ;;
       *) refuse "slurm/job.sh version $version knows no setting ${word%%=*}: render the script again" ;;
     esac
@@ -248,12 +249,32 @@ enter_container() { # sets `launch`, and adds to srun's options where srun itsel
   esac
 }
 
+on_each_node() { # COMMAND...
+  srun "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$@"
+}
+
+# A parallel file system gives one large file soon, and the thousands that each rank imports late.
+# Nodes of a test cluster may share /tmp: each unpacks beside the place, and the first one has it.
+unpack_environment() { # sets `unpacked`
+  local command
+  expand environment_tar "$environment_tar"
+  unpacked=/tmp/gpt-environment-$job.$restart
+  sbcast --force "$expanded" "$unpacked.tar" || fail "environment_tar: sbcast of $expanded failed"
+  # shellcheck disable=SC2016 # each node expands it
+  command='own=$0.$SLURMD_NODENAME; mkdir -m 700 "$own" && tar -xf "$0.tar" -C "$own" || exit
+    mv -nT "$own" "$0"; rm -rf "$own"; [[ -O $0 && -x $0/bin/python ]]'
+  on_each_node bash -c "$command" "$unpacked" ||
+    fail "environment_tar: $expanded gave no bin/python in $unpacked on every node"
+}
+
 build_command() { # what srun starts on each node, in `launch`
   local python=$python
   launch=()
   if [[ -n $container_runtime ]]; then
     enter_container
     python=$container_python
+  elif [[ -n $environment_tar ]]; then
+    python=$unpacked/bin/python
   fi
   launch+=("$python" -m slurm.forward_signals)
   if [[ $NSYS == 1 ]] && { [[ -n $container_runtime ]] || have nsys "the profile"; }; then
@@ -421,8 +442,10 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 archive
 find_master
 switch_on_debugging
+[[ -z $environment_tar ]] || unpack_environment
 build_command
 run_step
+[[ -z $environment_tar ]] || on_each_node rm -rf "$unpacked" "$unpacked.tar"
 write_profile_tables
 record_end
 run_lines_after

@@ -191,6 +191,7 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
 def settings(study: Study, job: Job, logs: Path) -> list[str]:
     """The settings of slurm/job.sh, as NAME=VALUE, without the run's name."""
     cluster, ask = job.cluster, job.ask
+    plain = ("scratch", "python", "environment_tar", "master_addr_suffix")
     single = {
         "study_file": shown(study.path),
         "study_folder": str(logs / study.name),
@@ -201,7 +202,7 @@ def settings(study: Study, job: Job, logs: Path) -> list[str]:
         "requeue": int(ask.requeue),
         "max_restarts": ask.max_restarts,
         "gpus": int(cluster.gpu_request != "none"),
-        **{name: getattr(cluster, name) for name in ("scratch", "python", "master_addr_suffix")},
+        **{name: getattr(cluster, name) for name in plain},
         **{switch: int(getattr(ask, switch)) for switch in SWITCHES},
     }
     environment = cluster.environment | ask.environment

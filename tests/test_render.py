@@ -1,5 +1,6 @@
 """Rendered scripts: committed as rendered, valid shell, and never run what a value says."""
 
+import glob
 import json
 import os
 import re
@@ -380,6 +381,31 @@ def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, r
     assert launch[:6] == "py3 -m slurm.forward_signals py3 -m torch.distributed.run".split()
     assert words[words.index("--numa-binding=node") + 1 :][:2] == ["-m", "parallel.train"]
     assert "--monitor-interval=1" in words[: words.index("--numa-binding=node")]  # the site's wins
+
+
+def test_ranks_may_start_from_a_copy_of_their_environment_on_each_node(tmp_path, tmp_path_factory):
+    """The stand-ins of sbcast and srun work on this node."""
+    home = tmp_path_factory.mktemp("python")
+    (home / "bin").mkdir()
+    (home / "bin" / "python").symlink_to("/bin/true")
+    tar = tmp_path / "gpt.tar"
+    subprocess.run(["tar", "-C", home, "-cf", tar, "."], check=True)
+    srun = f'while [[ $1 == --* ]]; do shift; done; echo $* >>{tmp_path}/steps; "$@"\n'
+    tools = {"sbcast": 'cp -- "$2" "$3"\n', "srun": srun}
+    facts, variables = {"environment_tar": "${WORK}/gpt.tar"}, {"SLURMD_NODENAME": "n1"}
+    done = run_on(tmp_path, tools, variables | {"WORK": str(tmp_path)}, **facts)
+    assert done.returncode == 0, done.stdout
+    copy = "/tmp/gpt-environment-77.0"
+    unpack, train, remove = (tmp_path / "steps").read_text().splitlines()
+    assert train.startswith(f"{copy}/bin/python -m slurm.forward_signals {copy}/bin/python -m ")
+    assert unpack.startswith("bash -c ") and remove == f"rm -rf {copy} {copy}.tar"
+    assert not glob.glob(f"{copy}*")
+    tar.unlink()
+    assert run_on(tmp_path, tools, variables | {"WORK": str(tmp_path)}, **facts).returncode == 1
+    assert "environment_tar: sbcast" in states.read_end(tmp_path / "logs/one/ddp", "77").reason
+    container = {"runtime": "apptainer", "image": "x.sif"}
+    with pytest.raises(UsageError, match="environment_tar and container"):
+        study_on(tmp_path, **facts, container=container)
 
 
 def test_the_signal_comes_when_the_site_wants_it(tmp_path):

@@ -328,6 +328,33 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
     assert "nothing to submit" in slurm_says("bash", "slurm/layouts.slurm", cwd=clone)
 
 
+def test_ranks_run_from_the_copy_of_their_environment_that_each_node_has(
+    slurm, tokens, tmp_path, monkeypatch
+):
+    """Two nodes, which share /tmp here; the copied environment borrows this one's packages."""
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", environment)
+    (environment / "lib").symlink_to(os.path.realpath(Path(sys.prefix) / "lib"))
+    subprocess.run(["tar", "-C", environment, "-cf", tmp_path / "gpt.tar", "."], check=True)
+    own = tmp_path / "clusters.toml"
+    keys = CLUSTERS.split("\n[contained.container]")[0].format()
+    own.write_text(f'{keys}\nenvironment_tar = "{tmp_path}/gpt.tar"\n')
+    monkeypatch.setenv("SCALING_CLUSTERS", str(own))
+    path = study_at(tmp_path, tokens, "steps = 2\nnodes = 2\n[[run]]\nengine = 'ddp'\n").path
+    study, logs = load_study(path, "contained"), tmp_path / "logs"
+    logs.mkdir()
+    (script,) = written(study, logs)
+    slurm_says("sbatch", script)
+    (row,) = when_ended(lambda: table(study, logs), 240, "the run").values()
+    assert row.state == "complete", row
+    copy = f"/tmp/gpt-environment-{row.job_id}.0"
+    told = reader.read_json_if_whole(logs / "real" / row.run / "launcher_metadata.json")
+    assert f"{copy}/bin/python" in json.dumps(told), told
+    assert not list(Path("/tmp").glob(f"{Path(copy).name}*"))
+
+
 # Its Python is a script that only the image has, so a run that starts is inside.
 PYTHON = "/only/in/the/image/python"
 CLUSTERS = """[contained]

@@ -77,6 +77,9 @@ class Cluster:
     master_addr_suffix: str = key("", "added to the first node's name: its fast network", _HOST)
     scratch: str = key("", "folder for compiled extensions; may hold ${NAME}")
     python: str = key(".venv/bin/python", "Python of the jobs; PYTHON overrides it")
+    environment_tar: str = key(
+        "", "tar of the ranks' Python environment, for each node's /tmp; may hold ${NAME}"
+    )
     container: Container | None = key(None, "table: training runs in it")
 
     def nodes(self, gpus: int) -> int:
@@ -169,6 +172,8 @@ def cluster_of(name: str, facts: Any, source: Path | str) -> Cluster:
         UsageError: an unknown or missing key, or a value that its key cannot have.
     """
     cluster = Cluster(name, Path(source), **values_of(Cluster, facts, f"{source} [{name}]"))
+    if cluster.container and cluster.environment_tar:
+        raise UsageError(f"{source} [{name}]: environment_tar and container: give one of them")
     card, memory_gb = usual_gpu(cluster.gpu), cluster.gpu_memory_gb
     if card and memory_gb and memory_gb > 2 * card.memory_gb:
         raise UsageError(
