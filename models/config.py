@@ -58,7 +58,8 @@ class Experts:
     first_dense: layers at the start without experts (DeepSeek's first_k_dense_replace).
     moe_layer_freq: from there on, every so many-th layer has experts.
     moe_router_score_function: "softmax", or DeepSeek-V3's "sigmoid".
-    norm_topk_prob: the chosen scores are divided by their sum.
+    norm_topk_prob: the chosen scores are divided by their sum; with a softmax router, not to do so
+        is Megatron-LM's moe_router_pre_softmax.
     moe_router_topk_scaling_factor: and then multiplied by this.
     moe_router_enable_expert_bias: a bias of each expert, added to its score for the choice alone,
         balances the load (Wang et al. 2024, arXiv 2408.15664). No gradient trains it.

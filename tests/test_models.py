@@ -1,9 +1,12 @@
 """The GPT: published sizes, one arithmetic, and weights that depend on nothing but the seed."""
 
 import csv
+import importlib.util
 import json
 import math
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from base.errors import UsageError
 from models import gpt
-from models.config import PRESETS, Experts, GPTConfig, parameter_shapes, preset
+from models.config import (
+    PRESETS,
+    Experts,
+    GPTConfig,
+    LatentAttention,
+    SlidingWindow,
+    parameter_shapes,
+    preset,
+)
 from models.hf_config import architecture
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.settings import resolve
@@ -90,6 +101,15 @@ def test_each_parameter_of_a_model_with_experts_has_a_name(name):
     assert len(of_experts) == config.expert_layers
     restored = GPTConfig(**json.loads(json.dumps(config.as_dict())))
     assert restored == config and replace(config, max_seq_len=64).parts == config.parts
+
+
+def test_the_names_are_megatron_cores():
+    core = Path(importlib.util.find_spec("megatron.core").origin).parent  # not imported: it warns
+    text = (core / "transformer" / "transformer_config.py").read_text()
+    theirs = {*re.findall(r"^    (\w+):", text, re.MULTILINE), "num_experts"}  # num_moe_experts
+    ours = {f.name for of in (Experts, LatentAttention, SlidingWindow) for f in fields(of)}
+    assert ours - theirs == {"first_dense", "norm_topk_prob"}
+    assert {"mtp_num_layers", "softmax_type"} <= theirs
 
 
 def test_layers_with_experts_are_those_of_the_released_models():
