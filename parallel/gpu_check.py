@@ -1,29 +1,48 @@
-"""What this node's GPUs, libraries and links are, and whether they reach half of the data sheet.
+"""What this node's GPUs, libraries and links are, whether they reach half of the data sheet, and
+whether studies train on them as they do elsewhere. A row a fact; exit status 1 when one failed.
 
-    python -m parallel.gpu_check                   # a row a fact; exit status 1 when one failed
-    python -m parallel.sweep slurm/gpu-check.toml  # then: every engine and split, trained here
-    python -m analysis.parity --check logs/gpu-check
+    python -m parallel.gpu_check                            # the node alone: a minute
+    python -m parallel.gpu_check slurm/gpu-check*.toml      # and every engine, split and format
+    python -m parallel.gpu_check slurm/gpu-check*.toml --srun       # in a job of two nodes
 
-It is one process, which starts the ranks of the all-reduce. Rates are those of
-parallel/microbench.py, beside the sheets of models/gpus.toml.
+Rates are those of parallel/microbench.py, beside the sheets of models/gpus.toml. The runs of a
+study share the GPUs out and stand side by side, so their times say little; those that load a
+checkpoint come after the others.
 """
 
 import json
+import math
+import os
+import statistics
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.errors import Parser, UsageError, command_line, printable
-from models.gpus import find_gpu
+from base.files import ROOT
+from models.gpus import find_gpu, lacking
+from parallel import sweep
+from parallel.config.memory import GB
+from parallel.config.settings import RunSpec
+from parallel.config.study import Study, load_study
+from parallel.forked_ranks import environment
 from parallel.record import facts
+from parallel.record.ends import COMPLETE
+from parallel.record.reader import Run, read_run
+from parallel.rehearse import memory_by_formula
 
-PASSED, FAILED, TOLD = "passed", "FAILED", "-"
+OK, FAILED, NOT_TRIED, TOLD = "ok", "FAILED", "not tried", "-"
 RATE_BAR = 0.5  # of the data sheet's
+SLOWEST_BAR = 0.8  # of the median GPU's rate
 FREE_BAR = 0.9  # of a GPU's memory
+LOSS_BAR = 0.05  # nats, of a run in fewer bits than fp32 beside its baseline
+MEMORY_BAR = 0.25  # of the formula's, from a GB on: below, workspaces are most of it
 
 
 class Row(NamedTuple):
-    """A line of the table. verdict: passed, FAILED, or - where nothing is expected."""
+    """A line of the table. verdict: ok, FAILED, not tried, or - where nothing is expected."""
 
     check: str
     verdict: str
@@ -37,8 +56,7 @@ def version_rows() -> list[Row]:
     for package, version in facts.versions().items():
         wanted, verdict = ranges.get(package), TOLD
         if wanted is not None:
-            is_right = version is not None and wanted.contains(version, prereleases=True)
-            verdict = PASSED if is_right else FAILED
+            verdict = verdict_of(bool(version) and wanted.contains(version, prereleases=True))
         rows.append(Row(package, verdict, version or "not installed", str(wanted or "")))
     return rows
 
@@ -60,80 +78,172 @@ def gpu_rows() -> list[Row]:
     cards = [torch.cuda.get_device_properties(i) for i in range(count)]
     name, sheet = cards[0].name, find_gpu(cards[0].name)
     free = [torch.cuda.mem_get_info(i)[0] / card.total_memory for i, card in enumerate(cards)]
-    alike = {card.name for card in cards} == {name}
+    alike, size = {card.name for card in cards} == {name}, f"{cards[0].total_memory / 1e9:.0f} GB"
     capability, builds = capability_of(0), torch.cuda.get_arch_list()
     is_amd = isinstance(capability, str)
     arch = capability.partition(":")[0] if is_amd else "sm_{}{}".format(*capability)
     # NVIDIA's GPUs run what was built for an older one of their family, too; AMD's do not.
     built = verdict_of(arch in builds) if is_amd else TOLD
     drives = [driver(), torch.version.cuda or torch.version.hip, torch.backends.cudnn.version()]
+    packages = [f"{package.name} {package.version}" for package in metadata.distributions()]
+    flash = ", ".join(name for name in packages if name.startswith("flash"))
     return [
         Row("GPUs", verdict_of(alike), f"{count} x {name}", "all alike"),
         Row("architecture", built, arch, "PyTorch has " + " ".join(builds)),
-        Row("memory", TOLD, f"{cards[0].total_memory / 1e9:.0f} GB"),
-        Row("free memory", verdict_of(min(free) >= FREE_BAR), f"{min(free):.0%}", ">= 90%"),
+        Row(
+            "free memory", verdict_of(min(free) >= FREE_BAR), f"{min(free):.0%} of {size}", ">= 90%"
+        ),
         Row("data sheet", verdict_of(bool(sheet)), sheet.name if sheet else "none", "gpus.toml"),
         Row("driver, CUDA or ROCm, cuDNN", TOLD, ", ".join(map(str, drives))),
         Row("Transformer Engine", TOLD, kernels.problem("te") or "its layer norm is PyTorch's"),
+        Row("its attention", TOLD, flash or "cuDNN's: no flash-attn is installed"),
     ]
 
 
-def rate_rows(rates: dict[str, Any], gpu: str | None) -> list[Row]:
-    """Matrix products, memory and all-reduce, as microbench.measure gives them, beside the card's
-    sheet."""
+def rate_rows(ranks: list[dict[str, Any]], gpu: str | None, nodes: int = 1) -> list[Row]:
+    """What microbench prints: the slowest GPU's rates beside the card's sheet and the others."""
     sheet, rows = find_gpu(gpu), []
-    for precision, flops in rates["products"].items():
-        peak = sheet.peaks.get(precision) if sheet else None
-        rows.append(_rate(f"matrix product {precision}", flops, 1e12, "TFLOP/s", peak))
-    memory = sheet.memory_rate / 1e9 if sheet else None
-    rows.append(_rate("memory rate", rates["memory_rate"], 1e9, "GB/s", memory))
-    largest = max(rates["links"], key=float, default=None)
-    for size, rate in rates["links"].items():
+    peaks = {"memory": sheet.memory_rate / 1e9, **sheet.peaks} if sheet else {}
+    for name in ranks[0]["rates"]:
+        of_gpus = {rank["place"]: rank["rates"][name] for rank in ranks if rank["rates"]}
+        unit, words = (1e9, "GB/s") if name in ("memory", "host") else (1e12, "TFLOP/s")
+        rows.append(_rate(f"rate of {name}", of_gpus, unit, words, peaks.get(name)))
+    sizes = ranks[0]["links"]
+    for size in sizes:
         # Two cards of a mesh share some of a card's links, and no sheet says how many.
-        known = sheet and size == largest and not sheet.mesh
+        known = sheet and size == max(sizes, key=float) and not sheet.mesh and nodes == 1
+        least = {"": min(rank["links"][size] for rank in ranks)}
         peak = sheet.link / 1e9 if known else None
-        rows.append(_rate(f"all-reduce of {size} MiB", rate, 1e9, "GB/s", peak))
+        rows.append(_rate(f"all-reduce of {size} MiB", least, 1e9, "GB/s", peak))
     return rows
 
 
-def _rate(check: str, rate: float, unit: float, words: str, peak: float | None) -> Row:
-    value = f"{rate / unit:.4g} {words}"
-    if not peak:
-        return Row(check, TOLD, value)
-    share = rate / unit / peak
-    expected = f">= {RATE_BAR:.0%} of {peak:g}"
-    return Row(check, verdict_of(share >= RATE_BAR), f"{value}, {share:.0%}", expected)
+def _rate(check: str, rates: dict[str, float], unit: float, words: str, peak: float | None) -> Row:
+    place = min(rates, key=lambda place: rates[place])
+    rate, value, expected, is_right = rates[place] / unit, "", [], True
+    if peak:
+        value, is_right = f", {rate / peak:.0%}", rate / peak >= RATE_BAR
+        expected.append(f">= {RATE_BAR:.0%} of {peak:g}")
+    if len(rates) > 1:
+        median = statistics.median(rates.values()) / unit
+        value += f" on {place}, the slowest of {len(rates)}; median {median:.4g}"
+        expected.append(f">= {SLOWEST_BAR:.0%} of the median")
+        is_right = is_right and rate / median >= SLOWEST_BAR
+    verdict = verdict_of(is_right) if expected else TOLD
+    return Row(check, verdict, f"{rate:.4g} {words}{value}", ", ".join(expected))
 
 
 def verdict_of(is_right: bool) -> str:
-    return PASSED if is_right else FAILED
+    return OK if is_right else FAILED
+
+
+def bench_rows(gpu: str | None, nodes: int, gpus: int) -> list[Row]:
+    """The rates of all GPUs, measured in processes of their own: a broken driver ends or hangs
+    those, and not this one."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+    words = [sys.executable, *torchrun]
+    if nodes > 1:
+        words = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={gpus}", sys.executable]
+    words += ["-m", "parallel.microbench"]
+    try:
+        bench = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        lines = [line for line in str(error.stderr).splitlines() if "Error" in line]
+        return [Row("rates", FAILED, f"parallel.microbench: {[*lines, error][0]}")]
+    return rate_rows(json.loads(bench.stdout.strip().splitlines()[-1]), gpu, nodes)
+
+
+def why_not(spec: RunSpec, gpus: int, nodes: int) -> str:
+    """Why a run cannot be tried on `nodes` like this with `gpus` GPUs each, or ""."""
+    if not gpus:
+        return f"{spec.needing_a_gpu} needs a GPU" if spec.needing_a_gpu else ""
+    if spec.gpus > gpus * nodes:
+        return f"{spec.gpus} GPUs, and here are {gpus * nodes}"
+    import torch
+
+    from parallel.engines import devices, kernels
+
+    name = torch.cuda.get_device_name(0)
+    if lacks := lacking(spec.formats, name, devices.capability_of(0)):
+        return f"{name} has no {' and no '.join(lacks)}"
+    return kernels.problem("te") if spec.te_alone else ""
+
+
+def run_rows(study: Study, out: Path, gpus: int, nodes: int) -> list[Row]:
+    """Train the runs of a study in `out`, as many at once as there are GPUs for; a row each."""
+    reasons = {name: why_not(spec, gpus, nodes) for name, spec in study.specs.items()}
+    tried = {name: study.run(name) for name, why in reasons.items() if not why}
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+    beside = seen.split(",") if gpus else ()
+    for loads in (False, True):
+        names = [name for name in tried if bool(tried[name].load) is loads]
+        names.sort(key=lambda name: tried[name].gpus)
+        wide = [name for name in names if gpus and tried[name].gpus > gpus]
+        sweep.sweep(study, names[: len(names) - len(wide)], out, fresh=True, side_by_side=beside)
+        sweep.sweep(study, wide, out, fresh=True, srun=True)
+    words = [sys.executable, "-m", "analysis.parity", str(out), "--format", "json"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment())
+    parity = {row["run"]: row for row in json.loads(done.stdout or "[]")}
+    runs = {name: read_run(out / name) for name in tried}
+    rows = [Row(name, NOT_TRIED, why) for name, why in reasons.items() if why]
+    baseline = runs.get(study.baseline)
+    rows += [run_row(spec, runs[name], baseline, parity.get(name)) for name, spec in tried.items()]
+    return [row._replace(check=f"{study.name}/{row.check}") for row in rows]
+
+
+def run_row(spec: RunSpec, run: Run, baseline: Run | None, parity: dict[str, Any] | None) -> Row:
+    """A run's loss beside its baseline's, its peak beside the formula, its attention."""
+    if run.state != COMPLETE or parity is None:
+        return Row(run.name, FAILED, f"{run.state}: {run.reason or 'analysis.parity failed'}")
+    wrong, expected, apart = [], "parity's bars", parity["max_loss_diff"]
+    if spec.precision == "fp32":
+        if parity["verdict"] != "equal":
+            wrong.append(parity["verdict"])
+    else:
+        theirs, expected = baseline.steps if baseline else [], f"loss within {LOSS_BAR:g}"
+        pairs = zip(run.steps, theirs, strict=False)
+        apart = max((abs(a["loss"] - b["loss"]) for a, b in pairs), default=math.inf)
+        if not apart <= LOSS_BAR:
+            wrong.append(f"loss {apart:.1e} from the baseline's")
+    told = [] if wrong else [f"loss within {apart:.1e}"]
+    if peak := run.metrics["epochs"][-1]["max_cuda_mem_allocated_bytes_global"]:
+        formula = max(sum(memory_by_formula(spec, at).values()) for at in range(spec.pp))
+        ratio = f"peak {peak / GB:.2f} GB, {peak / formula:.2f} x the formula"
+        off = formula >= GB and abs(peak / formula - 1) > MEMORY_BAR
+        (wrong if off else told).append(ratio)
+        expected += f", peak within {MEMORY_BAR:.0%}" if formula >= GB else ""
+    told += [run.facts["attention"], f"{run.metrics['summary']['total_wall_time_sec']:.0f} s"]
+    return Row(run.name, verdict_of(not wrong), "; ".join(wrong + told), expected)
 
 
 @command_line("parallel.gpu_check")
 def main(argv: list[str] | None = None) -> int:
     """Print the table; 1 when a row failed."""
     parser = Parser(prog="python -m parallel.gpu_check", description=__doc__)
-    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="ranks of the all-reduce")
-    parser.add_argument("--cpu", action="store_true", help="the libraries and this CPU's rates")
+    parser.add_argument("studies", nargs="*", type=Path, metavar="TOML", help="studies to train")
+    parser.add_argument("--cpu", action="store_true", help="what can be tried without a GPU")
+    about = "measure the links of all nodes of this allocation, and train across them"
+    parser.add_argument("--srun", action="store_true", help=about)
     flags = parser.parse_args(argv)
-    rows = version_rows()
-    gpu = None
+    studies = [load_study(path) for path in flags.studies]
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if flags.srun else 1
+    rows = [Row("commit", TOLD, str(facts.git(ROOT)["commit"])), *version_rows()]
+    gpus, gpu = 0, None
     if not flags.cpu:
         rows += gpu_rows()
         import torch
 
-        gpu = torch.cuda.get_device_name(0)
-    # In a process of its own: a broken driver ends or hangs that process, and not this one.
-    words = [sys.executable, "-m", "parallel.microbench", "--processes", str(flags.gpus)]
-    try:
-        bench = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
-        rows += rate_rows(json.loads(bench.stdout.strip().splitlines()[-1]), gpu)
-    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-        last = (str(error.stderr or "").strip().splitlines() or [str(error)])[-1]
-        rows.append(Row("rates", FAILED, f"parallel.microbench: {last}"))
+        gpus, gpu = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "not set: that of the host's name")
+    rows.append(Row("GLOO_SOCKET_IFNAME", TOLD, interface))
+    rows += bench_rows(gpu, nodes, gpus or 2)
+    if nodes == 1:
+        rows.append(Row("links between nodes", NOT_TRIED, "one node: --srun in a job of several"))
+    for study in studies:
+        rows += run_rows(study, Path("logs") / study.name, gpus, nodes)
     for row in rows:
         expected = f"   [{row.expected}]" if row.expected else ""
-        print(printable(f"{row.verdict:8}{row.check:30}{row.value}{expected}"))
+        print(printable(f"{row.verdict:10}{row.check:46}{row.value}{expected}"))
     return int(any(row.verdict == FAILED for row in rows))
 
 

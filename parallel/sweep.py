@@ -22,9 +22,12 @@ installed, `python -m analysis.page` writes the offline page study.html.
 
 import contextlib
 import importlib.util
+import queue
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tqdm import tqdm
@@ -80,8 +83,11 @@ def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
     return command + (["--cluster", study.cluster.name] if study.cluster is not None else [])
 
 
-def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = False) -> str:
-    """Run one run of the study to its end; why it failed, "" when it is complete.
+def start(
+    study: Study, name: str, spec: RunSpec, folder: Path, srun: bool, gpus: Sequence[str]
+) -> str:
+    """Run one run of the study to its end, on `gpus` where it has not all of them; why it failed,
+    "" when it is complete.
 
     Raises:
         UsageError: the folder is not a run's, or another sweep writes it.
@@ -92,11 +98,14 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = Fal
         print(f"{name}: {attempts.moved_line(aside, why_anew, spec.load)}", flush=True)
     console_out = folder / "console.out"
     began_at = console_out.stat().st_size if console_out.exists() else 0  # it goes on
+    environment = forked_ranks.environment() | {"OMP_NUM_THREADS": str(spec.threads)}
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with (
         console_out.open("ab") as console,
         subprocess.Popen(
             command_of(study, name, folder, srun),
-            env=forked_ranks.environment() | {"OMP_NUM_THREADS": str(spec.threads)},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
@@ -123,19 +132,29 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = Fal
     return f"{read_status(folder).get('reason')} (see {console_out})"
 
 
-def sweep(study: Study, names: list[str], out: Path, fresh: bool, srun: bool = False) -> list[str]:
+def sweep(
+    study: Study,
+    names: list[str],
+    out: Path,
+    fresh: bool,
+    srun: bool = False,
+    side_by_side: Sequence[str] = (),
+) -> list[str]:
     """Run the named runs into out/<name>, in this order; the names of those that failed. A terminal
-    shows a bar of runs."""
+    shows a bar of runs. side_by_side: GPUs that runs share out; the times of such runs say little.
+    """
     commit = facts.git(ROOT)
     failed: list[str] = []
-    bar = tqdm(names, study.name, unit="run", disable=None)
-    for number, name in enumerate(bar, start=1):
+    bar = tqdm(total=len(names), desc=study.name, unit="run", disable=None)
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def run(number: int, name: str, gpus: Sequence[str]) -> None:
         spec, folder, before = study.run(name), out / name, time.monotonic()
         if not fresh and is_done(folder, spec, commit):
             outcome = "already complete"
         else:
             try:
-                why = start(study, name, spec, folder, srun)
+                why = start(study, name, spec, folder, srun, gpus)
             except UsageError as error:
                 why = str(error)
             outcome = f"FAILED: {why}" if why else f"complete in {time.monotonic() - before:.0f} s"
@@ -143,6 +162,24 @@ def sweep(study: Study, names: list[str], out: Path, fresh: bool, srun: bool = F
                 failed.append(name)
         tqdm.write(printable(f"[{number}/{len(names)}] {name}: {outcome}"))
         sys.stdout.flush()
+        bar.update()
+
+    def give_back(gpus: Sequence[str]) -> None:
+        for gpu in gpus:
+            free.put(gpu)
+
+    give_back(side_by_side)
+    with bar, ThreadPoolExecutor(max(1, len(side_by_side))) as pool:
+        tasks = []
+        for number, name in enumerate(names, start=1):
+            if not side_by_side:
+                run(number, name, ())
+                continue
+            gpus = [free.get() for _ in range(study.run(name).gpus)]
+            tasks.append(pool.submit(run, number, name, gpus))
+            tasks[-1].add_done_callback(lambda _, gpus=gpus: give_back(gpus))
+        for task in tasks:
+            task.result()
     return failed
 
 

@@ -1,9 +1,11 @@
-"""What gpu_check calls wrong: libraries out of range, GPUs below their sheet."""
+"""What gpu_check tries, and what it calls wrong; GPUs are stand-ins here."""
 
 import json
+import re
 import subprocess
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,39 +14,198 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from base.errors import UsageError
 from models.gpus import find_gpu
-from parallel import gpu_check
+from parallel import gpu_check, microbench
+from parallel.config.memory import GB
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
-from parallel.engines import load
+from parallel.engines import devices, kernels, load
 from parallel.engines.kernels import attention_of
-from parallel.gpu_check import FAILED, PASSED, TOLD, rate_rows, version_rows
+from parallel.gpu_check import FAILED, OK, TOLD, rate_rows, run_row, version_rows
 from parallel.record import facts
+from parallel.record.launch import Launch
+from parallel.record.reader import Run, read_run
+from parallel.rehearse import memory_by_formula
 from tests.conftest import ROOT
 
-RATES = {
-    "products": {"bf16": 700e12, "fp32": 20e12},
-    "memory_rate": 3000e9,
-    "links": {"1": 30e9, "64": 350e9, "512": 100e9},
-}
+RATES = {"bf16": 700e12, "fp32": 20e12, "memory": 3000e9, "host": 50e9}
+LINKS = {"1": 30e9, "64": 350e9, "512": 100e9}
+RANKS = [{"place": "node1 GPU 0", "rates": RATES, "links": LINKS}]
+STUDIES = [load_study(path) for path in sorted((ROOT / "slurm").glob("gpu-check*.toml"))]
+SPECS = [spec for study in STUDIES for spec in study.specs.values()]
 
 
 def test_the_watchdog_of_a_check_waits_for_a_first_step_that_compiles():
-    study = load_study(ROOT / "slurm" / "gpu-check.toml")
-    for spec in map(study.run, study.runs):
+    for spec in SPECS:
         assert 180 <= spec.hang_after_s < spec.timeout_s  # the watchdog says more than a time-out
 
 
+def test_a_check_tries_what_a_first_day_needs():
+    llamas = {spec.engine for spec in SPECS if spec.model.gated and spec.model.n_kv_head}
+    assert llamas == {"ddp", "fsdp2", "deepspeed_zero", "deepspeed_pipe", "megatron"}
+    assert {spec.engine for spec in SPECS if spec.compile} == {"ddp", "fsdp2"}
+    assert {"bf16", "fp8"} < {spec.precision for spec in SPECS}
+    assert any(spec.cp == 2 for spec in SPECS) and any(spec.gpus == 16 for spec in SPECS)
+    for study in STUDIES:  # what is loaded was saved, by a run of the same study
+        for spec in study.specs.values():
+            if spec.load:
+                logs, name, run, _, step = spec.load.split("/")
+                saved = study.specs[run]
+                assert (logs, name) == ("logs", study.name) and saved.sequence_parallel
+                assert int(step.removeprefix("step-")) == saved.save_interval < spec.steps
+    splits = {(spec.engine, spec.layout.tp) for spec in SPECS if spec.load}
+    assert splits == {("megatron", 2), ("megatron", 1), ("fsdp2", 1)}
+
+
 def test_rates_below_half_of_the_data_sheet_fail():
-    rows = {row.check: row for row in rate_rows(RATES, "NVIDIA H100 80GB HBM3")}
-    assert rows["matrix product bf16"][1:3] == (PASSED, "700 TFLOP/s, 71%")
-    assert rows["matrix product fp32"].verdict == FAILED  # 66.9 TFLOP/s
-    assert rows["memory rate"].verdict == PASSED
+    rows = {row.check: row for row in rate_rows(RANKS, "NVIDIA H100 80GB HBM3")}
+    assert rows["rate of bf16"][1:3] == (OK, "700 TFLOP/s, 71%")
+    assert rows["rate of fp32"].verdict == FAILED  # 66.9 TFLOP/s
+    assert rows["rate of memory"].verdict == OK
+    assert rows["rate of host"][1:3] == (TOLD, "50 GB/s")
     assert rows["all-reduce of 1 MiB"].verdict == TOLD
     assert rows["all-reduce of 512 MiB"].verdict == FAILED
     assert find_gpu("Tesla V100-SXM2-16GB").mesh  # how many links two cards share is not known
-    mesh = rate_rows(RATES, "Tesla V100-SXM2-16GB")
-    assert {row.verdict for row in mesh if "all-reduce" in row.check} == {TOLD}
-    assert {row.verdict for row in rate_rows(RATES, None)} == {TOLD}
+    for ranks in (
+        rate_rows(RANKS, "Tesla V100-SXM2-16GB"),
+        rate_rows(RANKS, "NVIDIA H100 80GB HBM3", nodes=2),  # between nodes is the network
+    ):
+        assert {row.verdict for row in ranks if "all-reduce" in row.check} == {TOLD}
+    assert {row.verdict for row in rate_rows(RANKS, None)} == {TOLD}
+
+
+def test_the_slowest_gpu_is_named_and_fails_far_below_the_others():
+    for share, verdict in ((0.9, OK), (0.7, FAILED)):
+        ranks = [RANKS[0] | {"place": f"node1 GPU {i}"} for i in range(8)]
+        ranks[5] = ranks[5] | {"rates": RATES | {"bf16": share * RATES["bf16"]}}
+        row = rate_rows(ranks, "NVIDIA H100 80GB HBM3")[0]
+        assert row.verdict == verdict and "on node1 GPU 5, the slowest of 8" in row.value
+
+
+def test_each_rank_measures_its_own_gpu(monkeypatch):
+    """Which is the current one, for which torch's timer waits."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("init_process_group", "new_group", "destroy_process_group"):
+        monkeypatch.setattr(microbench.dist, name, lambda *_, **__: None)
+    monkeypatch.setattr(microbench.dist, "all_gather_object", lambda to, x, _: to.append(x))
+    monkeypatch.setattr(microbench, "_all_reduces", lambda *_: {})
+    monkeypatch.setattr(microbench, "rates_of", lambda device: {"fp32": device.index})
+    mine = microbench.measure(Launch(11, 16, 3, 8, "srun"))[-1]
+    assert chosen == [torch.device("cuda", 3)]
+    assert mine["place"].endswith(" GPU 3") and mine["rates"] == {"fp32": 3}
+
+
+def test_what_a_node_cannot_try_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(devices, "capability_of", lambda _: (8, 0))
+    monkeypatch.setattr(kernels, "problem", lambda _: "Transformer Engine does not work here: x")
+    why = {
+        (spec.precision, spec.cp, spec.gpus): gpu_check.why_not(spec, gpus=8, nodes=1)
+        for spec in SPECS
+    }
+    assert why["fp32", 1, 8] == why["bf16", 1, 1] == ""
+    assert why["fp32", 1, 16] == "16 GPUs, and here are 8"
+    assert "A100-SXM4-80GB has no fp8" in why["fp8", 1, 1]
+    assert "does not work here" in why["bf16", 2, 2]
+    (wide,) = [spec for spec in SPECS if spec.gpus == 16]
+    assert gpu_check.why_not(wide, gpus=8, nodes=2) == ""
+    here = {spec.device: gpu_check.why_not(spec, gpus=0, nodes=1) for spec in SPECS}
+    assert here == {"cpu": "", "cuda": "device cuda needs a GPU"}
+
+
+def run_of(spec, tmp_path, loss=5.0, peak=None, **state):
+    epochs = [{"max_cuda_mem_allocated_bytes_global": peak}]
+    metrics = {"epochs": epochs, "summary": {"total_wall_time_sec": 20.0}}
+    about = {"run": "x", "attention": "flash"}
+    run = Run(tmp_path, "complete", "", about, [{"step": 1, "loss": loss}], metrics)
+    return replace(run, **state)
+
+
+def test_a_run_fails_by_its_loss_its_memory_or_its_end(tmp_path):
+    (spec,) = [s for s in SPECS if s.engine == "megatron" and s.precision == "fp8"]
+    formula = sum(memory_by_formula(spec, 0).values())
+    assert formula > 10 * GB
+    baseline = run_of(spec, tmp_path)
+    for settings, verdict, words in (
+        ({"peak": 1.1 * formula}, OK, "1.10 x the formula"),
+        ({"peak": 1.3 * formula}, FAILED, "1.30 x the formula"),
+        ({"loss": 5.04}, OK, "loss within 4.0e-02"),
+        ({"loss": 5.06}, FAILED, "loss 6.0e-02 from the baseline's"),
+        ({"loss": float("nan")}, FAILED, "loss nan"),
+        ({"state": "failed", "reason": "out of memory"}, FAILED, "failed: out of memory"),
+    ):
+        row = run_row(spec, run_of(spec, tmp_path, **settings), baseline, {"max_loss_diff": None})
+        assert row.verdict == verdict and words in row.value
+    assert run_row(spec, baseline, None, {"max_loss_diff": None}).verdict == FAILED
+    tiny = next(iter(STUDIES[-1].specs.values()))  # workspaces are most of its peak
+    fp32 = {"max_loss_diff": 1e-7, "verdict": "equal"}
+    assert run_row(tiny, run_of(tiny, tmp_path, peak=GB), baseline, fp32).verdict == OK
+    assert run_row(tiny, baseline, baseline, fp32 | {"verdict": "DIFFERS: x"}).verdict == FAILED
+
+
+SMALL = """
+question = "?"
+baseline = "ddp"
+[defaults]
+preset = "tiny-llama"
+seq_len = 16
+steps = 4
+global_batch = 4
+eval_steps = 0
+device = "cpu"
+[[run]]
+[[run]]
+precision = "bf16"
+label = "bf16"
+[[run]]
+device = "cuda"
+label = "gpu"
+[[run]]
+engine = "megatron"
+gpus = 2
+tp = 2
+sequence_parallel = true
+load = "logs/small/megatron-tp2-sp/checkpoints/step-00000002"
+label = "resumed"
+[[run]]
+engine = "fsdp2"
+gpus = 2
+load = "logs/small/megatron-tp2-sp/checkpoints/step-00000002"
+label = "reshaped"
+[[run]]
+engine = "megatron"
+gpus = 2
+tp = 2
+sequence_parallel = true
+save_interval = 2
+"""
+
+
+def test_a_study_is_trained_saved_resumed_and_reshaped_in_one_table(
+    tokens, tmp_path, monkeypatch, capfd
+):
+    """As far as a machine without a GPU can."""
+    (tmp_path / "small.toml").write_text(SMALL.replace("seq_len", f'data = "{tokens}"\nseq_len'))
+    monkeypatch.chdir(tmp_path)
+    assert gpu_check.main(["--cpu", "small.toml"]) == 0
+    table = capfd.readouterr().out
+    losses = {}
+    for run, words in {
+        "ddp": "ok",
+        "ddp-bf16": "ok",
+        "ddp-gpu": "not tried",
+        "megatron-tp2-sp": "ok",
+        "megatron-tp2-sp-resumed": "ok",
+        "fsdp2-dp2-zero3-reshaped": "ok",
+    }.items():
+        line = re.search(rf"^{words} +small/{run} .*", table, re.M)[0]
+        losses[run] = line.partition("loss within ")[2].partition(";")[0]
+    assert float(losses["ddp-bf16"]) > float(losses["megatron-tp2-sp"])
+    assert re.search(r"^- +rate of memory .* GB/s$", table, re.M)
+    resumed = read_run(tmp_path / "logs" / "small" / "fsdp2-dp2-zero3-reshaped")
+    assert [step["step"] for step in resumed.steps] == [3, 4]
 
 
 def test_a_library_out_of_range_or_absent_fails(monkeypatch):
@@ -85,9 +246,10 @@ def test_the_command_ends_with_1_where_a_row_failed(monkeypatch, capsys):
     def bench(words: list[str], **_: object) -> subprocess.CompletedProcess:
         if broken:
             raise subprocess.CalledProcessError(1, words, "", "RuntimeError: no driver")
-        return subprocess.CompletedProcess(words, 0, "NCCL version\n" + json.dumps(RATES), "")
+        return subprocess.CompletedProcess(words, 0, "NCCL version\n" + json.dumps(RANKS), "")
 
     monkeypatch.setattr(gpu_check.subprocess, "run", bench)
+    monkeypatch.setattr(facts, "git", lambda _: {"commit": "c" * 40})
     for broken, rates in ((False, "all-reduce of 512 MiB"), (True, "RuntimeError: no driver")):
         assert gpu_check.main(["--cpu"]) == broken
         assert rates in capsys.readouterr().out

@@ -57,6 +57,21 @@ def test_equal_weights_that_were_never_initialised_are_not_equal(tmp_path):
         assert "first loss 87.000 is not ln(vocab) = 5.549" in verdict
 
 
+def test_a_run_from_a_checkpoint_is_compared_with_the_baselines_last_steps(study):
+    """Its first loss need not be that of an untrained model."""
+    for gpus, off, load in ((2, 0.0, "c"), (4, 3e-4, "c"), (8, 0.0, None)):
+        about = facts("s", "ddp", engine="ddp", gpus=gpus)
+        about["spec"]["load"] = load
+        steps = [*losses()[:-1], losses()[-1] + off]
+        path = write(study, about, loss=steps) / "steps.csv"
+        head, *rows = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([head, *rows[12:]]))
+    said = verdicts(study)
+    assert said["ddp-dp2"] == "equal"
+    assert said["ddp-dp4"].startswith("DIFFERS: loss by 3.0e-04 at step 20")
+    assert said["ddp-dp8"].startswith("not verified: 8 steps recorded, 20 in the baseline")
+
+
 @pytest.mark.parametrize(
     ("tied", "below", "verdict"),
     [

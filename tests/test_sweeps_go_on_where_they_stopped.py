@@ -2,11 +2,14 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from base.errors import UsageError
 from parallel import forked_ranks, sweep
+from parallel.config.study import load_study
 from parallel.record import ends, facts
 from parallel.record.reader import read_run
 from parallel.record.writer import RunFolder
@@ -46,7 +49,7 @@ def started(monkeypatch) -> list[str]:
     """Names of the runs that were started: each is only written; `names_that_fail` do."""
     names: list[str] = []
 
-    def start(study, name, spec, folder, srun):
+    def start(study, name, spec, folder, srun, gpus):
         names.append(name)
         about = {"run": name, "spec": spec.settings(), "inputs": facts.inputs(spec), "git": CLEAN}
         fail = "Broken: it is (rank 0)" if name in names_that_fail else ""
@@ -81,6 +84,32 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:4]))
     assert sweep.main([str(study), *out]) == 0  # complete, but not all of it is there
     assert started == [ORDER[2], ORDER[0], ORDER[3]]
+
+
+def test_runs_side_by_side_have_gpus_of_their_own(tmp_path, monkeypatch):
+    """Two at a time of two GPUs; the run of all four waits for both."""
+    runs = "".join(f"[[run]]\ngpus = {n}\nseed = {s}\n" for s, n in enumerate((2, 2, 4, 2, 2)))
+    (tmp_path / "beside.toml").write_text(f'question = "?"\n[defaults]\nglobal_batch = 4\n{runs}')
+    study = load_study(tmp_path / "beside.toml")
+    both, busy, seen = threading.Barrier(2, timeout=60), [], []
+
+    def start(study, name, spec, folder, srun, gpus):
+        assert len(gpus) == spec.gpus and not set(gpus) & set(busy)
+        busy.extend(gpus)
+        if spec.gpus == 2:
+            both.wait()  # neither would end alone
+        for gpu in gpus:
+            busy.remove(gpu)
+        seen.append((spec.gpus, sorted(gpus)))
+        if spec.seed == 4:
+            raise UsageError("broken")
+        return ""
+
+    monkeypatch.setattr(sweep, "start", start)
+    gpus = ["4", "5", "6", "GPU-7"]
+    names = list(study.runs)
+    assert sweep.sweep(study, names, tmp_path, False, side_by_side=gpus) == [names[4]]
+    assert seen[2] == (4, gpus) and len(seen) == 5
 
 
 def test_ranks_on_cpu_are_forked_and_torchrun_starts_the_others(tokens, tmp_path):

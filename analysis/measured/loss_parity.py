@@ -86,7 +86,8 @@ def _incomparable(run: Run, baseline: Run | None) -> str:
         return "; ".join(unequal)
     if missing := [k for k, value in mine.items() if value is None]:
         return f"run.json does not say {', '.join(missing)}"
-    if [s["step"] for s in run.steps] != [s["step"] for s in baseline.steps] or not run.steps:
+    theirs = [s["step"] for s in _beside(run, baseline)]
+    if [s["step"] for s in run.steps] != theirs or not run.steps:
         return f"{len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline"
     for of in (run, baseline):
         for step in of.steps:
@@ -94,6 +95,13 @@ def _incomparable(run: Run, baseline: Run | None) -> str:
                 what = "loss" if step["loss"] is None else "grad norm"
                 return f"{of.name} has no {what} at step {step['step']}"
     return ""
+
+
+def _beside(run: Run, baseline: Run) -> list[dict[str, Any]]:
+    """The baseline's steps that the run is to have, too: the last ones where it began from a
+    checkpoint."""
+    loaded = (run.facts.get("spec") or {}).get("load")
+    return baseline.steps[-len(run.steps) :] if loaded else baseline.steps
 
 
 class StepDifference(NamedTuple):
@@ -107,7 +115,7 @@ class StepDifference(NamedTuple):
 def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
     """The differences of each step.
 
-    Both hold the same steps, with a loss and a grad norm each (`compare` says where they do not).
+    The baseline has the run's, and each has a loss and a grad norm (`compare` says where not).
     """
     return [
         StepDifference(
@@ -115,7 +123,7 @@ def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
             _difference(mine["loss"], theirs["loss"]),
             _difference(mine["grad_norm"], theirs["grad_norm"], relative=True),
         )
-        for mine, theirs in zip(run.steps, baseline.steps, strict=True)
+        for mine, theirs in zip(run.steps, _beside(run, baseline), strict=True)
     ]
 
 
@@ -148,7 +156,8 @@ def _judge(run: Run, baseline: Run) -> Parity:
     if norm.grad_norm > GRAD_NORM_BAR:
         at = f"at step {norm.step} (bar {GRAD_NORM_BAR:g})"
         wrong.append(f"relative grad_norm by {norm.grad_norm:.1e} {at}")
-    if not lowest - FIRST_LOSS_BAR <= first <= ln_vocab + FIRST_LOSS_BAR:
+    from_the_start = run.steps[0]["step"] == 1
+    if from_the_start and not lowest - FIRST_LOSS_BAR <= first <= ln_vocab + FIRST_LOSS_BAR:
         tied = f", nor down to {lowest:.3f} as of a tied model" if lowest < ln_vocab else ""
         wrong.append(f"first loss {first:.3f} is not ln(vocab) = {ln_vocab:.3f}{tied}")
     if wrong:

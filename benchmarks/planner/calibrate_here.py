@@ -2,7 +2,7 @@
 
     python -m benchmarks.planner.calibrate_here RUNS... --out FILE.toml [--rows 8]
 
-Measures a matrix product, memory and an all-reduce (python -m parallel.microbench), fits --rows of
+Measures a matrix product, memory and an all-reduce (parallel.microbench), fits --rows of
 the runs and predicts the others.
 """
 
@@ -42,13 +42,14 @@ HERE_PRIORS = fitting.PRIORS | {
 HERE_CORES = max(2, cores())  # each counts as a GPU; an all-reduce needs two
 
 
-def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[str, Any]:
-    """FLOP/s, memory and all-reduce rates of this machine.
+def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> list[dict[str, Any]]:
+    """What each rank has measured on this machine.
 
     Raises:
         UsageError: the micro-benchmark failed; with its last line.
     """
-    command = [sys.executable, "-m", "parallel.microbench", "--processes", str(processes)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, f"--nproc-per-node={processes}", "-m", "parallel.microbench"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -62,9 +63,9 @@ def here() -> Calibration:
     Raises:
         UsageError: the micro-benchmark failed.
     """
-    measured = measure_here()
-    link = measured["links"]["4"]
-    rates = measured["products"]["fp32"], measured["memory_rate"], link, link
+    ranks = measure_here()
+    link = min(rank["links"]["4"] for rank in ranks)
+    rates = ranks[0]["rates"]["fp32"], ranks[0]["rates"]["memory"], link, link
     return Calibration(
         "this machine",
         "this machine",

@@ -47,7 +47,7 @@ LINES = {
     "parallel.record.environment": "environment.txt",
     "parallel.gpu_check": "--cpu",
     "parallel.rehearse": "--preset tiny",
-    "parallel.microbench": "--processes 1 --seconds 0.01",
+    "parallel.microbench": "",
     "parallel.sweep": "study.toml --logs swept",
     "parallel.train": "--check --preset tiny --out run",
     "slurm.cancel": "study.toml --logs logs",
