@@ -234,8 +234,7 @@ def main(argv: list[str] | None = None) -> int:
         import torch
 
         gpus, gpu = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "not set: that of the host's name")
-    rows.append(Row("GLOO_SOCKET_IFNAME", TOLD, interface))
+    rows.append(Row("GLOO_SOCKET_IFNAME", TOLD, os.environ.get("GLOO_SOCKET_IFNAME", "not set")))
     rows += bench_rows(gpu, nodes, gpus or 2)
     if nodes == 1:
         rows.append(Row("links between nodes", NOT_TRIED, "one node: --srun in a job of several"))

@@ -31,8 +31,7 @@ TIMEOUT = timedelta(minutes=3)
 
 
 def _least_s(call: Callable[[], object]) -> float:
-    """Seconds of a call, the least of several within a second. torch's timer waits for the current
-    GPU."""
+    """Seconds of a call, the least within one. torch's timer waits for the current GPU."""
     timer = Timer("call()", globals={"call": call})
     return min(timer.blocked_autorange(min_run_time=1.0).times)
 
