@@ -23,7 +23,7 @@ from models.hf_config import config_of
 from models.weights_config import is_weights, read_description
 from parallel.checkpoint import folders
 
-FORMATS = ("weights",)  # that we write
+FORMATS = ("weights", "torch_dist", "torch_dist-hybrid")  # that we write
 
 
 def _verify(folder: Path) -> None:
@@ -55,7 +55,8 @@ def _export(path: Path, out: Path, dtype: str, form: str) -> str:
 
     checkpoint = ours.read(folder)
     if form != "weights":
-        doors.door(form).write(out, checkpoint)
+        name, _, variant = form.partition("-")
+        doors.door(name).write(out, checkpoint, *filter(None, [variant]))
         return f"{out}: {folder}'s weights and moments as {form}"
     size = ours.write(out, checkpoint._replace(kinds=("param",)), dtype)
     return f"{out}: {size} bytes of {folder}'s weights in {dtype}"

@@ -34,7 +34,7 @@ def read(folder: Path) -> Foreign:
         raise UsageError(f"{folder} holds Hugging Face's own layout; only our GPT is read")
     config, step = GPTConfig(**manifest["model"]), manifest["step"]
     gathered = Reader(folder, manifest).gathered
-    facts = {key: manifest.get(key) for key in ("run", "commit")}
+    facts = {key: manifest.get(key) for key in ("run", "commit", "spec")}
     return Foreign(config, step, manifest["adam_step"], KINDS, gathered, facts)
 
 
@@ -45,7 +45,8 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
     Raises:
         UsageError: it cannot be written; nothing is left behind.
     """
-    facts = {"step": foreign.step, **foreign.facts}
+    facts = {"step": foreign.step}
+    facts |= {key: foreign.facts.get(key) for key in ("run", "commit")}
     if foreign.kinds != KINDS:
         weights = functools.partial(foreign.tensor, kind="param")
         return write_weights(out, foreign.config, weights, dtype, facts)

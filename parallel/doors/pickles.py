@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import torch
 
 from base.errors import UsageError
+from base.storage import write_blocks
 
 
 class Inert:
@@ -79,6 +80,11 @@ def read_table(path: Path) -> Any:
         raise UsageError(f"{path}: {error.strerror}") from error
     except Exception as error:  # of damaged bytes, whatever they spell
         raise UsageError(f"{path} is damaged: {error!r:.80}") from error
+
+
+def write_table(path: Path, content: Any) -> None:
+    """Write a plain pickle and sync it. Raises: OSError: the disk does not take it."""
+    write_blocks(path, [pickle.dumps(content)])
 
 
 def load(file: Path | BinaryIO, name: Path | None = None, lazily: bool = True) -> Any:

@@ -21,6 +21,7 @@ from models.gpt import Held, fill, fused_attention, gelu, positions, rope_freque
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
+from parallel.doors.names import MEGATRON_LAYER, MEGATRON_TOP
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import adds_up_gradients
 from parallel.engines.megatron_versions import index_of, language_model
@@ -36,34 +37,6 @@ from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_ra
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
-
-# megatron-core's name inside a layer -> the reference GPT's. Transformer Engine keeps the norms
-# inside the linear layers that follow them. A gated model's fc1 is "mlp.gate" and "mlp.up".
-_LAYER_NAMES = {
-    f"{theirs}{kind}": f"{ours}.{kind}"
-    for theirs, ours in {
-        "input_layernorm.": "norm1",
-        "self_attention.linear_qkv.layer_norm_": "norm1",
-        "self_attention.linear_qkv.": "attn.qkv",
-        "self_attention.q_layernorm.": "attn.q_norm",
-        "self_attention.k_layernorm.": "attn.k_norm",
-        "self_attention.linear_proj.": "attn.out",
-        "pre_mlp_layernorm.": "norm2",
-        "mlp.linear_fc1.layer_norm_": "norm2",
-        "mlp.linear_fc1.": "mlp.up",
-        "mlp.linear_fc2.": "mlp.down",
-    }.items()
-    for kind in ("weight", "bias")
-}
-_TOP_NAMES = {
-    "embedding.word_embeddings.weight": "embedding.word.weight",
-    "embedding.position_embeddings.weight": "embedding.position.weight",
-    "decoder.final_layernorm.weight": "norm.weight",
-    "decoder.final_layernorm.bias": "norm.bias",
-    "decoder.final_norm.weight": "norm.weight",  # HybridModel's
-    "decoder.final_norm.bias": "norm.bias",
-    "output_layer.weight": "output.weight",
-}
 
 
 def compute_dtype(spec: RunSpec) -> torch.dtype:
@@ -259,8 +232,8 @@ def gpt_model(
     def value(name: str, parameter: nn.Parameter, start: int, n: int) -> Tensor:
         if name == "output_layer.weight" and spec.model.tied:
             name = "embedding.word_embeddings.weight"
-        if name in _TOP_NAMES:
-            return reference_value(spec, parameter, start, n, _TOP_NAMES[name])
+        if name in MEGATRON_TOP:
+            return reference_value(spec, parameter, start, n, MEGATRON_TOP[name])
         number, inner = name.removeprefix("decoder.layers.").split(".", 1)
         index = index_of(model.decoder.layers[int(number)])
         return layer_value(spec, index, inner, parameter, start, n)
@@ -337,7 +310,7 @@ def layer_value(
     spec: RunSpec, index: int, name: str, parameter: nn.Parameter, start: int, n: int
 ) -> Tensor:
     """`reference_value` of the parameter `name` of megatron-core's layer `index` (from 0)."""
-    ours = _LAYER_NAMES[name]
+    ours = MEGATRON_LAYER[name]
     both = ours.startswith("mlp.up") and spec.model.gated
     names = (ours.replace("up", "gate"), ours) if both else (ours,)
     names = tuple(f"blocks.{index}.{inner}" for inner in names)

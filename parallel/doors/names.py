@@ -1,0 +1,158 @@
+"""What others call our parameters, and how theirs become ours.
+
+Letters: H heads, D size of a head, h hidden. A dialect gives for a parameter of ours the ways in
+which it may be stored; the dialect is taken in which all are found.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from base.errors import UsageError
+from models.config import GPTConfig, parameter_shapes
+from models.gpt import WITH_VOCABULARY
+from models.hf_config import hugging_face_names
+from models.hf_weights import from_hugging_face
+from models.weights import differing
+
+Shape = tuple[int, ...]
+# megatron-core's name inside a layer -> the reference GPT's. Transformer Engine keeps the norms
+# inside the linear layers that follow them. A gated model's fc1 is "mlp.gate" and "mlp.up".
+MEGATRON_LAYER = {
+    f"{theirs}{kind}": f"{ours}.{kind}"
+    for theirs, ours in {
+        "input_layernorm.": "norm1",
+        "self_attention.linear_qkv.layer_norm_": "norm1",
+        "self_attention.linear_qkv.": "attn.qkv",
+        "self_attention.q_layernorm.": "attn.q_norm",
+        "self_attention.k_layernorm.": "attn.k_norm",
+        "self_attention.linear_proj.": "attn.out",
+        "pre_mlp_layernorm.": "norm2",
+        "mlp.linear_fc1.layer_norm_": "norm2",
+        "mlp.linear_fc1.": "mlp.up",
+        "mlp.linear_fc2.": "mlp.down",
+    }.items()
+    for kind in ("weight", "bias")
+}
+MEGATRON_TOP = {
+    "embedding.word_embeddings.weight": "embedding.word.weight",
+    "embedding.position_embeddings.weight": "embedding.position.weight",
+    "decoder.final_layernorm.weight": "norm.weight",
+    "decoder.final_layernorm.bias": "norm.bias",
+    "decoder.final_norm.weight": "norm.weight",  # HybridModel's
+    "decoder.final_norm.bias": "norm.bias",
+    "output_layer.weight": "output.weight",
+}
+
+
+def _first(parts: list[Tensor]) -> Tensor:
+    return parts[0]
+
+
+def _gate(parts: list[Tensor]) -> Tensor:
+    return parts[0].chunk(2)[0]
+
+
+def _up(parts: list[Tensor]) -> Tensor:
+    return parts[0].chunk(2)[1]
+
+
+class Parts(NamedTuple):
+    """Others' tensors that make one of ours.
+
+    join: what makes it, of them. layer: which one of a tensor that has all layers, stacked.
+    """
+
+    names: tuple[str, ...]
+    join: Callable[[list[Tensor]], Tensor] = _first
+    layer: int | None = None
+
+
+def _ours(config: GPTConfig, name: str) -> Iterator[Parts]:
+    yield Parts((name,))
+
+
+def _hugging_face(config: GPTConfig, name: str) -> Iterator[Parts]:
+    yield Parts(hugging_face_names(config, name), partial(from_hugging_face, config, name))
+
+
+def megatron(form: str, config: GPTConfig, name: str) -> Iterator[Parts]:
+    """form: "stacked", all layers in one tensor; "layers"; or "hybrid", where attention and MLP
+    are layers of their own."""
+    if not name.startswith("blocks."):
+        yield from (Parts((theirs,)) for theirs, ours in MEGATRON_TOP.items() if ours == name)
+        return
+    _, index, inner = name.split(".", 2)
+    number, join = int(index), _first
+    if inner.startswith(("mlp.gate", "mlp.up")) and config.gated:
+        join = _gate if inner.startswith("mlp.gate") else _up
+        inner = inner.replace("gate", "up")
+    for theirs in (theirs for theirs, ours in MEGATRON_LAYER.items() if ours == inner):
+        if form == "stacked":
+            yield Parts((f"decoder.layers.{theirs}",), join, number)
+        elif form == "layers":
+            yield Parts((f"decoder.layers.{number}.{theirs}",), join)
+        else:
+            is_mlp = inner.startswith(("norm2", "mlp"))
+            yield Parts((f"decoder.layers.{2 * number + is_mlp}.{theirs}",), join)
+
+
+_DIALECTS = [_ours, _hugging_face]
+_DIALECTS += [partial(megatron, form) for form in ("stacked", "layers", "hybrid")]
+_REPEATED = ("lm_head.weight", "output_layer.weight", "output.weight")  # where it is tied, too
+
+
+class Named:
+    """The parameters of a model among others' tensors, in whichever dialect they are.
+
+    shapes: others' names -> shapes. What stands before all names (`module.`) is found.
+
+    Raises:
+        UsageError: they are not this model; it names the first three that differ.
+    """
+
+    def __init__(self, config: GPTConfig, shapes: Mapping[str, Shape], where: object):
+        self.config, wanted = config, parameter_shapes(config)
+        tried = [self._find(dialect, shapes, wanted) for dialect in _DIALECTS]
+        self.prefix, self.parts = max(tried, key=lambda each: len(each[1]))
+
+        def empty(name: str, layer: int | None) -> Tensor:
+            shape = shapes[self.prefix + name][layer is not None :]
+            return torch.empty(shape, device="meta")
+
+        there = {name: tuple(self.tensor(name, empty).shape) for name in self.parts}
+        used = {self.prefix + name for parts in self.parts.values() for name in parts.names}
+        if config.tied:
+            used |= {self.prefix + name for name in _REPEATED}
+        there |= {n: shapes[n] for n in shapes if n.startswith(self.prefix) and n not in used}
+        if problems := differing(there, wanted):
+            raise UsageError(f"{where} does not hold this model: {problems}")
+
+    def _find(
+        self, dialect: Callable, shapes: Mapping[str, Shape], wanted: Mapping[str, Shape]
+    ) -> tuple[str, dict[str, Parts]]:
+        """What stands before all names, and our parameters that are there."""
+        try:
+            ways = {name: list(dialect(self.config, name)) for name in wanted}
+        except UsageError:  # no class of Hugging Face's has this model
+            return "", {}
+        (first,) = ways["embedding.word.weight"][0].names
+        named = (name for name in shapes if f".{name}".endswith(f".{first}"))
+        prefix = next(named, first).removesuffix(first)
+
+        def stored(parts: Parts) -> bool:
+            those = [shapes.get(prefix + name) for name in parts.names]
+            return all(those) and (parts.layer is None or those[0][0] == self.config.n_layer)
+
+        first_of = {name: next(filter(stored, its), None) for name, its in ways.items()}
+        return prefix, {name: parts for name, parts in first_of.items() if parts is not None}
+
+    def tensor(self, name: str, read: Callable[[str, int | None], Tensor]) -> Tensor:
+        """A parameter of ours in fp32, without rows that pad the vocabulary; `read` gives one of
+        theirs, or a layer of it, by its name without `prefix`."""
+        parts = self.parts[name]
+        value = parts.join([read(n, parts.layer) for n in parts.names]).float()
+        return value[: self.config.vocab_size] if name in WITH_VOCABULARY else value
