@@ -1,24 +1,37 @@
 """Others' checkpoints come in and go out through the libraries' own writers and readers."""
 
+import argparse
+import json
+import os
+import subprocess
 import zlib
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
-from models.config import parameter_shapes, preset
+from base.errors import UsageError
+from models.config import GPTConfig, parameter_shapes, preset
+from models.hf_config import hugging_face_names
+from models.hf_weights import to_hugging_face
+from models.weights import write_weights
+from parallel import doors, forked_ranks
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import folders
 from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
-from parallel.doors import Foreign, ours
+from parallel.doors import Foreign, ours, pickles, torch_dist
+from tests.conftest import ROOT
 from tests.tools.tiny_checkpoint import SIZES, Engine, saver_of
 
 MODEL = preset("tiny", **SIZES)
 
 
-def drawn(name: str, kind: str) -> torch.Tensor:
+def drawn(name: str, kind: str, shape: tuple[int, ...] = ()) -> torch.Tensor:
     draw = torch.Generator().manual_seed(zlib.crc32(f"{kind}/{name}".encode()))
-    return torch.rand(parameter_shapes(MODEL)[name], generator=draw)
+    return torch.rand(shape or parameter_shapes(MODEL)[name], generator=draw)
 
 
 @pytest.mark.parametrize(("file_bytes", "files"), [(4 << 30, 1), (1200, 9)])
@@ -42,3 +55,137 @@ def test_what_is_imported_is_a_checkpoint_in_files_of_a_size(
     (event,) = saver.events()
     assert event.line().endswith("imported from a test, whose settings and data are not known")
     assert checkpoint.main(["export", str(folder), str(tmp_path / "weights")]) == 0
+
+
+def ranks(n: int, *arguments: object, **environment: str) -> None:
+    """tests/doors_worker.py on n ranks."""
+    words = ["-m", "tests.doors_worker", *map(str, arguments)]
+    done = subprocess.run(
+        [*forked_ranks.prefix("megatron", 1, n), *words],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def same(ours: Path, theirs: Path) -> None:
+    """Two folders of one checkpoint each hold the same weights, moments and step, bit for bit."""
+    (a,), (b,) = (folders.candidates(path) for path in (ours, theirs))
+    a, b = (Reader(path, folders.verify(path)) for path in (a, b))
+    assert a.shapes == b.shapes and a.manifest["model"] == b.manifest["model"]
+    assert a.manifest["adam_step"] == b.manifest["adam_step"]
+    for name in a.shapes:
+        assert all(a.gathered(name, kind).equal(b.gathered(name, kind)) for kind in KINDS), name
+
+
+LLAMA = "preset=tiny-llama,n_kv_head=2,qk_norm=true"
+RUNS = [
+    (1, "megatron:zero_stage=1"),
+    (1, f"megatron:{LLAMA},precision=bf16"),
+    (2, f"megatron:tp=2,zero_stage=1,{LLAMA}"),
+    (4, "megatron:tp=2,pp=2"),
+]
+
+
+@pytest.mark.parametrize(("n", "run"), RUNS)
+def test_megatron_core_s_checkpoint_comes_in_and_goes_out_bit_for_bit(n, run, tmp_path, tokens):
+    ranks(n, "save", tmp_path, tokens, run)
+    (saved,) = folders.candidates(tmp_path / "ours")
+    model = tmp_path / "model"
+    config = GPTConfig(**folders.read_manifest(saved)["model"])
+    write_weights(model, config, Reader(saved, folders.read_manifest(saved)).gathered)
+    imported = tmp_path / "imported"
+    words = [str(tmp_path / "iter_0000002"), str(imported), "--model", str(model)]
+    assert checkpoint.main(["import", *words]) == 0
+    same(tmp_path / "ours", imported)
+    hybrid = "-hybrid" if metadata.version("megatron-core").startswith("0.19") else ""
+    exported = [str(saved), str(tmp_path / "in"), "--format", f"torch_dist{hybrid}"]
+    assert checkpoint.main(["export", *exported]) == 0
+    ranks(n, "load", tmp_path, tokens, run)
+    same(tmp_path / "back", imported)
+    # Nothing is lost beside the state: both go on as the run that did not stop.
+    uninterrupted = json.loads((tmp_path / "save.json").read_text())
+    assert json.loads((tmp_path / "load.json").read_text()) == uninterrupted
+    if n != 2:
+        return
+    ranks(n, "resume", tmp_path, tokens, run)
+    assert json.loads((tmp_path / "resume.json").read_text()) == uninterrupted
+    ranks(1, "resume", tmp_path, tokens, f"ddp:{LLAMA}")
+    resumed = json.loads((tmp_path / "resume.json").read_text())
+    assert resumed == [pytest.approx(row, rel=1e-4) for row in uninterrupted]
+
+
+def tensors_of(config: GPTConfig, form: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Kind -> name -> values, as a program with these names would save them."""
+    named: dict = {kind: {} for kind in KINDS}
+    for name, shape in parameter_shapes(config).items():
+        for kind in KINDS:
+            names, parts = [name], [drawn(name, kind, shape)]
+            if form != "ours":
+                names = hugging_face_names(config, name)
+                parts = to_hugging_face(config, name, parts[0])
+            named[kind] |= dict(zip(names, parts, strict=True))
+    return named
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("form", ["ours", "Hugging Face's", "flat"])
+@pytest.mark.parametrize("preset_name", ["tiny", "tiny-llama"])
+def test_a_dcp_checkpoint_comes_in_by_our_names_and_hugging_face_s(form, preset_name, tmp_path):
+    config = preset(preset_name, **SIZES)
+    named = tensors_of(config, form)
+    moments = {
+        name: {kind: named[kind][name] for kind in KINDS[1:]} | {"step": torch.tensor(6.0)}
+        for name in named["param"]
+    }
+    state = {"model": named["param"], "optim": {"state": moments}, "step": 7}
+    if form == "flat":  # as torchtitan has it
+        state = named["param"] | {"optimizer": {"state": moments}, "train_state": {"step": 7}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "dcp"), no_dist=True)
+    foreign = doors.read(tmp_path / "dcp", config)
+    assert (foreign.step, foreign.adam_step, foreign.kinds) == (7, 6, KINDS)
+    for name, shape in parameter_shapes(config).items():
+        for kind in KINDS:
+            assert foreign.tensor(name, kind).equal(drawn(name, kind, shape)), (name, kind)
+    with pytest.raises(UsageError, match="does not hold this model: .* missing"):
+        doors.read(tmp_path / "dcp", preset(preset_name, **SIZES | {"n_layer": 2}))
+    with pytest.raises(UsageError, match="name it with --model"):
+        doors.read(tmp_path / "dcp", None)
+
+
+ARGUMENTS = {
+    **{"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "padded_vocab_size": 11},
+    **{"max_position_embeddings": 4, "ffn_hidden_size": 32, "bias_gelu_fusion": True},
+}
+
+
+def test_megatron_lm_s_arguments_give_the_model_or_what_our_gpt_lacks(tmp_path):
+    foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
+    torch_dist.write(tmp_path / "out", foreign)
+    common = tmp_path / "out" / "iter_0000007" / "common.pt"
+    for other in ({}, {"num_experts": 8}, {"bias_gelu_fusion": False}, {"rotary_percent": 0.5}):
+        stored = pickles.load(common, lazily=False) | {
+            "args": argparse.Namespace(**ARGUMENTS | other)
+        }
+        torch.save(stored, common)
+        if not other:
+            assert doors.read(tmp_path / "out", None).config == MODEL
+            continue
+        (name,) = other
+        with pytest.raises(UsageError, match=f"{name} is .*, which our GPT does not have"):
+            doors.read(tmp_path / "out", None)
+
+
+def test_what_is_damaged_or_may_run_code_is_one_line(tmp_path, capsys):
+    foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
+    torch_dist.write(tmp_path / "out", foreign)
+    folder = tmp_path / "out" / "iter_0000007"
+    words = ["import", str(folder), str(tmp_path / "in"), "--model", "tiny"]
+    assert checkpoint.main(words) == 2
+    assert "does not hold this model" in capsys.readouterr().err
+    (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    assert checkpoint.main(words) == 2
+    assert "is refused: it holds os.system" in capsys.readouterr().err

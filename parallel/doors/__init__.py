@@ -17,7 +17,7 @@ from base.errors import UsageError
 from models.config import GPTConfig
 
 # In the order in which a path is tried.
-FORMATS = ("torch_dist", "dcp")
+FORMATS = ("torch_dist",)
 
 
 class Foreign(NamedTuple):

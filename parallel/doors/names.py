@@ -109,6 +109,7 @@ class Named:
     """The parameters of a model among others' tensors, in whichever dialect they are.
 
     shapes: others' names -> shapes. What stands before all names (`module.`) is found.
+    repeated: what they call the output layer, which must be the embedding, as it is tied.
 
     Raises:
         UsageError: they are not this model; it names the first three that differ.
@@ -117,24 +118,25 @@ class Named:
     def __init__(self, config: GPTConfig, shapes: Mapping[str, Shape], where: object):
         self.config, wanted = config, parameter_shapes(config)
         tried = [self._find(dialect, shapes, wanted) for dialect in _DIALECTS]
-        self.prefix, self.parts = max(tried, key=lambda each: len(each[1]))
+        self.prefix, ways = max(tried, key=lambda each: len(each[1]))
+        self.parts = {name: its[0] for name, its in ways.items()}
 
         def empty(name: str, layer: int | None) -> Tensor:
             shape = shapes[self.prefix + name][layer is not None :]
             return torch.empty(shape, device="meta")
 
         there = {name: tuple(self.tensor(name, empty).shape) for name in self.parts}
-        used = {self.prefix + name for parts in self.parts.values() for name in parts.names}
-        if config.tied:
-            used |= {self.prefix + name for name in _REPEATED}
+        used = {self.prefix + n for its in ways.values() for parts in its for n in parts.names}
+        self.repeated = [n for n in _REPEATED if config.tied and self.prefix + n in shapes]
+        used |= {self.prefix + name for name in self.repeated}
         there |= {n: shapes[n] for n in shapes if n.startswith(self.prefix) and n not in used}
         if problems := differing(there, wanted):
             raise UsageError(f"{where} does not hold this model: {problems}")
 
     def _find(
         self, dialect: Callable, shapes: Mapping[str, Shape], wanted: Mapping[str, Shape]
-    ) -> tuple[str, dict[str, Parts]]:
-        """What stands before all names, and our parameters that are there."""
+    ) -> tuple[str, dict[str, list[Parts]]]:
+        """What stands before all names, and the ways in which our parameters are there."""
         try:
             ways = {name: list(dialect(self.config, name)) for name in wanted}
         except UsageError:  # no class of Hugging Face's has this model
@@ -147,8 +149,8 @@ class Named:
             those = [shapes.get(prefix + name) for name in parts.names]
             return all(those) and (parts.layer is None or those[0][0] == self.config.n_layer)
 
-        first_of = {name: next(filter(stored, its), None) for name, its in ways.items()}
-        return prefix, {name: parts for name, parts in first_of.items() if parts is not None}
+        there = {name: list(filter(stored, its)) for name, its in ways.items()}
+        return prefix, {name: its for name, its in there.items() if its}
 
     def tensor(self, name: str, read: Callable[[str, int | None], Tensor]) -> Tensor:
         """A parameter of ours in fp32, without rows that pad the vocabulary; `read` gives one of

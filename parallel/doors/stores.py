@@ -47,32 +47,29 @@ class Stored(NamedTuple):
 
 
 class Store:
-    """What a folder holds. shapes: of its tensors. objects: what else it stores, by name."""
+    """What a folder holds. shapes: of its tensors. objects: whatever it stores, by name."""
 
     def __init__(self, folder: Path):
-        table = pickles.read_table(folder / TABLE)
-        self.folder, self.shapes, self.objects, self.boxes = folder, {}, {}, {}
+        table, self.folder = pickles.read_table(folder / TABLE), folder
+        self.shapes: dict[str, Shape] = {}
+        self.boxes: dict[str, list[Stored]] = {}
+        self.objects: dict[str, Stored] = {}
         try:
+            parts = {}
             for name, kept in table.state_dict_metadata.items():
                 if hasattr(kept, "chunks"):
                     self.shapes[name], self.boxes[name] = tuple(kept.size), []
-            parts = {
-                (name, tuple(box.offsets)): tuple(box.sizes)
-                for name in self.shapes
-                for box in table.state_dict_metadata[name].chunks
-            }
+                    parts |= {(name, tuple(c.offsets)): tuple(c.sizes) for c in kept.chunks}
             for index, place in table.storage_data.items():
                 file = folder / Path(place.relative_path).name
                 if getattr(place, "transform_descriptors", None):
                     raise UsageError(f"{file} is compressed: save it without extensions")
-                name, offset = index.fqn, tuple(getattr(index, "offset", None) or ())
-                stored = Stored(file, place.offset, place.length, offset)
-                if name in self.boxes:
-                    stored = stored._replace(part=parts[name, offset])
-                    self.boxes[name].append(stored)
-                else:
-                    self.objects[name] = stored
-        except (AttributeError, KeyError, TypeError) as error:
+                offset = tuple(getattr(index, "offset", None) or ())
+                part = parts.get((index.fqn, offset), ())
+                stored = Stored(file, place.offset, place.length, offset, part)
+                self.boxes.get(index.fqn, []).append(stored)
+                self.objects[index.fqn] = stored
+        except (AttributeError, TypeError) as error:
             raise UsageError(f"{folder / TABLE} is damaged: {error!r:.80}") from error
 
     def tensor(self, name: str, layer: int | None = None) -> Tensor:
@@ -81,32 +78,22 @@ class Store:
         Raises:
             UsageError: its files do not hold all of it, or hold what may run code.
         """
-        shape, value, missing = self.shapes[name], None, 0
-        begin = 0 if layer is None else layer
-        wanted = shape if layer is None else (1, *shape[1:])
+        shape = self.shapes[name]
+        value, filled = torch.zeros(shape[layer is not None :]), 0
         for box in self.boxes[name]:
-            first, last = begin, begin + (wanted[0] if wanted else 0)
-            if wanted and (box.offset[0] >= last or box.offset[0] + box.part[0] <= first):
+            where = [slice(o, o + n) for o, n in zip(box.offset, box.part, strict=True)]
+            if layer is not None and not where[0].start <= layer < where[0].stop:
                 continue
             part = box.load()
             if not isinstance(part, Tensor) or tuple(part.shape) != box.part:
                 raise UsageError(f"{box.file} is damaged: it holds another part of {name}")
-            if value is None:
-                value = torch.empty(wanted, dtype=part.dtype)
-                missing = value.numel()
-            offset = box.offset
             if layer is not None:
-                part = part[layer - offset[0] :][:1]
-                offset = (0, *offset[1:])
-            value[tuple(map(_range, offset, part.shape))] = part
-            missing -= part.numel()
-        if value is None or missing:
+                part = part[layer - where.pop(0).start]
+            value[tuple(where)] = part
+            filled += part.numel()
+        if filled != value.numel():
             raise UsageError(f"{self.folder} does not hold all of {name}")
-        return value if layer is None else value[0]
-
-
-def _range(begin: int, n: int) -> slice:
-    return slice(begin, begin + n)
+        return value
 
 
 class Box(NamedTuple):

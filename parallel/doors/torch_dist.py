@@ -1,16 +1,17 @@
-"""megatron-core's torch_dist: what Megatron-LM, NeMo and Megatron Bridge save.
+"""PyTorch's distributed checkpoints (DCP), and megatron-core's torch_dist, which is stored as one.
 
-    iter_0000100/metadata.json    the name of the format
+    iter_0000100/metadata.json    torch_dist: the name of the format
                  common.pt        what is not a tensor; since 0.19 it is an object of the store
                  .metadata, ...   the store (stores.py)
 
-The weights have megatron-core's names (names.py). The moments have these behind
-`optimizer.state.exp_avg.`, the fp32 weights behind `fp32_param.` or `param.` there, where the
-optimizer is not distributed or was saved as fully_reshardable. Other forms follow the buffers of
-one layout; then the weights alone are read, and that is said.
+The names are megatron-core's, Hugging Face's or ours (names.py). The moments stand behind
+`optimizer.state.exp_avg.` in torch_dist and are `state.NAME.exp_avg` in DCP, as
+torch.distributed.checkpoint.state_dict lays them out. megatron-core's dp_reshardable and older
+forms follow the buffers of one layout: of these the weights alone are read, and that is said.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,25 +21,30 @@ import torch
 from torch import Tensor
 
 from base.errors import UsageError
-from base.files import read_json_if_whole
 from base.storage import write_synced
 from models.config import GPTConfig, parameter_shapes
 from models.weights import new_folder
 from parallel.checkpoint.manifest import KINDS
+from parallel.config.settings import DEFAULTS
 from parallel.doors import Foreign, pickles, stores
 from parallel.doors.names import Named, megatron
 
 _LATEST, _COMMON = "latest_checkpointed_iteration.txt", "common.pt"
 _STATE = "optimizer.state."
-_MASTERS = ("fp32_param", "param")  # of Float16Optimizer, and of the distributed optimizer
+# The fp32 weights of a distributed optimizer, and of another.
+_MASTERS = (f"{_STATE}param.", f"{_STATE}fp32_param.")
+_KEY = re.compile(
+    r"(?:.+\.)?state\.(?:(exp_avg|exp_avg_sq|param|fp32_param)\.(.+)|(.+)\.(exp_avg|exp_avg_sq|step))"
+)
+_NO_WEIGHTS = re.compile(r"optim|chained|lr_scheduler|train_state|dataloader|rng_state|step|iter")
+_STEPS = ("train_state.step", "step", "iteration")  # of the run, in DCP
 
 
 def recognises(path: Path) -> Path | None:
-    """The folder of the newest checkpoint at a path, where it is torch_dist."""
+    """The folder of the newest checkpoint at a path, where it is one."""
     if (path / _LATEST).is_file():
-        path = path / f"iter_{int((path / _LATEST).read_text() or 0):07d}"
-    backend = read_json_if_whole(path / "metadata.json").get("sharded_backend")
-    return path if backend == "torch_dist" else None
+        path = path / f"iter_{(path / _LATEST).read_text().strip():0>7}"
+    return path if (path / stores.TABLE).is_file() else None
 
 
 def read(folder: Path, model: GPTConfig | None) -> Foreign:
@@ -46,66 +52,84 @@ def read(folder: Path, model: GPTConfig | None) -> Foreign:
     store = stores.Store(folder)
     common = _common(folder, store)
     config = model or _config(common.get("args"), folder)
-    weights = {k: s for k, s in store.shapes.items() if not k.startswith(("optimizer.", "chained"))}
+    states: dict[tuple[str, str], str] = {}  # (kind, their name) -> where it is stored
+    for key in store.objects:
+        if match := _KEY.fullmatch(key):
+            kind, name = match[1] or match[4], match[2] or match[3]
+            states[kind.removeprefix("fp32_"), name] = key
+    weights = {key: shape for key, shape in store.shapes.items() if not _NO_WEIGHTS.match(key)}
     named = Named(config, weights, folder)
-    masters = [f"{_STATE}{kind}." for kind in _MASTERS]
-    there = {
-        "param": next((p for p in masters if any(k.startswith(p) for k in store.shapes)), ""),
-        **{kind: f"{_STATE}{kind}." for kind in KINDS[1:]},
-    }
-    complete = all(
-        there[kind] + named.prefix + name in store.shapes
-        for kind in KINDS
-        for parts in named.parts.values()
-        for name in parts.names
+    names = [name for parts in named.parts.values() for name in parts.names]
+
+    def key_of(kind: str, name: str) -> str | None:
+        """Where it is stored; a state's name may be without what stands before the weights'."""
+        full = named.prefix + name
+        key = states.get((kind, full)) or states.get((kind, name))
+        return key or (full if kind == "param" else None)
+
+    def number(key: str | None) -> int:
+        value = store.tensor(key) if key in store.shapes else key and store.objects[key].load()
+        return int(value or 0)
+
+    run, kinds = f"imported from {folder}", KINDS
+    if not all(key_of(kind, name) for kind in KINDS for name in names):
+        form = (common.get("optimizer") or {}).get("param_state_sharding_type", "none")
+        run, kinds = f"{run} without moments (its optimizer's form: {form})", ("param",)
+    step = common.get("iteration") or number(
+        next((key for key in _STEPS if key in store.objects), None)
     )
-    step = int(common.get("iteration", 0))
+    adam_step = _adam_step(common) or number(key_of("step", names[0])) or step
 
     def tensor(name: str, kind: str) -> Tensor:
-        before = (there[kind] if complete else "") + named.prefix
-        return named.tensor(name, lambda theirs, layer: store.tensor(before + theirs, layer))
+        return named.tensor(name, lambda n, layer: store.tensor(key_of(kind, n), layer))
 
-    run = f"imported from torch_dist {folder}"
-    if not complete:
-        form = (common.get("optimizer") or {}).get("param_state_sharding_type", "none")
-        run += f" without moments (its optimizer's form: {form}; fully_reshardable has them)"
-    kinds = KINDS if complete else ("param",)
-    adam_step = _adam_step(common, step)
+    for name in named.repeated:
+        if not tensor("embedding.word.weight", "param").equal(store.tensor(key_of("param", name))):
+            raise UsageError(f"{folder}: {name} is not the embedding, to which the model ties it")
     return Foreign(config, max(step, adam_step), adam_step, kinds, tensor, {"run": run})
 
 
 def _common(folder: Path, store: stores.Store) -> dict[str, Any]:
-    """What is not a tensor."""
+    """What megatron-core saves beside tensors; {} of others."""
     if (folder / _COMMON).is_file():
-        common = pickles.load(folder / _COMMON)
-    else:
-        objects = (o.load() for name, o in store.objects.items() if name.startswith("common_state"))
-        (common,) = next(objects, [{}])
-    if not isinstance(common, dict):
-        raise UsageError(f"{folder} is damaged: its common state is no table")
-    return common
+        return pickles.load(folder / _COMMON, lazily=False)
+    since_19 = store.objects.get("common_state/shard_0_1")
+    return since_19.load()[0] if since_19 else {}
 
 
-def _adam_step(common: dict[str, Any], otherwise: int) -> int:
-    """AdamW's steps, from the parameter groups or beside the moments."""
+def _adam_step(common: dict[str, Any]) -> int:
+    """AdamW's steps, in the parameter groups or beside the moments; 0 where none are stated."""
     waiting = [common.get("optimizer")]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
-            for key in ("step", "common_step"):
-                if value.get(key):
-                    return int(value[key])
+            if stated := value.get("step") or value.get("common_step"):
+                return int(stated)
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-    return otherwise
+    return 0
 
 
-# Megatron-LM's arguments -> what they must be for our GPT; where one is absent, it is so.
+# GPTConfig's sizes -> Megatron-LM's arguments.
+_SIZES = {
+    "n_layer": "num_layers",
+    "hidden": "hidden_size",
+    "n_head": "num_attention_heads",
+    "max_seq_len": "max_position_embeddings",
+    "ffn_hidden": "ffn_hidden_size",
+    "kv_channels": "kv_channels",
+    "rope_theta": "rotary_base",
+    "norm_eps": "norm_epsilon",
+    "qk_norm": "qk_layernorm",
+    "bias": "add_bias_linear",
+}
+# Megatron-LM's arguments -> what they are for our GPT.
 _ALIKE = {
     **dict.fromkeys(("num_experts", "window_size", "mtp_num_layers"), (None,)),
     **dict.fromkeys(("multi_latent_attention", "apply_layernorm_1p", "squared_relu"), (False,)),
-    **dict.fromkeys(("rotary_interleaved", "attention_output_gate"), (False,)),
+    **dict.fromkeys(("rotary_interleaved", "attention_output_gate", "add_qkv_bias"), (False,)),
+    "hybrid_layer_pattern": (None,),
     "rotary_percent": (1.0,),
     "position_embedding_type": ("rope", "learned_absolute"),
 }
@@ -120,43 +144,30 @@ def _config(stated: Any, folder: Path) -> GPTConfig:
     if stated is None:
         raise UsageError(f"{folder} does not state its model: name it with --model")
     args = vars(stated)
-    gated, bias = bool(args.get("swiglu")), bool(args.get("add_bias_linear", True))
-    alike = _ALIKE | {"add_qkv_bias": (bias, False)}
+    gated = bool(args.get("swiglu"))
+    alike = dict(_ALIKE)
     if not (gated or args.get("openai_gelu")):
-        alike["bias_gelu_fusion"] = (True,)  # the fused one is tanh's, the other erf's
-    layers = args["num_layers"]
-    if pattern := (args.get("hybrid_layer_pattern") or "").replace("|", ""):
-        layers = len(pattern) // 2
-        alike["hybrid_layer_pattern"] = (args["hybrid_layer_pattern"],) * (pattern == "*-" * layers)
+        alike["bias_gelu_fusion"] = (True,)  # where it is not fused, it is erf's; ours is tanh's
     for name, good in alike.items():
-        if name in args and args[name] not in good:
+        if args.get(name, good[0]) not in good:
             raise UsageError(f"{folder}: {name} is {args[name]!r:.40}, which our GPT does not have")
-    rope = args.get("position_embedding_type", "learned_absolute") == "rope"
-    grouped = args.get("group_query_attention")
+    sizes = {ours: args[name] for ours, name in _SIZES.items() if args.get(name) is not None}
+    rope = args.get("position_embedding_type") == "rope"
+    grouped, scaled = args.get("group_query_attention"), args.get("use_rope_scaling")
     return GPTConfig(
-        n_layer=layers,
-        hidden=args["hidden_size"],
-        n_head=args["num_attention_heads"],
+        **sizes | {"rope_theta": float(sizes.get("rope_theta", 10000))},
         vocab_size=args.get("vocab_size") or args["padded_vocab_size"],
-        max_seq_len=args["max_position_embeddings"],
-        ffn_hidden=args.get("ffn_hidden_size") or 0,
-        n_kv_head=(args["num_query_groups"] or 0) if grouped else 0,
-        kv_channels=args.get("kv_channels") or 0,
+        n_kv_head=args["num_query_groups"] if grouped else 0,
         position="rope" if rope else "learned",
-        rope_theta=float(args.get("rotary_base") or 10000),
-        rope_scaling=float(args["rope_scaling_factor"]) if args.get("use_rope_scaling") else 1.0,
+        rope_scaling=float(args["rope_scaling_factor"]) if scaled else 1.0,
         norm="rmsnorm" if args.get("normalization") == "RMSNorm" else "layernorm",
-        norm_eps=args.get("norm_epsilon") or args.get("layernorm_epsilon") or 1e-5,
-        qk_norm=bool(args.get("qk_layernorm")),
         activation="swiglu" if gated else "gelu",
         tied=not args.get("untie_embeddings_and_output_weights"),
-        bias=bias,
     )
 
 
 def write(out: Path, foreign: Foreign, form: str = "stacked") -> None:
-    """Write a folder with a checkpoint, as megatron-core's GPTModel has it; form: see
-    names.megatron. The fp32 weights stand once, under all names under which a loader asks.
+    """Write a checkpoint as Megatron-LM lays out its folder; form: see names.megatron.
 
     Raises:
         UsageError: it cannot be written; nothing is left behind.
@@ -165,35 +176,32 @@ def write(out: Path, foreign: Foreign, form: str = "stacked") -> None:
         folder = aside / f"iter_{foreign.step:07d}"
         folder.mkdir()
         stores.write(folder, _boxes(foreign, form))
-        torch.save(_common_of(foreign), folder / _COMMON)
         backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
         backends |= {"sharded_backend_version": 1, "common_backend_version": 1}
         write_synced(folder / "metadata.json", json.dumps(backends))
+        torch.save(_optimizers(foreign), folder / _COMMON)
         write_synced(aside / _LATEST, f"{foreign.step}\n")
 
 
 def _boxes(foreign: Foreign, form: str) -> Iterator[stores.Box]:
-    config, shapes = foreign.config, parameter_shapes(foreign.config)
-    objects = ["output_layer._extra_state/shard_0_1"]
-    for name, shape in shapes.items():
+    """The fp32 weights stand once, under all names under which a loader asks."""
+    config, objects = foreign.config, ["output_layer._extra_state/shard_0_1"]
+    for name, shape in parameter_shapes(config).items():
         ways = list(megatron(form, config, name))
-        theirs, layer = [each for parts in ways for each in parts.names], ways[0].layer
-        whole, offset = shape, (0,) * len(shape)
-        if config.gated and ".mlp." in name and "down" not in name:
-            whole = (2 * shape[0], *shape[1:])
+        theirs, layer = [parts.names[0] for parts in ways], ways[0].layer
+        offset = (0,) * len(shape)
+        if config.gated and ".mlp." in name and ".down." not in name:  # the gate, then up
             offset = (shape[0] if ".up." in name else 0, *offset[1:])
+            shape = (2 * shape[0], *shape[1:])
         if layer is not None:
-            whole, offset = (config.n_layer, *whole), (layer, *offset)
+            shape, offset = (config.n_layer, *shape), (layer, *offset)
         for kind in KINDS:
-            names = [f"{_STATE}{kind}.{each}" for each in theirs]
-            if kind == "param":
-                names += theirs + [f"{_STATE}{_MASTERS[0]}.{each}" for each in theirs]
+            before = [f"{_STATE}{kind}."] if kind != "param" else ["", *_MASTERS]
             tensor = partial(_part, foreign, name, kind, layer)
-            yield stores.Box(names, whole, offset, tensor)
+            yield stores.Box([b + each for b in before for each in theirs], shape, offset, tensor)
         if name.startswith("blocks.") and name.endswith(".weight"):
             shard = "shard_0_1" if layer is None else f"shard_{layer}_{config.n_layer}"
             stems = [each.removesuffix(".weight") for each in theirs if "norm" not in each]
-            stems += [s.replace("linear_proj", "core_attention") for s in stems if "_proj" in s]
             objects += [f"{stem}._extra_state/{shard}" for stem in stems]
     # Transformer Engine's fp8 scales: there are none.
     yield stores.Box(sorted(set(objects)), None, (), lambda: [None])
@@ -204,28 +212,17 @@ def _part(foreign: Foreign, name: str, kind: str, layer: int | None) -> Tensor:
     return value if layer is None else value[None]
 
 
-def _common_of(foreign: Foreign) -> dict[str, Any]:
-    """What megatron-core's optimizers ask for beside tensors."""
-    spec = foreign.facts.get("spec") or {}
-    group = {
-        "is_expert_parallel": False,
-        "is_decoupled_lr": False,
-        "default_config": True,
-        "lr_mult": 1.0,
-        "max_lr": spec.get("lr"),
-        "min_lr": None,
-        "lr": spec.get("lr"),
-        "betas": (spec.get("beta1"), spec.get("beta2")),
-        "eps": spec.get("adam_eps"),
-        "step": foreign.adam_step,
-    }
+def _optimizers(foreign: Foreign) -> dict[str, Any]:
+    """What megatron-core's optimizers ask for beside tensors, of mixed precision and of fp32.
+    Settings that an imported checkpoint does not state are a run's defaults."""
+    spec, step = DEFAULTS | foreign.facts["spec"], foreign.adam_step
+    group = {"is_expert_parallel": False, "is_decoupled_lr": False, "default_config": True}
+    group |= {"lr_mult": 1.0, "max_lr": spec["lr"], "min_lr": None, "lr": spec["lr"]}
+    group |= {"betas": (spec["beta1"], spec["beta2"]), "eps": spec["adam_eps"]}
     groups = [
-        group | {"wd_mult": mult, "weight_decay": mult * (spec.get("weight_decay") or 0.0)}
+        group | {"wd_mult": mult, "weight_decay": mult * spec["weight_decay"], "step": step}
         for mult in (1.0, 0.0)
     ]
-    adam = {
-        "param_groups": groups,
-        "state": {"common_step": torch.tensor(float(foreign.adam_step))},
-    }
-    optimizer = {"optimizer": adam, "param_state_sharding_type": "fully_reshardable"}
+    adam = {"param_groups": groups, "state": {"common_step": torch.tensor(float(step))}}
+    optimizer = adam | {"optimizer": adam, "param_state_sharding_type": "fully_reshardable"}
     return {"iteration": foreign.step, "checkpoint_version": 3.0, "optimizer": optimizer}
