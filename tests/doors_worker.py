@@ -8,6 +8,7 @@ Each writes the losses and norms of the steps that follow to OUT/VERB.json. RUN 
 say. Ours are OUT/ours (save) and OUT/back (load), theirs OUT/iter_0000002.
 """
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -42,7 +43,16 @@ def sharded(engine, loading: bool) -> tuple[torch.nn.Module, dict]:
     return model, {"model": weights, "optimizer": optimizer}
 
 
+def set_states(self, parameter, tensors: dict) -> None:
+    """Without apex and Transformer Engine, megatron-core's own loader misses AdamW's steps here,
+    which it has set before."""
+    group, place = self.model_param_group_index_map[parameter]
+    state = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]
+    given(self, parameter, tensors | {"step": state["step"].clone()})
+
+
 def main() -> None:
+    global given
     verb, out, tokens, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]
     torch.set_num_threads(1)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -52,7 +62,8 @@ def main() -> None:
     engine = engines.load(spec, torch.device("cpu"), "torch", draws=verb == "save")
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": tokens, "sha256": None}}
     to = out / {"save": "ours", "load": "back"}.get(verb, "resumed")
-    saver = Checkpointer(engine, spec, facts, to, Ranks(rank, spec.gpus))
+    cpu = torch.device("cpu")
+    saver = Checkpointer(engine, spec, facts, to, Ranks(rank, spec.gpus), cpu)
     from megatron.core import dist_checkpointing
 
     corpus = token_files.load(tokens, SIZES["max_seq_len"], SIZES["vocab_size"])
@@ -73,9 +84,15 @@ def main() -> None:
         engine.state()  # without apex, megatron-core asks for AdamW's steps before the first
         model, asked = sharded(engine, True)
         (newest,) = (out / "in").glob("iter_*")
+        of = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+        given = of.DistributedOptimizer._set_main_param_and_optimizer_states
+        of.DistributedOptimizer._set_main_param_and_optimizer_states = set_states
         state = dist_checkpointing.load(asked, str(newest))
         model.load_state_dict(state["model"])
         engine.optimizer.load_state_dict(state["optimizer"])
+        for chained in engine.optimizer.chained_optimizers:
+            for state in chained.optimizer.state.values():
+                state["step"] = state["step"].clone()  # it gives all parameters one counter
     else:
         assert saver.load(out / "imported") == 2
     saver.save(2)

@@ -51,7 +51,7 @@ def read(folder: Path, model: GPTConfig | None) -> Foreign:
     """Raises: UsageError: it is damaged, or of a model that our GPT cannot be."""
     store = stores.Store(folder)
     common = _common(folder, store)
-    config = model or _config(common.get("args"), folder)
+    config = _config(common.get("args"), model, folder)
     states: dict[tuple[str, str], str] = {}  # (kind, their name) -> where it is stored
     for key in store.objects:
         if match := _KEY.fullmatch(key):
@@ -129,41 +129,44 @@ _ALIKE = {
     **dict.fromkeys(("num_experts", "window_size", "mtp_num_layers"), (None,)),
     **dict.fromkeys(("multi_latent_attention", "apply_layernorm_1p", "squared_relu"), (False,)),
     **dict.fromkeys(("rotary_interleaved", "attention_output_gate", "add_qkv_bias"), (False,)),
-    "hybrid_layer_pattern": (None,),
     "rotary_percent": (1.0,),
     "position_embedding_type": ("rope", "learned_absolute"),
 }
 
 
-def _config(stated: Any, folder: Path) -> GPTConfig:
-    """The model of Megatron-LM's arguments.
+def _config(stated: Any, model: GPTConfig | None, folder: Path) -> GPTConfig:
+    """The model of Megatron-LM's arguments, or `model`.
 
     Raises:
-        UsageError: there are none, or our GPT has not what they ask for.
+        UsageError: there is none of both, or our GPT has not what the arguments ask for.
     """
-    if stated is None:
-        raise UsageError(f"{folder} does not state its model: name it with --model")
-    args = vars(stated)
-    gated = bool(args.get("swiglu"))
-    alike = dict(_ALIKE)
+    args = vars(stated) if stated else {}
+    gated, alike = bool(args.get("swiglu")), dict(_ALIKE)
     if not (gated or args.get("openai_gelu")):
         alike["bias_gelu_fusion"] = (True,)  # where it is not fused, it is erf's; ours is tanh's
     for name, good in alike.items():
         if args.get(name, good[0]) not in good:
             raise UsageError(f"{folder}: {name} is {args[name]!r:.40}, which our GPT does not have")
+    if model is not None:
+        return model
     sizes = {ours: args[name] for ours, name in _SIZES.items() if args.get(name) is not None}
     rope = args.get("position_embedding_type") == "rope"
     grouped, scaled = args.get("group_query_attention"), args.get("use_rope_scaling")
-    return GPTConfig(
-        **sizes | {"rope_theta": float(sizes.get("rope_theta", 10000))},
-        vocab_size=args.get("vocab_size") or args["padded_vocab_size"],
-        n_kv_head=args["num_query_groups"] if grouped else 0,
-        position="rope" if rope else "learned",
-        rope_scaling=float(args["rope_scaling_factor"]) if scaled else 1.0,
-        norm="rmsnorm" if args.get("normalization") == "RMSNorm" else "layernorm",
-        activation="swiglu" if gated else "gelu",
-        tied=not args.get("untie_embeddings_and_output_weights"),
-    )
+    try:
+        if args.get("hybrid_layer_pattern"):  # there attention and MLP are layers of their own
+            sizes["n_layer"] //= 2
+        return GPTConfig(
+            **sizes | {"rope_theta": float(sizes.get("rope_theta", 10000))},
+            vocab_size=args.get("vocab_size") or args["padded_vocab_size"],
+            n_kv_head=args["num_query_groups"] if grouped else 0,
+            position="rope" if rope else "learned",
+            rope_scaling=float(args["rope_scaling_factor"]) if scaled else 1.0,
+            norm="rmsnorm" if args.get("normalization") == "RMSNorm" else "layernorm",
+            activation="swiglu" if gated else "gelu",
+            tied=not args.get("untie_embeddings_and_output_weights"),
+        )
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{folder} does not state its model: name it with --model") from error
 
 
 def write(out: Path, foreign: Foreign, form: str = "stacked") -> None:
