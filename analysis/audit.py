@@ -6,7 +6,7 @@
 PATH is a table in CSV, TSV or Markdown, or a folder of these. One line a finding:
 `FILE:LINE: what is printed, but what follows`. What must hold is a list of identities
 (analysis/published/identities.py): GPUs of the layout, batches, rates, FLOPs per token, MFU, peaks,
-speedups, efficiencies, sums, repeats, equal results. Printed digits are intervals.
+speedups, efficiencies, repeats, equal results. Printed digits are intervals.
 
 On stderr: each heading that is not known, each table in which nothing could be checked, and each
 file that cannot be read. --mapping says what a heading means; --fact states for every row what the

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from analysis.measured.scaling_curve import reasons
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from base.errors import printable
-from base.files import read_toml
 from parallel.record.reader import read_run
 
 Rows = list[dict[str, Any]]
@@ -119,14 +117,13 @@ def runs(records: list[Record], table: Table) -> Table:
 
 
 def about(records: list[Record]) -> list[str]:
-    """What was asked, of what, on which machine."""
+    """Of what study, on which machine."""
     hosts = [r.facts.get("host") or {} for r in records]
     versions = [
         f"{name} {_all((r.facts.get('versions') or {}).get(name) for r in records)}"
         for name in ("torch", "deepspeed", "megatron-core")
     ]
     facts = {
-        "Question": " / ".join(_questions(records)),
         "Study": _all(r.study for r in records),
         "Machine": _all([*(r.gpu_type for r in records), *(h.get("cpu") for h in hosts)]),
         "Versions": ", ".join(name for name in versions if name.split(" ", 1)[1]),
@@ -139,19 +136,6 @@ def about(records: list[Record]) -> list[str]:
     if missing:
         lines.append(f"No run states: {', '.join(missing)} (--gpu-type gives one)")
     return lines
-
-
-def _questions(records: list[Record]) -> list[str]:
-    """The questions of the studies: of the file that a job kept beside its run, else of the one
-    that the run's command line names, where it is still there under the study's name."""
-    files: dict[Path, None] = {}
-    for record in records:
-        words = str(record.facts.get("command_line") or "").split()
-        named = [Path(b) for a, b in pairwise(words) if a == "--study"]
-        kept = sorted(Path(record.source).glob("*.study.toml")) if record.facts else []
-        files |= dict.fromkeys(kept[-1:] or [p for p in named if p.stem == record.study])
-    questions = [read_toml(path, "study").get("question") for path in files if path.is_file()]
-    return list(dict.fromkeys(str(question) for question in questions if question))
 
 
 def _all(values: Any) -> str:

@@ -21,7 +21,7 @@ from analysis.published.identities import (
     Identity,
     Same,
 )
-from analysis.published.intervals import Value, agreement, read_value, tolerance
+from analysis.published.intervals import Value, agreement, tolerance
 from analysis.published.read_tables import REMARKS, Line
 from base.errors import printable
 from base.intervals import Interval
@@ -62,8 +62,7 @@ def check(rows: list[Line]) -> Checked:
     for row in rows:
         _derive(row)
     sound = [row for row in rows if row.line_no not in doubtful]
-    findings += [*_same(sound, lines), *_sums(rows, lines)]
-    findings += [*_equal(rows), *_repeats(rows)]
+    findings += [*_same(sound, lines), *_equal(rows), *_repeats(rows)]
     first: dict[tuple[int, str], Finding] = {}
     for finding in findings:
         first.setdefault((finding.line, finding.column), finding)
@@ -195,44 +194,6 @@ def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) ->
                 f" {len(members)} rows {figure(point)}"
             )
             yield _of_cell(row, row.values[left], same.kind, words)
-
-
-_TOTAL = re.compile(r"(?i)^\W*(?:grand )?(?:total|sum)s?\W*$")
-
-
-def _sums(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
-    """A row called total is the sum of the rows above it, back to the total before."""
-    above: list[list[Value | None]] = []
-    for row in rows:
-        cells = [read_value(text, heading, 1.0, {}) for heading, text in row.cells.items()]
-        if _TOTAL.match(next(iter(row.cells.values()))):
-            yield from _wrong_totals(row, cells, list(zip(*above, strict=True)), lines)
-            above = []
-        else:
-            above.append(cells)
-
-
-def _wrong_totals(
-    row: Line,
-    totals: list[Value | None],
-    columns: list[tuple[Value | None, ...]],
-    lines: set[int],
-) -> Iterator[Finding]:
-    """A row's totals that are not the sum of their columns, where most of them are."""
-    wrong, right = [], 0
-    for value, parts in zip(totals, columns, strict=False):
-        if value is None or None in parts or len(parts) < 2:
-            continue
-        made = sum(part.number for part in parts)
-        slack = sum(part.number - part.interval.low for part in [*parts, value])
-        if abs(made - value.number) <= slack + 1e-9:
-            right += 1
-            lines.add(row.line_no)
-        elif value.number > max(part.number for part in parts):
-            words = f"its {len(parts)} parts sum to {figure(made)}"
-            wrong.append(_of_cell(row, value, "sum", words))
-    if len(wrong) <= right:
-        yield from wrong
 
 
 def _configuration(row: Line, without: Collection[str]) -> dict[str, str]:
