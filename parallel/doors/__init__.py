@@ -51,4 +51,4 @@ def read(path: Path, model: GPTConfig | None) -> Foreign:
     for name in FORMATS:
         if (folder := door(name).recognises(path)) is not None:
             return door(name).read(folder, model)
-    raise UsageError(f"{path} is no checkpoint of these formats: {', '.join(FORMATS)}")
+    raise UsageError(f"{path} is no checkpoint that a door is for; docs/checkpoints.md lists them")

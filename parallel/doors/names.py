@@ -52,12 +52,9 @@ def _first(parts: list[Tensor]) -> Tensor:
     return parts[0]
 
 
-def _gate(parts: list[Tensor]) -> Tensor:
-    return parts[0].chunk(2)[0]
-
-
-def _up(parts: list[Tensor]) -> Tensor:
-    return parts[0].chunk(2)[1]
+def _half(which: int, parts: list[Tensor]) -> Tensor:
+    """The gate (0) or up (1) of a gated model's fc1."""
+    return parts[0].chunk(2)[which]
 
 
 class Parts(NamedTuple):
@@ -88,7 +85,7 @@ def megatron(form: str, config: GPTConfig, name: str) -> Iterator[Parts]:
     _, index, inner = name.split(".", 2)
     number, join = int(index), _first
     if inner.startswith(("mlp.gate", "mlp.up")) and config.gated:
-        join = _gate if inner.startswith("mlp.gate") else _up
+        join = partial(_half, int(inner.startswith("mlp.up")))
         inner = inner.replace("gate", "up")
     for theirs in (theirs for theirs, ours in MEGATRON_LAYER.items() if ours == inner):
         if form == "stacked":

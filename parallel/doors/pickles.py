@@ -27,7 +27,15 @@ class Inert:
 
 
 # What stands in tables beside tensors and says nothing about the training.
-_INERT = ("megatron.", "nemo.", "torch.distributed.checkpoint.", "pathlib.", "signal.", "numpy.")
+_INERT = (
+    "megatron.",
+    "nemo.",
+    "nvidia_resiliency_ext.",
+    "torch.distributed.",
+    "pathlib.",
+    "signal.",
+    "numpy.",
+)
 _KNOWN: dict[str, Any] = {
     "torch.Size": torch.Size,
     "collections.OrderedDict": dict,
@@ -46,7 +54,7 @@ def _known(module: str, name: str) -> Any:
     """What stands for a class in a pickle; None where it is to be refused."""
     path = f"{module}.{name}"
     if path.startswith(_INERT):
-        return type(name, (Inert,), {"__qualname__": name})
+        return Inert
     return _KNOWN.get(path, _DTYPES.get(path))
 
 
