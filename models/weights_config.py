@@ -24,15 +24,16 @@ def holds_weights(path: Path) -> bool:
 
 
 def model_of(path: Path) -> GPTConfig:
-    """The model of a folder that `holds_weights`.
+    """The model of a folder that `holds_weights`, or of its config.json.
 
     Raises:
         UsageError: missing, altered, or a model that our GPT cannot be.
     """
-    described = read_json(path / CONFIG)
+    path = path / CONFIG if path.is_dir() else path
+    described = read_json(path)
     if described.get("format") != FORMAT and "model_type" in described:
-        return config_of(described, path / CONFIG)[0]
-    return read_description(path).model
+        return config_of(described, path)[0]
+    return read_description(path.parent).model
 
 
 class Described(NamedTuple):

@@ -16,14 +16,12 @@ from pathlib import Path
 
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
 from base.errors import Parser, UsageError, command_line
-from base.files import read_json
 from base.storage import BYTES, refuse_existing
 from models.config import GPTConfig, preset
-from models.hf_config import config_of
-from models.weights_config import is_weights, read_description
+from models.weights_config import model_of
 from parallel.checkpoint import folders
 
-FORMATS = ("weights", "torch_dist", "torch_dist-hybrid")  # that we write
+WRITTEN = ("weights", "torch_dist", "torch_dist-hybrid", "universal", "universal-hf")
 
 
 def _verify(folder: Path) -> None:
@@ -66,10 +64,7 @@ def _model(text: str | None) -> GPTConfig | None:
     """The model that a flag names: a preset, or a config.json, of Hugging Face or of weights."""
     if text is None or not (path := Path(text)).exists():
         return text and preset(text)
-    path = path / "config.json" if path.is_dir() else path
-    if is_weights(path.parent):
-        return read_description(path.parent).model
-    return config_of(read_json(path), path)[0]
+    return model_of(path)
 
 
 def _import(path: Path, out: Path, model: str | None) -> str:
@@ -99,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     exporting = commands.add_parser("export", help="write the weights, or another's format")
     dtypes = {"choices": tuple(BYTES), "default": "bf16", "help": "of weights (default: bf16)"}
     exporting.add_argument("--dtype", **dtypes)
-    forms = {"choices": FORMATS, "default": "weights", "help": "default: weights"}
+    forms = {"choices": WRITTEN, "default": "weights", "help": "default: weights"}
     exporting.add_argument("--format", dest="form", **forms)
     importing = commands.add_parser("import", help="read another's checkpoint")
     model = "preset or config.json, where the checkpoint does not state its model"

@@ -17,7 +17,7 @@ from base.errors import UsageError
 from models.config import GPTConfig
 
 # In the order in which a path is tried.
-FORMATS = ("torch_dist",)
+FORMATS = ("torch_dist", "deepspeed")
 
 
 class Foreign(NamedTuple):

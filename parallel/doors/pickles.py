@@ -30,6 +30,7 @@ class Inert:
 _INERT = (
     "megatron.",
     "nemo.",
+    "deepspeed.",
     "nvidia_resiliency_ext.",
     "torch.distributed.",
     "pathlib.",
