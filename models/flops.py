@@ -163,11 +163,3 @@ def tflops_per_gpu(
 ) -> float:
     """TFLOP/s per GPU when `tokens` (all ranks together) take `seconds` on `gpus` GPUs."""
     return CONVENTIONS[convention](config, seq_len, recompute) * tokens / (seconds * gpus * 1e12)
-
-
-def stated_size_tflops(
-    params: float, tokens: float, seconds: float, gpus: float, recompute: bool = True
-) -> float:
-    """TFLOP/s per GPU by the `seed` convention, for a model whose size is stated (52e9 parameters)
-    and whose shape is not known."""
-    return (8.0 if recompute else 6.0) * params * tokens / (seconds * gpus * 1e12)

@@ -20,12 +20,11 @@ def test_sc21_is_the_papers_equation_three():
 def test_seed_rule_gives_the_jean_zay_tables_own_number():
     # "(52*4*2*1024*4*1*256)/(122*16*4*1000)" is printed there as 55.8667...
     nominal = GPTConfig(n_layer=64, hidden=8192, n_head=32)
-    assert flops.seed(nominal, 1024, recompute=True) / nominal.n_params == 8
-    assert flops.seed(nominal, 1024, recompute=False) / nominal.n_params == 6
-    stated = (52e9, 1024 * 1024, 122, 64)
-    assert flops.stated_size_tflops(*stated) == pytest.approx(55.86675, abs=1e-4)
-    once = flops.stated_size_tflops(*stated, recompute=False)
-    assert once == pytest.approx(55.86675 * 6 / 8, abs=1e-4)
+    tokens, seconds, gpus = 1024 * 1024, 122, 64
+    for recompute, each in ((True, 8), (False, 6)):
+        per_parameter = flops.seed(nominal, 1024, recompute) / nominal.n_params
+        tflops = per_parameter * 52e9 * tokens / seconds / gpus / 1e12
+        assert per_parameter == each and tflops == pytest.approx(55.86675 * each / 8, abs=1e-4)
 
 
 def test_megatron_counts_the_causal_half_of_attention():

@@ -29,7 +29,7 @@ include = [
   { engine = "deepspeed_pipe", gpus = 16, tp = 2, pp = 4, zero_stage = 1, precision = "bf16" },
   { engine = "deepspeed_zero", gpus = 8, zero_stage = 1, precision = "fp32" },
   { engine = "deepspeed_zero", gpus = 4, zero_stage = 3, precision = "bf16" },
-  { engine = "fsdp2", gpus = 8, zero_stage = 3, precision = "fp32" },
+  { engine = "fsdp2", gpus = 8, zero_stage = 3, precision = "fp32", fsdp_shard = 4, tied = false },
   { engine = "fsdp2", gpus = 8, zero_stage = 2, precision = "fp32", recompute = "selective" },
 ]
 [[run]]
@@ -94,7 +94,8 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
         assert rank["parameters"] == whole
         # fp8: in bf16, as they are and transposed; the word table and the norms are not.
         width = {"fp32": 4, "fp8": 4 - 2 * LLAMA_OUTSIDE / whole}.get(spec.precision, 2)
-        shards = spec.layout.dp if spec.zero_stage == 3 or spec.engine == "fsdp2" else 1
+        sharded = spec.zero_stage == 3 or spec.engine == "fsdp2"
+        shards = (spec.fsdp_shard or spec.layout.dp) if sharded else 1
         if spec.engine != "deepspeed_zero" or shards == 1:  # ZeRO-3 keeps some of it whole
             assert shards * rank["peak"]["weights"] == pytest.approx(width * whole, rel=1e-3)
 

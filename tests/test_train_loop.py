@@ -76,6 +76,30 @@ def test_a_run_that_goes_on_traces_the_steps_that_were_asked_for(done, traced, t
     assert trace.exists() == bool(traced)
 
 
+def test_a_run_that_loads_draws_no_starting_weights(tokens, tmp_path):
+    program = """
+import sys
+import numpy as np
+from parallel import train
+raw, drawn = np.random.PCG64DXSM, []
+class Counting(raw):
+    def random_raw(self, size):
+        drawn.append(size)
+        return super().random_raw(size)
+np.random.PCG64DXSM = Counting
+for steps in ('1', '2'):  # the second goes on where the first ended
+    assert train.main([*sys.argv[1:], '--steps', steps]) == 0
+    print('drawn', 2 * sum(drawn))
+    drawn.clear()
+"""
+    flags = [*SMALL, "--save-interval", "1", "--data", str(tokens), "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-W", "ignore", "-c", program, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = [int(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("drawn")]
+    assert counts[0] > 100_000 and counts[1] == 0
+
+
 def test_the_deepspeed_launcher_starts_it(tokens, tmp_path):
     """And test_slurm_real.py has srun."""
     launcher, port = Path(sys.executable).with_name("deepspeed"), forked_ranks.free_port()

@@ -17,14 +17,12 @@ class HostCopy:
     """
 
     def __init__(self, device: torch.device):
-        self._device, self._memory = device, torch.empty(0)
-        self._live: list[torch.Tensor] = []
+        self._memory, self._live = torch.empty(0), []
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._stream:
-            register_optimizer_step_pre_hook(lambda *_: self._training().wait_stream(self._stream))
-
-    def _training(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self._device)
+            register_optimizer_step_pre_hook(
+                lambda *_: torch.cuda.current_stream().wait_stream(self._stream)
+            )
 
     def of(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces in this memory, in place of an earlier copy; whole when `finish` returns."""
@@ -34,9 +32,9 @@ class HostCopy:
             self._memory = torch.empty(sum(sizes), dtype=torch.float32)
             if self._stream:  # not pin_memory=True, which takes up to twice: a power of two
                 pin_memory(self._memory.data_ptr(), self._memory.nbytes)
-        copies = self._memory.split(sizes)
         if self._stream:
-            self._stream.wait_stream(self._training())
+            self._stream.wait_stream(torch.cuda.current_stream())
+        copies = self._memory.split(sizes)
         with torch.cuda.stream(self._stream):
             for copy, tensor in zip(copies, self._live, strict=True):
                 copy.copy_(tensor, non_blocking=True)
