@@ -22,7 +22,7 @@ from base.errors import UsageError
 from base.files import ROOT
 from base.storage import BYTES, state_bytes
 from models.config import GPTConfig
-from models.flops import stated_size_tflops, tflops_per_gpu
+from models.flops import tflops_per_gpu
 from models.gpus import mfu
 
 FOLDER = ROOT / "logs" / "published"
@@ -98,7 +98,8 @@ def _jean_zay_row(row: Row) -> dict[str, Any]:
     seq_len = shape[-1]
     recomputed = megatron = utilisation = None
     if size and batch and step_s and seq_len:
-        recomputed = stated_size_tflops(size * 1e9, batch * seq_len, step_s, gpus)
+        # By the convention `seed`, with recomputation, for a size that is stated without a shape.
+        recomputed = 8.0 * (size * 1e9) * (batch * seq_len) / (step_s * gpus * 1e12)
     if None not in shape and batch and step_s:
         layers, hidden, heads, vocab, seq_len = map(int, shape)
         config = GPTConfig(layers, hidden, heads, vocab_size=vocab, max_seq_len=seq_len)

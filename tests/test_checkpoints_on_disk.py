@@ -141,8 +141,9 @@ def test_a_run_on_a_gpu_copies_by_itself_where_a_node_has_the_memory(gpu, tmp_pa
     assert not saver_of(Engine(), tmp_path, device="cuda", async_save=False).copying
     assert not saver_of(Engine(), tmp_path, device="cuda", save_interval=0).copying
     needed = saver_of(Engine(), tmp_path, device="cuda").predicted_bytes()
-    for free, copies in ((needed, True), (needed - 1, False)):
+    for free, mib, copies in ((needed, 1 << 20, True), (needed - 1, 0, False), (needed, 1, False)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda n=free: SimpleNamespace(available=n))
+        monkeypatch.setenv("SLURM_MEM_PER_NODE", str(mib))
         saver = saver_of(Engine(), tmp_path, device="cuda")
         assert (saver._copy is not None) == copies
         assert f"while training {'goes on' if copies else 'waits'}" in saver.copying

@@ -125,12 +125,22 @@ def test_launching_is_the_hosts():
 
 
 def test_a_layer_counts_attention_thrice_and_once_more_where_it_is_recomputed():
-    """Selective recomputation repeats attention alone; kernels start and drain once a pass."""
-    core = timemodel.attention(x_of(), MACHINE, IDEAL)
-    rest = timemodel.gemms(x_of(), MACHINE, IDEAL) + timemodel.elementwise(x_of(), MACHINE, IDEAL)
-    for recompute, passes, cores in ((0, 3, 3), (1, 3, 4), (2, 4, 4)):
-        found = timemodel.layer(x_of(recompute=recompute), MACHINE, ideal(gap=0.5))
-        assert one(found) == pytest.approx(one(passes * (rest + 0.5) + cores * core))
+    """Selective recomputation repeats attention alone, with PyTorch's layers all but attention and
+    products; kernels start and drain once a pass."""
+    for plain, recompute, passes, cores, moves in (
+        (False, 0, 3, 3, 3),
+        (False, 1, 3, 4, 3),
+        (False, 2, 4, 4, 4),
+        (True, 1, 3, 3, 4),
+    ):
+        x = x_of(plain=plain, recompute=recompute)
+        parts = (timemodel.attention, timemodel.gemms, timemodel.elementwise)
+        core, products, moved = (one(part(x, MACHINE, IDEAL)) for part in parts)
+        layer = one(timemodel.layer(x, MACHINE, ideal(gap=0.5)))
+        assert layer == pytest.approx(passes * (products + 0.5) + moves * moved + cores * core), (
+            plain,
+            recompute,
+        )
 
 
 def test_a_ring_over_more_nodes_is_as_much_slower_as_jean_zays_was():

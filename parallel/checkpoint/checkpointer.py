@@ -5,6 +5,7 @@ then writes the manifest and gives the folder its name (folders.py). Loading is 
 docs/checkpoints.md says why the libraries' own formats are not used.
 """
 
+import os
 import shutil
 import time
 from collections import deque
@@ -101,7 +102,10 @@ class Checkpointer:
         """Copy the state to host memory at each save, if every node has that much of it."""
         ranks = self.facts["host"]["ranks_per_node"]
         needed = self.predicted_bytes() / self.ranks.world * ranks
-        free = min(self.ranks.gather(psutil.virtual_memory().available))
+        free = psutil.virtual_memory().available
+        if allowed := int(os.environ.get("SLURM_MEM_PER_NODE") or 0):  # MiB; a job with more dies
+            free = min(free, allowed * 2**20 - ranks * psutil.Process().memory_info().rss)
+        free = min(self.ranks.gather(free))
         sizes = (
             f"copies of the state, {needed / 1e9:.2f} GB on a node with {free / 1e9:.2f} GB free"
         )
