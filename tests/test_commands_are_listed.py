@@ -1,21 +1,9 @@
-"""`python -m analysis` names every command; the table of runs is a script, too."""
+"""The table of runs is a script, too."""
 
 import subprocess
 import sys
 
-from analysis.__main__ import commands, main
 from tests.conftest import ROOT
-
-
-def test_the_list_has_every_command_with_its_line(capsys):
-    assert main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    files = {path.stem for path in (ROOT / "analysis").glob("[a-z]*.py")}
-    assert set(commands()) == files and len(lines) == len(files)
-    assert all("def main(" in (ROOT / "analysis" / f"{name}.py").read_text() for name in files)
-    for line in lines:
-        command, _, said = line.removeprefix("python -m analysis.").partition(" ")
-        assert command in files and said.strip().endswith((".", "?"))
 
 
 def test_the_table_of_runs_is_a_script_that_starts_in_any_folder(tmp_path):

@@ -84,12 +84,16 @@ def table(**cells: list) -> Table:
     return Table(columns, rows)
 
 
-def test_names_are_cut_in_the_middle():
-    cells = [f"{i}-{'x' * 60}-{i}" for i in range(10, 13)]
-    lines = table(run=cells, value=[1.0, 2.0, 3.0]).fitted(60).splitlines()
-    assert all(len(line) <= 60 for line in lines)
-    names = [line.split()[0] for line in lines[2:]]
-    assert [(name[:3], name[-3:]) for name in names] == [(f"{i}-", f"-{i}") for i in range(10, 13)]
+def test_names_are_cut_in_the_middle_and_stay_apart():
+    def names(cells):
+        title, rule, *lines = table(run=cells, value=[1.0, 2.0, 3.0]).fitted(60).splitlines()
+        assert all(len(line) <= 60 for line in (rule, *lines))
+        return [line.split()[0] for line in lines]
+
+    apart = names([f"{i}-{'x' * 60}-{i}" for i in range(10, 13)])
+    assert [(name[:3], name[-3:]) for name in apart] == [(f"{i}-", f"-{i}") for i in range(10, 13)]
+    alike = names([f"{'x' * 60}-{i}-{'y' * 30}" for i in range(3)])
+    assert [name[-2:] for name in alike] == ["#1", "#2", "#3"]
     assert terminal.cut("abcdefghij", 5) == "ab…ij" and terminal.cut("abcde", 5) == "abcde"
 
 

@@ -78,6 +78,19 @@ def cut(text: str, size: int) -> str:
     return f"{text[: size - 1 - tail]}…{text[-tail:]}"
 
 
+def cut_apart(cells: list[str], size: int) -> list[str]:
+    """The cells in `size` characters; different ones that would look the same get #1, #2 ..."""
+    texts: dict[str, list[str]] = {}
+    for text in dict.fromkeys(cells):
+        texts.setdefault(cut(text, size), []).append(text)
+    short = {}
+    for name, same in texts.items():
+        for i, text in enumerate(same, start=1):
+            mark = f"#{i}" if len(same) > 1 else ""
+            short[text] = cut(text, size - len(mark)) + mark if mark else name
+    return [short[text] for text in cells]
+
+
 def _below(names: list[str], column: Shown, width: int) -> list[str]:
     """One sentence for each row that has one; rows with the same sentence stand together."""
     told: dict[str, list[str]] = {}
@@ -119,10 +132,10 @@ def lines(columns: list[Shown], widths: list[int]) -> list[str]:
     """The headings, a rule and the rows; a cell of text that is longer than its width is cut."""
     shown = []
     for column, size in zip(columns, widths, strict=True):
-        texts = (column.heading, *column.cells)
         if column.right:
-            cells = [text.rjust(size) for text in texts]
+            cells = [text.rjust(size) for text in (column.heading, *column.cells)]
         else:
-            cells = [cut(text, size).ljust(size) for text in texts]
+            texts = [cut(column.heading, size), *cut_apart(column.cells, size)]
+            cells = [text.ljust(size) for text in texts]
         shown.append([cells[0], "-" * size, *cells[1:]])
     return [(" " * GAP).join(line).rstrip() for line in zip(*shown, strict=True)]

@@ -22,7 +22,6 @@ _CONFIGURATIONS = {
     "HF Trainer": ("config.json",),
     "nanotron": ("model_config.json", "config.yaml"),
     "NeMo": ("hparams.yaml",),
-    "picotron": ("config.json",),
 }
 _ENTRY = re.compile(r"""^\s{0,40}(\w{2,60}): {0,3}["']?([\w.-]{1,60})""", re.MULTILINE)
 

@@ -25,8 +25,8 @@ from analysis.logs.record import Record, Refusal
 from base.errors import UsageError
 
 NAMES = tuple(
-    """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc picotron
-    metrics_file megatron_golden nemo mlperf fairseq deepspeed hf_trainer""".split()
+    """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc metrics_file
+    megatron_golden nemo mlperf fairseq deepspeed hf_trainer""".split()
 )
 UNKNOWN = "unknown"
 

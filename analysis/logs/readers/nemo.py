@@ -1,9 +1,8 @@
-"""NeMo: DLLogger's JSON and text lines, NeMo 2's console, Lightning's bar.
+"""NeMo: DLLogger's JSON and text lines, NeMo 2's console.
 
     DLLL {"type": "LOG", "step": 0, "data": {"train_step_timing in s": 107.3, ...}}
     DLL 2025-06-11 05:23:04 - 18 reduced_train_loss : 9.04 ... train_step_timing in s : 27.49
     Training epoch 0, iteration 1/99 | lr: 1e-4 | ... | train_step_timing in s: 61.9
-    Epoch 0: :  95%|███| 19/20 [09:07<00:28, global_step=18.00, ..., train_step_timing in s=27.50]
 
 The surest kind that a log holds is read. NeMo's step timer prints the mean of its last few steps
 (five by default), so a slow first step lingers; it is noted.
@@ -26,7 +25,6 @@ _JSON = re.compile(
 )
 _DLL = re.compile(rb"DLL \d{4}-\d\d-\d\d [\d:.]{8,16} - (?P<iteration>\d{1,9}) ")
 _CONSOLE = re.compile(rb"Training epoch \d{1,9}, iteration \d{1,9}/(?P<last>\d{1,9}) \|")
-_BAR = re.compile(rb"\[[\d:]{4,12}<[\d:?]{1,12}(?=,[^\r\n\]]{0,600}train_step_timing in s=)")
 _VALUE = rb" ?[:=] ?"
 _FIELDS = {
     "global_step": labelled(rb"global_step", _VALUE),
@@ -40,7 +38,7 @@ _CONFIG = ("cfg", "trainer")  # what the names in DLLogger's parameter line begi
 
 def _scan(log: Log, record: Record) -> Columns:
     columns = _dllogger(log, record) if log.contains(b"DLLL {") else {"at": np.empty(0)}
-    for start in (_DLL, _CONSOLE, _BAR):
+    for start in (_DLL, _CONSOLE):
         if len(columns["at"]):
             return columns
         columns = table(log, start, _FIELDS)
@@ -48,12 +46,6 @@ def _scan(log: Log, record: Record) -> Columns:
         used = ~np.isnan(columns["step_s"])
         if start is _CONSOLE and not used.any():  # its timer can be off
             used = ~np.isnan(columns["loss"])
-        if start is _BAR and used.any():
-            # The bar is redrawn, also with the last step's numbers: the first drawing counts.
-            used &= np.isfinite(columns["iteration"])
-            steps = columns["iteration"][used]
-            used[used] = np.diff(steps, prepend=-1) != 0
-            record.notes.append("read from the progress bar, which prints few digits")
         columns = {name: values[used] for name, values in columns.items()}
     return columns
 
