@@ -27,16 +27,8 @@ class Inert:
 
 
 # What stands in tables beside tensors and says nothing about the training.
-_INERT = (
-    "megatron.",
-    "nemo.",
-    "deepspeed.",
-    "nvidia_resiliency_ext.",
-    "torch.distributed.",
-    "pathlib.",
-    "signal.",
-    "numpy.",
-)
+_INERT = ("megatron.", "nemo.", "deepspeed.", "nvidia_resiliency_ext.", "torch.distributed.")
+_INERT += ("pathlib.", "signal.", "numpy.")
 _KNOWN: dict[str, Any] = {
     "torch.Size": torch.Size,
     "collections.OrderedDict": dict,
@@ -81,12 +73,11 @@ def read_table(path: Path) -> Any:
     Raises:
         UsageError: it holds another class, named; or it is damaged.
     """
+    content = io.BytesIO(path.read_bytes())
     try:
-        return _Unpickler(io.BytesIO(path.read_bytes())).load()
+        return _Unpickler(content).load()
     except pickle.UnpicklingError as error:
         raise _refused(path, str(error)) from error
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
     except Exception as error:  # of damaged bytes, whatever they spell
         raise UsageError(f"{path} is damaged: {error!r:.80}") from error
 
@@ -113,10 +104,10 @@ def load(file: Path | BinaryIO, name: Path | None = None, lazily: bool = True) -
                 raise pickle.UnpicklingError(each)
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of another pickle protocol
-            if isinstance(file, Path):
-                return torch.load(file, map_location="cpu", weights_only=True, mmap=lazily)
-            file.seek(0)
-            return torch.load(file, map_location="cpu", weights_only=True)
+            if not (is_file := isinstance(file, Path)):
+                file.seek(0)
+            mapped = lazily and is_file
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise _refused(path, str(error).partition("\n")[0]) from error
     except OSError as error:

@@ -2,7 +2,8 @@
 `.metadata`, says which box of which tensor begins where in which file."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,12 +39,9 @@ class Stored(NamedTuple):
 
     def load(self) -> Any:
         """Raises: UsageError: it is damaged, or holds what may run code."""
-        try:
-            with self.file.open("rb") as stream:
-                stream.seek(self.begin)
-                return pickles.load(io.BytesIO(stream.read(self.size)), self.file)
-        except OSError as error:
-            raise UsageError(f"{self.file}: {error.strerror}") from error
+        with self.file.open("rb") as stream:
+            stream.seek(self.begin)
+            return pickles.load(io.BytesIO(stream.read(self.size)), self.file)
 
 
 class Store:
@@ -103,42 +101,41 @@ class Box(NamedTuple):
     names: list[str]
     shape: Shape | None
     offset: Shape
-    content: Callable[[], Any]
+    content: Any
 
 
-def write(folder: Path, boxes: Iterable[Box]) -> None:
-    """Write a store; one box at a time is in memory.
+def write(folder: Path, boxes: Iterator[Box]) -> None:
+    """Write a store; one box at a time is asked for, and in memory.
 
     Raises:
         OSError: the disk does not take it.
     """
     tensors: dict[str, Any] = {}
-    places, waiting, number = {}, list(reversed(list(boxes))), 0
-    while waiting:
+    places: dict[MetadataIndex, _StorageInfo] = {}
+
+    def blocks(file: str, boxes: Iterator[Box]) -> Iterator[memoryview]:
+        """The bytes of a file of some gigabytes."""
+        begin = 0
+        for names, shape, offset, content in boxes:
+            torch.save(content, stream := io.BytesIO())
+            place = _StorageInfo(file, begin, stream.tell())
+            for name in names:
+                if shape is None:
+                    tensors[name], places[MetadataIndex(name)] = BytesStorageMetadata(), place
+                    continue
+                kind = TensorProperties(content.dtype)
+                whole = TensorStorageMetadata(kind, torch.Size(shape), [])
+                box = ChunkStorageMetadata(torch.Size(offset), content.shape)
+                tensors.setdefault(name, whole).chunks.append(box)
+                places[MetadataIndex(name, offset)] = place
+            yield stream.getbuffer()
+            begin += place.length
+            if begin >= FILE_BYTES:
+                return
+
+    for number in itertools.count():
+        if (first := next(boxes, None)) is None:
+            break
         file = f"__{number}_0.distcp"
-        write_blocks(folder / file, _blocks(file, waiting, tensors, places))
-        number += 1
+        write_blocks(folder / file, blocks(file, itertools.chain([first], boxes)))
     pickles.write_table(folder / TABLE, Metadata(tensors, storage_data=places))
-
-
-def _blocks(
-    file: str, waiting: list[Box], tensors: dict[str, Any], places: dict
-) -> Iterator[memoryview]:
-    """The bytes of a file of some gigabytes, of the last boxes that wait; notes where each is."""
-    begin = 0
-    while waiting and begin < FILE_BYTES:
-        names, shape, offset, content = waiting.pop()
-        content, stream = content(), io.BytesIO()
-        torch.save(content, stream)
-        place = _StorageInfo(file, begin, stream.tell())
-        for name in names:
-            if shape is None:
-                tensors[name] = BytesStorageMetadata()
-                places[MetadataIndex(name)] = place
-                continue
-            empty = TensorStorageMetadata(TensorProperties(content.dtype), torch.Size(shape), [])
-            box = ChunkStorageMetadata(torch.Size(offset), content.shape)
-            tensors.setdefault(name, empty).chunks.append(box)
-            places[MetadataIndex(name, offset)] = place
-        yield stream.getbuffer()
-        begin += place.length

@@ -13,7 +13,6 @@ forms follow the buffers of one layout: of these the weights alone are read, and
 import json
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ _KEY = re.compile(
     r"(?:.+\.)?state\.(?:(exp_avg|exp_avg_sq|param|fp32_param)\.(.+)|(.+)\.(exp_avg|exp_avg_sq|step))"
 )
 _NO_WEIGHTS = re.compile(r"optim|chained|lr_scheduler|train_state|dataloader|rng_state|step|iter")
-_STEPS = ("train_state.step", "step", "iteration")  # of the run, in DCP
 
 
 def recognises(path: Path) -> Path | None:
@@ -67,18 +65,13 @@ def read(folder: Path, model: GPTConfig | None) -> Foreign:
         key = states.get((kind, full)) or states.get((kind, name))
         return key or (full if kind == "param" else None)
 
-    def number(key: str | None) -> int:
-        value = store.tensor(key) if key in store.shapes else key and store.objects[key].load()
-        return int(value or 0)
-
     run, kinds = f"imported from {folder}", KINDS
     if not all(key_of(kind, name) for kind in KINDS for name in names):
         form = (common.get("optimizer") or {}).get("param_state_sharding_type", "none")
         run, kinds = f"{run} without moments (its optimizer's form: {form})", ("param",)
-    step = common.get("iteration") or number(
-        next((key for key in _STEPS if key in store.objects), None)
-    )
-    adam_step = _adam_step(common) or number(key_of("step", names[0])) or step
+    if (adam_step := _adam_step(common)) == 0 and (key := key_of("step", names[0])):
+        adam_step = int(store.tensor(key))
+    step = max(common.get("iteration", 0), adam_step)
 
     def tensor(name: str, kind: str) -> Tensor:
         return named.tensor(name, lambda n, layer: store.tensor(key_of(kind, n), layer))
@@ -86,7 +79,7 @@ def read(folder: Path, model: GPTConfig | None) -> Foreign:
     for name in named.repeated:
         if not tensor("embedding.word.weight", "param").equal(store.tensor(key_of("param", name))):
             raise UsageError(f"{folder}: {name} is not the embedding, to which the model ties it")
-    return Foreign(config, max(step, adam_step), adam_step, kinds, tensor, {"run": run})
+    return Foreign(config, step, adam_step or step, kinds, tensor, {"run": run})
 
 
 def _common(folder: Path, store: stores.Store) -> dict[str, Any]:
@@ -200,19 +193,15 @@ def _boxes(foreign: Foreign, form: str) -> Iterator[stores.Box]:
             shape, offset = (config.n_layer, *shape), (layer, *offset)
         for kind in KINDS:
             before = [f"{_STATE}{kind}."] if kind != "param" else ["", *_MASTERS]
-            tensor = partial(_part, foreign, name, kind, layer)
-            yield stores.Box([b + each for b in before for each in theirs], shape, offset, tensor)
+            names = [each + their for each in before for their in theirs]
+            tensor = foreign.tensor(name, kind)
+            yield stores.Box(names, shape, offset, tensor if layer is None else tensor[None])
         if name.startswith("blocks.") and name.endswith(".weight"):
             shard = "shard_0_1" if layer is None else f"shard_{layer}_{config.n_layer}"
             stems = [each.removesuffix(".weight") for each in theirs if "norm" not in each]
             objects += [f"{stem}._extra_state/{shard}" for stem in stems]
     # Transformer Engine's fp8 scales: there are none.
-    yield stores.Box(sorted(set(objects)), None, (), lambda: [None])
-
-
-def _part(foreign: Foreign, name: str, kind: str, layer: int | None) -> Tensor:
-    value = foreign.tensor(name, kind)
-    return value if layer is None else value[None]
+    yield stores.Box(sorted(set(objects)), None, (), [None])
 
 
 def _optimizers(foreign: Foreign) -> dict[str, Any]:
