@@ -1,14 +1,17 @@
 """Run by test_steps.py in one process: what a step of every engine does to its numbers and when.
 
 Prints a JSON line: "reads", the functions of ours that read a number of a tensor before AdamW's
-update (on a GPU each waits for all that was asked of it); "curves", loss and gradient norm of two
+update (on a GPU each waits for all that was asked of it), "later reads", those after it; "host",
+what a step asks a host to do needlessly; "curves", loss and gradient norm of two
 steps; "masters", how far DeepSpeed's first fp32 weights are from the model's; "activations", how
 far megatron-core's fused ones are from the reference GPT's; "configured", its settings on a GPU.
 """
 
 import json
+import subprocess
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,19 +35,22 @@ UPDATES = ("_fused_adamw_", "addcdiv_", "_foreach_addcdiv_")
 
 
 class Reads(TorchDispatchMode):
-    """The functions in parallel/engines that read a number before AdamW's first update."""
+    """The functions in parallel/engines that read a number before AdamW's first update, and after
+    it. operations: how often each was dispatched."""
 
     def __init__(self):
         super().__init__()
-        self.functions, self.updated = [], False
+        self.functions, self.later, self.updated = [], [], False
+        self.operations = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         self.updated |= name in UPDATES
-        if name == "_local_scalar_dense" and not self.updated:
+        self.operations[name] += 1
+        if name == "_local_scalar_dense":
             callers = [f for f in traceback.extract_stack() if "/torch/" not in f.filename]
             if "parallel/engines/" in callers[-2].filename:  # the last is this function
-                self.functions.append(callers[-2].name)
+                (self.later if self.updated else self.functions).append(callers[-2].name)
         return func(*args, **(kwargs or {}))
 
 
@@ -52,6 +58,31 @@ def batches():
     for first in (0, 1):  # two micro-batches
         tokens = torch.arange(first, first + 8)[None]
         yield tokens, tokens
+
+
+def host_work() -> dict[str, int]:
+    """What a step of ZeRO-3 and of FSDP2 does beside asking for its work: processes that it starts,
+    ranges for a profiler that is not there, autograd's functions around local gradients."""
+    spec = resolve(("test", {"engine": "deepspeed_zero", "zero_stage": 3, **SIZES}))
+    engine, counts = engines.load(spec, torch.device("cpu"), "torch"), Counter()
+    accelerator = deepspeed.accelerator.get_accelerator()
+
+    def counting(what: str, function: Callable) -> Callable:
+        def counted(*args, **kwargs):
+            counts[what] += 1
+            return function(*args, **kwargs)
+
+        return counted
+
+    accelerator.range_push = counting("ranges", accelerator.range_push)
+    subprocess.Popen.__init__ = counting("processes", subprocess.Popen.__init__)
+    engine.step(batches(), spec.lr, bool)
+    spec = resolve(("test", {"engine": "fsdp2", "zero_stage": 3, **SIZES}))
+    engine = engines.load(spec, torch.device("cpu"), "torch")
+    api = sys.modules["torch.distributed.tensor._api"]
+    api._ToTorchTensor.apply = counting("to_local", api._ToTorchTensor.apply)
+    engine.step(batches(), spec.lr, bool)
+    return {what: counts[what] for what in ("ranges", "processes", "to_local")}
 
 
 def fused_activations() -> dict[str, float]:
@@ -107,7 +138,8 @@ def configured() -> dict[str, dict]:
 def main() -> None:
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo")
-    cpu, found = torch.device("cpu"), {"reads": {}, "curves": {}, "configured": {}}
+    cpu = torch.device("cpu")
+    found = {key: {} for key in ("reads", "later reads", "squares", "curves", "configured")}
     for name in sys.argv[1:]:
         engine, _, precision = name.partition(":")
         # fp16 rounds small gradients to zero: at some seeds the second norm is 3e-3 off by that.
@@ -123,11 +155,13 @@ def main() -> None:
             first = built.step(batches(), 10 * spec.lr, bool)
         assert reads.updated, name
         both = first, built.step(batches(), spec.lr, bool)
-        found["reads"][name] = reads.functions
+        found["reads"][name], found["later reads"][name] = reads.functions, reads.later
+        found["squares"][name] = reads.operations["square"] + reads.operations["pow"]
         found["curves"][name] = [[step.loss, step.grad_norm] for step in both]
         if engine in ("megatron", "deepspeed_pipe"):
             found["configured"][name] = {of: built.describe()[of] for of in FUSIONS}
             sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
+    found["host"] = host_work()
     found["activations"] = fused_activations()
     found["configured"] |= configured()
     print(json.dumps(found), flush=True)

@@ -36,6 +36,19 @@ def test_no_engine_reads_a_number_before_its_optimizer_has_been_asked_to_step(en
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_steps_numbers_are_read_once_each_and_loss_and_stop_together(engine, steps):
+    """Beside those two the norm and, where it may change, the scale."""
+    may_change = engine.endswith("fp16") or engine == "megatron"
+    assert len(steps["later reads"][engine]) <= 1 + may_change
+
+
+def test_a_host_does_nothing_for_nobody(steps):
+    """No process a step (numactl), no ranges of a profiler that is not there, no autograd."""
+    assert steps["host"] == {"ranges": 0, "processes": 0, "to_local": 0}
+    assert steps["squares"]["deepspeed_pipe"] <= 1  # of all gradients together
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_two_steps_of_two_learning_rates_and_two_micro_batches_are_those_of_ddp(engine, steps):
     for ours, theirs in zip(steps["curves"][engine], steps["curves"]["ddp"], strict=True):
         assert ours == pytest.approx(theirs, rel=2e-3)

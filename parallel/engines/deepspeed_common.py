@@ -30,6 +30,9 @@ if not torch.cuda.is_available():
 import deepspeed
 from deepspeed.utils import logger
 
+# ZeRO-3 has thousands of NVTX ranges a step.
+nvtx = importlib.import_module("deepspeed.utils.nvtx")
+nvtx.enable_nvtx = "NSYS_PROFILING_SESSION_ID" in os.environ
 logger.setLevel(logging.ERROR)  # rank 0 prints its whole configuration otherwise
 if not torch.cuda.is_available():
     # On CPU DeepSpeed compiles a shared-memory all-reduce in C++ (a minute, and a compiler) to use
@@ -107,13 +110,14 @@ class ClippingAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         parameters = [p for group in self.param_groups for p in group["params"]]
-        squares = [
-            p.grad.float().square().sum()
+        grads = [
+            p.grad
             for p, counts_here in zip(parameters, self.counted, strict=True)
             if counts_here and p.grad is not None
         ]
-        none = torch.zeros((), device=parameters[0].device)
-        total = torch.stack(squares or [none]).sum()
+        none = [torch.zeros((), device=parameters[0].device)]
+        # One list of operations for all gradients, not two for each.
+        total = torch.stack(torch._foreach_norm(grads or none, dtype=torch.float32)).square().sum()
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
         self._global_grad_norm = total.sqrt()
@@ -137,6 +141,8 @@ def optimizer(
 
 def connect() -> None:
     """Let DeepSpeed use the process group that is there already."""
+    # Otherwise, on CPUs, ZeRO-3 starts numactl to count NUMA nodes, once a bucket of gradients.
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
     deepspeed.init_distributed(dist_init_required=False, verbose=False)
 
 

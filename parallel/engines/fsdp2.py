@@ -78,6 +78,7 @@ class FSDP2Engine(DataParallelEngine):
         self.model.set_reshard_after_backward(last or self.reshards)
         return contextlib.nullcontext()
 
+    @torch.no_grad()  # else autograd makes a function around each local part
     def grad_norm(self) -> Tensor:
         """Each rank of a copy has a part of the gradient."""
         parts = [p.grad.to_local() for p in self.parameters]

@@ -19,7 +19,8 @@ def mean_over_ranks(share: Tensor, parts: int, stop: bool = False) -> Reduced:
     both = torch.stack([share.float().reshape(()), share.new_full((), stop, dtype=torch.float32)])
     if dist.get_world_size() > 1:
         dist.all_reduce(both)
-    return Reduced(float(both[0]) / parts, float(both[1]) > 0)
+    total, stops = both.tolist()
+    return Reduced(total / parts, stops > 0)
 
 
 def lr_at(spec: RunSpec, step: int) -> float:

@@ -125,7 +125,8 @@ class DataParallelEngine:
             optim.clip_gradients(self.parameters, self.spec, norm)
             optim.set_lr(self.optimizer.param_groups, lr)
             # The scale used above: `get_scale` would wait, and `update` writes to the scaler's own.
-            scale = self.scaler.scale(torch.ones((), device=self.device))
+            one = torch.ones((), device=self.device) if self.scaler.is_enabled() else 1.0
+            scale = self.scaler.scale(one)
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
