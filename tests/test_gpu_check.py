@@ -243,7 +243,10 @@ def test_a_library_that_lacks_what_an_engine_needs_is_named(monkeypatch):
 
 
 def test_the_command_ends_with_1_where_a_row_failed(monkeypatch, capsys):
+    started = []
+
     def bench(words: list[str], **_: object) -> subprocess.CompletedProcess:
+        started.append(" ".join(words))
         if broken:
             raise subprocess.CalledProcessError(1, words, "", "RuntimeError: no driver")
         return subprocess.CompletedProcess(words, 0, "NCCL version\n" + json.dumps(RANKS), "")
@@ -253,6 +256,10 @@ def test_the_command_ends_with_1_where_a_row_failed(monkeypatch, capsys):
     for broken, rates in ((False, "all-reduce of 512 MiB"), (True, "RuntimeError: no driver")):
         assert gpu_check.main(["--cpu"]) == broken
         assert rates in capsys.readouterr().out
+    assert "torch.distributed.run --standalone --nproc-per-node=2 -m parallel" in started[0]
+    gpu_check.bench_rows(None, nodes=2, gpus=8)  # each task is a rank: no torchrun
+    assert started[-1].startswith("srun --nodes=2 --ntasks-per-node=8 ")
+    assert started[-1].endswith("python -m parallel.microbench")
 
 
 def test_a_run_names_the_kernel_that_torch_picks_for_its_attention():
