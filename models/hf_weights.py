@@ -34,7 +34,7 @@ from models.weights import (
     refuse_pickles,
     write_weights,
 )
-from models.weights_config import CONFIG, FORMAT, is_weights
+from models.weights_config import CONFIG, FORMAT
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -180,7 +180,8 @@ def open_weights(folder: Path, tick: Callable[[], None]) -> Weights | HuggingFac
     Raises:
         UsageError: as `read_weights`, or `open_hugging_face`.
     """
-    return read_weights(folder, tick=tick) if is_weights(folder) else open_hugging_face(folder)
+    ours = read_json(folder / CONFIG).get("format") == FORMAT
+    return read_weights(folder, tick) if ours else open_hugging_face(folder)
 
 
 def open_hugging_face(source: Path) -> HuggingFaceFolder:

@@ -12,11 +12,6 @@ from models.hf_config import config_of
 CONFIG, FORMAT = "config.json", "gpt-weights-1"
 
 
-def is_weights(path: Path) -> bool:
-    """Whether a folder is a weights-only folder."""
-    return read_json_if_whole(path / CONFIG).get("format") == FORMAT
-
-
 def holds_weights(path: Path) -> bool:
     """Whether training can start from a folder: ours, or a Hugging Face directory."""
     described = read_json_if_whole(path / CONFIG)

@@ -6,13 +6,15 @@ The names are our GPT's, with the padded vocabulary of one tp rank; or those of 
 which has no padding. What DeepSpeed 0.19 reads beside the parameters is written, too.
 """
 
-from collections.abc import Iterator
+import io
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
+from base.storage import write_blocks
 from models.config import parameter_shapes
 from models.gpt import WITH_VOCABULARY
 from models.hf_config import hugging_face_names
@@ -34,34 +36,32 @@ def write(out: Path, foreign: Foreign, names: str = "ours") -> None:
     Raises:
         UsageError: it cannot be written, or no class of transformers has this model.
     """
-    step = torch.tensor(float(foreign.adam_step))
+    config, step = foreign.config, torch.tensor(float(foreign.adam_step))
     with new_folder(out) as aside:
         folder = aside / f"global_step{foreign.step}"
-        for name in parameter_shapes(foreign.config):
-            for kind in foreign.kinds:
-                for theirs, value in _theirs(foreign, name, kind, names):
-                    of = folder / "zero" / theirs
-                    of.mkdir(parents=True, exist_ok=True)
-                    torch.save({"param": value.clone()}, of / f"{FILES[kind]}.pt")
-                    torch.save(step, of / "step.pt")
+        for name, kind in product(parameter_shapes(config), foreign.kinds):
+            theirs, parts = (name,), [foreign.tensor(name, kind)]
+            if names == "hf":
+                theirs = hugging_face_names(config, name)
+                parts = to_hugging_face(config, name, parts[0])
+            elif name in WITH_VOCABULARY:
+                rows = config.padded_vocab(1) - config.vocab_size
+                parts = [pad(parts[0], (0, 0, 0, rows))]
+            for their, part in zip(theirs, parts, strict=True):
+                _save({"param": part.clone()}, folder / "zero" / their / f"{FILES[kind]}.pt")
+                _save(step, folder / "zero" / their / "step.pt")
         adam = {"state": {0: {"step": step}}, "param_groups": [{}]}  # as stage 3 reads it
         groups = {"param_groups": [{}] * _GROUPS, "optimizer_state_dict": adam}
-        torch.save(groups | {"ds_version": _VERSION}, folder / "zero" / "optimizer_state.pt")
+        _save(groups | {"ds_version": _VERSION}, folder / "zero" / "optimizer_state.pt")
         done = {"global_steps": foreign.step, "skipped_steps": foreign.step - foreign.adam_step}
         done |= {"dp_world_size": 1, "mp_world_size": 1, "ds_version": _VERSION, "module": None}
         done |= {"lr_scheduler": {"last_batch_iteration": foreign.step - 1}, "param_shapes": None}
         for stage in ("", "zero_pp_rank_0_"):
-            torch.save(done, folder / f"{stage}mp_rank_00_model_states.pt")
+            _save(done, folder / f"{stage}mp_rank_00_model_states.pt")
         (aside / "latest_universal").write_text(folder.name)
 
 
-def _theirs(foreign: Foreign, name: str, kind: str, names: str) -> Iterator[tuple[str, Tensor]]:
-    """A parameter under the names that DeepSpeed's engine has."""
-    config, value = foreign.config, foreign.tensor(name, kind)
-    if names == "hf":
-        parts = to_hugging_face(config, name, value)
-        yield from zip(hugging_face_names(config, name), parts, strict=True)
-        return
-    if name in WITH_VOCABULARY:
-        value = pad(value, (0, 0, 0, config.padded_vocab(1) - config.vocab_size))
-    yield name, value
+def _save(content: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, stream := io.BytesIO())
+    write_blocks(path, [stream.getbuffer()])
