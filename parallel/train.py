@@ -335,16 +335,15 @@ def end_by_error(error: BaseException, reason: str, first_reason: str) -> NoRetu
     sys.exit would wait: a collective that waits for this rank, or for a dead one, may keep the
     process alive.
     """
-    is_mistake = isinstance(error, UsageError)
     with contextlib.suppress(OSError):  # nobody may be there to read it
-        if kind_of_error(error) == Kind.DISK and not is_mistake:
+        if kind_of_error(error) == Kind.DISK:
             print(f"parallel.train: {reason}", file=sys.stderr)
-        elif not is_mistake:
+        elif not isinstance(error, UsageError):
             traceback.print_exc()
         tell_torchrun(f"parallel.train: {first_reason}")
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(2 if is_mistake else 1)
+    os._exit(2 if isinstance(error, UsageError) else 1)
 
 
 if __name__ == "__main__":
