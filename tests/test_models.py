@@ -326,11 +326,12 @@ def test_parameters_are_normal_and_know_nothing_of_each_other():
 
 def test_ddp_and_zero_build_on_the_device_and_not_in_host_memory():
     """ "meta" stands for the device: it takes no memory of the host."""
-    spec = resolve(("test", {"preset": "small"}), gpus=1)
+    spec = resolve(("test", {"preset": "small", "recompute": "selective"}), gpus=1)
     with Memory(vocabulary=0) as memory:
         memory.restart()
         model = build_reference(spec, torch.device("meta"), torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
+    assert model.recompute == "selective"
     largest = max(math.prod(shape) for shape in parameter_shapes(spec.model).values())
     assert sum(memory.peak.values()) <= 2 * 4 * largest < 4 * spec.model.n_params / 4
 

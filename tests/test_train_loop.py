@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from parallel import forked_ranks
+from parallel import forked_ranks, trainer
+from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import resolve
+from parallel.engines import devices
 from parallel.measure import profiler
+from parallel.record.launch import Launch
 from parallel.record.reader import read_run
 from tests.conftest import ROOT, run_module
 
@@ -74,6 +78,29 @@ def test_a_run_that_goes_on_traces_the_steps_that_were_asked_for(done, traced, t
     text = gzip.decompress(trace.read_bytes()).decode() if traced else ""
     assert [step for step in range(1, 13) if f'"step {step} "' in text] == traced
     assert trace.exists() == bool(traced)
+
+
+def test_a_gpu_is_asked_by_the_watchdog_and_not_waited_for_at_a_save(tmp_path, monkeypatch):
+    waits, made, nothing = [], [], lambda *_: None
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "stream")
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    methods = dict.fromkeys(("raise_failure", "save"), nothing)
+    saver = SimpleNamespace(due=lambda _: True, events=list, copying="", **methods)
+    monkeypatch.setattr(trainer, "Checkpointer", lambda *given: made.append(given) or saver)
+    log = SimpleNamespace(call=nothing)
+    folder = SimpleNamespace(path=tmp_path, fail=nothing, log=nothing, sync=nothing, behind=log)
+    gpu, launch = torch.device("cuda", 3), Launch(0, 1, 0, 1, "none")
+    spec = resolve(("test", {"save_interval": 1, "steps": 9}))
+    rank = trainer.Trainer(
+        spec, {}, folder, None, None, gpu, launch, Ranks(0, 1), None, SimpleNamespace(signal=""), 0
+    )
+    asks = rank.watchdog._gpu
+    assert (asks.func, asks.args) == (devices.gpu_work, ("stream", 0))
+    rank.last_lap = rank._now()
+    assert not rank.save_if_due(1)
+    assert waits == [gpu] and made[0][-1] == gpu  # the one wait is _now's above
+    rank._end_of_other_work()
+    assert waits == [gpu, gpu]
 
 
 def test_a_run_that_loads_draws_no_starting_weights(tokens, tmp_path):
