@@ -1,8 +1,9 @@
 """Run by test_steps.py in one process: what a step of every engine does to its numbers and when.
 
 Prints a JSON line: "reads", the functions of ours that read a number of a tensor before AdamW's
-update (on a GPU each waits for all that was asked of it), "later reads", those after it; "host",
-what a step asks a host to do needlessly; "curves", loss and gradient norm of two
+update (on a GPU each waits for all that was asked of it), "later reads", those after it; "all
+reads", how many the libraries read before it, too; "host", what a step asks a host to do
+needlessly; "curves", loss and gradient norm of two
 steps; "masters", how far DeepSpeed's first fp32 weights are from the model's; "activations", how
 far megatron-core's fused ones are from the reference GPT's; "configured", its settings on a GPU.
 """
@@ -14,12 +15,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from models.gpt import gelu
 from parallel import engines
@@ -40,14 +43,21 @@ class Reads(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.functions, self.later, self.updated = [], [], False
+        self.functions, self.later, self.updated, self.number = [], [], False, 0
         self.operations = Counter()
+
+    def reading(self, data, *args, make, **settings):
+        """torch.tensor, which reads each tensor of nested lists."""
+        if not self.updated:
+            self.number += sum(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(data))
+        return make(data, *args, **settings)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         self.updated |= name in UPDATES
         self.operations[name] += 1
         if name == "_local_scalar_dense":
+            self.number += not self.updated
             callers = [f for f in traceback.extract_stack() if "/torch/" not in f.filename]
             if "parallel/engines/" in callers[-2].filename:  # the last is this function
                 (self.later if self.updated else self.functions).append(callers[-2].name)
@@ -111,15 +121,20 @@ def fused_activations() -> dict[str, float]:
     return off
 
 
+def _nccl() -> str:
+    return "nccl"
+
+
 def configured() -> dict[str, dict]:
     """megatron-core's settings of runs on a GPU, which no test has, and what computes attention."""
     from parallel.engines import layers
 
     settings = {"engine": "megatron", "device": "auto", **SIZES, "n_layer": 4, "gpus": 2, "pp": 2}
-    found = {}
-    for name, vpp in (("pp", 1), ("vpp", 2)):
+    found, backend = {}, dist.get_backend
+    for name, vpp, dist.get_backend in (("gloo", 2, backend), ("pp", 1, _nccl), ("vpp", 2, _nccl)):
         config = layers.transformer_config(resolve(("test", settings | {"vpp": vpp})), cuda=True)
         found[name] = {of: getattr(config, of) for of in GPU_SETTINGS}
+    dist.get_backend = backend
     one = resolve(("test", settings | {"gpus": 1, "pp": 1}))
     config = layers.start(one, cuda=False)
     # In the place of Transformer Engine's layers stand those that megatron-core has without it.
@@ -139,7 +154,8 @@ def main() -> None:
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo")
     cpu = torch.device("cpu")
-    found = {key: {} for key in ("reads", "later reads", "squares", "curves", "configured")}
+    keys = ("reads", "later reads", "all reads", "squares", "curves", "configured")
+    found = {key: {} for key in keys}
     for name in sys.argv[1:]:
         engine, _, precision = name.partition(":")
         # fp16 rounds small gradients to zero: at some seeds the second norm is 3e-3 off by that.
@@ -151,11 +167,15 @@ def main() -> None:
         if precision and engine == "deepspeed_zero":
             pairs = list(built._masters())
             found["masters"] = max(float((half - own).abs().max()) for half, own in pairs)
+        usual = torch.tensor
         with Reads() as reads:
+            torch.tensor = partial(reads.reading, make=usual)
             first = built.step(batches(), 10 * spec.lr, bool)
+        torch.tensor = usual
         assert reads.updated, name
         both = first, built.step(batches(), spec.lr, bool)
         found["reads"][name], found["later reads"][name] = reads.functions, reads.later
+        found["all reads"][name] = reads.number
         found["squares"][name] = reads.operations["square"] + reads.operations["pow"]
         found["curves"][name] = [[step.loss, step.grad_norm] for step in both]
         if engine in ("megatron", "deepspeed_pipe"):

@@ -375,7 +375,7 @@ def borders(x: Columns, flying: np.ndarray, ends: tuple[Any, Any]) -> Borders:
     """ends: whether the stage has the embedding, and the logits.
 
     Of Megatron's 1F1B, the gradients that came and went last stay until the next replace them, as
-    does the input that the last sent gradient is of; interleaved stages keep their outputs.
+    does the input that the last sent gradient is of; outputs are freed once they are sent.
     DeepSpeed's pipeline has buffers of every micro-batch in flight, two at the end: of inputs and
     outputs or, cut over tp, of the outputs alone, which it gathers again for backward.
     """
@@ -383,9 +383,8 @@ def borders(x: Columns, flying: np.ndarray, ends: tuple[Any, Any]) -> Borders:
     edge, part = _edge(x)
     again = x.n_micro > flying  # a micro-batch has gone back before another comes
     coming, going = again * ~last, again * ~first
-    outputs = (x.vpp > 1) * (flying * x.vpp + 1.0)
-    forward = (coming + 2.0 * going + outputs) * part
-    backward = (1.0 + going + outputs) * part
+    forward = (coming + 2.0 * going) * part
+    backward = (1.0 + going) * part
     held = np.minimum(np.where(last, 2.0, flying), x.n_micro)
     uncut = (held * (1.0 * ~first + ~last) + 1.0 + ~first) * edge
     cut = (held * ~last + 2.0) / x.tp * edge

@@ -153,8 +153,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         cross_entropy_loss_fusion=spec.fuses_loss,
         bias_dropout_fusion=cuda,
         # What a stage has sent is needed as a node of the graph alone. The interleaved schedule
-        # frees it before the message has left: gloo then sent other activations.
-        deallocate_pipeline_outputs=layout.vpp == 1,
+        # frees it before the message has left: gloo then sent other activations. NCCL keeps it.
+        deallocate_pipeline_outputs=layout.vpp == 1 or dist.get_backend() != "gloo",
         batch_p2p_sync=False,  # a wait for the device, against an error of PyTorch before 2.0
         # In one batch, two messages between the same two ranks differ only in their order. gloo
         # does not keep it: interleaving at pp 2 then trained on swapped gradients.

@@ -20,9 +20,13 @@ from parallel.measure.step_parts import name_group
 import_megatron()
 
 from megatron.core import distributed, parallel_state
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, clip_grads, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import local_multi_tensor_l2_norm
+
+if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:  # no Transformer Engine and no apex
+    clip_grads.l2_norm_impl, clip_grads.multi_tensor_scale_impl = optim.whole_norm, optim.scale
 
 
 class MegatronEngine:
