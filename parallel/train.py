@@ -200,6 +200,8 @@ def train(
     offered = kernels_of(spec.engine, spec.layout.tp)
     facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
     kernels.hide_others(facts["kernels"])  # before megatron-core is imported
+    if spec.te_loss:
+        kernels.check_loss()
     facts["attention"] = kernels.attention_of(spec, facts["kernels"], device)
     facts["host"] |= devices.gpu_facts(device, launch)
     facts["variables"] = variables if device.type == "cuda" else {}

@@ -1,13 +1,16 @@
-"""Attention for tests of context parallelism on a CPU, where Transformer Engine cannot run.
+"""Attention for tests of context parallelism and of packed documents on a CPU, where Transformer
+Engine cannot run.
 
-It takes the place of Transformer Engine's attention in megatron-core's layers. Each rank gathers
-the keys and values of its context-parallel group, and masks by the tokens' positions.
+It takes the place of Transformer Engine's attention in megatron-core's layers. With context
+parallelism each rank gathers the keys and values of its group, and masks by the tokens' positions.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -48,10 +51,29 @@ class GatheredAttention(torch.nn.Module):
             x.permute(1, 2, 0, 3)
             for x in (query, _Gather.apply(key, self.group), _Gather.apply(value, self.group))
         )
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, enable_gqa=True
-        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return out.permute(2, 0, 1, 3).reshape(s, batch, -1)
+
+
+class PackedAttention(torch.nn.Module):
+    """Attention as Transformer Engine has it: [tokens, heads, d] of documents in a row."""
+
+    def __init__(self, *_: Any, **__: Any):
+        super().__init__()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *mask: Any, **how: Any) -> Tensor:
+        """megatron-core's call has the documents in `packed_seq_params`, the library's has not."""
+        how = vars(how["packed_seq_params"]) if "packed_seq_params" in how else how
+        assert how.get("qkv_format", "thd") == "thd" and not any(x is not None for x in mask)
+        assert how["cu_seqlens_q"].dtype == torch.int32
+        ends, parts = how["cu_seqlens_q"].tolist(), []
+        assert ends[-1] == q.size(0)
+        for first, last in pairwise(ends):
+            assert 0 < last - first <= how["max_seqlen_q"]
+            one = (x[first:last].transpose(0, 1)[None] for x in (q, k, v))
+            y = F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)
+            parts.append(y[0].transpose(0, 1).flatten(1))
+        return torch.cat(parts)
 
 
 def install() -> None:

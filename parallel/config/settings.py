@@ -50,6 +50,9 @@ _SPLIT = (*SET_AXES, "micro_batch", "zero_stage", "fsdp_shard", "recompute", "of
 _SPLIT += ("reduce_each_micro_batch",)
 
 
+MEGATRONS = ("te_loss",)  # what its engine alone has
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """One run. Build it with `resolve`, which fills in and checks; fields are the flags' names."""
@@ -148,6 +151,7 @@ class RunSpec:
     tf32: bool = key(False, "GEMMs of fp32 numbers in TF32; parity of fp32 is then lost")
     deterministic: bool = key(False, "only operations that give the same bits every time (slower)")
     compile: bool = key(False, "torch.compile the model (ddp) or each block (fsdp2)")
+    te_loss: bool = key(False, "megatron: Transformer Engine's loss, which keeps no fp32 logits")
     threads: int = key(1, "CPU threads per rank", Bounds(1, 1024))
     deepspeed_config: str | None = key(None, "DeepSpeed JSON; other settings override")
     profile_steps: str | None = key(
@@ -220,6 +224,7 @@ class RunSpec:
     def te_alone(self) -> str:
         """What of the run Transformer Engine alone can do, in words; "" where nothing."""
         asked = {f"cp {self.cp}": self.cp > 1, "precision fp8": self.precision == "fp8"}
+        asked |= {"te_loss": self.te_loss}
         return " and ".join(what for what, is_so in asked.items() if is_so)
 
     @property
@@ -286,6 +291,11 @@ class RunSpec:
             problems.append(f"cp {self.cp} needs precision bf16, fp16 or fp8, not fp32")
         if self.precision == "fp8":
             problems += _fp8_problems(self)
+        for name in MEGATRONS:
+            if getattr(self, name) and self.engine != "megatron":
+                problems.append(f"engine {self.engine} has no {name} (megatron has)")
+        if self.te_loss and not self.fuses_loss:
+            problems.append("te_loss needs precision bf16 or fp8, and not deterministic")
         if self.breakdown and self.cp > 1:
             problems.append(f"breakdown has no column for messages between cp {self.cp} ranks")
         if self.tf32 and self.precision != "fp32":

@@ -4,7 +4,9 @@ An import proves nothing: the library may not fit the GPU. So its layer norm is 
 PyTorch's. Only this file looks for these libraries.
 """
 
+import functools
 import importlib
+import inspect
 import os
 import shutil
 import subprocess
@@ -16,7 +18,7 @@ import torch
 from torch import nn
 
 from base.errors import UsageError
-from models.gpt import attention_kernel
+from models.gpt import additive, attention_kernel, fused_attention, positions
 from models.tensor_files import DTYPES
 from parallel.config.settings import RunSpec
 
@@ -45,6 +47,8 @@ def problem(kernels: str) -> str:
 def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
     """What computes attention in a run, for run.json: Transformer Engine, or torch and the kernel
     that it picks for the run's shapes, precision, mask and device."""
+    if packs_documents(spec, kernels):
+        return "Transformer Engine, of packed documents"
     if kernels == "te" and spec.end_of_text is None:
         return "Transformer Engine"
     model, b, s = spec.model, spec.micro_batch, spec.seq_len
@@ -59,6 +63,33 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
     return f"torch scaled_dot_product_attention ({attention_kernel(q, k, v, mask)})"
 
 
+@functools.cache
+def packs_documents(spec: RunSpec, kernels: str) -> bool:
+    """Whether Transformer Engine's attention of documents that lie one after another is what
+    PyTorch's of each is, with the run's heads and precision: not every card has a kernel for it."""
+    if kernels != "te" or spec.end_of_text is None or spec.engine != "megatron":
+        return False
+    heads, shared = spec.model.n_head // spec.tp, spec.model.kv_heads // spec.tp
+    dtype, size = DTYPES[spec.precision.replace("fp8", "bf16")], spec.model.head_dim
+    q, k, v = (
+        torch.randn(64, n, size, dtype=dtype, device="cuda", requires_grad=True)
+        for n in (heads, shared, shared)
+    )
+    tokens_BS = torch.arange(64, device=q.device)[None]
+    ends = torch.tensor([0, 24, 64], dtype=torch.int32, device=q.device)
+    how = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": 64, "max_seqlen_kv": 64}
+    try:
+        attention = importlib.import_module("transformer_engine.pytorch").DotProductAttention
+        kind = {"qkv_format": "thd", "attn_mask_type": "padding_causal"}
+        out = attention(heads, size, shared, **kind)(q, k, v, **how)
+        torch.autograd.grad(out.sum(), q)
+    except (ImportError, OSError, AttributeError, RuntimeError, ValueError, AssertionError):
+        return False
+    mask = additive(positions(tokens_BS, end_of_text=23)[1], dtype)
+    exact = fused_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), mask).transpose(1, 2)
+    return bool((out.view_as(exact) - exact).abs().max() < 0.05)
+
+
 def adds_up_gradients() -> bool:
     """Whether apex's GEMM that adds a weight's gradient to an fp32 buffer is here."""
     try:
@@ -66,6 +97,18 @@ def adds_up_gradients() -> bool:
     except (ImportError, OSError):
         return False
     return torch.cuda.is_available()
+
+
+def check_loss() -> None:
+    """See that Transformer Engine's cross-entropy computes its gradient in fp32 and keeps it in
+    none: before, models diverged or it kept more (its pull requests 3193 and 3273).
+
+    Raises:
+        UsageError: it does not, as before 2.19.
+    """
+    library = importlib.import_module("transformer_engine.pytorch.cross_entropy")
+    if "overwrite_input" not in inspect.signature(library.parallel_cross_entropy).parameters:
+        raise UsageError("te_loss needs Transformer Engine 2.19 or later: run without it")
 
 
 def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
 from parallel.doors.names import MEGATRON_LAYER, MEGATRON_TOP
 from parallel.engines.cpu import import_megatron
-from parallel.engines.kernels import adds_up_gradients
+from parallel.engines.kernels import adds_up_gradients, packs_documents
 from parallel.engines.megatron_versions import index_of, language_model
 
 import_megatron()
@@ -32,8 +32,10 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group
 from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank
+from megatron.core.tensor_parallel import layers as linear_layers
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -149,8 +151,12 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         deterministic_mode=spec.deterministic,
         use_cpu_initialization=not cuda,
         perform_initialization=False,  # `fill` does it, the same for every layout
-        gradient_accumulation_fusion=spec.engine == "megatron" and adds_up_gradients(),
+        # Transformer Engine's layers need no library for it (kernels.hide_others hides it).
+        gradient_accumulation_fusion=spec.engine == "megatron"
+        and (linear_layers.HAVE_TE or adds_up_gradients()),
+        apply_rope_fusion=model.position == "rope" and linear_layers.HAVE_TE,
         cross_entropy_loss_fusion=spec.fuses_loss,
+        cross_entropy_fusion_impl="te" if spec.te_loss else "native",
         bias_dropout_fusion=cuda,
         # What a stage has sent is needed as a node of the graph alone. The interleaved schedule
         # frees it before the message has left: gloo then sent other activations. NCCL keeps it.
@@ -168,7 +174,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
 
 def options(config: TransformerConfig) -> dict[str, bool]:
     """For run.json: what megatron-core was asked to do faster or with less memory."""
-    names = "bias_activation_fusion bias_dropout_fusion cross_entropy_loss_fusion"
+    names = "bias_activation_fusion bias_dropout_fusion apply_rope_fusion cross_entropy_loss_fusion"
     names += " gradient_accumulation_fusion deallocate_pipeline_outputs batch_p2p_comm"
     return {name: getattr(config, name) for name in names.split()}
 
@@ -191,7 +197,7 @@ def block_submodules(
             attention = layer.submodules.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = norm
     # Transformer Engine's writes all s x s scores where documents give it a mask.
-    if kernels != "te" or spec.end_of_text is not None:
+    if kernels != "te" or (spec.end_of_text is not None and not packs_documents(spec, kernels)):
         layer.submodules.self_attention.submodules.core_attention = FusedAttention
     layers = spec.model.n_layer // (spec.pp * spec.vpp)
     return TransformerBlockSubmodules([layer] * layers, norm)
@@ -211,6 +217,8 @@ def gpt_model(
     Called as model(tokens_BS, *positions_and_mask(spec, tokens_BS), labels=labels_BS) -> losses
     [B, S].
     """
+    fuses = config.gradient_accumulation_fusion
+    linear_layers._grad_accum_fusion_available |= fuses  # of apex, whose the output layer's is
     model = language_model(
         config,
         block_submodules(spec, config, kernels),
@@ -225,6 +233,7 @@ def gpt_model(
     )
     model.rotary_pos_emb = rotary(spec.model)
     if post_process:
+        model.output_layer.gradient_accumulation_fusion = fuses and adds_up_gradients()
         model.output_layer.register_forward_hook(
             lambda _, __, output: (mask_padding(output[0], spec.model), *output[1:])
         )
@@ -259,6 +268,24 @@ def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor
     position, mask = positions(tokens_BS, spec.end_of_text)
     mask = None if mask is None else gpt.additive(mask, compute_dtype(spec))
     return position.expand_as(tokens_BS), mask
+
+
+def packed(spec: RunSpec, tokens_BS: Tensor, labels_BS: Tensor) -> dict[str, Any]:
+    """What megatron-core's GPT takes of a micro-batch whose documents lie one after another in one
+    row, [1, B * S], as Transformer Engine's attention has them; no score of two is computed. Waits
+    for the device: its kernels need the number of documents."""
+    begins_BS = F.pad(tokens_BS[:, :-1] == spec.end_of_text, (1, 0), value=True)
+    starts, n = begins_BS.flatten().nonzero().flatten(), tokens_BS.numel()
+    ends = F.pad(starts, (0, 1), value=n)
+    own = torch.repeat_interleave(starts, ends.diff(), output_size=n)
+    both = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), ends.int())
+    both |= dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), spec.seq_len)
+    return {
+        "input_ids": tokens_BS.reshape(1, n),
+        "labels": labels_BS.reshape(1, n),
+        "position_ids": (torch.arange(n, device=own.device) - own)[None],
+        "packed_seq_params": PackedSeqParams(qkv_format="thd", **both),
+    }
 
 
 def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:

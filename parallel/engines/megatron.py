@@ -13,6 +13,7 @@ from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch, StepResult, layers, optim
 from parallel.engines.cpu import import_megatron
+from parallel.engines.kernels import packs_documents
 from parallel.engines.megatron_versions import batch_on_this_cp_rank
 from parallel.measure.ranges import megatron_timer, region
 from parallel.measure.step_parts import name_group
@@ -36,6 +37,7 @@ class MegatronEngine:
         copies = layout.dp * layout.cp  # the ranks that hold the same parameters
         self.shares = copies * layout.tp  # of the loss
         dtype = layers.compute_dtype(spec)
+        self.packs = packs_documents(spec, kernels)
         config = layers.start(spec, cuda)
         ddp = distributed.DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
@@ -100,8 +102,8 @@ class MegatronEngine:
             data_iterator=feeds if vpp > 1 else feeds[0],
             model=self.chunks if vpp > 1 else self.chunks[0],
             num_microbatches=n_micro,
-            seq_length=self.spec.seq_len,
-            micro_batch_size=layout.micro_batch,
+            seq_length=self.spec.seq_len * (layout.micro_batch if self.packs else 1),
+            micro_batch_size=1 if self.packs else layout.micro_batch,
             forward_only=forward_only,
         )
         # Only the last stage has losses; every tp, cp and dp rank of it has a copy or a share.
@@ -111,6 +113,9 @@ class MegatronEngine:
 
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
         tokens_BS, labels_BS = next(batches)
+        if self.packs:
+            packed = layers.packed(self.spec, tokens_BS, labels_BS)
+            return model(attention_mask=None, **packed), _mean
         positions_BS, mask = layers.positions_and_mask(self.spec, tokens_BS)
         # A cp rank has one early and one late chunk of each sequence, for equal causal attention.
         part = batch_on_this_cp_rank(
@@ -193,6 +198,7 @@ class MegatronEngine:
         return {
             "schedule": self.schedule.__name__,
             "overlap_grad_reduce": self.ddp_config.overlap_grad_reduce,
+            "te_loss": self.spec.te_loss,
             **layers.options(self.config),
         }
 

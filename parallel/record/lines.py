@@ -20,7 +20,8 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
         f" seq_len {spec.seq_len}, {spec.precision}",
         tried(facts["versions"]),
-        f"kernels: {facts['kernels']}; attention: {facts['attention']}",
+        f"kernels: {facts['kernels']}; attention: {facts['attention']}"
+        f"; {' '.join(name for name, used in facts['engine'].items() if used is True)}",
         *kept(spec, facts["variables"]),
         _documents(spec, facts["data"]["documents"]),
         f"watchdog: no progress for {spec.hang_after_s:g} s ends the run",

@@ -1,0 +1,108 @@
+"""What megatron asks of Transformer Engine, with stand-ins for it: the losses stay the same."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from base.errors import UsageError
+from parallel import forked_ranks
+from parallel.config.settings import resolve
+from parallel.engines import kernels
+from tests.conftest import ROOT, THREADS
+from tests.gathered_attention import PackedAttention
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict:
+    """What tests/transformer_engine_worker.py prints."""
+    command = [*forked_ranks.prefix("megatron", 1, 2), "-m", "tests.transformer_engine_worker"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | THREADS, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("model", ["", "learned "])
+def test_packed_documents_have_the_losses_of_pytorchs_attention_with_a_mask(model, trained):
+    """And weights' gradients that products add up themselves, in fp32, are those of autograd."""
+    ours, theirs = (trained[f"{kind} {model}documents"]["curve"] for kind in ("te", "torch"))
+    for packed, masked in zip(ours, theirs, strict=True):
+        assert packed == pytest.approx(masked, rel=1e-6)
+    whole = trained["torch"]["curve"]
+    assert ours[0][1] != pytest.approx(whole[0][1], rel=1e-3)  # documents matter
+
+
+def test_the_loss_of_transformer_engine_is_megatron_cores(trained):
+    for ours, theirs in zip(
+        trained["te loss"]["curve"], trained["torch bf16"]["curve"], strict=True
+    ):
+        assert ours == pytest.approx(theirs, rel=2e-3)
+
+
+def test_what_transformer_engine_has_is_used_and_only_there(trained):
+    for name in ("torch documents", "te documents"):
+        for fusion in ("apply_rope_fusion", "gradient_accumulation_fusion"):
+            assert trained[name][fusion] == (name == "te documents")
+        assert trained[name]["output_layer"] is False  # it would need apex
+    assert trained["te loss"]["te_loss"] and not trained["te documents"]["te_loss"]
+    assert not trained["te learned documents"]["apply_rope_fusion"]
+
+
+class Crossing(PackedAttention):
+    def forward(self, *qkv: torch.Tensor, **how: object) -> torch.Tensor:
+        return super().forward(*qkv, **how | {"cu_seqlens_q": torch.tensor([0, 64]).int()})
+
+
+class WithoutAKernel(PackedAttention):
+    def forward(self, *_: object, **__: object) -> torch.Tensor:
+        raise ValueError("no dot product attention support for the inputs")
+
+
+ATTENTIONS = [(PackedAttention, True), (Crossing, False), (WithoutAKernel, False)]
+
+
+@pytest.mark.parametrize(("attention", "packs"), ATTENTIONS)
+def test_an_attention_that_crosses_documents_or_has_no_kernel_is_not_used(
+    attention, packs, monkeypatch
+):
+    library = types.ModuleType("transformer_engine.pytorch")
+    library.DotProductAttention = attention
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    on_cpu = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape, device, **how: on_cpu(*shape, **how))
+    documents = {"reset_at_documents": True, "end_of_text": 3}
+    spec = resolve(("test", {"engine": "megatron", "preset": "tiny-llama", **documents}))
+    kernels.packs_documents.cache_clear()
+    assert kernels.packs_documents(spec, "te") is packs
+    assert not kernels.packs_documents(spec, "torch")
+
+
+def test_a_loss_whose_gradient_was_rounded_is_refused(monkeypatch):
+    library = types.ModuleType("transformer_engine.pytorch.cross_entropy")
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    library.parallel_cross_entropy = lambda inp, target, *, overwrite_input=False: None
+    kernels.check_loss()
+    library.parallel_cross_entropy = lambda inp, target: None  # 2.18
+    with pytest.raises(UsageError, match="te_loss needs Transformer Engine 2.19"):
+        kernels.check_loss()
+
+
+GPU = {"engine": "megatron", "precision": "bf16", "device": "cuda"}
+REFUSED = [
+    ({"te_loss": True, "engine": "ddp"}, "engine ddp has no te_loss"),
+    ({"te_loss": True, "precision": "fp16"}, "te_loss needs precision bf16 or fp8"),
+    ({"te_loss": True, "device": "cpu"}, "te_loss needs a GPU"),
+    ({"te_loss": True, "kernels": "torch"}, "te_loss needs kernels te"),
+]
+
+
+@pytest.mark.parametrize(("settings", "why"), REFUSED)
+def test_what_megatron_core_cannot_combine_is_refused(settings, why):
+    with pytest.raises(UsageError, match=why):
+        resolve(("test", GPU | settings))
