@@ -1,11 +1,13 @@
-"""What a rehearsal has in the place of Transformer Engine: its attention with cp and its products
-in fp8, which hold and send what its own do and compute nothing.
+"""What a rehearsal has in the place of Transformer Engine: its attention with cp, its products in
+fp8 and its loss, which hold and send what its own do and compute nothing.
 
-They follow its version 2.9: AttnFuncWithCPAndKVP2P, the ring of `cp_comm_type` p2p, and Linear and
-LayerNormLinear in fp8 on Hopper. The all-reduce of the scales is left out, and tp's all-gathers
-are in bf16 as the formula has them, where Transformer Engine gathers one byte a number.
+The loss follows its version 2.19, the others 2.9: AttnFuncWithCPAndKVP2P, the ring of
+`cp_comm_type` p2p, and Linear and LayerNormLinear in fp8 on Hopper. The all-reduce of the scales is
+left out, and tp's all-gathers are in bf16 as the formula has them, where Transformer Engine gathers
+one byte a number.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +27,8 @@ def redirect(spec: RunSpec, kept: Callable[[Tensor, str], None]) -> None:
     """Patch megatron-core's layers in this process. kept: told the kind of what stays."""
     if spec.cp > 1:
         layers.FusedAttention = RingAttention
+    language = sys.modules["megatron.core.models.common.language_module.language_module"]
+    language.te_parallel_cross_entropy = lambda logits, _, tp, __: _Loss.apply(logits, tp)
     if spec.precision != "fp8":
         return
     usual, history = layers.transformer_config, 1024 if spec.fp8_recipe == "delayed" else 1
@@ -67,6 +71,24 @@ class RingAttention(layers.FusedAttention):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """[S/cp, B, N/tp, D] and twice [S/cp, B, K/tp, D] to [S/cp, B, N/tp * D]."""
         return _Ring.apply(query, key, value, self.group)
+
+
+class _Loss(torch.autograd.Function):
+    """Of each token, from logits [S, B, V/tp]. Forward copies these; the gradient takes the place
+    of the copy. Each tp rank has four numbers of a token for the others."""
+
+    @staticmethod
+    def forward(context: Any, logits: Tensor, tp: dist.ProcessGroup) -> Tensor:
+        context.save_for_backward(torch.empty_like(logits))
+        own = logits.new_empty((*logits.shape[:2], 4), dtype=torch.float32)
+        if tp.size() > 1:
+            every = own.new_empty((tp.size() * own.size(0), *own.shape[1:]))
+            dist.all_gather_into_tensor(every, own, group=tp)
+        return own[..., 0].clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return context.saved_tensors[0], None
 
 
 def _pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup) -> None:

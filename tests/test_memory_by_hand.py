@@ -265,6 +265,11 @@ def test_what_is_held_for_a_moment_counts_where_it_exceeds_what_was_freed():
     assert held["buckets"][0] == buckets + table + layer - loss
 
 
+def test_transformer_engines_loss_holds_logits_in_compute_precision_alone():
+    fp32, low = (memory.logits(columns(**SMALL, te_loss=te), True)[0] for te in (False, True))
+    assert fp32 - low == 32 * 100 * (4 - 2)
+
+
 def test_a_stage_holds_what_it_received_and_sent():
     """Of Megatron's 1F1B and of DeepSpeed's pipeline, in units of a layer's input."""
     middle, first, last = (False, False), (True, False), (False, True)

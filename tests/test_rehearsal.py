@@ -42,6 +42,7 @@ pp = 2
 vpp = 2
 sequence_parallel = true
 recompute = "full"
+te_loss = true
 [[run]]
 engine = "megatron"
 preset = "llama3-8b"

@@ -62,6 +62,7 @@ def _rope(t: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
 
 def install() -> None:
     """Put the stand-ins where megatron-core finds Transformer Engine's."""
+    names = {"TENorm": layers.SequenceParallelNorm, "TEFusedMLP": SimpleNamespace}
     for kind in ("Column", "Row"):
         theirs = getattr(layers.tensor_parallel, f"{kind}ParallelLinear")
         product = type(theirs.__name__, (theirs,), {"forward": _forward})
@@ -78,14 +79,13 @@ def install() -> None:
 
     specs.get_gpt_layer_with_transformer_engine_spec = te_layer
     library = "megatron.core.extensions.transformer_engine"
-    names = {"TENorm": layers.SequenceParallelNorm, "TEFusedMLP": SimpleNamespace}
     sys.modules[library] = SimpleNamespace(**names)
     layers.linear_layers.HAVE_TE = True
     language = sys.modules["megatron.core.models.common.language_module.language_module"]
     language.te_parallel_cross_entropy = _loss
     rope = sys.modules["megatron.core.models.common.embeddings.rope_utils"]
     rope.fused_apply_rotary_pos_emb = _rope
-    rope.fused_apply_rotary_pos_emb_thd = lambda t, ends, angles, cp_size, cp_rank: (
+    rope.fused_apply_rotary_pos_emb_thd = lambda t, ends, angles, **_: (
         rope._apply_rotary_pos_emb_thd(
             t, ends, angles, cp_group=layers.parallel_state.get_context_parallel_group()
         )

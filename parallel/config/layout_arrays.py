@@ -25,7 +25,7 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON say
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core")
 FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "fp8", "tf32", "flash")
 FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out")
-FLAGS += ("host_checkpoints", "documents")
+FLAGS += ("host_checkpoints", "documents", "te_loss")
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Columns:
     does. plain: PyTorch's own operators compute gates and the loss, not Megatron's fused ones.
     gelu_written_out: in five operators, as Hugging Face's GPT-2 has it. bucket: elements of all
     buckets of DeepSpeed's that live at a time. host_checkpoints: activation checkpoints lie in host
-    memory. documents: attention ends with each. slower: the micro-batches take a fit's factor
-    `engine` longer (by default DeepSpeed's). cp ranks share a sequence; keys and values travel in a
-    ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state over (by default dp x cp).
-    reductions: of a gradient in FSDP2's step. family: the position in `FAMILIES` (by default as the
-    flags say). gpus_per_node: GPUs that fast links join; in a rack with NVLink switches more than a
-    node's.
+    memory. documents: attention ends with each. te_loss: Transformer Engine computes the loss.
+    slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks
+    share a sequence; keys and values travel in a ring. shards: ranks that ZeRO and FSDP2 cut one
+    copy of the state over (by default dp x cp). reductions: of a gradient in FSDP2's step. family:
+    the position in `FAMILIES` (by default as the flags say). gpus_per_node: GPUs that fast links
+    join; in a rack with NVLink switches more than a node's.
     """
 
     layers: Array
@@ -88,6 +88,7 @@ class Columns:
     bucket: Array
     host_checkpoints: Array
     documents: Array
+    te_loss: Array
     shards: Array
     reductions: Array
     slower: Array
@@ -234,6 +235,7 @@ def columns_of(spec: "RunSpec", **stated: object) -> Columns:
         "gelu_written_out": spec.implementation == "hf" and not spec.model.gated,
         "bucket": bucket,
         "documents": spec.reset_at_documents,
+        "te_loss": spec.te_loss,
         "fp8": spec.precision == "fp8",
         "tf32": spec.tf32,
         "deepspeed": spec.engine.startswith("deepspeed"),

@@ -258,9 +258,10 @@ def logits(x: Columns, tensors_alone: bool = False) -> np.ndarray:
     """Bytes of the last norm and of the output layer's s b V / t values when backward begins: in
     compute precision, in fp32 and, as published peaks look, a gradient, which the tensors alone of
     Megatron's loss are not and a loss compiled into FSDP2's model is not; PyTorch's own loss holds
-    three in fp32. [K 4.3] counts fp32 alone."""
+    three in fp32, Transformer Engine's two in compute precision. [K 4.3] counts fp32 alone."""
     edge = 2.0 * x.tokens * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
-    each = np.select([x.plain, x.fsdp2 | tensors_alone], [12.0, x.width + 4.0], 2.0 * x.width + 4.0)
+    each = [12.0, 2.0 * x.width, x.width + 4.0]
+    each = np.select([x.plain, x.te_loss, x.fsdp2 | tensors_alone], each, 2.0 * x.width + 4.0)
     return edge + x.tokens * x.vocab / x.tp * each
 
 

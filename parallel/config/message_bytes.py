@@ -126,7 +126,9 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
         volume.add("all_reduce", n, _width(spec) * model.head_dim, m * 2 * layers)
     if last:
         per_token = layout.micro_batch * spec.seq_len // layout.cp * 4
-        if spec.fuses_loss:  # it sends two of the numbers together
+        if spec.te_loss:  # four numbers of each rank, once
+            volume.add("all_gather", n, n * 4 * per_token, m)
+        elif spec.fuses_loss:  # it sends two of the numbers together
             volume.add("all_reduce", n, per_token, m)
             volume.add("all_reduce", n, 2 * per_token, m)
         else:

@@ -50,9 +50,6 @@ _SPLIT = (*SET_AXES, "micro_batch", "zero_stage", "fsdp_shard", "recompute", "of
 _SPLIT += ("reduce_each_micro_batch",)
 
 
-MEGATRONS = ("te_loss",)  # what its engine alone has
-
-
 @dataclass(frozen=True)
 class RunSpec:
     """One run. Build it with `resolve`, which fills in and checks; fields are the flags' names."""
@@ -291,9 +288,8 @@ class RunSpec:
             problems.append(f"cp {self.cp} needs precision bf16, fp16 or fp8, not fp32")
         if self.precision == "fp8":
             problems += _fp8_problems(self)
-        for name in MEGATRONS:
-            if getattr(self, name) and self.engine != "megatron":
-                problems.append(f"engine {self.engine} has no {name} (megatron has)")
+        if self.te_loss and self.engine != "megatron":
+            problems.append(f"engine {self.engine} has no te_loss (megatron has)")
         if self.te_loss and not self.fuses_loss:
             problems.append("te_loss needs precision bf16 or fp8, and not deterministic")
         if self.breakdown and self.cp > 1:
