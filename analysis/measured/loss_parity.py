@@ -17,7 +17,7 @@ from parallel.record.reader import Run, find_runs, read_run
 
 LOSS_BAR = 2e-4  # absolute, nats per token
 GRAD_NORM_BAR = 2e-3  # relative to the baseline's
-FIRST_LOSS_BAR = 0.3  # from ln(vocabulary), see `first_losses`
+FIRST_LOSS_BAR = 0.3  # from what `first_losses` expects
 REPEATS = 0.25  # tokens like the one before: 0.22 of our default data's bytes, fewer of words
 
 EQUAL, DIFFERS, NOT_VERIFIED = "equal", "DIFFERS", "not verified"
@@ -130,23 +130,25 @@ def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
 def first_losses(model: dict[str, Any]) -> tuple[float, float]:
     """The lowest and highest loss, in nats, that a model of these sizes should start with.
 
-    V equally likely tokens give ln V. With a tied output layer a token that was just read, of
-    embedding e, has a logit that is higher by a = h.e <= |e|^2 / std = hidden x std: the norm makes
-    h of e / std and of what the layers add. So of a share p of tokens that repeat the one before,
+    Logits of a new model are normal with variance hidden x std^2, for the last norm makes elements
+    of variance 1: the mean loss is ln V + hidden x std^2 / 2. With a tied output layer a token that
+    was just read, of embedding e, has a logit that is higher by a = h.e <= |e|^2 / std = hidden x
+    std: h is e / std and what the layers add. So of a share p of tokens that repeat the one before,
     ln V + ln(1 + (exp(a) - 1) / V) - p a, which is least where exp(a) = p (V - 1) / (1 - p).
     """
-    vocab, p = model["vocab_size"], REPEATS
-    most = model["hidden"] * INIT_STD if model["tied"] else 0.0
-    a = min(most, math.log(max(1.0, p * (vocab - 1) / (1 - p))))
-    ln_vocab = math.log(vocab)
-    return ln_vocab + math.log1p(math.expm1(a) / vocab) - p * a, ln_vocab
+    vocab, hidden, p = model["vocab_size"], model["hidden"], REPEATS
+    highest = math.log(vocab) + hidden * INIT_STD**2 / 2
+    if not model["tied"]:
+        return highest, highest
+    a = min(hidden * INIT_STD, math.log(max(1.0, p * (vocab - 1) / (1 - p))))
+    return math.log(vocab) + math.log1p(math.expm1(a) / vocab) - p * a, highest
 
 
 def _judge(run: Run, baseline: Run) -> Parity:
     work = _work(run)
-    lowest, ln_vocab = first_losses(
-        {k: work[f"model {k}"] for k in ("vocab_size", "hidden", "tied")}
-    )
+    sizes = {key: work[f"model {key}"] for key in ("vocab_size", "hidden", "tied")}
+    lowest, highest = first_losses(sizes)
+    ln_vocab = math.log(sizes["vocab_size"])
     steps = of_steps(run, baseline)
     loss = max(steps, key=lambda step: step.loss)
     norm = max(steps, key=lambda step: step.grad_norm)
@@ -157,9 +159,9 @@ def _judge(run: Run, baseline: Run) -> Parity:
         at = f"at step {norm.step} (bar {GRAD_NORM_BAR:g})"
         wrong.append(f"relative grad_norm by {norm.grad_norm:.1e} {at}")
     from_the_start = run.steps[0]["step"] == 1
-    if from_the_start and not lowest - FIRST_LOSS_BAR <= first <= ln_vocab + FIRST_LOSS_BAR:
-        tied = f", nor down to {lowest:.3f} as of a tied model" if lowest < ln_vocab else ""
-        wrong.append(f"first loss {first:.3f} is not ln(vocab) = {ln_vocab:.3f}{tied}")
+    if from_the_start and not lowest - FIRST_LOSS_BAR <= first <= highest + FIRST_LOSS_BAR:
+        expected = f"{highest:.3f}" if lowest == highest else f"{lowest:.3f} to {highest:.3f}"
+        wrong.append(f"first loss {first:.3f}, expected of a new model is {expected}")
     if wrong:
         both = (run, baseline)
         wrong += [f"{of.name} {of.facts['go_on']}" for of in both if of.facts.get("go_on")]
@@ -252,6 +254,6 @@ def table(parities: Iterable[Parity], baseline: str) -> Table:
         f" {FIRST_LOSS_BAR:g} of ln(vocab)"
     )
     judged = [row for row in rows if row["verdict"] == EQUAL]
-    if any(row["first_loss"] < row["ln_vocab"] - FIRST_LOSS_BAR for row in judged):
-        note += ", or less where the output layer is tied and tokens repeat"
+    if any(abs(row["first_loss"] - row["ln_vocab"]) > FIRST_LOSS_BAR for row in judged):
+        note += " and of what the model's width, or a tied output layer, adds to it"
     return Table(_COLUMNS, rows, notes=[f"{note}; baseline: {baseline}" if baseline else note])
