@@ -31,17 +31,6 @@ MARK = "GPT scaling study"  # in the pictures
 LINE = 90  # characters of a title's lines
 
 
-def folder_for(paths: list[Path], out: Path | None) -> Path:
-    """Where the pictures of runs go.
-
-    Raises:
-        UsageError: several paths and no --out.
-    """
-    if out is None and len(paths) > 1:
-        raise UsageError(f"{len(paths)} paths: say with --out FOLDER where the pictures go")
-    return out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "plots"
-
-
 def drawn(paths: list[Path], baseline: str | None) -> dict[str, Points | Bars]:
     """What the pictures of the runs at paths show, by name; what they leave out is said on stderr.
 
@@ -167,7 +156,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_force_flag(parser)
     flags = parser.parse_args(argv)
-    folder = folder_for(flags.paths, flags.out)
+    first, *others = flags.paths
+    if flags.out is None and others:
+        raise UsageError(f"{len(flags.paths)} paths: say with --out FOLDER where the pictures go")
+    folder = flags.out or (first if first.is_dir() else first.parent) / "plots"
     for name, picture in drawn(flags.paths, flags.baseline).items():
         print(*save(figure(picture), folder, name, flags.force), sep="\n")
     return 0

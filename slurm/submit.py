@@ -123,16 +123,13 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
         print("\n".join(estimate(study, names)))
-        if not arguments.no_preflight and (
-            problems := preflight.problems(study, cluster_of(study), logs, names)
-        ):
-            for problem in problems:
-                warn("slurm.submit", problem)
-            raise UsageError("nothing was submitted; --no-preflight submits all the same")
-        if not arguments.no_preflight and (
-            line := preflight.slow_start(study, cluster_of(study), names)
-        ):
-            warn("slurm.submit", line)
+        if not arguments.no_preflight:
+            if problems := preflight.problems(study, cluster_of(study), logs, names):
+                for problem in problems:
+                    warn("slurm.submit", problem)
+                raise UsageError("nothing was submitted; --no-preflight submits all the same")
+            if line := preflight.slow_start(study, cluster_of(study), names):
+                warn("slurm.submit", line)
         budget = min(ask_of(study, name).budget_gpu_hours for name in names)
         total = sum(job_of(study, name).gpu_hours for name in names)
         if total > budget and not arguments.yes:

@@ -110,11 +110,6 @@ class Judgement:
         """Whether a doubt makes the step time no result."""
         return any(flag.kind in UNFIT for flag in self.flags)
 
-    @property
-    def only_skipped(self) -> bool:
-        """Whether the time is one of whole iterations but for the optimizer, which was skipped."""
-        return {flag.kind for flag in self.flags if flag.kind in UNFIT} == {"all skipped"}
-
 
 def judge(record: Record, time: Steady | None = None) -> Judgement:
     """The verdict and the quality flags of one run; `time` is its steady step time, if taken."""

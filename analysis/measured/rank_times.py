@@ -80,7 +80,12 @@ def read(path: Path) -> Reading[Breakdown | None]:
             continue
         rows = [row for row in rows if row["first_step"] >= start] or rows[1:] or rows
         breakdown.steps = sum(row["last_step"] - row["first_step"] + 1 for row in rows)
-        breakdown.ranks[rank] = _per_step(rows, breakdown.steps)
+        names = set(rows[0]) - {"rank", "first_step", "last_step", "transfer_s"}
+        columns = {name: [row[name] for row in rows] for name in names}
+        breakdown.ranks[rank] = {
+            k: None if None in column else sum(column) / breakdown.steps
+            for k, column in columns.items()
+        }
     if problems:
         breakdown.notes.append(f"{len(breakdown.ranks)} of {n} ranks")
     if run.state != COMPLETE:
@@ -88,13 +93,6 @@ def read(path: Path) -> Reading[Breakdown | None]:
     if run.missing:
         breakdown.notes.append(run.missing)
     return Reading(breakdown if breakdown.ranks else None, problems)
-
-
-def _per_step(rows: list[dict[str, Any]], steps: int) -> dict[str, float | None]:
-    """A rank's columns, each the mean per step; None where a window does not know it."""
-    names = set(rows[0]) - {"rank", "first_step", "last_step", "transfer_s"}
-    columns = {name: [row[name] for row in rows] for name in names}
-    return {k: None if None in values else sum(values) / steps for k, values in columns.items()}
 
 
 def spec_of(run: Run) -> RunSpec:
@@ -261,13 +259,21 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
     notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]
     rows = []
     for breakdown in breakdowns:
-        fits = [named] if named else [b for b in breakdowns if _is_baseline(b, breakdown)]
+        # The baseline that the run names is in the same study folder.
+        wanted = (breakdown.run.path.parent, breakdown.run.facts.get("baseline"))
+        fits = [b for b in breakdowns if (b.run.path.parent, b.run.name) == wanted]
+        fits = [named] if named else fits
         if fits == [breakdown]:
             continue
         if why := _not_decomposed(breakdown, fits, baseline, scaling):
             notes.append(f"{breakdown.name}: {why}")
             continue
-        ratio = against(*(_side(of, partners) for of in (breakdown, fits[0])), scaling)
+        sides = []
+        for of in (breakdown, fits[0]):
+            why = partners.get(of.record.source)
+            shared = f"{of.name} {why}" if why else ""
+            sides.append(Side(of.name, of.spec.gpus, (of.step_s,), shared=shared))
+        ratio = against(*sides, scaling)
         if ratio.why or ratio.note:
             notes.append(f"{breakdown.name}: {ratio.why or ratio.note}")
         if (efficiency := ratio.efficiency) is not None:
@@ -281,12 +287,6 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
         Column("baseline", "baseline"),
     ]
     return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)
-
-
-def _side(breakdown: Breakdown, partners: dict[str, str]) -> Side:
-    why = partners.get(breakdown.record.source)
-    shared = f"{breakdown.name} {why}" if why else ""
-    return Side(breakdown.name, breakdown.spec.gpus, (breakdown.step_s,), shared=shared)
 
 
 def _not_decomposed(
@@ -308,12 +308,6 @@ def _not_decomposed(
     if breakdown.record.oversubscribed:
         return "oversubscribed: more ranks than cores or GPUs"
     return ""
-
-
-def _is_baseline(base: Breakdown, breakdown: Breakdown) -> bool:
-    """Whether `base` is the baseline that the run names, in the same study folder."""
-    beside = breakdown.run.path.parent == base.run.path.parent
-    return beside and base.run.name == breakdown.run.facts.get("baseline")
 
 
 def read_all(paths: list[Path]) -> Reading[list[Breakdown]]:

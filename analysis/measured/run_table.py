@@ -61,13 +61,6 @@ def _baseline_of(record: Record, records: list[Record]) -> Answer[Record]:
     return Answer(fits[0] if fits else None)
 
 
-def _parity(records: list[Record], baseline: Record | None) -> dict[str, str]:
-    """source -> kind of verdict, for the records that are run folders of ours."""
-    runs = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
-    of = None if baseline is None else Path(baseline.source)
-    return {str(path): p.verdict.kind for path, p in verify(runs, of).items()}
-
-
 def rows(
     records: list[Record],
     convention: str | None = DEFAULT_CONVENTION,
@@ -85,7 +78,10 @@ def rows(
     """
     named = baseline_of(baseline, records) if baseline else None
     kind = kind or scaling_of(records)
-    parity, partners = _parity(records, named), shared_cores(records)
+    ours = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
+    parity = verify(ours, Path(named.source) if named else None)
+    kinds = {str(path): of_run.verdict.kind for path, of_run in parity.items()}
+    partners = shared_cores(records)
     times = {id(r): timed(r, window) for r in records}
     rows = [_row(record, times[id(record)], convention) for record in records]
     repeats: dict[tuple, list[Timed]] = defaultdict(list)
@@ -119,7 +115,7 @@ def rows(
         if record.source in partners and partners[record.source] not in ratio.why:
             doubts.append(partners[record.source])
         row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency, "above": ratio.note}
-        row["parity"] = parity.get(record.source, NOT_VERIFIED)
+        row["parity"] = kinds.get(record.source, NOT_VERIFIED)
         row["missing"] |= {key: ratio.why for key in MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
         row["reasons"] += doubts + busy([record])
@@ -144,8 +140,9 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     if values["tokens_per_s"] is None:
         missing["tokens_per_s"] = throughput.tokens_missing(record, time is not None)
     tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
-    unfit = [flag.text for flag in judgement.flags if flag.kind in UNFIT]
-    if unfit and not judgement.only_skipped:
+    flags = [flag for flag in judgement.flags if flag.kind in UNFIT]
+    unfit = [flag.text for flag in flags]
+    if any(flag.kind != "all skipped" for flag in flags):  # else only the optimizer was skipped
         missing["tflops"] = "; ".join(unfit)
     else:
         tokens_per_s = values["tokens_per_s"]

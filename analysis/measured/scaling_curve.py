@@ -291,7 +291,8 @@ def report_of(
 
     Args:
         refused: the lines of what could not be read.
-        baseline: the name or path of a run or configuration; default: the fewest GPUs.
+        baseline: the name or path of a run or configuration, of which the one on the fewest GPUs
+            is taken; default: of all.
         scaling: strong or weak; None takes what the runs are (fairness.py).
         window: the iterations to use, by the numbers in the log.
         any_commit: also compare runs of different commits.
@@ -300,7 +301,11 @@ def report_of(
         UsageError: nothing was timed, or there is no such baseline.
     """
     runs, left_out = gather(records, refused, window)
-    base = baseline_run(runs, baseline)
+    if baseline and not group_called(baseline, by_configuration(runs)):
+        names = ", ".join(name_of(run.record) for run in runs)
+        raise UsageError(f"no timed run called {baseline!r}; there are: {names}")
+    wanted = [run.record for run in runs if not baseline or called(baseline, run.record)]
+    base = min(wanted, key=lambda record: record.gpus)
     scaling = scaling or scaling_of([run.record for run in runs])
     fair = []
     for run in runs:
@@ -314,33 +319,15 @@ def report_of(
     start = next(n for n, repeats in groups.items() if any(r.record is base for r in repeats))
     rows, share = curve(list(sides.values()), sides[start], scaling)
     for row in rows:
-        _add_facts(row, [run.record for run in groups[row["run"]]])
+        repeats = [run.record for run in groups[row["run"]]]
+        mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
+        peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
+        row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu}
+        row["peak_gb"] = max(peaks) / 1e9 if peaks else None
+        row["missing"] |= throughput.plain_missing(repeats[0]) | {"mfu": no_mfu}
     shown = table(rows, share, scaling, f"{start} ({base.gpus} GPUs)")
     if not baseline:
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown
-
-
-def _add_facts(row: dict[str, Any], repeats: list[Record]) -> None:
-    """Add what the repeats of a configuration say beside their times."""
-    mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
-    peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
-    row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu}
-    row["peak_gb"] = max(peaks) / 1e9 if peaks else None
-    row["missing"] |= throughput.plain_missing(repeats[0]) | {"mfu": no_mfu}
-
-
-def baseline_run(runs: list[Timed], baseline: str | None) -> Record:
-    """The run that the others are compared with: of those that `baseline` means, or else of all,
-    the one on the fewest GPUs.
-
-    Raises:
-        UsageError: no timed run is called `baseline`, or several configurations are.
-    """
-    if baseline and not group_called(baseline, by_configuration(runs)):
-        names = ", ".join(name_of(run.record) for run in runs)
-        raise UsageError(f"no timed run called {baseline!r}; there are: {names}")
-    wanted = [run.record for run in runs if not baseline or called(baseline, run.record)]
-    return min(wanted, key=lambda record: record.gpus)

@@ -415,7 +415,12 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         source = [source for source, settings in layers if "gpus" in settings][-1]
         asked = f"{source} asks for {merged['gpus']} ranks"
         raise UsageError(f"{asked}, but the launcher started {gpus}")
-    merged = _loaded_sizes(merged) | merged
+    # Without a preset, the sizes are those of the weights that are loaded.
+    folder = Path(merged.get("load") or "")
+    if merged.get("load") and "preset" not in merged and holds_weights(folder):
+        model = model_of(folder)
+        unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
+        merged = {name: getattr(model, name) for name in MODEL if name not in unused} | merged
     draft = RunSpec(**merged)
     data_ids = stated_by(draft.data, "vocab_size")
     if draft.vocab_size is None and data_ids and data_ids > draft.model.vocab_size:
@@ -452,9 +457,9 @@ def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
         # Of the batch settings, what this layer says wins over what an earlier one implied.
         if "grad_accum" in settings and "global_batch" not in settings:
             merged.pop("global_batch", None)
-        elif {"global_batch", "micro_batch"} & set(settings) and "global_batch" in (
-            merged | settings
-        ):
+        elif {"global_batch", "micro_batch"} & set(
+            settings
+        ) and "global_batch" in merged | settings:
             merged.pop("grad_accum", None)
         if set(WORK) & set(settings):
             for name in WORK:
@@ -466,24 +471,12 @@ def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
-    """The sizes of the weights that are loaded, where no preset is named."""
-    folder = Path(merged.get("load") or "")
-    if not merged.get("load") or "preset" in merged or not holds_weights(folder):
-        return {}
-    model = model_of(folder)
-    unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
-    return {name: getattr(model, name) for name in MODEL if name not in unused}
-
-
 def _grad_accum(draft: RunSpec) -> int:
     """Micro-batches per dp rank and step, from global_batch where that is what was given."""
     if draft.global_batch is None:
         return 1 if draft.grad_accum is None else draft.grad_accum
-    split, at_once = (
-        f"micro_batch {draft.micro_batch} x dp {draft.dp}",
-        draft.micro_batch * draft.dp,
-    )
+    at_once = draft.micro_batch * draft.dp
+    split = f"micro_batch {draft.micro_batch} x dp {draft.dp}"
     accum, rest = divmod(draft.global_batch, at_once)
     if rest:
         problem = f"global_batch {draft.global_batch} is not a multiple of"

@@ -115,16 +115,6 @@ def write(path: Path, environment: Mapping[str, str] = os.environ) -> None:
     _write_private(path, "\n".join(lines) + "\n")
 
 
-def hide_in_file(path: Path) -> None:
-    """Hide the secrets in a script or TOML file, which its owner alone can read from then on.
-
-    What is hidden ends at a quote, so that the file is as whole as before.
-    """
-    os.chmod(path, 0o600)
-    text = _PAIR.sub(_without_secret, path.read_text(errors="surrogateescape"))
-    _write_private(path, "".join(map(hide, re.split("([\"'])", text))))
-
-
 def _write_private(path: Path, text: str) -> None:
     private = {"opener": lambda name, flags: os.open(name, flags, 0o600)}
     with open(path, "w", errors="surrogateescape", **private) as file:
@@ -136,14 +126,17 @@ def _write_private(path: Path, text: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = errors.Parser(prog="python -m parallel.record.environment", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="the file to write")
-    hide = {"nargs": "+", "default": [], "metavar": "OTHER", "help": "files to hide secrets in"}
-    parser.add_argument("--hide", type=Path, **hide)
+    others = {"nargs": "+", "default": [], "metavar": "OTHER", "help": "files to hide secrets in"}
+    parser.add_argument("--hide", type=Path, **others)
     arguments = parser.parse_args(argv)
     for path in (arguments.file, *arguments.hide):
         check_file(path)  # a device's mode is not ours to change
     write(arguments.file)
     for path in arguments.hide:
-        hide_in_file(path)
+        os.chmod(path, 0o600)
+        text = _PAIR.sub(_without_secret, path.read_text(errors="surrogateescape"))
+        # What is hidden ends at a quote, so that the file is as whole as before.
+        _write_private(path, "".join(map(hide, re.split("([\"'])", text))))
     return 0
 
 

@@ -27,7 +27,8 @@ def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> No
     if failure is None and len(ends) and not record.completed:
         failure = find_failure(log, ends[-_LINES_BACK:][0])
     if failure is None and not len(ends) and not record.whole_run:
-        failure = _launcher_error(log)
+        if first := next(iter(log.matches(_LAUNCHER)), None):  # nothing was trained at all
+            failure = _failure(log, "launcher", first[0] + len(first[1][0]) - 1)
     if failure and record.completed:
         record.notes.append(
             f"line {failure.line_no}: {failure.kind} after the run had completed: {failure.line}"
@@ -54,10 +55,3 @@ def _failure(log: Log, kind: str, at: int) -> Failure:
     line = line_of(log.slice(first, at + 300), at - first)
     text = plain(line).replace(b"\0", b"").decode("utf-8", "replace").strip()
     return Failure(kind, log.line_no(at), text[:300])
-
-
-def _launcher_error(log: Log) -> Failure | None:
-    """The first line that says error, where nothing was trained at all."""
-    for at, match in log.matches(_LAUNCHER):
-        return _failure(log, "launcher", at + len(match[0]) - 1)
-    return None

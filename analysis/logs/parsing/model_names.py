@@ -24,11 +24,6 @@ _DENSE = [name for name, config in PRESETS.items() if not config.parts]
 _PRESETS = {_letters(name): name for name in _DENSE} | {_letters(k): v for k, v in _GPT2.items()}
 
 
-def preset_called(name: str) -> str | None:
-    """The preset that a tool or Hugging Face means by a name, or None."""
-    return _PRESETS.get(_letters(_MINOR.sub(r"\1", _AROUND.sub("", name.lower()))))
-
-
 def read_name(record: Record, name: str) -> None:
     """Fill what the log does not say of its model from the preset that it names; of another model
     the number of parameters that stands in its name.
@@ -36,7 +31,7 @@ def read_name(record: Record, name: str) -> None:
     Nothing is filled where the log states another size and no number of parameters that would show
     whether the rest is the preset's.
     """
-    preset = preset_called(name)
+    preset = _PRESETS.get(_letters(_MINOR.sub(r"\1", _AROUND.sub("", name.lower()))))
     if preset is None:
         if record.params is None and (size := _STATED.search(name)):
             state(record, {"params": float(size[1]) * _UNIT[size[2].lower()]}, "from name")
