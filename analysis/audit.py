@@ -27,7 +27,6 @@ from base.errors import Parser, UsageError, command_line, warn
 
 @command_line("analysis.audit")
 def main(argv: list[str] | None = None) -> int:
-    """Print the findings."""
     parser = Parser(prog="python -m analysis.audit", description=__doc__)
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="a table, or a folder of tables")

@@ -25,7 +25,6 @@ from base.errors import command_line, warn
 
 @command_line("analysis.breakdown")
 def main(argv: list[str] | None = None) -> int:
-    """Print the tables of what is at the paths."""
     names = ("baseline", "scaling", "table")
     parser = parser_of("analysis.breakdown", __doc__, *names, paths="run folder or study")
     flags = parser.parse_args(argv)

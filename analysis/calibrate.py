@@ -76,7 +76,6 @@ def written(runs: Runs, predicted: Array, chosen: Array, cluster: Calibration, o
 
 @command_line("analysis.calibrate")
 def main(argv: list[str] | None = None) -> int:
-    """Fit, report, write."""
     parser = Parser(prog="python -m analysis.calibrate", description=__doc__)
     add = parser.add_argument
     paths = {"nargs": "+", "type": Path, "metavar": "PATH", "required": True}

@@ -352,7 +352,6 @@ def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
 
 @command_line("analysis.compare")
 def main(argv: list[str] | None = None) -> int:
-    """Print the verdict, or the table of a study."""
     names = ("any_commit", "times", "facts", "table")
     flags = parser_of("analysis.compare", __doc__, *names, paths="A B, or a study").parse_args(argv)
     if len(flags.paths) > 2:

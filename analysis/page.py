@@ -64,7 +64,6 @@ def page_at(
 
 @command_line("analysis.page")
 def main(argv: list[str] | None = None) -> int:
-    """Write the page and say in one line what it is."""
     names = ("baseline", "scaling", "any_commit", "facts", "predict", "convention")
     parser = parser_of("analysis.page", __doc__, *names)
     parser.add_argument(

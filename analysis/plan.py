@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from base.errors import Parser, UsageError, command_line, warn
 from base.files import add_force_flag
 from base.storage import output
 from models.config import PRESETS, GPTConfig, name_of, preset
-from models.gpus import NETWORK, find_gpu, planning_gpu
+from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
 from parallel.config import memory, settings
 from parallel.config.axes import SET_AXES
 from parallel.config.clusters import load_clusters
@@ -51,7 +51,7 @@ FP8_MEMORY = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that say what is planned."""
+
     add = parser.add_argument
     count = partial(add, type=int, metavar="N")
     sizes = "model sizes by name; the flags below override them (default: 175b)"
@@ -158,7 +158,8 @@ def question(arguments: argparse.Namespace) -> Question:
         if cluster.is_host or arguments.gpus <= cluster.joined:
             where = cluster.name if cluster.is_host else f"{arguments.gpus} GPUs of {cluster.name}"
             raise UsageError(f"--network: {where} is one node, and nothing leaves it")
-        cluster = cluster.with_network(arguments.network)
+        check_network(arguments.network, cluster.gpus_per_node, "--network")
+        cluster = replace(cluster, network=arguments.network)
     return Question(
         config=config,
         preset=name_of(config, arguments.preset),
@@ -270,27 +271,10 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
     if ask.cluster.gemm_precision(precision) == "tf32":
         defaults["tf32"] = True
     known = sorted(load_clusters())
-    with output(path, mark="", force=True) as file:
-        file.write_text(study_toml(rows, defaults, where if where in known else None))
-    warn("analysis.plan", f"wrote {len(rows)} runs to {path}")
-    if where not in known:
-        remedy = f"render with --cluster NAME, one of {', '.join(known)}"
-        warn("analysis.plan", f"{where} is no Slurm cluster: {remedy}")
-
-
-def time_limit(high_s: float) -> str:
-    """A Slurm limit for a planned run, H:MM:SS: twice its steps at the interval's high end, and ten
-    minutes for its start and its end."""
-    minutes = 10 + math.ceil(2 * STEPS * high_s / 60)
-    return f"{minutes // 60}:{minutes % 60:02}:00"
-
-
-def study_toml(rows: list[dict[str, Any]], defaults: dict[str, Any], cluster: str | None) -> str:
-    """The text of a study: `defaults` of all runs, one run for each of `ranking.rows_of`."""
     lines = [
         "# Written by: python -m analysis.plan --study. Times in it are predicted, not measured.",
         'question = "Are these layouts as fast as predicted?"',
-        *([f'cluster = "{cluster}"'] if cluster else []),
+        *([f'cluster = "{where}"'] if where in known else []),
         "",
         "[defaults]",
     ]
@@ -306,7 +290,19 @@ def study_toml(rows: list[dict[str, Any]], defaults: dict[str, Any], cluster: st
             f'label = "plan{row["rank"]}"',
             f'slurm = {{ time = "{time_limit(row["high_s"])}" }}',
         ]
-    return "\n".join(lines) + "\n"
+    with output(path, mark="", force=True) as file:
+        file.write_text("\n".join(lines) + "\n")
+    warn("analysis.plan", f"wrote {len(rows)} runs to {path}")
+    if where not in known:
+        remedy = f"render with --cluster NAME, one of {', '.join(known)}"
+        warn("analysis.plan", f"{where} is no Slurm cluster: {remedy}")
+
+
+def time_limit(high_s: float) -> str:
+    """A Slurm limit for a planned run, H:MM:SS: twice its steps at the interval's high end, and ten
+    minutes for its start and its end."""
+    minutes = 10 + math.ceil(2 * STEPS * high_s / 60)
+    return f"{minutes // 60}:{minutes % 60:02}:00"
 
 
 def explanation(ask: Question, layout: str) -> str:
@@ -331,7 +327,6 @@ def explanation(ask: Question, layout: str) -> str:
 
 @command_line("analysis.plan")
 def main(argv: list[str] | None = None) -> int:
-    """Plan, print."""
     parser = Parser(prog="python -m analysis.plan", description=__doc__)
     add_flags(parser)
     add_table_flags(parser)

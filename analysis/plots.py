@@ -149,7 +149,6 @@ def save(figure: "Figure", folder: Path, name: str, force: bool = False) -> list
 
 @command_line("analysis.plots")
 def main(argv: list[str] | None = None) -> int:
-    """Draw the pictures and name the files."""
     parser = parser_of("analysis.plots", __doc__, "baseline", paths="logs, runs, folders")
     parser.add_argument(
         "--out", type=named_folder, metavar="DIR", help="folder to write (default: PATH/plots)"

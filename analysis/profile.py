@@ -167,7 +167,6 @@ def notes(profile: Profile) -> list[str]:
 
 @command_line("analysis.profile")
 def main(argv: list[str] | None = None) -> int:
-    """Print what is at the paths."""
     parser = parser_of("analysis.profile", __doc__, "table", paths="run, folder or profile")
     parser.add_argument(
         "--top", type=int, default=10, metavar="N", help="entries of each kind (default: 10)"

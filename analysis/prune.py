@@ -93,7 +93,6 @@ def report(
 
 @command_line("analysis.prune")
 def main(argv: list[str] | None = None) -> int:
-    """Predict a study's runs, print."""
     parser = Parser(prog="python -m analysis.prune", description=__doc__)
     add = parser.add_argument
     add("study", type=Path, metavar="TOML", help="the study file")

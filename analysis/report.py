@@ -133,7 +133,6 @@ def regenerate(text: str, source: str = "") -> str:
 
 @command_line("analysis.report")
 def main(argv: list[str] | None = None) -> int:
-    """Regenerate the files, or say which are stale."""
     parser = Parser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.md", help="the pages")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")

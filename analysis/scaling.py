@@ -26,7 +26,6 @@ from base.errors import command_line, warn
 
 @command_line("analysis.scaling")
 def main(argv: list[str] | None = None) -> int:
-    """Print the scaling curve of what is at the paths."""
     flags = ("baseline", "scaling", "any_commit", "times", "facts", "table")
     parser = parser_of("analysis.scaling", __doc__, *flags)
     arguments = parser.parse_args(argv)

@@ -37,7 +37,6 @@ from base.errors import command_line
 
 @command_line("analysis.tflops")
 def main(argv: list[str] | None = None) -> int:
-    """Print the scaling table of what is at the paths."""
     flags = ("baseline", "scaling", "any_commit", "times", "facts", "predict", "table")
     arguments = parser_of("analysis.tflops", __doc__, *flags, "convention").parse_args(argv)
     shown = run_table.of_records(

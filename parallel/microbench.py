@@ -92,7 +92,6 @@ def measure(launch: Launch) -> list[dict[str, Any]]:
 
 @command_line("parallel.microbench")
 def main(argv: list[str] | None = None) -> int:
-    """Measure and print."""
     Parser(prog="python -m parallel.microbench", description=__doc__).parse_args(argv)
     launch = detect()
     end_with_launcher(launch)

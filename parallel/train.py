@@ -37,6 +37,7 @@ STARTED = time.perf_counter()
 # The clock starts before the imports.
 from base.errors import Parser, UsageError, command_line, warn
 from base.files import named_folder, read_json
+from base.storage import write_json
 from parallel.checkpoint import attempts, folders
 from parallel.config import library_variables
 from parallel.config.engine_abilities import kernels_of
@@ -155,9 +156,8 @@ def check_inputs(spec: RunSpec) -> None:
 
         data = token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
         if data.train.sha256 is None:
-            warn(
-                "parallel.train", f"{spec.data} is large: the run reads and checks it, not --check"
-            )
+            line = f"{spec.data} is large: the run reads and checks it, not --check"
+            warn("parallel.train", line)
     else:
         warn("parallel.train", f"no token files at {spec.data} here: they are not checked")
     if spec.load is not None and not Path(spec.load).exists():
@@ -266,7 +266,8 @@ def train_in_folder(
 
     try:
         if launch.rank == 0:
-            folder.launcher(launcher_metadata(launch))
+            file = folder.path / "launcher_metadata.json"  # for its owner alone
+            write_json(file, launcher_metadata(launch), 0o600)
         interruption.attend(fail_by_signal, spec.save_grace_s if spec.save_interval else None)
         init_process_group(spec, device, launch, lambda reason: fail(Kind.COMMUNICATION, reason))
         begun = True
@@ -283,20 +284,8 @@ def train_in_folder(
             cpu.import_megatron(compiled=not facts["host"]["uncompiled"])
         recorded = step_parts.start(spec, device, launch.rank, folder.path)
         engine = engines.load(spec, device, facts["kernels"], draws=not loads)
-        trainer = Trainer(
-            spec,
-            facts,
-            folder,
-            engine,
-            data,
-            device,
-            launch,
-            ranks,
-            recorded,
-            interruption,
-            STARTED,
-        )
-        status = trainer.run(source)
+        about = (spec, facts, folder, engine, data, device, launch, ranks, recorded)
+        status = Trainer(*about, interruption, STARTED).run(source)
         engine.close()
         interruption.attend(lambda _: None, None)  # what comes now changes no result
         torch.distributed.destroy_process_group()

@@ -211,15 +211,12 @@ class Trainer:
         self.rows_since_line.append(row)
         self.folder.step(row)
         if done % self.spec.log_interval == 0 or done == self.spec.steps:
-            self._write_iteration_line()
-
-    def _write_iteration_line(self) -> None:
-        gpu, peak = self.facts["host"]["gpu"], load_and_memory.peak_memory(self.device)
-        held = peak["resident" if gpu is None else "allocated"]
-        rows, self.rows_since_line = self.rows_since_line, []
-        skipped = sum(row["skipped"] for row in rows)
-        nans = sum(row["loss"] != row["loss"] for row in rows)
-        self._say(lines.iteration_line(self.spec, rows, skipped, nans, gpu, held))
+            gpu, peak = self.facts["host"]["gpu"], load_and_memory.peak_memory(self.device)
+            held = peak["resident" if gpu is None else "allocated"]
+            rows, self.rows_since_line = self.rows_since_line, []
+            skipped = sum(row["skipped"] for row in rows)
+            nans = sum(row["loss"] != row["loss"] for row in rows)
+            self._say(lines.iteration_line(self.spec, rows, skipped, nans, gpu, held))
 
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
         """This rank's micro-batches of a step, in memory that a GPU copies from by itself."""
@@ -294,7 +291,11 @@ class Trainer:
         if not (stop or self.checkpointer.due(done)):
             self._report_checkpoints()
             return False
-        self._save(done)
+        if self.is_rank_0:
+            self._say(f" saving checkpoint at iteration {done} to {self.save_to}")
+            with contextlib.suppress(OSError):  # a full disk ends no training
+                self.folder.sync()  # an attempt that loads this finds the rows up to here
+        self.checkpointer.save(done)
         if stop or last:
             self.checkpointer.wait()
         problem = self._report_checkpoints()
@@ -309,13 +310,6 @@ class Trainer:
             limit = signal == TIME_LIMIT_SIGNAL
             self.folder.interrupt(Kind.TIME_LIMIT if limit else Kind.SIGNAL, reason)
         return stop
-
-    def _save(self, done: int) -> None:
-        if self.is_rank_0:
-            self._say(f" saving checkpoint at iteration {done} to {self.save_to}")
-            with contextlib.suppress(OSError):  # a full disk ends no training
-                self.folder.sync()  # an attempt that loads this finds the rows up to here
-        self.checkpointer.save(done)
 
     def _report_checkpoints(self) -> str:
         """Write which saves and loads have ended; what went wrong with the last, if it did."""
@@ -350,20 +344,13 @@ class Trainer:
         if "attempts" in self.facts:
             measured.data_s = None
         document = training_metrics.training_metrics(self.facts, self.rows, measured)
-        remark, saves = "", []
-        try:
-            saves = read_saves(self.folder.path)
-        except UsageError as error:  # an earlier attempt's file: no reason to fail now
-            remark = str(error)
-        if failed := list(filter(None, saves)):
-            remark = f"{len(failed)} of {len(saves)} saves failed, the last: {failed[-1]}"
-        document["summary"] |= {"saves": len(saves), "failed_saves": len(failed)}
+        saves = read_saves(self.folder.path)
+        document["summary"] |= {"saves": saves.total, "failed_saves": saves.failed}
         marker = training_metrics.complete_marker(self.folder.path, document)
-        self.folder.complete(document, marker, remark)
+        self.folder.complete(document, marker, saves.remark)
         tell(self.folder, marker)
         return 0
 
     def _say(self, line: str) -> None:
-        """Write a line to the log and the console."""
         self.folder.log(line)
         self.folder.behind.call(tell, self.folder, line)

@@ -70,7 +70,16 @@ def submit(study: Study, names: list[str], logs: Path) -> list[tuple[str, str]]:
                 f" {' '.join(sent.stderr.split())}"
             )
         job_id = int(sent.stdout.split(";")[0])
-        ids = [job_id] if len(group) == 1 else split_array(job_id, group)
+        numbers = {}
+        if len(group) > 1:
+            # Each job of an array gets its run's name. Slurm gives it a number of its own when it
+            # is changed alone; where squeue does not print that, the array's number stands.
+            renamed = [f"update jobid={job_id}_{i} jobname={name}" for i, name in enumerate(group)]
+            states.ask(["scontrol"], "\n".join(renamed))
+            asked = ["--array", "--states=all", f"--jobs={job_id}", "--format=%K|%A"]
+            printed = states.ask(["squeue", "--noheader", *asked]) or ""
+            numbers = dict(line.split("|") for line in printed.split() if line.count("|") == 1)
+        ids = [int(numbers.get(str(index), job_id)) for index in range(len(group))]
         for index, (name, number) in enumerate(zip(group, ids, strict=True)):
             note = ROOT / logs / study.name / name / f"{number}.submitted"
             note.write_text(planned_text(study, name) + "\n")
@@ -85,21 +94,6 @@ def sbatch(text: str, account: str) -> subprocess.CompletedProcess:
         environment.setdefault("SBATCH_ACCOUNT", ours)
     options = {"env": environment, "capture_output": True, "text": True, "cwd": ROOT}
     return subprocess.run(["sbatch", "--parsable", f"--chdir={ROOT}"], input=text, **options)
-
-
-def split_array(job_id: int, names: list[str]) -> list[int]:
-    """Give each job of an array its run's name; the jobs' numbers, in the order of the names.
-
-    Slurm gives a job of an array a number of its own when it is changed alone. Where squeue does
-    not print it, the array's number is returned.
-    """
-    renamed = [f"update jobid={job_id}_{index} jobname={name}" for index, name in enumerate(names)]
-    states.ask(["scontrol"], "\n".join(renamed))
-    printed = states.ask(
-        ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job_id}", "--format=%K|%A"]
-    )
-    numbers = dict(line.split("|") for line in (printed or "").split() if line.count("|") == 1)
-    return [int(numbers.get(str(index), job_id)) for index in range(len(names))]
 
 
 def submit_study(study: Study, arguments: argparse.Namespace) -> None:

@@ -143,7 +143,7 @@ def test_links_of_a_rack_join_more_than_a_node():
     assert rack.joined == 72 and rack.machine().network == 72 * 50e9
     assert "1600 Gb/s a node" in rack.network_note()[0]
     assert replace(rack, domain=36).joined == 36
-    assert rack.with_network("400 Gb/s").machine().network == 18 * 50e9
+    assert replace(rack, network="400 Gb/s").machine().network == 18 * 50e9
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from base.files import below, parse_json, parse_toml, read_json
 from parallel import token_files
 from parallel.checkpoint import attempts, folders
 from parallel.config import data_files, deepspeed_json, study
-from parallel.record.reader import read_breakdown, read_run, read_saves
+from parallel.record.reader import read_breakdown, read_checkpoints, read_run
 from slurm import states
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
@@ -111,7 +111,10 @@ def test_no_file_of_a_run_is_waited_for(tmp_path, name):
     if name == "breakdown/rank0.csv":
         assert words in read_breakdown(run, 1)[1][0]
         return
-    calls = {"checkpoints.csv": lambda: read_saves(run), "9.state": lambda: read_json(run / name)}
+    calls = {
+        "checkpoints.csv": lambda: read_checkpoints(run),
+        "9.state": lambda: read_json(run / name),
+    }
     with pytest.raises(UsageError, match=words):
         calls.get(name, lambda: read_run(run))()
 

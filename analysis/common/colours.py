@@ -52,8 +52,3 @@ def of_engines(labels: Iterable[str]) -> dict[str, str]:
     own = {name: colour for name, colour in zip(ENGINES, _OWN, strict=False) if name in wanted}
     others = enumerate(sorted(wanted - own.keys()))
     return own | {name: _OTHERS[i % len(_OTHERS)] for i, name in others}
-
-
-def of_part(name: str) -> str:
-    """The colour of a part of a step, of memory or of the wall clock."""
-    return PARTS.get(name, GREY)

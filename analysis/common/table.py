@@ -108,7 +108,6 @@ class Table:
 
     @property
     def shown_texts(self) -> list[terminal.Shown]:
-        """The columns as they are printed."""
         return [
             terminal.Shown(c.heading, self.texts(c), self.is_numeric(c), c.long) for c in self.shown
         ]
@@ -207,7 +206,6 @@ def json_objects(rows: list[dict[str, Any]]) -> str:
 
 
 def add_table_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for how tables are printed."""
     parser.add_argument(
         "--format",
         choices=FORMATS,

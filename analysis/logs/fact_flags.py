@@ -29,7 +29,6 @@ def add_fact_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def flag_of(name: str) -> str:
-    """The flag that gives a fact."""
     return "--steps" if name == "planned_steps" else "--" + name.replace("_", "-")
 
 
@@ -54,7 +53,6 @@ def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
 
 
 def add_time_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for how a step time is taken."""
     parser.add_argument(
         "--window",
         type=parse_window,

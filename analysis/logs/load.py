@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import re
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -17,8 +18,8 @@ from base.files import below
 from parallel.config.axes import MODEL_AXES, SELDOM
 from parallel.record.reader import is_run_folder
 
-# In a folder, only these are taken for logs; a file named outright is always tried.
-_LOG_SUFFIXES = (".out", ".log", ".err", ".txt", ".json", ".jsonl")
+# Of a folder, only these are taken for logs (PBS: name.o123); a file named outright is tried.
+_LOGS = re.compile(r"(?i:\.out|\.log)|\.(?:err|txt|jsonl?|[oe]\d+)\Z")
 _NOT_LOGS = ("run.json", "status.json", "launcher_metadata.json")
 _DATA_PARALLEL = ("HF Trainer", "DeepSpeed", "nanoGPT", "nanochat")
 _MANY = 32  # files; fewer are read in this process, without a bar
@@ -171,7 +172,7 @@ def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:
         ):
             if why:
                 refused.append(Refusal(str(place), why))
-            elif place == path or place.is_dir() or _looks_like_log(place):
+            elif place == path or place.is_dir() or _LOGS.search(place.name):
                 here.append(place)
         if results := [place for place in here if is_result(place)]:
             around = {place for place in here if {"systems", "power"} & set(place.parts)}
@@ -183,12 +184,6 @@ def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:
             refused.append(Refusal(str(path), "no logs in this folder"))
         logs += here
     return Reading(list(dict.fromkeys(logs)), refused)
-
-
-def _looks_like_log(path: Path) -> bool:
-    name = path.name.lower()
-    scheduler = path.suffix[1:2] in ("o", "e") and path.suffix[2:].isdigit()  # PBS: name.o123
-    return path.suffix in _LOG_SUFFIXES or scheduler or ".out" in name or ".log" in name
 
 
 def read_all(

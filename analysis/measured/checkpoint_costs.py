@@ -78,7 +78,6 @@ class Costs(NamedTuple):
 
 
 def table(records: list[Record]) -> Costs:
-    """The saves and loads of runs."""
     shown = Table(_SHOWN, [])
     shown.notes = ["medians over the events; the share counts waiting, over waiting and steps"]
     costs = Costs(shown, [], [])

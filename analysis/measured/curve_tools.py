@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from parallel.record.ends import COMPLETE, FAILED
 
+Settings, Ids = dict[str, Any], dict[str, str]
+
 
 class Point(NamedTuple):
     """What is known after an optimizer step: `values` by tag."""
@@ -38,15 +40,13 @@ class Tool(NamedTuple):
     """
 
     modules: tuple[str, ...]
-    open: Callable[[str, str, dict[str, Any], Path, dict[str, str]], Sink]
+    open: Callable[[str, str, Settings, Path, Ids], Sink]
 
 
 class TensorBoard:
     """Event files; TensorBoard joins those of a folder. The settings are hparams."""
 
-    def __init__(
-        self, study: str, run: str, config: dict[str, Any], folder: Path, ids: dict[str, str]
-    ):
+    def __init__(self, study: str, run: str, config: Settings, folder: Path, ids: Ids):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.plugins.hparams import summary_v2 as hparams
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -80,9 +80,7 @@ class WandB:
     WANDB_MODE, WANDB_API_KEY, WANDB_PROJECT, WANDB_DIR ... mean what they mean to wandb.
     """
 
-    def __init__(
-        self, study: str, run: str, config: dict[str, Any], folder: Path, ids: dict[str, str]
-    ):
+    def __init__(self, study: str, run: str, config: Settings, folder: Path, ids: Ids):
         import wandb
 
         without_key = "online" if os.environ.get("WANDB_API_KEY") else "offline"
@@ -112,9 +110,7 @@ class MLflow:
     _BATCH, _PARAMS = 1000, 100  # the most metrics, and parameters, of a request
     _LONGEST = 500  # characters of a parameter
 
-    def __init__(
-        self, study: str, run: str, config: dict[str, Any], folder: Path, ids: dict[str, str]
-    ):
+    def __init__(self, study: str, run: str, config: Settings, folder: Path, ids: Ids):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient

@@ -82,7 +82,6 @@ def short_commit(commit: object) -> str:
 
 
 def is_changed(record: Record) -> bool:
-    """Whether the run's code was changed since its commit."""
     return (record.commit or "").endswith("+dirty")
 
 
@@ -123,9 +122,7 @@ def other_kernels(records: list[Record]) -> list[str]:
             by_kernels[kernels].append(name_of(record))
     if len(by_kernels) < 2:
         return []
-    told = "; ".join(
-        f"{kernels}: {who(names, len(records))}" for kernels, names in by_kernels.items()
-    )
+    told = _told(by_kernels, len(records))
     return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
 
 
@@ -137,12 +134,13 @@ def other_libraries(records: list[Record]) -> list[str]:
             if version:
                 versions[f"{library} {version}"].append(name_of(record))
     count = Counter(version.partition(" ")[0] for version in versions)
-    told = "; ".join(
-        f"{version}: {who(names, len(records))}"
-        for version, names in versions.items()
-        if count[version.partition(" ")[0]] > 1
-    )
+    several = {v: names for v, names in versions.items() if count[v.partition(" ")[0]] > 1}
+    told = _told(several, len(records))
     return [f"libraries differ, so ratios of times compare these, too ({told})"] if told else []
+
+
+def _told(runs: dict[str, list[str]], total: int) -> str:
+    return "; ".join(f"{what}: {who(names, total)}" for what, names in runs.items())
 
 
 def notes_on(compared: list[Record], any_commit: bool = False) -> list[str]:

@@ -226,7 +226,6 @@ _COLUMNS = [
 
 
 def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baseline: str) -> Table:
-    """The scaling curve as a table."""
     law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
     if share is not None:

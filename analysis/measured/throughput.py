@@ -127,7 +127,6 @@ NO_RATE = "the log has neither a step time nor a rate"
 
 
 def tokens_missing(record: Record, timed: bool) -> str:
-    """Why tokens/s is unknown."""
     rate = np.isfinite(record.steps["samples_per_s"]).any() or "samples_per_s" in record.totals
     return asked(_for_tokens(record)) if (timed or rate) and _for_tokens(record) else NO_RATE
 
@@ -162,7 +161,6 @@ def above_peak(record: Record, tflops: float | None, convention: str) -> list[st
 
 
 def plain_missing(record: Record) -> dict[str, str]:
-    """Why micro-batch and peak GB are unknown, where they are."""
     missing = {}
     if record.micro_batch is None:
         missing["micro_batch"] = asked(["micro_batch"])

@@ -94,7 +94,7 @@ def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> dict[str, Any
     order = list(dict.fromkeys(row["bar"] for row in rows))[:MOST]
     rows = [row for row in rows if row["bar"] in order]
     names = list(dict.fromkeys(row["part"] for row in rows))
-    scale = alt.Scale(domain=names, range=[colours.of_part(name) for name in names])
+    scale = alt.Scale(domain=names, range=[colours.PARTS.get(name, GREY) for name in names])
     y = alt.Y("bar:N", sort=order, title=None)
     x = alt.X(f"{value}:Q", title=title)
     numbered = [row | {"order": names.index(row["part"])} for row in rows]

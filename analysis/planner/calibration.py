@@ -139,15 +139,6 @@ class Calibration:
     def _card(self) -> str:
         return self.gpu if self.is_host else planning_gpu(self.gpu).name
 
-    def with_network(self, words: str) -> "Calibration":
-        """The same with the network of --network.
-
-        Raises:
-            UsageError: the words state no rate.
-        """
-        check_network(words, self.gpus_per_node, "--network")
-        return replace(self, network=words)
-
     def network_note(self, gpus: float = math.inf) -> list[str]:
         """A line about the network between the nodes as it is planned with, and where that is known
         from; none where no message of `gpus` GPUs leaves a node."""

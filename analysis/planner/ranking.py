@@ -36,7 +36,7 @@ SECONDS = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add --margin, and --flash with --no-flash."""
+
     margin = f"share of memory left free (default: {MARGIN})"
     parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=margin)
     flash = "flash attention (default: as the cluster was calibrated)"
@@ -223,6 +223,4 @@ def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
         Column("bubble", "bubble", ".1%"),
         Column("communication", "communication", ".1%"),
     ]
-    if no_mfu:
-        notes = [*notes, no_mfu]
-    return Table(columns, rows, notes=notes)
+    return Table(columns, rows, notes=[*notes, no_mfu] if no_mfu else notes)

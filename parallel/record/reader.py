@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.bounds import misfit
 from base.errors import Reading, UsageError
@@ -154,7 +154,6 @@ def is_run_folder(path: Path) -> bool:
 
 
 def has_run(path: Path) -> bool:
-    """Whether a folder has a run.json."""
     return (path / schema.RUN).is_file()
 
 
@@ -244,13 +243,24 @@ def read_checkpoints(path: Path) -> list[dict[str, Any]]:
     return _read_rows(path, schema.CHECKPOINT_COLUMNS) if path.exists() else []
 
 
-def read_saves(path: Path) -> list[str]:
-    """Why each save that checkpoints.csv lists failed; "" where it did not.
+class Saves(NamedTuple):
+    """How many saves a folder's checkpoints.csv lists, how many of them failed, and in words why
+    the last of these did, or why the file cannot be read."""
 
-    Raises:
-        UsageError: it is damaged; it names the file and the line.
-    """
-    return [row["problem"] for row in read_checkpoints(path) if row["event"] == "save"]
+    total: int
+    failed: int
+    remark: str
+
+
+def read_saves(path: Path) -> Saves:
+    """A damaged checkpoints.csv is a remark: the run's steps are whole."""
+    try:
+        problems = [row["problem"] for row in read_checkpoints(path) if row["event"] == "save"]
+    except UsageError as error:
+        return Saves(0, 0, str(error))
+    failed, total = list(filter(None, problems)), len(problems)
+    remark = f"{len(failed)} of {total} saves failed, the last: {failed[-1]}" if failed else ""
+    return Saves(total, len(failed), remark)
 
 
 def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[str, Any]]]]:

@@ -173,7 +173,6 @@ class Watchdog:
         self._stop = threading.Event()
 
     def tick(self) -> None:
-        """This rank made progress."""
         self._ticks += 1
         self._last = time.monotonic()
 

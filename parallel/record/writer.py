@@ -214,10 +214,6 @@ class RunFolder:
         self._check_there()
         write_json(self.path / schema.RUN, facts)
 
-    def launcher(self, metadata: dict[str, Any]) -> None:
-        """Write launcher_metadata.json, for its owner alone."""
-        write_json(self.path / "launcher_metadata.json", metadata, 0o600)
-
     def log(self, line: str) -> None:
         """Append a line to train.log, behind."""
         if self._log is not None:

@@ -41,7 +41,6 @@ class Format:
         return any(all(map(holds, marks)) for marks in self.marks)
 
     def read(self, log: Log) -> Record:
-        """The run that a log holds."""
         record = Record(source=str(log.path), format=self.name)
         self.reader(log, record)
         return record
@@ -80,7 +79,6 @@ class LineFormat(Format):
     finish: Callable[[Record, Log], None] | None = None
 
     def read(self, log: Log) -> Record:
-        """The run that a log holds; without an entry its table of steps is empty."""
         record = Record(source=str(log.path), format=self.name, engine=self.name)
         columns = (self.scan or self._first_kind)(log, record)
         header = header_of(log, int(columns["at"][0]) if len(columns["at"]) else None)

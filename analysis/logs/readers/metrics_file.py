@@ -30,7 +30,7 @@ from parallel.record.schema import METRICS_VERSION
 
 _NAME = "training_metrics.json"
 _SIZES = re.compile(r"(n_layer|n_head|n_embd)=(\d{1,7})")
-_RENAMED = {"n_embd": "hidden"}
+
 _CONFIG = {
     "micro_batch": "micro_batch_size_per_gpu",
     "global_batch": "global_batch_size",
@@ -99,7 +99,7 @@ def _settings(record: Record, content: dict[str, Any], origin: str) -> None:
     config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
     facts = {name: integer(config.get(key)) for name, key in _CONFIG.items()}
     for name, size in _SIZES.findall(str(config.get("model_size"))):
-        facts[_RENAMED.get(name, name)] = int(size)
+        facts["hidden" if name == "n_embd" else name] = int(size)
     facts |= {
         "engine": "DeepSpeed" if config.get("deepspeed_enabled") else None,
         "gpus": integer(hardware.get("world_size")),

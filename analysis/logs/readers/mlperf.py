@@ -94,7 +94,12 @@ def _read(log: Log, record: Record) -> None:
             state(record, {"precision": _PRECISIONS.get(word.lower(), word.lower())}, "log")
     start, stop = marks.get("run_start"), marks.get("run_stop")
     _settings(record, log, start and start.at)
-    _benchmark(record, about.benchmark)
+    benchmark = re.sub(r"\W|_", "", about.benchmark.lower())
+    model, seq_len = _BENCHMARKS.get(benchmark, ("", None))
+    read_name(record, model)
+    state(record, {"seq_len": seq_len}, "from name")
+    if benchmark.endswith("lora"):
+        record.uncounted.append("frozen weights (LoRA)")
     if start:
         run = lines[lines.index(start) :]
         words = "".join(f"{line.time_s:.3f} {line.key} {line.value}\n" for line in run)
@@ -112,9 +117,8 @@ def _read(log: Log, record: Record) -> None:
     record.completed = status == "success"
     judge_end(record, log, [stop.at] if stop else None)
     if record.failure is None and status not in ("", "success"):
-        record.failure = Failure(
-            "stopped early", log.line_no(stop.at), f"run_stop status: {status}"
-        )
+        words = f"run_stop status: {status}"
+        record.failure = Failure("stopped early", log.line_no(stop.at), words)
 
 
 def _lines(log: Log, record: Record) -> Iterator[_Line]:
@@ -134,16 +138,6 @@ def _lines(log: Log, record: Record) -> Iterator[_Line]:
                 return
             started_s = min(started_s, time_s)
         yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
-
-
-def _benchmark(record: Record, name: str) -> None:
-    """The model that a benchmark of MLPerf is about, and the length of its sequences."""
-    name = re.sub(r"\W|_", "", name.lower())
-    model, seq_len = _BENCHMARKS.get(name, ("", None))
-    read_name(record, model)
-    state(record, {"seq_len": seq_len}, "from name")
-    if name.endswith("lora"):
-        record.uncounted.append("frozen weights (LoRA)")
 
 
 def _settings(record: Record, log: Log, start: int | None) -> None:

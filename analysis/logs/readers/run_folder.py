@@ -10,7 +10,6 @@ from analysis.logs.parsing.fields import positive
 from analysis.logs.parsing.json_values import steps_of
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Failure, Record, Refusal
-from base.errors import UsageError
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
 from parallel.record.reader import Run, read_run, read_saves, read_status
 from parallel.record.schema import LOG
@@ -73,13 +72,8 @@ def read(path: Path) -> Record:
         record.notes.append(f"status.json says {run.state} {run.reason}".strip())
     if run.later:
         record.notes.append(run.later)
-    saves = []
-    try:
-        saves = read_saves(run.path)
-    except UsageError as error:  # the run's steps are whole
-        record.notes.append(str(error))
-    if failed := list(filter(None, saves)):
-        record.notes.append(f"{len(failed)} of {len(saves)} saves failed, the last: {failed[-1]}")
+    if remark := read_saves(run.path).remark:
+        record.notes.append(remark)
     return record
 
 
