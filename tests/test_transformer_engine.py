@@ -94,11 +94,18 @@ def test_a_loss_whose_gradient_was_rounded_is_refused(monkeypatch):
 
 
 GPU = {"engine": "megatron", "precision": "bf16", "device": "cuda"}
+OVERLAP = {"tp_overlap": True, "gpus": 2, "tp": 2, "sequence_parallel": True}
 REFUSED = [
     ({"te_loss": True, "engine": "ddp"}, "engine ddp has no te_loss"),
     ({"te_loss": True, "precision": "fp16"}, "te_loss needs precision bf16 or fp8"),
     ({"te_loss": True, "device": "cpu"}, "te_loss needs a GPU"),
     ({"te_loss": True, "kernels": "torch"}, "te_loss needs kernels te"),
+    (OVERLAP | {"engine": "deepspeed_zero", "sequence_parallel": False}, "has no tp_overlap"),
+    (OVERLAP | {"sequence_parallel": False}, "tp_overlap needs tp above 1 and sequence_parallel"),
+    (OVERLAP | {"tp": 1}, "tp_overlap needs tp above 1 and sequence_parallel \\(tp is 1\\)"),
+    (OVERLAP | {"precision": "fp32"}, "tp_overlap needs precision bf16, fp16 or fp8"),
+    (OVERLAP | {"device": "cpu"}, "tp_overlap needs a GPU"),
+    (OVERLAP | {"kernels": "torch"}, "tp_overlap needs kernels te"),
 ]
 
 
@@ -106,3 +113,26 @@ REFUSED = [
 def test_what_megatron_core_cannot_combine_is_refused(settings, why):
     with pytest.raises(UsageError, match=why):
         resolve(("test", GPU | settings))
+
+
+@pytest.mark.filterwarnings("ignore:full scope")  # of a default of megatron-core's own
+@pytest.mark.parametrize(("precision", "more"), [("bf16", {}), ("fp8", {"use_fp8": True})])
+def test_tp_overlap_reaches_megatron_core_and_the_buffers_have_a_ranks_tokens(
+    precision, more, monkeypatch
+):
+    from parallel.engines import layers
+
+    library, asked = types.ModuleType("transformer_engine.pytorch.module.base"), []
+    library.initialize_ub = lambda **how: asked.append(how)
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    monkeypatch.setattr(layers.parallel_state, "initialize_model_parallel", lambda **_: None)
+    monkeypatch.setattr(layers.tensor_parallel, "model_parallel_cuda_manual_seed", lambda *_: None)
+    given = GPU | OVERLAP | {"gpus": 4, "cp": 2, "micro_batch": 4, "precision": precision}
+    spec = resolve(("test", given | {"preset": "tiny-llama", "seq_len": 64}))
+    layers.start(spec, cuda=False)
+    assert not asked  # a rehearsal has no GPU
+    config = layers.start(spec, cuda=True)
+    assert config.tp_comm_overlap and layers.options(config)["tp_comm_overlap"]
+    shape = {"shape": [4 * 64 // 2, spec.model.hidden], "tp_size": 2, "dtype": torch.bfloat16}
+    assert asked == [shape | {"bootstrap_backend": "nccl"} | more]
+    assert not layers.transformer_config(resolve(("test", GPU)), True).tp_comm_overlap

@@ -149,6 +149,7 @@ class RunSpec:
     deterministic: bool = key(False, "only operations that give the same bits every time (slower)")
     compile: bool = key(False, "torch.compile the model (ddp) or each block (fsdp2)")
     te_loss: bool = key(False, "megatron: Transformer Engine's loss, which keeps no fp32 logits")
+    tp_overlap: bool = key(False, "megatron: overlap tp's messages with GEMMs by user buffers")
     threads: int = key(1, "CPU threads per rank", Bounds(1, 1024))
     deepspeed_config: str | None = key(None, "DeepSpeed JSON; other settings override")
     profile_steps: str | None = key(
@@ -221,7 +222,7 @@ class RunSpec:
     def te_alone(self) -> str:
         """What of the run Transformer Engine alone can do, in words; "" where nothing."""
         asked = {f"cp {self.cp}": self.cp > 1, "precision fp8": self.precision == "fp8"}
-        asked |= {"te_loss": self.te_loss}
+        asked |= {name: getattr(self, name) for name in ("te_loss", "tp_overlap")}
         return " and ".join(what for what, is_so in asked.items() if is_so)
 
     @property
@@ -288,10 +289,7 @@ class RunSpec:
             problems.append(f"cp {self.cp} needs precision bf16, fp16 or fp8, not fp32")
         if self.precision == "fp8":
             problems += _fp8_problems(self)
-        if self.te_loss and self.engine != "megatron":
-            problems.append(f"engine {self.engine} has no te_loss (megatron has)")
-        if self.te_loss and not self.fuses_loss:
-            problems.append("te_loss needs precision bf16 or fp8, and not deterministic")
+        problems += self._megatron_problems()
         if self.breakdown and self.cp > 1:
             problems.append(f"breakdown has no column for messages between cp {self.cp} ranks")
         if self.tf32 and self.precision != "fp32":
@@ -311,6 +309,21 @@ class RunSpec:
         traced, last = profiled_steps(self), self.steps
         if self.profile_steps and not (traced and 1 <= traced[0] and traced[-1] <= last):
             problems.append(f"profile_steps {self.profile_steps} is not within steps 1 to {last}")
+        return problems
+
+    def _megatron_problems(self) -> list[str]:
+        """What of megatron's own settings cannot be combined with the rest of the run."""
+        problems = [
+            f"engine {self.engine} has no {name} (megatron has)"
+            for name in ("te_loss", "tp_overlap")
+            if getattr(self, name) and self.engine != "megatron"
+        ]
+        if self.te_loss and not self.fuses_loss:
+            problems.append("te_loss needs precision bf16 or fp8, and not deterministic")
+        if self.tp_overlap and not (self.tp > 1 and self.sequence_parallel):
+            problems.append(f"tp_overlap needs tp above 1 and sequence_parallel (tp is {self.tp})")
+        if self.tp_overlap and self.precision == "fp32":
+            problems.append("tp_overlap needs precision bf16, fp16 or fp8, not fp32")
         return problems
 
     def _document_problems(self) -> list[str]:

@@ -5,6 +5,7 @@ PipelineModule. megatron-core's activations are [S, B, H]; tokens and labels sta
 """
 # ruff: noqa: E402  (megatron-core is patched before its modules are imported)
 
+import importlib
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -60,7 +61,22 @@ def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
         distributed_timeout_minutes=spec.timeout_s / 60,  # goes into a timedelta as it is
     )
     tensor_parallel.model_parallel_cuda_manual_seed(spec.seed)
+    if spec.tp_overlap and cuda:
+        share_buffers(spec)
     return transformer_config(spec, cuda)
+
+
+def share_buffers(spec: RunSpec) -> None:
+    """Have Transformer Engine hold the buffers, [tokens of a cp rank, H] each, through which tp
+    ranks exchange parts of a tensor while a GEMM works on others."""
+    library = importlib.import_module("transformer_engine.pytorch.module.base")
+    library.initialize_ub(
+        shape=[spec.micro_batch * spec.seq_len // spec.cp, spec.model.hidden],
+        tp_size=spec.tp,
+        dtype=compute_dtype(spec),
+        bootstrap_backend="nccl",
+        **({"use_fp8": True} if spec.precision == "fp8" else {}),  # another name after 2.20
+    )
 
 
 def model_parallel_unit() -> SimpleNamespace:
@@ -140,6 +156,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         sequence_parallel=layout.sequence_parallel,
+        tp_comm_overlap=spec.tp_overlap,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -176,6 +193,7 @@ def options(config: TransformerConfig) -> dict[str, bool]:
     """For run.json: what megatron-core was asked to do faster or with less memory."""
     names = "bias_activation_fusion bias_dropout_fusion apply_rope_fusion cross_entropy_loss_fusion"
     names += " gradient_accumulation_fusion deallocate_pipeline_outputs batch_p2p_comm"
+    names += " tp_comm_overlap"
     return {name: getattr(config, name) for name in names.split()}
 
 
