@@ -77,17 +77,19 @@ def write_synced(path: Path, text: str, mode: int = 0o666) -> None:
 
 def as_json(content: Any) -> str:
     """Indented JSON, with null for NaN and infinities, which are not JSON."""
-    return json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
+    return json.dumps(finite(content), indent=2, allow_nan=False) + "\n"
 
 
-def _finite(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return content
+def finite(value: Any, digits: int = 17) -> Any:
+    """The value for JSON: every float in it with so many digits (17: exactly), and None in place of
+    one that is not finite."""
+    if isinstance(value, dict):
+        return {k: finite(v, digits) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v, digits) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value
 
 
 def write_json(path: Path, content: Any, mode: int = 0o666) -> None:

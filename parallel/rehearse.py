@@ -302,10 +302,8 @@ def main(argv: list[str] | None = None) -> int:
         card_gb = card_of(arguments.gpu_type, arguments.cluster, runs).memory_gb
     work = [(name, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)]
     if card_gb is None:
-        print(
-            "no card is known, so nothing is checked to fit (give --cluster or --gpu-type)",
-            file=sys.stderr,
-        )
+        line = "no card is known, so nothing is checked to fit (give --cluster or --gpu-type)"
+        print(line, file=sys.stderr)
     import_libraries(runs.values())
     failed, rows = [], []
     for at, (name, rank) in enumerate(work, start=1):

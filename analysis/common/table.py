@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.common import terminal
 from base.errors import UsageError, printable
+from base.storage import finite
 
 if TYPE_CHECKING:
     import pandas
@@ -186,18 +187,6 @@ def _csv_cell(value: Any) -> Any:
 def _objects(table: Table) -> list[dict[str, Any]]:
     columns = table.shown
     return [{c.key: row.get(c.key) for c in columns} | row for row in table.rows]
-
-
-def finite(value: Any, digits: int = 17) -> Any:
-    """The value for JSON: every float in it with so many digits (17: exactly), and None in place of
-    one that is not finite."""
-    if isinstance(value, dict):
-        return {k: finite(v, digits) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v, digits) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
-    return value
 
 
 def json_objects(rows: list[dict[str, Any]]) -> str:

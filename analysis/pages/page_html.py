@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import UNKNOWN, Column, Table, finite
+from analysis.common.table import UNKNOWN, Column, Table
 from analysis.pages.section import Page, Section
 from base.errors import UsageError, printable
+from base.storage import finite
 
 MARK = '<meta http-equiv="Content-Security-Policy"'  # no page of others begins as ours do
 DIGITS = 6  # of every number: what a page shows does not depend on a processor's last digits

@@ -5,13 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.planner.ranking import (
-    HEADINGS,
-    KEYS,
-    Ranking,
-    message_seconds,
-    policy,
-)
+from analysis.planner.ranking import HEADINGS, KEYS, Ranking, message_seconds, policy
 from analysis.planner.space import engine_of
 from base.errors import UsageError
 from parallel.config.layout import RECOMPUTE

@@ -239,7 +239,15 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
             run, or a run that cannot start.
     """
     path = Path(path)
-    file = _read(path)
+    table = read_toml(path, "study")
+    if path.stem.startswith(".") or not path.suffix:
+        raise UsageError(
+            f"study {path}: its scripts and logs go to a folder called {path.stem!r}: call the file"
+            " NAME.toml, with a NAME that does not begin with a dot"
+        )
+    file = _File(**values_of(_File, table, f"study {path}"))
+    if not file.run and not file.sweep:
+        raise UsageError(f"study {path} has no [[run]] table and no [[sweep]]")
     chosen = cluster or file.cluster
     where = clusters.cluster(chosen) if chosen else None
     points = _read_points(path, file, where)
@@ -266,20 +274,6 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     if why := named[baseline].why:
         raise UsageError(f"study {path}: its baseline {baseline} cannot run: {why}")
     return Study(path.stem, path, file.question, baseline, runs, where, left_out, assumed)
-
-
-def _read(path: Path) -> _File:
-    """The tables of a study file. Raises: UsageError: they are not what their names say."""
-    table = read_toml(path, "study")
-    if path.stem.startswith(".") or not path.suffix:
-        raise UsageError(
-            f"study {path}: its scripts and logs go to a folder called {path.stem!r}: call the file"
-            " NAME.toml, with a NAME that does not begin with a dot"
-        )
-    file = _File(**values_of(_File, table, f"study {path}"))
-    if not file.run and not file.sweep:
-        raise UsageError(f"study {path} has no [[run]] table and no [[sweep]]")
-    return file
 
 
 def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:

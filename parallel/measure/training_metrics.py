@@ -61,7 +61,8 @@ def training_metrics(
     facts: dict[str, Any], steps: list[dict[str, Any]], measured: Measured
 ) -> dict[str, Any]:
     """The document; `facts` is run.json, `steps` the rows of steps.csv."""
-    host, epochs = facts["host"], facts["spec"]["epochs"] or 1
+    spec, layout, data, host = (facts[part] for part in ("spec", "layout", "data", "host"))
+    model, epochs = _config(facts), spec["epochs"] or 1
     per_epoch = -(-len(steps) // epochs)
     used = (facts.get("engine") or {}).get("config") or {}
     parts = {
@@ -84,18 +85,33 @@ def training_metrics(
         "hardware": {
             "gpu_name": host["gpu"],
             "gpu_count_visible": host["gpus_visible"],
-            "world_size": facts["layout"]["world_size"],
+            "world_size": layout["world_size"],
             "cuda_version": host["cuda"],
             "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         },
-        "training_config": _training_config(facts),
+        "training_config": {
+            "model_name": name_of(model, spec["preset"]) or f"{model.n_params} parameters",
+            "model_size": f"n_layer={model.n_layer}, n_head={model.n_head}, n_embd={model.hidden}",
+            "seq_len": spec["seq_len"],
+            "epochs": epochs,
+            "micro_batch_size_per_gpu": layout["micro_batch"],
+            "grad_accum_steps": layout["n_micro"],
+            "global_batch_size": layout["global_batch"],
+            "lr": spec["lr"],
+            "optimizer": "AdamW",
+            "precision": spec["precision"],
+            "deepspeed_enabled": spec["engine"].startswith("deepspeed"),
+            "zero_stage": layout["zero_stage"],
+            "dataset_name": data["path"],
+            "dataset_subset_sizes": {"train": data["train_tokens"], "val": data["val_tokens"]},
+        },
         "deepspeed_config": {  # the given JSON, and what DeepSpeed used; null without DeepSpeed
-            "path": facts["spec"]["deepspeed_config"],
+            "path": spec["deepspeed_config"],
             "sha256": facts["inputs"]["deepspeed_config"],
             "selected": {
-                "fp16_enabled": facts["spec"]["precision"] == "fp16",
+                "fp16_enabled": spec["precision"] == "fp16",
                 "wall_clock_breakdown": bool(used.get("wall_clock_breakdown", False)),
-                "zero_stage": facts["layout"]["zero_stage"],
+                "zero_stage": layout["zero_stage"],
             },
         },
         "schema_notes": NOTES,
@@ -124,27 +140,6 @@ def training_metrics(
         },
         "scheduler": facts["scheduler"],
         "profiler": facts.get("profiler"),  # not null: slowed by it, not a timing
-    }
-
-
-def _training_config(facts: dict[str, Any]) -> dict[str, Any]:
-    spec, layout, data = facts["spec"], facts["layout"], facts["data"]
-    model = _config(facts)
-    return {
-        "model_name": name_of(model, spec["preset"]) or f"{model.n_params} parameters",
-        "model_size": f"n_layer={model.n_layer}, n_head={model.n_head}, n_embd={model.hidden}",
-        "seq_len": spec["seq_len"],
-        "epochs": spec["epochs"] or 1,
-        "micro_batch_size_per_gpu": layout["micro_batch"],
-        "grad_accum_steps": layout["n_micro"],
-        "global_batch_size": layout["global_batch"],
-        "lr": spec["lr"],
-        "optimizer": "AdamW",
-        "precision": spec["precision"],
-        "deepspeed_enabled": spec["engine"].startswith("deepspeed"),
-        "zero_stage": layout["zero_stage"],
-        "dataset_name": data["path"],
-        "dataset_subset_sizes": {"train": data["train_tokens"], "val": data["val_tokens"]},
     }
 
 

@@ -169,7 +169,12 @@ def _time(record: Record, log: Log, run: list[_Line]) -> None:
     usable = spans > 0
     samples_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
     if steps.size and (factor := _factor(record, steps, samples_per_s)):
-        columns = {"iteration": _numbers(steps), "step_s": factor * steps[1], "at": steps[0]}
+        # By the log's counts where each step has its own: ranks may repeat a step.
+        _, times, counts, _ = steps
+        iteration = np.arange(1.0, len(counts) + 1)
+        if counts.all() and len(set(counts)) == len(set(zip(counts, times, strict=True))):
+            iteration = np.unique(counts, return_inverse=True)[1] + 1.0
+        columns = {"iteration": iteration, "step_s": factor * times, "at": steps[0]}
         put_steps(record, columns, log)
     elif steps.size:
         record.notes.append("printed and counted times differ, so neither is a result")
@@ -257,15 +262,6 @@ def _factor(record: Record, steps: np.ndarray, samples_per_s: float) -> float:
     if note:
         record.notes.append(note)
     return factor
-
-
-def _numbers(steps: np.ndarray) -> np.ndarray:
-    """The steps' numbers from 1, by the log's counts where each step has its own: ranks may repeat
-    a step."""
-    _, times, counts, _ = steps
-    if counts.all() and len(set(counts)) == len(set(zip(counts, times, strict=True))):
-        return np.unique(counts, return_inverse=True)[1] + 1.0
-    return np.arange(1.0, len(counts) + 1)
 
 
 FORMAT = Format(name="MLPerf", marks=((b":::MLLOG {",),), reader=_read)

@@ -53,8 +53,8 @@ _SOURCE["global_batch"] = rb"\n {4}batch_size {0,3}: {0,3}int {0,3}= {0,3}([\d *
 _SOURCE["seq_len"] = rb"\n {4}sequence_length {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
 
 
-def _script(record: Record, header: bytes) -> None:
-    """The model and the batch by the script's source, with which the log opens."""
+def _prepare(record: Record, columns: Columns, header: bytes) -> None:
+    """The model and the batch by the script's source, with which the log opens; the machine."""
     texts = {name: re.findall(pattern, header) for name, pattern in _SOURCE.items()}
     if b"class GPTConfig" in header and all(texts.values()):
         facts = {name: math.prod(map(int, text[-1].split(b"*"))) for name, text in texts.items()}
@@ -66,9 +66,6 @@ def _script(record: Record, header: bytes) -> None:
     if b"value_embed" in header:
         record.uncounted.append("value embeddings")
 
-
-def _machine(record: Record, columns: Columns, header: bytes) -> None:
-    _script(record, header)
     if len(columns["train_ms"]):
         record.notes.append("step times are differences of the cumulative train_time")
         cards, busy = _GPU.findall(header), set(_PROCESS.findall(header))
@@ -82,5 +79,5 @@ FORMAT = LineFormat(
     marks=((b"train_time:", b"step_avg:"),),
     scan=_scan,
     arguments=False,
-    prepare=_machine,
+    prepare=_prepare,
 )
