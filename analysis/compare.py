@@ -95,7 +95,14 @@ class Comparison:
     def verdict(self) -> str:
         """One plain sentence."""
         if self.gpus is not None:
-            return self._on_other_gpus()
+            a, b = self.gpus
+            time, seconds = 1 / (1 + self.gain), b / a / (1 + self.gain)
+            ratio = f"on {b} GPUs instead of {a}, B takes {time:.3f} of A's time per step"
+            work = f"and {seconds:.3f} of its GPU-seconds"
+            if self.is_noise is None:
+                return f"{ratio} {work}; how much is noise is unknown"
+            ratio += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f}) {work}"
+            return f"{ratio}; the times are equal within noise" if self.is_noise else ratio
         if self.is_noise is None:
             return f"B takes {1 / (1 + self.gain):.3f} of A's time; how much is noise is unknown"
         if self.is_noise:
@@ -103,16 +110,6 @@ class Comparison:
             return f"within noise: B is {self.gain:+.1%} but could be {could}"
         word = "faster" if self.gain > 0 else "slower"
         return f"B is {word} by {abs(self.gain):.1%} ± {(self.high - self.low) / 2:.1%}"
-
-    def _on_other_gpus(self) -> str:
-        a, b = self.gpus
-        time, seconds = 1 / (1 + self.gain), b / a / (1 + self.gain)
-        ratio = f"on {b} GPUs instead of {a}, B takes {time:.3f} of A's time per step"
-        work = f"and {seconds:.3f} of its GPU-seconds"
-        if self.is_noise is None:
-            return f"{ratio} {work}; how much is noise is unknown"
-        ratio += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f}) {work}"
-        return f"{ratio}; the times are equal within noise" if self.is_noise else ratio
 
 
 def compare(
@@ -156,9 +153,7 @@ def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarr
 
 
 def timed_runs(
-    paths: list[Path],
-    facts: dict[str, Any] | None = None,
-    window: Window | None = None,
+    paths: list[Path], facts: dict[str, Any] | None = None, window: Window | None = None
 ) -> Reading[list[TimedRun]]:
     """The runs at the paths with their steady step times; one line for each run without any.
 

@@ -112,9 +112,7 @@ def profiles_at(path: Path) -> Reading[dict[str, Profile]]:
     if not path.is_dir():
         files[str(path)] = path
     else:
-        for run, why in below(
-            path, lambda folder: bool(_files_of(folder)), lambda name: name == "attempts"
-        ):
+        for run, why in below(path, lambda folder: bool(_files_of(folder)), "attempts".__eq__):
             if why:
                 refused.append(Refusal(str(run), why))
             elif run.is_dir():

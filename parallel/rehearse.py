@@ -73,8 +73,7 @@ class Comparison(NamedTuple):
 def shortened(spec: RunSpec, stage: int) -> RunSpec:
     """The run with as many micro-batches a step as the peak of memory of this stage needs: those in
     flight, and one that adds to gradients that are there already."""
-    layout = spec.layout
-    n = 2
+    layout, n = spec.layout, 2
     if layout.pp > 1:
         n = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
     n = min(layout.n_micro, n)

@@ -157,24 +157,21 @@ class Trainer:
         first = self.checkpointer.load(source)
         self._report_checkpoints()
         if self.is_rank_0 and "attempts" in self.facts:
-            self._take_over_attempts(first)
+            # Earlier attempts' rows up to step `first` are kept, and which schedule they had.
+            self.rows = [row for row in read_run(self.folder.path).steps if row["step"] <= first]
+            self.measured.wall_s = sum(row["step_s"] for row in self.rows)
+            attempts = self.facts["attempts"]
+            attempts[-1]["kept_to"] = first
+            first_row = self.rows[0]["step"] if self.rows else 1
+            mixed = other_schedules(attempts, self.spec.steps, first_row)
+            if mixed and self.spec.lr_schedule != "constant":
+                self.facts["go_on"] = mixed
+            self.folder.update(self.facts)
         if first == self.spec.steps:
             if self.is_rank_0 and not self.rows:
                 raise UsageError(nothing_to_train(self.spec, folders.name_of(first)))
             self.validate(first)
         return first
-
-    def _take_over_attempts(self, first: int) -> None:
-        """Keep earlier attempts' rows up to step `first`, and note which schedule they had."""
-        self.rows = [row for row in read_run(self.folder.path).steps if row["step"] <= first]
-        self.measured.wall_s = sum(row["step_s"] for row in self.rows)
-        attempts = self.facts["attempts"]
-        attempts[-1]["kept_to"] = first
-        first_row = self.rows[0]["step"] if self.rows else 1
-        mixed = other_schedules(attempts, self.spec.steps, first_row)
-        if mixed and self.spec.lr_schedule != "constant":
-            self.facts["go_on"] = mixed
-        self.folder.update(self.facts)
 
     def _profiler(self, first: int) -> contextlib.AbstractContextManager:
         in_nsys = "nsys" in (self.facts["profiler"] or {"tool": ""})["tool"]

@@ -94,7 +94,6 @@ class Table:
         return [printable(note) for note in (*self.notes, *whys)]
 
     def texts(self, column: Column) -> list[str]:
-        """A column's cells as they are printed."""
         texts = [cell(row.get(column.key), column.spec) for row in self.rows]
         for number, reasons in enumerate(self.reasons):
             if reasons.doubts.get(column.key):

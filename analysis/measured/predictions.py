@@ -6,12 +6,6 @@ from analysis.logs.record import Record
 from base.errors import Answer
 
 
-def error(predicted: float | None, measured: float | None) -> float | None:
-    """predicted / measured - 1: positive where the run was faster than predicted; None where either
-    is unknown."""
-    return predicted / measured - 1 if predicted and measured else None
-
-
 def of_runs(records: list[Record], cluster: str | None) -> list[Answer[float]]:
     """Each run's predicted seconds per iteration on a calibrated cluster; none without a cluster.
 

@@ -42,7 +42,6 @@ class Breakdown:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank is there."""
         return len(self.ranks) == self.spec.layout.world_size
 
     @property

@@ -194,11 +194,7 @@ def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
 
 
 def _no_ratio(
-    record: Record,
-    baseline: Record,
-    times: dict[int, Steady | None],
-    kind: str,
-    any_commit: bool,
+    record: Record, baseline: Record, times: dict[int, Steady | None], kind: str, any_commit: bool
 ) -> str:
     """Why a run with a time has no ratio to its baseline, or ""."""
     time, base = times[id(record)], times[id(baseline)]
@@ -242,7 +238,8 @@ def of_records(
     predicted = predictions.of_runs(records, predict)
     for row, prediction in zip(run_rows, predicted, strict=True):
         row["predicted_s"] = prediction.value
-        row["predicted_error"] = predictions.error(prediction.value, row["step_s"])
+        known = prediction.value and row["step_s"]  # positive: the run was faster than predicted
+        row["predicted_error"] = prediction.value / row["step_s"] - 1 if known else None
         if prediction.why:
             row["missing"]["predicted_s"] = prediction.why
     used = dict.fromkeys(row["convention"] for row in run_rows if row["tflops"] is not None)

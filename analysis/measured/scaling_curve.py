@@ -38,11 +38,7 @@ class Ratio(NamedTuple):
 
 
 def speedup(
-    step_s: float,
-    gpus: int,
-    baseline_step_s: float,
-    baseline_gpus: int,
-    scaling: str = "strong",
+    step_s: float, gpus: int, baseline_step_s: float, baseline_gpus: int, scaling: str = "strong"
 ) -> Ratio:
     """Speedup and efficiency against a baseline of `baseline_gpus` GPUs.
 

@@ -20,7 +20,6 @@ _CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
 
 
 def views(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
-    """The views that have anything to show."""
     own = [record for record in records if record.format == run_folder.FORMAT]
     return [*_breakdowns(own, baseline, kind), memory_view(own), clock_view(own)]
 

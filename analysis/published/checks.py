@@ -53,11 +53,7 @@ class Checked(NamedTuple):
 def check(rows: list[Line]) -> Checked:
     """Every rule over the rows of one table; the first finding about a cell stands."""
     lines: set[int] = set()
-    findings = [
-        *_identities(rows, lines),
-        *_whole_numbers(rows, lines),
-        *_bounds(rows),
-    ]
+    findings = [*_identities(rows, lines), *_whole_numbers(rows, lines), *_bounds(rows)]
     doubtful = {finding.line for finding in findings}
     for row in rows:
         _derive(row)

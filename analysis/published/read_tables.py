@@ -214,8 +214,7 @@ def _understood(
         for heading, name, text in zip(table.headings, names, texts, strict=True):
             if name and text:
                 _put(line, name, heading, text)
-        card = usual_gpu(line.words.get("gpu_type", ""))
-        if card:
+        if card := usual_gpu(line.words.get("gpu_type", "")):
             precision = re.search(r"bf16|fp16|fp8|fp4|fp32|tf32", line.words.get("precision", ""))
             peak = card.peaks.get(precision[0]) if precision else max(card.peaks.values())
             if peak:

@@ -182,10 +182,8 @@ def _tied_embedding(spec: RunSpec) -> Volume:
 
     In bf16 DeepSpeed's pipeline sends the fp32 sums of its BF16_Optimizer.
     """
-    layout = spec.layout
     wide = spec.engine == "megatron" or spec.precision != "fp16"
-    volume = Volume()
-    rows = spec.padded_vocab // layout.tp
+    volume, rows = Volume(), spec.padded_vocab // spec.layout.tp
     volume.add("all_reduce", 2, (4 if wide else 2) * rows * spec.model.hidden)
     return volume
 

@@ -170,7 +170,6 @@ class Study:
 
     @property
     def specs(self) -> dict[str, RunSpec]:
-        """Each run's settings, by its name."""
         return {name: run.spec for name, run in self.runs.items()}
 
     def run(

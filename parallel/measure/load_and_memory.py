@@ -24,7 +24,6 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def largest(peaks: list[dict[str, int]]) -> dict[str, int]:
-    """The largest of each over all ranks."""
     return {name: max(of_rank[name] for of_rank in peaks) for name in peaks[0]}
 
 

@@ -244,7 +244,6 @@ class Breakdown:
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
-        """Wait for a call, timed."""
         region = self._region_of.get(work)
         with nullcontext() if region is None else self._within(region):
             return original(work, *args, **kw)

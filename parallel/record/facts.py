@@ -192,8 +192,7 @@ def planned(study: Study, run: str) -> dict[str, Any]:
 def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[str, Any]:
     """run.json as far as it is known before torch is loaded. known: OF_STUDY, where there is one,
     else the run's name alone."""
-    layout = spec.layout
-    padded = spec.padded_vocab
+    layout, padded = spec.layout, spec.padded_vocab
     derived = ("world_size", "global_batch", "bubble", "reductions")
     return {
         "schema_version": SCHEMA_VERSION,

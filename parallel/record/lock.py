@@ -71,7 +71,6 @@ class FolderLock:
         file.flush()
 
     def release(self) -> None:
-        """Let another process write the folder."""
         if self._file is not None:
             self._file.close()
             self._file = None

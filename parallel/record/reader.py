@@ -220,8 +220,6 @@ def _take_slurms_word(run: Run, end: dict[str, Any]) -> None:
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
     steps = _read_rows(path, schema.STEP_COLUMNS)
     for step in steps:
         if step["step"] is None or not (step["step_s"] is None or 0 < step["step_s"] < math.inf):
@@ -239,8 +237,7 @@ def read_checkpoints(path: Path) -> list[dict[str, Any]]:
     Raises:
         UsageError: it is damaged; it names the file and the line.
     """
-    path = path / schema.CHECKPOINTS
-    return _read_rows(path, schema.CHECKPOINT_COLUMNS) if path.exists() else []
+    return _read_rows(path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS)
 
 
 class Saves(NamedTuple):
@@ -308,8 +305,9 @@ def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _read_rows(path: Path, kinds: dict[str, Callable[[str], Any]]) -> list[dict[str, Any]]:
-    rows = []
-    lines = _read_csv(path)
+    if not path.exists():
+        return []
+    rows, lines = [], _read_csv(path)
     _, header = next(lines, (1, []))
     if not kinds.keys() <= set(header):  # an earlier version wrote more
         raise UsageError(f"{path}:1: expected columns {', '.join(kinds)}")

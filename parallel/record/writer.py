@@ -264,7 +264,6 @@ class BreakdownFile:
         self._behind = Behind()
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append one window."""
         self._behind.call(self._write, row)
 
     def _write(self, row: dict[str, Any]) -> None:

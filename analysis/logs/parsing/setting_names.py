@@ -232,7 +232,11 @@ def read_header(record: Record, header: bytes) -> None:
             words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
             record.uncounted.append(f"layers of the kinds {words}")
     facts |= _world(header, facts)
-    facts["params"] = _params(header, facts)
+    # The model-parallel ranks each print their share: a sum, when all of them did.
+    shares = {match[1]: int(match[2]) for match in _RANK_PARAMS.finditer(header)}
+    remat = max((int(rank.split(b",")[1]) for rank in shares if rank.count(b",") == 2), default=0)
+    ranks = facts.get("tp", 1) * facts.get("pp", 1) * (remat + 1)
+    facts["params"] = sum(shares.values()) if shares and len(shares) >= ranks else None
     if card := _CARD.search(header):
         facts["gpu_type"] = card[1].decode().strip()
     state(record, facts, "log")
@@ -292,14 +296,6 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
     if groups and "gpus" not in facts and {"tp", "pp"} <= facts.keys():
         return {"gpus": max(groups) * facts["tp"] * facts["pp"]}
     return {}
-
-
-def _params(header: bytes, facts: dict[str, Any]) -> int | None:
-    """The sum over the model-parallel ranks that each print their share, when all of them did."""
-    shares = {match[1]: int(match[2]) for match in _RANK_PARAMS.finditer(header)}
-    remat = max((int(rank.split(b",")[1]) for rank in shares if rank.count(b",") == 2), default=0)
-    ranks = facts.get("tp", 1) * facts.get("pp", 1) * (remat + 1)
-    return sum(shares.values()) if shares and len(shares) >= ranks else None
 
 
 def header_of(log: Log, first: int | None) -> bytes:
