@@ -7,6 +7,7 @@ any split gives the same loss. Presets alone have what PARTS names (experts, lat
 under the names of Megatron-LM's flags; each engine says which of it it trains.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -389,6 +390,7 @@ def _latent_modules(
     }
 
 
+@functools.lru_cache(maxsize=4)  # asked for each of ten thousand experts; nobody changes it
 def parameter_shapes(config: GPTConfig) -> Shapes:
     """Every parameter's name and whole shape, in the order of the model.
 

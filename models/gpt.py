@@ -6,7 +6,7 @@ its name), and an element's place in it says which. A rank draws those of the pa
 So the starting model does not depend on the layout.
 
 Shapes: B sequences, S positions, H hidden, N heads, K heads of keys and values, D head size,
-F feed-forward, V vocabulary.
+F feed-forward, V vocabulary, T = B * S tokens, E experts, C chosen experts of a token.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig, parameter_shapes
+from models.config import INIT_STD, LLAMA3_ROPE, Experts, GPTConfig, parameter_shapes
 
 WITH_VOCABULARY = ("embedding.word.weight", "output.weight")  # a row for each token id
 # What selective recomputation keeps: the outputs of matrix products and of fused attention.
@@ -101,7 +101,7 @@ def starting_values(
     if "norm" in name:
         return values.fill_(1)
     std = INIT_STD
-    if name.endswith(("attn.out.weight", "mlp.down.weight")):
+    if name.endswith(("attn.out.weight", ".down.weight")):
         std /= math.sqrt(2 * config.n_layer)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     # It can advance by any number of words (O'Neill 2014). A word is two elements.
@@ -287,9 +287,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """down(gelu(up(x))), or with a gate down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, ffn_hidden: int):
         super().__init__()
-        H, F_ = config.hidden, config.ffn_hidden
+        H, F_ = config.hidden, ffn_hidden
         self.gate = nn.Linear(H, F_, bias=config.bias) if config.gated else None
         self.up = nn.Linear(H, F_, bias=config.bias)
         self.down = nn.Linear(F_, H, bias=config.bias)
@@ -300,19 +300,91 @@ class MLP(nn.Module):
         return self.down(F.silu(self.gate(x_BSH)) * self.up(x_BSH))
 
 
+class Router(nn.Linear):
+    """Tokens to their experts' logits, in fp32 whatever the weights are in (Fedus et al. 2021,
+    arXiv 2101.03961, section 2.4)."""
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        with torch.autocast(x_TH.device.type, enabled=False):
+            return F.linear(x_TH.float(), self.weight.float(), bias)
+
+
+class MixtureOfExperts(nn.Module):
+    """The weighted sum of the feed-forwards that a router chooses for each token, and of the shared
+    ones (Shazeer et al. 2017, arXiv 1701.06538). No token is dropped.
+
+    An expert's weight is its score: softmax or sigmoid of its logit. norm_topk_prob divides it by
+    the sum of the chosen ones' (Mixtral, Qwen3; for softmax this is the softmax of the chosen
+    logits).
+    """
+
+    def __init__(self, config: GPTConfig, of: Experts):
+        super().__init__()
+        self.of = of
+        self.router = Router(config.hidden, of.num_experts, bias=config.bias)
+        width, shared = of.moe_ffn_hidden_size, of.moe_shared_expert_intermediate_size
+        width = width or config.ffn_hidden
+        self.experts = nn.ModuleList(MLP(config, width) for _ in range(of.num_experts))
+        self.shared = MLP(config, shared) if shared else None
+
+    def forward(self, x_BSH: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states, and the `balance_loss` of these tokens."""
+        x_TH, C = x_BSH.flatten(0, 1), self.of.moe_router_topk
+        logits_TE = self.router(x_TH)
+        is_softmax = self.of.moe_router_score_function == "softmax"
+        scores_TE = logits_TE.softmax(-1) if is_softmax else logits_TE.sigmoid()
+        weights_TC, chosen_TC = scores_TE.topk(C)
+        if self.of.norm_topk_prob:
+            weights_TC = weights_TC / weights_TC.sum(-1, keepdim=True)
+        weights = weights_TC.flatten() * self.of.moe_router_topk_scaling_factor
+        tokens_E = chosen_TC.flatten().bincount(minlength=self.of.num_experts)
+        # Choice number i is of token i // C. Sorted, those of an expert are neighbours. An expert
+        # that no token chose is called, too: its gradients are zeros.
+        choices = chosen_TC.flatten().argsort(stable=True).split(tokens_E.tolist())
+        y_TH = torch.zeros_like(x_TH)
+        for expert, of_it in zip(self.experts, choices, strict=True):
+            rows = of_it // C
+            y_TH.index_add_(0, rows, (expert(x_TH[rows]) * weights[of_it, None]).to(y_TH.dtype))
+        if self.shared is not None:
+            y_TH = y_TH + self.shared(x_TH)
+        return y_TH.view_as(x_BSH), self.balance_loss(scores_TE, tokens_E)
+
+    def balance_loss(self, scores_TE: Tensor, tokens_E: Tensor) -> Tensor:
+        """moe_aux_loss_coeff * E * sum over experts of f_i P_i, a scalar.
+
+        f_i: share of expert i in the T * C choices. P_i: mean over tokens of its score; a token's
+        scores are divided by their sum. (Fedus et al. 2021, equations 4 to 6, for C choices as in
+        megatron-core's switch_load_balancing_loss_func.) The tokens are a micro-batch of one
+        data-parallel rank. Losses of layers are added, those of micro-batches and ranks averaged.
+        """
+        share_E = tokens_E / tokens_E.sum()
+        probability_E = (scores_TE / scores_TE.sum(-1, keepdim=True)).mean(0)
+        weight = self.of.moe_aux_loss_coeff * self.of.num_experts
+        return weight * (share_E * probability_E).sum()
+
+
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, has_experts: bool = False):
         super().__init__()
         self.norm1 = norm(config, config.hidden)
         self.attn = Attention(config)
         self.norm2 = norm(config, config.hidden)
-        self.mlp = MLP(config)
+        self.mlp: nn.Module = MLP(config, config.ffn_hidden)
+        if has_experts and (of := config.experts):
+            self.mlp = MixtureOfExperts(config, of)
 
-    def forward(self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states, and the loss that balances its experts' load; None without experts."""
         x_BSH = x_BSH + self.attn(self.norm1(x_BSH), angles, mask)
-        return x_BSH + self.mlp(self.norm2(x_BSH))
+        y_BSH, balance = self.mlp(self.norm2(x_BSH)), None
+        if isinstance(self.mlp, MixtureOfExperts):
+            y_BSH, balance = y_BSH
+        return x_BSH + y_BSH, balance
 
 
 class GPT(nn.Module):
@@ -328,17 +400,21 @@ class GPT(nn.Module):
         vocab_rows: int = 0,
     ):
         super().__init__()
-        assert not config.parts, config.parts  # engine_abilities refuses them
+        assert config.parts in ([], ["experts"]), config.parts  # engine_abilities refuses others
         self.config, self.recompute, self.end_of_text = config, recompute, end_of_text
         self.vocab_rows = max(vocab_rows, config.vocab_size)
         self.embedding = Embedding(config, self.vocab_rows)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks = nn.ModuleList(Block(config, has) for has in config.blocks.values())
         self.norm = norm(config, config.hidden)
         if not config.tied:
             self.output = nn.Linear(config.hidden, self.vocab_rows, bias=False)
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Token ids [B, S] to logits [B, S, V]."""
+        return self._logits_and_balance(tokens_BS)[0]
+
+    def _logits_and_balance(self, tokens_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The logits [B, S, V], and the `balance_loss` of each layer with experts."""
         position, mask = positions(tokens_BS, self.end_of_text)
         # Rotary attention depends on differences of positions, which are the same in a document
         # wherever its positions start.
@@ -346,21 +422,30 @@ class GPT(nn.Module):
         x_BSH = self.embedding(tokens_BS, position)
         if mask is not None:
             mask = additive(mask, _attention_dtype(x_BSH))
+        balances = []
         for block in self.blocks:
+            call = block
             if self.training and (how := RECOMPUTED.get(self.recompute)):
-                x_BSH = checkpoint(block, x_BSH, angles, mask, use_reentrant=False, context_fn=how)
-            else:
-                x_BSH = block(x_BSH, angles, mask)
+                call = partial(checkpoint, block, use_reentrant=False, context_fn=how)
+            x_BSH, balance = call(x_BSH, angles, mask)
+            if balance is not None:
+                balances.append(balance)
         x_BSH = self.norm(x_BSH)
         if self.config.tied:
             logits_BSV = F.linear(x_BSH, self.embedding.word.weight)
         else:
             logits_BSV = self.output(x_BSH)
-        return mask_padding(logits_BSV, self.config.vocab_size)
+        return mask_padding(logits_BSV, self.config.vocab_size), balances
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
-        """The mean cross-entropy over all B*S tokens, a scalar."""
-        return mean_loss(self.logits(tokens_BS), labels_BS)
+        """The mean cross-entropy over all B*S tokens, a scalar. Its gradient is that of the sum
+        with what balances the experts, as in megatron-core, which prints the cross-entropy alone.
+        """
+        logits_BSV, balances = self._logits_and_balance(tokens_BS)
+        loss = mean_loss(logits_BSV, labels_BS)
+        for balance in balances:
+            loss = loss + (balance - balance.detach())
+        return loss
 
 
 def mask_padding(logits: Tensor, vocab_size: int) -> Tensor:

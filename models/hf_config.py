@@ -5,13 +5,13 @@ in config.json, and the arithmetic that must be ours. What our GPT does not have
 the numbers.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from base.errors import UsageError
 from base.files import read_toml
-from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig, in_words
+from models.config import INIT_STD, LLAMA3_ROPE, Experts, GPTConfig, in_words
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,12 @@ class Architecture:
     prefix: of all its parameters but the output layer's; some files leave it out.
     blocks: the list of blocks.
     modules: our module -> theirs, inside a block (its name there) and outside (the whole name). One
-        of ours may be several of theirs, whose rows follow one another.
+        of ours may be several of theirs, whose rows follow one another. `*` is an expert's number.
     transposed: the matrices of the blocks are stored [in, out].
     sizes: config.json's name -> GPTConfig's; 0 is one that follows from the others. biases:
         config.json's names of GPTConfig's bias.
+    experts: config.json's name -> that of models.config.Experts; without an expert's size, that is
+        ffn_hidden. What has no name is as Experts has it by default.
     absent: what transformers takes where config.json does not say. A size that is not among them
         must be there.
     arithmetic: config.json's name -> the values that mean what our GPT does. The first is written.
@@ -49,6 +51,7 @@ class Architecture:
     dropouts: list[str]
     transposed: bool
     aliases: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, str] = field(default_factory=dict)
 
 
 def _read_classes() -> dict[str, Architecture]:
@@ -61,9 +64,10 @@ def _read_classes() -> dict[str, Architecture]:
 
 
 _READ = _read_classes()
-_WRITTEN = [_READ[kind] for kind in ("gpt2", "llama", "qwen3")]
+_WRITTEN = [_READ[kind] for kind in ("gpt2", "llama", "qwen3", "mixtral", "qwen3_moe")]
 # What GPTConfig leaves to be derived, and config.json states.
 _DERIVED = {"n_kv_head": "kv_heads", "kv_channels": "head_dim"}
+_WIDTH = "moe_ffn_hidden_size"
 
 
 def architecture(config: GPTConfig) -> Architecture:
@@ -72,14 +76,20 @@ def architecture(config: GPTConfig) -> Architecture:
     Raises:
         UsageError: none has; for each, what it has instead.
     """
-    if config.parts:
-        raise UsageError(f"a model with {in_words(config.parts)} is not written as Hugging Face's")
-    others = []
+    if lacking := [part for part in config.parts if part != "experts"]:
+        raise UsageError(f"a model with {in_words(lacking)} is not written as Hugging Face's")
+    others, default = [], Experts.__dataclass_fields__
+    experts = asdict(config.experts) if config.experts else {}
     for each in _WRITTEN:
         other = {k: v for k, v in each.ours.items() if getattr(config, k) != v}
         words = [f"{k} {v}, not {getattr(config, k)}" for k, v in other.items()]
         if each.model_type == "llama" and config.hidden % config.n_head:
             words.append(f"hidden a multiple of n_head {config.n_head}, not {config.hidden}")
+        if bool(each.experts) != bool(experts):
+            words.append("experts" if each.experts else "no experts")
+        for name in experts.keys() - {*each.experts.values(), _WIDTH} if each.experts else ():
+            if default[name].default != experts[name]:
+                words.append(f"{name} {default[name].default}, not {experts[name]}")
         if not words:
             return each
         others.append(f"{each.name} has {words[0]}")
@@ -96,7 +106,13 @@ def hugging_face_names(config: GPTConfig, name: str) -> tuple[str, ...]:
     if stem in of.modules:
         return tuple(f"{theirs}.{kind}" for theirs in of.modules[stem])
     _, index, inner = stem.split(".", 2)
-    return tuple(f"{of.blocks}.{index}.{theirs}.{kind}" for theirs in of.modules[inner])
+    if inner.startswith("mlp.experts."):
+        expert = inner.split(".")[2]
+        modules = of.modules[inner.replace(f".{expert}.", ".*.")]
+        modules = [theirs.replace("*", expert) for theirs in modules]
+    else:
+        modules = of.modules[inner]
+    return tuple(f"{of.blocks}.{index}.{theirs}.{kind}" for theirs in modules)
 
 
 def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
@@ -111,9 +127,17 @@ def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
         scaling = {"rope_type": "llama3", "factor": config.rope_scaling, **LLAMA3_ROPE}
         rope = {"rope_theta": config.rope_theta}
         rope["rope_scaling"] = scaling if config.rope_scaling != 1 else None
+    experts = {}
+    if config.experts:
+        width = getattr(config.experts, _WIDTH) or config.ffn_hidden
+        stated = asdict(config.experts) | {_WIDTH: width}
+        experts = {theirs: stated[ours] for theirs, ours in of.experts.items()}
+        if _WIDTH not in of.experts.values():
+            config = replace(config, ffn_hidden=width)
     return {
         **{name: getattr(config, _DERIVED.get(ours, ours)) for name, ours in of.sizes.items()},
         **rope,
+        **experts,
         **{name: values[0] for name, values in of.arithmetic.items()},
         **dict.fromkeys(of.biases, config.bias),
         **dict.fromkeys(of.dropouts, 0.0),
@@ -152,6 +176,8 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
         if name not in values:
             raise UsageError(f"{path}: {name} is missing")
         ours[size] = 0 if values[name] is None else values[name]
+    if of.experts:
+        ours["experts"] = {size: values.get(name) for name, size in of.experts.items()}
     if biases:
         ours["bias"] = biases[of.biases[0]]
     if of.ours["position"] == "rope":

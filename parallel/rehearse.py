@@ -297,6 +297,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     choice = choose_runs(arguments.study, arguments.runs, from_flags(arguments), arguments.cluster)
     runs, card_gb = choice.runs, card_gb_of(choice.cluster)
+    if routed := [name for name, spec in runs.items() if spec.model.experts]:
+        why = "an expert's tokens are known only when the router has chosen"
+        raise UsageError(f"{', '.join(routed)} cannot be rehearsed: {why}")
     if arguments.gpu_type:
         card_gb = card_of(arguments.gpu_type, arguments.cluster, runs).memory_gb
     work = [(name, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)]

@@ -39,9 +39,18 @@ NAMES = {
         "ddp",
         "fsdp2:zero_stage=3",
     ),
+    "moe": (
+        "ddp",
+        "fsdp2:zero_stage=3,fsdp_shard=2",
+        "deepspeed_zero:zero_stage=1",
+        "deepspeed_zero:zero_stage=3",
+    ),
 }
-LLAMA = "preset=tiny-llama,n_kv_head=2,qk_norm=true"
-NAMES["llama"] = tuple(f"{n}{',' if ':' in n else ':'}{LLAMA}" for n in NAMES["llama"])
+for _key, _preset in (
+    ("llama", "preset=tiny-llama,n_kv_head=2,qk_norm=true"),
+    ("moe", "preset=tiny-moe,n_kv_head=2"),
+):
+    NAMES[_key] = tuple(f"{n}{',' if ':' in n else ':'}{_preset}" for n in NAMES[_key])
 ROWS = [
     pytest.param(model, name, marks=[pytest.mark.slow] if model == "llama" else [])
     for model, names in NAMES.items()

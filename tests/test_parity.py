@@ -26,6 +26,7 @@ STUDIES = {
     "more": ROOT / "tests" / "studies" / "more_splits.toml",
     "llama": ROOT / "slurm" / "parity-llama.toml",
     "qwen3": ROOT / "slurm" / "parity-qwen3.toml",
+    "moe": ROOT / "slurm" / "parity-moe.toml",
     "hugging face": ROOT / "tests" / "studies" / "hugging_face_llama.toml",
 }
 CHOSEN = {  # of the others all

@@ -65,6 +65,8 @@ def memory_view(records: list[Record]) -> Section:
             spec = rank_times.spec_of(read_run(Path(record.source)))
         except UsageError:
             continue
+        if spec.model.parts:  # no formula has their memory
+            continue
         x = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
         fullest = memory.fullest(x, tensors_alone=on_host)
         parts = {k.replace("_", " "): size / 1e9 for k, size in fullest.items()}

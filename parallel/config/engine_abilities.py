@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from models.config import GPTConfig, in_words
+from models.config import Experts, GPTConfig, in_words
 from parallel.config.axes import SET_AXES
 from parallel.config.layout import RECOMPUTE, Layout
 
@@ -32,12 +32,14 @@ _MEGATRON_KERNELS = ("te", "torch")  # what megatron-core's layers can be made o
 ENGINES: dict[str, Ability] = {
     "ddp": Ability(
         module="parallel.engines.ddp",
+        parts=("experts",),
         implementations=("gpt", "hf"),
         recompute=RECOMPUTE,
         compile=True,
     ),
     "fsdp2": Ability(
         module="parallel.engines.fsdp2",
+        parts=("experts",),
         zero_stages=(2, 3),
         offload=("none", "all"),
         recompute=RECOMPUTE,
@@ -45,6 +47,7 @@ ENGINES: dict[str, Ability] = {
     ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
+        parts=("experts",),
         zero_stages=(0, 1, 2, 3),
         offload=("none", "optimizer", "all"),
         implementations=("gpt", "hf"),
@@ -85,6 +88,8 @@ def inabilities(
     problems = []
     if lacking := [part for part in model.parts if part not in able.parts]:
         problems.append(f"engine {engine} trains no model with {in_words(lacking)}")
+    elif of := model.experts:
+        problems += _of_experts(of, layout, implementation, compile)
     for axis in SET_AXES:
         if getattr(layout, axis) > 1 and not getattr(able, axis):
             others = ", ".join(e for e, a in ENGINES.items() if getattr(a, axis))
@@ -122,6 +127,22 @@ def inabilities(
             "DeepSpeed without ZeRO adds gradients up in bf16, and deepspeed_zero updates the bf16"
             f" weights themselves; for bf16 {engine} offers zero_stage {stages}"
         )
+    return problems
+
+
+def _of_experts(of: Experts, layout: Layout, implementation: str, compile: bool) -> list[str]:
+    """What is asked of a model with experts that the reference GPT does not do."""
+    untrained = ("moe_router_enable_expert_bias", "moe_router_num_groups")
+    untrained += ("moe_expert_capacity_factor",)
+    problems = [
+        f"no engine here trains experts with {name}" for name in untrained if getattr(of, name)
+    ]
+    if layout.tp > 1:
+        problems.append(f"experts of the reference GPT have no tp (asked: {layout.tp})")
+    if implementation == "hf":
+        problems.append("Hugging Face's model with experts is not trained here: use gpt")
+    if compile:
+        problems.append("experts have another number of tokens in each step: not compiled")
     return problems
 
 

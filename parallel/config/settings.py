@@ -14,7 +14,17 @@ from typing import Any
 
 from base.bounds import Bounds, Text, Words, checked, key, kind_of
 from base.errors import UsageError
-from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
+from models.config import (
+    ACTIVATIONS,
+    NORMS,
+    PARTS,
+    POSITIONS,
+    VOCAB_MULTIPLE,
+    GPTConfig,
+    in_words,
+    name_of,
+    preset,
+)
 from models.gpus import lacking
 from models.hf_config import architecture
 from models.weights_config import holds_weights, model_of
@@ -428,12 +438,7 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         source = [source for source, settings in layers if "gpus" in settings][-1]
         asked = f"{source} asks for {merged['gpus']} ranks"
         raise UsageError(f"{asked}, but the launcher started {gpus}")
-    # Without a preset, the sizes are those of the weights that are loaded.
-    folder = Path(merged.get("load") or "")
-    if merged.get("load") and "preset" not in merged and holds_weights(folder):
-        model = model_of(folder)
-        unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
-        merged = {name: getattr(model, name) for name in MODEL if name not in unused} | merged
+    merged = _loaded_sizes(merged) | merged
     draft = RunSpec(**merged)
     data_ids = stated_by(draft.data, "vocab_size")
     if draft.vocab_size is None and data_ids and data_ids > draft.model.vocab_size:
@@ -482,6 +487,21 @@ def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     if DEFAULTS["zero_stage"] not in stages:
         merged.setdefault("zero_stage", max(stages))
     return merged
+
+
+def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of the weights that are loaded, where no preset is named."""
+    folder = Path(merged.get("load") or "")
+    if not merged.get("load") or "preset" in merged or not holds_weights(folder):
+        return {}
+    model = model_of(folder)
+    if model.parts:  # presets alone have them
+        if (name := name_of(model, "")) is None:
+            parts = in_words(model.parts)
+            raise UsageError(f"{folder} has {parts}, as no preset has them: it cannot be trained")
+        return {"preset": name}
+    unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
+    return {name: getattr(model, name) for name in MODEL if name not in unused}
 
 
 def _grad_accum(draft: RunSpec) -> int:

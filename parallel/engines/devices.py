@@ -132,8 +132,13 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
     Raises:
         UsageError: with both numbers. Without it the kernel kills the process while it builds.
     """
-    held = memory.parts(columns_of(replace(spec, offload="none")))  # which the machine's memory has
-    needed = ranks * float((held["weights"] + held["optimizer"])[0])
+    if spec.model.parts:  # of which no formula knows more than fp32 weights and moments
+        needed = 12.0 * spec.model.n_params * (1 if spec.zero_stage else ranks)
+    else:
+        held = memory.parts(
+            columns_of(replace(spec, offload="none"))
+        )  # the machine's memory has it
+        needed = ranks * float((held["weights"] + held["optimizer"])[0])
     if needed > (free := psutil.virtual_memory().available):
         raise UsageError(
             f"{spec.model.n_params:,} parameters need {needed / 1e9:.1f} GB on this machine for"

@@ -1,0 +1,148 @@
+"""Experts of the reference GPT: megatron-core's choice and balance, readable and dropless."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from analysis import prune
+from base.errors import UsageError
+from models import gpt
+from models.config import PRESETS, Experts, parameter_shapes
+from parallel.config.engine_abilities import inabilities
+from parallel.config.layout import Layout
+from parallel.config.settings import resolve
+
+TINY = PRESETS["tiny-moe"]
+# Each router that a model family has: Mixtral's and Qwen3's, OLMoE's, DeepSeek-V3's without its
+# bias, Llama 4's.
+ROUTERS = {
+    "softmax, divided by the sum": Experts(8, 2, 64, moe_aux_loss_coeff=1e-2),
+    "softmax": Experts(8, 3, 64, moe_aux_loss_coeff=1e-2, norm_topk_prob=False),
+    "sigmoid, scaled": Experts(
+        8,
+        2,
+        64,
+        moe_aux_loss_coeff=1e-2,
+        moe_router_score_function="sigmoid",
+        moe_router_topk_scaling_factor=2.5,
+    ),
+}
+
+
+def mixture(of: Experts, **sizes) -> gpt.MixtureOfExperts:
+    torch.manual_seed(0)
+    layer = gpt.MixtureOfExperts(replace(TINY, experts=of, **sizes), of)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ROUTERS)
+def test_choice_weights_and_balance_are_megatron_cores(name):
+    from megatron.core.transformer.moe import moe_utils
+
+    of, layer = ROUTERS[name], mixture(ROUTERS[name])
+    x = torch.randn(2, 24, TINY.hidden)
+    with torch.no_grad():
+        y, balance = layer(x)
+        logits = layer.router(x.flatten(0, 1))
+        how = of.moe_router_score_function
+        weights, chosen = moe_utils.topk_routing_with_score_function(
+            logits,
+            of.moe_router_topk,
+            use_pre_softmax=not of.norm_topk_prob,
+            scaling_factor=of.moe_router_topk_scaling_factor,
+            score_function=how,
+        )
+        routing, scores = moe_utils.compute_routing_scores_for_aux_loss(
+            logits, of.moe_router_topk, how
+        )
+        assert torch.equal(routing, chosen)
+        wanted = moe_utils.switch_load_balancing_loss_func(
+            scores, routing.sum(0), 48, of.moe_router_topk, of.num_experts, of.moe_aux_loss_coeff
+        )
+        assert float(balance) == pytest.approx(float(wanted), rel=1e-5)
+        of_all = torch.stack([expert(x.flatten(0, 1)) for expert in layer.experts], dim=1)
+        assert torch.allclose(y.flatten(0, 1), (weights[..., None] * of_all).sum(1), atol=1e-5)
+
+
+def test_the_loss_is_the_cross_entropy_and_its_gradient_has_the_balance_too():
+    tokens = torch.randint(257, (2, 33))
+    gradients, losses = [], []
+    for coefficient in (0.0, 1e-2):
+        of = replace(TINY.experts, moe_aux_loss_coeff=coefficient)
+        model = gpt.GPT(replace(TINY, max_seq_len=32, experts=of))
+        gpt.initialise(model, seed=3)
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append(model.blocks[0].mlp.router.weight.grad)
+    assert losses[0] == losses[1]
+    # Even shares have the smallest balance, the coefficient; its gradient is not small.
+    assert float((gradients[1] - gradients[0]).norm()) > 0.01 * float(gradients[0].norm())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_expert_without_tokens_has_gradients_of_zeros(bias):
+    layer = mixture(Experts(8, 1, 16, moe_aux_loss_coeff=1e-2), bias=bias)
+    layer(torch.randn(1, 3, TINY.hidden))[0].sum().backward()  # 3 tokens, 8 experts
+    gradients = [expert.up.weight.grad for expert in layer.experts]
+    assert sum(bool(gradient.any()) for gradient in gradients) <= 3
+    assert all(p.grad is not None for p in layer.experts.parameters())
+
+
+def test_the_router_computes_in_fp32_under_autocast():
+    layer = mixture(TINY.experts)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.router(torch.randn(4, TINY.hidden)).dtype == torch.float32
+        assert layer.experts[0](torch.randn(4, TINY.hidden)).dtype == torch.bfloat16
+
+
+def test_the_models_parameters_are_the_counted_ones():
+    """With a dense layer first, every second layer, shared experts and biases."""
+    of = Experts(4, 2, 64, 96, first_dense=1, moe_layer_freq=2)
+    config = replace(TINY, n_layer=4, bias=True, experts=of)
+    model = gpt.GPT(config)
+    gpt.initialise(model, seed=1)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameter_shapes(
+        config
+    )
+    for name in ("experts.3", "shared"):
+        up, down = (
+            model.get_submodule(f"blocks.1.mlp.{name}.{of}").weight for of in ("up", "down")
+        )
+        assert float(up.detach().std()) == pytest.approx(0.02, rel=0.05)
+        assert float(down.detach().std()) == pytest.approx(0.02 / math.sqrt(8), rel=0.05)
+
+
+def test_names_and_shapes_are_made_once_for_all_experts():
+    assert parameter_shapes(PRESETS["qwen3-30b-a3b"]) is parameter_shapes(PRESETS["qwen3-30b-a3b"])
+
+
+@pytest.mark.parametrize(
+    ("of", "asked", "words"),
+    [
+        ({"moe_router_enable_expert_bias": True}, {}, "moe_router_enable_expert_bias"),
+        ({"moe_router_num_groups": 4, "moe_router_group_topk": 2}, {}, "moe_router_num_groups"),
+        ({"moe_expert_capacity_factor": 1.25}, {}, "moe_expert_capacity_factor"),
+        ({}, {"tp": 2}, "no tp"),
+        ({}, {"implementation": "hf"}, "use gpt"),
+        ({}, {"compile": True}, "not compiled"),
+    ],
+)
+def test_what_no_engine_does_with_experts_is_refused(of, asked, words):
+    model = replace(TINY, experts=replace(TINY.experts, **of))
+    layout = Layout(dp=1, tp=asked.pop("tp", 1), micro_batch=1, n_micro=1)
+    how = {"implementation": "gpt", "precision": "fp32", "compile": False} | asked
+    problems = inabilities("deepspeed_zero", model, layout, **how)
+    assert any(words in problem for problem in problems)
+
+
+def test_no_formula_is_applied_to_experts():
+    spec = resolve(("test", {"preset": "tiny-moe", "data": "none"}))
+    with pytest.raises(UsageError, match="no formula has the memory and time of a .* experts"):
+        prune.row_of("run", spec, None, 0.0, None)
