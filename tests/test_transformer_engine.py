@@ -11,6 +11,7 @@ import torch
 
 from base.errors import UsageError
 from parallel import forked_ranks
+from parallel.config import library_variables
 from parallel.config.settings import resolve
 from parallel.engines import kernels
 from tests.conftest import ROOT, THREADS
@@ -95,6 +96,7 @@ def test_a_loss_whose_gradient_was_rounded_is_refused(monkeypatch):
 
 GPU = {"engine": "megatron", "precision": "bf16", "device": "cuda"}
 OVERLAP = {"tp_overlap": True, "gpus": 2, "tp": 2, "sequence_parallel": True}
+GRAPHS = {"cuda_graphs": True}
 REFUSED = [
     ({"te_loss": True, "engine": "ddp"}, "engine ddp has no te_loss"),
     ({"te_loss": True, "precision": "fp16"}, "te_loss needs precision bf16 or fp8"),
@@ -106,6 +108,13 @@ REFUSED = [
     (OVERLAP | {"precision": "fp32"}, "tp_overlap needs precision bf16, fp16 or fp8"),
     (OVERLAP | {"device": "cpu"}, "tp_overlap needs a GPU"),
     (OVERLAP | {"kernels": "torch"}, "tp_overlap needs kernels te"),
+    (GRAPHS | {"engine": "fsdp2", "zero_stage": 2}, "engine fsdp2 has no cuda_graphs"),
+    (GRAPHS | {"device": "cpu"}, "cuda_graphs needs a GPU"),
+    (GRAPHS | {"gpus": 2, "pp": 2, "recompute": "full"}, "no pp 2, recompute full: run without"),
+    (GRAPHS | {"reset_at_documents": True, "end_of_text": 3}, "has no reset_at_documents"),
+    (GRAPHS | {"preset": "tiny-moe"}, "cuda_graphs has no experts"),
+    (GRAPHS | {"breakdown": True}, "cuda_graphs has no breakdown"),
+    (GRAPHS | OVERLAP, "cuda_graphs has no tp_overlap"),
 ]
 
 
@@ -126,7 +135,9 @@ def test_tp_overlap_reaches_megatron_core_and_the_buffers_have_a_ranks_tokens(
     library.initialize_ub = lambda **how: asked.append(how)
     monkeypatch.setitem(sys.modules, library.__name__, library)
     monkeypatch.setattr(layers.parallel_state, "initialize_model_parallel", lambda **_: None)
-    monkeypatch.setattr(layers.tensor_parallel, "model_parallel_cuda_manual_seed", lambda *_: None)
+    monkeypatch.setattr(
+        layers.tensor_parallel, "model_parallel_cuda_manual_seed", lambda *_, **__: None
+    )
     given = GPU | OVERLAP | {"gpus": 4, "cp": 2, "micro_batch": 4, "precision": precision}
     spec = resolve(("test", given | {"preset": "tiny-llama", "seq_len": 64}))
     layers.start(spec, cuda=False)
@@ -136,3 +147,22 @@ def test_tp_overlap_reaches_megatron_core_and_the_buffers_have_a_ranks_tokens(
     shape = {"shape": [4 * 64 // 2, spec.model.hidden], "tp_size": 2, "dtype": torch.bfloat16}
     assert asked == [shape | {"bootstrap_backend": "nccl"} | more]
     assert not layers.transformer_config(resolve(("test", GPU)), True).tp_comm_overlap
+
+
+@pytest.mark.filterwarnings("ignore:full scope")
+@pytest.mark.parametrize("graphs", [True, False])
+def test_cuda_graphs_reach_megatron_core_with_random_states_and_variables_for_them(
+    graphs, monkeypatch
+):
+    from parallel.engines import layers
+
+    states = []
+    monkeypatch.setattr(layers.parallel_state, "initialize_model_parallel", lambda **_: None)
+    seed = "model_parallel_cuda_manual_seed"
+    monkeypatch.setattr(layers.tensor_parallel, seed, lambda _, **how: states.append(how))
+    spec = resolve(("test", GPU | {"cuda_graphs": graphs}))
+    built = [layers.start(spec, cuda).cuda_graph_impl for cuda in (True, False)]
+    assert built == ["local" if graphs else "none", "none"]  # a rehearsal has no GPU
+    assert states == [{"use_cudagraphable_rng": graphs}, {"use_cudagraphable_rng": False}]
+    register = library_variables.wanted(spec).get("NCCL_GRAPH_REGISTER")
+    assert register == ("0" if graphs else None)

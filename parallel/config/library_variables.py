@@ -35,6 +35,8 @@ def wanted(spec: RunSpec) -> dict[str, str]:
     values = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     if (spec.tp > 1 or spec.cp > 1) and spec.zero_stage < 3:
         values["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    if spec.cuda_graphs:  # NCCL would register buffers in segments that grow (megatron-core)
+        values["NCCL_GRAPH_REGISTER"] = "0"
     return values | {name: possible[0] for name, possible in _arithmetic(spec).items()}
 
 

@@ -160,6 +160,7 @@ class RunSpec:
     compile: bool = key(False, "torch.compile the model (ddp) or each block (fsdp2)")
     te_loss: bool = key(False, "megatron: Transformer Engine's loss, which keeps no fp32 logits")
     tp_overlap: bool = key(False, "megatron: overlap tp's messages with GEMMs by user buffers")
+    cuda_graphs: bool = key(False, "megatron: capture each layer once, start it as one kernel")
     threads: int = key(1, "CPU threads per rank", Bounds(1, 1024))
     deepspeed_config: str | None = key(None, "DeepSpeed JSON; other settings override")
     profile_steps: str | None = key(
@@ -246,6 +247,7 @@ class RunSpec:
         asked = {
             "device cuda": self.device == "cuda",
             self.te_alone: bool(self.te_alone),
+            "cuda_graphs": self.cuda_graphs,
             "tf32": self.tf32,
             f"precision {self.precision}": self.precision in lacking(self.formats, None),
             "kernels te": self.kernels == "te",
@@ -325,7 +327,7 @@ class RunSpec:
         """What of megatron's own settings cannot be combined with the rest of the run."""
         problems = [
             f"engine {self.engine} has no {name} (megatron has)"
-            for name in ("te_loss", "tp_overlap")
+            for name in ("te_loss", "tp_overlap", "cuda_graphs")
             if getattr(self, name) and self.engine != "megatron"
         ]
         if self.te_loss and not self.fuses_loss:
@@ -334,6 +336,16 @@ class RunSpec:
             problems.append(f"tp_overlap needs tp above 1 and sequence_parallel (tp is {self.tp})")
         if self.tp_overlap and self.precision == "fp32":
             problems.append("tp_overlap needs precision bf16, fp16 or fp8, not fp32")
+        beside = {  # a captured layer runs no Python and reads the same addresses every time
+            f"pp {self.pp}": self.pp > 1,
+            f"recompute {self.recompute}": self.recompute != "none",
+            "reset_at_documents": self.reset_at_documents,
+            "experts": "experts" in self.model.parts,
+            "tp_overlap": self.tp_overlap,
+            "breakdown": self.breakdown,
+        }
+        if self.cuda_graphs and (refused := [what for what, is_so in beside.items() if is_so]):
+            problems.append(f"cuda_graphs has no {', '.join(refused)}: run without one of them")
         return problems
 
     def _document_problems(self) -> list[str]:

@@ -60,7 +60,9 @@ def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
         order="tp-cp-ep-dp-pp",
         distributed_timeout_minutes=spec.timeout_s / 60,  # goes into a timedelta as it is
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(spec.seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        spec.seed, use_cudagraphable_rng=spec.cuda_graphs and cuda
+    )
     if spec.tp_overlap and cuda:
         share_buffers(spec)
     return transformer_config(spec, cuda)
@@ -175,6 +177,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         cross_entropy_loss_fusion=spec.fuses_loss,
         cross_entropy_fusion_impl="te" if spec.te_loss else "native",
         bias_dropout_fusion=cuda,
+        cuda_graph_impl="local" if spec.cuda_graphs and cuda else "none",
         # What a stage has sent is needed as a node of the graph alone. The interleaved schedule
         # frees it before the message has left: gloo then sent other activations. NCCL keeps it.
         deallocate_pipeline_outputs=layout.vpp == 1 or dist.get_backend() != "gloo",
