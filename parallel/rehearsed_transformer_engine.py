@@ -7,9 +7,11 @@ left out, and tp's all-gathers are in bf16 as the formula has them, where Transf
 one byte a number.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +29,10 @@ def redirect(spec: RunSpec, kept: Callable[[Tensor, str], None]) -> None:
     """Patch megatron-core's layers in this process. kept: told the kind of what stays."""
     if spec.cp > 1:
         layers.FusedAttention = RingAttention
+    random = sys.modules["megatron.core.tensor_parallel.random"]  # of norms computed again
+    random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=bool)
+    random.activation_recompute_forward = lambda **_: contextlib.nullcontext()
+    random.fp8_autocast = lambda **_: contextlib.nullcontext()
     language = sys.modules["megatron.core.models.common.language_module.language_module"]
     language.te_parallel_cross_entropy = lambda logits, _, tp, __: _Loss.apply(logits, tp)
     if spec.precision != "fp8":

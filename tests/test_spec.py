@@ -129,7 +129,7 @@ def test_deepspeed_adds_gradients_of_bf16_up_in_fp32_over_micro_batches_and_rank
         ({"rope_theta": 5e5}, "rope_theta 500000.0 is used with position rope alone"),
         ({"tf32": True, "precision": "bf16"}, "tf32 is how fp32 is multiplied; precision is bf16"),
         ({"engine": "fsdp2", "zero_stage": 3, "precision": "fp16"}, "fsdp2 scales no loss"),
-        ({"engine": "megatron", "recompute": "selective"}, "recompute none, full, not selective"),
+        ({"engine": "deepspeed_zero", "recompute": "selective"}, "none, full, not selective"),
         ({"compile": True, "recompute": "selective"}, "a compiled block shows no operators"),
         ({"gpus": 2, "fsdp_shard": 2}, "engine ddp has no fsdp_shard (fsdp2 has)"),
         ({"gpus": 2, "reduce_each_micro_batch": False}, "ddp has no reduce_each_micro_batch"),

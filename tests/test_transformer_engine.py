@@ -39,6 +39,15 @@ def test_packed_documents_have_the_losses_of_pytorchs_attention_with_a_mask(mode
     assert ours[0][1] != pytest.approx(whole[0][1], rel=1e-3)  # documents matter
 
 
+def test_norms_that_are_computed_again_keep_nothing_and_train_the_same_model(trained):
+    again, once = trained["te norms"], trained["te documents"]
+    for ours, theirs in zip(again["curve"], once["curve"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+    # Two norms of the stage's layer, two micro-batches, two steps.
+    assert again["recompute_norms"] and again["discarded"] == [0] * 2 * 2 * 2
+    assert not once["recompute_norms"] and not once["discarded"]
+
+
 def test_the_loss_of_transformer_engine_is_megatron_cores(trained):
     for ours, theirs in zip(
         trained["te loss"]["curve"], trained["torch bf16"]["curve"], strict=True
@@ -96,12 +105,16 @@ def test_a_loss_whose_gradient_was_rounded_is_refused(monkeypatch):
 
 GPU = {"engine": "megatron", "precision": "bf16", "device": "cuda"}
 OVERLAP = {"tp_overlap": True, "gpus": 2, "tp": 2, "sequence_parallel": True}
+NORMS = {"recompute": "selective"}
 GRAPHS = {"cuda_graphs": True}
 REFUSED = [
     ({"te_loss": True, "engine": "ddp"}, "engine ddp has no te_loss"),
     ({"te_loss": True, "precision": "fp16"}, "te_loss needs precision bf16 or fp8"),
     ({"te_loss": True, "device": "cpu"}, "te_loss needs a GPU"),
     ({"te_loss": True, "kernels": "torch"}, "te_loss needs kernels te"),
+    (NORMS | {"device": "cpu"}, "recompute selective needs a GPU"),
+    (NORMS | {"kernels": "torch"}, "recompute selective needs kernels te"),
+    (NORMS | {"precision": "fp8"}, "recompute selective in fp8 needs fp8_recipe tensorwise"),
     (OVERLAP | {"engine": "deepspeed_zero", "sequence_parallel": False}, "has no tp_overlap"),
     (OVERLAP | {"sequence_parallel": False}, "tp_overlap needs tp above 1 and sequence_parallel"),
     (OVERLAP | {"tp": 1}, "tp_overlap needs tp above 1 and sequence_parallel \\(tp is 1\\)"),
@@ -110,6 +123,7 @@ REFUSED = [
     (OVERLAP | {"kernels": "torch"}, "tp_overlap needs kernels te"),
     (GRAPHS | {"engine": "fsdp2", "zero_stage": 2}, "engine fsdp2 has no cuda_graphs"),
     (GRAPHS | {"device": "cpu"}, "cuda_graphs needs a GPU"),
+    (GRAPHS | NORMS, "cuda_graphs has no recompute selective"),
     (GRAPHS | {"gpus": 2, "pp": 2, "recompute": "full"}, "no pp 2, recompute full: run without"),
     (GRAPHS | {"reset_at_documents": True, "end_of_text": 3}, "has no reset_at_documents"),
     (GRAPHS | {"preset": "tiny-moe"}, "cuda_graphs has no experts"),

@@ -3,11 +3,13 @@ where stand-ins that run on a CPU have the place of Transformer Engine's product
 rotation and loss.
 
 The last rank prints a JSON line: name -> "curve", loss and gradient norm of two steps; what
-megatron-core was asked; "output_layer", whether that adds up its weight's gradient itself.
+megatron-core was asked; "output_layer", whether that adds up its weight's gradient itself;
+"discarded", bytes that outputs of norms keep which backward computes again.
 """
 
 import json
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,7 @@ SIZES = {"preset": "tiny-llama", "n_layer": 2, "hidden": 32, "n_head": 4, "n_kv_
 SIZES |= {"vocab_size": 17, "max_seq_len": 16, "steps": 2, "micro_batch": 2, "global_batch": 4}
 SIZES |= {"engine": "megatron", "device": "auto", "zero_stage": 1}
 SIZES |= {"gpus": 2, "pp": 2}
+DISCARDED: list[int] = []  # bytes that each output of a norm keeps until backward
 DOCUMENTS = {"reset_at_documents": True, "end_of_text": 3}
 
 
@@ -68,6 +71,7 @@ def install() -> None:
         product = type(theirs.__name__, (theirs,), {"forward": _forward})
         provider = layers.gpt_layer_specs.LocalSpecProvider
         setattr(provider, f"{kind.lower()}_parallel_linear", lambda _, product=product: product)
+        names[f"TE{kind}ParallelLinear"] = product
     specs = layers.gpt_layer_specs
 
     def te_layer(**_: Any) -> Any:
@@ -83,6 +87,16 @@ def install() -> None:
     layers.linear_layers.HAVE_TE = True
     language = sys.modules["megatron.core.models.common.language_module.language_module"]
     language.te_parallel_cross_entropy = _loss
+    random = sys.modules["megatron.core.tensor_parallel.random"]  # of norms computed again
+    random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=bool)
+    random.activation_recompute_forward = random.fp8_autocast = lambda **_: nullcontext()
+    discard = random.CheckpointWithoutOutput.discard_output_and_register_recompute
+
+    def discarding(self: Any, *hook: Any) -> None:
+        discard(self, *hook)
+        DISCARDED.extend(output.untyped_storage().size() for output in self.outputs)
+
+    random.CheckpointWithoutOutput.discard_output_and_register_recompute = discarding
     rope = sys.modules["megatron.core.models.common.embeddings.rope_utils"]
     rope.fused_apply_rotary_pos_emb = _rope
     rope.fused_apply_rotary_pos_emb_thd = lambda t, ends, angles, **_: (
@@ -102,10 +116,12 @@ def batches() -> Any:
 def train(name: str, kind: str, **settings: Any) -> dict[str, Any]:
     spec = resolve(("test", SIZES | settings))
     built = engines.load(spec, torch.device("cpu"), kind)
+    DISCARDED.clear()
     curve = [built.step(batches(), 10 * spec.lr, bool) for _ in range(2)]
     found = {"curve": [[step.loss, step.grad_norm] for step in curve]} | built.describe()
     model = built.chunks[0].module
     output = getattr(getattr(model, "module", model), "output_layer", None)
+    found["discarded"] = list(DISCARDED)
     found["output_layer"] = output and output.gradient_accumulation_fusion
     sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
     return {name: found}
@@ -119,6 +135,7 @@ def main() -> None:
     found |= train("torch bf16", "torch", precision="bf16", **DOCUMENTS)
     install()
     found |= train("te documents", "te", **DOCUMENTS)
+    found |= train("te norms", "te", recompute="selective", **DOCUMENTS)
     found |= train("te learned documents", "te", **learned)
     found |= train("te loss", "te", precision="bf16", te_loss=True, **DOCUMENTS)
     if dist.get_rank() == 1:

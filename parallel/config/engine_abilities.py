@@ -64,6 +64,7 @@ ENGINES: dict[str, Ability] = {
     "megatron": Ability(
         module="parallel.engines.megatron",
         zero_stages=(0, 1),
+        recompute=RECOMPUTE,  # selective of norms, through Transformer Engine alone
         kernels=_MEGATRON_KERNELS,
         precisions=("fp32", "bf16", "fp16", "fp8"),  # fp8 and cp through Transformer Engine alone
         tp=True,

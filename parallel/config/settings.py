@@ -234,7 +234,13 @@ class RunSpec:
         """What of the run Transformer Engine alone can do, in words; "" where nothing."""
         asked = {f"cp {self.cp}": self.cp > 1, "precision fp8": self.precision == "fp8"}
         asked |= {name: getattr(self, name) for name in ("te_loss", "tp_overlap")}
+        asked |= {"recompute selective": self.computes_norms_again}
         return " and ".join(what for what, is_so in asked.items() if is_so)
+
+    @property
+    def computes_norms_again(self) -> bool:
+        """Whether backward does, for which megatron-core needs Transformer Engine."""
+        return self.engine == "megatron" and self.recompute == "selective"
 
     @property
     def megatron_layers(self) -> bool:
@@ -336,6 +342,8 @@ class RunSpec:
             problems.append(f"tp_overlap needs tp above 1 and sequence_parallel (tp is {self.tp})")
         if self.tp_overlap and self.precision == "fp32":
             problems.append("tp_overlap needs precision bf16, fp16 or fp8, not fp32")
+        if self.computes_norms_again and (self.precision, self.fp8_recipe) == ("fp8", "delayed"):
+            problems.append("recompute selective in fp8 needs fp8_recipe tensorwise, not delayed")
         beside = {  # a captured layer runs no Python and reads the same addresses every time
             f"pp {self.pp}": self.pp > 1,
             f"recompute {self.recompute}": self.recompute != "none",

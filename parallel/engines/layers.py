@@ -25,7 +25,7 @@ from parallel.config.settings import RunSpec
 from parallel.doors.names import MEGATRON_LAYER, MEGATRON_TOP
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import adds_up_gradients, packs_documents
-from parallel.engines.megatron_versions import index_of, language_model
+from parallel.engines.megatron_versions import index_of, language_model, mlp_submodules
 
 import_megatron()
 
@@ -186,7 +186,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         # does not keep it: interleaving at pp 2 then trained on swapped gradients.
         batch_p2p_comm=cuda and layout.vpp == 1,
         overlap_p2p_comm=layout.vpp > 1,
-        recompute_granularity="full" if full else None,
+        recompute_granularity=None if layout.recompute == "none" else layout.recompute,
+        recompute_modules=["layernorm"],  # by "selective": fused attention keeps no scores
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
     )
@@ -205,12 +206,16 @@ def block_submodules(
 ) -> TransformerBlockSubmodules:
     """The layers of one pipeline stage from the chosen kernels (see parallel.engines.kernels)."""
     if kernels == "te":
-        from megatron.core.extensions.transformer_engine import TENorm
+        from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
 
         norm = TENorm
         layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
             qk_layernorm=config.qk_layernorm
         )
+        if config.recompute_granularity == "selective":  # a norm within a product keeps its output
+            layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+            layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
+            mlp_submodules(layer).linear_fc1 = TEColumnParallelLinear
     else:
         layer, norm = gpt_layer_specs.get_gpt_layer_local_spec(), SequenceParallelNorm
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm

@@ -199,6 +199,7 @@ class MegatronEngine:
             "schedule": self.schedule.__name__,
             "overlap_grad_reduce": self.ddp_config.overlap_grad_reduce,
             "te_loss": self.spec.te_loss,
+            "recompute_norms": self.spec.computes_norms_again,
             "cuda_graphs": self.config.cuda_graph_impl == "local",
             **layers.options(self.config),
         }

@@ -41,6 +41,12 @@ def batch_on_this_cp_rank(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return get_batch_on_this_cp_rank(batch, **settings)
 
 
+def mlp_submodules(layer: ModuleSpec) -> Any:
+    """The parts of a layer's MLP, which 0.19 binds to a function."""
+    mlp = layer.submodules.mlp
+    return mlp.submodules if isinstance(mlp, ModuleSpec) else mlp.keywords["submodules"]
+
+
 class _Stack(HybridStack):
     """With the final norm of the GPT's kernels: megatron-core's is always Transformer Engine's."""
 

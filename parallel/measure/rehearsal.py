@@ -207,18 +207,24 @@ class Memory(TorchDispatchMode):
         for module in (_fsdp_param, _fsdp_param_group):
             for resize in {"alloc_storage", "free_storage"} & vars(module).keys():
                 setattr(module, resize, self._resizing(getattr(module, resize)))
+        if library := sys.modules.get("megatron.core.tensor_parallel.random"):
+            for name in ("discard_output_and_register_recompute", "_recompute"):
+                resize = getattr(library.CheckpointWithoutOutput, name)
+                setattr(library.CheckpointWithoutOutput, name, self._resizing(resize))
         return super().__enter__()
 
     def _resizing(self, resize: Callable) -> Callable:
-        """FSDP2's change of a storage's size, which is no operator."""
+        """A change of storages' sizes, which is no operator: of FSDP2's tensor, or of the outputs
+        that megatron-core computes again."""
 
-        def resizing(tensor: torch.Tensor) -> None:
-            resize(tensor)
-            storage = tensor.untyped_storage()
-            if entry := self._live.get(storage):
-                self._free(entry)
-                entry[1] = storage.nbytes()
-                self._add(*entry)
+        def resizing(owner: Any, *args: Any) -> None:
+            tensors = [owner] if isinstance(owner, torch.Tensor) else owner.outputs or []
+            resize(owner, *args)
+            for storage in (tensor.untyped_storage() for tensor in tensors):
+                if entry := self._live.get(storage):
+                    self._free(entry)
+                    entry[1] = storage.nbytes()
+                    self._add(*entry)
 
         return resizing
 
