@@ -157,26 +157,28 @@ def test_a_dcp_checkpoint_comes_in_by_our_names_and_hugging_face_s(form, preset_
 
 
 ARGUMENTS = {
-    **{"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "padded_vocab_size": 11},
-    **{"max_position_embeddings": 4, "ffn_hidden_size": 32, "bias_gelu_fusion": True},
+    **{"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "norm_epsilon": 1e-5},
+    **{"position_embedding_type": "learned_absolute", "bias_gelu_fusion": True},
 }
 
 
-def test_megatron_lm_s_arguments_give_the_model_or_what_our_gpt_lacks(tmp_path):
+def test_megatron_lm_s_arguments_are_those_of_the_model(tmp_path):
     foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
     torch_dist.write(tmp_path / "out", foreign)
     common = tmp_path / "out" / "iter_0000007" / "common.pt"
-    for other in ({}, {"num_experts": 8}, {"bias_gelu_fusion": False}, {"rotary_percent": 0.5}):
-        stored = pickles.load(common, lazily=False) | {
+    others = {"num_experts": 8, "bias_gelu_fusion": False, "rotary_percent": 0.5}
+    others |= {"num_attention_heads": 4, "swiglu": True, "position_embedding_type": "rope"}
+    for other in ({}, *({name: value} for name, value in others.items())):
+        stored = pickles.load(common, 0, common.stat().st_size) | {
             "args": argparse.Namespace(**ARGUMENTS | other)
         }
         torch.save(stored, common)
         if not other:
-            assert doors.read(tmp_path / "out", None).config == MODEL
+            assert doors.read(tmp_path / "out", MODEL).config == MODEL
             continue
         (name,) = other
-        with pytest.raises(UsageError, match=f"{name} is .*, which our GPT does not have"):
-            doors.read(tmp_path / "out", None)
+        with pytest.raises(UsageError, match=f"{name} is .*, the model has"):
+            doors.read(tmp_path / "out", MODEL)
 
 
 def test_what_is_damaged_or_may_run_code_is_one_line(tmp_path, capsys):

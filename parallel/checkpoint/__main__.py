@@ -3,7 +3,7 @@
     python -m parallel.checkpoint verify PATH...                  # what is damaged, if anything
     python -m parallel.checkpoint export PATH OUT [--dtype fp32]  # weights only, for models.hf
     python -m parallel.checkpoint export PATH OUT --format torch_dist  # with AdamW's moments
-    python -m parallel.checkpoint import PATH OUT [--model M]     # another's; then --load OUT
+    python -m parallel.checkpoint import PATH OUT --model M       # another's; then --load OUT
 
 PATH is a checkpoint, a folder of checkpoints or a run folder. `export` takes the newest one and
 first checks all its bytes. `import` finds out the format, and writes a checkpoint where there are
@@ -17,7 +17,7 @@ from pathlib import Path
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
 from base.errors import Parser, UsageError, command_line
 from base.storage import BYTES, refuse_existing
-from models.config import GPTConfig, preset
+from models.config import preset
 from models.weights_config import model_of
 from parallel.checkpoint import folders
 
@@ -60,13 +60,6 @@ def _export(path: Path, out: Path, dtype: str, form: str) -> str:
     return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
 
 
-def _model(text: str | None) -> GPTConfig | None:
-    """The model that a flag names: a preset, or a config.json, of Hugging Face or of weights."""
-    if text is None or not (path := Path(text)).exists():
-        return text and preset(text)
-    return model_of(path)
-
-
 def _import(path: Path, out: Path, model: str | None) -> str:
     """Write another's checkpoint as one of ours, and say what was written.
 
@@ -75,7 +68,9 @@ def _import(path: Path, out: Path, model: str | None) -> str:
             may run code; or `out` cannot be written.
     """
     refuse_existing(out)
-    sizes = _model(model)
+    sizes = None
+    if model:
+        sizes = model_of(Path(model)) if Path(model).exists() else preset(model)
     from parallel import doors
     from parallel.doors import ours
 
@@ -97,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     forms = {"choices": WRITTEN, "default": "weights", "help": "default: weights"}
     exporting.add_argument("--format", dest="form", **forms)
     importing = commands.add_parser("import", help="read another's checkpoint")
-    model = "preset or config.json, where the checkpoint does not state its model"
+    model = "preset or config.json; default: the config.json in PATH or beside it"
     importing.add_argument("--model", help=model)
     for command in (exporting, importing):
         command.add_argument("path", type=Path, metavar="PATH", help="what to read")

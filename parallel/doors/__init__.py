@@ -15,6 +15,7 @@ from torch import Tensor
 
 from base.errors import UsageError
 from models.config import GPTConfig
+from models.weights_config import holds_weights, model_of
 
 # In the order in which a path is tried.
 FORMATS = ("torch_dist", "deepspeed")
@@ -43,12 +44,19 @@ def door(name: str) -> ModuleType:
 
 
 def read(path: Path, model: GPTConfig | None) -> Foreign:
-    """Open a checkpoint of whichever format is there. model: its sizes, where it states none.
+    """Open a checkpoint of whichever format is there. model: its sizes; else they are those of a
+    config.json, in its folder or beside it.
 
     Raises:
-        UsageError: no format knows it; or as that format's `read`.
+        UsageError: no format knows it, or nothing states its sizes; or as that format's `read`.
     """
     for name in FORMATS:
-        if (folder := door(name).recognises(path)) is not None:
-            return door(name).read(folder, model)
+        if (folder := door(name).recognises(path)) is None:
+            continue
+        if model is None:
+            beside = list(filter(holds_weights, (folder, folder.parent)))
+            if not beside:
+                raise UsageError(f"{folder} does not state its model: name it with --model")
+            model = model_of(beside[0])
+        return door(name).read(folder, model)
     raise UsageError(f"{path} is no checkpoint that a door is for; docs/checkpoints.md lists them")

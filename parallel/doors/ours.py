@@ -1,26 +1,26 @@
 """Our own checkpoints, as a `Foreign` and from one."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from base.errors import UsageError
 from base.storage import STATE_BYTES_PER_PARAM
 from models.config import GPTConfig, parameter_shapes
-from models.tensor_files import write_safetensors
 from models.weights import new_folder, write_weights
 from parallel.checkpoint import folders
+from parallel.checkpoint.contents import Piece
 from parallel.checkpoint.manifest import IMPORTED, KINDS, rank_file
-from parallel.checkpoint.rank_files import Reader
+from parallel.checkpoint.rank_files import Reader, write_rank_file
 from parallel.config.layout import Layout
 from parallel.doors import Foreign
 from parallel.record.schema import utc_now
 
-FILE_BYTES = 4 << 30  # of one file; a parameter is never cut
+FILE_BYTES = 1 << 30  # of one file; a larger parameter has its own
 
 
 def read(folder: Path) -> Foreign:
@@ -40,7 +40,7 @@ def read(folder: Path) -> Foreign:
 
 def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
     """Write what `--load` takes: a folder with one checkpoint; without moments, the weights alone.
-    One tensor at a time is in memory. The bytes that were written.
+    One file's tensors are in memory. The bytes that were written.
 
     Raises:
         UsageError: it cannot be written; nothing is left behind.
@@ -53,10 +53,7 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
     with new_folder(out) as aside:
         folder = aside / folders.name_of(foreign.step)
         folder.mkdir()
-        files = [
-            _write_file(folder / rank_file(number), foreign, shapes)
-            for number, shapes in enumerate(_groups(parameter_shapes(foreign.config)))
-        ]
+        files = list(_written(folder, foreign))
         manifest = facts | {
             "format": folders.FORMAT,
             "adam_step": foreign.adam_step,
@@ -76,30 +73,14 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
     return sum(file["bytes"] for file in files)
 
 
-def _groups(shapes: dict[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """The parameters of each file."""
-    group, size = {}, 0
-    for name, shape in shapes.items():
-        needed = STATE_BYTES_PER_PARAM * math.prod(shape)
-        if group and size + needed > FILE_BYTES:
-            yield group
-            group, size = {}, 0
-        group[name], size = shape, size + needed
-    yield group
-
-
-def _write_file(path: Path, foreign: Foreign, shapes: dict[str, tuple[int, ...]]) -> dict:
-    """Write whole parameters and their moments; the file's entry in the manifest."""
-    layout = {
-        f"{kind}/{name}": (torch.float32, (math.prod(shape),))
-        for name, shape in shapes.items()
-        for kind in KINDS
-    }
-    values = (foreign.tensor(name, kind) for name in shapes for kind in KINDS)
-    size, crc32 = write_safetensors(path, layout, values)
-    pieces = [
-        {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": shape, "start": 0}
-        | {"stop": math.prod(shape)}
-        for name, shape in shapes.items()
-    ]
-    return {"path": path.name, "bytes": size, "crc32": crc32, "pieces": pieces}
+def _written(folder: Path, foreign: Foreign) -> Iterator[dict[str, Any]]:
+    """Write files of whole parameters and their moments; the entry of each in the manifest."""
+    pieces, names = [], map(rank_file, itertools.count())
+    for name, shape in parameter_shapes(foreign.config).items():
+        size = STATE_BYTES_PER_PARAM * (sum(map(len, pieces)) + math.prod(shape))
+        if pieces and size > FILE_BYTES:
+            yield write_rank_file(folder / next(names), pieces)
+            pieces = []
+        tensors = {kind: foreign.tensor(name, kind).flatten() for kind in KINDS}
+        pieces.append(Piece(name, shape, (0,) * len(shape), shape, 0, tensors))
+    yield write_rank_file(folder / next(names), pieces)

@@ -4,11 +4,13 @@ A class that it does not know is refused by name. Classes of megatron-core and o
 checkpoint tables become an `Inert`, which keeps what was stored in it.
 """
 
+import contextlib
 import io
 import pickle
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -60,26 +62,32 @@ class _Unpickler(pickle.Unpickler):
         return known
 
 
-def _refused(path: Path, what: str) -> UsageError:
-    return UsageError(
-        f"{path} is refused: it holds {what:.80}, and reading that may run code; save tensors,"
-        " numbers and texts alone"
-    )
+@contextlib.contextmanager
+def understood(path: Path, otherwise: str = "cannot be read") -> Iterator[None]:
+    """Whatever is wrong with others' files is one line.
+
+    Raises:
+        UsageError: a class is refused, named; or for any other exception inside.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except pickle.UnpicklingError as error:
+        what = str(error).partition("\n")[0]
+        raise UsageError(
+            f"{path} is refused: it holds {what:.80}, and reading that may run code; save tensors,"
+            " numbers and texts alone"
+        ) from error
+    except Exception as error:  # of damaged bytes, whatever they spell
+        what = f"{type(error).__name__} {error!s:.80}"
+        raise UsageError(f"{path} {otherwise}: {what}") from error
 
 
 def read_table(path: Path) -> Any:
-    """A plain pickle without tensors, as torch's .metadata.
-
-    Raises:
-        UsageError: it holds another class, named; or it is damaged.
-    """
-    content = io.BytesIO(path.read_bytes())
-    try:
-        return _Unpickler(content).load()
-    except pickle.UnpicklingError as error:
-        raise _refused(path, str(error)) from error
-    except Exception as error:  # of damaged bytes, whatever they spell
-        raise UsageError(f"{path} is damaged: {error!r:.80}") from error
+    """A plain pickle without tensors, as torch's .metadata. Raises: UsageError: as `understood`."""
+    with understood(path):
+        return _Unpickler(io.BytesIO(path.read_bytes())).load()
 
 
 def write_table(path: Path, content: Any) -> None:
@@ -87,30 +95,22 @@ def write_table(path: Path, content: Any) -> None:
     write_blocks(path, [pickle.dumps(content)])
 
 
-def load(file: Path | BinaryIO, name: Path | None = None, lazily: bool = True) -> Any:
-    """What torch.save wrote, on the CPU. lazily: a tensor's bytes are read when it is used.
-
-    name: of the file, where `file` is a stream of a part of it.
-
-    Raises:
-        UsageError: it holds a class that torch does not count as harmless, named; or it is damaged.
-    """
-    path = name or file
-    try:
-        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-        allowed = [(_known(*each.rpartition(".")[::2]), each) for each in unknown]
-        for stand_in, each in allowed:
-            if stand_in is None:
-                raise pickle.UnpicklingError(each)
-        with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of another pickle protocol
-            if not (is_file := isinstance(file, Path)):
-                file.seek(0)
-            mapped = lazily and is_file
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        raise _refused(path, str(error).partition("\n")[0]) from error
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {str(error):.80}") from error
+def load(path: Path, begin: int = 0, size: int | None = None) -> Any:
+    """What torch.save wrote, on the CPU: a file, whose tensors' bytes are read when they are used;
+    or `size` bytes of it. Raises: UsageError: as `understood`."""
+    with understood(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of another pickle protocol
+        content: Any = path
+        if size is not None:
+            with path.open("rb") as stream:
+                stream.seek(begin)
+                content = io.BytesIO(stream.read(size))
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(content)
+        allowed = {name: _known(*name.rpartition(".")[::2]) for name in unknown}
+        if refused := [name for name, known in allowed.items() if known is None]:
+            raise pickle.UnpicklingError(refused[0])
+        if size is not None:
+            content.seek(0)
+        with torch.serialization.safe_globals([(known, name) for name, known in allowed.items()]):
+            lazily = size is None
+            return torch.load(content, map_location="cpu", weights_only=True, mmap=lazily)

@@ -2,8 +2,8 @@
 `.metadata`, says which box of which tensor begins where in which file."""
 
 import io
-import itertools
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from base.storage import write_blocks
 from parallel.doors import pickles
 
 TABLE = ".metadata"
-FILE_BYTES = 4 << 30
 Shape = tuple[int, ...]
 
 
@@ -34,41 +33,31 @@ class Stored(NamedTuple):
     file: Path
     begin: int
     size: int
-    offset: Shape = ()
-    part: Shape = ()
+    offset: Shape
+    part: Shape
 
     def load(self) -> Any:
         """Raises: UsageError: it is damaged, or holds what may run code."""
-        with self.file.open("rb") as stream:
-            stream.seek(self.begin)
-            return pickles.load(io.BytesIO(stream.read(self.size)), self.file)
+        return pickles.load(self.file, self.begin, self.size)
 
 
 class Store:
-    """What a folder holds. shapes: of its tensors. objects: whatever it stores, by name."""
+    """What a folder holds. shapes: of its tensors. boxes: of whatever it stores, by name."""
 
     def __init__(self, folder: Path):
-        table, self.folder = pickles.read_table(folder / TABLE), folder
-        self.shapes: dict[str, Shape] = {}
-        self.boxes: dict[str, list[Stored]] = {}
-        self.objects: dict[str, Stored] = {}
-        try:
-            parts = {}
-            for name, kept in table.state_dict_metadata.items():
-                if hasattr(kept, "chunks"):
-                    self.shapes[name], self.boxes[name] = tuple(kept.size), []
-                    parts |= {(name, tuple(c.offsets)): tuple(c.sizes) for c in kept.chunks}
+        self.folder, self.boxes = folder, defaultdict(list)
+        table = pickles.read_table(folder / TABLE)
+        with pickles.understood(folder / TABLE):
+            metadata = table.state_dict_metadata.items()
+            tensors = {name: tensor for name, tensor in metadata if hasattr(tensor, "chunks")}
+            self.shapes = {name: tuple(tensor.size) for name, tensor in tensors.items()}
+            parts = {(n, tuple(c.offsets)): c.sizes for n, t in tensors.items() for c in t.chunks}
             for index, place in table.storage_data.items():
                 file = folder / Path(place.relative_path).name
-                if getattr(place, "transform_descriptors", None):
-                    raise UsageError(f"{file} is compressed: save it without extensions")
                 offset = tuple(getattr(index, "offset", None) or ())
-                part = parts.get((index.fqn, offset), ())
+                part = tuple(parts.get((index.fqn, offset), ()))
                 stored = Stored(file, place.offset, place.length, offset, part)
-                self.boxes.get(index.fqn, []).append(stored)
-                self.objects[index.fqn] = stored
-        except (AttributeError, TypeError) as error:
-            raise UsageError(f"{folder / TABLE} is damaged: {error!r:.80}") from error
+                self.boxes[index.fqn].append(stored)
 
     def tensor(self, name: str, layer: int | None = None) -> Tensor:
         """A full tensor, or one layer of a stacked one, on the CPU.
@@ -76,8 +65,7 @@ class Store:
         Raises:
             UsageError: its files do not hold all of it, or hold what may run code.
         """
-        shape = self.shapes[name]
-        value, filled = torch.zeros(shape[layer is not None :]), 0
+        value, filled = torch.zeros(self.shapes[name][layer is not None :]), 0
         for box in self.boxes[name]:
             where = [slice(o, o + n) for o, n in zip(box.offset, box.part, strict=True)]
             if layer is not None and not where[0].start <= layer < where[0].stop:
@@ -104,38 +92,25 @@ class Box(NamedTuple):
     content: Any
 
 
-def write(folder: Path, boxes: Iterator[Box]) -> None:
-    """Write a store; one box at a time is asked for, and in memory.
+def write(folder: Path, boxes: Iterable[Box]) -> None:
+    """Write a store, a file for each box; one at a time is asked for, and in memory.
 
     Raises:
         OSError: the disk does not take it.
     """
     tensors: dict[str, Any] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
-
-    def blocks(file: str, boxes: Iterator[Box]) -> Iterator[memoryview]:
-        """The bytes of a file of some gigabytes."""
-        begin = 0
-        for names, shape, offset, content in boxes:
-            torch.save(content, stream := io.BytesIO())
-            place = _StorageInfo(file, begin, stream.tell())
-            for name in names:
-                if shape is None:
-                    tensors[name], places[MetadataIndex(name)] = BytesStorageMetadata(), place
-                    continue
-                kind = TensorProperties(content.dtype)
-                whole = TensorStorageMetadata(kind, torch.Size(shape), [])
-                box = ChunkStorageMetadata(torch.Size(offset), content.shape)
-                tensors.setdefault(name, whole).chunks.append(box)
-                places[MetadataIndex(name, offset)] = place
-            yield stream.getbuffer()
-            begin += place.length
-            if begin >= FILE_BYTES:
-                return
-
-    for number in itertools.count():
-        if (first := next(boxes, None)) is None:
-            break
-        file = f"__{number}_0.distcp"
-        write_blocks(folder / file, blocks(file, itertools.chain([first], boxes)))
+    for number, (names, shape, offset, content) in enumerate(boxes):
+        torch.save(content, stream := io.BytesIO())
+        place = _StorageInfo(f"__{number}_0.distcp", 0, stream.tell())
+        write_blocks(folder / place.relative_path, [stream.getbuffer()])
+        for name in names:
+            if shape is None:
+                tensors[name], places[MetadataIndex(name)] = BytesStorageMetadata(), place
+                continue
+            kind = TensorProperties(content.dtype)
+            whole = TensorStorageMetadata(kind, torch.Size(shape), [])
+            box = ChunkStorageMetadata(torch.Size(offset), content.shape)
+            tensors.setdefault(name, whole).chunks.append(box)
+            places[MetadataIndex(name, offset)] = place
     pickles.write_table(folder / TABLE, Metadata(tensors, storage_data=places))

@@ -45,18 +45,18 @@ def recognises(path: Path) -> Path | None:
     return path if (path / stores.TABLE).is_file() else None
 
 
-def read(folder: Path, model: GPTConfig | None) -> Foreign:
-    """Raises: UsageError: it is damaged, or of a model that our GPT cannot be."""
+def read(folder: Path, model: GPTConfig) -> Foreign:
+    """Raises: UsageError: it is damaged, or of another model."""
     store = stores.Store(folder)
     common = _common(folder, store)
-    config = _config(common.get("args"), model, folder)
+    _check(common.get("args"), model, folder)
     states: dict[tuple[str, str], str] = {}  # (kind, their name) -> where it is stored
-    for key in store.objects:
+    for key in store.boxes:
         if match := _KEY.fullmatch(key):
             kind, name = match[1] or match[4], match[2] or match[3]
             states[kind.removeprefix("fp32_"), name] = key
     weights = {key: shape for key, shape in store.shapes.items() if not _NO_WEIGHTS.match(key)}
-    named = Named(config, weights, folder)
+    named = Named(model, weights, folder)
     names = [name for parts in named.parts.values() for name in parts.names]
 
     def key_of(kind: str, name: str) -> str | None:
@@ -79,15 +79,15 @@ def read(folder: Path, model: GPTConfig | None) -> Foreign:
     for name in named.repeated:
         if not tensor("embedding.word.weight", "param").equal(store.tensor(key_of("param", name))):
             raise UsageError(f"{folder}: {name} is not the embedding, to which the model ties it")
-    return Foreign(config, step, adam_step or step, kinds, tensor, {"run": run})
+    return Foreign(model, step, adam_step or step, kinds, tensor, {"run": run})
 
 
 def _common(folder: Path, store: stores.Store) -> dict[str, Any]:
     """What megatron-core saves beside tensors; {} of others."""
     if (folder / _COMMON).is_file():
-        return pickles.load(folder / _COMMON, lazily=False)
-    since_19 = store.objects.get("common_state/shard_0_1")
-    return since_19.load()[0] if since_19 else {}
+        return pickles.load(folder / _COMMON)
+    since_19 = store.boxes.get("common_state/shard_0_1")
+    return since_19[0].load()[0] if since_19 else {}
 
 
 def _adam_step(common: dict[str, Any]) -> int:
@@ -104,62 +104,31 @@ def _adam_step(common: dict[str, Any]) -> int:
     return 0
 
 
-# GPTConfig's sizes -> Megatron-LM's arguments.
-_SIZES = {
-    "n_layer": "num_layers",
-    "hidden": "hidden_size",
-    "n_head": "num_attention_heads",
-    "max_seq_len": "max_position_embeddings",
-    "ffn_hidden": "ffn_hidden_size",
-    "kv_channels": "kv_channels",
-    "rope_theta": "rotary_base",
-    "norm_eps": "norm_epsilon",
-    "qk_norm": "qk_layernorm",
-    "bias": "add_bias_linear",
-}
-# Megatron-LM's arguments -> what they are for our GPT.
-_ALIKE = {
-    **dict.fromkeys(("num_experts", "window_size", "mtp_num_layers"), (None,)),
-    **dict.fromkeys(("multi_latent_attention", "apply_layernorm_1p", "squared_relu"), (False,)),
-    **dict.fromkeys(("rotary_interleaved", "attention_output_gate", "add_qkv_bias"), (False,)),
-    "rotary_percent": (1.0,),
-    "position_embedding_type": ("rope", "learned_absolute"),
-}
-
-
-def _config(stated: Any, model: GPTConfig | None, folder: Path) -> GPTConfig:
-    """The model of Megatron-LM's arguments, or `model`.
+def _check(stated: Any, model: GPTConfig, folder: Path) -> None:
+    """See that Megatron-LM's arguments say the same as the model of what no name or shape shows.
 
     Raises:
-        UsageError: there is none of both, or our GPT has not what the arguments ask for.
+        UsageError: they do not; it names the argument.
     """
-    args = vars(stated) if stated else {}
-    gated, alike = bool(args.get("swiglu")), dict(_ALIKE)
-    if not (gated or args.get("openai_gelu")):
-        alike["bias_gelu_fusion"] = (True,)  # where it is not fused, it is erf's; ours is tanh's
-    for name, good in alike.items():
-        if args.get(name, good[0]) not in good:
-            raise UsageError(f"{folder}: {name} is {args[name]!r:.40}, which our GPT does not have")
-    if model is not None:
-        return model
-    sizes = {ours: args[name] for ours, name in _SIZES.items() if args.get(name) is not None}
-    rope = args.get("position_embedding_type") == "rope"
-    grouped, scaled = args.get("group_query_attention"), args.get("use_rope_scaling")
-    try:
-        if args.get("hybrid_layer_pattern"):  # there attention and MLP are layers of their own
-            sizes["n_layer"] //= 2
-        return GPTConfig(
-            **sizes | {"rope_theta": float(sizes.get("rope_theta", 10000))},
-            vocab_size=args.get("vocab_size") or args["padded_vocab_size"],
-            n_kv_head=args["num_query_groups"] if grouped else 0,
-            position="rope" if rope else "learned",
-            rope_scaling=float(args["rope_scaling_factor"]) if scaled else 1.0,
-            norm="rmsnorm" if args.get("normalization") == "RMSNorm" else "layernorm",
-            activation="swiglu" if gated else "gelu",
-            tied=not args.get("untie_embeddings_and_output_weights"),
-        )
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{folder} does not state its model: name it with --model") from error
+    args, scaled = vars(stated) if stated else {}, model.rope_scaling != 1.0
+    wanted: dict[str, Any] = {
+        **dict.fromkeys(("num_experts", "window_size"), None),
+        **dict.fromkeys(("apply_layernorm_1p", "rotary_interleaved", "squared_relu"), False),
+        "num_attention_heads": model.n_head,
+        "position_embedding_type": "rope" if model.position == "rope" else "learned_absolute",
+        "rotary_percent": 1.0,
+        "rotary_base": model.rope_theta,
+        "use_rope_scaling": scaled,
+        "norm_epsilon": model.norm_eps,
+        "swiglu": model.gated,
+    }
+    if scaled:
+        wanted["rope_scaling_factor"] = model.rope_scaling
+    if not model.gated and not args.get("openai_gelu"):
+        wanted["bias_gelu_fusion"] = True  # where it is not fused, it is erf's; ours is tanh's
+    for name, value in wanted.items():
+        if args.get(name, value) != value:
+            raise UsageError(f"{folder}: {name} is {args[name]!r:.40}, the model has {value!r}")
 
 
 def write(out: Path, foreign: Foreign, form: str = "stacked") -> None:
