@@ -152,8 +152,6 @@ def test_a_dcp_checkpoint_comes_in_by_our_names_and_hugging_face_s(form, preset_
             assert foreign.tensor(name, kind).equal(drawn(name, kind, shape)), (name, kind)
     with pytest.raises(UsageError, match="does not hold this model: .* missing"):
         doors.read(tmp_path / "dcp", preset(preset_name, **SIZES | {"n_layer": 2}))
-    with pytest.raises(UsageError, match="name it with --model"):
-        doors.read(tmp_path / "dcp", None)
 
 
 ARGUMENTS = {

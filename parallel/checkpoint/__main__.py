@@ -54,23 +54,22 @@ def _export(path: Path, out: Path, dtype: str, form: str) -> str:
     checkpoint = ours.read(folder)
     if form != "weights":
         name, _, variant = form.partition("-")
-        doors.door(name).write(out, checkpoint, *filter(None, [variant]))
+        written = doors.door("deepspeed" if name == "universal" else name)
+        written.write(out, checkpoint, *filter(None, [variant]))
         return f"{out}: {folder}'s weights and moments as {form}"
     size = ours.write(out, checkpoint._replace(kinds=("param",)), dtype)
     return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
 
 
-def _import(path: Path, out: Path, model: str | None) -> str:
+def _import(path: Path, out: Path, model: str) -> str:
     """Write another's checkpoint as one of ours, and say what was written.
 
     Raises:
-        UsageError: it cannot be read, is of a model that our GPT cannot be, or holds classes that
-            may run code; or `out` cannot be written.
+        UsageError: it cannot be read, is of another model, or holds classes that may run code; or
+            `out` cannot be written.
     """
     refuse_existing(out)
-    sizes = None
-    if model:
-        sizes = model_of(Path(model)) if Path(model).exists() else preset(model)
+    sizes = model_of(Path(model)) if Path(model).exists() else preset(model)
     from parallel import doors
     from parallel.doors import ours
 
@@ -92,8 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     forms = {"choices": WRITTEN, "default": "weights", "help": "default: weights"}
     exporting.add_argument("--format", dest="form", **forms)
     importing = commands.add_parser("import", help="read another's checkpoint")
-    model = "preset or config.json; default: the config.json in PATH or beside it"
-    importing.add_argument("--model", help=model)
+    importing.add_argument("--model", required=True, help="its sizes: a preset or a config.json")
     for command in (exporting, importing):
         command.add_argument("path", type=Path, metavar="PATH", help="what to read")
         command.add_argument("out", type=Path, metavar="OUT", help="the folder to write")

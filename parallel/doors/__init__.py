@@ -1,8 +1,8 @@
 """Doors for others' checkpoints: each is read as, and written from, one `Foreign`.
 
-A format is a module here with `recognises(path)`, `read(path, model)` and, where we write it,
-`write(folder, foreign)`; `FORMATS` lists them. pickles.py is the one reader of pickles, names.py
-knows what others call our parameters, ours.py reads and writes our own checkpoints.
+A format is a module here with `read(folder, model)` and, where we write it, `write`. pickles.py is
+the one reader of pickles, names.py knows what others call our parameters, ours.py reads and writes
+our own checkpoints.
 """
 
 import importlib
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from base.errors import UsageError
 from models.config import GPTConfig
-from models.weights_config import holds_weights, model_of
 
-# In the order in which a path is tried.
-FORMATS = ("torch_dist", "deepspeed")
+_FORMATS = {".metadata": "torch_dist", "*mp_rank_00_model_states.pt": "deepspeed"}
+LATEST = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
 
 
 class Foreign(NamedTuple):
@@ -43,20 +42,16 @@ def door(name: str) -> ModuleType:
     return importlib.import_module(f"parallel.doors.{name}")
 
 
-def read(path: Path, model: GPTConfig | None) -> Foreign:
-    """Open a checkpoint of whichever format is there. model: its sizes; else they are those of a
-    config.json, in its folder or beside it.
+def read(path: Path, model: GPTConfig) -> Foreign:
+    """Open the newest checkpoint at a path, of whichever format.
 
     Raises:
-        UsageError: no format knows it, or nothing states its sizes; or as that format's `read`.
+        UsageError: no format knows it; or as that format's `read`.
     """
-    for name in FORMATS:
-        if (folder := door(name).recognises(path)) is None:
-            continue
-        if model is None:
-            beside = list(filter(holds_weights, (folder, folder.parent)))
-            if not beside:
-                raise UsageError(f"{folder} does not state its model: name it with --model")
-            model = model_of(beside[0])
-        return door(name).read(folder, model)
-    raise UsageError(f"{path} is no checkpoint that a door is for; docs/checkpoints.md lists them")
+    if latest := next((path / name for name in LATEST if (path / name).is_file()), None):
+        name = latest.read_text(errors="replace").strip()
+        path /= f"iter_{name:0>7}" if latest.name == LATEST[0] else Path(name).name
+    for pattern, name in _FORMATS.items():
+        if any(path.glob(pattern)):
+            return door(name).read(path, model)
+    raise UsageError(f"{path} is no checkpoint that docs/checkpoints.md lists")

@@ -9,47 +9,41 @@
       zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt
                                  the universal form: each parameter and moment whole
 
-The formats are those that ds_to_universal.py of DeepSpeed 0.19 reads and writes.
+They are as ds_to_universal.py of DeepSpeed 0.19 reads and writes them.
 """
 
+import io
 import math
 import re
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from base.errors import UsageError
-from models.config import GPTConfig
+from base.storage import write_blocks
+from models.config import GPTConfig, parameter_shapes
+from models.gpt import WITH_VOCABULARY
+from models.hf_config import hugging_face_names
+from models.hf_weights import to_hugging_face
+from models.weights import new_folder
 from parallel.checkpoint.manifest import KINDS
 from parallel.doors import Foreign, pickles
 from parallel.doors.names import Named
 
-FILES = {"param": "fp32", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+_FILES = {"param": "fp32", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _MODEL, _RANKS = "*mp_rank_00_model_states.pt", "*zero_pp_rank_*_mp_rank_00_optim_states.pt"
 _OTHER = "is not as DeepSpeed's ZeRO saves it"
-
-
-class Run(NamedTuple):
-    """Neighbouring elements of a parameter: [start, start + n) of a rank's flat tensors."""
-
-    flat: dict[str, Tensor]
-    start: int
-    n: int
-
-
-Runs = dict[str, list[Run]]  # of each parameter, in order
-
-
-def recognises(path: Path) -> Path | None:
-    """The folder with DeepSpeed's files that a path leads to, perhaps by its `latest`."""
-    for latest in (path / "latest", path / "latest_universal"):
-        if latest.is_file():
-            path = path / Path(latest.read_text(errors="replace").strip()).name
-            break
-    return path if any(path.glob(_MODEL)) else None
+_VERSION = "0.19.0"  # of DeepSpeed, whose universal form is written
+# More than any optimizer has. DeepSpeed loads as many groups as are stored, and keeps its own
+# settings where a group states none.
+_GROUPS = 10_000
+# Of each parameter its neighbouring elements, in order: kind -> flat tensor.
+Runs = dict[str, list[dict[str, Tensor]]]
 
 
 def read(folder: Path, model: GPTConfig) -> Foreign:
@@ -71,14 +65,13 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     named = Named(model, {name: shapes[name] for name in runs}, folder)
     if named.repeated:  # DeepSpeed names a tied layer once
         raise UsageError(f"{folder} trains {named.repeated[0]}, which the model has tied")
-    flats = [run.flat for its in runs.values() for run in its]
-    kinds = KINDS if all(kind in flat for flat in flats for kind in KINDS) else KINDS[:1]
+    runs_of_all = [run for its in runs.values() for run in its]
+    kinds = KINDS if all(kind in run for run in runs_of_all for kind in KINDS) else KINDS[:1]
 
     def tensor(name: str, kind: str) -> Tensor:
         def whole(bare: str, _: int | None) -> Tensor:
-            its = runs[theirs := named.prefix + bare]
-            flat = torch.cat([run.flat[kind].narrow(0, run.start, run.n) for run in its])
-            return flat.view(shapes[theirs])
+            theirs = named.prefix + bare
+            return torch.cat([run[kind] for run in runs[theirs]]).view(shapes[theirs])
 
         with pickles.understood(folder, _OTHER):
             return named.tensor(name, whole)
@@ -104,14 +97,16 @@ def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
             held = {"param": flat} | adam["state"].get(group, {})
             step = held.get("step", adam["param_groups"][0].get("step"))
             if third:  # each parameter is cut and padded
-                at = 0
+                at, places = 0, []
                 for name, shape in groups[group].items():
                     size, n = math.prod(shape), -(-math.prod(shape) // wanted)
-                    runs[name].append(Run(held, at, max(0, min(n, size - rank * n))))
+                    places.append((name, at, max(0, min(n, size - rank * n))))
                     at += n
-                continue
-            for name, run in state["param_slice_mappings"][group].items():
-                runs[name].append(Run(held, run.start, run.numel))
+            else:
+                mappings = state["param_slice_mappings"][group].items()
+                places = [(name, run.start, run.numel) for name, run in mappings]
+            for name, *place in places:
+                runs[name].append({k: held[k].narrow(0, *place) for k in KINDS if k in held})
     return dict(runs), step
 
 
@@ -126,11 +121,48 @@ def _universal(folder: Path, shapes: dict[str, tuple[int, ...]]) -> tuple[Runs, 
         step = stored.pop("step", None)
         values = {
             kind: content["param"] if isinstance(content, dict) else content
-            for kind, name in FILES.items()
+            for kind, name in _FILES.items()
             if (content := stored.get(name)) is not None
         }
         if values["param"].dim() > 1 or not trained:  # whole, where tp ranks have parts
             shapes[of.name] = tuple(values["param"].shape)
-        flat = {kind: value.flatten() for kind, value in values.items()}
-        runs[of.name] = [Run(flat, 0, flat["param"].numel())]
+        runs[of.name] = [{kind: value.flatten() for kind, value in values.items()}]
     return runs, step
+
+
+def write(out: Path, foreign: Foreign, names: str = "ours") -> None:
+    """Write the universal form, which DeepSpeed's engines load at any stage and number of ranks.
+    names: "ours", with the padded vocabulary of one tp rank; or "hf", of transformers' class.
+
+    Raises:
+        UsageError: it cannot be written, or no class of transformers has this model.
+    """
+    config, step = foreign.config, torch.tensor(float(foreign.adam_step))
+    with new_folder(out) as aside:
+        folder = aside / f"global_step{foreign.step}"
+        for name, kind in product(parameter_shapes(config), foreign.kinds):
+            theirs, parts = (name,), [foreign.tensor(name, kind)]
+            if names == "hf":
+                theirs = hugging_face_names(config, name)
+                parts = to_hugging_face(config, name, parts[0])
+            elif name in WITH_VOCABULARY:
+                rows = config.padded_vocab(1) - config.vocab_size
+                parts = [pad(parts[0], (0, 0, 0, rows))]
+            for their, part in zip(theirs, parts, strict=True):
+                _save({"param": part.clone()}, folder / "zero" / their / f"{_FILES[kind]}.pt")
+                _save(step, folder / "zero" / their / "step.pt")
+        adam = {"state": {0: {"step": step}}, "param_groups": [{}]}  # as stage 3 reads it
+        groups = {"param_groups": [{}] * _GROUPS, "optimizer_state_dict": adam}
+        _save(groups | {"ds_version": _VERSION}, folder / "zero" / "optimizer_state.pt")
+        done = {"global_steps": foreign.step, "skipped_steps": foreign.step - foreign.adam_step}
+        done |= {"dp_world_size": 1, "mp_world_size": 1, "ds_version": _VERSION, "module": None}
+        done |= {"lr_scheduler": {"last_batch_iteration": foreign.step - 1}, "param_shapes": None}
+        for stage in ("", "zero_pp_rank_0_"):
+            _save(done, folder / f"{stage}mp_rank_00_model_states.pt")
+        (aside / "latest_universal").write_text(folder.name)
+
+
+def _save(content: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, stream := io.BytesIO())
+    write_blocks(path, [stream.getbuffer()])

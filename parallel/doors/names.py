@@ -6,6 +6,7 @@ which it may be stored; the dialect is taken in which all are found.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -48,10 +49,6 @@ MEGATRON_TOP = {
 }
 
 
-def _first(parts: list[Tensor]) -> Tensor:
-    return parts[0]
-
-
 def _half(which: int, parts: list[Tensor]) -> Tensor:
     """The gate (0) or up (1) of a gated model's fc1."""
     return parts[0].chunk(2)[which]
@@ -64,7 +61,7 @@ class Parts(NamedTuple):
     """
 
     names: tuple[str, ...]
-    join: Callable[[list[Tensor]], Tensor] = _first
+    join: Callable[[list[Tensor]], Tensor] = itemgetter(0)
     layer: int | None = None
 
 
@@ -83,7 +80,7 @@ def megatron(form: str, config: GPTConfig, name: str) -> Iterator[Parts]:
         yield from (Parts((theirs,)) for theirs, ours in MEGATRON_TOP.items() if ours == name)
         return
     _, index, inner = name.split(".", 2)
-    number, join = int(index), _first
+    number, join = int(index), itemgetter(0)
     if inner.startswith(("mlp.gate", "mlp.up")) and config.gated:
         join = partial(_half, int(inner.startswith("mlp.up")))
         inner = inner.replace("gate", "up")

@@ -27,52 +27,39 @@ TABLE = ".metadata"
 Shape = tuple[int, ...]
 
 
-class Stored(NamedTuple):
-    """A box of a tensor, or an object (no offset), in a file."""
-
-    file: Path
-    begin: int
-    size: int
-    offset: Shape
-    part: Shape
-
-    def load(self) -> Any:
-        """Raises: UsageError: it is damaged, or holds what may run code."""
-        return pickles.load(self.file, self.begin, self.size)
-
-
 class Store:
-    """What a folder holds. shapes: of its tensors. boxes: of whatever it stores, by name."""
+    """What a folder holds. shapes: of its tensors. places: of whatever it stores, name -> offset of
+    the box -> where it is."""
 
     def __init__(self, folder: Path):
-        self.folder, self.boxes = folder, defaultdict(list)
+        self.folder, self.places = folder, defaultdict(dict)
         table = pickles.read_table(folder / TABLE)
         with pickles.understood(folder / TABLE):
             metadata = table.state_dict_metadata.items()
             tensors = {name: tensor for name, tensor in metadata if hasattr(tensor, "chunks")}
             self.shapes = {name: tuple(tensor.size) for name, tensor in tensors.items()}
-            parts = {(n, tuple(c.offsets)): c.sizes for n, t in tensors.items() for c in t.chunks}
+            self._parts = {n: [(c.offsets, c.sizes) for c in t.chunks] for n, t in tensors.items()}
             for index, place in table.storage_data.items():
-                file = folder / Path(place.relative_path).name
-                offset = tuple(getattr(index, "offset", None) or ())
-                part = tuple(parts.get((index.fqn, offset), ()))
-                stored = Stored(file, place.offset, place.length, offset, part)
-                self.boxes[index.fqn].append(stored)
+                self.places[index.fqn][tuple(getattr(index, "offset", None) or ())] = place
+
+    def load(self, name: str, offset: Shape = ()) -> Any:
+        """A box of a tensor, or an object. Raises: UsageError: it is damaged, or may run code."""
+        with pickles.understood(self.folder):
+            place = self.places[name][offset]
+            file = self.folder / Path(place.relative_path).name
+            return pickles.load(file, place.offset, place.length)
 
     def tensor(self, name: str, layer: int | None = None) -> Tensor:
-        """A full tensor, or one layer of a stacked one, on the CPU.
-
-        Raises:
-            UsageError: its files do not hold all of it, or hold what may run code.
-        """
+        """A full tensor, or one layer of a stacked one. Raises: UsageError: it is not there whole,
+        or as `load`."""
         value, filled = torch.zeros(self.shapes[name][layer is not None :]), 0
-        for box in self.boxes[name]:
-            where = [slice(o, o + n) for o, n in zip(box.offset, box.part, strict=True)]
+        for offset, shape in self._parts[name]:
+            where = [slice(o, o + n) for o, n in zip(offset, shape, strict=True)]
             if layer is not None and not where[0].start <= layer < where[0].stop:
                 continue
-            part = box.load()
-            if not isinstance(part, Tensor) or tuple(part.shape) != box.part:
-                raise UsageError(f"{box.file} is damaged: it holds another part of {name}")
+            part = self.load(name, tuple(offset))
+            if not isinstance(part, Tensor) or part.shape != shape:
+                raise UsageError(f"{self.folder} is damaged: it holds another part of {name}")
             if layer is not None:
                 part = part[layer - where.pop(0).start]
             value[tuple(where)] = part

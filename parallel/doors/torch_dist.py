@@ -25,10 +25,10 @@ from models.config import GPTConfig, parameter_shapes
 from models.weights import new_folder
 from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import DEFAULTS
-from parallel.doors import Foreign, pickles, stores
+from parallel.doors import LATEST, Foreign, pickles, stores
 from parallel.doors.names import Named, megatron
 
-_LATEST, _COMMON = "latest_checkpointed_iteration.txt", "common.pt"
+_COMMON, _SINCE_19 = "common.pt", "common_state/shard_0_1"
 _STATE = "optimizer.state."
 # The fp32 weights of a distributed optimizer, and of another.
 _MASTERS = (f"{_STATE}param.", f"{_STATE}fp32_param.")
@@ -38,20 +38,13 @@ _KEY = re.compile(
 _NO_WEIGHTS = re.compile(r"optim|chained|lr_scheduler|train_state|dataloader|rng_state|step|iter")
 
 
-def recognises(path: Path) -> Path | None:
-    """The folder of the newest checkpoint at a path, where it is one."""
-    if (path / _LATEST).is_file():
-        path = path / f"iter_{(path / _LATEST).read_text().strip():0>7}"
-    return path if (path / stores.TABLE).is_file() else None
-
-
 def read(folder: Path, model: GPTConfig) -> Foreign:
     """Raises: UsageError: it is damaged, or of another model."""
     store = stores.Store(folder)
     common = _common(folder, store)
     _check(common.get("args"), model, folder)
     states: dict[tuple[str, str], str] = {}  # (kind, their name) -> where it is stored
-    for key in store.boxes:
+    for key in store.places:
         if match := _KEY.fullmatch(key):
             kind, name = match[1] or match[4], match[2] or match[3]
             states[kind.removeprefix("fp32_"), name] = key
@@ -69,7 +62,8 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     if not all(key_of(kind, name) for kind in KINDS for name in names):
         form = (common.get("optimizer") or {}).get("param_state_sharding_type", "none")
         run, kinds = f"{run} without moments (its optimizer's form: {form})", ("param",)
-    if (adam_step := _adam_step(common)) == 0 and (key := key_of("step", names[0])):
+    adam_step = next(_adam_steps(common.get("optimizer")), 0)
+    if not adam_step and (key := key_of("step", names[0])):
         adam_step = int(store.tensor(key))
     step = max(common.get("iteration", 0), adam_step)
 
@@ -86,30 +80,20 @@ def _common(folder: Path, store: stores.Store) -> dict[str, Any]:
     """What megatron-core saves beside tensors; {} of others."""
     if (folder / _COMMON).is_file():
         return pickles.load(folder / _COMMON)
-    since_19 = store.boxes.get("common_state/shard_0_1")
-    return since_19[0].load()[0] if since_19 else {}
+    return store.load(_SINCE_19)[0] if _SINCE_19 in store.places else {}
 
 
-def _adam_step(common: dict[str, Any]) -> int:
-    """AdamW's steps, in the parameter groups or beside the moments; 0 where none are stated."""
-    waiting = [common.get("optimizer")]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if stated := value.get("step") or value.get("common_step"):
-                return int(stated)
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return 0
+def _adam_steps(stored: Any) -> Iterator[int]:
+    """What an optimizer states of AdamW's steps, in its parameter groups or beside the moments."""
+    if isinstance(stored, dict):
+        yield from (int(stored[key]) for key in ("step", "common_step") if stored.get(key))
+        stored = list(stored.values())
+    for each in stored if isinstance(stored, list) else ():
+        yield from _adam_steps(each)
 
 
 def _check(stated: Any, model: GPTConfig, folder: Path) -> None:
-    """See that Megatron-LM's arguments say the same as the model of what no name or shape shows.
-
-    Raises:
-        UsageError: they do not; it names the argument.
-    """
+    """Raises: UsageError: Megatron-LM's arguments say else of what no name or shape shows."""
     args, scaled = vars(stated) if stated else {}, model.rope_scaling != 1.0
     wanted: dict[str, Any] = {
         **dict.fromkeys(("num_experts", "window_size"), None),
@@ -145,7 +129,7 @@ def write(out: Path, foreign: Foreign, form: str = "stacked") -> None:
         backends |= {"sharded_backend_version": 1, "common_backend_version": 1}
         write_synced(folder / "metadata.json", json.dumps(backends))
         torch.save(_optimizers(foreign), folder / _COMMON)
-        write_synced(aside / _LATEST, f"{foreign.step}\n")
+        write_synced(aside / LATEST[0], f"{foreign.step}\n")
 
 
 def _boxes(foreign: Foreign, form: str) -> Iterator[stores.Box]:
