@@ -162,7 +162,7 @@ ARGUMENTS = {
 
 def test_megatron_lm_s_arguments_are_those_of_the_model(tmp_path):
     foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
-    torch_dist.write(tmp_path / "out", foreign)
+    torch_dist.write(tmp_path / "out", foreign, "stacked")
     common = tmp_path / "out" / "iter_0000007" / "common.pt"
     others = {"num_experts": 8, "bias_gelu_fusion": False, "rotary_percent": 0.5}
     others |= {"num_attention_heads": 4, "swiglu": True, "position_embedding_type": "rope"}
@@ -181,7 +181,7 @@ def test_megatron_lm_s_arguments_are_those_of_the_model(tmp_path):
 
 def test_what_is_damaged_or_may_run_code_is_one_line(tmp_path, capsys):
     foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
-    torch_dist.write(tmp_path / "out", foreign)
+    torch_dist.write(tmp_path / "out", foreign, "stacked")
     folder = tmp_path / "out" / "iter_0000007"
     words = ["import", str(folder), str(tmp_path / "in"), "--model", "tiny"]
     assert checkpoint.main(words) == 2

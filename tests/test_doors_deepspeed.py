@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
-from models.hf_config import architecture, hugging_face_config, hugging_face_names
+from models.hf_config import hugging_face_names
 from models.hf_weights import to_hugging_face
 from models.weights import write_weights
 from parallel import doors, forked_ranks
@@ -21,7 +20,7 @@ from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import folders
 from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
-from parallel.doors import deepspeed, ours
+from parallel.doors import ours
 from tests.checkpoint_worker import SIZES, save_of
 from tests.conftest import ROOT
 
@@ -124,21 +123,6 @@ def test_deepspeeds_own_loader_reads_what_is_exported_at_another_dp_and_stage(sa
         same = 1 if name.endswith("3") else 2
         for step in range(same):
             assert abs(curves[name][step][0] - straight[RUNS[0]][2 + step][0]) < 1e-5
-
-
-def test_what_is_exported_for_transformers_has_the_names_and_shapes_of_its_class(saved):
-    out, _ = saved
-    exported = ours.read(save_of(out, RUNS[0]) / folders.name_of(2))
-    deepspeed.write(out / "for transformers", exported, "hf")
-    settings = transformers.AutoConfig.for_model("gpt2", **hugging_face_config(CONFIG))
-    model = getattr(transformers, architecture(CONFIG).name)(settings)
-    zero = out / "for transformers" / "global_step2" / "zero"
-    stored = {
-        file.parent.name: torch.load(file, weights_only=True)["param"].shape
-        for file in zero.glob("*/fp32.pt")
-    }
-    assert stored == {name: p.shape for name, p in model.named_parameters()}
-    assert_same(doors.read(out / "for transformers", CONFIG), reader_of(save_of(out, RUNS[0])))
 
 
 class Runs:

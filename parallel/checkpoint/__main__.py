@@ -21,8 +21,6 @@ from models.config import preset
 from models.weights_config import model_of
 from parallel.checkpoint import folders
 
-WRITTEN = ("weights", "torch_dist", "torch_dist-hybrid", "universal", "universal-hf")
-
 
 def _verify(folder: Path) -> None:
     """Raises: UsageError: a checkpoint, or a weights-only folder, is not what was written."""
@@ -48,17 +46,17 @@ def _export(path: Path, out: Path, dtype: str, form: str) -> str:
         raise UsageError(
             f"{folder} holds weights alone already; python -m models.hf export reads it"
         )
-    from parallel import doors
-    from parallel.doors import ours
+    from parallel.doors import deepspeed, ours, torch_dist
 
     checkpoint = ours.read(folder)
-    if form != "weights":
-        name, _, variant = form.partition("-")
-        written = doors.door("deepspeed" if name == "universal" else name)
-        written.write(out, checkpoint, *filter(None, [variant]))
-        return f"{out}: {folder}'s weights and moments as {form}"
-    size = ours.write(out, checkpoint._replace(kinds=("param",)), dtype)
-    return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
+    if form == "weights":
+        size = ours.write(out, checkpoint._replace(kinds=("param",)), dtype)
+        return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
+    if form == "universal":
+        deepspeed.write(out, checkpoint)
+    else:
+        torch_dist.write(out, checkpoint, form.partition("-")[2] or "stacked")
+    return f"{out}: {folder}'s weights and moments as {form}"
 
 
 def _import(path: Path, out: Path, model: str) -> str:
@@ -88,8 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     exporting = commands.add_parser("export", help="write the weights, or another's format")
     dtypes = {"choices": tuple(BYTES), "default": "bf16", "help": "of weights (default: bf16)"}
     exporting.add_argument("--dtype", **dtypes)
-    forms = {"choices": WRITTEN, "default": "weights", "help": "default: weights"}
-    exporting.add_argument("--format", dest="form", **forms)
+    forms = ("weights", "torch_dist", "torch_dist-hybrid", "universal")
+    exporting.add_argument("--format", dest="form", choices=forms, default=forms[0])
     importing = commands.add_parser("import", help="read another's checkpoint")
     importing.add_argument("--model", required=True, help="its sizes: a preset or a config.json")
     for command in (exporting, importing):

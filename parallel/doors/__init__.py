@@ -1,14 +1,12 @@
 """Doors for others' checkpoints: each is read as, and written from, one `Foreign`.
 
-A format is a module here with `read(folder, model)` and, where we write it, `write`. pickles.py is
-the one reader of pickles, names.py knows what others call our parameters, ours.py reads and writes
-our own checkpoints.
+A format is a module here with `read` and `write`. pickles.py is the one reader of pickles, names.py
+knows what others call our parameters, ours.py reads and writes our own checkpoints.
 """
 
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -37,11 +35,6 @@ class Foreign(NamedTuple):
     facts: dict[str, Any]
 
 
-def door(name: str) -> ModuleType:
-    """The module of a format."""
-    return importlib.import_module(f"parallel.doors.{name}")
-
-
 def read(path: Path, model: GPTConfig) -> Foreign:
     """Open the newest checkpoint at a path, of whichever format.
 
@@ -53,5 +46,5 @@ def read(path: Path, model: GPTConfig) -> Foreign:
         path /= f"iter_{name:0>7}" if latest.name == LATEST[0] else Path(name).name
     for pattern, name in _FORMATS.items():
         if any(path.glob(pattern)):
-            return door(name).read(path, model)
+            return importlib.import_module(f"parallel.doors.{name}").read(path, model)
     raise UsageError(f"{path} is no checkpoint that docs/checkpoints.md lists")

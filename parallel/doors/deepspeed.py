@@ -28,8 +28,6 @@ from base.errors import UsageError
 from base.storage import write_blocks
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import WITH_VOCABULARY
-from models.hf_config import hugging_face_names
-from models.hf_weights import to_hugging_face
 from models.weights import new_folder
 from parallel.checkpoint.manifest import KINDS
 from parallel.doors import Foreign, pickles
@@ -130,27 +128,22 @@ def _universal(folder: Path, shapes: dict[str, tuple[int, ...]]) -> tuple[Runs, 
     return runs, step
 
 
-def write(out: Path, foreign: Foreign, names: str = "ours") -> None:
-    """Write the universal form, which DeepSpeed's engines load at any stage and number of ranks.
-    names: "ours", with the padded vocabulary of one tp rank; or "hf", of transformers' class.
+def write(out: Path, foreign: Foreign) -> None:
+    """Write the universal form, which DeepSpeed's engines load at any stage and number of ranks,
+    with our names and the padded vocabulary of one tp rank.
 
     Raises:
-        UsageError: it cannot be written, or no class of transformers has this model.
+        UsageError: it cannot be written; nothing is left behind.
     """
     config, step = foreign.config, torch.tensor(float(foreign.adam_step))
     with new_folder(out) as aside:
         folder = aside / f"global_step{foreign.step}"
         for name, kind in product(parameter_shapes(config), foreign.kinds):
-            theirs, parts = (name,), [foreign.tensor(name, kind)]
-            if names == "hf":
-                theirs = hugging_face_names(config, name)
-                parts = to_hugging_face(config, name, parts[0])
-            elif name in WITH_VOCABULARY:
-                rows = config.padded_vocab(1) - config.vocab_size
-                parts = [pad(parts[0], (0, 0, 0, rows))]
-            for their, part in zip(theirs, parts, strict=True):
-                _save({"param": part.clone()}, folder / "zero" / their / f"{_FILES[kind]}.pt")
-                _save(step, folder / "zero" / their / "step.pt")
+            value = foreign.tensor(name, kind)
+            if name in WITH_VOCABULARY:
+                value = pad(value, (0, 0, 0, config.padded_vocab(1) - config.vocab_size))
+            _save({"param": value.clone()}, folder / "zero" / name / f"{_FILES[kind]}.pt")
+            _save(step, folder / "zero" / name / "step.pt")
         adam = {"state": {0: {"step": step}}, "param_groups": [{}]}  # as stage 3 reads it
         groups = {"param_groups": [{}] * _GROUPS, "optimizer_state_dict": adam}
         _save(groups | {"ds_version": _VERSION}, folder / "zero" / "optimizer_state.pt")

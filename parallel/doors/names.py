@@ -1,7 +1,7 @@
 """What others call our parameters, and how theirs become ours.
 
-Letters: H heads, D size of a head, h hidden. A dialect gives for a parameter of ours the ways in
-which it may be stored; the dialect is taken in which all are found.
+A dialect gives for a parameter of ours the ways in which it may be stored; the dialect is taken in
+which all are found.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -80,18 +80,14 @@ def megatron(form: str, config: GPTConfig, name: str) -> Iterator[Parts]:
         yield from (Parts((theirs,)) for theirs, ours in MEGATRON_TOP.items() if ours == name)
         return
     _, index, inner = name.split(".", 2)
-    number, join = int(index), itemgetter(0)
+    number, is_mlp, join = int(index), inner.startswith(("norm2", "mlp")), itemgetter(0)
     if inner.startswith(("mlp.gate", "mlp.up")) and config.gated:
         join = partial(_half, int(inner.startswith("mlp.up")))
         inner = inner.replace("gate", "up")
+    before = {"stacked": "", "layers": f"{number}.", "hybrid": f"{2 * number + is_mlp}."}[form]
+    layer = number if form == "stacked" else None
     for theirs in (theirs for theirs, ours in MEGATRON_LAYER.items() if ours == inner):
-        if form == "stacked":
-            yield Parts((f"decoder.layers.{theirs}",), join, number)
-        elif form == "layers":
-            yield Parts((f"decoder.layers.{number}.{theirs}",), join)
-        else:
-            is_mlp = inner.startswith(("norm2", "mlp"))
-            yield Parts((f"decoder.layers.{2 * number + is_mlp}.{theirs}",), join)
+        yield Parts((f"decoder.layers.{before}{theirs}",), join, layer)
 
 
 _DIALECTS = [_ours, _hugging_face]

@@ -42,33 +42,26 @@ _KNOWN: dict[str, Any] = {
     "torch.serialization._get_layout": Inert,
     "builtins.set": set,
 }
-_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_KNOWN |= {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
-def _known(module: str, name: str) -> Any:
+def _known(path: str) -> Any:
     """What stands for a class in a pickle; None where it is to be refused."""
-    path = f"{module}.{name}"
-    if path.startswith(_INERT):
-        return Inert
-    return _KNOWN.get(path, _DTYPES.get(path))
+    return Inert if path.startswith(_INERT) else _KNOWN.get(path)
 
 
 class _Unpickler(pickle.Unpickler):
     """Calls nothing but what `_known` returns."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (known := _known(module, name)) is None:
+        if (known := _known(f"{module}.{name}")) is None:
             raise pickle.UnpicklingError(f"{module}.{name}")
         return known
 
 
 @contextlib.contextmanager
 def understood(path: Path, otherwise: str = "cannot be read") -> Iterator[None]:
-    """Whatever is wrong with others' files is one line.
-
-    Raises:
-        UsageError: a class is refused, named; or for any other exception inside.
-    """
+    """Raises: UsageError: a class is refused, named; or for any other exception inside."""
     try:
         yield
     except UsageError:
@@ -106,11 +99,11 @@ def load(path: Path, begin: int = 0, size: int | None = None) -> Any:
                 stream.seek(begin)
                 content = io.BytesIO(stream.read(size))
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(content)
-        allowed = {name: _known(*name.rpartition(".")[::2]) for name in unknown}
-        if refused := [name for name, known in allowed.items() if known is None]:
-            raise pickle.UnpicklingError(refused[0])
+        allowed = [(_known(name), name) for name in unknown]
+        for known, name in allowed:
+            if known is None:
+                raise pickle.UnpicklingError(name)
         if size is not None:
             content.seek(0)
-        with torch.serialization.safe_globals([(known, name) for name, known in allowed.items()]):
-            lazily = size is None
-            return torch.load(content, map_location="cpu", weights_only=True, mmap=lazily)
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(content, map_location="cpu", weights_only=True, mmap=size is None)

@@ -1,8 +1,8 @@
 """PyTorch's distributed checkpoints (DCP), and megatron-core's torch_dist, which is stored as one.
 
-    iter_0000100/metadata.json    torch_dist: the name of the format
-                 common.pt        what is not a tensor; since 0.19 it is an object of the store
-                 .metadata, ...   the store (stores.py)
+    iter_0000100/metadata.json      torch_dist: the name of the format
+                 common.pt          what is not a tensor; since 0.19 it is an object of the store
+                 .metadata, ...     a table: which box of which tensor begins where in which file
 
 The names are megatron-core's, Hugging Face's or ours (names.py). The moments stand behind
 `optimizer.state.exp_avg.` in torch_dist and are `state.NAME.exp_avg` in DCP, as
@@ -10,24 +10,36 @@ torch.distributed.checkpoint.state_dict lays them out. megatron-core's dp_reshar
 forms follow the buffers of one layout: of these the weights alone are read, and that is said.
 """
 
+import io
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from base.errors import UsageError
-from base.storage import write_synced
+from base.storage import write_blocks, write_synced
 from models.config import GPTConfig, parameter_shapes
 from models.weights import new_folder
 from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import DEFAULTS
-from parallel.doors import LATEST, Foreign, pickles, stores
-from parallel.doors.names import Named, megatron
+from parallel.doors import LATEST, Foreign, pickles
+from parallel.doors.names import Named, Shape, megatron
 
+_TABLE = ".metadata"
 _COMMON, _SINCE_19 = "common.pt", "common_state/shard_0_1"
 _STATE = "optimizer.state."
 # The fp32 weights of a distributed optimizer, and of another.
@@ -38,10 +50,56 @@ _KEY = re.compile(
 _NO_WEIGHTS = re.compile(r"optim|chained|lr_scheduler|train_state|dataloader|rng_state|step|iter")
 
 
+class _Store:
+    """What a folder holds. shapes: of its tensors. places: of whatever it stores, name -> offset of
+    the box -> where it is."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.places = folder, defaultdict(dict)
+        table = pickles.read_table(folder / _TABLE)
+        with pickles.understood(folder / _TABLE):
+            metadata = table.state_dict_metadata.items()
+            tensors = {name: tensor for name, tensor in metadata if hasattr(tensor, "chunks")}
+            self.shapes = {name: tuple(tensor.size) for name, tensor in tensors.items()}
+            self._parts = {n: [(c.offsets, c.sizes) for c in t.chunks] for n, t in tensors.items()}
+            for index, place in table.storage_data.items():
+                self.places[index.fqn][tuple(getattr(index, "offset", None) or ())] = place
+
+    def load(self, name: str, offset: Shape = ()) -> Any:
+        """A box of a tensor, or an object. Raises: UsageError: it is damaged, or may run code."""
+        with pickles.understood(self.folder):
+            place = self.places[name][offset]
+            file = self.folder / Path(place.relative_path).name
+            return pickles.load(file, place.offset, place.length)
+
+    def tensor(self, name: str, layer: int | None = None) -> Tensor:
+        """A full tensor, or one layer of a stacked one. Raises: UsageError: it is not there whole,
+        or as `load`."""
+        value, filled = torch.zeros(self.shapes[name][layer is not None :]), 0
+        for offset, shape in self._parts[name]:
+            where = [slice(o, o + n) for o, n in zip(offset, shape, strict=True)]
+            if layer is not None and not where[0].start <= layer < where[0].stop:
+                continue
+            part = self.load(name, tuple(offset))
+            if not isinstance(part, Tensor) or part.shape != shape:
+                raise UsageError(f"{self.folder} is damaged: it holds another part of {name}")
+            if layer is not None:
+                part = part[layer - where.pop(0).start]
+            value[tuple(where)] = part
+            filled += part.numel()
+        if filled != value.numel():
+            raise UsageError(f"{self.folder} does not hold all of {name}")
+        return value
+
+
 def read(folder: Path, model: GPTConfig) -> Foreign:
     """Raises: UsageError: it is damaged, or of another model."""
-    store = stores.Store(folder)
-    common = _common(folder, store)
+    store = _Store(folder)
+    common = {}  # what megatron-core saves beside tensors
+    if (folder / _COMMON).is_file():
+        common = pickles.load(folder / _COMMON)
+    elif _SINCE_19 in store.places:
+        common = store.load(_SINCE_19)[0]
     _check(common.get("args"), model, folder)
     states: dict[tuple[str, str], str] = {}  # (kind, their name) -> where it is stored
     for key in store.places:
@@ -76,13 +134,6 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     return Foreign(model, step, adam_step or step, kinds, tensor, {"run": run})
 
 
-def _common(folder: Path, store: stores.Store) -> dict[str, Any]:
-    """What megatron-core saves beside tensors; {} of others."""
-    if (folder / _COMMON).is_file():
-        return pickles.load(folder / _COMMON)
-    return store.load(_SINCE_19)[0] if _SINCE_19 in store.places else {}
-
-
 def _adam_steps(stored: Any) -> Iterator[int]:
     """What an optimizer states of AdamW's steps, in its parameter groups or beside the moments."""
     if isinstance(stored, dict):
@@ -115,7 +166,7 @@ def _check(stated: Any, model: GPTConfig, folder: Path) -> None:
             raise UsageError(f"{folder}: {name} is {args[name]!r:.40}, the model has {value!r}")
 
 
-def write(out: Path, foreign: Foreign, form: str = "stacked") -> None:
+def write(out: Path, foreign: Foreign, form: str) -> None:
     """Write a checkpoint as Megatron-LM lays out its folder; form: see names.megatron.
 
     Raises:
@@ -124,7 +175,7 @@ def write(out: Path, foreign: Foreign, form: str = "stacked") -> None:
     with new_folder(out) as aside:
         folder = aside / f"iter_{foreign.step:07d}"
         folder.mkdir()
-        stores.write(folder, _boxes(foreign, form))
+        _write_store(folder, foreign, form)
         backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
         backends |= {"sharded_backend_version": 1, "common_backend_version": 1}
         write_synced(folder / "metadata.json", json.dumps(backends))
@@ -132,29 +183,43 @@ def write(out: Path, foreign: Foreign, form: str = "stacked") -> None:
         write_synced(aside / LATEST[0], f"{foreign.step}\n")
 
 
-def _boxes(foreign: Foreign, form: str) -> Iterator[stores.Box]:
-    """The fp32 weights stand once, under all names under which a loader asks."""
+def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
+    """Write a file for each tensor. The fp32 weights stand once, under all names under which a
+    loader asks."""
+    stored, places = {}, {}
+
+    def save(content: Any) -> _StorageInfo:
+        torch.save(content, stream := io.BytesIO())
+        place = _StorageInfo(f"__{len(places)}_0.distcp", 0, stream.tell())  # a new number
+        write_blocks(folder / place.relative_path, [stream.getbuffer()])
+        return place
+
     config, objects = foreign.config, ["output_layer._extra_state/shard_0_1"]
     for name, shape in parameter_shapes(config).items():
         ways = list(megatron(form, config, name))
         theirs, layer = [parts.names[0] for parts in ways], ways[0].layer
-        offset = (0,) * len(shape)
+        part, offset = torch.Size(shape), (0,) * len(shape)
         if config.gated and ".mlp." in name and ".down." not in name:  # the gate, then up
             offset = (shape[0] if ".up." in name else 0, *offset[1:])
             shape = (2 * shape[0], *shape[1:])
         if layer is not None:
-            shape, offset = (config.n_layer, *shape), (layer, *offset)
+            shape, offset, part = (config.n_layer, *shape), (layer, *offset), (1, *part)
+        chunk = ChunkStorageMetadata(torch.Size(offset), torch.Size(part))
         for kind in KINDS:
+            place = save(foreign.tensor(name, kind).view(part))
             before = [f"{_STATE}{kind}."] if kind != "param" else ["", *_MASTERS]
-            names = [each + their for each in before for their in theirs]
-            tensor = foreign.tensor(name, kind)
-            yield stores.Box(names, shape, offset, tensor if layer is None else tensor[None])
+            for full in (each + their for each in before for their in theirs):
+                kept = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size(shape), [])
+                stored.setdefault(full, kept).chunks.append(chunk)
+                places[MetadataIndex(full, offset)] = place
         if name.startswith("blocks.") and name.endswith(".weight"):
             shard = "shard_0_1" if layer is None else f"shard_{layer}_{config.n_layer}"
             stems = [each.removesuffix(".weight") for each in theirs if "norm" not in each]
             objects += [f"{stem}._extra_state/{shard}" for stem in stems]
     # Transformer Engine's fp8 scales: there are none.
-    yield stores.Box(sorted(set(objects)), None, (), [None])
+    stored |= dict.fromkeys(objects, BytesStorageMetadata())
+    places |= dict.fromkeys(map(MetadataIndex, objects), save([None]))
+    pickles.write_table(folder / _TABLE, Metadata(stored, storage_data=places))
 
 
 def _optimizers(foreign: Foreign) -> dict[str, Any]:
