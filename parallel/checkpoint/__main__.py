@@ -37,15 +37,12 @@ def _export(path: Path, out: Path, dtype: str, form: str) -> str:
     what was written.
 
     Raises:
-        UsageError: the checkpoint is damaged or of Hugging Face's model, whose parameters have
-            other names; or `out` cannot be written.
+        UsageError: it is damaged or of Hugging Face's own model; or `out` cannot be written.
     """
     refuse_existing(out)
     folder = folders.candidates(path)[0]
     if folders.step_of(folder) is None:
-        raise UsageError(
-            f"{folder} holds weights alone already; python -m models.hf export reads it"
-        )
+        raise UsageError(f"{folder} holds weights alone already: use python -m models.hf export")
     from parallel.doors import deepspeed, ours, torch_dist
 
     checkpoint = ours.read(folder)
@@ -63,8 +60,7 @@ def _import(path: Path, out: Path, model: str) -> str:
     """Write another's checkpoint as one of ours, and say what was written.
 
     Raises:
-        UsageError: it cannot be read, is of another model, or holds classes that may run code; or
-            `out` cannot be written.
+        UsageError: it cannot be read, is of another model or may run code; `out` cannot be written.
     """
     refuse_existing(out)
     sizes = model_of(Path(model)) if Path(model).exists() else preset(model)
