@@ -57,6 +57,16 @@ def test_what_is_imported_is_a_checkpoint_in_files_of_a_size(
     assert checkpoint.main(["export", str(folder), str(tmp_path / "weights")]) == 0
 
 
+def test_a_model_with_experts_is_not_written_as_torch_dist(tmp_path, capsys):
+    model = preset("tiny-moe", vocab_size=64, hidden=16, ffn_hidden=32, n_head=2, n_kv_head=0)
+    shapes = parameter_shapes(model)
+    foreign = Foreign(model, 1, 1, KINDS, lambda name, _: torch.zeros(shapes[name]), {"run": "r"})
+    ours.write(tmp_path / "in", foreign)
+    words = [str(tmp_path / "in"), str(tmp_path / "out"), "--format", "torch_dist"]
+    assert checkpoint.main(["export", *words]) == 2
+    assert "experts is not written as torch_dist" in capsys.readouterr().err
+
+
 def ranks(n: int, *arguments: object, **environment: str) -> None:
     """tests/doors_worker.py on n ranks."""
     words = ["-m", "tests.doors_worker", *map(str, arguments)]

@@ -17,7 +17,7 @@ from pathlib import Path
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
 from base.errors import Parser, UsageError, command_line
 from base.storage import BYTES, refuse_existing
-from models.config import preset
+from models.config import in_words, preset
 from models.weights_config import model_of
 from parallel.checkpoint import folders
 
@@ -51,6 +51,8 @@ def _export(path: Path, out: Path, dtype: str, form: str) -> str:
         return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
     if form == "universal":
         deepspeed.write(out, checkpoint)
+    elif parts := checkpoint.config.parts:
+        raise UsageError(f"a model with {in_words(parts)} is not written as {form}: {folder}")
     else:
         torch_dist.write(out, checkpoint, form.partition("-")[2] or "stacked")
     return f"{out}: {folder}'s weights and moments as {form}"
