@@ -18,7 +18,7 @@ from analysis import report
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
 from analysis.measured.scaling_curve import karp_flatt
-from base.errors import UsageError
+from base.errors import UsageError, command_line
 from base.files import ROOT
 from base.storage import BYTES, state_bytes
 from models.config import GPTConfig
@@ -225,5 +225,12 @@ report.BLOCKS |= {
     "epochs": lambda _: epochs(),
 }
 
+
+@command_line("published_tables")
+def main(argv: list[str] | None = None) -> int:
+    """analysis.report, which knows these blocks, too."""
+    return report.main(argv)
+
+
 if __name__ == "__main__":
-    sys.exit(report.main())
+    sys.exit(main())

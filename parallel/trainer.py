@@ -157,21 +157,24 @@ class Trainer:
         first = self.checkpointer.load(source)
         self._report_checkpoints()
         if self.is_rank_0 and "attempts" in self.facts:
-            # Earlier attempts' rows up to step `first` are kept, and which schedule they had.
-            self.rows = [row for row in read_run(self.folder.path).steps if row["step"] <= first]
-            self.measured.wall_s = sum(row["step_s"] for row in self.rows)
-            attempts = self.facts["attempts"]
-            attempts[-1]["kept_to"] = first
-            first_row = self.rows[0]["step"] if self.rows else 1
-            mixed = other_schedules(attempts, self.spec.steps, first_row)
-            if mixed and self.spec.lr_schedule != "constant":
-                self.facts["go_on"] = mixed
-            self.folder.update(self.facts)
+            self._take_over_attempts(first)
         if first == self.spec.steps:
             if self.is_rank_0 and not self.rows:
                 raise UsageError(nothing_to_train(self.spec, folders.name_of(first)))
             self.validate(first)
         return first
+
+    def _take_over_attempts(self, first: int) -> None:
+        """Keep earlier attempts' rows up to step `first`, and note which schedule they had."""
+        self.rows = [row for row in read_run(self.folder.path).steps if row["step"] <= first]
+        self.measured.wall_s = sum(row["step_s"] for row in self.rows)
+        attempts = self.facts["attempts"]
+        attempts[-1]["kept_to"] = first
+        first_row = self.rows[0]["step"] if self.rows else 1
+        mixed = other_schedules(attempts, self.spec.steps, first_row)
+        if mixed and self.spec.lr_schedule != "constant":
+            self.facts["go_on"] = mixed
+        self.folder.update(self.facts)
 
     def _profiler(self, first: int) -> contextlib.AbstractContextManager:
         in_nsys = "nsys" in (self.facts["profiler"] or {"tool": ""})["tool"]
@@ -288,11 +291,7 @@ class Trainer:
         if not (stop or self.checkpointer.due(done)):
             self._report_checkpoints()
             return False
-        if self.is_rank_0:
-            self._say(f" saving checkpoint at iteration {done} to {self.save_to}")
-            with contextlib.suppress(OSError):  # a full disk ends no training
-                self.folder.sync()  # an attempt that loads this finds the rows up to here
-        self.checkpointer.save(done)
+        self._save(done)
         if stop or last:
             self.checkpointer.wait()
         problem = self._report_checkpoints()
@@ -307,6 +306,13 @@ class Trainer:
             limit = signal == TIME_LIMIT_SIGNAL
             self.folder.interrupt(Kind.TIME_LIMIT if limit else Kind.SIGNAL, reason)
         return stop
+
+    def _save(self, done: int) -> None:
+        if self.is_rank_0:
+            self._say(f" saving checkpoint at iteration {done} to {self.save_to}")
+            with contextlib.suppress(OSError):  # a full disk ends no training
+                self.folder.sync()  # an attempt that loads this finds the rows up to here
+        self.checkpointer.save(done)
 
     def _report_checkpoints(self) -> str:
         """Write which saves and loads have ended; what went wrong with the last, if it did."""

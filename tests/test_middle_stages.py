@@ -78,7 +78,7 @@ def test_a_stage_without_a_loss_copies_nothing_to_its_device():
 
     engine = object.__new__(MegatronEngine)
     engine.spec, engine.device = resolve(("test", RUN), gpus=4), torch.device("meta")
-    engine.schedule, engine.chunks = (lambda **_: []), [None]
+    engine.schedule, engine.chunks, engine.packs = (lambda **_: []), [None], False
     with Copies() as copies:
         share = engine._run(iter(()), 1, forward_only=False)
     assert (copies.seen, share.device.type, share.dtype) == (0, "meta", torch.float32)

@@ -26,7 +26,7 @@ from tests.gathered_attention import PackedAttention
 SIZES = {"preset": "tiny-llama", "n_layer": 2, "hidden": 32, "n_head": 4, "n_kv_head": 2}
 SIZES |= {"vocab_size": 17, "max_seq_len": 16, "steps": 2, "micro_batch": 2, "global_batch": 4}
 SIZES |= {"engine": "megatron", "device": "auto", "zero_stage": 1}
-SIZES |= {"gpus": 2, "pp": 2}
+SIZES |= {"gpus": 2, "pp": 2, "data": "none"}  # not what the working tree has
 DISCARDED: list[int] = []  # bytes that each output of a norm keeps until backward
 DOCUMENTS = {"reset_at_documents": True, "end_of_text": 3}
 
