@@ -101,6 +101,20 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
             assert shards * rank["peak"]["weights"] == pytest.approx(width * whole, rel=1e-3)
 
 
+def test_norms_that_are_computed_again_are_not_held():
+    """Of two layers two norms each, also after a micro-batch; Transformer Engine has a stand-in."""
+    flags = "--engine megatron --preset llama3-8b --n-layer 2 --tp 2 --gpus 2 --device auto"
+    flags += " --kernels te --seq-len 512 --micro-batch 1 --global-batch 2 --precision bf16"
+    peaks = {}
+    for recompute in ("none", "selective"):
+        words = ["parallel.rehearse", *flags.split(), "--recompute", recompute, "--format", "json"]
+        (rank,) = json.loads(run_module(*words, timeout=300).stdout)["ranks"]
+        peaks[recompute] = rank["peak"]
+    less = peaks["none"]["activations"] - peaks["selective"]["activations"]
+    assert less == pytest.approx(4 * 512 * 4096 * 2, rel=0.01)
+    assert sum(peaks["none"].values()) - sum(peaks["selective"].values()) == pytest.approx(less)
+
+
 def test_a_step_that_cannot_be_trained_names_the_error_and_its_line(monkeypatch):
     spec = resolve(("test", {"engine": "megatron", "gpus": 4, "tp": 2, "pp": 2}))
     monkeypatch.setattr(rehearse, "_train_step", lambda *_: spec.no_such_setting)
