@@ -25,12 +25,17 @@ from parallel.engines import layers
 _SCALED = 5  # tensors of a product: input, weight and output, and the gradients of two
 
 
+def _share(into: Tensor, of: Tensor) -> None:
+    into.untyped_storage().resize_(of.untyped_storage().nbytes())
+
+
 def redirect(spec: RunSpec, kept: Callable[[Tensor, str], None]) -> None:
     """Patch megatron-core's layers in this process. kept: told the kind of what stays."""
     if spec.cp > 1:
         layers.FusedAttention = RingAttention
     random = sys.modules["megatron.core.tensor_parallel.random"]  # of norms computed again
     random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=bool)
+    random._get_share_storage = lambda: _share  # since 0.19
     random.activation_recompute_forward = lambda **_: contextlib.nullcontext()
     random.fp8_autocast = lambda **_: contextlib.nullcontext()
     language = sys.modules["megatron.core.models.common.language_module.language_module"]

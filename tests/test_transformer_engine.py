@@ -48,6 +48,10 @@ def test_norms_that_are_computed_again_keep_nothing_and_train_the_same_model(tra
     assert not once["recompute_norms"] and not once["discarded"]
 
 
+def test_where_nothing_compiles_recomputed_norms_are_refused(trained):
+    assert trained["without ninja"].endswith("with ninja, on every node; here: Ninja is required")
+
+
 def test_the_loss_of_transformer_engine_is_megatron_cores(trained):
     for ours, theirs in zip(
         trained["te loss"]["curve"], trained["torch bf16"]["curve"], strict=True

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from base.errors import UsageError
 from parallel import engines
 from parallel.config.settings import resolve
 from parallel.engines import layers
@@ -63,6 +64,11 @@ def _rope(t: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
     return rope._apply_rotary_pos_emb_bshd(t, angles, interleaved)
 
 
+def _share(into: Tensor, of: Tensor) -> None:
+    into.untyped_storage().resize_(of.untyped_storage().nbytes())
+    into.untyped_storage().copy_(of.untyped_storage())
+
+
 def install() -> None:
     """Put the stand-ins where megatron-core finds Transformer Engine's."""
     names = {"TENorm": layers.SequenceParallelNorm, "TEFusedMLP": SimpleNamespace}
@@ -89,6 +95,7 @@ def install() -> None:
     language.te_parallel_cross_entropy = _loss
     random = sys.modules["megatron.core.tensor_parallel.random"]  # of norms computed again
     random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=bool)
+    random._get_share_storage = lambda: _share  # 0.19 compiles it
     random.activation_recompute_forward = random.fp8_autocast = lambda **_: nullcontext()
     discard = random.CheckpointWithoutOutput.discard_output_and_register_recompute
 
@@ -127,6 +134,18 @@ def train(name: str, kind: str, **settings: Any) -> dict[str, Any]:
     return {name: found}
 
 
+def refused_without_ninja() -> str:
+    def compile_it() -> None:
+        raise RuntimeError("Ninja is required")
+
+    sys.modules["megatron.core.tensor_parallel.random"]._get_share_storage = compile_it
+    try:
+        train("", "te", recompute="selective", **DOCUMENTS)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     learned = {"preset": "tiny", "n_kv_head": 4, "bias": False, **DOCUMENTS}
@@ -138,6 +157,7 @@ def main() -> None:
     found |= train("te norms", "te", recompute="selective", **DOCUMENTS)
     found |= train("te learned documents", "te", **learned)
     found |= train("te loss", "te", precision="bf16", te_loss=True, **DOCUMENTS)
+    found["without ninja"] = refused_without_ninja()
     if dist.get_rank() == 1:
         print(json.dumps(found), flush=True)
 

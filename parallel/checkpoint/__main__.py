@@ -85,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     dtypes = {"choices": tuple(BYTES), "default": "bf16", "help": "of weights (default: bf16)"}
     exporting.add_argument("--dtype", **dtypes)
     forms = ("weights", "torch_dist", "torch_dist-hybrid", "universal")
-    exporting.add_argument("--format", dest="form", choices=forms, default=forms[0])
+    help_ = "default: weights"
+    exporting.add_argument("--format", dest="form", choices=forms, default=forms[0], help=help_)
     importing = commands.add_parser("import", help="read another's checkpoint")
     importing.add_argument("--model", required=True, help="its sizes: a preset or a config.json")
     for command in (exporting, importing):

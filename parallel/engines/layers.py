@@ -25,7 +25,12 @@ from parallel.config.settings import RunSpec
 from parallel.doors.names import MEGATRON_LAYER, MEGATRON_TOP
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import adds_up_gradients, packs_documents
-from parallel.engines.megatron_versions import index_of, language_model, mlp_submodules
+from parallel.engines.megatron_versions import (
+    check_norms_computed_again,
+    index_of,
+    language_model,
+    mlp_submodules,
+)
 
 import_megatron()
 
@@ -206,13 +211,16 @@ def block_submodules(
 ) -> TransformerBlockSubmodules:
     """The layers of one pipeline stage from the chosen kernels (see parallel.engines.kernels)."""
     if kernels == "te":
-        from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
+        from megatron.core.extensions.transformer_engine import TENorm
 
         norm = TENorm
         layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
             qk_layernorm=config.qk_layernorm
         )
         if config.recompute_granularity == "selective":  # a norm within a product keeps its output
+            from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
+
+            check_norms_computed_again()
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
             layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
             mlp_submodules(layer).linear_fc1 = TEColumnParallelLinear

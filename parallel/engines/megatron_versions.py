@@ -10,12 +10,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from base.errors import UsageError
 from parallel.engines.cpu import import_megatron
 
 import_megatron()
 
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import random
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -45,6 +47,20 @@ def mlp_submodules(layer: ModuleSpec) -> Any:
     """The parts of a layer's MLP, which 0.19 binds to a function."""
     mlp = layer.submodules.mlp
     return mlp.submodules if isinstance(mlp, ModuleSpec) else mlp.keywords["submodules"]
+
+
+def check_norms_computed_again() -> None:
+    """See that 0.19 can compile the C++ that it needs for recomputed norms.
+
+    Raises:
+        UsageError: it cannot; with the reason.
+    """
+    if compile_it := getattr(random, "_get_share_storage", None):
+        try:
+            compile_it()
+        except (RuntimeError, OSError) as error:
+            needs = "megatron-core compiles C++ for it with ninja, on every node"
+            raise UsageError(f"recompute selective: {needs}; here: {error!s:.80}") from error
 
 
 class _Stack(HybridStack):
