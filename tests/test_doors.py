@@ -196,6 +196,13 @@ def test_what_is_damaged_or_may_run_code_is_one_line(tmp_path, capsys):
     words = ["import", str(folder), str(tmp_path / "in"), "--model", "tiny"]
     assert checkpoint.main(words) == 2
     assert "does not hold this model" in capsys.readouterr().err
+    stored = max(folder.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    content = bytearray(stored.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 8] = bytes(255 - byte for byte in content[middle : middle + 8])
+    stored.write_bytes(content)
+    with pytest.raises(UsageError, match="is damaged: .* has another checksum"):
+        ours.write(tmp_path / "damaged", torch_dist.read(folder, MODEL))
     (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     assert checkpoint.main(words) == 2
     assert "is refused: it holds os.system" in capsys.readouterr().err

@@ -169,6 +169,14 @@ def test_files_that_are_not_such_a_checkpoint_are_refused_in_one_line(harm, why,
     assert "\n" not in str(refused.value) and not (tmp_path / "it ran").exists()
 
 
+def test_a_universal_checkpoint_without_some_of_its_moments_is_refused(saved, tmp_path):
+    out, _ = saved
+    shutil.copytree(theirs(out, RUNS[0], "universal"), tmp_path / "their")
+    next((tmp_path / "their").glob("**/exp_avg.pt")).unlink()
+    with pytest.raises(UsageError, match="is incomplete: of .* tensors it has"):
+        doors.read(tmp_path / "their", CONFIG)
+
+
 def renamed(file: Path, before: str, after: str) -> None:
     """Give a parameter another name in DeepSpeed's tables."""
     content = torch.load(file, weights_only=False)

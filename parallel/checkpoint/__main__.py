@@ -32,7 +32,7 @@ def _verify(folder: Path) -> None:
     read_weights(folder)
 
 
-def _export(path: Path, out: Path, dtype: str, form: str) -> str:
+def _export(path: Path, out: Path, dtype: str | None, form: str) -> str:
     """Write a checkpoint's weights, or all of it in another's format, as the folder `out`, and say
     what was written.
 
@@ -40,6 +40,8 @@ def _export(path: Path, out: Path, dtype: str, form: str) -> str:
         UsageError: it is damaged or of Hugging Face's own model; or `out` cannot be written.
     """
     refuse_existing(out)
+    if dtype and form != "weights":
+        raise UsageError(f"--dtype is of weights alone: {form} has fp32")
     folder = folders.candidates(path)[0]
     if folders.step_of(folder) is None:
         raise UsageError(f"{folder} holds weights alone already: use python -m models.hf export")
@@ -47,6 +49,7 @@ def _export(path: Path, out: Path, dtype: str, form: str) -> str:
 
     checkpoint = ours.read(folder)
     if form == "weights":
+        dtype = dtype or "bf16"
         size = ours.write(out, checkpoint._replace(kinds=("param",)), dtype)
         return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
     if form == "universal":
@@ -82,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     verify = commands.add_parser("verify", help="read every byte and compare checksums")
     verify.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="what to read")
     exporting = commands.add_parser("export", help="write the weights, or another's format")
-    dtypes = {"choices": tuple(BYTES), "default": "bf16", "help": "of weights (default: bf16)"}
+    dtypes = {"choices": tuple(BYTES), "help": "of weights (default: bf16)"}
     exporting.add_argument("--dtype", **dtypes)
     forms = ("weights", "torch_dist", "torch_dist-hybrid", "universal")
     help_ = "default: weights"

@@ -64,7 +64,10 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     if named.repeated:  # DeepSpeed names a tied layer once
         raise UsageError(f"{folder} trains {named.repeated[0]}, which the model has tied")
     runs_of_all = [run for its in runs.values() for run in its]
-    kinds = KINDS if all(kind in run for run in runs_of_all for kind in KINDS) else KINDS[:1]
+    there = {kind: sum(kind in run for run in runs_of_all) for kind in KINDS}
+    if len({*there.values(), len(runs_of_all)}) > 1 and any(there[kind] for kind in KINDS[1:]):
+        raise UsageError(f"{folder} is incomplete: of {len(runs_of_all)} tensors it has {there}")
+    kinds = KINDS if there["exp_avg"] else KINDS[:1]
 
     def tensor(name: str, kind: str) -> Tensor:
         def whole(bare: str, _: int | None) -> Tensor:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import pickle
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,11 @@ def load(path: Path, begin: int = 0, size: int | None = None) -> Any:
             with path.open("rb") as stream:
                 stream.seek(begin)
                 content = io.BytesIO(stream.read(size))
+        with zipfile.ZipFile(content) as archive:  # torch does not compare its checksums
+            if (wrong := archive.testzip()) is not None:
+                raise UsageError(f"{path} is damaged: {wrong} has another checksum")
+        if size is not None:
+            content.seek(0)
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(content)
         allowed = [(_known(name), name) for name in unknown]
         for known, name in allowed:
