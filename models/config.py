@@ -423,8 +423,8 @@ def preset(name: str, **sizes: Any) -> GPTConfig:
         from difflib import get_close_matches  # here: seldom needed
 
         close = get_close_matches(name.lower(), PRESETS, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UsageError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}{hint}")
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"unknown preset {name!r}; {hint}known: {', '.join(PRESETS)}")
     base = PRESETS[name]
     stated = {k: v for k, v in sizes.items() if v is not None}
     other = {k for k, v in stated.items() if v != getattr(base, k)}

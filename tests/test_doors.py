@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import pickle
+import shutil
 import subprocess
 import zlib
 from importlib import metadata
@@ -55,6 +57,13 @@ def test_what_is_imported_is_a_checkpoint_in_files_of_a_size(
     (event,) = saver.events()
     assert event.line().endswith("imported from a test, whose settings and data are not known")
     assert checkpoint.main(["export", str(folder), str(tmp_path / "weights")]) == 0
+
+
+def test_what_was_saved_without_checksums_is_read(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    torch.save(torch.arange(9.0), tmp_path / "tensor.pt")
+    torch.serialization.set_crc32_options(True)
+    assert pickles.load(tmp_path / "tensor.pt").equal(torch.arange(9.0))
 
 
 def test_a_model_with_experts_is_not_written_as_torch_dist(tmp_path, capsys):
@@ -196,6 +205,15 @@ def test_what_is_damaged_or_may_run_code_is_one_line(tmp_path, capsys):
     words = ["import", str(folder), str(tmp_path / "in"), "--model", "tiny"]
     assert checkpoint.main(words) == 2
     assert "does not hold this model" in capsys.readouterr().err
+    shutil.copytree(folder, tmp_path / "partial")
+    table = pickle.loads((folder / ".metadata").read_bytes())
+    gone = next(
+        each for each in table.storage_data if each.fqn.startswith("optimizer.state.exp_avg.")
+    )
+    del table.storage_data[gone], table.state_dict_metadata[gone.fqn]
+    (tmp_path / "partial" / ".metadata").write_bytes(pickle.dumps(table))
+    with pytest.raises(UsageError, match="is incomplete: it has no moments of 1 of"):
+        torch_dist.read(tmp_path / "partial", MODEL)
     stored = max(folder.glob("*.distcp"), key=lambda file: file.stat().st_size)
     content = bytearray(stored.read_bytes())
     middle = len(content) // 2

@@ -1,4 +1,4 @@
-"""Doors for others' checkpoints: each is read as, and written from, one `Foreign`.
+"""Checkpoints of other programs, in and out: each is read as, and written from, one `Foreign`.
 
 A format is a module here with `read` and `write`. pickles.py is the one reader of pickles, names.py
 knows what others call our parameters, ours.py reads and writes our own checkpoints.
@@ -47,4 +47,7 @@ def read(path: Path, model: GPTConfig) -> Foreign:
     for pattern, name in _FORMATS.items():
         if any(path.glob(pattern)):
             return importlib.import_module(f"parallel.doors.{name}").read(path, model)
-    raise UsageError(f"{path} is no checkpoint that docs/checkpoints.md lists")
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    ours = "--load takes ours and Hugging Face's as they are"
+    raise UsageError(f"{path} is no torch_dist, DCP or DeepSpeed checkpoint; {ours}")

@@ -117,7 +117,11 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
         return key or (full if kind == "param" else None)
 
     run, kinds = f"imported from {folder}", KINDS
-    if not all(key_of(kind, name) for kind in KINDS for name in names):
+    missing = [name for name in names if not all(key_of(kind, name) for kind in KINDS)]
+    if 0 < len(missing) < len(names):
+        rest = f"{len(missing)} of {len(names)} tensors, the first {missing[0]}"
+        raise UsageError(f"{folder} is incomplete: it has no moments of {rest}")
+    if missing:
         form = (common.get("optimizer") or {}).get("param_state_sharding_type", "none")
         run, kinds = f"{run} without moments (its optimizer's form: {form})", ("param",)
     adam_step = next(_adam_steps(common.get("optimizer")), 0)
