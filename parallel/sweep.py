@@ -74,7 +74,7 @@ def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
         # On CPUs forks of a process that has imported the engine start at once.
         forks = spec.device == "cpu" and not spec.compile
         command = forks and forked_ranks.prefix(spec.engine, spec.threads, spec.gpus)
-        # Once torchrun has asked how a rank ended, its peers cannot: they get a second.
+        # torchrun looks once a second: after it no other rank can read how a rank ended.
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         torchrun += ["--monitor-interval=1", "--nproc-per-node", str(spec.gpus)]
         command = command or torchrun

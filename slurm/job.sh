@@ -253,8 +253,8 @@ on_each_node() { # COMMAND...
   srun "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$@"
 }
 
-# A parallel file system gives one large file soon, and the thousands that each rank imports late.
-# Nodes of a test cluster may share /tmp: each unpacks beside the place, and the first one has it.
+# A parallel file system reads one large file fast, and the thousands that each rank imports slowly.
+# Nodes of a test cluster may share /tmp: each unpacks into its own folder, and the first renames it.
 unpack_environment() { # sets `unpacked`
   local command
   expand environment_tar "$environment_tar"
@@ -286,7 +286,7 @@ build_command() { # what srun starts on each node, in `launch`
     "$python" -m torch.distributed.run "--nnodes=$SLURM_JOB_NUM_NODES" "--nproc-per-node=$ranks"
     --max-restarts=0 --rdzv-backend=c10d "--rdzv-id=$job.$restart"
     "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
-    --monitor-interval=1 # once torchrun has asked how a rank ended, its peers cannot
+    --monitor-interval=1 # torchrun looks once a second: after it no peer can read how a rank ended
   )
   if [[ $TORCHRUN_LOGS == 1 ]]; then
     launch+=(--log-dir "$folder/$attempt.torchrun" --redirects 3 --tee 3)

@@ -119,7 +119,7 @@ def test_deepspeed_adds_gradients_of_bf16_up_in_fp32_over_micro_batches_and_rank
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"preset": "gpt3"}, "unknown preset 'gpt3'; known: tiny"),
+        ({"preset": "gpt3"}, "unknown preset 'gpt3'; did you mean gpt3-13b? known: tiny"),
         ({"tp": 2, "gpus": 2}, "engine ddp has no tp"),
         ({"engine": "deepspeed_pipe", "zero_stage": 2}, "offers zero_stage 0, 1, not 2"),
         ({"engine": "megatron", "implementation": "hf"}, "offers implementation gpt, not hf"),

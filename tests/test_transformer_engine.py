@@ -121,7 +121,10 @@ REFUSED = [
     (NORMS | {"precision": "fp8"}, "recompute selective in fp8 needs fp8_recipe tensorwise"),
     (OVERLAP | {"engine": "deepspeed_zero", "sequence_parallel": False}, "has no tp_overlap"),
     (OVERLAP | {"sequence_parallel": False}, "tp_overlap needs tp above 1 and sequence_parallel"),
-    (OVERLAP | {"tp": 1}, "tp_overlap needs tp above 1 and sequence_parallel \\(tp is 1\\)"),
+    (
+        OVERLAP | {"tp": 1},
+        "tp_overlap needs tp above 1 and sequence_parallel \\(tp is 1, sequence_parallel is False\\)",
+    ),
     (OVERLAP | {"precision": "fp32"}, "tp_overlap needs precision bf16, fp16 or fp8"),
     (OVERLAP | {"device": "cpu"}, "tp_overlap needs a GPU"),
     (OVERLAP | {"kernels": "torch"}, "tp_overlap needs kernels te"),

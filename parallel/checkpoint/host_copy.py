@@ -42,7 +42,7 @@ class HostCopy:
         return [replace(p, tensors={kind: next(row) for kind in p.tensors}) for p in pieces]
 
     def finish(self) -> None:
-        """Wait until the copy is whole. Until then what it is made of stays in the GPU's memory."""
+        """Wait until the copy is whole. Until then the copied tensors stay in the GPU's memory."""
         if self._stream:
             self._stream.synchronize()
         self._live = []

@@ -339,7 +339,8 @@ class RunSpec:
         if self.te_loss and not self.fuses_loss:
             problems.append("te_loss needs precision bf16 or fp8, and not deterministic")
         if self.tp_overlap and not (self.tp > 1 and self.sequence_parallel):
-            problems.append(f"tp_overlap needs tp above 1 and sequence_parallel (tp is {self.tp})")
+            state = f"tp is {self.tp}, sequence_parallel is {self.sequence_parallel}"
+            problems.append(f"tp_overlap needs tp above 1 and sequence_parallel ({state})")
         if self.tp_overlap and self.precision == "fp32":
             problems.append("tp_overlap needs precision bf16, fp16 or fp8, not fp32")
         if self.computes_norms_again and (self.precision, self.fp8_recipe) == ("fp8", "delayed"):
@@ -495,9 +496,9 @@ def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
         # Of the batch settings, what this layer says wins over what an earlier one implied.
         if "grad_accum" in settings and "global_batch" not in settings:
             merged.pop("global_batch", None)
-        elif {"global_batch", "micro_batch"} & set(
-            settings
-        ) and "global_batch" in merged | settings:
+        elif not settings.keys().isdisjoint(("global_batch", "micro_batch")) and (
+            "global_batch" in merged | settings
+        ):
             merged.pop("grad_accum", None)
         if set(WORK) & set(settings):
             for name in WORK:

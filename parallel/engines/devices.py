@@ -135,9 +135,8 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
     if spec.model.parts:  # of which no formula knows more than fp32 weights and moments
         needed = 12.0 * spec.model.n_params * (1 if spec.zero_stage else ranks)
     else:
-        held = memory.parts(
-            columns_of(replace(spec, offload="none"))
-        )  # the machine's memory has it
+        # What is offloaded is in this machine's memory, too.
+        held = memory.parts(columns_of(replace(spec, offload="none")))
         needed = ranks * float((held["weights"] + held["optimizer"])[0])
     if needed > (free := psutil.virtual_memory().available):
         raise UsageError(
