@@ -17,7 +17,7 @@ PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make study    train every engine and split on this machine, and a Llama; print the tables"
+	@echo "make study    train every engine and split on this machine, a Llama, and experts; print the tables"
 	@echo "make test     make check, then the tests without the slow ones, in two processes"
 	@echo "make test-all make check, then every test, as CI does"
 	@echo "make test-newest   make test on Debian 13, with the newest libraries; needs root and 7 GB for a while"
@@ -43,7 +43,8 @@ study: setup
 	$(PY) -m parallel.data --if-missing
 	$(PY) -m parallel.sweep slurm/parity.toml
 	$(PY) -m parallel.sweep slurm/parity-llama.toml --only $(LLAMA)
-	$(PY) -m analysis.parity --check logs/parity logs/parity-llama
+	$(PY) -m parallel.sweep slurm/parity-moe.toml --only ddp megatron-ep2-dp2
+	$(PY) -m analysis.parity --check logs/parity logs/parity-llama logs/parity-moe
 
 # .gitignore says which files of a run are committed; of the last two studies, their tables are.
 measure: setup
@@ -52,7 +53,7 @@ measure: setup
 	rm -rf logs/2-core-cpu/parity logs/2-core-cpu/2-core_bucket_ab
 	$(PY) -m parallel.sweep slurm/parity.toml --logs logs/2-core-cpu
 	$(PY) -m parallel.sweep slurm/2-core_bucket_ab.toml --logs logs/2-core-cpu
-	for model in llama qwen3; do \
+	for model in llama qwen3 moe; do \
 	  $(PY) -m parallel.sweep slurm/parity-$$model.toml && \
 	  $(PY) -m analysis.parity --format markdown logs/parity-$$model > logs/2-core-cpu/parity-$$model.md && \
 	  echo "- code: $$(git rev-parse --short HEAD)" >> logs/2-core-cpu/parity-$$model.md || exit 1; done

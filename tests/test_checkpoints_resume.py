@@ -40,7 +40,11 @@ NAMES = {
         "fsdp2:zero_stage=3",
     ),
     "moe": (
+        "megatron:ep=2",
+        "megatron:tp=2,pp=2,sequence_parallel=true",
         "ddp",
+        "megatron:ep=2,etp=2,zero_stage=1",
+        "megatron:tp=2,ep=2,sequence_parallel=true,zero_stage=1",
         "fsdp2:zero_stage=3,fsdp_shard=2",
         "deepspeed_zero:zero_stage=1",
         "deepspeed_zero:zero_stage=3",

@@ -142,6 +142,44 @@ def test_what_no_engine_does_with_experts_is_refused(of, asked, words):
     assert any(words in problem for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("of", "asked", "words"),
+    [
+        ({}, {"tp": 2}, "tp 2 need sequence_parallel"),
+        ({}, {"bias": True, "etp": 2}, "no biases"),
+        ({"moe_shared_expert_intermediate_size": 64}, {"bias": True}, "no biases"),
+        ({"moe_router_topk": 1}, {}, "does not divide 1 softmax scores"),
+        (
+            {"moe_router_score_function": "sigmoid", "norm_topk_prob": False},
+            {},
+            "divides 2 sigmoid scores",
+        ),
+        ({"norm_topk_prob": False}, {}, None),
+        ({"moe_router_topk": 1, "norm_topk_prob": False}, {}, None),
+    ],
+)
+def test_what_megatron_core_computes_otherwise_is_refused(of, asked, words):
+    experts = replace(TINY.experts, **of)
+    model = replace(TINY, experts=experts, bias=asked.pop("bias", False))
+    how = {"implementation": "gpt", "precision": "fp32", "compile": False}
+    problems = inabilities("megatron", model, Layout(**asked), **how)
+    assert len(problems) == bool(words) and all(words in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"engine": "ddp", "ep": 2}, "engine ddp has no ep .asked: 2; engines with ep: megatron"),
+        ({"ep": 2, "breakdown": True}, "no column for messages between ep 2 x etp 1 ranks"),
+        ({"preset": "tiny", "moe_token_dispatcher_type": "allgather"}, "with experts alone"),
+    ],
+)
+def test_settings_of_experts_that_do_not_fit_are_refused(asked, words):
+    settings = {"engine": "megatron", "preset": "tiny-moe", "gpus": 2, "data": "none"}
+    with pytest.raises(UsageError, match=words):
+        resolve(("test", settings | asked))
+
+
 def test_no_formula_is_applied_to_experts():
     spec = resolve(("test", {"preset": "tiny-moe", "data": "none"}))
     with pytest.raises(UsageError, match="no formula has the memory and time of a .* experts"):

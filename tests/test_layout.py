@@ -10,7 +10,7 @@ import pytest
 from analysis.logs.record import Record
 from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
-from parallel.config.axes import AXES, RANK_AXES, SET_AXES
+from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SET_AXES
 from parallel.config.layout import Layout, split_world
 from parallel.config.layout_arrays import FAMILIES, FLAGS, Columns, columns, columns_of
 from parallel.config.settings import RunSpec, resolve
@@ -26,6 +26,8 @@ def test_tp_counts_fastest_then_cp_then_dp_then_pp():
 def test_every_axis_of_the_list_is_a_size_a_setting_a_column_and_a_fact():
     declared = {kind: {f.name for f in fields(kind)} for kind in (Layout, Columns, Record, RunSpec)}
     assert all(set(AXES) <= names for kind, names in declared.items() if kind is not RunSpec)
+    for kind in (Layout, Record, RunSpec):
+        assert set(EXPERT_AXES) <= declared[kind]
     assert set(SET_AXES) <= declared[RunSpec] and set(RANK_AXES) <= set(AXES)
 
 
@@ -98,6 +100,45 @@ def test_each_problem_is_named_with_its_numbers(layout, seq_len, words):
     assert "tp 4 does not divide the 2 heads of keys and values (1, 2 do)" in problem
     (problem,) = Layout(tp=4).problems(GPTConfig(2, 64, 4, ffn_hidden=66), 64)
     assert "tp 4 does not divide ffn_hidden 66" in problem
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ({"ep": 3, "dp": 3}, ["ep 3 does not divide the 8 experts"]),
+        ({"ep": 4, "dp": 2}, ["ep 4 does not divide the 2 ranks of a stage (tp x cp x dp)"]),
+        ({"ep": 2, "etp": 2, "dp": 2}, ["ep 2 x etp 2 does not divide the 2 ranks"]),
+        ({"etp": 3, "dp": 3}, ["etp 3 does not divide moe_ffn_hidden_size 128"]),
+        ({"ep": 2, "etp": 2, "dp": 4}, []),
+        ({"ep": 4, "dp": 2, "tp": 2}, []),  # experts are split otherwise than attention
+    ],
+)
+def test_experts_divide_the_ranks_of_a_stage(layout, words):
+    problems = Layout(**layout).problems(PRESETS["tiny-moe"], 128)
+    assert len(problems) == len(words)
+    assert all(map(str.__contains__, problems, words))
+    (problem,) = Layout(ep=2, dp=2).problems(PRESETS["tiny"], 128)
+    assert problem == "ep 2 splits experts, and the model has none"
+
+
+def test_copies_of_an_expert_are_ranks_of_its_stage():
+    """Of 2 stages of 8 ranks: etp counts fastest, then ep, then the copies."""
+    layout = Layout(tp=2, dp=4, pp=2, ep=2, etp=2)
+    assert layout.expert_copies == 2
+    copies = [layout.expert_copy(rank) for rank in range(16)]
+    assert copies == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
+
+
+def test_a_dense_run_has_no_word_of_experts():
+    dense, routed = (
+        resolve(("test", {"engine": "megatron", "preset": preset, "data": "none", "gpus": 2} | how))
+        for preset, how in (("tiny", {}), ("tiny-moe", {"ep": 2}))
+    )
+    of_experts = {"ep", "etp", "moe_token_dispatcher_type"}
+    assert not of_experts & (dense.settings().keys() | dense.layout.as_dict().keys())
+    assert of_experts <= routed.settings().keys() and routed.layout.as_dict()["ep"] == 2
+    assert (dense.name, routed.name) == ("megatron-dp2", "megatron-ep2-dp2")
+    assert RunSpec(**dense.settings()) == dense
 
 
 def test_every_problem_is_named_and_not_the_first_alone():

@@ -34,6 +34,9 @@ CHOSEN = {  # of the others all
     " deepspeed-pipe-pp2-dp2-zero1-recompute-full megatron-tp2-pp2-vpp2-sp-recompute-full".split(),
     "qwen3": "ddp deepspeed-zero-tp2-dp2-zero3 deepspeed-pipe-tp2-pp2"
     " megatron-tp2-pp2-dp2-zero1".split(),
+    "moe": "ddp ddp-dp2-recompute-selective fsdp2-dp2-zero2 fsdp2-dp2-zero3-recompute-full"
+    " deepspeed-zero-dp2-zero1 deepspeed-zero-dp2-zero2 deepspeed-zero-dp2-zero3 megatron-ep2-dp2"
+    " megatron-ep2-dp2-allgather megatron-tp2-sp megatron-tp2-ep2-dp2-sp megatron-pp2-vpp2".split(),
 }
 SLOW = ("more", "qwen3", "hugging face")
 ROWS = [
@@ -50,6 +53,8 @@ def train_all(path: Path, tokens: Path, out: Path, runs: tuple[str, ...] = ()) -
     if "max_seq_len" not in text:
         ours += "\nmax_seq_len = 32"
     text = text.replace("global_batch = 16", "global_batch = 8")
+    if path == STUDIES["moe"]:  # what is sent to an expert depends on the tokens
+        text = text.replace('engine = "megatron"', 'engine = "megatron"\nbreakdown = false')
     copy.write_text(text.replace("[defaults]", ours))
     study = load_study(copy)
     sweep.sweep(study, list(runs or study.runs), out, fresh=True)
@@ -88,7 +93,10 @@ def test_every_split_trains_the_same_model(key, name, trained):
     assert abs(ours - theirs) <= 2e-4
 
 
-@pytest.mark.parametrize(("key", "name"), ROWS)
+BROKEN_DOWN = [row for row in ROWS if row.values[0] != "moe" or "megatron" not in row.values[1]]
+
+
+@pytest.mark.parametrize(("key", "name"), BROKEN_DOWN)
 def test_every_rank_sends_what_the_formulas_say_and_its_parts_add_up(key, name, trained):
     run = read_run(trained[key, name])
     spec = RunSpec(**run.facts["spec"])

@@ -112,6 +112,8 @@ class Record:
     pp: int | None = None
     cp: int | None = None
     vpp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
     dp: int | None = None
     micro_batch: int | None = None
     n_micro: int | None = None  # micro-batches of a step on one rank, where that is stated

@@ -16,6 +16,7 @@ from analysis.logs.load import name_of
 from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
 from base.errors import Reason
+from parallel.config.axes import EXPERT_AXES
 from parallel.measure.steady_time import MIN_STEADY, Steady, Window, steady
 
 # A failure's kind as the readers name it -> the verdict.
@@ -293,7 +294,8 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
         "samples_per_s": known(samples),
         "printed_tflops": _median(steps["tflops"][time.first if time else 0 :]),
     }
-    return {name: computed[name] if name in computed else getattr(record, name) for name in SUMMARY}
+    names = (*SUMMARY, *(axis for axis in EXPERT_AXES if (getattr(record, axis) or 1) > 1))
+    return {name: computed[name] if name in computed else getattr(record, name) for name in names}
 
 
 def describe_rule(window: Window | None) -> str:

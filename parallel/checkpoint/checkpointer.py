@@ -10,7 +10,7 @@ import shutil
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -240,7 +240,7 @@ class Checkpointer:
             "run": facts["run"],
             **{name: getattr(spec, name) for name in ("engine", "implementation", "precision")},
             "world_size": self.ranks.world,
-            "layout": asdict(spec.layout),
+            "layout": spec.layout.as_dict(),
             "model": spec.model.as_dict(),
             "spec": spec.settings(),
             "commit": facts["git"]["commit"],

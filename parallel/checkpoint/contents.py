@@ -116,10 +116,13 @@ def pieces_of(
     ranks of dp x cp that hold a parameter between them (ZeRO: all); with 1 each holds the same.
     """
     coords, pieces = layout.coords(rank), []
+    of_expert = Copy(layout.expert_copy(rank), layout.expert_copies)
     for parameter, tensors, start in trained:
         tp_rank, tp = (0, 1) if is_split(parameter) else (coords["tp"], layout.tp)
         copy_rank, copies = coords["dp"] * layout.cp + coords["cp"], layout.dp * layout.cp
         copy = Copy(copy_rank // shards * tp + tp_rank, copies // shards * tp)
+        if not getattr(parameter, "allreduce", True):  # as megatron-core marks an expert's
+            copy = ONLY_COPY if layout.zero_stage else of_expert
         on_last_stage = layout.pp > 1 and coords["pp"] == layout.pp - 1
         if on_last_stage and parameter.references[0]["name"] == "embedding.word.weight":
             copy = NEVER_SAVED  # the tied output layer: the first stage saves the embedding

@@ -13,13 +13,20 @@ AXES = {
     "vpp": "model chunks per pipeline rank",
     "dp": "data-parallel size",
 }
+# Of experts alone, which are split otherwise over the tp x cp x dp ranks of a stage. What is said
+# of a dense model does not mention them, and no formula of memory or time has them yet.
+EXPERT_AXES = {"ep": "expert-parallel size", "etp": "tensor-parallel size of experts"}
 RANK_AXES = ("tp", "cp", "dp", "pp")  # those whose product is the ranks, the fastest first
 MODEL_AXES = tuple(axis for axis in RANK_AXES if axis != "dp")  # dp follows from them and the ranks
 SET_AXES = tuple(axis for axis in AXES if axis != "dp")  # those that are settings of a run
-SELDOM = ("cp",)  # left out of a table in which every row has 1 of it
+SELDOM = ("cp", *EXPERT_AXES)  # left out of a table in which every row has 1 of it
 
 
 def shown_axes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """The axes that a table of these rows shows: one of SELDOM only where a row has more than 1."""
     rows = list(rows)
-    return [a for a in AXES if a not in SELDOM or any((row[a] or 1) > 1 for row in rows)]
+    return [
+        a
+        for a in (*AXES, *EXPERT_AXES)
+        if a not in SELDOM or any((row.get(a) or 1) > 1 for row in rows)
+    ]

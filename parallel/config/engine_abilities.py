@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from models.config import Experts, GPTConfig, in_words
-from parallel.config.axes import SET_AXES
+from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.layout import RECOMPUTE, Layout
 
 
@@ -23,6 +23,8 @@ class Ability:
     cp: bool = False
     pp: bool = False
     vpp: bool = False
+    ep: bool = False
+    etp: bool = False
     sequence_parallel: bool = False
     compile: bool = False
 
@@ -63,6 +65,7 @@ ENGINES: dict[str, Ability] = {
     ),
     "megatron": Ability(
         module="parallel.engines.megatron",
+        parts=("experts",),
         zero_stages=(0, 1),
         recompute=RECOMPUTE,  # selective of norms, through Transformer Engine alone
         kernels=_MEGATRON_KERNELS,
@@ -71,6 +74,8 @@ ENGINES: dict[str, Ability] = {
         cp=True,
         pp=True,
         vpp=True,
+        ep=True,
+        etp=True,
         sequence_parallel=True,
     ),
 }
@@ -90,8 +95,12 @@ def inabilities(
     if lacking := [part for part in model.parts if part not in able.parts]:
         problems.append(f"engine {engine} trains no model with {in_words(lacking)}")
     elif of := model.experts:
-        problems += _of_experts(of, layout, implementation, compile)
-    for axis in SET_AXES:
+        problems += _of_experts(of, implementation, compile)
+        if engine == "megatron":
+            problems += _of_megatrons_experts(of, model.bias, layout)
+        elif layout.tp > 1:
+            problems.append(f"experts of the reference GPT have no tp (asked: {layout.tp})")
+    for axis in (*SET_AXES, *EXPERT_AXES):
         if getattr(layout, axis) > 1 and not getattr(able, axis):
             others = ", ".join(e for e, a in ENGINES.items() if getattr(a, axis))
             problems.append(
@@ -131,19 +140,32 @@ def inabilities(
     return problems
 
 
-def _of_experts(of: Experts, layout: Layout, implementation: str, compile: bool) -> list[str]:
-    """What is asked of a model with experts that the reference GPT does not do."""
+def _of_experts(of: Experts, implementation: str, compile: bool) -> list[str]:
+    """What is asked of a model with experts that no engine here does."""
     untrained = ("moe_router_enable_expert_bias", "moe_router_num_groups")
     untrained += ("moe_expert_capacity_factor",)
     problems = [
         f"no engine here trains experts with {name}" for name in untrained if getattr(of, name)
     ]
-    if layout.tp > 1:
-        problems.append(f"experts of the reference GPT have no tp (asked: {layout.tp})")
     if implementation == "hf":
         problems.append("Hugging Face's model with experts is not trained here: use gpt")
     if compile:
         problems.append("experts have another number of tokens in each step: not compiled")
+    return problems
+
+
+def _of_megatrons_experts(of: Experts, bias: bool, layout: Layout) -> list[str]:
+    """What megatron-core refuses, or computes otherwise than the reference GPT."""
+    problems = []
+    if layout.tp > 1 and not layout.sequence_parallel:
+        problems.append(f"megatron-core's experts at tp {layout.tp} need sequence_parallel")
+    if bias and (layout.etp > 1 or of.moe_shared_expert_intermediate_size):
+        problems.append("megatron-core's experts have no biases where they are shared or etp > 1")
+    chosen, how = of.moe_router_topk, of.moe_router_score_function
+    divides = chosen > 1
+    if of.norm_topk_prob != divides and (how == "sigmoid" or not divides):
+        does = "divides" if divides else "does not divide"
+        problems.append(f"megatron-core {does} {chosen} {how} scores by their sum (norm_topk_prob)")
     return problems
 
 

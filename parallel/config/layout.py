@@ -2,15 +2,17 @@
 
 tp, cp, pp, dp are the tensor-, context-, pipeline- and data-parallel sizes, vpp the number of model
 chunks per pipeline rank (interleaved 1F1B). Ranks count tp fastest, then cp, then dp, then pp, as
-Megatron-LM and (without cp) DeepSpeed's topology order them.
+Megatron-LM and (without cp) DeepSpeed's topology order them. Experts have sizes of their own on the
+tp x cp x dp ranks of a stage, which count etp fastest, then ep, then the copies of an expert.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from base.errors import UsageError
 from models.config import GPTConfig
-from parallel.config.axes import AXES, RANK_AXES, SELDOM
+from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SELDOM
 
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "all")
@@ -34,6 +36,8 @@ class Layout:
     cp: int = 1
     pp: int = 1
     vpp: int = 1
+    ep: int = 1
+    etp: int = 1
     micro_batch: int = 1
     n_micro: int = 1
     sequence_parallel: bool = False
@@ -44,7 +48,7 @@ class Layout:
     reduce_each_micro_batch: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "micro_batch", "n_micro", "shards"):
+        for name in (*AXES, *EXPERT_AXES, "micro_batch", "n_micro", "shards"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a positive whole number, not {value!r}")
@@ -89,6 +93,19 @@ class Layout:
             rank, coords[axis] = divmod(rank, getattr(self, axis))
         return coords
 
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that hold the same experts, or the same part of them: their data-parallel size."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    def expert_copy(self, rank: int) -> int:
+        """Which of the `expert_copies` a rank's experts are."""
+        return rank // (self.ep * self.etp) % self.expert_copies
+
+    def as_dict(self) -> dict[str, Any]:
+        """The sizes as plain data. Where experts are not split, it has no word of them."""
+        return {k: v for k, v in asdict(self).items() if k not in EXPERT_AXES or v > 1}
+
     def problems(self, config: GPTConfig, seq_len: int) -> list[str]:
         """Every reason this layout cannot train `config`, with the numbers; empty when it can."""
         problems = []
@@ -125,6 +142,25 @@ class Layout:
             problems.append("offload optimizer needs zero_stage 1, 2 or 3, not 0")
         if self.dp % self.shards:
             problems.append(f"fsdp_shard {self.shards} does not divide dp {self.dp}")
+        return problems + self._problems_of_experts(config)
+
+    def _problems_of_experts(self, config: GPTConfig) -> list[str]:
+        """Every reason why the experts cannot be split so."""
+        split = {axis: size for axis in EXPERT_AXES if (size := getattr(self, axis)) > 1}
+        words = " x ".join(f"{axis} {size}" for axis, size in split.items())
+        if not (of := config.experts):
+            return [f"{words} splits experts, and the model has none"] if split else []
+        problems, ranks = [], self.tp * self.cp * self.dp
+        if of.num_experts % self.ep:
+            problems.append(f"ep {self.ep} does not divide the {of.num_experts} experts")
+        if ranks % (self.ep * self.etp):
+            problems.append(f"{words} does not divide the {ranks} ranks of a stage (tp x cp x dp)")
+        for axis, name, size in (
+            ("etp", "moe_ffn_hidden_size", of.moe_ffn_hidden_size or config.ffn_hidden),
+            ("tp", "moe_shared_expert_intermediate_size", of.moe_shared_expert_intermediate_size),
+        ):
+            if size % (ways := getattr(self, axis)):
+                problems.append(f"{axis} {ways} does not divide {name} {size}")
         return problems
 
 

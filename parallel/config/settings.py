@@ -28,7 +28,7 @@ from models.config import (
 from models.gpus import lacking
 from models.hf_config import architecture
 from models.weights_config import holds_weights, model_of
-from parallel.config.axes import AXES, MODEL_AXES, SET_AXES
+from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SET_AXES
 from parallel.config.data_files import stated_by
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
 from parallel.config.duration import WORK, steps_of
@@ -56,8 +56,18 @@ TRAINING = (
 )  # fmt: skip
 # The settings that the model and the split are made of, under the same names.
 MODEL = tuple(f.name for f in fields(GPTConfig) if f.name not in PARTS)
-_SPLIT = (*SET_AXES, "micro_batch", "zero_stage", "fsdp_shard", "recompute", "offload")
+_SPLIT = (
+    *SET_AXES,
+    *EXPERT_AXES,
+    "micro_batch",
+    "zero_stage",
+    "fsdp_shard",
+    "recompute",
+    "offload",
+)
 _SPLIT += ("reduce_each_micro_batch",)
+_OF_EXPERTS = (*EXPERT_AXES, "moe_token_dispatcher_type")
+DISPATCHERS = ("alltoall", "allgather")
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,9 @@ class RunSpec:
     cp: int = key(1, f"{AXES['cp']}: ranks that share a sequence", _RANKS)
     pp: int = key(1, AXES["pp"], _RANKS)
     vpp: int = key(1, f"{AXES['vpp']}: above 1, interleaved 1F1B", Bounds(1, 10**4))
+    ep: int = key(1, f"{EXPERT_AXES['ep']}: of the experts each rank has 1 / ep", _RANKS)
+    etp: int = key(1, f"{EXPERT_AXES['etp']}; their dp is tp x cp x dp / (ep x etp)", _RANKS)
+    moe_token_dispatcher_type: str = key(DISPATCHERS[0], "how tokens get to experts", DISPATCHERS)
     sequence_parallel: bool = key(False, "split norms and residuals over tp ranks")
     zero_stage: int = key(
         0, "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 2 and 3", Bounds(0, 3)
@@ -212,11 +225,13 @@ class RunSpec:
 
     def split_name(self, dp: int) -> str:
         """The name of the split with `dp` in it; with dp 1 it does not depend on the GPUs."""
-        sizes = {axis: getattr(self, axis) for axis in SET_AXES} | {"dp": dp}
+        sizes = {axis: getattr(self, axis) for axis in (*SET_AXES, *EXPERT_AXES)} | {"dp": dp}
         parts = [self.engine.replace("_", "-")]
         parts += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
         if self.sequence_parallel:
             parts.append("sp")
+        if self.moe_token_dispatcher_type != DISPATCHERS[0]:
+            parts.append(self.moe_token_dispatcher_type)
         if self.zero_stage or self.engine == "deepspeed_zero":
             parts.append(f"zero{self.zero_stage}")
         if self.fsdp_shard:
@@ -310,6 +325,12 @@ class RunSpec:
         problems += self._megatron_problems()
         if self.breakdown and self.cp > 1:
             problems.append(f"breakdown has no column for messages between cp {self.cp} ranks")
+        if self.breakdown and self.ep * self.etp > 1:
+            sizes = f"ep {self.ep} x etp {self.etp}"
+            problems.append(f"breakdown has no column for messages between {sizes} ranks")
+        how = self.moe_token_dispatcher_type
+        if how != DISPATCHERS[0] and not (self.model.experts and self.engine == "megatron"):
+            problems.append(f"moe_token_dispatcher_type {how} is for megatron with experts alone")
         if self.tf32 and self.precision != "fp32":
             problems.append(f"tf32 is how fp32 is multiplied; precision is {self.precision}")
         problems += self._document_problems()
@@ -378,8 +399,9 @@ class RunSpec:
         return problems
 
     def settings(self) -> dict[str, Any]:
-        """All fields as plain data, for run.json."""
-        return asdict(self)
+        """All fields as plain data, for run.json. A dense model's has no word of experts."""
+        has = self.model.experts is not None
+        return {k: v for k, v in asdict(self).items() if has or k not in _OF_EXPERTS}
 
 
 def gemm_precision(precision: str, tf32: bool | None) -> str:

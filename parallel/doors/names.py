@@ -35,6 +35,9 @@ MEGATRON_LAYER = {
         "mlp.linear_fc1.layer_norm_": "norm2",
         "mlp.linear_fc1.": "mlp.up",
         "mlp.linear_fc2.": "mlp.down",
+        "mlp.router.": "mlp.router",
+        "mlp.shared_experts.linear_fc1.": "mlp.shared.up",
+        "mlp.shared_experts.linear_fc2.": "mlp.shared.down",
     }.items()
     for kind in ("weight", "bias")
 }

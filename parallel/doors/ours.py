@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
             "implementation": "gpt",
             "precision": "fp32",
             "world_size": len(files),
-            "layout": asdict(Layout()),
+            "layout": Layout().as_dict(),
             "model": foreign.config.as_dict(),
             "spec": {},
             "data": {"next_step": foreign.step},

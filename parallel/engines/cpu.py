@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils import _device
 
 FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "as_tensor")
@@ -64,11 +65,19 @@ def import_megatron(compiled: bool = True) -> None:
             import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
     finally:
         torch.compile = compiler
+    import megatron.core.transformer.moe.moe_utils as moe_utils
+
+    # 0.16 asks for it where Transformer Engine is, and gives it no value where that is not.
+    vars(moe_utils).setdefault("te_general_gemm", None)
     if on_cpu:
         import megatron.core.tensor_parallel.random as random
 
         # torch queues such calls until CUDA starts, which here is never.
         random._lazy_call = lambda call, **_: call()
+        import megatron.core.transformer.moe.token_dispatcher as dispatcher
+
+        # Numbers of tokens become NumPy's when they leave a GPU, and all-to-all wants them so.
+        dispatcher.maybe_move_tensor_to_cpu = _as_from_gpu
 
 
 @functools.cache
@@ -91,6 +100,8 @@ def patch() -> None:
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _Stream()
     torch.cuda.Stream, torch.cuda.Event = _Stream, _Stream
     torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()
+    # gloo gathers equal parts alone; etp ranks have as many tokens as were routed to them.
+    dist.all_gather = _gather_any_parts(dist.all_gather)
     # Its random-state tracker keeps named CUDA generators. They get one of their own, apart from
     # the CPU's default generator, which the tracker checks that nobody moved.
     generator = torch.Generator()
@@ -113,6 +124,27 @@ def _on_cpu(factory: Any) -> Any:
     return redirected
 
 
+def _gather_any_parts(original: Any) -> Any:
+    """all_gather() that lets the parts differ in length: then each is sent to all by all-to-all."""
+
+    @functools.wraps(original)
+    def all_gather(parts: list[torch.Tensor], part: torch.Tensor, group: Any = None) -> None:
+        lengths = list(map(len, parts))
+        if len(set(lengths)) == 1:
+            return original(parts, part, group)
+        whole = part.new_empty((sum(lengths), *part.shape[1:]))
+        copies = part.repeat(len(parts), *[1] * (part.dim() - 1))
+        dist.all_to_all_single(whole, copies, lengths, [len(part)] * len(parts), group)
+        for out, of_rank in zip(parts, whole.split(lengths), strict=True):
+            out.copy_(of_rank)
+
+    return all_gather
+
+
+def _as_from_gpu(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
 def _type_as_on_cuda(original: Any) -> Any:
     """Tensor.type() that answers as it would on CUDA; conversions pass through."""
 
@@ -133,7 +165,10 @@ class _Stream:
     def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    __init__ = record = wait = synchronize = wait_stream = wait_event = record_event = _nothing
+    __init__ = record = wait = synchronize = wait_stream = wait_event = _nothing
+
+    def record_event(self, *_: Any) -> "_Stream":
+        return self
 
     def query(self) -> bool:
         return True

@@ -133,7 +133,8 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
         UsageError: with both numbers. Without it the kernel kills the process while it builds.
     """
     if spec.model.parts:  # of which no formula knows more than fp32 weights and moments
-        needed = 12.0 * spec.model.n_params * (1 if spec.zero_stage else ranks)
+        copies = 1 if spec.zero_stage else min(ranks, spec.layout.expert_copies)
+        needed = 12.0 * spec.model.n_params * copies
     else:
         # What is offloaded is in this machine's memory, too.
         held = memory.parts(columns_of(replace(spec, offload="none")))

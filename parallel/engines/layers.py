@@ -42,7 +42,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group
 from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank
 from megatron.core.tensor_parallel import layers as linear_layers
-from megatron.core.transformer.spec_utils import build_module
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -55,7 +55,10 @@ def compute_dtype(spec: RunSpec) -> torch.dtype:
 def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
     """Form megatron-core's process groups (tp fastest, then cp, dp, pp) and random state; the
     configuration of the run's GPT."""
-    layout = spec.layout
+    layout, of_experts = spec.layout, {}
+    if spec.model.experts:  # of which nothing is formed for a dense model
+        of_experts["expert_model_parallel_size"] = layout.ep
+        of_experts["expert_tensor_parallel_size"] = layout.etp
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
@@ -64,6 +67,7 @@ def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
         create_gloo_process_groups=False,
         order="tp-cp-ep-dp-pp",
         distributed_timeout_minutes=spec.timeout_s / 60,  # goes into a timedelta as it is
+        **of_experts,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(
         spec.seed, use_cudagraphable_rng=spec.cuda_graphs and cuda
@@ -138,7 +142,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     full = layout.recompute == "full"
     # megatron-core's fused GELU adds a bias. It is GPT-2's tanh, though it is asked for as F.gelu.
     # On a CPU nothing compiles it: a dozen passes, each of which rounds, in the place of one.
-    fused = model.gated or (model.bias and cuda)
+    # It weights no expert's output.
+    fused = model.gated or (model.bias and cuda and not model.experts)
     activation = F.gelu if fused else gelu
     if model.gated:
         activation = F.silu
@@ -195,7 +200,32 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         recompute_modules=["layernorm"],  # by "selective": fused attention keeps no scores
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
+        **_of_experts(spec),
     )
+
+
+def _of_experts(spec: RunSpec) -> dict[str, Any]:
+    """What megatron-core's configuration has of experts. Each is a pair of linear layers of its
+    own, for one grouped GEMM of all would need Transformer Engine."""
+    if (of := spec.model.experts) is None:
+        return {}
+    softmax, factor = of.moe_router_score_function == "softmax", of.moe_router_topk_scaling_factor
+    return {
+        "num_moe_experts": of.num_experts,
+        "moe_ffn_hidden_size": of.moe_ffn_hidden_size or spec.model.ffn_hidden,
+        "moe_shared_expert_intermediate_size": of.moe_shared_expert_intermediate_size or None,
+        "moe_layer_freq": [int(has) for has in spec.model.blocks.values()],
+        "moe_router_topk": of.moe_router_topk,
+        "moe_router_score_function": of.moe_router_score_function,
+        "moe_router_pre_softmax": softmax and not of.norm_topk_prob,
+        "moe_router_topk_scaling_factor": None if factor == 1 else factor,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": of.moe_aux_loss_coeff,
+        "moe_token_dispatcher_type": spec.moe_token_dispatcher_type,
+        "expert_model_parallel_size": spec.ep,
+        "expert_tensor_parallel_size": spec.etp,
+    }
 
 
 def options(config: TransformerConfig) -> dict[str, bool]:
@@ -207,15 +237,28 @@ def options(config: TransformerConfig) -> dict[str, bool]:
 
 
 def block_submodules(
-    spec: RunSpec, config: TransformerConfig, kernels: str
+    spec: RunSpec, config: TransformerConfig, kernels: str, stage: int = 0
 ) -> TransformerBlockSubmodules:
     """The layers of one pipeline stage from the chosen kernels (see parallel.engines.kernels)."""
+    layers = spec.model.n_layer // (spec.pp * spec.vpp)
+    here = list(spec.model.blocks.values())[stage * layers : (stage + 1) * layers]
+    norm = SequenceParallelNorm
     if kernels == "te":
         from megatron.core.extensions.transformer_engine import TENorm
 
         norm = TENorm
+    of_kind = {has: _layer(spec, config, kernels, norm, has) for has in {*here}}
+    return TransformerBlockSubmodules([of_kind[has] for has in here], norm)
+
+
+def _layer(
+    spec: RunSpec, config: TransformerConfig, kernels: str, norm: Any, has_experts: bool
+) -> ModuleSpec:
+    """One layer, with experts or with a feed-forward."""
+    experts = spec.model.experts.num_experts if has_experts and spec.model.experts else None
+    if kernels == "te":
         layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
-            qk_layernorm=config.qk_layernorm
+            num_experts=experts, qk_layernorm=config.qk_layernorm
         )
         if config.recompute_granularity == "selective":  # a norm within a product keeps its output
             from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
@@ -223,9 +266,10 @@ def block_submodules(
             check_norms_computed_again()
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
             layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
-            mlp_submodules(layer).linear_fc1 = TEColumnParallelLinear
+            if not has_experts:  # before experts the norm is a layer of its own
+                mlp_submodules(layer).linear_fc1 = TEColumnParallelLinear
     else:
-        layer, norm = gpt_layer_specs.get_gpt_layer_local_spec(), SequenceParallelNorm
+        layer = gpt_layer_specs.get_gpt_layer_local_spec(num_experts=experts)
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
         if config.qk_layernorm:
             attention = layer.submodules.self_attention.submodules
@@ -233,8 +277,7 @@ def block_submodules(
     # Transformer Engine's writes all s x s scores where documents give it a mask.
     if kernels != "te" or (spec.end_of_text is not None and not packs_documents(spec, kernels)):
         layer.submodules.self_attention.submodules.core_attention = FusedAttention
-    layers = spec.model.n_layer // (spec.pp * spec.vpp)
-    return TransformerBlockSubmodules([layer] * layers, norm)
+    return layer
 
 
 def gpt_model(
@@ -253,9 +296,11 @@ def gpt_model(
     """
     fuses = config.gradient_accumulation_fusion
     linear_layers._grad_accum_fusion_available |= fuses  # of apex, whose the output layer's is
+    stage = (vp_stage or 0) * spec.pp + parallel_state.get_pipeline_model_parallel_rank()
     model = language_model(
         config,
-        block_submodules(spec, config, kernels),
+        block_submodules(spec, config, kernels, stage),
+        stage,
         spec.pp * spec.vpp,
         vocab_size=spec.padded_vocab,
         max_sequence_length=spec.model.max_seq_len,
@@ -336,9 +381,14 @@ def reference_value(
     then its part of up).
 
     Marks a parameter that is split, as megatron-core's own initialisation does. An unmarked one
-    counts as a copy, and only tp rank 0's gradient of it enters the norm.
+    counts as a copy, and only tp rank 0's gradient of it enters the norm. An expert's is split over
+    etp ranks, and none of tp's other ranks has a copy. It is marked as reduced among its own
+    copies, which megatron-core 0.16 forgets where ep is 1 and etp is not tp.
     """
-    tp, rank = tp_group().size(), tp_rank()
+    group, of_expert = tp_group(), ".experts." in names[0]
+    if of_expert:
+        group, parameter.allreduce = parallel_state.get_expert_tensor_parallel_group(), False
+    tp, rank = group.size(), group.rank()
     rows, *columns = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 empties parameters
     part = (rows // len(names), *columns)
     parameter.references, values = [], []  # the first for a checkpoint's pieces (see pieces_of)
@@ -353,8 +403,9 @@ def reference_value(
         box = name, spec.seed, offset, part
         values.append(gpt.starting_values(spec.model, *box, first, last - first))
         start -= size
-    if split and not is_split(parameter):
-        tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, split[0], 1)
+    if (split or of_expert) and not is_split(parameter):
+        dimension = split[0] if split else 0
+        tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
     of_heads = names[0].endswith(("q_norm.weight", "k_norm.weight"))
     if of_heads and tp > 1 and spec.engine != "megatron":  # there megatron-core does it
         parameter.register_hook(_sum_over_tp)
@@ -371,9 +422,15 @@ def layer_value(
     spec: RunSpec, index: int, name: str, parameter: nn.Parameter, start: int, n: int
 ) -> Tensor:
     """`reference_value` of the parameter `name` of megatron-core's layer `index` (from 0)."""
-    ours = MEGATRON_LAYER[name]
-    both = ours.startswith("mlp.up") and spec.model.gated
-    names = (ours.replace("up", "gate"), ours) if both else (ours,)
+    expert = ""
+    if name.startswith("mlp.experts.local_experts."):
+        _, _, _, number, inner = name.split(".", 4)
+        here = spec.model.experts.num_experts // spec.ep
+        rank = parallel_state.get_expert_model_parallel_rank()
+        name, expert = f"mlp.{inner}", f"experts.{rank * here + int(number)}."
+    ours = MEGATRON_LAYER[name].replace("mlp.", f"mlp.{expert}", 1)
+    both = ".up." in ours and spec.model.gated
+    names = (ours.replace(".up.", ".gate."), ours) if both else (ours,)
     names = tuple(f"blocks.{index}.{inner}" for inner in names)
     return reference_value(spec, parameter, start, n, *names)
 

@@ -1,7 +1,7 @@
 """What differs between the versions of megatron-core, chosen by what the library has.
 
 Since 0.19 a GPT is a HybridModel there, in which attention and MLP are layers of their own: "*-"
-is one layer of the GPT, and "|" ends a pipeline stage.
+is one layer of the GPT, "*E" one with experts, and "|" ends a pipeline stage.
 """
 # ruff: noqa: E402  (megatron-core is patched before its modules are imported)
 
@@ -74,30 +74,37 @@ class _Stack(HybridStack):
 
 
 def language_model(
-    config: TransformerConfig, block: TransformerBlockSubmodules, stages: int, **settings: Any
+    config: TransformerConfig,
+    block: TransformerBlockSubmodules,
+    stage: int,
+    stages: int,
+    **settings: Any,
 ) -> nn.Module:
-    """One pipeline stage, made of `block`, of a GPT with `stages` such stages."""
+    """Pipeline stage `stage`, made of `block`, of a GPT with `stages` such stages."""
     if HybridModel is None:
         return GPTModel(config, block, **settings)
-    layers, layer = len(block.layer_specs), block.layer_specs[0]
+    layers = len(block.layer_specs)
+    experts = config.moe_layer_freq if config.num_moe_experts else [0] * layers * stages
     config.num_layers = _PARTS * layers * stages
     if config.recompute_granularity == "full":
         config.recompute_num_layers = _PARTS
-    parts = layer.submodules
-    attention = TransformerLayerSubmodules(
-        input_layernorm=parts.input_layernorm,
-        self_attention=parts.self_attention,
-        self_attn_bda=parts.self_attn_bda,
-    )
-    mlp = TransformerLayerSubmodules(
-        pre_mlp_layernorm=parts.pre_mlp_layernorm, mlp=parts.mlp, mlp_bda=parts.mlp_bda
-    )
-    stack = HybridStackSubmodules(
-        attention_layer=ModuleSpec(layer.module, submodules=attention),
-        mlp_layer=ModuleSpec(MLPLayer, submodules=mlp),
-    )
-    spec = ModuleSpec(_Stack, params={"norm": block.layer_norm}, submodules=stack)
-    pattern = "|".join("*-" * layers for _ in range(stages))
+    kinds = {}
+    for has, layer in zip(experts[stage * layers :], block.layer_specs, strict=False):
+        parts = layer.submodules
+        attention = TransformerLayerSubmodules(
+            input_layernorm=parts.input_layernorm,
+            self_attention=parts.self_attention,
+            self_attn_bda=parts.self_attn_bda,
+        )
+        mlp = TransformerLayerSubmodules(
+            pre_mlp_layernorm=parts.pre_mlp_layernorm, mlp=parts.mlp, mlp_bda=parts.mlp_bda
+        )
+        kinds["attention_layer"] = ModuleSpec(layer.module, submodules=attention)
+        kinds["moe_layer" if has else "mlp_layer"] = ModuleSpec(MLPLayer, submodules=mlp)
+    norm = {"norm": block.layer_norm}
+    spec = ModuleSpec(_Stack, params=norm, submodules=HybridStackSubmodules(**kinds))
+    of_stages = (experts[first : first + layers] for first in range(0, len(experts), layers))
+    pattern = "|".join("".join("*E" if has else "*-" for has in each) for each in of_stages)
     return HybridModel(config, spec, hybrid_layer_pattern=pattern, **settings)
 
 

@@ -11,13 +11,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from base.files import ROOT
-from parallel.config.axes import AXES
+from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record.environment import command_line, environment_facts
@@ -176,7 +175,8 @@ def planned(study: Study, run: str) -> dict[str, Any]:
     """The part of run.json that is known before a job starts: what it is to train, and how."""
     spec, point = study.runs[run].spec, study.runs[run]
     layout = spec.layout
-    split = ("world_size", *AXES, "micro_batch", "global_batch")
+    axes = [axis for axis in (*AXES, *EXPERT_AXES) if axis in layout.as_dict()]
+    split = ("world_size", *axes, "micro_batch", "global_batch")
     return {
         "study": study.name,
         "run": run,
@@ -200,7 +200,7 @@ def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[s
         "command_line": command_line(),
         "spec": spec.settings(),
         "work": spec.work,
-        "layout": asdict(layout) | {name: getattr(layout, name) for name in derived},
+        "layout": layout.as_dict() | {name: getattr(layout, name) for name in derived},
         "model": spec.model.as_dict() | {"n_params": spec.model.n_params, "padded_vocab": padded},
         "versions": versions(),
         "host": {

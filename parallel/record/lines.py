@@ -6,6 +6,7 @@ from typing import Any
 from models.config import preset
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
+from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.library_variables import kept
 from parallel.config.settings import RunSpec
 from parallel.record.facts import tried
@@ -14,9 +15,10 @@ from parallel.record.facts import tried
 def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
     """What the log says once, before the first iteration; `facts` is run.json."""
     model, layout = facts["model"], facts["layout"]
+    split = (f"{axis} {layout[axis]}" for axis in (*AXES, *EXPERT_AXES) if axis in layout)
     lines = [
         f"run {facts['run']}: engine {spec.engine}, {model['n_params']:,} parameters,"
-        f" {' '.join(f'{axis} {layout[axis]}' for axis in ('tp', 'cp', 'pp', 'vpp', 'dp'))},"
+        f" {' '.join(split)},"
         f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
         f" seq_len {spec.seq_len}, {spec.precision}",
         tried(facts["versions"]),

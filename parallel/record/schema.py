@@ -106,7 +106,8 @@ def may_stand_beside(name: str) -> bool:
 # absent.
 _NAMES = "run study configuration baseline started_utc go_on kernels attention"
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
-_SPLIT = (*axes.AXES, "micro_batch", "n_micro", "world_size", "global_batch", "fsdp_shard")
+_SPLIT = ("micro_batch", "n_micro", "world_size", "global_batch", "fsdp_shard")
+_SPLIT = (*axes.AXES, *axes.EXPERT_AXES, *_SPLIT)
 _ATTEMPT = {"started_utc": str, "reason": str, "steps": COUNT, "kept_to": COUNT}
 _FACTS = {
     **dict.fromkeys(_NAMES.split(), str),

@@ -14,7 +14,7 @@ from analysis.logs.parsing.setting_names import FACTS, MODEL, SETTINGS, read_set
 from analysis.logs.record import Record, Refusal
 from base.bounds import misfit
 from base.files import check_file, parse_json, parse_toml
-from parallel.config.axes import AXES
+from parallel.config.axes import AXES, EXPERT_AXES, SELDOM
 from parallel.config.settings import gemm_precision
 
 # The format of a log -> the files beside it that say what model it trained.
@@ -97,7 +97,7 @@ _IN_NAME = {
         "micro_batch": "mbs|lbs|micro-?bs",
         "global_batch": "gbs|global[-_]?batch[-_]?size",
         "n_micro": "gas",
-        **{axis: axis for axis in AXES},
+        **{axis: axis for axis in (*AXES, *EXPERT_AXES)},
         "seq_len": "seq(?:-?len)?",
         "zero_stage": "zero|z",
     }.items()
@@ -136,7 +136,8 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
         "precision": gemm_precision(parts["spec"].get("precision"), parts["spec"].get("tf32")),
         "planned_steps": parts["spec"].get("steps"),
         "gpus": parts["layout"].get("world_size"),
-        "cp": parts["layout"].get("cp", 1) if parts["layout"] else None,  # older files have no cp
+        # Older files do not state those of SELDOM, nor do a dense model's those of experts.
+        **{a: parts["layout"].get(a, 1) if parts["layout"] else None for a in SELDOM},
         "params": model.get("n_params"),
         # run.json's padded_vocab follows from tp and is no size of the model.
         "model": {k: model[k] for k in MODEL if k in model} or None,

@@ -16,7 +16,7 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 from base.bounds import Bounds, Count, Words
 from models.config import ACTIVATIONS, NORMS, POSITIONS
-from parallel.config.axes import AXES
+from parallel.config.axes import AXES, EXPERT_AXES
 
 
 class Fact(NamedTuple):
@@ -33,7 +33,7 @@ _AMOUNT = Bounds(0, math.inf, above=True, below=True)
 # Record's fields.
 SETTINGS = {
     "gpus": Fact(_COUNT, "GPUs of the run"),
-    **{axis: Fact(_COUNT, text) for axis, text in AXES.items()},
+    **{axis: Fact(_COUNT, text) for axis, text in (AXES | EXPERT_AXES).items()},
     "micro_batch": Fact(_COUNT, "sequences per micro-batch and dp rank"),
     "n_micro": Fact(_COUNT, "micro-batches per optimizer step and dp rank"),
     "global_batch": Fact(_COUNT, "sequences per optimizer step, all ranks"),
