@@ -19,7 +19,9 @@ steady_step_s, steady_n and steady_ci95; tokens_per_s, samples_per_s and printed
 pp, vpp, dp, micro_batch, global_batch, seq_len, model, params. Then what this table adds: run,
 origin (of what the log does not say itself), peak_gb, convention, tflops, mfu, speedup, efficiency,
 parity, missing (which fact each unknown value lacks), precision and gpu_type, and with --predict
-predicted_s and predicted_error. Exits 2 when nothing could be read.
+predicted_s and predicted_error; where a run has experts ep, etp, routing (natural, or forced to
+balance), dropped (share of the tokens' choices), expert_load (an expert's most tokens over the mean
+in its worst layer) and dispatcher. Exits 2 when nothing could be read.
 """
 
 import sys
@@ -52,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         keys = [*SUMMARY, *run_table.ADDED]
         if arguments.predict:
             keys += ["predicted_s", "predicted_error"]
+        of_experts = run_table.OF_EXPERTS
+        keys += [k for k in of_experts if any(row[k] is not None for row in shown.rows)]
         show_objects([{k: row.get(k) for k in keys} for row in shown.rows], arguments.columns)
     else:
         show([shown], arguments.format, arguments.columns)

@@ -30,6 +30,9 @@ def config_of(record: Record) -> Answer[GPTConfig]:
             None, f"the model has {' and '.join(record.uncounted)}, which no convention counts"
         )
     model = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
+    if (of := model.get("experts")) and "moe_router_topk" not in of:
+        stated = f"the model has {of['num_experts']} experts"
+        return Answer(None, f"{stated}, and the log does not state how many a token is sent to")
     if absent := [name for name in SIZES if name not in model]:
         return Answer(None, asked(absent))
     if model.get("activation") == "swiglu" and "ffn_hidden" not in model:

@@ -126,6 +126,10 @@ class Record:
     precision: str | None = None
     recompute: str | None = None
     zero_stage: int | None = None
+    routing: str | None = None  # of experts: natural, or forced, whatever the router says
+    dropped: float | None = None  # share of the tokens' choices that no expert took
+    expert_load: float | None = None  # an expert's most tokens over the mean, of the worst layer
+    dispatcher: str | None = None  # how tokens get to experts: alltoall, allgather, deepep ...
     gpu_type: str | None = None
     peak_tflops: float | None = None  # that was given, of a card that is not known
     commit: str | None = None

@@ -221,6 +221,7 @@ def _weak(record: Record, origin: str, opening: str) -> str:
     """The facts that have this origin, with their values; "" where there are none."""
     stated = vars(record) | record.model
     values = ((name, stated[name]) for name, of in record.origin.items() if of == origin)
+    values = ((k, "as named" if isinstance(v, dict) else v) for k, v in values)
     names = [f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in values]
     return opening + ", ".join(names) if names else ""
 

@@ -6,15 +6,27 @@ from typing import NamedTuple, TypeVar
 
 from analysis.common.terminal import who
 from analysis.logs.load import called, name_of
+from analysis.logs.parsing.setting_names import FORCED
 from analysis.logs.record import Record
 from base.errors import UsageError
-from parallel.config.axes import AXES
+from models.config import PARTS
+from parallel.config.axes import AXES, EXPERT_AXES
 
 Run = TypeVar("Run", bound=tuple)  # whose first part is a Record
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
-LAYOUT = ("engine", "gpus", *AXES, "micro_batch", "global_batch", "seq_len")
+LAYOUT = (
+    "engine",
+    "gpus",
+    *AXES,
+    *EXPERT_AXES,
+    "dispatcher",
+    "routing",
+    "micro_batch",
+    "global_batch",
+    "seq_len",
+)
 UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
@@ -30,8 +42,9 @@ def differences(
 
     `strong`: the same model, sequence length and global batch. `weak`: the same model, sequence
     length and batch per GPU. Either: the same precision, recomputation, attention across
-    documents, processor and (unless `any_commit`) commit, or another one with the same code. A fact
-    that one of the logs does not state is unknown, not different.
+    documents, routing where one is forced, processor and (unless `any_commit`) commit, or another
+    one with the same code. Another fact that one of the logs does not state is unknown, not
+    different.
     """
     findings = []
 
@@ -42,9 +55,14 @@ def differences(
             findings.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
 
     for size in sorted(set(record.model) & set(baseline.model)):
-        compare(f"model {size}", record.model[size], baseline.model[size])
+        mine, theirs = record.model[size], baseline.model[size]
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            for name in sorted(mine.keys() & theirs.keys()):
+                compare(f"model {name}", mine[name], theirs[name])
+        else:
+            compare(f"model {size}", mine, theirs)
     if record.model and baseline.model:
-        has = [" and ".join(r.uncounted) or "nothing beside a GPT" for r in (record, baseline)]
+        has = [" and ".join(_beside(r)) or "nothing beside a GPT" for r in (record, baseline)]
         compare("model has", *has)
     else:
         compare("parameters", record.params, baseline.params)
@@ -55,12 +73,20 @@ def differences(
         compare("batch per GPU", batch_per_gpu(record), batch_per_gpu(baseline))
     resets = ((of.facts.get("spec") or {}).get("reset_at_documents") for of in (record, baseline))
     compare("reset_at_documents", *resets)
+    routing = [of.routing or "not stated" for of in (record, baseline)]
+    if FORCED in routing:
+        compare("routing (a forced balance is faster than a router's)", *routing)
     same_code = None not in (record.code, baseline.code) and record.code == baseline.code
     for name in FIXED:
         if name == "commit" and (any_commit or same_code):
             continue
         compare(name, getattr(record, name), getattr(baseline, name))
     return findings
+
+
+def _beside(record: Record) -> list[str]:
+    """What the model has beyond a dense GPT, in words."""
+    return [words for part, words in PARTS.items() if record.model.get(part)] + record.uncounted
 
 
 def unstated(records: list[Record]) -> list[str]:
@@ -70,6 +96,8 @@ def unstated(records: list[Record]) -> list[str]:
     names = ("gpus", "seq_len", "global_batch", "precision")
     absent = [name for name in names if any(getattr(r, name) is None for r in records)]
     unknown = [WORDS.get(name, name) for name in absent]
+    if any("experts" in r.model and r.routing is None for r in records):
+        unknown.append("routing")
     if any(not (r.model or r.params) for r in records):
         unknown.append("model")
     return unknown
@@ -228,7 +256,7 @@ def busy(records: list[Record]) -> list[str]:
 def configuration(record: Record) -> tuple:
     """What two runs must share to be repeats of each other."""
     facts = [getattr(record, k) for k in (*LAYOUT, "precision", "recompute", "zero_stage")]
-    return (*facts, record.params, tuple(sorted(record.model.items())), named(record))
+    return (*facts, record.params, repr(sorted(record.model.items())), named(record))
 
 
 def named(record: Record) -> str | None:

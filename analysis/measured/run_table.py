@@ -39,6 +39,14 @@ from parallel.record.reader import read_run
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
 ADDED = (*ADDED, "parity", "missing", "precision", "gpu_type")
+OF_EXPERTS = (
+    "ep",
+    "etp",
+    "routing",
+    "dropped",
+    "expert_load",
+    "dispatcher",
+)  # where a run has them
 
 
 def _baseline_of(record: Record, records: list[Record]) -> Answer[Record]:
@@ -173,6 +181,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "precision": record.precision,
         "gpu_type": record.gpu_type,
         "peak_gb": record.peak_bytes and record.peak_bytes / 1e9,
+        **{name: getattr(record, name) for name in OF_EXPERTS},
         "missing": missing,
         "unfit": unfit,
         "reasons": values["reasons"] + changed + doubts,
@@ -258,6 +267,10 @@ def of_records(
         Column("printed_tflops", "printed", ".3g", seldom=True),
         Column("peak_gb", "peak GB", ".3g"),
         Column("mfu", "MFU", ".1%"),
+        Column("routing", "routing", seldom=True),
+        Column("dropped", "dropped", ".2%", seldom=True),
+        Column("expert_load", "expert load", ".2f", seldom=True),
+        Column("dispatcher", "dispatcher", seldom=True),
         Column("speedup", "speedup", ".2f"),
         Column("efficiency", "efficiency", ".2f"),
         Column("parity", "parity"),

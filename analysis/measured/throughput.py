@@ -35,7 +35,8 @@ def per_token(record: Record, convention: str) -> Answer[float]:
     elif convention == "sc21" and record.recompute is None:
         return Answer(None, asked(["recompute"]))
     # A size that is stated (52B) rather than counted is what these two multiply.
-    if record.params and convention in ("6n", "seed") and not record.uncounted:
+    by_params = convention in ("6n", "seed") and "experts" not in record.model  # these: the active
+    if record.params and by_params and not record.uncounted:
         return Answer((8.0 if recompute and convention == "seed" else 6.0) * record.params)
     if absent := [name for name in SIZES if name not in record.model]:
         if not record.uncounted:
@@ -166,4 +167,11 @@ def plain_missing(record: Record) -> dict[str, str]:
         missing["micro_batch"] = asked(["micro_batch"])
     if record.peak_bytes is None:
         missing["peak_gb"] = "the log has no peak of memory"
+    if experts := record.model.get("experts"):
+        if record.routing is None:
+            missing["routing"] = asked(["routing"])
+        if record.dropped is None:
+            times = experts.get("moe_expert_capacity_factor")
+            takes = f"an expert takes {times:g} times its even share, and " if times else ""
+            missing["dropped"] = takes + asked(["dropped"])
     return missing

@@ -14,6 +14,7 @@ from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.planner.calibration import Calibration
 from base.errors import Answer, UsageError
+from models.config import in_words
 from parallel.config.axes import AXES, MODEL_AXES
 from parallel.config.layout import OFFLOAD, RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns
@@ -31,6 +32,9 @@ def row_of(record: Record, place: Place) -> Columns:
     config, why = config_of(record)
     if config is None:
         raise ValueError(why)
+    if config.parts:
+        parts = in_words(config.parts)
+        raise ValueError(f"no formula has the memory and time of a model with {parts}")
     absent = [k for k in ("gpus", "global_batch", "seq_len", "precision") if not getattr(record, k)]
     if "n_head" not in record.model:
         absent.insert(0, "n_head")

@@ -11,7 +11,8 @@ from base.files import below
 
 class Audit(NamedTuple):
     """findings; refused: files that cannot be read; unread: headings and tables that were not
-    checked, a line each; checked: each table's rows in which something could be checked."""
+    checked, and rows that do not state their routing, a line each; checked: each table's rows in
+    which something could be checked."""
 
     findings: list[Finding]
     refused: list[str]
@@ -58,6 +59,12 @@ def audit_paths(
         audit.checked[table.where] = len(rows)
         if table.unread:
             audit.unread.append(f"{table.where}: unread: {', '.join(table.unread)}")
+        experts = [row for row in table.rows if row.has_experts]
+        if silent := sum("routing" not in row.words for row in experts):
+            audit.unread.append(
+                f"{table.where}: {silent} of {len(experts)} rows with experts do not state whether"
+                " their load was balanced by force (routing)"
+            )
         if not rows:
             read = ", ".join(dict.fromkeys(table.columns.values())) or "no column"
             audit.unread.append(f"{table.where}: skipped: nothing to check in {read}")

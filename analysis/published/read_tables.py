@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from analysis.logs.parsing.model_names import ACTIVE
 from analysis.logs.published_csv import PublishedTable, column_name, read_csv, table_of
 from analysis.published.intervals import BILLIONS, SECONDS, Value, read_value
 from base.errors import UsageError
@@ -24,6 +25,8 @@ KNOWN = {
     "dp": "dp size; data parallel; data parallelism; data parallel size",
     "cp": "cp size; context parallel; context parallel size",
     "ep": "ep; ep size; expert parallel; expert parallel size",
+    "experts": "experts; # experts; num experts; number of experts",
+    "routing": "routing; expert routing; router; load balancing",
     "micro_batch": "micro batch size; micro-batch",
     "gas": "ga; gradient accumulation; gradient accumulation steps; grad accum steps",
     "global_batch": "global batch size; total batch size",
@@ -64,9 +67,10 @@ KNOWN = {
 FACTORS = {"step_ms": ("step_s", 1e-3), "mfu_pct": ("mfu", 1e-2)}
 FACTORS |= {"efficiency_pct": ("efficiency", 1e-2)}
 WORDS = ("gpu_type", "precision", "model", "formula", "commit", "cluster", "table", "recompute")
+WORDS += ("routing",)
 COUNTS = (
     *("gpus", "nodes", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "micro_batch", "gas"),
-    *("global_batch", "seq_len", "layers", "hidden", "heads", "ffn", "vocab", "steps"),
+    *("global_batch", "seq_len", "layers", "hidden", "heads", "ffn", "vocab", "steps", "experts"),
 )
 # Columns that say nothing of what a row is, or what was measured.
 REMARKS = (
@@ -118,6 +122,11 @@ class Line:
             number = float(name)
             return Value(number, Interval(number, number), "", name)
         return self.values.get(name)
+
+    @property
+    def has_experts(self) -> bool:
+        counts = [self.values[name].number for name in ("experts", "ep") if name in self.values]
+        return max(counts, default=1) > 1 or bool(ACTIVE.search(self.words.get("model", "")))
 
     def fact(self, name: str) -> object:
         return self.values[name].number if name in self.values else self.words.get(name, "")

@@ -14,6 +14,7 @@ from analysis.logs.parsing.setting_names import FACTS, MODEL, SETTINGS, read_set
 from analysis.logs.record import Record, Refusal
 from base.bounds import misfit
 from base.files import check_file, parse_json, parse_toml
+from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES, SELDOM
 from parallel.config.settings import gemm_precision
 
@@ -122,7 +123,7 @@ def from_name(name: str) -> dict[str, Any]:
 # Record's fields that run.json's table of that name states under the same name.
 _STATED = {
     "spec": ("engine", "seq_len"),
-    "layout": (*AXES, "micro_batch", "global_batch", "zero_stage", "recompute"),
+    "layout": (*AXES, *EXPERT_AXES, "micro_batch", "global_batch", "zero_stage", "recompute"),
 }
 
 
@@ -140,7 +141,9 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
         **{a: parts["layout"].get(a, 1) if parts["layout"] else None for a in SELDOM},
         "params": model.get("n_params"),
         # run.json's padded_vocab follows from tp and is no size of the model.
-        "model": {k: model[k] for k in MODEL if k in model} or None,
+        "model": {k: model[k] for k in (*MODEL, *PARTS) if k in model} or None,
+        "routing": facts.get("routing"),
+        "dispatcher": parts["spec"].get("moe_token_dispatcher_type"),
         "gpu_type": host.get("gpu") or host.get("cpu"),
         "commit": commit and commit + changed,
         "code": git.get("code") and git["code"] + changed,

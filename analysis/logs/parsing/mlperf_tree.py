@@ -8,7 +8,8 @@
         benchmarks/gpt3/.../config_DGXH100_64x8x128x4x8_mbs2.sh
 
 The layout stands in the configuration's name: nodes x GPUs of a node x sequences of a step and dp
-rank, then `tp4pp1cp2` or `x tp x pp`; `mbs` is the micro-batch (1 where it is left out).
+rank, then `tp4pp1cp2` or `x tp x pp`, with experts `ep8` behind
+it; `mbs` is the micro-batch (1 where it is left out).
 """
 
 import os
@@ -26,7 +27,8 @@ RESULT = re.compile(r"result_([\w-]{0,60}?)(\d{0,9})(?:\.txt|\.log)?$", re.IGNOR
 _ROUND = re.compile(r"(?:^|[_\W])v(\d{1,2}\.\d)(?=$|[_\W])")
 _CONFIG = re.compile(
     r"config_.*?_(?P<nodes>\d{1,5})x(?P<each>\d{1,4})x(?P<batch>\d{1,6})x(?:tp)?(?P<tp>\d{1,4})"
-    r"(?:pp|x)(?P<pp>\d{1,4})(?:cp(?P<cp>\d{1,4}))?(?:_mbs(?P<mbs>\d{1,4}))?(?!\d)"
+    r"(?:pp|x)(?P<pp>\d{1,4})(?:cp(?P<cp>\d{1,4}))?(?:ep(?P<ep>\d{1,4}))?"
+    r"(?:etp(?P<etp>\d{1,4}))?(?:_mbs(?P<mbs>\d{1,4}))?(?!\d)"
 )
 # `64xNVIDIA DGX H100`, `1xXE9680x8H100-SXM-80GB`, `gaudi-256`; `8xH200` may be cards or nodes.
 _GPUS = re.compile(
@@ -114,11 +116,12 @@ def _layout(record: Record, configurations: Iterable[Path]) -> None:
         ranks = sizes["tp"] * sizes["pp"] * sizes["cp"]
         fits = ranks * record.global_batch == record.gpus * sequences
         if fits and record.gpus == sizes["nodes"] * sizes["each"]:
-            split = (sizes["tp"], sizes["pp"], sizes["cp"], sizes["mbs"] if match["mbs"] else None)
+            named = {k: sizes[k] if match[k] else None for k in ("mbs", "ep", "etp")}
+            split = (sizes["tp"], sizes["pp"], sizes["cp"], *named.values())
             layouts[split] = match.string
     names = ", ".join(sorted(layouts.values()))
     if len(layouts) == 1:
-        facts = zip(("tp", "pp", "cp", "micro_batch"), *layouts, strict=True)
+        facts = zip(("tp", "pp", "cp", "micro_batch", "ep", "etp"), *layouts, strict=True)
         state(record, dict(facts), "from name")
         record.notes.append(f"layout from the name of {names}")
     elif layouts:

@@ -91,7 +91,8 @@ def _judge_tflops(record: Record, counted: float) -> None:
         return
     times = float(np.median((tflops * step_s)[both])) / counted
     attention = record.seq_len / (6 * record.model["hidden"]) if "hidden" in record.model else 1.0
-    most = _NO_CONVENTION if record.uncounted else 1.25 * 8 / 6 * (1 + attention)
+    unusual = record.uncounted or "experts" in record.model
+    most = _NO_CONVENTION if unusual else 1.25 * 8 / 6 * (1 + attention)
     if not 1 / _NO_CONVENTION <= times <= most:
         words = f"{times:.4g} times 6 x parameters x tokens"
         record.notes.append(f"the printed TFLOP/s are {words} a second and GPU: unknown")
@@ -103,7 +104,8 @@ def _judge_speed(record: Record, name: str) -> None:
     alone; of printed TFLOP/s half, for full attention counts twice what a causal kernel does."""
     values, seq_len = record.steps[name], record.seq_len or 0
     known = values[np.isfinite(values) & (values > 0)]
-    if not len(known) or (name != "tflops" and (record.uncounted or record.per_epoch)):
+    unusual = record.uncounted or record.per_epoch or "experts" in record.model
+    if not len(known) or (name != "tflops" and unusual):
         return
     middle = float(np.median(known))
     layers = 8 * record.model.get("n_layer", 0) * record.model.get("hidden", 0) ** 2

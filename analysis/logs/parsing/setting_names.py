@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from analysis.logs.parsing import expert_settings
 from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 from base.bounds import Bounds, Count, Words
-from models.config import ACTIVATIONS, NORMS, POSITIONS
+from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS
 from parallel.config.axes import AXES, EXPERT_AXES
 
 
@@ -28,6 +29,8 @@ class Fact(NamedTuple):
 
 _COUNT = Count(1, 10**15)
 _AMOUNT = Bounds(0, math.inf, above=True, below=True)
+FORCED = "forced"
+ROUTING = ("natural", FORCED)
 
 
 # Record's fields.
@@ -49,6 +52,9 @@ SETTINGS = {
     ),
     "commit": Fact(str, "the commit of the training code"),
     "engine": Fact(str, "what trained"),
+    "routing": Fact(Words(ROUTING), "whether a router chose experts, or balance was forced"),
+    "dispatcher": Fact(str, "how tokens get to experts"),
+    "dropped": Fact(Bounds(0, 1), "share of tokens' choices of experts that were dropped"),
 }
 # GPTConfig's names, which are keys of Record.model.
 MODEL = {
@@ -78,6 +84,8 @@ _ALIASES = {
     "vpp": "virtual_pipeline_model_parallel_size",
     "cp": "context_parallel_size context_parallel_degree",
     "dp": "data_parallel_size",
+    "ep": "expert_model_parallel_size moe_expert_parallel_size expert_parallel_degree",
+    "etp": "expert_tensor_parallel_size expert_tensor_parallel_degree",
     "micro_batch": "micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size"
     " local_batch_size batch_size",
     "n_micro": "gradient_accumulation_steps",
@@ -109,7 +117,6 @@ _GRANULARITY = "recompute_granularity activations_checkpoint_granularity"
 _CHECKPOINT = "checkpoint_activations recompute_activations activations_checkpoint_method"
 _CHECKPOINT += " gradient_checkpointing"
 _TIED = "share_embeddings_and_output_weights tie_word_embeddings"
-_EXPERTS = "num_experts num_moe_experts num_local_experts n_routed_experts"
 _YES, _NO = {"true": True, "false": False}, {"false": True, "true": False}
 _DTYPES = {
     r"(torch\.)?bfloat16|bf16(-mixed|-true)?": "bf16",
@@ -143,17 +150,17 @@ _RULES = (
     _Rule("bias", "add_bias_linear", _YES),
     _Rule("bias", "disable_bias_linear", _NO),
     # What no FLOPs convention counts, in words.
-    _Rule("experts", _EXPERTS, {r"(?!1$)[1-9]\d*": "{} experts"}),
-    _Rule("latent", "multi_latent_attention", {"true": "multi-latent attention"}),
+    _Rule("residual", "mlp_type", {"residual": "a feed-forward beside its experts"}),
     _Rule("variant", "experimental_attention_variant", {_SAID: "{} attention"}),
+    _Rule("indexed", "index_topk", {r"[1-9]\d*": "attention to {} tokens that an index chooses"}),
     _Rule("hybrid", "is_hybrid_model", {"true": "layers of several kinds"}),
     _Rule(
         "predicted",
-        "mtp_num_layers num_nextn_predict_layers",
+        "num_nextn_predict_layers",  # Hugging Face's, which its models do not train
         {r"[1-9]\d*": "{} layers that predict further tokens"},
     ),
 )
-_UNCOUNTED = ("experts", "latent", "variant", "hybrid", "predicted")
+_UNCOUNTED = ("residual", "variant", "indexed", "hybrid", "predicted")
 _OTHERS = "group_query_attention use_distributed_optimizer"
 
 
@@ -163,6 +170,7 @@ def _setting() -> re.Pattern[bytes]:
 
     It takes longer to compile than --help should."""
     names = " ".join([*_ALIASES.values(), *(rule.names for rule in _RULES), _OTHERS]).split()
+    names += expert_settings.NAMES
     return re.compile(
         (
             rf"\b(?<![./])(?<![a-z]-)({'|'.join(sorted(set(names))).replace('_', '[-_]')})(?![\w-])"
@@ -175,7 +183,7 @@ def _setting() -> re.Pattern[bytes]:
 # On a command line these have no value.
 _SWITCH = re.compile(
     rb"--(swiglu|untie-embeddings-and-output-weights|group-query-attention|disable-bias-linear"
-    rb"|multi-latent-attention|no-weight-tying)(?=[\s\\'\",]|\Z)"
+    rb"|multi-latent-attention|no-weight-tying|moe-router-force-load-balancing)(?=[\s\\'\",]|\Z)"
 )
 _CARD = re.compile(
     rb"(?:CUDA capacity: |\bGPU \d{1,3}: |\[GPU\] )((?:NVIDIA|AMD|Tesla) ?[\w .-]{1,40}?)"
@@ -219,6 +227,8 @@ def read_header(record: Record, header: bytes) -> None:
         prose = not between and value[0].isalpha() and not before.endswith(b"--")
         if not of_ranks and not prose and b"aio_config" not in before:
             settings[name].append(value)
+    for name, value in expert_settings.LONG.findall(header):
+        settings[name.decode().replace("-", "_")].append(value.decode())
     for name in _SWITCH.findall(header):
         settings.setdefault(name.decode().replace("-", "_"), ["True"])
     facts = read_settings(record, settings)
@@ -236,7 +246,8 @@ def read_header(record: Record, header: bytes) -> None:
     shares = {match[1]: int(match[2]) for match in _RANK_PARAMS.finditer(header)}
     remat = max((int(rank.split(b",")[1]) for rank in shares if rank.count(b",") == 2), default=0)
     ranks = facts.get("tp", 1) * facts.get("pp", 1) * (remat + 1)
-    facts["params"] = sum(shares.values()) if shares and len(shares) >= ranks else None
+    all_told = len(shares) >= ranks and facts.get("ep", 1) * facts.get("etp", 1) == 1
+    facts["params"] = sum(shares.values()) if shares and all_told else None
     if card := _CARD.search(header):
         facts["gpu_type"] = card[1].decode().strip()
     state(record, facts, "log")
@@ -276,7 +287,11 @@ def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str
             record.uncounted.append(ours.format(value))
         elif rule.fact not in _UNCOUNTED and ours is not None:
             facts.setdefault(rule.fact, ours)
-    return facts
+    parts = expert_settings.parts_of(last, facts.get("n_layer") or record.model.get("n_layer"))
+    record.uncounted += [words for words in parts.uncounted if words not in record.uncounted]
+    if "experts" not in parts.facts:  # a dense model's dump has its sizes, too
+        facts = {name: value for name, value in facts.items() if name not in EXPERT_AXES}
+    return facts | parts.facts
 
 
 _SPLITS = {b"data": "dp", b"context": "cp", b"tensor-model": "tp", b"model": "tp"}
@@ -312,7 +327,7 @@ def state(record: Record, facts: dict[str, Any], origin: str) -> None:
     for name, value in facts.items():
         if value is None:
             continue
-        if name in MODEL:
+        if name in MODEL or name in PARTS:
             if name not in record.model:
                 record.model[name] = value
                 record.origin.setdefault(name, origin)

@@ -24,7 +24,7 @@ from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Failure, Record, Submission, steps_table
-from parallel.config.axes import SET_AXES
+from parallel.config.axes import EXPERT_AXES, SET_AXES
 
 _FACTS = {
     "global_batch_size": "global_batch",
@@ -39,6 +39,7 @@ _FACTS = {
     "tensor_parallelism": "tp",
     "pipeline_parallelism": "pp",
     "context_parallelism": "cp",
+    "expert_parallelism": "ep",
 }
 _ABOUT = {"submission_org": "submitter", "submission_division": "division"}
 _ABOUT |= {"submission_platform": "platform", "submission_benchmark": "benchmark"}
@@ -47,7 +48,8 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _COUNTED = ("block_stop", "eval_start", "eval_stop", "eval_accuracy", "run_stop")
 _LOSSES = ("train_loss", "eval_loss")
 # Of an argument dump; the batch and the steps there are of one GPU, or a limit.
-_SETTINGS = (*SET_AXES, "micro_batch", "seq_len", "precision", "recompute")
+_SETTINGS = (*SET_AXES, *EXPERT_AXES, "routing", "dropped", "dispatcher")
+_SETTINGS += ("micro_batch", "seq_len", "precision", "recompute")
 # `train_step_timing in s`, `train_step_time_ms`, `iteration_time`, `time_per_step (s)`
 _STEP_TIME = re.compile(
     r"(?:(?:avg|average|mean|median|train|training)[ _]){0,2}"
@@ -62,8 +64,8 @@ _BENCHMARKS = {
     "llama270blora": ("llama2-70b", 8192),
     "llama31405b": ("llama3-405b", 8192),
     "llama318b": ("llama3-8b", 8192),
-    "deepseekv3671b": ("", 4096),  # experts: no convention here counts their FLOPs
-    "gptoss20b": ("", 8192),
+    "deepseekv3671b": ("", 4096),  # with or without multi-token prediction
+    "gptoss20b": ("gpt-oss-20b", 8192),
 }
 _OFTEN = 20  # steps a second that no run of these benchmarks makes: the count was of tokens
 _LATE_S = 60.0  # ranks that print one mark do so within it

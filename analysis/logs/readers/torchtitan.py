@@ -12,12 +12,14 @@ import re
 
 import numpy as np
 
+from analysis.logs.parsing.expert_settings import parts_of
 from analysis.logs.parsing.fields import ANSI, labelled, number, positive, word
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
+from parallel.config.axes import EXPERT_AXES
 
 _GAP = ANSI + rb" {1,8}" + ANSI
 _STEP = re.compile(
@@ -51,16 +53,20 @@ _LINEARS = re.compile(rb"(?:Swapped|Linear layers) to (Float8|MXFP8|MX|NVFP4)Lin
 _DTYPES = {b"bfloat16": "bf16", b"float32": "fp32"}
 _DTYPES |= {b"Float8": "fp8", b"MXFP8": "fp8", b"MX": "fp8", b"NVFP4": "fp4"}
 _RANK_TOKENS = rb"(\d{1,12}) tokens per DP rank"
-_MESH = re.compile(rb"(?<!\w)(pp|dp_replicate|dp_shard|cp|tp)=(\d{1,6})")
+_MESH = re.compile(rb"(?<!\w)(pp|dp_replicate|dp_shard|cp|tp|ep|etp)=(\d{1,6})")
 _MESH_LIST = re.compile(rb"device mesh with \[([^\]\r\n]{1,200})\], \[([\d, ]{1,80})\]")
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
-    state(record, _mesh(header), "log")
+    mesh = _mesh(header)
+    of_experts = {axis: mesh.pop(axis, None) for axis in EXPERT_AXES}
+    state(record, mesh, "log")
     for dtype in (_LINEARS.findall(header) or _PRECISION.findall(header))[-1:]:
         state(record, {"precision": _DTYPES[dtype]}, "log")
     _model(record, header)
+    if "experts" in record.model:
+        state(record, of_experts, "log")
     rank_tokens = last_number(_RANK_TOKENS, header)
     if rank_tokens and record.seq_len and not rank_tokens % record.seq_len:
         state(record, {"micro_batch": rank_tokens // record.seq_len}, "log")
@@ -86,24 +92,35 @@ def _model(record: Record, header: bytes) -> None:
         factor = 1.0 if math.isnan(factor) else factor
         width = int(int(8 * sizes["hidden"] / 3) * factor)
         sizes["ffn_hidden"] = math.ceil(width / multiple) * multiple
-    if name.lower().startswith((b"llama", b"qwen3")):  # torchtitan's own models of these names
+    llama = name.lower().startswith((b"llama", b"deepseek_v3"))
+    if llama or name.lower().startswith(b"qwen3"):  # torchtitan's own models of these names
         sizes |= {"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False}
     if "enable_weight_tying" in stated:
         sizes["tied"] = stated["enable_weight_tying"].lower() == "true"
-    elif stated and name.lower().startswith(b"llama"):
+    elif stated and llama:
         sizes["tied"] = False
     state(record, sizes, "log")
-    if stated.get("moe_enabled", "").lower() == "false":  # their number is printed all the same
-        record.uncounted = [words for words in record.uncounted if " experts" not in words]
-    if parts := _UNCOUNTED.search(header):
-        record.uncounted.append(f"{parts[2].decode()} parameters in {_PARTS[parts[1]]}")
-    else:
+    record.model.pop("experts", None)
+    settings = {_EXPERTS.get(k, k): v.lower() for k, v in stated.items()}
+    if settings.pop("moe_enabled", "true") == "false":  # their number is printed all the same
+        settings.pop("num_experts", None)
+    elif "num_experts" in settings and "moe_intermediate_size" not in settings:
+        record.uncounted.append("experts of a width that is not stated")
+    state(record, parts_of(settings, None).facts, "log")
+    parts = _UNCOUNTED.search(header)
+    if not parts or "experts" not in record.model:
         read_name(record, name.decode())
+    if parts and not (parts[1] == b"sparse" and "experts" in record.model):
+        record.uncounted.append(f"{parts[2].decode()} parameters in {_PARTS[parts[1]]}")
 
 
 _SIZES = {"dim": "hidden", "n_layers": "n_layer", "n_heads": "n_head", "n_kv_heads": "n_kv_head"}
 _SIZES |= {"head_dim": "kv_channels", "vocab_size": "vocab_size", "hidden_dim": "ffn_hidden"}
 _SIZES["multiple_of"] = "multiple_of"  # of the feed-forward size
+_SIZES["inter_dim"] = "ffn_hidden"
+_EXPERTS = {"top_k": "moe_router_topk", "moe_inter_dim": "moe_intermediate_size"}
+_EXPERTS |= {"num_shared_experts": "n_shared_experts", "n_dense_layers": "first_k_dense_replace"}
+_EXPERTS["_debug_force_load_balance"] = "moe_router_force_load_balancing"
 
 
 def _mesh(header: bytes) -> dict[str, int | None]:
@@ -119,6 +136,7 @@ def _mesh(header: bytes) -> dict[str, int | None]:
     shard = sizes.get("dp_shard", 1)
     sizes.setdefault("dp_replicate", sizes.pop("dp", 1))
     facts = {"tp": sizes.get("tp", 1), "pp": sizes.get("pp", 1), "cp": sizes.get("cp")}
+    facts |= {axis: sizes[axis] for axis in EXPERT_AXES if axis in sizes}
     if shard > 0:
         facts["dp"] = sizes["dp_replicate"] * shard
         facts["gpus"] = math.prod(size for name, size in sizes.items() if name in _AXES)

@@ -1,0 +1,112 @@
+"""What a model has beyond a dense GPT, and how its tokens are routed, from settings by name: of
+Megatron-LM and those that take its names, Hugging Face, Megatron-DeepSpeed and torchtitan."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# Experts' and LatentAttention's fields -> the names of settings, surest first.
+_EXPERTS = {
+    "num_experts": "num_experts num_moe_experts num_local_experts n_routed_experts",
+    "moe_router_topk": "moe_router_topk num_experts_per_tok topk",
+    "moe_ffn_hidden_size": "moe_ffn_hidden_size moe_intermediate_size",
+    "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size"
+    " shared_expert_intermediate_size",
+    "first_dense": "first_k_dense_replace",
+}
+_LATENT = {
+    "kv_lora_rank": "kv_lora_rank",
+    "q_lora_rank": "q_lora_rank",
+    "qk_head_dim": "qk_head_dim qk_nope_head_dim",
+    "qk_pos_emb_head_dim": "qk_pos_emb_head_dim qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+}
+_FORCED = "moe_router_force_load_balancing debug_moe_force_load_balance moe_force_load_balance"
+_FORCED += " fake_balanced_gate"
+_CAPACITY = "moe_expert_capacity_factor moe_train_capacity_factor"
+_DISPATCHER = "moe_token_dispatcher_type moe_flex_dispatcher_backend moe_enable_deepep"
+_LAYERS = "moe_layer_freq"
+NAMES = " ".join([*_EXPERTS.values(), *_LATENT.values(), _FORCED, _DISPATCHER, _LAYERS]).split()
+NAMES += "n_shared_experts multi_latent_attention mtp_num_layers expert_interval".split()
+NAMES += "moe_token_dropping moe_latent_size".split()
+# Values that are a list of layers (1: with experts), or a decimal.
+LONG = re.compile(
+    rf"\b({_LAYERS}|{_CAPACITY.replace(' ', '|')})".replace("_", "[-_]").encode()
+    + rb"['\"\]]{0,2}[ \t.:=]{1,80}+['\"]?"
+    + rb"(\(?\[[\[\]()\d, *+]{1,2000}+|(?:\r?\n[ \t]{0,20}- [01]){1,500}+"
+    + rb"|\d{1,4}\.?\d{0,4}(?!\w)|None|null)"
+)
+
+
+class Parts(NamedTuple):
+    """facts: Record's and GPTConfig's names; uncounted: in words."""
+
+    facts: dict[str, Any]
+    uncounted: list[str]
+
+
+def parts_of(last: Mapping[str, str], n_layer: int | None) -> Parts:
+    """last: a setting's name -> its last value, in lower case."""
+    facts: dict[str, Any] = {}
+    uncounted = []
+    latent = last.get("multi_latent_attention", "true" if "kv_lora_rank" in last else "")
+    if latent == "true":
+        facts["mla"] = _numbers(last, _LATENT)
+    if last.get("mtp_num_layers", "").isdigit() and int(last["mtp_num_layers"]):
+        facts["mtp_num_layers"] = int(last["mtp_num_layers"])
+    experts = _numbers(last, _EXPERTS)
+    if experts.get("num_experts", 1) < 2:
+        return Parts(facts, uncounted)
+    shared = last.get("n_shared_experts", "")
+    if shared.isdigit() and "moe_ffn_hidden_size" in experts:
+        width = int(shared) * experts["moe_ffn_hidden_size"]
+        experts.setdefault("moe_shared_expert_intermediate_size", width)
+    if (every := last.get("expert_interval", "")).isdigit():  # the last of so many has experts
+        experts |= {"first_dense": int(every) - 1, "moe_layer_freq": int(every)}
+    if layers := last.get(_LAYERS, ""):
+        placed = {"moe_layer_freq": int(layers)} if layers.isdigit() else placed_in(layers, n_layer)
+        if placed is None:
+            uncounted.append(f"experts in the layers {layers[:60]}")
+        experts |= placed or {}
+    if last.get("moe_latent_size", "").isdigit():
+        uncounted.append(f"experts in a latent of {last['moe_latent_size']}")
+    capacity = _first(last, _CAPACITY)
+    dropless = capacity in ("none", "null") or last.get("moe_token_dropping") == "false"
+    if not dropless and re.fullmatch(r"\d+\.?\d*", capacity) and float(capacity):
+        experts["moe_expert_capacity_factor"] = float(capacity)
+    facts |= {"experts": experts, "dropped": 0.0 if dropless else None}
+    facts["routing"] = {"true": "forced", "false": "natural"}.get(_first(last, _FORCED))
+    facts["dispatcher"] = last.get("moe_token_dispatcher_type")
+    if facts["dispatcher"] == "flex":
+        deepep = "deepep" if last.get("moe_enable_deepep") == "true" else "flex"
+        facts["dispatcher"] = last.get("moe_flex_dispatcher_backend", deepep)
+    return Parts(facts, uncounted)
+
+
+def _first(last: Mapping[str, str], names: str) -> str:
+    return next((last[name] for name in names.split() if name in last), "")
+
+
+def _numbers(last: Mapping[str, str], fields: dict[str, str]) -> dict[str, int]:
+    values = {}
+    for field, names in fields.items():
+        if (value := _first(last, names)).isdigit():
+            values[field] = int(value)
+    return values
+
+
+def placed_in(layers: str, n_layer: int | None) -> dict[str, int] | None:
+    """first_dense and moe_layer_freq of Megatron's list, `[0, 1, 1]`, `([0]*1+[1]*26)` or YAML's;
+    None where no two such numbers make it, or it has not the model's layers."""
+    if layers.startswith(("\n", "\r")):
+        layers = f"[{','.join(re.findall('[01]', layers))}]"
+    inside, _, times = layers.replace(" ", "").strip("(").partition(")")
+    terms = re.findall(r"\[([01,]+)\](?:\*(\d{1,4}))?", inside)
+    kinds = "".join(kind.replace(",", "") * int(n or 1) for kind, n in terms)
+    kinds *= int(times[1:5] or 1) if re.fullmatch(r"(\*\d{1,4})?", times) else 0
+    first = kinds.find("1")
+    every = max(kinds.find("1", first + 1) - first, 1)
+    made = "".join(str(int(i >= first and (i - first) % every == 0)) for i in range(len(kinds)))
+    if first < 0 or made != kinds or len(kinds) != (n_layer or len(kinds)):
+        return None
+    return {"first_dense": first, "moe_layer_freq": every}
