@@ -316,12 +316,16 @@ class MixtureOfExperts(nn.Module):
 
     An expert's weight is its score: softmax or sigmoid of its logit. norm_topk_prob divides it by
     the sum of the chosen ones' (Mixtral, Qwen3; for softmax this is the softmax of the chosen
-    logits).
+    logits). `forced`: tokens go to the experts by turns, whatever their scores are; a token's
+    place in its sequence says where, so every split has the same. tokens_E: of the last call, how
+    many chose each expert.
     """
 
-    def __init__(self, config: GPTConfig, of: Experts):
+    tokens_E: Tensor
+
+    def __init__(self, config: GPTConfig, of: Experts, forced: bool = False):
         super().__init__()
-        self.of = of
+        self.of, self.forced = of, forced
         self.router = Router(config.hidden, of.num_experts, bias=config.bias)
         width, shared = of.moe_ffn_hidden_size, of.moe_shared_expert_intermediate_size
         width = width or config.ffn_hidden
@@ -335,10 +339,16 @@ class MixtureOfExperts(nn.Module):
         is_softmax = self.of.moe_router_score_function == "softmax"
         scores_TE = logits_TE.softmax(-1) if is_softmax else logits_TE.sigmoid()
         weights_TC, chosen_TC = scores_TE.topk(C)
+        if self.forced:
+            B, S, _ = x_BSH.shape
+            turns_SC = torch.arange(S * C, device=x_BSH.device).view(S, C) % self.of.num_experts
+            chosen_TC = turns_SC.repeat(B, 1)
+            weights_TC = scores_TE.gather(1, chosen_TC)
         if self.of.norm_topk_prob:
             weights_TC = weights_TC / weights_TC.sum(-1, keepdim=True)
         weights = weights_TC.flatten() * self.of.moe_router_topk_scaling_factor
         tokens_E = chosen_TC.flatten().bincount(minlength=self.of.num_experts)
+        self.tokens_E = tokens_E
         # Choice number i is of token i // C. Sorted, those of an expert are neighbours. An expert
         # that no token chose is called, too: its gradients are zeros.
         choices = chosen_TC.flatten().argsort(stable=True).split(tokens_E.tolist())
@@ -367,14 +377,14 @@ class MixtureOfExperts(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: GPTConfig, has_experts: bool = False):
+    def __init__(self, config: GPTConfig, has_experts: bool = False, forced: bool = False):
         super().__init__()
         self.norm1 = norm(config, config.hidden)
         self.attn = Attention(config)
         self.norm2 = norm(config, config.hidden)
         self.mlp: nn.Module = MLP(config, config.ffn_hidden)
         if has_experts and (of := config.experts):
-            self.mlp = MixtureOfExperts(config, of)
+            self.mlp = MixtureOfExperts(config, of, forced)
 
     def forward(
         self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None
@@ -390,7 +400,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The whole model. `recompute` drops each block's activations, or all but `_KEPT`, and
     recomputes them backward; `end_of_text` separates documents (see `positions`); `vocab_rows` pads
-    the vocabulary (V)."""
+    the vocabulary (V); `forced` balances the experts' load (see `MixtureOfExperts`)."""
 
     def __init__(
         self,
@@ -398,13 +408,14 @@ class GPT(nn.Module):
         recompute: str = "none",
         end_of_text: int | None = None,
         vocab_rows: int = 0,
+        forced: bool = False,
     ):
         super().__init__()
         assert config.parts in ([], ["experts"]), config.parts  # engine_abilities refuses others
         self.config, self.recompute, self.end_of_text = config, recompute, end_of_text
         self.vocab_rows = max(vocab_rows, config.vocab_size)
         self.embedding = Embedding(config, self.vocab_rows)
-        self.blocks = nn.ModuleList(Block(config, has) for has in config.blocks.values())
+        self.blocks = nn.ModuleList(Block(config, has, forced) for has in config.blocks.values())
         self.norm = norm(config, config.hidden)
         if not config.tied:
             self.output = nn.Linear(config.hidden, self.vocab_rows, bias=False)

@@ -29,6 +29,7 @@ from parallel.engines import devices
 from parallel.engines.optim import lr_at
 from parallel.measure import load_and_memory, profiler, ranges, training_metrics
 from parallel.measure.energy import Energy
+from parallel.measure.routing import Routing
 from parallel.measure.step_parts import Breakdown
 from parallel.record import lines
 from parallel.record.ends import Kind
@@ -97,6 +98,9 @@ class Trainer:
         self.rows_since_line: list[dict[str, Any]] = []
         self.stopping = False  # a signal came to a rank before the last step's end
         self.measured = training_metrics.Measured()
+        self.routing = None
+        if spec.model.experts:
+            self.routing = Routing(spec, self.engine.modules, self.device)
 
     def run(self, source: Path | None) -> int:
         """Train to the last step, from rank 0's checkpoint `source` if there is one.
@@ -190,7 +194,11 @@ class Trainer:
         self.watchdog.tick()  # deepspeed_pipe's middle stages take no batches
         lr = lr_at(self.spec, done - 1)
         made = itertools.islice(self.made, self.spec.layout.n_micro)
+        has_line = done % self.spec.log_interval == 0 or done == self.spec.steps
+        if self.routing:
+            self.routing.begin(has_line)
         result = self.engine.step(self._batches(made), lr, lambda: bool(self.interruption.signal))
+        expert_load = self.routing.read() if self.routing and has_line else None
         step_s = self._lap()
         if self.breakdown:
             self.breakdown.lap(done, step_s)
@@ -207,10 +215,12 @@ class Trainer:
             "grad_norm": result.grad_norm,
             "loss_scale": result.loss_scale,
         }
+        if self.routing:
+            row["expert_load"] = expert_load
         self.rows.append(row)
         self.rows_since_line.append(row)
         self.folder.step(row)
-        if done % self.spec.log_interval == 0 or done == self.spec.steps:
+        if has_line:
             gpu, peak = self.facts["host"]["gpu"], load_and_memory.peak_memory(self.device)
             held = peak["resident" if gpu is None else "allocated"]
             rows, self.rows_since_line = self.rows_since_line, []
@@ -349,6 +359,8 @@ class Trainer:
         document = training_metrics.training_metrics(self.facts, self.rows, measured)
         saves = read_saves(self.folder.path)
         document["summary"] |= {"saves": saves.total, "failed_saves": saves.failed}
+        if self.routing:
+            document["summary"] |= self.routing.facts()
         marker = training_metrics.complete_marker(self.folder.path, document)
         self.folder.complete(document, marker, saves.remark)
         tell(self.folder, marker)

@@ -67,7 +67,7 @@ def write(
     loss = losses() if loss is None else loss
     grad_norm = [1.5 - 0.01 * i for i in range(len(loss))] if grad_norm is None else grad_norm
     spec = about["spec"]
-    row = {"lr": spec["lr"], "loss_scale": 1.0, "skipped": 0}
+    row = {"lr": spec["lr"], "loss_scale": 1.0, "skipped": 0, "expert_load": 1.5}
     row["tokens"] = spec["global_batch"] * spec["seq_len"]
     for i, values in enumerate(zip(loss, grad_norm, strict=True)):
         seconds = 10 * step_s if i == 0 else step_s * (1 + 0.001 * (i % 3))

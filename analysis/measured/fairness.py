@@ -6,11 +6,11 @@ from typing import NamedTuple, TypeVar
 
 from analysis.common.terminal import who
 from analysis.logs.load import called, name_of
-from analysis.logs.parsing.setting_names import FORCED
 from analysis.logs.record import Record
 from base.errors import UsageError
 from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES
+from parallel.config.settings import FORCED
 
 Run = TypeVar("Run", bound=tuple)  # whose first part is a Record
 

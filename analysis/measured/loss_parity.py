@@ -58,6 +58,7 @@ def _work(run: Run) -> dict[str, Any]:
         },
         "model parts": {part: model[part] for part in PARTS if part in model},
         "global_batch": (facts.get("layout") or {}).get("global_batch"),
+        "routing": facts.get("routing", "natural"),
         "data sha256": (facts.get("data") or {}).get("sha256"),
     }
 

@@ -16,6 +16,7 @@ from parallel.config.settings import RunSpec
 # What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
 IN_NAME = {"engine", "gpus", *SET_AXES, *EXPERT_AXES, "sequence_parallel", "zero_stage", "offload"}
 IN_NAME |= {"fsdp_shard", "recompute", "implementation", "moe_token_dispatcher_type"}
+IN_NAME |= {"moe_router_force_load_balancing"}
 SHORT = {
     "micro_batch": "mbs",
     "global_batch": "gbs",

@@ -38,6 +38,7 @@ from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout, split_world
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 KERNELS = ("auto", "te", "torch")
 FP8_RECIPES = ("delayed", "tensorwise")
+ROUTING = NATURAL, FORCED = "natural", "forced"  # see RunSpec.routing
 
 # Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
 _RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
@@ -66,7 +67,8 @@ _SPLIT = (
     "offload",
 )
 _SPLIT += ("reduce_each_micro_batch",)
-_OF_EXPERTS = (*EXPERT_AXES, "moe_token_dispatcher_type")
+# A dense model's facts do not mention them.
+_OF_EXPERTS = (*EXPERT_AXES, "moe_token_dispatcher_type", "moe_router_force_load_balancing")
 DISPATCHERS = ("alltoall", "allgather")
 
 
@@ -124,6 +126,9 @@ class RunSpec:
     micro_batch: int = key(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
     global_batch: int | None = key(None, "sequences per optimizer step, all ranks", _SIZE)
     grad_accum: int | None = key(None, "micro-batches per step; or give global_batch", _SIZE)
+    moe_router_force_load_balancing: bool = key(
+        False, "experts: tokens go to them by turns, whatever the router says; for timing alone"
+    )
     # the training
     seq_len: int | None = key(None, "tokens per sequence (the model's positions)", _SIZE)
     steps: int = key(20, "optimizer steps, never micro-steps", _STEPS)
@@ -242,7 +247,16 @@ class RunSpec:
             parts.append(f"recompute-{self.recompute}")
         if self.implementation != "gpt":
             parts.append(self.implementation)
+        if self.moe_router_force_load_balancing:
+            parts.append(FORCED)
         return "-".join(parts)
+
+    @property
+    def routing(self) -> str | None:
+        """How tokens get to experts: "natural", by the router's scores, or "forced"."""
+        if not self.model.experts:
+            return None
+        return FORCED if self.moe_router_force_load_balancing else NATURAL
 
     @property
     def te_alone(self) -> str:
@@ -334,6 +348,9 @@ class RunSpec:
         if self.tf32 and self.precision != "fp32":
             problems.append(f"tf32 is how fp32 is multiplied; precision is {self.precision}")
         problems += self._document_problems()
+        ours = self.model.experts and not self.megatron_layers
+        if self.moe_router_force_load_balancing and not ours:
+            problems.append("moe_router_force_load_balancing needs experts of the reference GPT")
         if self.implementation == "hf":
             try:
                 architecture(self.model)

@@ -45,7 +45,10 @@ class StepResult(NamedTuple):
 
 
 class Engine(Protocol):
-    """Built with (spec, device, kernels) once the process group exists; all ranks call it alike."""
+    """Built with (spec, device, kernels) once the process group exists; all ranks call it alike.
+    modules: the models, or parts of one, that this rank computes with, as torch modules."""
+
+    modules: list[Any]
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         """Consume n_micro micro-batches of this dp rank and do one optimizer step. stop: whether

@@ -189,7 +189,7 @@ class DeepSpeedEngine:
         self.engine, *_ = deepspeed.initialize(
             model=model, optimizer=adam, config=config(spec), mpu=mpu, dist_init_required=False
         )
-        self.outer = self.engine.optimizer
+        self.modules, self.outer = [self.engine.module], self.engine.optimizer
         self.adam = adam  # inside whatever DeepSpeed wrapped it in
         self.unfused = self.fp16 and spec.layout.zero_stage == 0  # FP16_UnfusedOptimizer
         if self.unfused:

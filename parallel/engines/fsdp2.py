@@ -25,7 +25,7 @@ from models import gpt
 from models.tensor_files import DTYPES
 from parallel.config.settings import RunSpec
 from parallel.engines.optim import adam_tensors
-from parallel.engines.reference import DataParallelEngine, name_parameters
+from parallel.engines.reference import DataParallelEngine, name_parameters, our_gpt
 
 
 class FSDP2Engine(DataParallelEngine):
@@ -49,7 +49,7 @@ class FSDP2Engine(DataParallelEngine):
         }
         # No rank ever has the whole model: it is built without memory, then filled shard by shard.
         with torch.device("meta"):
-            model = gpt.GPT(spec.model, spec.recompute, spec.end_of_text, spec.padded_vocab)
+            model = our_gpt(spec)
         self.reshards = layout.zero_stage == 3
         for block in model.blocks:
             fsdp.fully_shard(block, reshard_after_forward=self.reshards, **rules)

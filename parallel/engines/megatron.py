@@ -59,6 +59,7 @@ class MegatronEngine:
             if spec.precision != "fp32":
                 model = Float16Module(config, model)
             self.chunks.append(distributed.DistributedDataParallel(config, ddp, model))
+        self.modules = self.chunks
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 lr=spec.lr,

@@ -37,12 +37,17 @@ def build_reference(
         hf_model.initialise(model, spec.seed, held)
     else:
         with torch.device("meta") if held is gpt.undivided else nullcontext():
-            model = gpt.GPT(spec.model, spec.recompute, spec.end_of_text, spec.padded_vocab)
+            model = our_gpt(spec)
         if held is gpt.undivided:
             model.to(dtype).to_empty(device=device)
         gpt.initialise(model, spec.seed, held)
     name_parameters(model, spec.model)
     return model
+
+
+def our_gpt(spec: RunSpec) -> gpt.GPT:
+    forced = spec.moe_router_force_load_balancing
+    return gpt.GPT(spec.model, spec.recompute, spec.end_of_text, spec.padded_vocab, forced)
 
 
 def name_parameters(model: nn.Module, config: GPTConfig) -> None:
@@ -97,6 +102,7 @@ class DataParallelEngine:
     ):
         self.spec, self.device = spec, device
         self.model, self.evaluated, self.loss_weight = model, evaluated, loss_weight
+        self.modules = [evaluated]
         self.autocast = autocast
         self.parameters = list(evaluated.parameters())
         self.optimizer = optim.adamw(self.parameters, spec)

@@ -12,8 +12,9 @@ tp dp pp embedding mixed   *exposed* communication: this thread (on CUDA: the co
            blocked in a call or in the wait for one. The process group gives the axis: the ranks of
            tp, dp and pp groups differ in that coordinate alone; `embedding` ties the first and last
            stage's copies; `mixed` spans several axes. Waiting for a slower rank is in it.
-control    exposed too: barriers, and messages of at most 64 bytes (losses, norms, overflow flags).
-           Here a rank waits for the slowest of all.
+control    exposed too: barriers, messages of at most 64 bytes (losses, norms, overflow flags), and
+           those of a region of that name (counts of an expert's tokens). Here a rank waits for the
+           slowest of all.
 bubble     blocked in a pipeline's message for longer than it needs to travel (`transfer_s`, the
            best of several, timed before training); a wait up to that is pp communication.
 other      the rest: the region that is open when no other is.
@@ -231,7 +232,7 @@ class Breakdown:
             kind, axis = self._latest.pop(group.group_name, (kind, axis))
         else:
             payload = 0 if kind == "barrier" else _nbytes(arguments[which])
-            if n > 1 and payload <= CONTROL_BYTES:
+            if n > 1 and (payload <= CONTROL_BYTES or self._stack[-1] == "control"):
                 axis = "control"
             if n > 1 and kind != "recv":
                 self.messages.append((axis, payload, wire_bytes(kind, n, payload)))

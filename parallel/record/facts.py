@@ -199,6 +199,7 @@ def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[s
         **{name: known.get(name) for name in OF_STUDY},
         "command_line": command_line(),
         "spec": spec.settings(),
+        **({"routing": spec.routing} if spec.routing else {}),
         "work": spec.work,
         "layout": layout.as_dict() | {name: getattr(layout, name) for name in derived},
         "model": spec.model.as_dict() | {"n_params": spec.model.n_params, "padded_vocab": padded},

@@ -8,7 +8,7 @@ from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.library_variables import kept
-from parallel.config.settings import RunSpec
+from parallel.config.settings import FORCED, RunSpec
 from parallel.record.facts import tried
 
 
@@ -37,6 +37,11 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         lines.append(f"megatron-core's fused functions are not compiled: {why}")
     if why := mfu(0.0, facts["host"]["gpu"], spec.gemm_precision, DEFAULT_CONVENTION).why:
         lines.append(f"the lines below have no MFU: {why}")
+    if spec.routing == FORCED:
+        lines.append(
+            "routing: forced, tokens go to the experts by turns: its speed is not that of a router,"
+            " and it learns otherwise"
+        )
     if spec.deepspeed_config:
         lines.append(
             f"from {spec.deepspeed_config}: all but its optimizer and scheduler; AdamW and the"
@@ -80,7 +85,8 @@ def iteration_line(
 ) -> str:
     """Megatron-LM's iteration line over `rows`, the steps since the last one. Three fields more
     stand at its end: tokens/s of a GPU, MFU where the peak of `gpu` is known, and the most bytes
-    that rank 0 has held (allocated on CUDA, resident on CPU)."""
+    that rank 0 has held (allocated on CUDA, resident on CPU); with experts a fourth before them,
+    their load in the last step."""
     last = rows[-1]
     step_s = sum(r["step_s"] for r in rows) / len(rows)
     loss = sum(r["loss"] for r in rows) / len(rows)
@@ -90,6 +96,7 @@ def iteration_line(
     share, _ = mfu(tflops, gpu, spec.gemm_precision, DEFAULT_CONVENTION)
     used = "" if share is None else f" MFU (%): {share * 100:.1f} |"
     norm = "" if last["grad_norm"] is None else f" grad norm: {last['grad_norm']:.3f} |"
+    load = f" expert load: {last['expert_load']:.3f} |" if "expert_load" in last else ""
     return (
         f" [{stamp}] iteration {last['step']:8d}/{spec.steps:8d} |"
         f" consumed samples: {last['step'] * spec.layout.global_batch:12d} |"
@@ -100,7 +107,7 @@ def iteration_line(
         f" lm loss: {loss:.6E} |"
         f" loss scale: {last['loss_scale']:.1f} |{norm}"
         f" number of skipped iterations: {skipped:3d} |"
-        f" number of nan iterations: {nans:3d} |"
+        f" number of nan iterations: {nans:3d} |{load}"
         f" tokens per gpu per second: {tokens_per_s:.1f} |{used}"
         f" max memory (GB): {peak_bytes / 1e9:.2f} |"
     )

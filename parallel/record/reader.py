@@ -4,7 +4,7 @@ import csv
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,8 @@ class Run:
     node that died writes none.
     later: how a later job ended that started no run.
     facts: run.json, or what the job was to run where it died before there was one.
-    steps: one dict per optimizer step with STEP_COLUMNS, unknown values None; of a step
-    that was run again after a kill, the last.
+    steps: one dict per optimizer step with STEP_COLUMNS, and with EXPERT_COLUMNS where they are
+    there, unknown values None; of a step that was run again after a kill, the last.
     metrics: training_metrics.json, empty when the run did not complete.
     missing: which steps have no row where they should have one, in words.
     """
@@ -220,7 +220,7 @@ def _take_slurms_word(run: Run, end: dict[str, Any]) -> None:
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
-    steps = _read_rows(path, schema.STEP_COLUMNS)
+    steps = _read_rows(path, schema.STEP_COLUMNS, schema.EXPERT_COLUMNS)
     for step in steps:
         if step["step"] is None or not (step["step_s"] is None or 0 < step["step_s"] < math.inf):
             raise UsageError(
@@ -304,13 +304,18 @@ def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def _read_rows(path: Path, kinds: dict[str, Callable[[str], Any]]) -> list[dict[str, Any]]:
+_Kinds = Mapping[str, Callable[[str], Any]]
+
+
+def _read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[dict[str, Any]]:
+    """seldom: columns that may be absent."""
     if not path.exists():
         return []
     rows, lines = [], _read_csv(path)
     _, header = next(lines, (1, []))
     if not kinds.keys() <= set(header):  # an earlier version wrote more
         raise UsageError(f"{path}:1: expected columns {', '.join(kinds)}")
+    kinds = {**kinds, **{n: kind for n, kind in (seldom or {}).items() if n in header}}
     for line_no, cells in lines:
         if len(cells) != len(header):
             # Only a killed writer leaves a short row, and only as the last one.

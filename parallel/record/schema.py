@@ -72,6 +72,7 @@ def _within(allowed: Bounds, value: Any) -> Any:
 # Columns: name -> what makes a value of a cell's text.
 STEP_COLUMNS = {"step": count, **dict.fromkeys(("step_s", "loss", "grad_norm", "lr"), float)}
 STEP_COLUMNS |= {"loss_scale": float, "skipped": count, "tokens": count}
+EXPERT_COLUMNS = {"expert_load": float}  # of a model with experts: its steps that have a line
 CHECKPOINT_COLUMNS = {"event": str, "step": count, "blocked_s": amount, "total_s": amount}
 CHECKPOINT_COLUMNS |= {"bytes": amount, "ranks": count, "problem": str}
 # A breakdown's columns; measure/step_parts.py says what each is. The CATEGORIES exclude each other
@@ -104,7 +105,7 @@ def may_stand_beside(name: str) -> bool:
 
 # What readers rely on: key -> its type. null means that the writer did not know; a key may be
 # absent.
-_NAMES = "run study configuration baseline started_utc go_on kernels attention"
+_NAMES = "run study configuration baseline started_utc go_on kernels attention routing"
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
 _SPLIT = ("micro_batch", "n_micro", "world_size", "global_batch", "fsdp_shard")
 _SPLIT = (*axes.AXES, *axes.EXPERT_AXES, *_SPLIT)

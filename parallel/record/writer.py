@@ -48,6 +48,7 @@ class RunFolder:
         self.behind = Behind()
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
+        self._columns = list(schema.STEP_COLUMNS)
 
     # --- beginning and ending ---
 
@@ -69,7 +70,9 @@ class RunFolder:
             self.update(facts)
             _end_line(self.path / schema.LOG)
             self._log = (self.path / schema.LOG).open("a", buffering=1)
-            self._steps = _open_rows(self.path / schema.STEPS, schema.STEP_COLUMNS)
+            if facts.get("routing"):
+                self._columns += schema.EXPERT_COLUMNS
+            self._steps = _open_rows(self.path / schema.STEPS, self._columns)
         return aside
 
     @contextlib.contextmanager
@@ -221,7 +224,7 @@ class RunFolder:
 
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step to steps.csv, behind; an unknown value is empty."""
-        self.behind.call(_disk_may_be_full()(_write_row), self._steps, schema.STEP_COLUMNS, row)
+        self.behind.call(_disk_may_be_full()(_write_row), self._steps, self._columns, row)
 
     def checkpoint(self, row: dict[str, Any]) -> None:
         """Append one save, load or deletion to checkpoints.csv."""

@@ -18,6 +18,7 @@ from analysis.logs.record import Record
 from base.bounds import Bounds, Count, Words
 from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS
 from parallel.config.axes import AXES, EXPERT_AXES
+from parallel.config.settings import ROUTING
 
 
 class Fact(NamedTuple):
@@ -29,8 +30,6 @@ class Fact(NamedTuple):
 
 _COUNT = Count(1, 10**15)
 _AMOUNT = Bounds(0, math.inf, above=True, below=True)
-FORCED = "forced"
-ROUTING = ("natural", FORCED)
 
 
 # Record's fields.

@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.logs.parsing.facts_elsewhere import peak_bytes, sharing, stated
 from analysis.logs.parsing.fields import positive
-from analysis.logs.parsing.json_values import steps_of
+from analysis.logs.parsing.json_values import mapping, real, steps_of
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Failure, Record, Refusal
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
@@ -49,6 +49,10 @@ def read(path: Path) -> Record:
         if value is not None:
             setattr(record, name, value)
             record.origin[name] = "run.json"
+    if loads := [step["expert_load"] for step in run.steps if step.get("expert_load")]:
+        record.expert_load = float(np.mean(loads))
+        summary = mapping(run.metrics.get("summary"))
+        record.dropped = real(summary["dropped"]) if "dropped" in summary else None
     if record.seq_len:
         steps["samples_per_s"] = steps["tokens_per_s"] / record.seq_len
     record.run = facts.get("run", run.path.name)

@@ -1,0 +1,77 @@
+"""Where routers send tokens: how many chose each expert, counted in the steps that have a line.
+
+An expert's load is its tokens over the mean of its layer's experts: 1 where all have as many. A
+layer takes as long as its fullest expert where these are on several ranks, so `expert_load` is the
+largest. Letters: L layers with experts, E experts.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from models.gpt import MixtureOfExperts
+from parallel.config.settings import RunSpec
+from parallel.measure.ranges import region
+
+ROUTERS = ("MixtureOfExperts", "TopKRouter")  # ours, and megatron-core's
+
+
+class Routing:
+    """Counts on the device; every rank calls all of it alike.
+
+    modules: what this rank computes with. counting: whether the step that runs is counted.
+    tokens_LE: of this rank's part of the step; after `read` of the whole step.
+    """
+
+    def __init__(self, spec: RunSpec, modules: Iterable[nn.Module], device: torch.device):
+        assert (of := spec.model.experts)
+        self.spec, self.counting = spec, False
+        self.blocks = [name for name, has in spec.model.blocks.items() if has]
+        shape = (len(self.blocks), of.num_experts)
+        self.tokens_LE = torch.zeros(shape, dtype=torch.int64, device=device)
+        layers = (m for part in modules for m in part.modules() if type(m).__name__ in ROUTERS)
+        for at, layer in enumerate(layers):
+            if number := getattr(layer, "layer_number", 0):  # a pipeline stage has some alone
+                at = self.blocks.index(f"blocks.{number - 1}")
+            layer.register_forward_hook(partial(self._add, self.tokens_LE[at]))
+
+    def _add(self, sum_E: Tensor, layer: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
+        # A forward pass inside a backward pass is recomputation: it was counted before.
+        if self.counting and torch._C._current_graph_task_id() == -1:
+            is_ours = isinstance(layer, MixtureOfExperts)
+            sum_E += layer.tokens_E if is_ours else output[1].sum(0)  # a token chose an expert
+
+    def begin(self, counting: bool) -> None:
+        """A step begins."""
+        self.counting = counting
+        self.tokens_LE.zero_()
+
+    def read(self) -> float:
+        """The step's `expert_load`, of its worst layer. Waits for the device, so it stands behind
+        what the step reads itself."""
+        self.counting = False
+        if dist.get_world_size() > 1:
+            with region("control"):
+                dist.all_reduce(self.tokens_LE)
+        return float(self.loads_L().max())
+
+    def loads_L(self) -> Tensor:
+        tokens_LE = self.tokens_LE.double()
+        return tokens_LE.amax(1) / tokens_LE.mean(1)
+
+    def facts(self) -> dict[str, Any]:
+        """Of the step that was read last, for training_metrics.json; by name of the block."""
+        of, tokens_LE = self.spec.model.experts, self.tokens_LE.tolist()
+        if not any(map(sum, tokens_LE)):  # a checkpoint was loaded that had all steps
+            return {"routing": self.spec.routing}
+        choices = self.spec.tokens_per_step * of.moe_router_topk * len(self.blocks)
+        return {
+            "routing": self.spec.routing,
+            "dropped": 1 - sum(map(sum, tokens_LE)) / choices,
+            "expert_load": dict(zip(self.blocks, self.loads_L().tolist(), strict=True)),
+            "tokens_per_expert": dict(zip(self.blocks, tokens_LE, strict=True)),
+        }

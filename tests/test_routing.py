@@ -1,0 +1,120 @@
+"""Where routers send tokens is counted, and a forced balance is never taken for a router's."""
+
+import json
+
+import jsonschema
+import pytest
+import torch
+
+from analysis import compare, parity, tflops
+from base.errors import UsageError
+from models import gpt
+from models.config import PRESETS
+from parallel.config.run_names import name_alone
+from parallel.config.settings import resolve
+from parallel.record.reader import read_run
+from parallel.record.schema import STEP_COLUMNS
+from tests.conftest import run_module
+from tests.fixture_runs import facts, write
+from tests.test_training_metrics import SCHEMA
+
+TINY = PRESETS["tiny-moe"]
+
+
+def train(tokens, out, *flags, ranks=1):
+    """With starting weights, which this learning rate leaves as they are to the last digit."""
+    flags = ["--preset", "tiny-moe", "--max-seq-len", "32", "--global-batch", "8", *flags]
+    flags += ["--micro-batch", "2", "--lr", "1e-30", "--min-lr", "0", "--data", str(tokens)]
+    flags += ["--steps", "7", "--log-interval", "3"]
+    done = run_module("parallel.train", *flags, "--device", "cpu", "--out", str(out), ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    return read_run(out)
+
+
+@pytest.fixture(scope="module")
+def runs(tokens, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    flags = {
+        "one": (),
+        "two": ("--recompute", "full"),
+        "fsdp2": ("--engine", "fsdp2", "--zero-stage", "3"),
+        "zero3": ("--engine", "deepspeed_zero", "--zero-stage", "3"),
+        "forced": ("--moe-router-force-load-balancing",),
+    }
+    return {k: train(tokens, out / k, *of, ranks=1 + (k != "one")) for k, of in flags.items()}
+
+
+def counted(run):
+    return run.metrics["summary"]["tokens_per_expert"]
+
+
+def test_tokens_per_expert_are_those_of_the_whole_step_however_it_is_split(runs):
+    """8 sequences of 32 tokens choose 2 experts in each of 4 layers; recomputation counts once."""
+    tokens = counted(runs["one"])
+    assert {k: sum(of) for k, of in tokens.items()} == {f"blocks.{i}": 8 * 32 * 2 for i in range(4)}
+    assert all(counted(runs[name]) == tokens for name in ("two", "fsdp2", "zero3"))
+
+
+def test_an_experts_load_is_its_most_tokens_over_the_mean_of_the_worst_layer(runs):
+    for run in runs.values():
+        jsonschema.validate(run.metrics, SCHEMA)
+        loads = {block: max(of) / (sum(of) / 8) for block, of in counted(run).items()}
+        assert run.metrics["summary"]["expert_load"] == pytest.approx(loads)
+        assert run.metrics["summary"]["dropped"] == 0
+        steps = {step["step"]: step["expert_load"] for step in run.steps}
+        assert {step for step, load in steps.items() if load is not None} == {3, 6, 7}
+        assert steps[7] == pytest.approx(max(loads.values()))
+        log = (run.path / "train.log").read_text()
+        assert log.count("| expert load: ") == 3 and f" expert load: {steps[7]:.3f} |" in log
+
+
+def test_a_forced_balance_gives_each_expert_as_many_tokens(runs, capsys):
+    run = runs["forced"]
+    assert all(of == [64] * 8 for of in counted(run).values())
+    assert "routing: forced" in (run.path / "train.log").read_text()
+    assert runs["one"].facts["routing"] == "natural"
+    assert tflops.main([str(run.path), "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert [row[k] for k in ("routing", "dropped", "expert_load")] == ["forced", 0, 1]
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_layer_counts_its_last_call_and_forced_choices_do_not_depend_on_the_split(forced):
+    layer = gpt.MixtureOfExperts(TINY, TINY.experts, forced)
+    x = torch.randn(4, 6, TINY.hidden)  # 6 positions: no whole turn
+    parts = torch.cat([layer(half)[0] for half in x.chunk(2)])
+    assert torch.allclose(layer(x)[0], parts, atol=1e-6)
+    chosen = layer.router(x.flatten(0, 1)).topk(2).indices.flatten().tolist()
+    natural = [chosen.count(expert) for expert in range(8)]
+    assert layer.tokens_E.tolist() == ([8, 8, 8, 8, 4, 4, 4, 4] if forced else natural)
+
+
+def test_a_forced_run_is_named_so_and_asked_of_experts_alone():
+    settings = {"preset": "tiny-moe", "moe_router_force_load_balancing": True}
+    assert name_alone(resolve(("test", settings)), settings) == "ddp-forced-tiny-moe"
+    with pytest.raises(UsageError, match="needs experts of the reference GPT"):
+        resolve(("test", settings | {"preset": "tiny"}))
+
+
+def routed(root, routing, step_s):
+    about = facts("s", "ddp-natural", preset="tiny-moe")
+    return write(root, about | {"routing": routing, "run": f"ddp-{routing}"}, step_s)
+
+
+def test_forced_is_neither_compared_nor_verified_nor_a_speedup(tmp_path, capsys):
+    paths = [routed(tmp_path, "natural", 0.5), routed(tmp_path, "forced", 0.4)]
+    assert compare.main([*map(str, paths), "--format", "json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["ratio"] is None and "than a router's) forced" in " ".join(row["doubts"])
+    parity.main([str(tmp_path), "--format", "json"])
+    forced, _ = json.loads(capsys.readouterr().out)
+    assert "routing forced, baseline natural" in forced["verdict"]
+    tflops.main([str(tmp_path), "--format", "json"])
+    assert [row["speedup"] for row in json.loads(capsys.readouterr().out)] == [None, 1]
+
+
+def test_a_dense_run_has_no_word_of_experts(tmp_path):
+    run = write(tmp_path, about := facts("s", None))
+    assert not {"moe_router_force_load_balancing", "routing"} & {*about, *about["spec"]}
+    assert (run / "steps.csv").read_text().splitlines()[0] == ",".join(STEP_COLUMNS)
+    assert "expert_load" not in read_run(run).steps[0]
