@@ -96,12 +96,14 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
             raise UsageError(f"--planned {path} is the whole run: give it --out or --check alone")
         known = checked_facts(read_json(path), path)
         settings = known.get("spec") or {}
-        if other := sorted(settings.keys() ^ DEFAULTS.keys()):
+        if not (other := settings.keys() - DEFAULTS.keys()):
+            spec = resolve((str(path), settings), gpus=gpus)
+            other = spec.settings().keys() - settings.keys()
+        if other:
             raise UsageError(
-                f"{path} is of another version, with other settings ({', '.join(other[:3])}):"
-                " submit the run again"
+                f"{path} is of another version, with other settings"
+                f" ({', '.join(sorted(other)[:3])}): submit the run again"
             )
-        spec = resolve((str(path), settings), gpus=gpus)
         return spec, run_facts(spec, launch, known), arguments.out or path.parent
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study

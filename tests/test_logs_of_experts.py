@@ -191,7 +191,9 @@ def test_our_own_run_states_its_model_split_and_routing():
     facts = {"model": model | {"n_params": 1}, "layout": {"ep": 2, "tp": 1}, "spec": {}}
     fields = stated(facts | {"routing": "natural"})
     assert fields["model"]["experts"]["num_experts"] == model["experts"]["num_experts"]
-    assert (fields["ep"], fields["etp"], fields["routing"]) == (2, None, "natural")
+    assert (fields["ep"], fields["etp"], fields["routing"]) == (2, 1, "natural")
+    dense = stated(facts | {"model": PRESETS["tiny"].as_dict(), "layout": {"tp": 1}})
+    assert (dense["ep"], dense["etp"]) == (None, None)
 
 
 def test_a_forced_balance_is_not_called_faster_than_a_router(record_of, tmp_path, capsys):

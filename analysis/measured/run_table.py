@@ -39,14 +39,8 @@ from parallel.record.reader import read_run
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
 ADDED = (*ADDED, "parity", "missing", "precision", "gpu_type")
-OF_EXPERTS = (
-    "ep",
-    "etp",
-    "routing",
-    "dropped",
-    "expert_load",
-    "dispatcher",
-)  # where a run has them
+# Where a run has experts.
+OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
 
 
 def _baseline_of(record: Record, records: list[Record]) -> Answer[Record]:

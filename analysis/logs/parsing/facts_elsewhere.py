@@ -133,12 +133,13 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
     git, host, model = parts["git"], parts["host"], parts["model"]
     commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
     fields = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
+    seldom = [axis for axis in SELDOM if axis not in EXPERT_AXES or model.get("experts")]
     return fields | {
         "precision": gemm_precision(parts["spec"].get("precision"), parts["spec"].get("tf32")),
         "planned_steps": parts["spec"].get("steps"),
         "gpus": parts["layout"].get("world_size"),
-        # Older files do not state those of SELDOM, nor do a dense model's those of experts.
-        **{a: parts["layout"].get(a, 1) if parts["layout"] else None for a in SELDOM},
+        # Older files do not state cp, and a file does not state that experts are not split.
+        **{a: parts["layout"].get(a, 1) if parts["layout"] else None for a in seldom},
         "params": model.get("n_params"),
         # run.json's padded_vocab follows from tp and is no size of the model.
         "model": {k: model[k] for k in (*MODEL, *PARTS) if k in model} or None,

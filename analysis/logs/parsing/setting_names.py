@@ -52,7 +52,7 @@ SETTINGS = {
     "commit": Fact(str, "the commit of the training code"),
     "engine": Fact(str, "what trained"),
     "routing": Fact(Words(ROUTING), "whether a router chose experts, or balance was forced"),
-    "dispatcher": Fact(str, "how tokens get to experts"),
+    "dispatcher": Fact(str, "the dispatcher of tokens to experts: alltoall, allgather, deepep ..."),
     "dropped": Fact(Bounds(0, 1), "share of tokens' choices of experts that were dropped"),
 }
 # GPTConfig's names, which are keys of Record.model.
