@@ -2,7 +2,7 @@
 
 What a row leaves out is derived where an identity gives it (gas, dp, layers from parameters), or
 has its usual value where that is harmless (vocabulary 51,200); else the row is left out, with the
-reason.
+reason. Rows of models with experts are `ExpertRow`s: nothing predicts them yet.
 """
 
 import math
@@ -16,18 +16,18 @@ import numpy as np
 from analysis.logs.published_csv import Row, read_csv
 from analysis.planner.timemodel import Machine, machine_of
 from base.errors import UsageError
-from models.config import GPTConfig
+from models.config import Experts, GPTConfig, LatentAttention, SlidingWindow
 from models.flops import sc21
 from models.gpus import joined, planning_gpu
 from parallel.config import memory
-from parallel.config.axes import AXES, MODEL_AXES, RANK_AXES, SET_AXES
-from parallel.config.layout import RECOMPUTE
+from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, RANK_AXES, SET_AXES
+from parallel.config.layout import RECOMPUTE, Layout
 from parallel.config.layout_arrays import FAMILIES, Columns, columns
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "step_s")
 COUNTS = (
     *("gpus", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len"),
-    *(*AXES, "micro_batch", "global_batch", "gas", "zero_ranks"),
+    *(*AXES, *EXPERT_AXES, "micro_batch", "global_batch", "gas", "zero_ranks"),
 )
 CRASHED = ("OOM", "crashed_or_OOM")  # statuses of runs that may have had too little memory
 SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
@@ -120,6 +120,10 @@ def _settings(row: Row) -> Settings:
         ValueError: what is missing or cannot be.
     """
     _check_counts(row)
+    if row.text("blocks"):
+        raise ValueError(f"a hybrid, which no GPT is: {row.text('blocks')}")
+    if has_experts(row):
+        raise ValueError(f"{row.text('experts') or 'its'} experts: not predicted yet")
     model, guessed = _model(row)
     split = _split(row)
     engine, pp = row.text("engine"), split["pp"]
@@ -375,6 +379,97 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
         cluster_key=[_cluster_key(row) for row in rows],
         left_out=left_out,
     )
+
+
+class ExpertRow(NamedTuple):
+    """A published run of a model with experts, as it was set.
+
+    row: its cells (routing, dispatcher, overlap, engine, gpu_type, status, memory_gb, lint ...).
+    step_s: seconds, nan where none is published.
+    """
+
+    row: Row
+    config: GPTConfig
+    layout: Layout
+    step_s: float
+
+
+def has_experts(row: Row) -> bool:
+    """Whether a row says that its model has experts."""
+    return (row.number("experts") or row.number("ep") or 1) > 1
+
+
+# Names of the parts of a model -> headings.
+_MODEL = {"n_layer": "layers", "hidden": "hidden", "n_head": "heads", "n_kv_head": "kv_heads"}
+_MODEL |= {"ffn_hidden": "ffn", "kv_channels": "head_dim", "vocab_size": "vocab"}
+_MODEL |= {"max_seq_len": "seq_len"}
+_EXPERTS = {"num_experts": "experts", "moe_router_topk": "topk", "moe_ffn_hidden_size": "moe_ffn"}
+_EXPERTS |= {"moe_shared_expert_intermediate_size": "shared_ffn", "first_dense": "dense_layers"}
+_LATENT, _WINDOW = (
+    {of.name: of.name for of in fields(p)} for p in (LatentAttention, SlidingWindow)
+)
+
+
+def _sizes(row: Row, headings: dict[str, str]) -> dict[str, int]:
+    return {of: int(row.number(name)) for of, name in headings.items() if row.text(name)}
+
+
+def config_of(row: Row) -> GPTConfig:
+    """The model of a row with experts; its vocabulary has an output layer of its own.
+
+    Raises:
+        ValueError: it is no GPT, or sizes are missing or do not fit together.
+    """
+    if row.text("blocks") or not row.text("layers"):
+        raise ValueError(f"no layers of a GPT: {row.text('blocks') or row.text('model')}")
+    experts = _sizes(row, _EXPERTS)
+    if every := int(row.number("moe_layer_freq") or 0):  # the last of so many has experts
+        experts |= {"moe_layer_freq": every, "first_dense": every - 1}
+    parts: dict[str, Any] = {"experts": Experts(**experts)}
+    if row.text("attention") == "mla":
+        parts["mla"] = LatentAttention(**_sizes(row, _LATENT))
+    if row.text("window_size"):
+        parts["window"] = SlidingWindow(**_sizes(row, _WINDOW))
+    like_llama = {"position": "rope", "norm": "rmsnorm", "tied": False, "bias": False}
+    activation = "swiglu" if _yes(row, "glu") else "gelu"
+    return GPTConfig(**_sizes(row, _MODEL), **like_llama, **parts, activation=activation)
+
+
+class ExpertRows(NamedTuple):
+    """The rows of models with experts, and (id, reason) of those that are left out."""
+
+    rows: list[ExpertRow]
+    left_out: list[tuple[str, str]]
+
+
+def read_expert_rows(paths: list[Path]) -> ExpertRows:
+    """Every row of the files whose model has experts.
+
+    Raises:
+        UsageError: unreadable, or a column is missing.
+    """
+    rows: list[ExpertRow] = []
+    left_out: list[tuple[str, str]] = []
+    for path in paths:
+        for row in filter(has_experts, read_csv(path, (*NEEDED, "experts", "ep")).rows):
+            try:
+                _check_counts(row)
+                if not row.number("global_batch"):
+                    raise ValueError("no global_batch")
+                split = _split(row) | {axis: row.number(axis) or 1.0 for axis in EXPERT_AXES}
+                split |= {"zero_stage": row.number("zero_stage") or 0}
+                layout = Layout(
+                    **{name: int(value) for name, value in split.items()},
+                    sequence_parallel=_yes(row, "sequence_parallel"),
+                    recompute=RECOMPUTE[_recompute(row)],
+                )
+                config = config_of(row)
+                seconds = _seconds(row, split | {"seq": config.max_seq_len})
+            except ValueError as error:
+                left_out.append((row.text("id"), str(error)))
+            else:
+                rows.append(ExpertRow(row, config, layout, seconds))
+    return ExpertRows(rows, left_out)
 
 
 def _status(row: Row) -> str:
