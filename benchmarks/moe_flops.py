@@ -1,73 +1,79 @@
 """FLOPs of models with experts as others print them, beside the `megatron` convention's.
 
-    python benchmarks/moe_flops.py FOLDER [--out logs/published/moe-flops.md]
+    python -m benchmarks.moe_flops [--out logs/published/moe-flops.md]
 
-FOLDER has their published tables: a row that prints a rate of FLOPs (or MFU) and one of tokens says
-how many FLOPs a token it counts. Rows of one model, depth and sequence length are one line.
+A row of logs/published that prints a rate of FLOPs (or MFU) and one of tokens says how many FLOPs a
+token it counts. Rows of one model, depth and sequence length are one line.
 """
 
-import csv
-import sys
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
+from analysis.logs.published_csv import Row, read_csv
 from base.errors import Parser, command_line
 from base.files import ROOT
-from models.config import PRESETS, Experts, GPTConfig
+from benchmarks.planner.published_rows import config_of, has_experts
+from models.config import PRESETS, GPTConfig
 from models.flops import megatron
 
-OUT = ROOT / "logs" / "published" / "moe-flops.md"
+FOLDER = ROOT / "logs" / "published"
+OUT = FOLDER / "moe-flops.md"
 MARK = "<!-- what follows is written by benchmarks/moe_flops.py -->\n\n"
 NEAR = 0.01
 TABLES = {
-    "automodel_h100.csv": "NeMo AutoModel, performance summary",
-    "bridge_moe_ablations.csv": "Megatron-Bridge, one change at a time",
-    "dgxc_moe.csv": "NVIDIA DGX Cloud recipes 25.01 to 25.05",
-    "moe_modelzoo_qwen3.csv": "Megatron-MoE-ModelZoo",
+    "automodel_h100": "NeMo AutoModel, performance summary",
+    "bridge_moe_ablations": "Megatron-Bridge, one change at a time",
+    "dgxc_moe": "NVIDIA DGX Cloud recipes 25.01 to 25.05",
+    "moe_modelzoo_qwen3": "Megatron-MoE-ModelZoo",
 }
 # TFLOP/s of which DGX Cloud's MFU is a share: its rows of DeepSeek-V3 print both.
 PEAKS = {("H100", "bf16"): 989, ("H100", "fp8"): 1979}
 PEAKS |= {("GB200", "bf16"): 2450, ("GB200", "fp8"): 4900}
-_V3, _V3_MTP, _LITE = (PRESETS[f"deepseek-{of}"] for of in ("v3", "v3-mtp", "v2-lite"))
+
+
+class AsPrinted(NamedTuple):
+    """What a publisher counts otherwise than the model has it: of a GPT in `config`, of a hybrid in
+    `hybrid`'s arguments; note: in words."""
+
+    note: str
+    config: dict[str, Any] = {}
+    hybrid: dict[str, Any] = {}
+
+
+_45 = AsPrinted(  # rotary positions need an even size
+    "counted as printed, with heads of 2880 / 64 = 45; the model's have 64",
+    config={"kv_channels": 45, "position": "learned"},
+)
+_NANO, _SUPER = "Nemotron-3-Nano-30B-A3B", "Nemotron-3-Super-120B-A12B"
+AS_PRINTED = {  # (table, model)
+    ("automodel_h100", "GPT-OSS-20B"): _45,
+    ("automodel_h100", "GPT-OSS-120B"): _45,
+    ("automodel_h100", _NANO): AsPrinted(
+        "counted as printed, with heads of 2688 / 32 = 84 not 128, and a scan of 2 d n",
+        hybrid={"scan": 2, "head_dim": 84},
+    ),
+    ("automodel_h100", _SUPER): AsPrinted(
+        "counted as printed, with a scan of 2 d n", hybrid={"scan": 2}
+    ),
+    ("bridge_moe_ablations", _NANO): AsPrinted(
+        "counted as printed, with Mamba blocks of 2 x 2688; the model's are 64 x 64 wide",
+        hybrid={"width": 2 * 2688},
+    ),
+    ("bridge_moe_ablations", "Moonlight-16B-A3B"): AsPrinted(
+        "each row is above ours: the mean of a rate times the mean of a time is over 1"
+    ),
+    ("dgxc_moe", "DeepSeek-V3"): AsPrinted(
+        "counted with the block that predicts one more token", config={"mtp_num_layers": 1}
+    ),
+    ("dgxc_moe", "Nemotron-H-56B"): AsPrinted(
+        "counted as printed, with all of attention's square and a scan of 6.25 d n",
+        hybrid={"scan": 6.25, "causal": False},
+    ),
+}
 _LARGE = PRESETS["gpt-oss-120b"]
-_OLD_HEADS = {"kv_channels": 45, "position": "learned"}  # rotary positions need an even size
-_PLAIN = {"vocab_size": 128256, "max_seq_len": 8192, "n_kv_head": 8, "position": "rope"}
-_PLAIN |= {"norm": "rmsnorm", "activation": "swiglu", "tied": False, "bias": False}
-_KIMI = {"num_experts": 384, "first_dense": 1, "moe_router_num_groups": 0}
-# What the tables call a model, with any depth; a line of AutoModel counts DeepSeek-V3 without the
-# block that predicts one more token, DGX Cloud with it.
-MODELS = {
-    "DeepSeek-V3": _V3,
-    "GPT-OSS-20B": replace(PRESETS["gpt-oss-20b"], **_OLD_HEADS),
-    "GPT-OSS-120B": replace(_LARGE, **_OLD_HEADS),
-    "Grok-1": GPTConfig(64, 6144, 48, ffn_hidden=32768, experts=Experts(8, 2), **_PLAIN),
-    "Kimi-K2": replace(
-        _V3,
-        n_head=64,
-        vocab_size=163840,
-        experts=replace(_V3.experts, moe_router_group_topk=0, **_KIMI),
-    ),
-    "Llama-4-Maverick": GPTConfig(
-        48,
-        5120,
-        40,
-        ffn_hidden=16384,
-        experts=Experts(128, 1, 8192, 8192, first_dense=1, moe_layer_freq=2),
-        **_PLAIN | {"vocab_size": 202048},
-    ),
-    "Moonlight-16B-A3B": replace(_LITE, vocab_size=163840, ffn_hidden=11264),
-    "Qwen3-30B-A3B": PRESETS["qwen3-30b-a3b"],
-    "Qwen3-235B-A22B": PRESETS["qwen3-235b-a22b"],
-}
-WHY = {
-    "GPT-OSS-20B": "counted as printed, with heads of 2880 / 64 = 45; the model's have 64",
-    "GPT-OSS-120B": "counted as printed, with heads of 2880 / 64 = 45; the model's have 64",
-    "Moonlight-16B-A3B": "its own six rows differ by 1.1 %; two of them are over 1 % from ours",
-}
 _NO_GATE = replace(_LARGE, activation="gelu", window=None)
 _BRIDGE = "Megatron-Bridge, performance summary 25.11"
 _BEFORE = "before 26.06: without the gate's matrix, and all layers attend to all tokens"
@@ -81,7 +87,7 @@ PRINTED: list[tuple[str, str, GPTConfig, int, list[float], str]] = [
         _LARGE,
         4096,
         [1077350 / 33017.081],
-        "since 26.06: three matrices an expert, every second layer attends to 128 tokens",
+        "since 26.06, and here: three matrices an expert, every second layer attends to 128 tokens",
     ),
     (
         "GPT-OSS-20B",
@@ -100,46 +106,97 @@ PRINTED: list[tuple[str, str, GPTConfig, int, list[float], str]] = [
         "",
     ),
     ("GPT-OSS-120B", "MaxText, pull request 2265", _LARGE, 2048, [780268.185059328 / 24576], ""),
+    (
+        "Qwen3-235B-A22B",
+        "Primus, pipeline schedules",
+        PRESETS["qwen3-235b-a22b"],
+        4096,
+        [406e3 / 2742.4, 431.2e3 / 2912.9, 325.8e3 / 2200.6, 437.1e3 / 2952.7]
+        + [438.6e3 / 2963.1, 445.9e3 / 3012.1, 447.7e3 / 3024.5],
+        "it does not state the sequence length: counted at 4,096",
+    ),
 ]
 
 
-def gflop_per_token(row: dict[str, str]) -> float | None:
-    """What a published row counts a token; None where it does not print both rates, or prints an
-    MFU of another peak than it says."""
-    rate = float(row["tflops_per_gpu"] or 0)
-    if not rate and row["mfu"] and "is of the FP8 peak" not in row["notes"]:
-        rate = float(row["mfu"]) * PEAKS[row["gpu_type"], row["precision"]]
-    if not rate or "seconds (TFLOP/s" in row["inferred"]:  # its seconds come from its TFLOP/s
+def gflop_per_token(row: Row) -> float | None:
+    """What a published row counts a token; None where it does not print both rates."""
+    rate = row.number("tflops")
+    if not rate and row.number("mfu"):
+        of_fp8 = "is of the FP8 peak" in row.text("lint")
+        rate = (
+            row.number("mfu")
+            * PEAKS[row.text("gpu_type"), "fp8" if of_fp8 else row.text("precision")]
+        )
+    if not rate or "seconds (TFLOP/s" in row.text("inferred"):  # its seconds come from its TFLOP/s
         return None
-    seconds = row["seconds_per_iteration"]
-    tokens = float(row["global_batch"]) * int(row["seq"]) / float(seconds) if seconds else 0
-    tokens = float(row["tokens_per_s"] or tokens)
-    return rate * float(row["gpus"]) * 1e3 / tokens if tokens else None
+    tokens = row.number("tokens_per_s")
+    if not tokens and row.number("step_s"):
+        tokens = row.number("global_batch") * row.number("seq_len") / row.number("step_s")
+    return rate * row.number("gpus") * 1e3 / tokens if tokens else None
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def hybrid(
+    row: Row, scan: float = 7, width: float = 0, head_dim: int = 0, causal: bool = True
+) -> float:
+    """FLOPs per token of blocks that are attention, Mamba-2, or a feed-forward with or without
+    experts, as Megatron-LM counts them: a block of Mamba is d wide (heads x their size), has states
+    of n numbers in g groups, and 2 h (3 d + 2 g n + heads) + `scan` d n FLOPs forward.
+
+    width, head_dim: d, and the size of a head of attention, if not the row's.
+    """
+    blocks = {kind: int(n) for n, kind in re.findall(r"(\d+) ([\w-]+)", row.text("blocks"))}
+    heads, size, n, groups = map(int, re.findall(r"\d+", row.text("mamba")))
+    d, h = width or heads * size, row.number("hidden")
+    mamba = 2 * h * (3 * d + 2 * groups * n + heads) + scan * d * n
+    latent = row.number("moe_latent_size") or h
+    experts = latent * (row.number("moe_ffn") or 0) * (row.number("topk") or 0)
+    experts += h * (row.number("shared_ffn") or 0) + (h * latent if latent < h else 0)
+    of_head = head_dim or row.number("head_dim") or h / row.number("heads")
+    queries, keys = (of_head * row.number(name) for name in ("heads", "kv_heads"))
+    attention = 4 * h * (queries + keys) + 4 * queries * row.number("seq_len") * (1 - causal / 2)
+    forward = blocks["attention"] * attention + blocks["Mamba-2"] * mamba
+    forward += 4 * blocks.get("MoE", 0) * experts
+    forward += 4 * blocks.get("MLP", 0) * h * (row.number("ffn") or 0)
+    return 3 * (forward + 2 * h * row.number("vocab"))
+
+
+def counted(table: str, row: Row) -> float:
+    """FLOPs per token of a row's model, as its publisher counts it."""
+    as_printed = AS_PRINTED.get((table, row.text("model")), AsPrinted(""))
+    if row.text("blocks"):
+        return hybrid(row, **as_printed.hybrid)
+    config = replace(config_of(row), **as_printed.config)
+    return megatron(config, config.max_seq_len, recompute=False)
+
+
+def lines() -> list[dict[str, Any]]:
     """One per model, depth and sequence length of each table."""
     printed: dict[tuple[str, str, int, int], list[float]] = {}
-    for name in TABLES:
-        for row in csv.DictReader((folder / name).read_text().splitlines()):
-            value = gflop_per_token(row) if row["model"] in MODELS else None
+    first: dict[tuple[str, str, int, int], Row] = {}
+    for table in TABLES:
+        for row in read_csv(FOLDER / f"{table}.csv").rows:
+            known = (has_experts(row) and row.text("layers")) or row.text("mamba")
+            value = gflop_per_token(row) if known and "delta" not in row.text("blocks") else None
             if value is not None:
-                of = (name, row["model"], int(row["layers"]), int(row["seq"]))
+                layers, seq_len = int(row.number("layers")), int(row.number("seq_len"))
+                of = (table, row.text("model"), layers, seq_len)
                 printed.setdefault(of, []).append(value)
+                first.setdefault(of, row)
     rows = []
-    for (name, model, layers, seq_len), values in sorted(printed.items()):
-        with_mtp = (name, model) == ("dgxc_moe.csv", "DeepSeek-V3")
-        config = replace(_V3_MTP if with_mtp else MODELS[model], n_layer=layers)
-        note = "counted with the block that predicts one more token" if with_mtp else ""
-        note = WHY.get(model, note)
-        rows.append(_line(f"{model}, {layers} layers", TABLES[name], config, seq_len, values, note))
-    return rows + [_line(*each) for each in PRINTED]
+    for of, values in sorted(printed.items()):
+        table, model, layers, seq_len = of
+        note = AS_PRINTED[table, model].note if (table, model) in AS_PRINTED else ""
+        name, flops = f"{model}, {layers} layers", counted(table, first[of])
+        rows.append(_line(name, TABLES[table], flops, seq_len, values, note))
+    for model, who, config, seq_len, values, note in PRINTED:
+        flops = megatron(config, seq_len, recompute=False)
+        rows.append(_line(model, who, flops, seq_len, values, note))
+    return rows
 
 
 def _line(
-    model: str, who: str, config: GPTConfig, seq_len: int, values: list[float], note: str
+    model: str, who: str, flops: float, seq_len: int, values: list[float], note: str
 ) -> dict[str, Any]:
-    counted = megatron(config, seq_len, recompute=False) / 1e9
     low, high = min(values), max(values)
     return {
         "model": model,
@@ -148,15 +205,15 @@ def _line(
         "rows": len(values),
         "low": low,
         "high": high,
-        "counted": counted,
-        "off": max((counted / value - 1 for value in (low, high)), key=abs),
+        "counted": flops / 1e9,
+        "off": max((flops / 1e9 / value - 1 for value in (low, high)), key=abs),
         "note": note or "-",
     }
 
 
-def page(folder: Path) -> str:
+def page() -> str:
     """The table as Markdown, and what is not in it."""
-    rows = lines(folder)
+    rows = lines()
     far = [row["model"] for row in rows if abs(row["off"]) > NEAR]
     columns = [
         Column("model", "model"),
@@ -171,20 +228,20 @@ def page(folder: Path) -> str:
     ]
     below = (
         f"{len(rows) - len(far)} of {len(rows)} lines are within {NEAR:.0%}; off: of the row that"
-        " is furthest. Not counted: hybrids of Mamba or delta nets and attention (Nemotron-H,"
-        " Nemotron 3, Qwen3-Next), and rows that print one rate alone (Primus; Megatron-LM's"
-        " layer; ModelZoo's on long sequences and on GB200 and GB300)."
+        " is furthest. h: hidden, d: the width of a Mamba block, n: its state. Not counted:"
+        " Qwen3-Next (gated delta nets; its one row has two digits, 23.2 to 24.6), Nemotron 3 Ultra"
+        " (its shape is not published), and rows that print one rate alone (Primus' steps, SimuMax,"
+        " Megatron-LM's layer; ModelZoo's on long sequences and on GB200 and GB300)."
     )
     return MARK + Table(columns, rows).render("markdown").rstrip() + f"\n\n{below}\n"
 
 
 @command_line("moe_flops")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser = Parser(prog="python -m benchmarks.moe_flops", description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args(argv)
-    arguments.out.write_text(page(arguments.folder))
+    arguments.out.write_text(page())
     return 0
 
 

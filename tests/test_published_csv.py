@@ -3,6 +3,14 @@
 import pytest
 
 from analysis.logs.published_csv import column_name, number, read_csv
+from base.errors import UsageError
+from base.files import ROOT
+from benchmarks.planner.held_out import EXPERTS
+from benchmarks.planner.published_rows import read_expert_rows, read_rows
+from models.config import PRESETS
+from models.flops import megatron
+
+PUBLISHED = ROOT / "logs" / "published"
 
 
 @pytest.mark.parametrize(
@@ -44,3 +52,41 @@ def test_remarks_of_other_peoples_tables_become_columns(tmp_path):
         ("", "", "bf16"),
     ]
     assert [row.line_no for row in rows] == [2, 3, 5]
+
+
+@pytest.mark.parametrize(("name", "count"), list(zip(EXPERTS, (49, 17, 13, 11, 6, 6), strict=True)))
+def test_published_runs_of_models_with_experts_are_read_whole(name, count):
+    """Their layouts fill their GPUs, and their sizes give the released number of parameters."""
+    rows, left_out = read_expert_rows([PUBLISHED / file for file in EXPERTS[name]])
+    assert len(rows) == count
+    reasons = ("no layers of a GPT", "no global_batch")
+    assert all(why.startswith(reasons) for _, why in left_out)
+    for row, config, layout, step_s in rows:
+        assert layout.world_size == row.number("gpus") and step_s > 0
+        assert (layout.ep, layout.etp) == ((row.number("ep") or 1), (row.number("etp") or 1))
+        assert layout.global_batch == row.number("global_batch")
+        assert config.n_params / 1e9 == pytest.approx(row.number("params_b"), rel=0.01)
+        problems = layout.problems(config, config.max_seq_len)
+        assert not [problem for problem in problems if problem.startswith(("ep ", "etp "))]
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "preset"),
+    [
+        ("moe_modelzoo_qwen3.csv", "Qwen3-235B-A22B", "qwen3-235b-a22b"),
+        ("primus_moe.csv", "DeepSeek-V2-Lite", "deepseek-v2-lite"),
+        ("dgxc_moe.csv", "DeepSeek-V3", "deepseek-v3"),
+        ("automodel_h100.csv", "GPT-OSS-120B", "gpt-oss-120b"),
+    ],
+)
+def test_a_row_of_a_released_model_has_the_work_of_its_preset(file, model, preset):
+    rows = read_expert_rows([PUBLISHED / file]).rows
+    config = next(row.config for row in rows if row.row.text("model") == model)
+    assert megatron(config, 4096, False) == megatron(PRESETS[preset], 4096, False)
+
+
+def test_no_model_with_experts_and_no_hybrid_is_predicted_as_a_dense_one():
+    rows = read_rows([PUBLISHED / "bridge_moe_ablations.csv"])
+    assert len(rows.ids) == 7 and set(rows.model) == {(80, 8192)}  # Llama 3 70B
+    with pytest.raises(UsageError, match="8 experts: not predicted yet"):
+        read_rows([PUBLISHED / "dgxc_moe.csv"])

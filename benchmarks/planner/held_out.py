@@ -39,6 +39,14 @@ SETS = {  # of logs/published
     "DGX GB200 and H100, NeMo 25.05": ["dgxc_v2505.csv"],
     "LiBai V100, LiBai and Megatron-LM": ["libai_v100.csv"],
 }
+EXPERTS = {  # of logs/published, which nothing predicts yet (published_rows.read_expert_rows)
+    "DGX H100 and GB200, NeMo 25.01 to 25.05": ["dgxc_moe.csv"],
+    "Qwen3-235B, Megatron-MoE-ModelZoo": ["moe_modelzoo_qwen3.csv"],
+    "DeepSeek-V2, Primus MI355X": ["primus_moe.csv"],
+    "Megatron-Bridge H100, one change at a time": ["bridge_moe_ablations.csv"],
+    "AutoModel H100, FSDP2": ["automodel_h100.csv"],
+    "DeepSeek-V2 cut to 4 layers, SimuMax B200": ["simumax_b200.csv"],
+}
 SPLITS = ("random", "leave-model-out", "leave-tp-out")
 BY_SPLIT = list(SETS)[:3]
 FOLDS = 5
