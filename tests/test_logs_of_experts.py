@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -222,18 +223,24 @@ def test_a_forced_balance_is_not_called_faster_than_a_router(record_of, tmp_path
     assert drops.dropped is None and records["natural"].dropped == 0.0
 
 
-def test_the_audit_names_tables_that_do_not_state_their_routing(tmp_path):
+def test_the_audit_names_tables_that_do_not_state_what_experts_results_depend_on(tmp_path):
     def silent(audit):
-        return [line for line in audit.unread if "do not state whether" in line]
+        """Of routing, dropped and ep the rows that do not state it."""
+        return re.findall(
+            r"(\d of \d) rows with experts do not state .* \((\w+)\)$",
+            "\n".join(audit.unread),
+            re.MULTILINE,
+        )
 
     table = tmp_path / "runs.csv"
-    table.write_text("model,gpus,experts,tp,dp,routing\nQ,8,64,1,8,\nQ,16,64,1,16,natural\n")
-    (line,) = silent(audit_paths([table]))
-    assert "1 of 2 rows with experts do not state" in line
-    assert not silent(audit_paths([table], facts={"routing": "forced"}))
+    table.write_text("model,gpus,experts,tp,dp,ep,routing\nQ,8,64,1,8,,\nQ,16,64,1,16,8,natural\n")
+    routing, dropped, ep = ("1 of 2", "routing"), ("2 of 2", "dropped"), ("1 of 2", "ep")
+    assert silent(audit_paths([table])) == [routing, dropped, ep]
+    assert silent(audit_paths([table], facts={"routing": "forced"})) == [dropped, ep]
+    assert silent(audit_paths([table], facts={"routing": "natural, dropless"})) == [ep]
+    assert silent(audit_paths([table], facts={"dropped": "0"})) == [routing, ep]
     table.write_text("model,gpus,tp,dp\nMixtral 8x7B,8,1,8\nLlama 3 8B,8,1,8\n")
-    (line,) = silent(audit_paths([table]))
-    assert "1 of 1 rows with experts" in line
+    assert [rows for rows, _ in silent(audit_paths([table]))] == ["1 of 1"] * 3
 
 
 def test_primus_prints_what_is_counted(shared):

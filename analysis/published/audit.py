@@ -8,11 +8,18 @@ from analysis.published.read_tables import NAMES, SUFFIXES, run_tables
 from base.errors import UsageError
 from base.files import below
 
+# Our column -> what a result of a model with experts depends on.
+OF_EXPERTS = {
+    "routing": "whether their load was balanced by force",
+    "dropped": "what share of the tokens was dropped",
+    "ep": "how the experts were split",
+}
+
 
 class Audit(NamedTuple):
     """findings; refused: files that cannot be read; unread: headings and tables that were not
-    checked, and rows that do not state their routing, a line each; checked: each table's rows in
-    which something could be checked."""
+    checked, and rows that do not state one of OF_EXPERTS, a line each; checked: each table's rows
+    in which something could be checked."""
 
     findings: list[Finding]
     refused: list[str]
@@ -60,11 +67,12 @@ def audit_paths(
         if table.unread:
             audit.unread.append(f"{table.where}: unread: {', '.join(table.unread)}")
         experts = [row for row in table.rows if row.has_experts]
-        if silent := sum("routing" not in row.words for row in experts):
-            audit.unread.append(
-                f"{table.where}: {silent} of {len(experts)} rows with experts do not state whether"
-                " their load was balanced by force (routing)"
-            )
+        for name, words in OF_EXPERTS.items():
+            if silent := sum(not row.states(name) for row in experts):
+                audit.unread.append(
+                    f"{table.where}: {silent} of {len(experts)} rows with experts do not state"
+                    f" {words} ({name})"
+                )
         if not rows:
             read = ", ".join(dict.fromkeys(table.columns.values())) or "no column"
             audit.unread.append(f"{table.where}: skipped: nothing to check in {read}")

@@ -27,6 +27,7 @@ KNOWN = {
     "ep": "ep; ep size; expert parallel; expert parallel size",
     "experts": "experts; # experts; num experts; number of experts",
     "routing": "routing; expert routing; router; load balancing",
+    "dropped": "dropped; dropped tokens; dropped share; drop rate; capacity; capacity factor",
     "micro_batch": "micro batch size; micro-batch",
     "gas": "ga; gradient accumulation; gradient accumulation steps; grad accum steps",
     "global_batch": "global batch size; total batch size",
@@ -67,7 +68,7 @@ KNOWN = {
 FACTORS = {"step_ms": ("step_s", 1e-3), "mfu_pct": ("mfu", 1e-2)}
 FACTORS |= {"efficiency_pct": ("efficiency", 1e-2)}
 WORDS = ("gpu_type", "precision", "model", "formula", "commit", "cluster", "table", "recompute")
-WORDS += ("routing",)
+WORDS += ("routing", "dropped")
 COUNTS = (
     *("gpus", "nodes", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "micro_batch", "gas"),
     *("global_batch", "seq_len", "layers", "hidden", "heads", "ffn", "vocab", "steps", "experts"),
@@ -127,6 +128,11 @@ class Line:
     def has_experts(self) -> bool:
         counts = [self.values[name].number for name in ("experts", "ep") if name in self.values]
         return max(counts, default=1) > 1 or bool(ACTIVE.search(self.words.get("model", "")))
+
+    def states(self, name: str) -> bool:
+        """Whether it states a fact. Words on routing may say what is dropped ("dropless")."""
+        on_drops = name == "dropped" and re.search("drop|capacity", self.words.get("routing", ""))
+        return bool(on_drops) or name in self.values or name in self.words
 
     def fact(self, name: str) -> object:
         return self.values[name].number if name in self.values else self.words.get(name, "")
