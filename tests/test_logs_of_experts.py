@@ -189,8 +189,11 @@ def test_a_name_tells_of_experts(record_of):
 
 def test_our_own_run_states_its_model_split_and_routing():
     model = PRESETS["tiny-moe"].as_dict()
-    facts = {"model": model | {"n_params": 1}, "layout": {"ep": 2, "tp": 1}, "spec": {}}
-    fields = stated(facts | {"routing": "natural"})
+    facts = {"model": model | {"n_params": 1}, "layout": {"ep": 2, "etp": 1, "tp": 1}}
+    spec = {"engine": "megatron", "moe_token_dispatcher_type": "alltoall"}
+    fields = stated(facts | {"routing": "natural", "spec": spec})
+    assert fields["dispatcher"] == "alltoall"
+    assert stated(facts | {"spec": spec | {"engine": "ddp"}})["dispatcher"] is None
     assert fields["model"]["experts"]["num_experts"] == model["experts"]["num_experts"]
     assert (fields["ep"], fields["etp"], fields["routing"]) == (2, 1, "natural")
     dense = stated(facts | {"model": PRESETS["tiny"].as_dict(), "layout": {"tp": 1}})
@@ -237,7 +240,10 @@ def test_the_audit_names_tables_that_do_not_state_what_experts_results_depend_on
     routing, dropped, ep = ("1 of 2", "routing"), ("2 of 2", "dropped"), ("1 of 2", "ep")
     assert silent(audit_paths([table])) == [routing, dropped, ep]
     assert silent(audit_paths([table], facts={"routing": "forced"})) == [dropped, ep]
-    assert silent(audit_paths([table], facts={"routing": "natural, dropless"})) == [ep]
+    assert silent(audit_paths([table], facts={"routing": "natural, dropless"})) == [
+        ("1 of 2", "dropped"),  # the second row says "natural" alone
+        ep,
+    ]
     assert silent(audit_paths([table], facts={"dropped": "0"})) == [routing, ep]
     table.write_text("model,gpus,tp,dp\nMixtral 8x7B,8,1,8\nLlama 3 8B,8,1,8\n")
     assert [rows for rows, _ in silent(audit_paths([table]))] == ["1 of 1"] * 3

@@ -132,6 +132,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
     parts = {part: mapping(facts.get(part)) for part in ("spec", "layout", "host", "model", "git")}
     git, host, model = parts["git"], parts["host"], parts["model"]
     commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
+    dispatcher = parts["spec"].get("moe_token_dispatcher_type")  # no other engine sends tokens
     fields = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
     seldom = [axis for axis in SELDOM if axis not in EXPERT_AXES or model.get("experts")]
     return fields | {
@@ -144,7 +145,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
         # run.json's padded_vocab follows from tp and is no size of the model.
         "model": {k: model[k] for k in (*MODEL, *PARTS) if k in model} or None,
         "routing": facts.get("routing"),
-        "dispatcher": parts["spec"].get("moe_token_dispatcher_type"),
+        "dispatcher": dispatcher if parts["spec"].get("engine") == "megatron" else None,
         "gpu_type": host.get("gpu") or host.get("cpu"),
         "commit": commit and commit + changed,
         "code": git.get("code") and git["code"] + changed,
