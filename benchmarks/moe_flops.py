@@ -63,7 +63,7 @@ AS_PRINTED = {  # (table, model)
         hybrid={"width": 2 * 2688},
     ),
     ("bridge_moe_ablations", "Moonlight-16B-A3B"): AsPrinted(
-        "its six rows differ by 1.1 %, all above ours: probably means of rates beside those of times"
+        "its six rows differ by 1.1 %, all above ours: probably a mean of rates beside one of times"
     ),
     ("dgxc_moe", "DeepSeek-V3"): AsPrinted(
         "counted with the block that predicts one more token", config={"mtp_num_layers": 1}
