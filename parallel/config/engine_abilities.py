@@ -58,6 +58,7 @@ ENGINES: dict[str, Ability] = {
     ),
     "deepspeed_pipe": Ability(
         module="parallel.engines.deepspeed_pipe",
+        parts=("experts",),
         zero_stages=(0, 1),
         kernels=_MEGATRON_KERNELS,
         tp=True,
@@ -96,7 +97,7 @@ def inabilities(
         problems.append(f"engine {engine} trains no model with {in_words(lacking)}")
     elif of := model.experts:
         problems += _of_experts(of, implementation, compile)
-        if engine == "megatron":
+        if engine in ("megatron", "deepspeed_pipe"):
             problems += _of_megatrons_experts(of, model.bias, layout)
         elif layout.tp > 1:
             problems.append(f"experts of the reference GPT have no tp (asked: {layout.tp})")

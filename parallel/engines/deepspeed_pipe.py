@@ -75,6 +75,10 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         return self._scaled(layers.mean_loss(self.config, logits_SBV, labels_BS))
 
     def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
+        if self.spec.model.experts:
+            scale = self._scaler().cur_scale if self.fp16 else 1.0
+            share = float(scale) / self.spec.layout.n_micro
+            layers.scale_balance(torch.tensor(share, device=self.device))
         mean = self.engine.train_batch(batches)  # DeepSpeed has told it to all ranks
         return mean_over_ranks(mean, dist.get_world_size(), stop())
 

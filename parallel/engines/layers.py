@@ -42,6 +42,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group
 from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank
 from megatron.core.tensor_parallel import layers as linear_layers
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -383,11 +384,13 @@ def reference_value(
     Marks a parameter that is split, as megatron-core's own initialisation does. An unmarked one
     counts as a copy, and only tp rank 0's gradient of it enters the norm. An expert's is split over
     etp ranks, and none of tp's other ranks has a copy. It is marked as reduced among its own
-    copies, which megatron-core 0.16 forgets where ep is 1 and etp is not tp.
+    copies, which megatron-core 0.16 forgets where ep is 1 and etp is not tp. In DeepSpeed all ranks
+    of a stage have all experts, and the mark would name a group that is not there.
     """
     group, of_expert = tp_group(), ".experts." in names[0]
     if of_expert:
-        group, parameter.allreduce = parallel_state.get_expert_tensor_parallel_group(), False
+        group = parallel_state.get_expert_tensor_parallel_group()
+        parameter.allreduce = spec.engine != "megatron"
     tp, rank = group.size(), group.rank()
     rows, *columns = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 empties parameters
     part = (rows // len(names), *columns)
@@ -506,8 +509,10 @@ class Block(nn.Module):
     ):
         super().__init__()
         self.rotary = rotary
-        layer = block_submodules(spec, config, kernels).layer_specs[0]
-        self.layer = build_module(layer, config=config, layer_number=index + 1)
+        stage, number = divmod(index, spec.model.n_layer // spec.pp)
+        layer = block_submodules(spec, config, kernels, stage).layer_specs[number]
+        # megatron-core adds the layers of the stages before this one.
+        self.layer = build_module(layer, config=config, layer_number=number + 1)
         fill(self.layer, lambda name, *run: layer_value(spec, index, name, *run))
 
     def forward(self, x_SBH: Tensor) -> Tensor:
@@ -526,6 +531,12 @@ class FinalNorm(nn.Module):
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         return self.norm(x_SBH)
+
+
+def scale_balance(scale: Tensor) -> None:
+    """Multiply the gradient of the `balance_loss` of each layer and micro-batch by `scale`, a
+    scalar: a pipeline stage adds it in backward, where no loss of the whole model is."""
+    MoEAuxLossAutoScaler.set_loss_scale(scale)
 
 
 def mean_loss(config: TransformerConfig, logits_SBV: Tensor, labels_BS: Tensor) -> Tensor:
