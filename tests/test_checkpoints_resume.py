@@ -48,6 +48,7 @@ NAMES = {
         "fsdp2:zero_stage=3,fsdp_shard=2",
         "deepspeed_zero:zero_stage=1",
         "deepspeed_zero:zero_stage=3",
+        "deepspeed_pipe:pp=2,zero_stage=1",
     ),
 }
 for _key, _preset in (
@@ -186,6 +187,17 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
             off += float((ours.gathered(parameter, "exp_avg") - exact).square().sum())
             size += float(exact.square().sum())
         assert off <= 1e-3**2 * size, (name, (off / size) ** 0.5)
+
+
+def test_the_loss_that_balances_experts_is_multiplied_by_the_scale_too(tokens, tmp_path):
+    """A pipeline stage adds its gradient by itself; it is most of a router's first gradients."""
+    ddp, pipe = (f"{of}preset=tiny-moe" for of in ("ddp:", "deepspeed_pipe:pp=2,precision=fp16,"))
+    work(2, tmp_path / "raised", tokens, ddp, pipe)
+    exact, ours = (checkpoint(save_of(tmp_path / "raised", name)) for name in (ddp, pipe))
+    for block in range(4):  # a rounded score can choose another expert
+        of_router = f"blocks.{block}.mlp.router.weight"
+        gradient, true = (of.gathered(of_router, "exp_avg") for of in (ours, exact))
+        assert float((gradient - true).norm()) <= 0.1 * float(true.norm()), of_router
 
 
 def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, tmp_path):

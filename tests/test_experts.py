@@ -170,6 +170,7 @@ def test_what_megatron_core_computes_otherwise_is_refused(of, asked, words):
     ("asked", "words"),
     [
         ({"engine": "ddp", "ep": 2}, "engine ddp has no ep .asked: 2; engines with ep: megatron"),
+        ({"engine": "deepspeed_pipe", "tp": 2}, "experts at tp 2 need sequence_parallel"),
         ({"ep": 2, "breakdown": True}, "no column for messages between ep 2 x etp 1 ranks"),
         ({"preset": "tiny", "moe_token_dispatcher_type": "allgather"}, "with experts alone"),
     ],

@@ -36,7 +36,8 @@ CHOSEN = {  # of the others all
     " megatron-tp2-pp2-dp2-zero1".split(),
     "moe": "ddp ddp-dp2-recompute-selective fsdp2-dp2-zero2 fsdp2-dp2-zero3-recompute-full"
     " deepspeed-zero-dp2-zero1 deepspeed-zero-dp2-zero2 deepspeed-zero-dp2-zero3 deepspeed-pipe-pp2"
-    " deepspeed-pipe-pp2-dp2-zero1-recompute-full megatron-ep2-dp2 megatron-ep2-dp2-allgather megatron-tp2-sp megatron-tp2-ep2-dp2-sp megatron-pp2-vpp2".split(),
+    " deepspeed-pipe-pp2-dp2-zero1-recompute-full megatron-ep2-dp2"
+    " megatron-ep2-dp2-allgather megatron-tp2-sp megatron-tp2-ep2-dp2-sp megatron-pp2-vpp2".split(),
 }
 SLOW = ("more", "qwen3", "hugging face")
 ROWS = [
