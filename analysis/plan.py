@@ -4,34 +4,35 @@
     python -m analysis.plan --preset 1t --cluster selene --gpus 10000 --leave 16 --global-batch 9984
     python -m analysis.plan ... --why tp=8,pp=8,mbs=1
     python -m analysis.plan ... --study slurm/planned.toml --top 5 [--force]
+    python -m analysis.plan ... --scale strong
 
 Every split of the GPUs by tp, pp, vpp and dp, every micro-batch, recompute policy, ZeRO stage and
 sequence parallelism is tried, and every cp of --cp. What is printed is predicted, not measured; the
 interval holds 80 %.
 A cluster is a name (of analysis/planner/calibrations or slurm/clusters.toml) or a calibration file.
---study refuses to replace a file, unless --force is given. `--top 10000 --format csv` prints every
-layout that fits, for a spreadsheet.
+--study writes the fastest layout of three splits, then the fastest others; it refuses to replace a
+file, unless --force is given. `--top 10000 --format csv` prints every layout that fits.
 """
 
 import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Table, add_table_flags, show
-from analysis.planner import explain, ranking
-from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
-from analysis.planner.ranking import Ranking
-from analysis.planner.space import PLANNED, WIDTHS, space
+from analysis.planner import explain, ranking, scale
+from analysis.planner.calibration import from_data_sheet, load_calibration
+from analysis.planner.ranking import Question, Ranking
+from analysis.planner.space import PLANNED, WIDTHS
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line, warn
 from base.files import add_force_flag
 from base.storage import output
-from models.config import PRESETS, GPTConfig, name_of, preset
+from models.config import PRESETS, name_of, preset
 from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
 from parallel.config import memory, settings
 from parallel.config.axes import SET_AXES
@@ -76,9 +77,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--cp", type=int, nargs="+", default=[1], metavar="N", help=cps)
     count("--leave", default=0, help="GPUs that may stay idle")
     ranking.add_flags(parser)
-    count("--top", default=10, help="layouts shown (default: 10)")
+    kinds = "--gpus, half of them ...: the fastest layout of each; weak: half the batch, too"
+    add("--scale", choices=("strong", "weak"), help=kinds)
+    count("--top", help="layouts shown (default: 10)")
     add("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
-    add("--study", type=Path, metavar="FILE", help="write the top as a study")
+    add("--study", type=Path, metavar="FILE", help="write layouts to measure as a study")
     add_force_flag(parser)
 
 
@@ -104,6 +107,9 @@ def _check_flags(arguments: argparse.Namespace) -> None:
             f"--leave {arguments.leave} would leave all {arguments.gpus} GPUs idle: give at most"
             f" {arguments.gpus - 1}"
         )
+    others = [f"--{k}" for k in ("why", "study", "top", "leave") if getattr(arguments, k)]
+    if arguments.scale and others:
+        raise UsageError(f"--scale shows the fastest layout of each count: no {', '.join(others)}")
     if arguments.why is not None and arguments.study:
         raise UsageError("--why explains one layout: no --study with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
@@ -112,30 +118,6 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         if arguments.cluster and getattr(arguments, flag):
             name = flag.replace("_", "-")
             raise UsageError(f"--{name} goes with --gpu-type: a cluster knows its own")
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is planned. preset: whose blocks the model has, if any; sizes: what flags state of the
-    model; settings: of `space`."""
-
-    config: GPTConfig
-    preset: str | None
-    sizes: dict[str, Any]
-    cluster: Calibration
-    gpus: int
-    global_batch: int
-    settings: dict[str, Any]
-    margin: float
-
-    def ranked(self) -> Ranking:
-        """Every layout.
-
-        Raises:
-            UsageError: no layout is possible.
-        """
-        x = space(self.config, self.cluster, self.gpus, self.global_batch, **self.settings)
-        return ranking.rank(x, self.cluster, self.margin)
 
 
 def question(arguments: argparse.Namespace) -> Question:
@@ -186,10 +168,15 @@ def answer(arguments: argparse.Namespace) -> Table:
         UsageError: a wrong flag, or no layout is possible or fits.
     """
     ask = question(arguments)
+    if arguments.scale:
+        shown = scale.table(ask, arguments.scale == "weak")
+        return replace(shown, notes=[*shown.notes, _of_what(ask)])
     r, precision = ask.ranked(), ask.settings["precision"]
     if not len(r.order):
         raise UsageError(ranking.nothing_fits(r, ask.config, ask.gpus))
-    rows = ranking.rows_of(r, r.best[: arguments.top], ask.config, precision)
+    count = arguments.top or 10
+    top = ranking.to_measure(r, count) if arguments.study else r.best[:count]
+    rows = ranking.rows_of(r, top, ask.config, precision)
     if arguments.study:
         _write_study(arguments.study, rows, ask, arguments.cluster or arguments.gpu_type)
     notes = _notes(ask, r, rows, arguments)
@@ -201,21 +188,20 @@ def _notes(
 ) -> list[str]:
     """What the times are of, what was assumed, and what does not fit."""
     cluster, x, precision = ask.cluster, r.x, ask.settings["precision"]
-    top, flash, card = r.best[: len(rows)], arguments.flash, arguments.gpu_type
+    flash, card = arguments.flash, arguments.gpu_type
     attention = "flash" if x.flash[0] else "unfused"
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
         f" {cluster.gemm_precision(precision)} with {attention} attention",
         *ranking.width_note(rows, cluster),
     ]
-    splits = zip(x.tp[r.best].tolist(), x.pp[r.best].tolist(), strict=True)
-    notes += ranking.alike_note(r.seconds[r.best], list(splits))
+    notes += ranking.alike_note(r)
     if card and not find_gpu(card):
         name = planning_gpu(card).name
         notes.append(f"--gpu-type {card} may be several cards: {name} is assumed")
     if flash is not None and flash != cluster.flash and cluster.fit.n:
         notes.append(f"no run of this fit had {attention} attention: its time is the model's alone")
-    if x.fsdp2[top].any():
+    if any(row["engine"] == "fsdp2" for row in rows):
         notes.append(FSDP2)
     notes.append(_of_what(ask))
     if ask.preset is None:
@@ -228,7 +214,7 @@ def _notes(
         notes.append(f"the model: {', '.join(sizes)}; all else as in GPT-2")
     if precision == "fp8":
         notes.append(FP8_MEMORY)
-    if (x.cp[top] > 1).any():
+    if any(row["cp"] > 1 for row in rows):
         notes.append(RING)
     shared = ", shared by the ranks" if cluster.is_host else ""
     return [

@@ -22,7 +22,8 @@ class Gpu:
 
     peaks: dense TFLOP/s by precision. Rates are bytes/s, one direction, per card: to its memory,
     over its links to the others of a node, and its share of the node's network. domain: cards that
-    the links join where they reach beyond a node, else 0.
+    the links join where they reach beyond a node, else 0. other_gb: other sizes of memory that the
+    same name has.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Gpu:
     source: str
     mesh: bool = False
     domain: int = 0
+    other_gb: tuple[float, ...] = ()
 
 
 def _read_cards() -> tuple[Gpu, ...]:
@@ -150,6 +152,23 @@ def planning_gpu(name: str | None) -> Gpu:
         return card
     what = f"unknown GPU {name!r}" if name else "no GPU type"
     raise UsageError(f"{what}; known: {', '.join(g.name for g in GPUS)}")
+
+
+def card_memory(name: str) -> float:
+    """GB of the card that a name means: those in it (A100-SXM4-40GB), else of its data sheet.
+    Raises: UsageError: no such card; or several sizes, and the name states none or another."""
+    card = planning_gpu(name)
+    sizes = sorted({*card.other_gb, card.memory_gb})
+    stated = re.search(r"(?<![\d.])(\d{2,3})\s?G(?:i?B)?(?![\w/])", name, re.IGNORECASE)
+    # More than twice the largest is another memory (GH200 480GB: its CPU's).
+    size = float(stated[1]) if stated and float(stated[1]) <= 2 * sizes[-1] else None
+    if size in sizes or (size is None and len(sizes) == 1):
+        return size or sizes[0]
+    raise UsageError(
+        f"{card.name} has {' or '.join(f'{size:g}' for size in sizes)} GB, {name!r} states"
+        f" {f'{size:g}' if size else 'none'}: name it as '{card.name} {sizes[0]:g}GB', or give"
+        " analysis.plan --gpu-memory GB (a cluster: the key gpu_memory_gb)"
+    )
 
 
 # A kind of link, which becomes its rate; then a rate, and how many of it stand before or behind:

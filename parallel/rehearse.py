@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import Parser, UsageError, command_line, warn
-from models.gpus import Gpu, find_gpu, lacking, planning_gpu
+from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
 from parallel.config import clusters, memory
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout_arrays import columns_of
@@ -301,7 +301,8 @@ def main(argv: list[str] | None = None) -> int:
         why = "an expert's tokens are known only when the router has chosen"
         raise UsageError(f"{', '.join(routed)} cannot be rehearsed: {why}")
     if arguments.gpu_type:
-        card_gb = card_of(arguments.gpu_type, arguments.cluster, runs).memory_gb
+        card_of(arguments.gpu_type, arguments.cluster, runs)
+        card_gb = card_memory(arguments.gpu_type)
     work = [(name, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)]
     if card_gb is None:
         line = "no card is known, so nothing is checked to fit (give --cluster or --gpu-type)"

@@ -145,7 +145,7 @@ def test_a_wrong_flag_is_one_line_that_no_terminal_obeys(module, words, capsys):
 def test_a_reader_that_goes_away_ends_a_command_after_its_files_are_written(tmp_path):
     read, write = os.pipe()
     os.close(read)
-    flags = "--preset 1.7b --gpu-type A100 --gpus 8 --global-batch 8 --study".split()
+    flags = "--preset 1.7b --gpu-type A100-80GB --gpus 8 --global-batch 8 --study".split()
     command = [sys.executable, "-m", "analysis.plan", *flags, str(tmp_path / "x.toml")]
     done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)

@@ -10,8 +10,9 @@ import pytest
 from analysis import plan, prune
 from analysis.logs.load import load
 from analysis.logs.record import Record
-from analysis.planner import explain, ranking
+from analysis.planner import explain, ranking, scale
 from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration
+from analysis.planner.fitting import telling
 from analysis.planner.runs import predicted_seconds, row_of
 from analysis.planner.space import space
 from base.errors import Parser, UsageError
@@ -59,7 +60,7 @@ def refused(capsys, main, *flags):
 def test_what_is_planned_is_what_layout_problems_lets_run(config):
     """Of 8 GPUs and 12 sequences: every layout whose problems are none and whose tp fills nodes."""
     seq_len, sizes = 90, (1, 2, 3, 4, 6, 8)
-    x = space(config, from_data_sheet("A100"), 8, 12, seq_len, cps=(1, 3, 5), leave=7)
+    x = space(config, from_data_sheet("A100 80GB"), 8, 12, seq_len, cps=(1, 3, 5), leave=7)
     assert not any(x.layout(i).problems(config, seq_len) for i in range(len(x)))
     planned = {x.layout(i) for i in range(len(x))}
     assert len(planned) == len(x) - x.fsdp2.sum()
@@ -77,9 +78,9 @@ def test_what_is_planned_is_what_layout_problems_lets_run(config):
             wanted |= {layout} if not layout.problems(config, seq_len) else set()
     assert megatron == wanted
     with pytest.raises(UsageError, match="no formula has the memory .* a model with experts and"):
-        space(PRESETS["tiny-mla-moe"], from_data_sheet("A100"), 8, 8, 128)
+        space(PRESETS["tiny-mla-moe"], from_data_sheet("A100 80GB"), 8, 8, 128)
     with pytest.raises(UsageError, match="cp 4 cuts a sequence into 8 chunks"):
-        space(config, from_data_sheet("A100"), 8, 12, seq_len, cps=(4,))
+        space(config, from_data_sheet("A100 80GB"), 8, 12, seq_len, cps=(4,))
 
 
 def test_175b_on_512_gpus_is_planned_in_order_of_time():
@@ -130,12 +131,35 @@ def test_a_plan_says_what_it_assumed_and_how_wide_its_interval_is():
         assert ("--gpu-type H100 may be several cards: H100 SXM is assumed" in notes) == assumed
 
 
-def test_layouts_to_measure_are_the_fastest_of_different_splits():
-    splits = [(8, 1), (8, 1), (8, 2), (4, 1), (2, 1)]
-    (note,) = ranking.alike_note(np.array([1.0, 1.029, 1.031, 1.2, 1.3]), splits)
-    assert note.startswith("2 layouts") and note.endswith("tp 8 pp 1, tp 8 pp 2 and tp 4 pp 1")
-    for seconds in ([], [1.0, 1.1]):
-        assert ranking.alike_note(np.array(seconds), splits[1:3]) == []
+def test_layouts_to_measure_are_the_fastest_of_different_splits(tmp_path):
+    flags = "--preset llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --cp 1 2"
+    r = plan.question(ask(flags)).ranked()
+    splits = list(zip(r.x.tp[r.best], r.x.cp[r.best], r.x.pp[r.best], strict=True))
+    first = list(dict.fromkeys(splits))[:3]
+    assert len(set(splits[:3])) < 3  # the three fastest are not of three splits
+    study = answer(flags, "--top 3 --study", tmp_path / "planned.toml")
+    assert [(row["tp"], row["cp"], row["pp"]) for row in study.rows] == first
+    names = [f"tp {tp} cp {cp} pp {pp}" for tp, cp, pp in first]
+    assert f"at least the fastest of {names[0]}, {names[1]} and {names[2]}" in "\n".join(
+        study.notes
+    )
+    five = ranking.to_measure(r, 5)
+    assert len(set(five)) == 5 and (np.diff(r.seconds[five]) >= 0).all() and r.best[0] == five[0]
+    apart = r._replace(seconds=r.seconds + np.where(np.arange(len(r.x)) == r.best[0], 0, 9))
+    assert ranking.alike_note(apart) == []
+
+
+def test_cp_is_listed_only_where_it_is_faster_or_smaller_than_dp():
+    """cp 2 with two sequences of a micro-batch is cp 1 with one: the same tokens of a rank."""
+    flags = "--preset llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --cp 1 2 4"
+    r = plan.question(ask(flags)).ranked()
+    x = r.x.take(r.best)
+    names = ("tp", "pp", "vpp", "replicas", "tokens", "zero_stage", "sequence_parallel", "fsdp2")
+    table = np.array([getattr(x, name) for name in names]).T
+    for split in np.unique(table, axis=0):
+        used = r.used[r.best][(table == split).all(axis=1)]
+        assert (np.diff(used) < 0).all()
+    assert {1, 2} <= set(x.cp.tolist()) and len(r.best) < len(r.order)
 
 
 def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
@@ -167,7 +191,10 @@ def test_a_wrong_plan_is_one_line(capsys):
         (f"{PLAN} --network fast", "--network 'fast' states no rate; write it as"),
         (f"{ON_8} --network 8xNDR", "8 GPUs of selene is one node, and nothing leaves it"),
         (f"{PLAN} --gpus-per-node 4", "goes with --gpu-type"),
-        (PLAN.replace("--cluster selene", "--gpu-type A100-40GB"), "add --gpu-memory 40"),
+        (
+            PLAN.replace("--cluster selene", "--gpu-type A100"),
+            "A100 has 40 or 80 GB, 'A100' states none",
+        ),
         (f"{PLAN} --why tp=3", "there are: tp 1, 2, 4, 8"),
         (f"{PLAN} --why tq=3,tp=1", "--why: unknown 'tq'; known: cp, dp, micro_batch"),
         (f"{PLAN} --why ,", "--why: say which layout"),
@@ -235,7 +262,7 @@ def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknow
     assert "no run; rates of the card of 32 GB) in fp16 with unfused" in below
     below = "\n".join(answer(PLAN, "--flash").notes)
     assert "in bf16 with flash" in below and "no run of this fit had flash attention" in below
-    assert from_data_sheet("L4").flash and not from_data_sheet("V100").flash
+    assert from_data_sheet("L4").flash and not from_data_sheet("V100 32GB").flash
 
 
 def test_recomputation_is_not_offered_where_it_saves_nothing():
@@ -427,3 +454,71 @@ def test_the_model_of_a_log_is_predicted_as_the_models_columns(name):
     x, y = row_of(record, lambda *_: {}), columns(config)
     names = "layers hidden heads head_dim kv_heads ffn glu untied qk_norm dropout vocab seq".split()
     assert [getattr(x, n).tolist() for n in names] == [getattr(y, n).tolist() for n in names]
+
+
+def test_more_gpus_than_any_run_had_are_said_and_widen_the_interval():
+    """0.96 % a doubling (a deviation of 1.42 %) beyond the largest fitted run."""
+    x = space(PRESETS["1.7b"], load_calibration("dgx-h100"), 2**20, 2**20, 2048)
+    for cluster, most in ((load_calibration("dgx-h100"), 2048), (from_data_sheet("H100"), 10752)):
+        fit = cluster.fit
+        assert fit.gpus == most
+        machine, inside = cluster.machine_for(x), replace(fit, gpus=2**20)
+        more = fit.spread(x, machine) ** 2 - inside.spread(x, machine) ** 2
+        assert more == pytest.approx((1.48 * 0.0096 * np.log2(2**20 / most)) ** 2)
+    flags = "--preset 18b --cluster dgx-h100 --top 1 --gpus"
+    notes = ["\n".join(answer(flags, n, f"--global-batch {n}").notes) for n in (2048, 4096)]
+    assert "extrapolated" not in notes[0]
+    assert "4096 GPUs are more than the 2048 of the largest fitted run: times are" in notes[1]
+    assert "extrapolated by 1.0 doublings" in notes[1]
+
+
+SCALE = "--preset llama3-70b --gpu-type H100 --gpus 16384 --global-batch 2048 --scale strong"
+
+
+def test_scale_is_the_fastest_layout_of_each_count_and_names_the_knee():
+    table = answer(SCALE)
+    counts = [row["gpus"] for row in table.rows]
+    assert counts == [2**k for k in range(5, 15)]
+    alone = answer(SCALE.replace("16384", "512").replace("--scale strong", "--top 1")).rows[0]
+    row = table.rows[counts.index(512)]
+    assert {k: row[k] for k in alone} == alone
+    rates = [row["tokens_per_s"] / row["gpus"] for row in table.rows]
+    assert [row["kept"] for row in table.rows] == pytest.approx([r / rates[0] for r in rates])
+    assert table.rows[0]["worst"] == table.rows[0]["best"] == 1
+    assert all(row["worst"] < row["kept"] < row["best"] for row in table.rows[1:])
+    notes = "\n".join(table.notes)
+    keeps = rates[-1] / rates[-2]
+    assert keeps < scale.KNEE <= min(b / a for a, b in itertools.pairwise(rates[:-1]))
+    assert f"knee at 8192 GPUs: 16384 keep {keeps:.1%} of a GPU's tokens/s; " in notes
+    assert "% of what grew is tensor parallel" in notes  # tp 8 beside tp 4
+    assert "no fewer GPUs: 70.6B parameters do not fit on 16 GPUs" in notes
+
+
+def test_weak_scaling_keeps_the_batch_of_a_gpu_and_without_a_fall_there_is_no_knee():
+    flags = "--preset llama3-70b --cluster dgx-h100 --gpus 2048 --global-batch 4096 --scale weak"
+    table = answer(flags)
+    batches = [row["tokens_per_s"] * row["predicted_s"] / row["gpus"] for row in table.rows]
+    assert batches == pytest.approx([2 * 8192] * len(batches))
+    least = min(b["kept"] / a["kept"] for a, b in itertools.pairwise(table.rows))
+    assert f"no knee: each doubling keeps {least:.1%} or more" in "\n".join(table.notes)
+    for row in table.rows[1:]:  # what both counts share does not widen the band of their ratio
+        assert row["best"] / row["kept"] < (row["high_s"] / row["predicted_s"]) ** np.sqrt(2)
+
+
+def test_counts_to_measure_leave_the_least_unknown():
+    """Of three rows, of which two err together, one of the two is measured before the third."""
+    together = np.array([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 0.9]])
+    assert telling(together, 1).tolist() == [0] and telling(together, 2).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (f"{SCALE} --top 3 --leave 8", "of each count: no --top, --leave"),
+        (f"{SCALE} --why tp=8", "of each count: no --why"),
+        (SCALE.replace("16384", "32"), "or more: 70.6B parameters do not fit on 16"),
+        (SCALE.replace("16384", "105"), "or more: 105 GPUs: no layout of 105 GPUs"),
+    ],
+)
+def test_scale_that_cannot_be_is_one_line(flags, why, capsys):
+    assert why in refused(capsys, plan.main, *flags.split(" "))

@@ -138,6 +138,11 @@ def test_a_card_without_a_cluster_is_one_that_has_the_runs_number_format():
             rehearse.card_of(name, cluster, runs)
 
 
+def test_a_card_of_several_sizes_is_asked_for_its_memory(capsys):
+    assert rehearse.main("--preset tiny --engine ddp --gpu-type A100".split()) == 2
+    assert "A100 has 40 or 80 GB, 'A100' states none" in capsys.readouterr().err
+
+
 def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
     split = {"preset": "175b", "engine": "megatron", "gpus": 64, "tp": 8, "pp": 8}
     spec = resolve(("test", split))

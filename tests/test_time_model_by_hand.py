@@ -101,6 +101,25 @@ def test_a_ring_moves_keys_and_values_once_a_pass_and_hides_them_behind_attentio
     assert slow_s > fast_s
 
 
+def test_a_context_parallel_rank_adds_up_what_each_step_of_the_ring_gave():
+    """Of cp 4, three sums of three quarters; two reads and a write of two bytes a number each."""
+    machine = Machine(np.inf, 1e9, np.inf, np.inf)
+
+    def numbers(recompute=0, **given):
+        x = columns(LLAMA, micro_batch=3, flash=True, recompute=recompute, **given)
+        ring = timemodel.layer(x, machine, ideal(mem=0.5))
+        plain = timemodel.layer(replace(x, cp=np.ones(1)), machine, ideal(mem=0.5))
+        shorter = timemodel.elementwise(x, machine, ideal(mem=0.5))
+        whole = timemodel.elementwise(replace(x, cp=np.ones(1)), machine, ideal(mem=0.5))
+        alone = one(ring - plain - timemodel.passes(x) * (shorter - whole))
+        return alone * 0.5e9 / (3 * 0.75 * 3 * 2) / (3 * 128 / 4 * 96)
+
+    out, queries, others = 4, 4, 2 * 2  # heads
+    assert numbers(cp=4) == pytest.approx(out + queries + others)
+    assert numbers(cp=4, tp=2) == pytest.approx((out + queries + others) / 2)
+    assert numbers(cp=4, recompute=2) == pytest.approx(2 * out + queries + others)
+
+
 def test_a_context_parallel_group_beyond_a_node_has_its_share_of_the_network():
     """Ranks of tp 8 fill a node of 8: its eight groups of cp 2 share its network."""
     machine = Machine(np.inf, 1e9, 1e9, 4e8)

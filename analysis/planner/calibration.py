@@ -7,7 +7,6 @@ its card's data sheet and the priors of analysis/planner/fitting.py.
 
 import json
 import math
-import re
 from dataclasses import MISSING, asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from base.storage import output
 from models.flops import DEFAULT_CONVENTION
 from models.gpus import (
     NETWORK,
+    card_memory,
     check_network,
     joined,
     lacking,
@@ -55,6 +55,7 @@ _Rates = make_dataclass("_Rates", [(n, float, key(MISSING, "", _POSITIVE)) for n
 class _Fitted:
     n: int = key(MISSING, "", Bounds(0, 10**9))
     sigma: float = key(MISSING, "", _NOT_NEGATIVE)
+    gpus: int = key(0, "", Bounds(0, 10**9))  # 0: not stated, as in older files
     report: str = key("")
     rows: tuple[str, ...] = key(())
 
@@ -227,21 +228,13 @@ def from_data_sheet(
     gpu: str, gpus_per_node: int = 8, name: str = "", memory_gb: float | None = None
 ) -> Calibration:
     """A cluster that nobody has measured: its card's data sheet, the network of the maker's own
-    node, and the priors. memory_gb: of one card; None takes the sheet's.
+    node, and the priors. memory_gb: of one card; None takes `card_memory`'s.
 
     Raises:
-        UsageError: unknown card, or one whose name states another memory than its data sheet.
+        UsageError: unknown card, or its memory is not known.
     """
-    card = planning_gpu(gpu)
-    stated = re.search(r"\b(\d{2,3})\s?GB?\b(?!/)", gpu, re.IGNORECASE)
-    # More than twice the sheet's is another memory (GH200 480GB: its CPU's).
-    size = float(stated[1]) if stated else card.memory_gb
-    if memory_gb is None and card.memory_gb != size <= 2 * card.memory_gb:
-        raise UsageError(
-            f"the data sheet of {card.name} is of {card.memory_gb:g} GB, not of {gpu!r}: to plan"
-            f" with its rates, add --gpu-memory {size:g} (a cluster: the key gpu_memory_gb)"
-        )
-    memory_gb, rates = memory_gb or card.memory_gb, ""
+    card, rates = planning_gpu(gpu), ""
+    memory_gb = memory_gb or card_memory(gpu)
     if memory_gb != card.memory_gb:
         rates = f"; rates of the card of {card.memory_gb:g} GB"
     return Calibration(
@@ -268,6 +261,7 @@ def _read(path: Path) -> Calibration:
     if covariance.shape != (len(NAMES), len(NAMES)) or not np.isfinite(covariance).all():
         raise UsageError(f"{where}: covariance is no {len(NAMES)} x {len(NAMES)} table of numbers")
     constants, fitted = asdict(stated.pop("constants")), stated.pop("fit")
+    gpus = fitted.gpus or stated["gpus_per_node"]
     rates, held = stated.pop("machine", None), stated.pop("memory", None) or _Memory()
     if rates is None:
         planning_gpu(stated["gpu"])
@@ -276,7 +270,7 @@ def _read(path: Path) -> Calibration:
     return Calibration(
         path.stem,
         **stated,
-        fit=Fit(constants, covariance, fitted.sigma, fitted.n),
+        fit=Fit(constants, covariance, fitted.sigma, fitted.n, gpus=gpus),
         memory=asdict(held),
         source=f"{path.name}: {fitted.n} runs, {fitted.report}",
         machine_override=Machine(**asdict(rates)) if rates else None,
@@ -297,7 +291,7 @@ def write(path: Path, cluster: Calibration, report: str, rows: list[str]) -> Non
     if cluster.is_host:
         lines += ["", "[machine]  # measured here: FLOP/s and bytes/s"]
         lines += [f"{n} = {float(getattr(cluster.machine_override, n)):.6g}" for n in RATES]
-    lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}"]
+    lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}", f"gpus = {fit.gpus}"]
     lines += [f"report = {json.dumps(report)}", "rows = ["]
     lines += [*(f"  {json.dumps(row)}," for row in rows), "]", "covariance = ["]
     lines += ["  [" + ", ".join(f"{v:.4g}" for v in row) + "]," for row in fit.covariance]

@@ -29,6 +29,11 @@ NARROWER = 0.85
 STRONG = 6.0
 USUAL_ROWS = 3  # as many rows of that spread are added to a fit's own residuals
 
+MOST_GPUS = 10_752  # of a row that the priors were chosen on (MLPerf v4.1)
+# Spread of log seconds for each doubling beyond: 1.48 medians of how much 52 series of published
+# rows of one layout grew beside what was predicted (benchmarks/planner/growth.py).
+GROWTH = 1.48 * 0.0096
+
 # name: (centre, width in log). A share is of the data sheet's rate; seconds are of one layer, step
 # or micro-batch, as said.
 PRIORS: dict[str, tuple[float, float]] = {
@@ -90,23 +95,29 @@ def priors_of(card: str) -> dict[str, tuple[float, float]]:
 @dataclass(frozen=True)
 class Fit:
     """Fitted constants. covariance: of their logs; sigma: robust scale of the log residuals.
-    at_priors: the runs gave no reason to move the constants."""
+    at_priors: the runs gave no reason to move the constants. gpus: the most of a run behind it."""
 
     constants: dict[str, float]
     covariance: np.ndarray
     sigma: float
     n: int
     at_priors: bool = False
+    gpus: int = MOST_GPUS
 
     def seconds(self, x: Columns, machine: Machine) -> Array:
         return timemodel.seconds(x, machine, self.constants)
 
-    def spread(self, x: Columns, machine: Machine) -> Array:
-        """Standard deviation of log seconds: the residuals', the constants' and luck's together."""
+    def known(self, x: Columns, machine: Machine) -> np.ndarray:
+        """Log seconds, (n, k), by one deviation of what rows share: constants, GPUs beyond runs."""
         theta = np.log([self.constants[name] for name in NAMES])
-        grad = _with_slopes(x, machine, theta).slopes
-        known = self.sigma**2 + timemodel.luck(x, machine, self.constants) ** 2
-        return np.sqrt(known + np.einsum("ij,jk,ik->i", grad, self.covariance, grad))
+        root = np.linalg.cholesky(self.covariance)
+        beyond = GROWTH * np.log2(np.maximum(x.gpus / self.gpus, 1.0))
+        return np.column_stack([_with_slopes(x, machine, theta).slopes @ root, beyond])
+
+    def spread(self, x: Columns, machine: Machine) -> Array:
+        """Standard deviation of log seconds: the residuals', luck's and what rows share."""
+        own = self.sigma**2 + timemodel.luck(x, machine, self.constants) ** 2
+        return np.sqrt(own + (self.known(x, machine) ** 2).sum(axis=1))
 
     def interval(self, seconds: Array, x: Columns, machine: Machine) -> Interval:
         """The middle 80 % around predicted seconds."""
@@ -218,7 +229,7 @@ class _Problem:
         weighed = grad / np.sqrt(self.noise**2 - NOISE**2 + sigma**2)[:, None]
         covariance = np.linalg.inv(weighed.T @ weighed + known)
         constants = dict(zip(NAMES, np.exp(theta), strict=True))
-        return Fit(constants, covariance, float(sigma), n, at_priors)
+        return Fit(constants, covariance, float(sigma), n, at_priors, int(self.x.gpus.max()))
 
 
 def fit(
@@ -254,20 +265,26 @@ def slopes(
     return _with_slopes(x, machine, theta).slopes * np.array([priors[name][1] for name in NAMES])
 
 
+def likeness(x: Columns) -> np.ndarray:
+    """The correlation, (n, n), of what no constant explains of rows: alike layouts err together."""
+    table = features(x)
+    return np.exp(-2.0 * ((table[:, None, :] - table[None, :, :]) ** 2).mean(axis=2))
+
+
 def choose(x: Columns, count: int, known_of: np.ndarray) -> np.ndarray:
     """Indices of `count` rows to calibrate with: those that leave least unknown of all rows.
 
-    Before any run, log times of two rows covary: by the priors (known_of: `slopes`), and by what no
-    constant explains, which is alike for alike layouts. Rows are taken one by one: each time the
-    row whose measurement would reduce the variance of all rows the most. Measured times are not
-    used, so these are the runs that one would submit.
+    Before any run, log times of two rows covary: by the priors (known_of: `slopes`), and by their
+    `likeness`. Measured times are not used, so these are the runs that one would submit.
     """
-    n = len(x)
-    if n <= count:
-        return np.arange(n)
-    table = features(x)
-    apart = ((table[:, None, :] - table[None, :, :]) ** 2).mean(axis=2)
-    covariance = UNMODELLED**2 * np.exp(-2.0 * apart) + known_of @ known_of.T
+    if len(x) <= count:
+        return np.arange(len(x))
+    return telling(UNMODELLED**2 * likeness(x) + known_of @ known_of.T, count)
+
+
+def telling(covariance: np.ndarray, count: int) -> np.ndarray:
+    """Indices of `count` rows, each the row whose measurement reduces the variance of all the most;
+    covariance: of their log times."""
     chosen: list[int] = []
     for _ in range(count):
         gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + NOISE**2)

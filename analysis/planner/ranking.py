@@ -1,6 +1,7 @@
 """Which layouts fit in memory, how fast each is, and why the others do not fit."""
 
 import argparse
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from analysis.common.table import Column, Table
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
-from analysis.planner.space import engine_of
+from analysis.planner.space import engine_of, space
 from base.bounds import Bounds
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
@@ -54,8 +55,9 @@ class Ranking(NamedTuple):
     """Layouts on a cluster, each predicted once; arrays are (n,).
 
     terms: seconds by term of a step, and their sum; used: peak bytes of the fullest rank; limit:
-    usable bytes. order: the rows that fit, the fastest first. best: those of `order` that no other
-    recompute policy beats in time and in memory (a stage of one layer computes again all it holds).
+    usable bytes. order: the rows that fit, the fastest first. best: those of `order` that nothing
+    beats in time and in memory that differs in the recompute policy (a stage of one layer computes
+    again all it holds) or in whether cp or dp cuts the same tokens of a rank.
     """
 
     x: Columns
@@ -79,7 +81,7 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
         limit /= int(x.gpus.max())
     fits = np.flatnonzero(used <= limit)
     order = fits[np.argsort(seconds[fits], kind="stable")]
-    names = (*AXES, "micro_batch", "zero_stage", "sequence_parallel", "fsdp2")
+    names = ("tp", "pp", "vpp", "replicas", "tokens", "zero_stage", "sequence_parallel", "fsdp2")
     splits = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
     least: dict[tuple, float] = {}  # bytes of a split's fastest and smallest layout so far
     best = []
@@ -88,6 +90,26 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
             least[split] = used[i]
             best.append(i)
     return Ranking(x, cluster, terms, seconds, used, limit, order, np.array(best, int))
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned. preset: whose blocks the model has, if any; sizes: what flags state of the
+    model; settings: of `space`."""
+
+    config: GPTConfig
+    preset: str | None
+    sizes: dict[str, Any]
+    cluster: Calibration
+    gpus: int
+    global_batch: int
+    settings: dict[str, Any]
+    margin: float
+
+    def ranked(self) -> Ranking:
+        """Every layout. Raises: UsageError: none is possible."""
+        x = space(self.config, self.cluster, self.gpus, self.global_batch, **self.settings)
+        return rank(x, self.cluster, self.margin)
 
 
 def message_seconds(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
@@ -160,6 +182,7 @@ def rows_of(
         tflops = tflops_per_gpu(config, seq_len, tokens, t, gpus)
         row = {
             "rank": i + 1,
+            "gpus": gpus,
             "engine": engine_of(layout.zero_stage, x.fsdp2[i]),
             **{key: getattr(layout, key) for key in KEYS},
             "sequence_parallel": "yes" if layout.sequence_parallel else "",
@@ -188,18 +211,37 @@ def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:
     why = "no run was fitted, the priors of its card allow as much; analysis.calibrate narrows it"
     if cluster.fit.n:
         why = f"{cluster.fit.n} runs were fitted, and layouts unlike them are less sure"
-    return [f"low to high hold 80 %, of the first {low:+.0%} to {high:+.0%}: {why}"]
+    lines = [f"low to high hold 80 %, of the first {low:+.0%} to {high:+.0%}: {why}"]
+    if (gpus := max(row["gpus"] for row in rows)) > cluster.fit.gpus:
+        most, kind = cluster.fit.gpus, "fitted" if cluster.fit.n else "published"
+        lines.append(
+            f"{gpus} GPUs are more than the {most} of the largest {kind} run: times are"
+            f" extrapolated by {np.log2(gpus / most):.1f} doublings, and their intervals are wider"
+        )
+    return lines
 
 
-def alike_note(seconds: np.ndarray, splits: list[tuple[int, int]]) -> list[str]:
-    """A line about layouts whose predicted seconds, the fastest first, are near the first's, and
-    which (tp, pp) to measure: of layouts from the fastest on the first TRIED that differ. What the
-    model does not know slows layouts of one split together."""
-    near = int(np.sum(seconds <= seconds[:1] * (1 + NEAR)))
+def to_measure(r: Ranking, count: int) -> np.ndarray:
+    """`count` rows of `best`: the fastest of up to TRIED splits by tp, cp and pp, and the fastest
+    others. What the model does not know slows layouts of one split together."""
+    x, splits = r.x, {}
+    for i in r.best.tolist():
+        splits.setdefault((x.tp[i], x.cp[i], x.pp[i]), i)
+    tried = list(splits.values())[:TRIED]
+    others = [i for i in r.best.tolist() if i not in tried]
+    return np.array(sorted([*tried, *others][:count], key=r.seconds.__getitem__), int)
+
+
+def alike_note(r: Ranking) -> list[str]:
+    """A line about layouts whose predicted seconds are near the first's, and which to measure."""
+    near = int(np.sum(r.seconds[r.best] <= r.seconds[r.best[:1]] * (1 + NEAR)))
     if near < 2:
         return []
     line = f"{near} layouts are within {NEAR:.0%} of the first: measure some (--study) to choose"
-    *others, last = [f"tp {tp} pp {pp}" for tp, pp in list(dict.fromkeys(splits))[:TRIED]]
+    x = r.x
+    axes = ("tp", "cp", "pp") if (x.cp > 1).any() else ("tp", "pp")
+    tried = [" ".join(f"{a} {getattr(x, a)[i]}" for a in axes) for i in to_measure(r, TRIED)]
+    *others, last = dict.fromkeys(tried)
     if others:
         line += f", at least the fastest of {', '.join(others)} and {last}"
     return [line]

@@ -196,6 +196,17 @@ def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     return np.maximum(shown, 0.0) * (n > 1)
 
 
+def ring_sums(x: Columns, machine: Machine, c: dict) -> Array:
+    """Seconds of a layer, all passes, in which a cp rank adds what other ranks' keys and values
+    gave to what it has: outputs in forward, gradients of queries, keys and values in backward.
+    A sum reads two numbers and writes one (Transformer Engine's p2p); balanced over the ranks, a
+    causal mask leaves 3/4 of them."""
+    forward = x.heads * np.where(x.recompute > 0, 2.0, 1.0)
+    numbers = (forward + x.heads + 2 * x.kv_heads) * x.tokens * x.head_dim / x.tp
+    moved = 0.75 * (x.cp - 1) * 3.0 * numbers * x.width
+    return moved / (machine.memory_rate * c["mem"])
+
+
 def launch(x: Columns, c: dict) -> Array:
     """Host seconds to launch one layer, all passes; backward launches about as much as forward. The
     ranks of a tp group of a node wait for their slowest host at each collective. In a pipeline
@@ -216,6 +227,7 @@ def layer(x: Columns, machine: Machine, c: dict) -> Array:
     gpu = passes(x) * (gemms(x, machine, c) + moved) + again * moved
     gpu = gpu + np.where((x.recompute > 0) & ~again, 4.0, 3.0) * core
     gpu = gpu + tensor_parallel(x, machine, c) + context_parallel(x, machine, c)
+    gpu = gpu + ring_sums(x, machine, c)
     gpu = gpu + c["gap"] * passes(x)  # kernels start and drain one by one
     return (gpu**SHARPNESS + launch(x, c) ** SHARPNESS) ** (1 / SHARPNESS)
 

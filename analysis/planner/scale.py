@@ -1,0 +1,79 @@
+"""How a model scales before it is run: the fastest layout of each GPU count, and where it bends."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from analysis.common.table import Column, Table
+from analysis.planner import explain, fitting, ranking
+from analysis.planner.ranking import Question, Ranking
+from base.errors import UsageError
+from parallel.config.layout_arrays import Columns
+
+KNEE = 0.9  # share of the tokens/s of a GPU that twice the GPUs must keep
+BAND = {"kept": "efficiency", "worst": "low", "best": "high"}
+
+
+def table(ask: Question, weak: bool) -> Table:
+    """A row for the GPUs asked for, half of them and so on, while a layout fits; weak: of half the
+    batch, too. Efficiency is the tokens/s of a GPU over those of the fewest; they err together.
+
+    Raises:
+        UsageError: fewer than two counts have a layout that fits.
+    """
+    cluster, precision = ask.cluster, ask.settings["precision"]
+    rankings, rows, end = [], [], ""
+    while not end:
+        gpus, batch = ask.gpus, ask.global_batch
+        try:
+            r = ask.ranked()
+            end = "" if len(r.order) else ranking.nothing_fits(r, ask.config, gpus)
+        except UsageError as error:
+            end = f"{gpus} GPUs: {error}"
+        if not end:
+            rankings.insert(0, r)
+            (row,) = ranking.rows_of(r, r.best[:1], ask.config, precision)
+            rows.insert(0, row | {"per_gpu": row["tokens_per_s"] / row["gpus"]})
+            end = "the GPUs or their batch are odd" if gpus % 2 or weak and batch % 2 else ""
+        ask = replace(ask, gpus=gpus // 2, global_batch=batch // 2 if weak else batch)
+    if len(rows) < 2:
+        raise UsageError(f"--scale compares two counts of GPUs or more: {end}")
+    x = Columns.stack([r.x.take(r.best[:1]) for r in rankings])
+    known = cluster.fit.known(x, cluster.machine_for(x))
+    covariance = cluster.fit.sigma**2 * fitting.likeness(x) + known @ known.T
+    apart = np.diag(covariance) + covariance[0, 0] - 2 * covariance[0]
+    factors = np.exp(fitting.INTERVAL * np.sqrt(np.maximum(apart, 0.0)))
+    for row, factor in zip(rows, factors, strict=True):
+        kept = row["per_gpu"] / rows[0]["per_gpu"]
+        row |= {"kept": kept, "worst": kept / factor, "best": kept * factor}
+    chosen = fitting.telling(covariance, min(ranking.TRIED, len(rows) - 1))
+    counts = ", ".join(str(rows[i]["gpus"]) for i in chosen)
+    notes = [
+        f"predicted, not measured, for {cluster.name} ({cluster.source})",
+        _knee(rankings, rows),
+        f"{counts} GPUs: measured first, they narrow the intervals of all counts the most",
+        f"no fewer GPUs: {end}",
+        *ranking.width_note(rows, cluster),
+        *cluster.network_note(rows[-1]["gpus"]),
+    ]
+    shown = ranking.table(rows, notes, "")
+    band = [Column(key, heading, ".1%") for key, heading in BAND.items()]
+    return replace(shown, columns=[Column("gpus", "GPUs", "d"), *shown.columns[1:], *band])
+
+
+def _knee(rankings: list[Ranking], rows: list[dict[str, Any]]) -> str:
+    """A line: after which count the tokens/s of a GPU fall, and what takes the time."""
+    keeps = [b["per_gpu"] / a["per_gpu"] for a, b in zip(rows, rows[1:], strict=False)]
+    i = next((i for i, kept in enumerate(keeps) if kept < KNEE), None)
+    if i is None:
+        return f"no knee: each doubling keeps {min(keeps):.1%} or more of the tokens/s of a GPU"
+    before, after = (explain.seconds_of(r, r.best[0]) for r in rankings[i : i + 2])
+    a, b = (row["predicted_s"] * row["per_gpu"] for row in rows[i : i + 2])  # tokens of a GPU
+    grown = {part: max(after[part] / b - before[part] / a, 0.0) for part in after}
+    cause = max(grown, key=grown.get)
+    return (
+        f"knee at {rows[i]['gpus']} GPUs: {rows[i + 1]['gpus']} keep {keeps[i]:.1%} of a GPU's"
+        f" tokens/s; {grown[cause] / sum(grown.values()):.0%} of what grew is"
+        f" {cause.replace('_', ' ')}"
+    )
