@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
-        self.exit(2, printable(f"{name}: {message} (--help lists the flags)") + "\n")
+        self.exit(2, printable(f"{name}: {message} ({self.prog} --help lists the flags)") + "\n")
 
 
 def warn(name: str, line: object) -> None:

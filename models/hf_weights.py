@@ -32,7 +32,6 @@ from models.weights import (
     new_folder,
     read_weights,
     refuse_pickles,
-    write_weights,
 )
 from models.weights_config import CONFIG, FORMAT
 
@@ -192,8 +191,6 @@ def open_hugging_face(source: Path) -> HuggingFaceFolder:
         UsageError: no model in safetensors, or one that our GPT cannot be.
     """
     described = read_json(source / CONFIG)
-    if described.get("format") == FORMAT:
-        raise UsageError(f"{source} is a weights-only folder of ours already")
     config, of = config_of(described, source / CONFIG)
     refuse_pickles(source)
     stored, kinds, shapes = {}, set(), {}
@@ -224,28 +221,6 @@ def open_hugging_face(source: Path) -> HuggingFaceFolder:
             " output layer to it"
         )
     return model
-
-
-def import_hugging_face(
-    source: Path,
-    folder: Path,
-    dtype: str | None = None,
-    tokenizer: Tokenizer = NO_TOKENIZER,
-) -> Weights:
-    """Make a weights-only folder from a Hugging Face directory; what was written.
-
-    dtype: None keeps what is stored. tokenizer: to send along.
-
-    Raises:
-        UsageError: no model in safetensors, or one that our GPT cannot be; the folder exists or
-            cannot be written.
-    """
-    refuse_existing(folder)
-    model = open_hugging_face(source)
-    _check_tokenizer(model.config, tokenizer)
-    facts, dtype = {"source": str(source)}, dtype or model.dtype
-    write_weights(folder, model.config, model.tensor, dtype, facts, tokenizer.paths)
-    return Weights(folder, model.config, dtype)
 
 
 def _files(source: Path) -> list[Path]:

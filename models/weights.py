@@ -5,8 +5,8 @@ config.json        the model's sizes, the dtype, the bytes and CRC-32 of model.s
                    writer adds (step, run, ...), and its own CRC-32
 
 They do not depend on the layout that trained them: any engine can start from such a folder, and
-`python -m models.hf` turns it into a Hugging Face directory and back. A folder is there complete or
-not at all. Nothing in it is ever unpickled.
+`python -m models.hf export` makes a Hugging Face directory of it. A folder is there complete or not
+at all. Nothing in it is ever unpickled.
 """
 
 import contextlib

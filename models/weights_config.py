@@ -46,7 +46,7 @@ def read_description(folder: Path) -> Described:
     """
     described, path = read_json(folder / CONFIG), folder / CONFIG
     if described.get("format") != FORMAT:
-        hint = "; import it first: python -m models.hf import" if "model_type" in described else ""
+        hint = "; parallel.train --load takes it as it is" if "model_type" in described else ""
         raise UsageError(f"{path} describes no weights-only folder of ours{hint}")
     if described.get("crc32", own_crc32(described)) != own_crc32(described):
         raise UsageError(f"{path} is damaged: its bytes have changed since they were written")

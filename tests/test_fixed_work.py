@@ -8,7 +8,7 @@ import pytest
 from base.errors import UsageError
 from parallel import token_files
 from parallel.config.data_files import training_tokens
-from parallel.config.duration import steps_of, steps_per_epoch
+from parallel.config.duration import steps_of
 from parallel.config.settings import resolve
 
 SIXTEEN = {"preset": "gpt2-124m", "micro_batch": 4, "global_batch": 16, "seq_len": 512}
@@ -88,9 +88,9 @@ def test_an_id_below_0_is_refused_before_anything_starts(dtype, tmp_path):
 def test_an_epoch_is_one_step_at_least(tmp_path):
     np.zeros(2000, "u2").tofile(tmp_path / "text.bin")  # 1,900 of them for training
     data = str(tmp_path / "text.bin")
-    assert [steps_per_epoch(n, data) for n in (1900, 950, 949)] == [1, 2, 2]
+    assert [steps_of({"epochs": 1}, n, data) for n in (1900, 950, 949)] == [1, 2, 2]
     with pytest.raises(UsageError, match="has 1900 tokens, less than one step's 1901"):
-        steps_per_epoch(1901, data)
+        steps_of({"epochs": 1}, 1901, data)
     with pytest.raises(UsageError, match="epochs 2 = 2 steps, steps 3 = 3 steps"):
         steps_of({"epochs": 2, "steps": 3}, 1900, data)
     assert steps_of({"epochs": 2, "steps": 4, "train_tokens": 3800}, 950, data) == 4

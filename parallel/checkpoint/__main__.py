@@ -5,7 +5,8 @@
     python -m parallel.checkpoint export PATH OUT --format torch_dist  # with AdamW's moments
     python -m parallel.checkpoint import PATH OUT --model M       # another's; then --load OUT
 
-PATH is a checkpoint, a folder of checkpoints or a run folder. `export` takes the newest one and
+PATH is a checkpoint, a folder of checkpoints or a run folder; `verify` reads weights alone, too,
+also Hugging Face's. `python -m parallel.checkpoint import --help` lists its flags. `export` takes the newest one and
 first checks all its bytes. `import` finds out the format, and writes a checkpoint where there are
 AdamW's moments, else the weights alone. Nothing is unpickled but tensors, numbers, texts and
 tables: a file with anything else is refused.
@@ -22,14 +23,20 @@ from models.weights_config import model_of
 from parallel.checkpoint import folders
 
 
-def _verify(folder: Path) -> None:
-    """Raises: UsageError: a checkpoint, or a weights-only folder, is not what was written."""
+def _verify(folder: Path) -> str:
+    """What is good of a checkpoint, or of weights alone, in words.
+
+    Raises:
+        UsageError: it is not what was written, or not the model of its config.json.
+    """
     if folders.step_of(folder) is not None:
         folders.verify(folder)
-        return
-    from models.weights import read_weights
+        return "good"
+    from models.hf_weights import HuggingFaceFolder, open_weights
 
-    read_weights(folder)
+    if isinstance(open_weights(folder, lambda: None), HuggingFaceFolder):
+        return "names and shapes are good; Hugging Face's files have no checksums"
+    return "good"
 
 
 def _export(path: Path, out: Path, dtype: str | None, form: str) -> str:
@@ -103,8 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     damaged = False
     for folder in [each for path in arguments["paths"] for each in folders.candidates(path)]:
         try:
-            _verify(folder)
-            print(f"{folder}: good")
+            print(f"{folder}: {_verify(folder)}")
         except UsageError as error:
             damaged = True
             print(error)

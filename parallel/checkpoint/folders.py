@@ -18,7 +18,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.errors import UsageError
 from base.files import read_json
@@ -29,6 +29,9 @@ FORMAT = "gpt-checkpoint-1"
 MANIFEST = "manifest.json"
 SAVES = "checkpoints"  # where a run folder has its checkpoints
 _NAME = re.compile(r"step-(\d{8,})")
+LATEST = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
+# What others' checkpoints have -> the module of parallel/doors that reads them.
+_FORMS = {".metadata": "torch_dist", "*mp_rank_00_model_states.pt": "deepspeed"}
 # What a writer of ours leaves where it is killed; other names are somebody else's.
 _LEFT = re.compile(r"\.step-\d{8,}\.(partial|old)")
 
@@ -171,7 +174,7 @@ def candidates(path: Path) -> list[Path]:
     those of a run or in a folder. `--load path` means the first.
 
     Raises:
-        UsageError: nothing there.
+        UsageError: nothing there, or another program's.
     """
     path = Path(path)
     if (path / "run.json").is_file():
@@ -179,5 +182,25 @@ def candidates(path: Path) -> list[Path]:
     if (path / "config.json").exists() or (step_of(path) is not None and path.exists()):
         return [path]
     if not (steps := steps_in(path)):
+        if newest := others_checkpoint(path):
+            how = f"python -m parallel.checkpoint import {path} OUT --model MODEL"
+            what = f"{newest.folder} is another program's checkpoint ({newest.form})"
+            raise UsageError(f"{what}; this reads and checks it: {how}")
         raise UsageError(f"no checkpoint at {path}")
     return [path / name_of(step) for step in reversed(steps)]
+
+
+class OthersCheckpoint(NamedTuple):
+    """A checkpoint of another program. form: the module of parallel/doors that reads it."""
+
+    folder: Path
+    form: str
+
+
+def others_checkpoint(path: Path) -> OthersCheckpoint | None:
+    """The newest checkpoint of another program at a path; None where there is none."""
+    if latest := next((path / name for name in LATEST if (path / name).is_file()), None):
+        name = latest.read_text(errors="replace").strip()
+        path /= f"iter_{name:0>7}" if latest.name == LATEST[0] else Path(name).name
+    forms = (form for pattern, form in _FORMS.items() if any(path.glob(pattern)))
+    return next((OthersCheckpoint(path, form) for form in forms), None)

@@ -32,7 +32,10 @@ def steps_of(work: dict[str, int], tokens_per_step: int, data: str) -> int:
     """
     steps = dict(work)
     if "epochs" in work:
-        steps["epochs"] *= steps_per_epoch(tokens_per_step, data)
+        if (tokens := training_tokens(data)) < tokens_per_step:
+            held = f"epochs: the training split of {data} has {tokens} tokens"
+            raise UsageError(f"{held}, less than one step's {tokens_per_step}")
+        steps["epochs"] *= tokens // tokens_per_step
     if "train_tokens" in work:
         steps["train_tokens"] //= tokens_per_step
         if not steps["train_tokens"]:
@@ -45,18 +48,3 @@ def steps_of(work: dict[str, int], tokens_per_step: int, data: str) -> int:
             f"these disagree: {stated} (a step is an optimizer step of {tokens_per_step} tokens)"
         )
     return next(iter(steps.values()))
-
-
-def steps_per_epoch(tokens_per_step: int, data: str) -> int:
-    """Whole steps that the training split fills.
-
-    Raises:
-        UsageError: it fills none, or cannot be read.
-    """
-    tokens = training_tokens(data)
-    if tokens < tokens_per_step:
-        raise UsageError(
-            f"epochs: the training split of {data} has {tokens} tokens, less than one step's"
-            f" {tokens_per_step}"
-        )
-    return tokens // tokens_per_step

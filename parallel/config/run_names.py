@@ -4,11 +4,11 @@ The split's part is `RunSpec.name`; study.py finds out which settings tell its r
 """
 
 import re
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from models.config import preset
+from models.config import Experts, preset
 from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.settings import RunSpec
@@ -58,6 +58,10 @@ def _tag(name: str, value: Any, spec: RunSpec) -> str:
         return ""
     if isinstance(value, bool):
         return name if value else f"no-{name}"
+    if isinstance(value, Experts):
+        default = {f.name: f.default for f in fields(value)}
+        stated = {k: v for k, v in asdict(value).items() if v != default[k]}
+        value = "_".join(f"{k}{v}" for k, v in stated.items())
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if name in ("deepspeed_config", "data"):
         text = Path(value).stem

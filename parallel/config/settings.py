@@ -6,8 +6,9 @@ Torch-free.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from models.config import (
     PARTS,
     POSITIONS,
     VOCAB_MULTIPLE,
+    Experts,
     GPTConfig,
     in_words,
     name_of,
@@ -68,7 +70,12 @@ _SPLIT = (
 )
 _SPLIT += ("reduce_each_micro_batch",)
 # A dense model's facts do not mention them.
-_OF_EXPERTS = (*EXPERT_AXES, "moe_token_dispatcher_type", "moe_router_force_load_balancing")
+OF_EXPERTS = (
+    "experts",
+    *EXPERT_AXES,
+    "moe_token_dispatcher_type",
+    "moe_router_force_load_balancing",
+)
 DISPATCHERS = ("alltoall", "allgather")
 
 
@@ -101,6 +108,9 @@ class RunSpec:
     activation: str | None = key(None, "of the feed-forward; swiglu has a gate", ACTIVATIONS)
     tied: bool | None = key(None, "the output layer is the word embedding")
     bias: bool | None = key(None, "linear layers have biases")
+    experts: Experts | None = key(
+        None, 'JSON: {"num_experts": 8, "moe_router_topk": 2}, names as in models.config.Experts'
+    )
     implementation: str = key("gpt", "whose model code: ours or Hugging Face's", ("gpt", "hf"))
     # the split
     gpus: int = key(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
@@ -193,7 +203,8 @@ class RunSpec:
 
     @cached_property
     def model(self) -> GPTConfig:
-        return preset(self.preset, **{name: getattr(self, name) for name in MODEL})
+        sizes = {name: getattr(self, name) for name in (*MODEL, "experts")}
+        return preset(self.preset, **sizes)
 
     @property
     def padded_vocab(self) -> int:
@@ -418,7 +429,7 @@ class RunSpec:
     def settings(self) -> dict[str, Any]:
         """All fields as plain data, for run.json. A dense model's has no word of experts."""
         has = self.model.experts is not None
-        return {k: v for k, v in asdict(self).items() if has or k not in _OF_EXPERTS}
+        return {k: v for k, v in asdict(self).items() if has or k not in OF_EXPERTS}
 
 
 def gemm_precision(precision: str, tf32: bool | None) -> str:
@@ -555,13 +566,14 @@ def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
     if not merged.get("load") or "preset" in merged or not holds_weights(folder):
         return {}
     model = model_of(folder)
-    if model.parts:  # presets alone have them
-        if (name := name_of(model, "")) is None:
-            parts = in_words(model.parts)
-            raise UsageError(f"{folder} has {parts}, as no preset has them: it cannot be trained")
+    if model.parts and (name := name_of(model, "")):
         return {"preset": name}
+    if others := [part for part in model.parts if part != "experts"]:  # presets alone have them
+        parts = in_words(others)
+        raise UsageError(f"{folder} has {parts}, as no preset has them: it cannot be trained")
     unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
-    return {name: getattr(model, name) for name in MODEL if name not in unused}
+    sizes = (name for name in (*MODEL, "experts") if name not in unused)
+    return {name: getattr(model, name) for name in sizes}
 
 
 def _grad_accum(draft: RunSpec) -> int:
@@ -608,8 +620,13 @@ def add_flags(
         elif isinstance(allowed, Words):
             how["choices"] = allowed
         else:
-            how |= {"type": kind, "metavar": kind.__name__.upper()}
+            read = json_table if is_dataclass(kind) else kind
+            how |= {"type": read, "metavar": kind.__name__.upper()}
         group.add_argument("--" + field.name.replace("_", "-"), **how)
+
+
+def json_table(text: str) -> Any:
+    return json.loads(text)
 
 
 def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from base.errors import UsageError
 from models.config import GPTConfig
-
-_FORMATS = {".metadata": "torch_dist", "*mp_rank_00_model_states.pt": "deepspeed"}
-LATEST = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
+from parallel.checkpoint.folders import others_checkpoint
 
 
 class Foreign(NamedTuple):
@@ -41,12 +39,9 @@ def read(path: Path, model: GPTConfig) -> Foreign:
     Raises:
         UsageError: no format knows it; or as that format's `read`.
     """
-    if latest := next((path / name for name in LATEST if (path / name).is_file()), None):
-        name = latest.read_text(errors="replace").strip()
-        path /= f"iter_{name:0>7}" if latest.name == LATEST[0] else Path(name).name
-    for pattern, name in _FORMATS.items():
-        if any(path.glob(pattern)):
-            return importlib.import_module(f"parallel.doors.{name}").read(path, model)
+    if newest := others_checkpoint(path):
+        door = importlib.import_module(f"parallel.doors.{newest.form}")
+        return door.read(newest.folder, model)
     if not path.exists():
         raise UsageError(f"{path} does not exist")
     ours = "--load takes ours and Hugging Face's as they are"

@@ -34,9 +34,10 @@ from base.errors import UsageError
 from base.storage import write_blocks, write_synced
 from models.config import GPTConfig, parameter_shapes
 from models.weights import new_folder
+from parallel.checkpoint.folders import LATEST
 from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import DEFAULTS
-from parallel.doors import LATEST, Foreign, pickles
+from parallel.doors import Foreign, pickles
 from parallel.doors.names import Named, Shape, megatron
 
 _TABLE = ".metadata"
