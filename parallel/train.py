@@ -107,6 +107,9 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
         return spec, run_facts(spec, launch, known), arguments.out or path.parent
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study
+    if arguments.check and (needing := spec.needing_a_gpu):
+        where = f"cluster {choice.cluster.name}" if choice.cluster else "a machine that has one"
+        warn("parallel.train", f"{needing} needs a GPU: this run is checked for {where}")
     if study and spec != study.run(run, gpus=gpus) and not arguments.out:
         raise UsageError(
             f"the flags make another run than {arguments.study}'s {run}; say where it goes with"

@@ -37,15 +37,17 @@ from base.errors import UsageError
 from models import gpt, hf, hf_model, hf_weights
 from models.config import LLAMA3_ROPE, PRESETS, Experts, GPTConfig, parameter_shapes, preset
 from models.hf_config import config_of, hugging_face_config
-from models.hf_weights import Tokenizer, export_hugging_face, import_hugging_face
-from models.weights import read_weights, write_weights
+from models.hf_weights import Tokenizer, export_hugging_face
+from models.weights import write_weights
 from parallel import token_files
+from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import attempts, loading
 from parallel.checkpoint.contents import NEVER_SAVED, Copy, Piece, State
 from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import resolve
+from parallel.record.reader import read_run
 from tests import checkpoint_worker
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_module
 
 SMALL = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16, ffn_hidden=96)
 LLAMA = preset("tiny-llama", n_layer=2, hidden=32, vocab_size=61, max_seq_len=16, ffn_hidden=48)
@@ -110,8 +112,13 @@ def theirs(folder, kind: str = "gpt2", **changes):
     return model
 
 
+def opened(folder):
+    """Weights that training can start from."""
+    return hf_weights.open_weights(folder, lambda: None)
+
+
 def ours(folder) -> gpt.GPT:
-    weights = read_weights(folder)
+    weights = opened(folder)
     model = gpt.GPT(weights.config).eval()
     gpt.fill(model, lambda name, *_: weights.tensor(name))
     return model
@@ -138,24 +145,60 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(kind, tmp_
     assert exported.num_parameters() == config.n_params
     assert_same_logits(model, exported.eval())
     exported.save_pretrained(tmp_path / "saved by them")
-    imported = import_hugging_face(tmp_path / "saved by them", tmp_path / "back")
-    assert imported.config == config
-    files = [tmp_path / d / "model.safetensors" for d in ("weights", "back")]
-    assert files[0].read_bytes() == files[1].read_bytes()
+    back, before = opened(tmp_path / "saved by them"), opened(tmp_path / "weights")
+    assert back.config == config
+    assert all(back.tensor(n).equal(before.tensor(n)) for n in parameter_shapes(config))
 
 
 @pytest.mark.parametrize("kind", THEIRS)
 def test_an_imported_model_has_the_same_logits_and_comes_back_bit_for_bit(kind, tmp_path):
     model = theirs(tmp_path / "theirs", kind)
-    files = sorted((tmp_path / "theirs").glob("*.safetensors"))
+    files = list((tmp_path / "theirs").glob("*.safetensors"))
     assert (len(files) > 1) == (kind != "gpt2")
-    import_hugging_face(tmp_path / "theirs", tmp_path / "weights")
-    assert_same_logits(ours(tmp_path / "weights"), model)
+    assert_same_logits(ours(tmp_path / "theirs"), model)
+    read = opened(tmp_path / "theirs")
+    write_weights(tmp_path / "weights", read.config, read.tensor, read.dtype)
     export_hugging_face(tmp_path / "weights", tmp_path / "again")
-    before = {name: value for file in files for name, value in load_file(file).items()}
-    after = load_file(tmp_path / "again" / "model.safetensors")
+    assert_same_files(tmp_path / "theirs", tmp_path / "again")
+
+
+def assert_same_files(before, after):
+    """Two directories of Hugging Face's have the same tensors, bit for bit."""
+    before, after = (
+        {
+            name: value
+            for file in folder.glob("*.safetensors")
+            for name, value in load_file(file).items()
+        }
+        for folder in (before, after)
+    )
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "flags"),
+    [("mixtral", 0, ["--engine", "ddp"]), ("qwen3 moe", 2, ["--engine", "megatron", "--ep", "2"])],
+)
+def test_experts_of_no_presets_sizes_are_trained_from_a_directory_and_come_back(
+    kind, ranks, flags, tokens, tmp_path
+):
+    """At a learning rate that changes no bit, they come back as they were."""
+    model = theirs(tmp_path / "theirs", kind, vocab_size=257)
+    flags += ["--load", str(tmp_path / "theirs"), "--data", str(tokens), "--device", "cpu"]
+    flags += ["--steps", "1", "--lr", "1e-30", "--min-lr", "0", "--save-interval", "1"]
+    run = tmp_path / "run"
+    done = run_module("parallel.train", *flags, "--out", str(run), ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    facts = read_run(run).facts
+    assert facts["spec"]["experts"] == facts["model"]["experts"] and facts["run"] == flags[1]
+    assert checkpoint.main(["export", str(run), str(tmp_path / "w"), "--dtype", "fp32"]) == 0
+    assert hf.main(["export", str(tmp_path / "w"), str(tmp_path / "again")]) == 0
+    assert_same_files(tmp_path / "theirs", tmp_path / "again")
+    assert_same_logits(ours(tmp_path / "w"), model)
+    assert_same_logits(
+        ours(tmp_path / "w"), AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    )
 
 
 class CountsBytes:
@@ -209,11 +252,7 @@ def test_a_run_starts_from_a_sharded_directory_and_each_rank_reads_what_it_holds
     kind, tmp_path, monkeypatch
 ):
     theirs(tmp_path / "theirs", kind)
-    imported = import_hugging_face(tmp_path / "theirs", tmp_path / "weights")
-    if imported.config.experts:  # which presets alone have
-        with pytest.raises(UsageError, match="has experts, as no preset has them"):
-            resolve(("flags", {"load": str(tmp_path / "theirs"), "data": "none"}))
-        monkeypatch.setitem(PRESETS, "theirs", imported.config)
+    imported = opened(tmp_path / "theirs")
     spec = resolve(("flags", {"load": str(tmp_path / "theirs"), "data": "none"}))
     assert spec.model == imported.config and spec.seq_len == 16
     attempts.check_first(spec, tmp_path / "theirs")
@@ -313,7 +352,7 @@ def test_a_released_config_json_is_the_preset_in_both_forms(tmp_path):
         assert config_of(described, tmp_path)[0] == config_of(now, tmp_path)[0] == wanted
 
 
-def test_a_tokenizer_goes_along_and_comes_back(tmp_path):
+def test_a_tokenizer_goes_along(tmp_path):
     from tokenizers import ByteLevelBPETokenizer
 
     bpe = ByteLevelBPETokenizer()
@@ -326,17 +365,16 @@ def test_a_tokenizer_goes_along_and_comes_back(tmp_path):
     assert model.dtype == torch.float32
     assert model.config.eos_token_id == bpe.token_to_id("<|endoftext|>")
     assert AutoTokenizer.from_pretrained(tmp_path / "gpt2")("the cat")["input_ids"]
-    assert hf.main(["import", str(tmp_path / "gpt2"), str(tmp_path / "back")]) == 0
     original = (tmp_path / "weights" / "tokenizer.json").read_bytes()
-    assert (tmp_path / "back" / "tokenizer.json").read_bytes() == original
+    assert (tmp_path / "gpt2" / "tokenizer.json").read_bytes() == original
 
 
-def test_a_padded_vocabulary_is_cut_on_import(tmp_path):
+def test_a_padded_vocabulary_is_cut(tmp_path):
     model = theirs(tmp_path / "gpt2", vocab_size=64)
     config = json.loads((tmp_path / "gpt2" / "config.json").read_text())
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"vocab_size": 61}))
-    assert import_hugging_face(tmp_path / "gpt2", tmp_path / "weights").config.vocab_size == 61
-    assert_same_logits(ours(tmp_path / "weights"), model)
+    assert opened(tmp_path / "gpt2").config.vocab_size == 61
+    assert_same_logits(ours(tmp_path / "gpt2"), model)
 
 
 @pytest.mark.parametrize(
@@ -367,9 +405,8 @@ def test_a_model_that_our_gpt_cannot_be_is_refused_in_one_line(tmp_path, kind, c
     path = tmp_path / "theirs" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(UsageError, match=why) as refused:
-        import_hugging_face(tmp_path / "theirs", tmp_path / "weights")
+        opened(tmp_path / "theirs")
     assert "\n" not in str(refused.value)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["theirs"]
 
 
 def test_what_config_json_leaves_out_is_what_transformers_takes(tmp_path):
@@ -419,12 +456,11 @@ def test_old_names_and_a_repeated_output_layer_are_read(tmp_path):
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 16, 16)
     tensors["lm_head.weight"] = tensors["wte.weight"].clone()
     save_file(tensors, path)
-    import_hugging_face(tmp_path / "gpt2", tmp_path / "weights")
-    assert_same_logits(ours(tmp_path / "weights"), model)
+    assert_same_logits(ours(tmp_path / "gpt2"), model)
     tensors["lm_head.weight"][0, 0] += 1  # it is not tied
     save_file(tensors, path)
     with pytest.raises(UsageError, match="lm_head.weight differs from wte.weight"):
-        import_hugging_face(tmp_path / "gpt2", tmp_path / "weights2")
+        opened(tmp_path / "gpt2")
 
 
 @pytest.fixture
@@ -435,13 +471,12 @@ def one_rank():
 
 
 @pytest.mark.parametrize("implementation", ["gpt", "hf"])
-def test_a_llama_that_was_imported_or_is_hugging_faces_goes_on_bit_for_bit(
+def test_a_llama_that_was_loaded_or_is_hugging_faces_goes_on_bit_for_bit(
     implementation, tokens, tmp_path, one_rank
 ):
     theirs(tmp_path / "llama", "llama", vocab_size=257)
-    weights, saved = tmp_path / "weights", tmp_path / "checkpoints"
-    import_hugging_face(tmp_path / "llama", weights)
-    settings = read_weights(weights).config.as_dict()
+    weights, saved = tmp_path / "llama", tmp_path / "checkpoints"
+    settings = opened(weights).config.as_dict()
     settings |= {"implementation": implementation, "steps": 4, "save_interval": 2, "lr": 1e-2}
     settings |= {"device": "cpu", "data": str(tokens), "global_batch": 4}
     spec = resolve(("test", settings))
@@ -460,20 +495,16 @@ class Malicious:
         return os.mkdir, (os.environ["PICKLE_RAN"],)
 
 
-@pytest.mark.parametrize(
-    ("direction", "write"), [("import", theirs), ("export", functools.partial(weights_of, SMALL))]
-)
-def test_a_pickle_is_refused_and_never_runs(direction, write, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("write", [theirs, functools.partial(weights_of, SMALL)])
+def test_a_pickle_is_refused_and_never_runs(write, tmp_path, monkeypatch):
     monkeypatch.setenv("PICKLE_RAN", str(tmp_path / "ran"))
     folder = tmp_path / "folder"
     write(folder)
     (folder / "model.safetensors").unlink()
     torch.save(Malicious(), folder / "pytorch_model.bin")
-    capsys.readouterr()
-    assert hf.main([direction, str(folder), str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert "holds pickles (pytorch_model.bin)" in said and "save_pretrained" in said
-    assert said.count("\n") == 1 and not (tmp_path / "ran").exists()
+    with pytest.raises(UsageError, match=r"holds pickles \(pytorch_model.bin\).* save_pretrained"):
+        opened(folder)
+    assert not (tmp_path / "ran").exists()
     torch.load(folder / "pytorch_model.bin", weights_only=False)  # it is a pickle that would run
     assert (tmp_path / "ran").exists()
 
@@ -482,11 +513,8 @@ def test_what_is_no_source_or_exists_already_is_refused(tmp_path, capsys):
     assert hf.main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
     assert f"python -m parallel.checkpoint export {tmp_path} FOLDER" in capsys.readouterr().err
     weights_of(SMALL, tmp_path / "weights")
-    theirs(tmp_path / "gpt2")
     with pytest.raises(UsageError, match="weights exists already"):
         export_hugging_face(tmp_path / "weights", tmp_path / "weights")
-    with pytest.raises(UsageError, match="is a weights-only folder of ours already"):
-        import_hugging_face(tmp_path / "weights", tmp_path / "again")
     tokenizer = Tokenizer([], 62, None)
     with pytest.raises(UsageError, match="the tokenizer has 62 ids, but the model has 61"):
-        import_hugging_face(tmp_path / "gpt2", tmp_path / "again", tokenizer=tokenizer)
+        export_hugging_face(tmp_path / "weights", tmp_path / "again", tokenizer=tokenizer)

@@ -5,11 +5,11 @@
     python -m parallel.checkpoint export PATH OUT --format torch_dist  # with AdamW's moments
     python -m parallel.checkpoint import PATH OUT --model M       # another's; then --load OUT
 
-PATH is a checkpoint, a folder of checkpoints or a run folder; `verify` reads weights alone, too,
-also Hugging Face's. `python -m parallel.checkpoint import --help` lists its flags. `export` takes the newest one and
-first checks all its bytes. `import` finds out the format, and writes a checkpoint where there are
-AdamW's moments, else the weights alone. Nothing is unpickled but tensors, numbers, texts and
-tables: a file with anything else is refused.
+PATH is a checkpoint, a folder of checkpoints or a run folder. `verify` reads weights alone, too.
+`export` takes the newest checkpoint and first checks all its bytes. `import` finds out the format,
+and writes a checkpoint where there are AdamW's moments, else the weights alone. Nothing is
+unpickled but tensors, numbers, texts and tables: a file with anything else is refused. Each command
+has its own --help.
 """
 
 import sys
