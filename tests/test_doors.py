@@ -202,6 +202,13 @@ def test_what_is_damaged_or_may_run_code_is_one_line(tmp_path, capsys):
     foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
     torch_dist.write(tmp_path / "out", foreign, "stacked")
     folder = tmp_path / "out" / "iter_0000007"
+    assert checkpoint.main(["verify", str(tmp_path / "out")]) == 2
+    assert "is another program's checkpoint (torch_dist)" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        checkpoint.main(["import", str(folder), str(tmp_path / "in")])
+    assert (
+        "required: --model (python -m parallel.checkpoint import --help" in capsys.readouterr().err
+    )
     words = ["import", str(folder), str(tmp_path / "in"), "--model", "tiny"]
     assert checkpoint.main(words) == 2
     assert "does not hold this model" in capsys.readouterr().err

@@ -1,7 +1,8 @@
 """Experts of the reference GPT: megatron-core's choice and balance, readable and dropless."""
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from analysis import prune
 from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS, Experts, parameter_shapes
+from parallel import train
 from parallel.config.engine_abilities import inabilities
 from parallel.config.layout import Layout
 from parallel.config.settings import resolve
@@ -179,6 +181,21 @@ def test_settings_of_experts_that_do_not_fit_are_refused(asked, words):
     settings = {"engine": "megatron", "preset": "tiny-moe", "gpus": 2, "data": "none"}
     with pytest.raises(UsageError, match=words):
         resolve(("test", settings | asked))
+
+
+def test_experts_are_a_setting_beside_a_preset(capsys):
+    """As JSON in a flag, as a table in TOML and in run.json."""
+    asked = {"num_experts": 6, "moe_router_topk": 2}
+    words = ["--preset", "tiny-llama", "--experts", json.dumps(asked), "--data", "none", "--check"]
+    assert train.main(words) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["experts"] == asdict(Experts(**asked)) == checked["model"]["experts"]
+    assert checked["run"].endswith("-expertsnum_experts6_moe_router_topk2-none")
+    again = resolve(("test", {"preset": "tiny-llama", "experts": asked, "data": "none"}))
+    assert again.model.experts == Experts(**asked)
+    for wrong, why in (("[1]", "--experts is no table"), ('{"num_experts": 6}', "missing moe_")):
+        assert train.main([*words[:3], wrong, "--check"]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_no_formula_is_applied_to_experts():

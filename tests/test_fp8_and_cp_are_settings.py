@@ -34,6 +34,19 @@ def test_a_gpu_cluster_takes_both(capsys):
 
 
 @pytest.mark.parametrize(
+    ("flags", "where"),
+    [("", "a machine that has one"), ("--cluster dgx-h100", "cluster dgx-h100")],
+)
+def test_a_check_says_which_machine_it_is_for_where_this_one_may_not_do(capsys, flags, where):
+    words = [f"--{name}={value}" for name, value in (LLAMA | {"precision": "fp8"}).items()]
+    assert train.main([*words, *flags.split(), "--check"]) == 0
+    line = f"parallel.train: precision fp8 needs a GPU: this run is checked for {where}\n"
+    assert line in capsys.readouterr().err
+    assert train.main(["--data", "none", "--check"]) == 0  # what any machine can do
+    assert "needs a GPU" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         ("--cp 2 --cluster local-test", "cp 2 needs a GPU, and local-test gives none"),

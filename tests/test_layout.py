@@ -134,7 +134,7 @@ def test_a_dense_run_has_no_word_of_experts():
         resolve(("test", {"engine": "megatron", "preset": preset, "data": "none", "gpus": 2} | how))
         for preset, how in (("tiny", {}), ("tiny-moe", {"ep": 2}))
     )
-    of_experts = {"ep", "etp", "moe_token_dispatcher_type"}
+    of_experts = {"experts", "ep", "etp", "moe_token_dispatcher_type"}
     assert not of_experts & (dense.settings().keys() | dense.layout.as_dict().keys())
     assert of_experts <= routed.settings().keys() and routed.layout.as_dict()["ep"] == 2
     assert (dense.name, routed.name) == ("megatron-dp2", "megatron-ep2-dp2")
