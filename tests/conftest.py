@@ -151,6 +151,20 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
     )
 
 
+def run_worker(module: str, engine: str, ranks: int, *words: object) -> str:
+    """tests/MODULE.py on ranks that have loaded an engine's libraries; what they print."""
+    done = subprocess.run(
+        [*forked_ranks.prefix(engine, 1, ranks), "-m", f"tests.{module}", *map(str, words)],
+        cwd=ROOT,
+        env=os.environ | THREADS | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 @contextlib.contextmanager
 def training(folder: Path, tokens: Path, ranks: int, *flags: str) -> Iterator[subprocess.Popen]:
     """parallel.train under torchrun in a new session; it is killed after the block."""

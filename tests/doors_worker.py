@@ -36,10 +36,8 @@ def sharded(engine, loading: bool) -> tuple[torch.nn.Module, dict]:
     (model,) = engine.chunks
     while hasattr(model, "module"):
         model = model.module
-    kind = os.environ.get("DOORS_SHARDING", META["distrib_optim_sharding_type"])
-    meta = META | {"distrib_optim_sharding_type": kind}
-    weights = model.sharded_state_dict(metadata=meta)
-    optimizer = engine.optimizer.sharded_state_dict(weights, is_loading=loading, metadata=meta)
+    weights = model.sharded_state_dict(metadata=META)
+    optimizer = engine.optimizer.sharded_state_dict(weights, is_loading=loading, metadata=META)
     return model, {"model": weights, "optimizer": optimizer}
 
 

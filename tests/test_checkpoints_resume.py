@@ -4,18 +4,15 @@ another engine's, within what engines differ by anyway."""
 import functools
 import json
 import math
-import os
-import subprocess
 
 import pytest
 
 from models.config import GPTConfig, parameter_shapes
-from parallel import forked_ranks
 from parallel.checkpoint import folders
 from parallel.checkpoint.rank_files import Reader
 from parallel.record.reader import read_checkpoints, read_run
 from tests.checkpoint_worker import RULES, SIZES, save_of
-from tests.conftest import ROOT, run_module
+from tests.conftest import run_module, run_worker
 
 # The first writes the checkpoint that the others go on from; the last one's goes back to the first.
 NAMES = {
@@ -69,24 +66,10 @@ def checkpoint(folder) -> Reader:
     return Reader(saved, folders.verify(saved))
 
 
-def work(ranks: int, out, tokens, *names: str) -> dict:
+def work(ranks: int, *words: object) -> dict:
     """What tests/checkpoint_worker.py found."""
-    command = [
-        *forked_ranks.prefix("deepspeed_pipe", 1, ranks),
-        "-m",
-        "tests.checkpoint_worker",
-        str(out),
-    ]
-    done = subprocess.run(
-        [*command, str(tokens), *names],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [x for x in done.stdout.splitlines() if x.startswith('{"straight"')]
+    printed = run_worker("checkpoint_worker", "deepspeed_pipe", ranks, *words)
+    (line,) = [x for x in printed.splitlines() if x.startswith('{"straight"')]
     return json.loads(line)
 
 

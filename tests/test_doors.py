@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import os
 import pickle
 import shutil
-import subprocess
 import zlib
 from importlib import metadata
 from pathlib import Path
@@ -19,13 +17,13 @@ from models.config import GPTConfig, parameter_shapes, preset
 from models.hf_config import hugging_face_names
 from models.hf_weights import to_hugging_face
 from models.weights import write_weights
-from parallel import doors, forked_ranks
+from parallel import doors
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import folders
 from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
 from parallel.doors import Foreign, ours, pickles, torch_dist
-from tests.conftest import ROOT
+from tests.conftest import run_worker
 from tests.tools.tiny_checkpoint import SIZES, Engine, saver_of
 
 MODEL = preset("tiny", **SIZES)
@@ -76,20 +74,6 @@ def test_a_model_with_experts_is_not_written_as_torch_dist(tmp_path, capsys):
     assert "experts is not written as torch_dist" in capsys.readouterr().err
 
 
-def ranks(n: int, *arguments: object, **environment: str) -> None:
-    """tests/doors_worker.py on n ranks."""
-    words = ["-m", "tests.doors_worker", *map(str, arguments)]
-    done = subprocess.run(
-        [*forked_ranks.prefix("megatron", 1, n), *words],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def same(ours: Path, theirs: Path) -> None:
     """Two folders of one checkpoint each hold the same weights, moments and step, bit for bit."""
     (a,), (b,) = (folders.candidates(path) for path in (ours, theirs))
@@ -111,7 +95,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("n", "run"), RUNS)
 def test_megatron_core_s_checkpoint_comes_in_and_goes_out_bit_for_bit(n, run, tmp_path, tokens):
-    ranks(n, "save", tmp_path, tokens, run)
+    run_worker("doors_worker", "megatron", n, "save", tmp_path, tokens, run)
     (saved,) = folders.candidates(tmp_path / "ours")
     model = tmp_path / "model"
     config = GPTConfig(**folders.read_manifest(saved)["model"])
@@ -123,16 +107,16 @@ def test_megatron_core_s_checkpoint_comes_in_and_goes_out_bit_for_bit(n, run, tm
     hybrid = "-hybrid" if metadata.version("megatron-core").startswith("0.19") else ""
     exported = [str(saved), str(tmp_path / "in"), "--format", f"torch_dist{hybrid}"]
     assert checkpoint.main(["export", *exported]) == 0
-    ranks(n, "load", tmp_path, tokens, run)
+    run_worker("doors_worker", "megatron", n, "load", tmp_path, tokens, run)
     same(tmp_path / "back", imported)
     # Nothing is lost beside the state: both go on as the run that did not stop.
     uninterrupted = json.loads((tmp_path / "save.json").read_text())
     assert json.loads((tmp_path / "load.json").read_text()) == uninterrupted
     if n != 2:
         return
-    ranks(n, "resume", tmp_path, tokens, run)
+    run_worker("doors_worker", "megatron", n, "resume", tmp_path, tokens, run)
     assert json.loads((tmp_path / "resume.json").read_text()) == uninterrupted
-    ranks(1, "resume", tmp_path, tokens, f"ddp:{LLAMA}")
+    run_worker("doors_worker", "megatron", 1, "resume", tmp_path, tokens, f"ddp:{LLAMA}")
     resumed = json.loads((tmp_path / "resume.json").read_text())
     assert resumed == [pytest.approx(row, rel=1e-4) for row in uninterrupted]
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +14,14 @@ from models.config import GPTConfig, parameter_shapes
 from models.hf_config import hugging_face_names
 from models.hf_weights import to_hugging_face
 from models.weights import write_weights
-from parallel import doors, forked_ranks
+from parallel import doors
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import folders
 from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
 from parallel.doors import ours
 from tests.checkpoint_worker import SIZES, save_of
-from tests.conftest import ROOT
+from tests.conftest import run_worker
 
 CONFIG = GPTConfig(**SIZES)
 HF = "deepspeed_zero:zero_stage=2,implementation=hf"
@@ -37,18 +36,9 @@ RESUMED = ("deepspeed_zero:zero_stage=2", "ddp", "fsdp2:zero_stage=3")
 RELOADED = ("deepspeed_zero:zero_stage=1", "deepspeed_zero:zero_stage=3")
 
 
-def work(ranks: int, out: Path, tokens: Path, task: str, *names: str) -> dict:
-    prefix = forked_ranks.prefix("deepspeed_zero", 1, ranks)
-    done = subprocess.run(
-        [*prefix, "-m", "tests.deepspeed_doors_worker", str(out), str(tokens), task, *names],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [x for x in done.stdout.splitlines() if x.startswith('{"deepspeed')]
+def work(ranks: int, *words: object) -> dict:
+    printed = run_worker("deepspeed_doors_worker", "deepspeed_zero", ranks, *words)
+    (line,) = [x for x in printed.splitlines() if x.startswith('{"deepspeed')]
     return json.loads(line)
 
 

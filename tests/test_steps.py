@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import threading
 import time
 
@@ -10,10 +9,9 @@ import pytest
 import torch
 
 from base.errors import UsageError
-from parallel import forked_ranks
 from parallel.batches import ahead as ahead_of
 from parallel.engines import cpu
-from tests.conftest import ROOT, THREADS
+from tests.conftest import run_worker
 
 ENGINES = ("ddp", "ddp:fp16", "fsdp2", "deepspeed_zero", "deepspeed_zero:fp16", "deepspeed_pipe")
 ENGINES += ("megatron",)
@@ -22,12 +20,8 @@ ENGINES += ("megatron",)
 @pytest.fixture(scope="module")
 def steps() -> dict:
     """What tests/step_worker.py prints."""
-    command = [*forked_ranks.prefix("deepspeed_pipe", 1, 1), "-m", "tests.step_worker", *ENGINES]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | THREADS, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = run_worker("step_worker", "deepspeed_pipe", 1, *ENGINES)
+    return json.loads(printed.splitlines()[-1])
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,8 +1,6 @@
 """What megatron asks of Transformer Engine, with stand-ins for it: the losses stay the same."""
 
 import json
-import os
-import subprocess
 import sys
 import types
 
@@ -10,23 +8,18 @@ import pytest
 import torch
 
 from base.errors import UsageError
-from parallel import forked_ranks
 from parallel.config import library_variables
 from parallel.config.settings import resolve
 from parallel.engines import kernels
-from tests.conftest import ROOT, THREADS
+from tests.conftest import run_worker
 from tests.gathered_attention import PackedAttention
 
 
 @pytest.fixture(scope="module")
 def trained() -> dict:
     """What tests/transformer_engine_worker.py prints."""
-    command = [*forked_ranks.prefix("megatron", 1, 2), "-m", "tests.transformer_engine_worker"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | THREADS, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = run_worker("transformer_engine_worker", "megatron", 2)
+    return json.loads(printed.splitlines()[-1])
 
 
 @pytest.mark.parametrize("model", ["", "learned "])
