@@ -70,7 +70,7 @@ _SPLIT = (
 )
 _SPLIT += ("reduce_each_micro_batch",)
 # A dense model's facts do not mention them.
-OF_EXPERTS = (
+_OF_EXPERTS = (
     "experts",
     *EXPERT_AXES,
     "moe_token_dispatcher_type",
@@ -429,7 +429,7 @@ class RunSpec:
     def settings(self) -> dict[str, Any]:
         """All fields as plain data, for run.json. A dense model's has no word of experts."""
         has = self.model.experts is not None
-        return {k: v for k, v in asdict(self).items() if has or k not in OF_EXPERTS}
+        return {k: v for k, v in asdict(self).items() if has or k not in _OF_EXPERTS}
 
 
 def gemm_precision(precision: str, tf32: bool | None) -> str:
