@@ -6,7 +6,6 @@ Torch-free.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any
 
 from base.bounds import Bounds, Text, Words, checked, key, kind_of
 from base.errors import UsageError
+from base.files import parse_json
 from models.config import (
     ACTIVATIONS,
     NORMS,
@@ -620,13 +620,9 @@ def add_flags(
         elif isinstance(allowed, Words):
             how["choices"] = allowed
         else:
-            read = json_table if is_dataclass(kind) else kind
+            read = parse_json if is_dataclass(kind) else kind
             how |= {"type": read, "metavar": kind.__name__.upper()}
         group.add_argument("--" + field.name.replace("_", "-"), **how)
-
-
-def json_table(text: str) -> Any:
-    return json.loads(text)
 
 
 def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:
