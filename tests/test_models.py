@@ -137,7 +137,8 @@ def test_no_engine_and_no_class_of_hugging_faces_takes_what_it_does_not_compute(
     if parts:
         with pytest.raises(UsageError, match=f"engine {engine} trains no model with ") as no:
             resolve(("test", {"engine": engine, "preset": name}))
-        others = "engines that do: ddp, fsdp2" if name == "tiny-moe" else "no engine here does"
+        able = [e for e, a in ENGINES.items() if not {*PRESETS[name].parts} - {*a.parts}]
+        others = f"engines that do: {', '.join(able)}" if able else "no engine here does"
         assert others in str(no.value)
     if name != "tiny-moe":
         with pytest.raises(UsageError, match="a model with .* is not written as Hugging Face's"):

@@ -94,7 +94,7 @@ def inabilities(
     able = ENGINES[engine]
     problems = []
     if lacking := [part for part in model.parts if part not in able.parts]:
-        others = ", ".join(e for e, a in ENGINES.items() if {*a.parts} >= {*lacking})
+        others = ", ".join(e for e, a in ENGINES.items() if {*a.parts} >= {*model.parts})
         which = f"engines that do: {others}" if others else "no engine here does"
         problems.append(f"engine {engine} trains no model with {in_words(lacking)} ({which})")
     elif of := model.experts:
