@@ -177,8 +177,8 @@ def test_what_is_not_given_is_one_rank_of_a_gpt_in_half_precision():
     flags = {"deepspeed": np.array([False, True, False]), "fsdp2": np.array([False, False, True])}
     families = [FAMILIES[i] for i in columns(**SIZES, **flags).family]
     assert families == ["megatron", "deepspeed", "fsdp"]
-    with pytest.raises(TypeError, match=r"no such columns: \['experts'\]"):
-        columns(**SIZES, experts=8)
+    with pytest.raises(TypeError, match=r"no such columns: \['n_experts'\]"):
+        columns(**SIZES, n_experts=8)
 
 
 def test_a_llamas_architecture_is_in_its_columns():

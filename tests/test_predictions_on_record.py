@@ -23,7 +23,7 @@ MADE, NAME = read(FOLDER / "made.csv"), itemgetter("file")
 def test_each_row_has_seconds_inside_their_interval_or_says_why_not(made):
     rows = read(FOLDER / f"{made['file']}.csv")
     names = list(rows[0])
-    assert names[:6] == ["id", *recorded.FOUND]
+    assert names[:7] == ["id", *recorded.FOUND]
     assert not {recorded.column_name(name) for name in names} & recorded.RESULTS
     assert len({row["id"] for row in rows}) == len(rows) == int(made["rows"])
     for row in rows:

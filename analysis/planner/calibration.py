@@ -108,7 +108,11 @@ class Calibration:
         """The columns that a cluster sets of layouts; scalars or arrays."""
         if self.is_host:
             return host_columns(engine, tp, gpus)
-        return {"flash": self.flash, "gpus_per_node": self.joined, "family": families(engine)}
+        megatron = (np.asarray(engine) == "megatron") & ("bf16" in planning_gpu(self.gpu).peaks)
+        place = {"flash": self.flash, "gpus_per_node": self.joined, "family": families(engine)}
+        return place | {
+            "megatron": megatron
+        }  # with Transformer Engine, for which V100s are too old
 
     def precision(self, wanted: str | None) -> str:
         """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.

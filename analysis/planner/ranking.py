@@ -175,6 +175,7 @@ def rows_of(
     low, high = r.cluster.fit.interval(seconds, x, r.cluster.machine_for(x))
     sent = sum(message_seconds(x, r.cluster).values())
     sent = sent + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
+    allocated = memory.allocated(x) / memory.GB
     rows = []
     for i in range(len(x)):
         layout, seq_len, t = x.layout(i), int(x.seq[i]), float(seconds[i])
@@ -192,6 +193,7 @@ def rows_of(
             "tflops": tflops,
             "mfu": r.cluster.mfu(tflops, precision).value,
             "tokens_per_s": tokens / t,
+            "allocated_gb": float(allocated[i]) if np.isfinite(allocated[i]) else None,
             "memory_gb": float(used[i] / memory.GB),
             "tight": "tight" if used[i] > (1 - TIGHT) * r.limit else "",
             "bubble": float(terms["bubble"][i] / t),
@@ -260,6 +262,7 @@ def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
         Column("tflops", "TFLOP/s/GPU", "#.4g"),
         Column("mfu", "MFU", ".1%"),
         Column("tokens_per_s", "tokens/s", ".0f"),
+        Column("allocated_gb", "allocated GB", ".1f"),
         Column("memory_gb", "GB", ".1f"),
         Column("tight", "memory"),
         Column("bubble", "bubble", ".1%"),

@@ -67,6 +67,14 @@ class Rows:
     gpu: list[str]
     cluster_key: list[str]
     left_out: list[tuple[str, str]]
+    last_stage: np.ndarray  # whether memory_gb is that of a rank of the last pipeline stage
+
+    @property
+    def allocated(self) -> np.ndarray:
+        """Gigabytes that PyTorch allocates on the rank of memory_gb, nan where no formula counts
+        every tensor, (n,)."""
+        last = memory.allocated(self.x, ("last",))
+        return np.where(self.last_stage, last, memory.allocated(self.x)) / memory.GB
 
     @property
     def has_step_memory(self) -> np.ndarray:
@@ -113,8 +121,8 @@ def _yes(row: Row, name: str) -> bool:
     return row.text(name).lower() in ("1", "1.0", "true", "yes", "swiglu")
 
 
-def _settings(row: Row) -> Settings:
-    """The settings of one row.
+def _settings(row: Row, with_experts: bool = False) -> Settings:
+    """The settings of one row; with_experts: of a model that has them, too.
 
     Raises:
         ValueError: what is missing or cannot be.
@@ -122,7 +130,7 @@ def _settings(row: Row) -> Settings:
     _check_counts(row)
     if row.text("blocks"):
         raise ValueError(f"a hybrid, which no GPT is: {row.text('blocks')}")
-    if has_experts(row):
+    if has_experts(row) and not with_experts:
         raise ValueError(f"{row.text('experts') or 'its'} experts: not predicted yet")
     model, guessed = _model(row)
     split = _split(row)
@@ -168,7 +176,84 @@ def _settings(row: Row) -> Settings:
         "rotary": nanotron,
         "untied": nanotron and _untied(row, model),  # others' counts are rounded too far
     }
-    return Settings(values, guessed)
+    return Settings(values | _of_megatron(row, values), guessed)
+
+
+# Columns of latent attention -> a heading, and the word in `notes` where there is none.
+_LATENTS = {
+    "q_lora": ("q_lora_rank", "q_lora"),
+    "kv_lora": ("kv_lora_rank", "kv_lora"),
+    "rope_dim": ("qk_pos_emb_head_dim", "qk_rope"),
+    "value_dim": ("v_head_dim", "v_dim"),
+}
+
+
+def _latent(row: Row, words: tuple[str, str]) -> float:
+    """A size of latent attention; 0 where none is stated."""
+    heading, word = words
+    stated = re.search(rf"\b{word} (\d+)", row.text("notes"))
+    return row.number(heading) or (float(stated[1]) if stated else 0.0)
+
+
+def _of_megatron(row: Row, values: dict[str, Any]) -> dict[str, Any]:
+    """What the bytes of Megatron-LM's step follow from. Its flags are columns of the tables of its
+    continuous integration; what they do not say has its default there.
+
+    Raises:
+        ValueError: what no formula counts, or latent attention of unknown sizes.
+    """
+    engine, of_tests = row.text("engine"), bool(row.text("golden"))
+    for name in ("optimizer", "pp_layout", "mtp"):
+        if row.text(name) not in ("", "adam"):
+            raise ValueError(f"no formula counts {name} {row.text(name)}")
+    names = ("experts", "topk", "moe_ffn", "shared_ffn", "dense_layers")
+    settings: dict[str, Any] = {name: row.number(name) or 0.0 for name in names}
+    settings |= {"ep": row.number("ep") or 1.0, "etp": row.number("etp") or values["tp"]}
+    latent = row.text("attention") == "mla"
+    settings |= {name: latent * _latent(row, words) for name, words in _LATENTS.items()}
+    if latent and not settings["kv_lora"]:
+        raise ValueError("the sizes of latent attention are not stated")
+    head = latent * _latent(row, ("qk_head_dim", "qk_nope"))
+    head = head or row.number("kv_channels") or (has_experts(row) and row.number("head_dim"))
+    settings["head_dim"] = head or values["hidden"] / values["heads"]
+    core = FAMILIES[_family(engine)] == "megatron_core" and "InternEvo" not in engine
+    transformer_engine = row.text("transformer_impl") != "local"
+    ampere = planning_gpu(row.text("gpu_type")).name.startswith("A100")
+    # PyTorch's cuBLAS takes 32 MiB in forward and in backward, 8 on Ampere where it may differ from
+    # run to run; Transformer Engine's takes 32 or 4, and 4 more of it where experts are grouped.
+    own = 4.0 if ampere else 32.0
+    grouped = settings["experts"] and (_yes(row, "grouped") or not of_tests)
+    workspaces = 2 * (8.1 if ampere and not _yes(row, "deterministic") else 32.0)
+    workspaces += transformer_engine * own * (5 if grouped else 1)
+    flash, tokens = values["flash"], row.number("micro_batch") or 1.0
+    if of_tests:
+        unfused = row.text("attention_backend") in ("unfused", "local") or not transformer_engine
+        # Containers of before have no fused attention: of a cluster's own golden values, and of
+        # tests that no recipe runs any more.
+        older = "dracooci" in row.text("golden") or not row.number("gpus")
+        older = older and "lts" in row.text("golden")
+        flash = not (unfused or (older and not row.text("attention_backend")))
+        cut = (row.number("divisible") or 128) * values["tp"]
+        if not row.number("vocab"):
+            raise ValueError("no vocabulary")
+        settings["vocab"] = math.ceil(values["vocab"] / cut) * cut
+        settings["untied"] = _yes(row, "untied")
+        settings["positions"] = 0 if row.text("position") else values["seq"]
+        if not transformer_engine:  # its own attention keeps a buffer of scores
+            scores = tokens * values["heads"] * values["seq"] ** 2 * 2 / values["tp"]
+            workspaces += scores / 2**20
+    elif "TE 2" in engine:
+        settings["untied"] = _untied(row, values)
+    return settings | {
+        "dropout": of_tests or not values["glu"],
+        "megatron": core or of_tests or "TE 2" in engine,
+        "flash": flash,
+        "biased": _yes(row, "bias"),
+        "fused_gradients": transformer_engine and not _yes(row, "no_grad_acc_fusion"),
+        "output_twice": values["cp"] > 1 or (ampere and flash and tokens > 1),
+        "workspaces": round(workspaces),
+        "te_loss": "_cef" in row.text("table"),  # a case of SimuMax with the loss fused
+    }
 
 
 # What a published engine is called -> its family; the first that matches.
@@ -187,6 +272,12 @@ def _family(engine: str) -> int:
     return FAMILIES.index(next(families, "megatron"))
 
 
+def _gpus(row: Row) -> float | None:
+    """The number of GPUs. Megatron-LM's tests run on a node of 8 but for those of releases."""
+    tests = row.text("golden") and "release" not in row.text("model")
+    return row.number("gpus") or (8.0 if tests else None)
+
+
 def _check_counts(row: Row) -> None:
     """Raises: ValueError: a number that cannot be, or one that nothing can be derived without."""
     for name in COUNTS:
@@ -195,8 +286,8 @@ def _check_counts(row: Row) -> None:
             raise ValueError(f"{name} cannot be {value:g}")
     if (row.number("zero_stage") or 0) not in (0, 1, 2, 3):
         raise ValueError(f"zero_stage cannot be {row.text('zero_stage')}")
-    for name in ("gpus", "tp", "pp"):
-        if not row.number(name):
+    for name, value in (("gpus", _gpus(row)), ("tp", row.number("tp")), ("pp", row.number("pp"))):
+        if not value:
             raise ValueError(f"no {name}")
 
 
@@ -251,7 +342,9 @@ def _split(row: Row) -> dict[str, float]:
     Raises:
         ValueError: they do not give the number of GPUs, or no batch is stated.
     """
-    gpus, split = row.number("gpus"), {axis: row.number(axis) or 1.0 for axis in SET_AXES}
+    gpus, split = _gpus(row), {axis: row.number(axis) or 1.0 for axis in SET_AXES}
+    if a_chunk := row.number("layers_per_vp"):
+        split["vpp"] = (row.number("layers") or 0.0) / split["pp"] / a_chunk
     dp = gpus / math.prod(split[axis] for axis in MODEL_AXES)
     if dp < 1 or dp % 1:
         sizes = " x ".join(f"{axis} {split[axis]:g}" for axis in MODEL_AXES)
@@ -335,8 +428,11 @@ def _seconds(row: Row, s: dict[str, Any]) -> float:
     return math.nan
 
 
-def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
-    """Every row of the files that can be modelled; `needed` columns must be there.
+def read_rows(
+    paths: list[Path], needed: tuple[str, ...] = NEEDED, with_experts: bool = False
+) -> Rows:
+    """Every row of the files that can be modelled; `needed` columns must be there. with_experts:
+    those of models with experts, too, of which nothing but the memory is predicted yet.
 
     Raises:
         UsageError: unreadable, or a column is missing, or no row is usable.
@@ -347,7 +443,7 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
         for row in read_csv(path, needed).rows:
             name = row.text("id") or f"{Path(path).stem}:{row.line_no}"
             try:
-                s = _settings(row)
+                s = _settings(row, with_experts)
                 where = row.text("gpu_type"), row.text("cluster"), _node(row)
                 how = s.columns["width"], _low(row) or "fp8", s.columns["gpus_per_node"]
                 machine = machine_of(*where, *how, tf32=s.columns["tf32"])
@@ -378,6 +474,7 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
         gpu=[planning_gpu(row.text("gpu_type")).name for row in rows],
         cluster_key=[_cluster_key(row) for row in rows],
         left_out=left_out,
+        last_stage=np.array(["that of the last rank" in row.text("notes") for row in rows]),
     )
 
 

@@ -7,7 +7,8 @@ LAYOUTS.csv has the columns of logs/published without results; a file of logs/pr
 too, so that a later model can predict it again. FOLDER/<name>.csv gets a row for each of its rows:
 id, seconds, low, high (they hold 80 %), fits (yes, no, - where what the row says leaves the memory
 open), why
-(what speaks against the run), and the layout. --fitted-on gives published rows of the same cluster;
+(what speaks against the run), predicted_gb (what PyTorch allocates at the peak, where every tensor
+is counted), and the layout. --fitted-on gives published rows of the same cluster;
 the constants are fitted on the times of at most --rows of them. Without it the card's priors are
 used. With it the files are <name>-fitted.csv, without the layouts, and <name>-fitted.toml, the
 constants. made.csv says of each file which model made it: a hash of the planner's code and
@@ -34,11 +35,12 @@ from models.gpus import planning_gpu
 from parallel.config import memory
 
 FOLDER = ROOT / "logs" / "predictions"
-FOUND = ("seconds", "low", "high", "fits", "why")
+FOUND = ("seconds", "low", "high", "fits", "why", "predicted_gb")
 RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
 MODEL = (
     *(f"analysis/planner/{name}.py" for name in ("timemodel", "engines", "fitting")),
-    *("parallel/config/memory.py", "models/gpus.py", "models/gpus.toml"),
+    *(f"parallel/config/{name}.py" for name in ("memory", "megatron_memory")),
+    *("models/gpus.py", "models/gpus.toml"),
     *("parallel/config/layout_arrays.py", "analysis/logs/published_csv.py"),
     "benchmarks/planner/published_rows.py",
 )
@@ -58,6 +60,7 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
     keys = np.array(rows.cluster_key)
     limit = np.array([planning_gpu(name).memory_gb for name in rows.gpu])
     limit = np.where(np.isfinite(rows.gpu_memory_gb), rows.gpu_memory_gb, limit)
+    allocated = rows.allocated
     full, start, fp8 = memory.peak(rows.x) / memory.GB, rows.can_start, rows.x.fp8
     for key in np.unique(keys):
         here = np.flatnonzero(keys == key)
@@ -74,9 +77,10 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
             elif full[i] > limit[i]:
                 fit_in, why = "no", f"needs {full[i]:.0f} of {limit[i]:.0f} GB"
             texts = [f"{t:.5g}" for t in times]
-            predictions[rows.ids[i]] = dict(zip(FOUND, (*texts, fit_in, why), strict=True))
+            gb = f"{allocated[i]:.4g}" if np.isfinite(allocated[i]) else ""
+            predictions[rows.ids[i]] = dict(zip(FOUND, (*texts, fit_in, why, gb), strict=True))
     for name, why in rows.left_out:
-        predictions[name] = dict(zip(FOUND, ("", "", "", "no", why), strict=True))
+        predictions[name] = dict(zip(FOUND, ("", "", "", "no", why, ""), strict=True))
     return predictions
 
 

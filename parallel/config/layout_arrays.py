@@ -25,7 +25,9 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON say
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core")
 FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "fp8", "tf32", "flash")
 FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out")
-FLAGS += ("host_checkpoints", "documents", "te_loss")
+FLAGS += ("host_checkpoints", "documents", "te_loss", "megatron", "biased")
+EXPERTS = ("experts", "topk", "moe_ffn", "shared_ffn", "dense_layers")
+EXPERTS += ("q_lora", "kv_lora", "rope_dim", "value_dim")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ class Columns:
     copy of the state over (by default dp x cp). reductions: of a gradient in FSDP2's step. family:
     the position in `FAMILIES` (by default as the flags say). gpus_per_node: GPUs that fast links
     join; in a rack with NVLink switches more than a node's.
+
+    megatron: Megatron-LM runs the step, whose bytes megatron_memory.py counts. A token takes topk
+    experts of width moe_ffn and those of all, together shared_ffn wide; dense_layers: at the start,
+    without. q_lora, kv_lora, rope_dim, value_dim: of latent attention. biased: products have biases
+    and norms two weights. fused_gradients: kernels add gradients up. output_twice: attention keeps
+    its output in two orders. workspaces: MiB of cuBLAS, 96 on Hopper and later.
     """
 
     layers: Array
@@ -93,6 +101,22 @@ class Columns:
     reductions: Array
     slower: Array
     family: Array
+    megatron: Array
+    experts: Array
+    topk: Array
+    moe_ffn: Array
+    shared_ffn: Array
+    dense_layers: Array
+    ep: Array
+    etp: Array
+    q_lora: Array
+    kv_lora: Array
+    rope_dim: Array
+    value_dim: Array
+    biased: Array
+    fused_gradients: Array
+    output_twice: Array
+    workspaces: Array
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -181,6 +205,10 @@ def _derived(values: dict[str, Array]) -> dict[str, Array]:
         "bucket": np.where(values["pp"] > 1, 0, 3 * BUCKET),
         "shards": values["dp"] * values["cp"],
         "family": np.select(engines, [FAMILIES.index("fsdp"), FAMILIES.index("deepspeed")], 0),
+        "etp": values["tp"],  # as in Megatron-LM
+        "output_twice": values["cp"] > 1,
+        "fused_gradients": np.array(True),
+        "workspaces": np.array(96),
     }
 
 
@@ -192,6 +220,7 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
     """
     usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro", "reductions"), 1)
     usual |= dict.fromkeys(("zero_stage", "recompute", "offload", "positions"), 0)
+    usual |= dict.fromkeys(EXPERTS, 0) | {"ep": 1}
     usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
     values = usual | (_of_model(config) if config else {}) | stated
     values = _derived({name: np.asarray(value) for name, value in values.items()}) | values
@@ -199,7 +228,8 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
-    kinds = dict.fromkeys((*FLAGS, "dropout", "slower"), bool) | {"head_dim": float}
+    flags = (*FLAGS, "dropout", "slower", "fused_gradients", "output_twice")
+    kinds = dict.fromkeys(flags, bool) | {"head_dim": float}
     return Columns(
         **{
             name: array.astype(kinds.get(name, np.int64))

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallel.config import megatron_memory
 from parallel.config.layout_arrays import Columns
 
 FULL, SELECTIVE = 2, 1
 STAGES = ("first", "middle", "last")
+PARTS = ("weights", "gradients", "optimizer", "fp8_copies", "activations", "keys_and_values")
+PARTS += ("masks", "logits", "buckets", "library")
 GB = 2.0**30  # what cards have and tools print as a GB
 LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
 # No formula gives these. library_gb: CUDA context, NCCL's buffers, workspaces. fragments: factor on
@@ -57,8 +60,7 @@ def stage_layers(x: Columns) -> ByStage:
     nanotron's build_model: a stage ends with the layer at which the parameters of all layers until
     there reach its share of the parameters of layers and output layer.
     """
-    even = x.layers % x.pp == 0
-    balanced = ~even & ((x.layers + 2) % x.pp == 0)
+    even, balanced = x.layers % x.pp == 0, ends_count(x)
     most = np.ceil(x.layers / x.pp)
     share = (x.layers + x.vocab * x.hidden / layer_params(x)) / x.pp  # in layers
     begun = np.minimum(np.ceil(share * (x.pp - 1)), x.layers)
@@ -68,6 +70,11 @@ def stage_layers(x: Columns) -> ByStage:
         np.where(x.nanotron, cut, most),
         np.where(x.nanotron, x.layers - begun, np.where(even, most, most - 1)),
     )
+
+
+def ends_count(x: Columns) -> np.ndarray:
+    """Whether embedding and logits count as a layer each when stages are cut, bool (n,)."""
+    return (x.layers % x.pp != 0) & ((x.layers + 2) % x.pp == 0)
 
 
 def layer_params(x: Columns) -> np.ndarray:
@@ -231,10 +238,15 @@ def in_flight(x: Columns, tensors_alone: bool = False) -> ByStage:
     """Micro-batches' worth of a stage's layers that the stages hold at their peak.
 
     1F1B: min(pp, n_micro) and 1 (2 in DeepSpeed, TrainSchedule.num_pipe_buffers). Interleaved:
-    1 + (pp - 1) / (pp vpp) times pp on the first [K 4].
+    1 + (pp - 1) / (pp vpp) times pp on the first [K 4], where micro-batches go in groups of pp; if
+    pp does not divide them, they are one group (microbatch_group_size_per_vp_stage).
     """
-    deep = x.pp * (1.0 + np.where(x.vpp > 1, (x.pp - 1.0) / (x.pp * x.vpp), 0.0))
-    last = np.where(x.vpp > 1, (x.pp * (x.vpp - 1.0) + 1.0) / x.vpp, 1.0)
+    group = np.where(x.n_micro % x.pp, x.n_micro, x.pp)
+    last = (group * (x.vpp - 1.0) + 1.0) / x.vpp
+    deep = np.where(x.vpp > 1, last + 2.0 * (x.pp - 1.0) / x.vpp, x.pp)
+    chunk = (x.layers + 2) / (x.pp * x.vpp)  # the logits take a layer's place in the last one
+    shorter = (group * (x.vpp - 1.0) * chunk + chunk - 1.0) / np.maximum(chunk * x.vpp - 1.0, 1.0)
+    last = np.where(ends_count(x) & (x.vpp > 1), shorter, last)
     last = np.where(x.deepspeed & (x.pp > 1), np.maximum(last, 2.0), last)
     first, last = np.minimum(deep, x.n_micro), np.minimum(last, x.n_micro)
     if tensors_alone:  # the second of DeepSpeed's last stage is a buffer alone
@@ -353,8 +365,12 @@ def parts(
     allocator's would that does not use the freed blocks again.
     """
     c = {"library_gb": 0.0, "fragments": 1.0} if tensors_alone else CONSTANTS | (constants or {})
+    exact = is_exact(x) & (not tensors_alone)
+    counted = _counted(x, stage, c) if exact.any() else {}
+    if exact.all():
+        return counted
     s = _stage(x, stage, c["fragments"], tensors_alone)
-    return states(x, s.n, tensors_alone) | {
+    sizes = states(x, s.n, tensors_alone) | {
         "fp8_copies": fp8_copies(x, s.layers),
         "activations": s.kept,
         "keys_and_values": received(x),
@@ -363,6 +379,38 @@ def parts(
         "buckets": passing(x, s) if tensors_alone else buckets(x),
         "library": c["library_gb"] * GB + 0.0 * s.n,
     }
+    unknown = np.where((x.experts > 0) & (not tensors_alone), np.nan, 0.0)  # no formula above
+    return {k: np.where(exact, counted.get(k, 0), v + unknown) for k, v in sizes.items()}
+
+
+def _counted(x: Columns, stage: str, c: dict[str, Any]) -> dict[str, np.ndarray]:
+    """`parts` by `allocated_parts`, with what PyTorch does not allocate."""
+    sizes = dict.fromkeys(PARTS, 0.0 * x.layers) | allocated_parts(x, stage)
+    for part in ("activations", "logits"):
+        sizes[part] = sizes[part] * c["fragments"]
+    return sizes | {"library": sizes["library"] + c["library_gb"] * GB}
+
+
+def is_exact(x: Columns) -> np.ndarray:
+    """Whether `allocated_parts` counts every tensor of a row, bool (n,)."""
+    others = x.fp8 | x.documents | (x.width != 2) | (x.zero_stage > 1) | (x.offload > 0)
+    return x.megatron & ~others
+
+
+def allocated_parts(x: Columns, stage: str) -> dict[str, np.ndarray]:
+    """Bytes by part that PyTorch allocates on a rank of a stage (megatron_memory.py)."""
+    cut = stage_layers(x)
+    layers, flying = getattr(cut, stage), getattr(in_flight(x), stage)
+    first, last = (stage == "first") | (x.pp == 1), (stage == "last") | (x.pp == 1)
+    before = {"first": 0, "middle": cut.first * (x.pp > 1), "last": x.layers - layers}[stage]
+    dense = np.where(x.experts > 0, np.clip(x.dense_layers - before, 0, layers), layers)
+    return megatron_memory.parts(x, megatron_memory.Place(layers, dense, flying, first, last))
+
+
+def allocated(x: Columns, stages: tuple[str, ...] = STAGES) -> np.ndarray:
+    """torch.cuda.max_memory_allocated of the fullest of these stages; nan where unknown."""
+    most = np.max([sum(allocated_parts(x, stage).values()) for stage in stages], axis=0)
+    return np.where(is_exact(x), most, np.nan)
 
 
 class Borders(NamedTuple):
@@ -559,8 +607,13 @@ def when_a_pipeline_reduces(x: Columns, s: Stage) -> np.ndarray:
 
 
 def peak(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
-    """Peak bytes of the fullest rank: what must fit."""
-    return np.max([sum(parts(x, stage, constants).values()) for stage in STAGES], axis=0)
+    """Peak bytes of the fullest rank: what must fit; nan where no formula has the model's parts."""
+    most, exact = np.empty(len(x)), is_exact(x)
+    for rows in (exact, ~exact):
+        if rows.any():
+            sizes = [sum(parts(x.take(rows), stage, constants).values()) for stage in STAGES]
+            most[rows] = np.max(sizes, axis=0)
+    return most
 
 
 def fullest(
