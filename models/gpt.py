@@ -358,9 +358,10 @@ class MixtureOfExperts(nn.Module):
             y_TH.index_add_(0, rows, (expert(x_TH[rows]) * weights[of_it, None]).to(y_TH.dtype))
         if self.shared is not None:
             y_TH = y_TH + self.shared(x_TH)
-        return y_TH.view_as(x_BSH), self.balance_loss(scores_TE, tokens_E)
+        return y_TH.view_as(x_BSH), self.balance_loss(self.of, scores_TE, tokens_E)
 
-    def balance_loss(self, scores_TE: Tensor, tokens_E: Tensor) -> Tensor:
+    @staticmethod
+    def balance_loss(of: Experts, scores_TE: Tensor, tokens_E: Tensor) -> Tensor:
         """moe_aux_loss_coeff * E * sum over experts of f_i P_i, a scalar.
 
         f_i: share of expert i in the T * C choices. P_i: mean over tokens of its score; a token's
@@ -370,7 +371,7 @@ class MixtureOfExperts(nn.Module):
         """
         share_E = tokens_E / tokens_E.sum()
         probability_E = (scores_TE / scores_TE.sum(-1, keepdim=True)).mean(0)
-        weight = self.of.moe_aux_loss_coeff * self.of.num_experts
+        weight = of.moe_aux_loss_coeff * of.num_experts
         return weight * (share_E * probability_E).sum()
 
 
@@ -392,7 +393,7 @@ class Block(nn.Module):
         """Hidden states, and the loss that balances its experts' load; None without experts."""
         x_BSH = x_BSH + self.attn(self.norm1(x_BSH), angles, mask)
         y_BSH, balance = self.mlp(self.norm2(x_BSH)), None
-        if isinstance(self.mlp, MixtureOfExperts):
+        if isinstance(y_BSH, tuple):
             y_BSH, balance = y_BSH
         return x_BSH + y_BSH, balance
 

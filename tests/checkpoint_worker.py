@@ -117,6 +117,8 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
         for cached in [n for n in vars(groups) if n == "mpu" or (n[0] == "_" and n.isupper())]:
             if not isinstance(getattr(groups, cached), dict):
                 setattr(groups, cached, None)
+            elif cached.startswith("_EXPERT"):
+                getattr(groups, cached).clear()
     del engine, saver
     gc.collect()
     # A thread of each gloo group wakes up 100 times a second: hundreds of groups slow all down.

@@ -45,6 +45,7 @@ NAMES = {
         "fsdp2:zero_stage=3,fsdp_shard=2",
         "deepspeed_zero:zero_stage=1",
         "deepspeed_zero:zero_stage=3",
+        "deepspeed_zero:ep=2,zero_stage=2",
         "deepspeed_pipe:pp=2,zero_stage=1",
     ),
 }

@@ -18,6 +18,7 @@ from parallel.config.layout import Layout
 from parallel.config.settings import resolve
 
 TINY = PRESETS["tiny-moe"]
+AUTO_EP = {"engine": "deepspeed_zero", "ep": 2, "zero_stage": 1}
 # Each router that a model family has: Mixtral's and Qwen3's, OLMoE's, DeepSeek-V3's without its
 # bias, Llama 4's.
 ROUTERS = {
@@ -171,7 +172,13 @@ def test_what_megatron_core_computes_otherwise_is_refused(of, asked, words):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"engine": "ddp", "ep": 2}, "engine ddp has no ep .asked: 2; engines with ep: megatron"),
+        (
+            {"engine": "ddp", "ep": 2},
+            "ddp has no ep .asked: 2; engines with ep: deepspeed_zero, megatron",
+        ),
+        ({"engine": "deepspeed_zero", "ep": 2}, "zero_stage 1, 2 and offload none .asked: 0, none"),
+        (AUTO_EP | {"offload": "optimizer"}, "asked: 1, optimizer"),
+        (AUTO_EP | {"moe_router_force_load_balancing": True}, "needs experts of the reference GPT"),
         ({"engine": "deepspeed_pipe", "tp": 2}, "experts at tp 2 need sequence_parallel"),
         ({"ep": 2, "breakdown": True}, "no column for messages between ep 2 x etp 1 ranks"),
         ({"preset": "tiny", "moe_token_dispatcher_type": "allgather"}, "with experts alone"),

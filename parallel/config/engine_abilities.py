@@ -55,6 +55,7 @@ ENGINES: dict[str, Ability] = {
         implementations=("gpt", "hf"),
         kernels=_MEGATRON_KERNELS,  # with tp > 1
         tp=True,
+        ep=True,
     ),
     "deepspeed_pipe": Ability(
         module="parallel.engines.deepspeed_pipe",
@@ -103,6 +104,8 @@ def inabilities(
             problems += _of_megatrons_experts(of, model.bias, layout)
         elif layout.tp > 1:
             problems.append(f"experts of the reference GPT have no tp (asked: {layout.tp})")
+        if engine == "deepspeed_zero" and layout.ep > 1:
+            problems += _of_auto_ep(model, layout)
     for axis in (*SET_AXES, *EXPERT_AXES):
         if getattr(layout, axis) > 1 and not getattr(able, axis):
             others = ", ".join(e for e, a in ENGINES.items() if getattr(a, axis))
@@ -169,6 +172,17 @@ def _of_megatrons_experts(of: Experts, bias: bool, layout: Layout) -> list[str]:
     if of.norm_topk_prob != divides and (how == "sigmoid" or not divides):
         does = "divides" if divides else "does not divide"
         problems.append(f"megatron-core {does} {chosen} {how} scores by their sum (norm_topk_prob)")
+    return problems
+
+
+def _of_auto_ep(model: GPTConfig, layout: Layout) -> list[str]:
+    """What DeepSpeed's AutoEP refuses or does not compute, or has not been tried with."""
+    problems = []
+    if model.bias or not model.gated:
+        problems.append("DeepSpeed's AutoEP has experts with a gate and without biases alone")
+    if layout.zero_stage not in (1, 2) or layout.offload != "none":
+        asked = f"asked: {layout.zero_stage}, {layout.offload}"
+        problems.append(f"deepspeed_zero with ep offers zero_stage 1, 2 and offload none ({asked})")
     return problems
 
 

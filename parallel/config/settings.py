@@ -359,7 +359,7 @@ class RunSpec:
         if self.tf32 and self.precision != "fp32":
             problems.append(f"tf32 is how fp32 is multiplied; precision is {self.precision}")
         problems += self._document_problems()
-        ours = self.model.experts and not self.megatron_layers
+        ours = self.model.experts and not self.megatron_layers and self.ep == 1
         if self.moe_router_force_load_balancing and not ours:
             problems.append("moe_router_force_load_balancing needs experts of the reference GPT")
         if self.implementation == "hf":

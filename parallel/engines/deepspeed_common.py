@@ -72,12 +72,38 @@ def config(spec: RunSpec) -> dict[str, Any]:
         # It waits for the device twice a micro-batch.
         "timers": {"throughput": {"enabled": False}},
     }
+    if layout.ep > 1:
+        merged["expert_parallel"] = auto_ep(spec)
     for name in ("bf16", "fp16"):
         merged[name] = {**merged.get(name, {}), "enabled": spec.precision == name}
     if spec.precision == "bf16":  # else DeepSpeed adds gradients up, and over dp, in bf16
         merged.setdefault("data_types", {"grad_accum_dtype": "fp32"})
         merged.setdefault("communication_data_type", "fp32")
     return merged
+
+
+def auto_ep(spec: RunSpec) -> dict[str, Any]:
+    """How DeepSpeed's AutoEP finds the reference GPT's experts, and what it computes of them."""
+    of = spec.model.experts
+    assert of is not None
+    return {
+        "enabled": True,
+        "autoep_size": spec.ep,
+        "moe_layer_pattern": r"blocks\.\d+\.mlp",
+        "router_pattern": "router",
+        "expert_pattern": "experts",
+        "expert_w1": "gate",
+        "expert_w2": "down",
+        "expert_w3": "up",
+        "has_shared_experts": True,  # where there are any
+        "shared_experts_pattern": "shared",
+        "top_k": of.moe_router_topk,
+        "score_func": of.moe_router_score_function,
+        "score_apply": "post",
+        "route_norm": of.norm_topk_prob,
+        "routed_scaling_factor": of.moe_router_topk_scaling_factor,
+        "use_grouped_mm": torch.cuda.is_available(),
+    }
 
 
 def clips_itself(spec: RunSpec) -> bool:
@@ -139,6 +165,16 @@ def optimizer(
     )
 
 
+def adamw_of_experts(model: nn.Module, spec: RunSpec, _: Any) -> torch.optim.AdamW:
+    """AdamW of what AutoEP left and put in; ZeRO shards the experts over their own copies."""
+    adam = optim.adamw(model.parameters(), spec)
+    for at, group in enumerate(adam.param_groups):
+        group["name"] = str(at)
+    split = deepspeed.moe.utils.split_params_into_different_moe_groups_for_optimizer
+    adam.param_groups = split(adam.param_groups)
+    return adam
+
+
 def connect() -> None:
     """Let DeepSpeed use the process group that is there already."""
     # Otherwise, on CPUs, ZeRO-3 starts numactl to count NUMA nodes, once a bucket of gradients.
@@ -180,7 +216,7 @@ class DeepSpeedEngine:
         spec: RunSpec,
         device: torch.device,
         model: nn.Module,
-        adam: torch.optim.Optimizer,
+        adam: torch.optim.Optimizer | Callable,
         mpu: Any = None,
     ):
         self.spec, self.device = spec, device
@@ -190,6 +226,8 @@ class DeepSpeedEngine:
             model=model, optimizer=adam, config=config(spec), mpu=mpu, dist_init_required=False
         )
         self.modules, self.outer = [self.engine.module], self.engine.optimizer
+        if not isinstance(adam, torch.optim.Optimizer):  # what makes one, of replaced parameters
+            adam = self.outer.optimizer
         self.adam = adam  # inside whatever DeepSpeed wrapped it in
         self.unfused = self.fp16 and spec.layout.zero_stage == 0  # FP16_UnfusedOptimizer
         if self.unfused:

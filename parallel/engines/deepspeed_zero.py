@@ -9,13 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from models.config import Experts, parameter_shapes
+from models.gpt import MixtureOfExperts
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch, Reduced
 from parallel.engines import deepspeed_common as common
 from parallel.engines.optim import mean_over_ranks
-from parallel.engines.reference import build_reference, evaluate
+from parallel.engines.reference import build_reference, evaluate, whole
 from parallel.measure.ranges import region
 
 
@@ -55,9 +57,15 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
                 model: nn.Module = TensorParallelGPT(spec, config, kernels, held)
             else:
                 model = build_reference(spec, device, DTYPES[spec.precision], held)
-        adam = common.optimizer(model.parameters(), spec, counts, group)
+        adam: Any = partial(common.adamw_of_experts, model, spec)
+        if spec.ep == 1:
+            adam = common.optimizer(model.parameters(), spec, counts, group)
         super().__init__(spec, device, model, adam, mpu)
         self.facts = layers.options(config) if split else {}
+        for name, layer in model.named_modules():
+            if type(layer).__name__ == "AutoEPMoELayer":
+                _name_experts(name, layer, spec)
+                _add_balance(layer, spec.model.experts)
 
     def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
         total = torch.zeros((), device=self.device)
@@ -74,6 +82,33 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         mean = evaluate(self.engine, batches, n, self.device)
         return mean_over_ranks(mean, dist.get_world_size()).loss  # equal on tp ranks
+
+
+def _name_experts(name: str, layer: nn.Module, spec: RunSpec) -> None:
+    """Give the parameters that AutoEP made what `pieces_of` reads. It stacks each matrix of this
+    rank's experts."""
+    shapes, held, experts = parameter_shapes(spec.model), layer.num_local_experts, layer.experts
+    names = {layer.router.gate.weight: [f"{name}.router.weight"]}
+    for weight, of in ((experts.w1, "gate"), (experts.w2, "down"), (experts.w3, "up")):
+        here = range(layer.ep_rank * held, (layer.ep_rank + 1) * held)
+        names[weight] = [f"{name}.experts.{expert}.{of}.weight" for expert in here]
+    for parameter, ours in names.items():
+        parameter.references = [whole(one, shapes[one]) for one in ours]
+
+
+def _add_balance(layer: nn.Module, of: Experts) -> None:
+    """Have AutoEP's layer return, and keep, what `MixtureOfExperts` does: it balances nothing."""
+    last: dict[str, Tensor] = {}
+
+    def balanced(layer: nn.Module, _: Any, y_BSH: Tensor) -> tuple[Tensor, Tensor]:
+        logits_TE, layer.tokens_E = last.pop("logits").float(), last.pop("tokens")
+        is_softmax = of.moe_router_score_function == "softmax"
+        scores_TE = logits_TE.softmax(-1) if is_softmax else logits_TE.sigmoid()
+        return y_BSH, MixtureOfExperts.balance_loss(of, scores_TE, layer.tokens_E)
+
+    layer.router.gate.register_forward_hook(lambda _, __, logits: last.update(logits=logits))
+    layer.router.register_forward_hook(lambda _, __, output: last.update(tokens=output[2]))
+    layer.register_forward_hook(balanced)
 
 
 build = DeepSpeedZeroEngine

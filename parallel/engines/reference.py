@@ -56,9 +56,12 @@ def name_parameters(model: nn.Module, config: GPTConfig) -> None:
     shapes = parameter_shapes(config)
     for name, p in model.named_parameters():
         part = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters
-        shape = shapes.get(name, part)
-        offset = (0,) * len(shape)
-        p.references = [{"name": name, "shape": shape, "offset": offset, "part": part}]
+        p.references = [whole(name, shapes.get(name, part)) | {"part": part}]
+
+
+def whole(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """A reference to a parameter of which nothing is elsewhere."""
+    return {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": shape}
 
 
 @torch.no_grad()

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from models.gpt import MixtureOfExperts
 from parallel.config.settings import RunSpec
 from parallel.measure.ranges import region
 
-ROUTERS = ("MixtureOfExperts", "TopKRouter")  # ours, and megatron-core's
+ROUTERS = ("MixtureOfExperts", "AutoEPMoELayer", "TopKRouter")  # ours, DeepSpeed's, megatron-core's
 
 
 class Routing:
@@ -42,8 +41,8 @@ class Routing:
     def _add(self, sum_E: Tensor, layer: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
         # A forward pass inside a backward pass is recomputation: it was counted before.
         if self.counting and torch._C._current_graph_task_id() == -1:
-            is_ours = isinstance(layer, MixtureOfExperts)
-            sum_E += layer.tokens_E if is_ours else output[1].sum(0)  # a token chose an expert
+            counts = hasattr(layer, "tokens_E")  # megatron-core's says which expert a token chose
+            sum_E += layer.tokens_E if counts else output[1].sum(0)
 
     def begin(self, counting: bool) -> None:
         """A step begins."""
