@@ -63,12 +63,15 @@ class Experts:
         is Megatron-LM's moe_router_pre_softmax.
     moe_router_topk_scaling_factor: and then multiplied by this.
     moe_router_enable_expert_bias: a bias of each expert, added to its score for the choice alone,
-        balances the load (Wang et al. 2024, arXiv 2408.15664). No gradient trains it.
+        balances the load (Wang et al. 2024, arXiv 2408.15664). No gradient trains it: each step
+        adds 1e-3 to it where the expert had fewer tokens than the mean, or takes it away.
     moe_router_num_groups, moe_router_group_topk: the choice is among the experts of the best groups
-        (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.3); 0: among all.
+        (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.3), by the sum of a group's topk /
+        group_topk best scores, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2); 0: among all.
     moe_aux_loss_coeff: weight of the loss that balances the load (Fedus et al. 2021, arXiv
         2101.03961, equation 4).
-    moe_expert_capacity_factor: tokens that an expert takes, over its even share; 0 drops none.
+    moe_expert_capacity_factor: tokens that an expert takes, over its even share of a micro-batch of
+        one data-parallel rank; it drops those with the smallest weights. 0 drops none.
     """
 
     num_experts: int = key(MISSING, allowed=Bounds(1, 2**16))
@@ -91,7 +94,8 @@ class Experts:
         best = self.moe_router_group_topk
         if chosen > among:
             raise UsageError(f"moe_router_topk {chosen} exceeds num_experts {among}")
-        if bool(groups) != bool(best) or best > groups or groups and among % groups:
+        fits = groups and best and not among % groups and best <= min(groups, chosen)
+        if groups and not fits or best and not groups or best * among < chosen * groups:
             raise UsageError(
                 f"moe_router_group_topk {best} of moe_router_num_groups {groups} cannot be chosen"
                 f" from num_experts {among}"
@@ -184,8 +188,8 @@ class GPTConfig:
             raise UsageError(
                 f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}"
             )
-        if self.position == "rope" and self.head_dim % 2:
-            raise UsageError(f"rotary positions need an even head size, not {self.head_dim}")
+        if self.position == "rope" and self.rotary_dim % 2:
+            raise UsageError(f"rotary positions need an even head size, not {self.rotary_dim}")
         # What equals the derived size is stored as derived, so that equal models compare equal.
         if self.n_kv_head == self.n_head:
             object.__setattr__(self, "n_kv_head", 0)
@@ -205,6 +209,11 @@ class GPTConfig:
         if self.mla:
             return self.mla.qk_head_dim + self.mla.qk_pos_emb_head_dim
         return self.kv_channels or self.hidden // self.n_head
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many numbers of a query and of a key their position rotates."""
+        return self.mla.qk_pos_emb_head_dim if self.mla else self.head_dim
 
     @property
     def gated(self) -> bool:

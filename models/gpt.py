@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from models.config import INIT_STD, LLAMA3_ROPE, Experts, GPTConfig, parameter_shapes
+from models.config import LatentAttention as LatentSizes
 
 WITH_VOCABULARY = ("embedding.word.weight", "output.weight")  # a row for each token id
 # What selective recomputation keeps: the outputs of matrix products and of fused attention.
@@ -167,7 +168,8 @@ def rope_frequencies(config: GPTConfig, device: torch.device | None = None) -> T
     theta^(-2i/D) (Su et al. 2021). With rope_scaling, Llama 3.1's rule: wavelengths above 8192
     positions are stretched by the factor, those below 2048 are not, those between in part.
     """
-    exponent = torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim
+    size = config.rotary_dim
+    exponent = torch.arange(0, size, 2, device=device).float() / size
     frequency = 1.0 / config.rope_theta**exponent
     if config.rope_scaling == 1.0:
         return frequency
@@ -191,6 +193,11 @@ def rotate(x_BNSD: Tensor, angles: Tensor) -> Tensor:
     cos_SD, sin_SD = angles.to(x_BNSD.dtype)
     first, second = x_BNSD.chunk(2, dim=-1)
     return x_BNSD * cos_SD + torch.cat([-second, first], dim=-1) * sin_SD
+
+
+def in_halves(x: Tensor) -> Tensor:
+    """Channels (0, 1), (2, 3), ... to where `rotate` has its pairs."""
+    return torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
 
 
 class Embedding(nn.Module):
@@ -284,6 +291,46 @@ class Attention(nn.Module):
         return self.out(y_BNSD.transpose(1, 2).reshape(B, S, -1))
 
 
+class LatentAttention(nn.Module):
+    """Causal attention of N heads whose keys and values come out of one latent of a token, queries
+    out of another (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
+
+    A head's query and key have a part without positions and one that is rotated, in that order; the
+    rotated part of a key is one for all heads. Its pairs of channels are (2i, 2i + 1), as in
+    DeepSeek's checkpoints and megatron-core.
+    """
+
+    def __init__(self, config: GPTConfig, of: LatentSizes):
+        super().__init__()
+        self.of, self.N = of, config.n_head
+        H, N, bias = config.hidden, config.n_head, config.bias
+        self.q = nn.Linear(H, N * config.head_dim, bias) if not of.q_lora_rank else None
+        if of.q_lora_rank:
+            self.q_down = nn.Linear(H, of.q_lora_rank, bias)
+            self.q_norm = norm(config, of.q_lora_rank)
+            self.q_up = nn.Linear(of.q_lora_rank, N * config.head_dim, bias)
+        self.kv_down = nn.Linear(H, of.kv_lora_rank + of.qk_pos_emb_head_dim, bias)
+        self.kv_norm = norm(config, of.kv_lora_rank)
+        self.kv_up = nn.Linear(of.kv_lora_rank, N * (of.qk_head_dim + of.v_head_dim), bias)
+        self.out = nn.Linear(N * of.v_head_dim, H, bias)
+
+    def forward(self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None) -> Tensor:
+        (B, S, _), of = x_BSH.shape, self.of
+        q = self.q(x_BSH) if self.q is not None else self.q_up(self.q_norm(self.q_down(x_BSH)))
+        latent, k_turned = self.kv_down(x_BSH).split([of.kv_lora_rank, of.qk_pos_emb_head_dim], -1)
+        kv = self.kv_up(self.kv_norm(latent))
+        q_BNSD, kv_BNSD = (x.view(B, S, self.N, -1).transpose(1, 2) for x in (q, kv))
+        q_BNSD, q_turned = q_BNSD.split([of.qk_head_dim, of.qk_pos_emb_head_dim], -1)
+        k_BNSD, v_BNSD = kv_BNSD.split([of.qk_head_dim, of.v_head_dim], -1)
+        k_turned = k_turned[:, None]
+        if angles is not None:
+            q_turned, k_turned = (rotate(in_halves(x), angles) for x in (q_turned, k_turned))
+        q_BNSD = torch.cat([q_BNSD, q_turned], -1)
+        k_BNSD = torch.cat([k_BNSD, k_turned.expand_as(q_turned)], -1)
+        y_BNSD = fused_attention(q_BNSD, k_BNSD, v_BNSD, mask)
+        return self.out(y_BNSD.transpose(1, 2).reshape(B, S, -1))
+
+
 class MLP(nn.Module):
     """down(gelu(up(x))), or with a gate down(silu(gate(x)) * up(x))."""
 
@@ -302,7 +349,14 @@ class MLP(nn.Module):
 
 class Router(nn.Linear):
     """Tokens to their experts' logits, in fp32 whatever the weights are in (Fedus et al. 2021,
-    arXiv 2101.03961, section 2.4)."""
+    arXiv 2101.03961, section 2.4). expert_bias: see Experts.moe_router_enable_expert_bias; fp32."""
+
+    expert_bias: Tensor | None
+
+    def __init__(self, config: GPTConfig, of: Experts):
+        super().__init__(config.hidden, of.num_experts, config.bias)
+        biased = of.moe_router_enable_expert_bias
+        self.register_buffer("expert_bias", torch.zeros(of.num_experts) if biased else None)
 
     def forward(self, x_TH: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.float()
@@ -312,13 +366,13 @@ class Router(nn.Linear):
 
 class MixtureOfExperts(nn.Module):
     """The weighted sum of the feed-forwards that a router chooses for each token, and of the shared
-    ones (Shazeer et al. 2017, arXiv 1701.06538). No token is dropped.
+    ones (Shazeer et al. 2017, arXiv 1701.06538). Without a capacity factor no token is dropped.
 
     An expert's weight is its score: softmax or sigmoid of its logit. norm_topk_prob divides it by
     the sum of the chosen ones' (Mixtral, Qwen3; for softmax this is the softmax of the chosen
     logits). `forced`: tokens go to the experts by turns, whatever their scores are; a token's
     place in its sequence says where, so every split has the same. tokens_E: of the last call, how
-    many chose each expert.
+    many each expert took.
     """
 
     tokens_E: Tensor
@@ -326,7 +380,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, config: GPTConfig, of: Experts, forced: bool = False):
         super().__init__()
         self.of, self.forced = of, forced
-        self.router = Router(config.hidden, of.num_experts, bias=config.bias)
+        self.router = Router(config, of)
         width, shared = of.moe_ffn_hidden_size, of.moe_shared_expert_intermediate_size
         width = width or config.ffn_hidden
         self.experts = nn.ModuleList(MLP(config, width) for _ in range(of.num_experts))
@@ -338,12 +392,12 @@ class MixtureOfExperts(nn.Module):
         logits_TE = self.router(x_TH)
         is_softmax = self.of.moe_router_score_function == "softmax"
         scores_TE = logits_TE.softmax(-1) if is_softmax else logits_TE.sigmoid()
-        weights_TC, chosen_TC = scores_TE.topk(C)
+        chosen_TC = self.choose(logits_TE, scores_TE)
         if self.forced:
             B, S, _ = x_BSH.shape
             turns_SC = torch.arange(S * C, device=x_BSH.device).view(S, C) % self.of.num_experts
             chosen_TC = turns_SC.repeat(B, 1)
-            weights_TC = scores_TE.gather(1, chosen_TC)
+        weights_TC = scores_TE.gather(1, chosen_TC)
         if self.of.norm_topk_prob:
             weights_TC = weights_TC / weights_TC.sum(-1, keepdim=True)
         weights = weights_TC.flatten() * self.of.moe_router_topk_scaling_factor
@@ -352,19 +406,41 @@ class MixtureOfExperts(nn.Module):
         # Choice number i is of token i // C. Sorted, those of an expert are neighbours. An expert
         # that no token chose is called, too: its gradients are zeros.
         choices = chosen_TC.flatten().argsort(stable=True).split(tokens_E.tolist())
+        if factor := self.of.moe_expert_capacity_factor:
+            room = math.ceil(chosen_TC.numel() / self.of.num_experts * factor)
+            choices = [of_it[weights[of_it].argsort(descending=True)[:room]] for of_it in choices]
+            self.tokens_E = tokens_E.clamp(max=room)
         y_TH = torch.zeros_like(x_TH)
         for expert, of_it in zip(self.experts, choices, strict=True):
             rows = of_it // C
             y_TH.index_add_(0, rows, (expert(x_TH[rows]) * weights[of_it, None]).to(y_TH.dtype))
         if self.shared is not None:
             y_TH = y_TH + self.shared(x_TH)
+        # The balance is of the choice by scores alone, as in megatron-core.
+        if not self.forced:
+            tokens_E = scores_TE.topk(C).indices.flatten().bincount(minlength=len(tokens_E))
         return y_TH.view_as(x_BSH), self.balance_loss(self.of, scores_TE, tokens_E)
+
+    def choose(self, logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
+        """Each token's experts [T, C], the best first."""
+        of, C = self.of, self.of.moe_router_topk
+        if self.router.expert_bias is not None:
+            scores_TE = scores_TE + self.router.expert_bias
+        elif of.norm_topk_prob and of.moe_router_score_function == "softmax":
+            scores_TE = logits_TE  # as in megatron-core, whose softmax is of the chosen
+        if groups := of.moe_router_num_groups:
+            scores_TGE = scores_TE.unflatten(1, (groups, -1))
+            scores_TG = scores_TGE.topk(C // of.moe_router_group_topk).values.sum(-1)
+            best_TG = scores_TG.topk(of.moe_router_group_topk).indices
+            others_TG = torch.ones_like(scores_TG, dtype=torch.bool).scatter(1, best_TG, False)
+            scores_TE = scores_TGE.masked_fill(others_TG[..., None], -torch.inf).flatten(1)
+        return scores_TE.topk(C).indices
 
     @staticmethod
     def balance_loss(of: Experts, scores_TE: Tensor, tokens_E: Tensor) -> Tensor:
         """moe_aux_loss_coeff * E * sum over experts of f_i P_i, a scalar.
 
-        f_i: share of expert i in the T * C choices. P_i: mean over tokens of its score; a token's
+        f_i: share of expert i in T * C choices. P_i: mean over tokens of its score; a token's
         scores are divided by their sum. (Fedus et al. 2021, equations 4 to 6, for C choices as in
         megatron-core's switch_load_balancing_loss_func.) The tokens are a micro-batch of one
         data-parallel rank. Losses of layers are added, those of micro-batches and ranks averaged.
@@ -381,7 +457,7 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, has_experts: bool = False, forced: bool = False):
         super().__init__()
         self.norm1 = norm(config, config.hidden)
-        self.attn = Attention(config)
+        self.attn = LatentAttention(config, config.mla) if config.mla else Attention(config)
         self.norm2 = norm(config, config.hidden)
         self.mlp: nn.Module = MLP(config, config.ffn_hidden)
         if has_experts and (of := config.experts):
@@ -412,7 +488,9 @@ class GPT(nn.Module):
         forced: bool = False,
     ):
         super().__init__()
-        assert config.parts in ([], ["experts"]), config.parts  # engine_abilities refuses others
+        assert {*config.parts} <= {"experts", "mla"}, (
+            config.parts
+        )  # engine_abilities refuses others
         self.config, self.recompute, self.end_of_text = config, recompute, end_of_text
         self.vocab_rows = max(vocab_rows, config.vocab_size)
         self.embedding = Embedding(config, self.vocab_rows)
@@ -499,3 +577,5 @@ def initialise(model: GPT, seed: int, held: Callable[[nn.Parameter], Held] = und
         return starting_values(model.config, name, seed, offset, shapes[name], start, n)
 
     fill(model, value, held)
+    for buffer in model.buffers():
+        buffer.zero_()

@@ -48,10 +48,18 @@ NAMES = {
         "deepspeed_zero:ep=2,zero_stage=2",
         "deepspeed_pipe:pp=2,zero_stage=1",
     ),
+    "mla": (
+        "megatron:ep=2",
+        "megatron:tp=2,pp=2,sequence_parallel=true",
+        "ddp",
+        "megatron:pp=2,ep=2,zero_stage=1",
+        "fsdp2:zero_stage=3,fsdp_shard=2",
+    ),
 }
 for _key, _preset in (
     ("llama", "preset=tiny-llama,n_kv_head=2,qk_norm=true"),
     ("moe", "preset=tiny-moe,n_kv_head=2"),
+    ("mla", "preset=tiny-mla-moe"),
 ):
     NAMES[_key] = tuple(f"{n}{',' if ':' in n else ':'}{_preset}" for n in NAMES[_key])
 ROWS = [

@@ -11,11 +11,12 @@ from torch import nn
 from analysis import prune
 from base.errors import UsageError
 from models import gpt
-from models.config import PRESETS, Experts, parameter_shapes
+from models.config import PRESETS, Experts, LatentAttention, parameter_shapes
 from parallel import train
 from parallel.config.engine_abilities import inabilities
 from parallel.config.layout import Layout
 from parallel.config.settings import resolve
+from parallel.engines import optim
 
 TINY = PRESETS["tiny-moe"]
 AUTO_EP = {"engine": "deepspeed_zero", "ep": 2, "zero_stage": 1}
@@ -32,6 +33,30 @@ ROUTERS = {
         moe_router_score_function="sigmoid",
         moe_router_topk_scaling_factor=2.5,
     ),
+    "softmax of the best groups": Experts(
+        8, 4, 64, norm_topk_prob=False, moe_router_num_groups=4, moe_router_group_topk=2
+    ),
+    "divided softmax of the best groups": Experts(
+        8, 4, 64, moe_router_num_groups=4, moe_router_group_topk=2
+    ),
+    "sigmoid, biased, of the best groups": Experts(
+        8,
+        4,
+        64,
+        moe_aux_loss_coeff=1e-2,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+    ),
+    "biased, what is too many dropped": Experts(
+        8,
+        2,
+        64,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_expert_capacity_factor=0.7,
+    ),
 }
 
 
@@ -40,6 +65,8 @@ def mixture(of: Experts, **sizes) -> gpt.MixtureOfExperts:
     layer = gpt.MixtureOfExperts(replace(TINY, experts=of, **sizes), of)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.05)
+    for bias in layer.buffers():
+        nn.init.normal_(bias)
     return layer
 
 
@@ -60,11 +87,20 @@ def test_choice_weights_and_balance_are_megatron_cores(name):
             use_pre_softmax=not of.norm_topk_prob,
             scaling_factor=of.moe_router_topk_scaling_factor,
             score_function=how,
+            num_groups=of.moe_router_num_groups or None,
+            group_topk=of.moe_router_group_topk or None,
+            expert_bias=layer.router.expert_bias,
         )
+        if of.moe_expert_capacity_factor:
+            weights, chosen = moe_utils.apply_router_token_dropping(
+                weights, chosen, of.moe_router_topk, of.moe_expert_capacity_factor
+            )
+        assert layer.tokens_E.tolist() == chosen.sum(0).tolist()
         routing, scores = moe_utils.compute_routing_scores_for_aux_loss(
             logits, of.moe_router_topk, how
         )
-        assert torch.equal(routing, chosen)
+        if layer.router.expert_bias is None and not of.moe_router_num_groups:
+            assert torch.equal(routing, chosen)
         wanted = moe_utils.switch_load_balancing_loss_func(
             scores, routing.sum(0), 48, of.moe_router_topk, of.num_experts, of.moe_aux_loss_coeff
         )
@@ -89,6 +125,29 @@ def test_the_loss_is_the_cross_entropy_and_its_gradient_has_the_balance_too():
     assert float((gradients[1] - gradients[0]).norm()) > 0.01 * float(gradients[0].norm())
 
 
+def test_a_step_moves_the_biases_of_experts_towards_the_mean_of_their_tokens(monkeypatch):
+    monkeypatch.setattr(optim.dist, "get_world_size", lambda _: 1)
+    biases = [torch.tensor([0.5, 0.0, 0.0]), torch.zeros(3)]
+    optim.balance(biases, [torch.tensor([4, 1, 1]), torch.tensor([2, 3, 1])])
+    wanted = torch.tensor([[0.499, 0.001, 0.001], [0.0, -0.001, 0.001]])
+    assert torch.allclose(torch.stack(biases), wanted, atol=1e-7)
+
+
+def test_latent_attention_sees_no_later_token_and_only_differences_of_positions():
+    config = replace(PRESETS["tiny-mla-moe"], max_seq_len=16)
+    torch.manual_seed(0)
+    layer = gpt.LatentAttention(config, config.mla)
+    x = torch.randn(1, 8, config.hidden)
+    angles = gpt.rope_angles(config, torch.arange(16))
+    assert angles.shape == (2, 16, config.mla.qk_pos_emb_head_dim)
+    with torch.no_grad():
+        y, shifted = layer(x, angles[:, :8], None), layer(x, angles[:, 8:], None)
+        early = layer(x[:, :5], angles[:, :5], None)
+        unturned = layer(x, None, None)
+    assert torch.allclose(y, shifted, atol=1e-5) and torch.allclose(y[:, :5], early, atol=1e-6)
+    assert float((y - unturned).abs().max()) > 1e-3
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_an_expert_without_tokens_has_gradients_of_zeros(bias):
     layer = mixture(Experts(8, 1, 16, moe_aux_loss_coeff=1e-2), bias=bias)
@@ -105,15 +164,17 @@ def test_the_router_computes_in_fp32_under_autocast():
         assert layer.experts[0](torch.randn(4, TINY.hidden)).dtype == torch.bfloat16
 
 
-def test_the_models_parameters_are_the_counted_ones():
+@pytest.mark.parametrize("q_lora_rank", [None, 0, 24])
+def test_the_models_parameters_are_the_counted_ones(q_lora_rank):
     """With a dense layer first, every second layer, shared experts and biases."""
-    of = Experts(4, 2, 64, 96, first_dense=1, moe_layer_freq=2)
-    config = replace(TINY, n_layer=4, bias=True, experts=of)
+    of = Experts(4, 2, 64, 96, first_dense=1, moe_layer_freq=2, moe_router_enable_expert_bias=True)
+    mla = None if q_lora_rank is None else LatentAttention(16, q_lora_rank, 8, 4, 12)
+    config = replace(TINY, n_layer=4, bias=True, experts=of, mla=mla)
     model = gpt.GPT(config)
     gpt.initialise(model, seed=1)
-    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameter_shapes(
-        config
-    )
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert {name: tuple(p.shape) for name, p in tensors.items()} == parameter_shapes(config)
+    assert not any(bool(bias.any()) for bias in model.buffers())
     for name in ("experts.3", "shared"):
         up, down = (
             model.get_submodule(f"blocks.1.mlp.{name}.{of}").weight for of in ("up", "down")
@@ -130,8 +191,6 @@ def test_names_and_shapes_are_made_once_for_all_experts():
     ("of", "asked", "words"),
     [
         ({"moe_router_enable_expert_bias": True}, {}, "moe_router_enable_expert_bias"),
-        ({"moe_router_num_groups": 4, "moe_router_group_topk": 2}, {}, "moe_router_num_groups"),
-        ({"moe_expert_capacity_factor": 1.25}, {}, "moe_expert_capacity_factor"),
         ({}, {"tp": 2}, "no tp"),
         ({}, {"implementation": "hf"}, "use gpt"),
         ({}, {"compile": True}, "not compiled"),
@@ -157,6 +216,13 @@ def test_what_no_engine_does_with_experts_is_refused(of, asked, words):
             {},
             "divides 2 sigmoid scores",
         ),
+        ({"moe_router_enable_expert_bias": True}, {}, "biases no softmax scores"),
+        (
+            {"moe_expert_capacity_factor": 1.0},
+            {"tp": 2, "sequence_parallel": True},
+            "is of each of tp 2 x cp 1 ranks",
+        ),
+        ({"moe_expert_capacity_factor": 1.0}, {"ep": 2, "dp": 2}, None),
         ({"norm_topk_prob": False}, {}, None),
         ({"moe_router_topk": 1, "norm_topk_prob": False}, {}, None),
     ],
@@ -181,6 +247,13 @@ def test_what_megatron_core_computes_otherwise_is_refused(of, asked, words):
         (AUTO_EP | {"moe_router_force_load_balancing": True}, "needs experts of the reference GPT"),
         ({"engine": "deepspeed_pipe", "tp": 2}, "experts at tp 2 need sequence_parallel"),
         ({"ep": 2, "breakdown": True}, "no column for messages between ep 2 x etp 1 ranks"),
+        ({"preset": "tiny", "moe_expert_capacity_factor": 1.0}, "model with experts alone"),
+        ({"preset": "gpt-oss-20b"}, "no model with sliding windows and attention sinks"),
+        ({"preset": "deepseek-v3-mtp"}, "no model with multi-token prediction"),
+        ({"preset": "tiny-mla-moe", "bias": True}, "latent attention has no biases"),
+        ({"preset": "tiny-mla-moe", "tp": 2}, "latent attention at tp 2 needs sequence_parallel"),
+        ({"preset": "tiny-mla-moe", "position": "learned"}, "needs cp 1, position rope"),
+        ({"engine": "deepspeed_pipe", "preset": "tiny-mla-moe"}, "no model with multi-head latent"),
         ({"preset": "tiny", "moe_token_dispatcher_type": "allgather"}, "with experts alone"),
     ],
 )

@@ -27,6 +27,7 @@ STUDIES = {
     "llama": ROOT / "slurm" / "parity-llama.toml",
     "qwen3": ROOT / "slurm" / "parity-qwen3.toml",
     "moe": ROOT / "slurm" / "parity-moe.toml",
+    "mla": ROOT / "slurm" / "parity-mla-moe.toml",
     "hugging face": ROOT / "tests" / "studies" / "hugging_face_llama.toml",
 }
 CHOSEN = {  # of the others all
@@ -55,7 +56,7 @@ def train_all(path: Path, tokens: Path, out: Path, runs: tuple[str, ...] = ()) -
     if "max_seq_len" not in text:
         ours += "\nmax_seq_len = 32"
     text = text.replace("global_batch = 16", "global_batch = 8")
-    if path == STUDIES["moe"]:  # what is sent to an expert depends on the tokens
+    if path in (STUDIES["moe"], STUDIES["mla"]):  # what is sent to an expert depends on the tokens
         text = text.replace('engine = "megatron"', 'engine = "megatron"\nbreakdown = false')
         text = text.replace("ep = 2\nzero_stage", "ep = 2\nbreakdown = false\nzero_stage", 2)
     copy.write_text(text.replace("[defaults]", ours))
@@ -97,7 +98,10 @@ def test_every_split_trains_the_same_model(key, name, trained):
 
 
 EXPERTS_SPLIT = [run for run in CHOSEN["moe"] if run.startswith(("megatron", "deepspeed-zero-ep2"))]
-BROKEN_DOWN = [row for row in ROWS if row.values[1] not in EXPERTS_SPLIT or row.values[0] != "moe"]
+EXPERTS_SPLIT += [run for run in CHOSEN["mla"] if run.startswith("megatron")]
+BROKEN_DOWN = [
+    row for row in ROWS if row.values[0] not in ("moe", "mla") or row.values[1] not in EXPERTS_SPLIT
+]
 
 
 @pytest.mark.parametrize(("key", "name"), BROKEN_DOWN)

@@ -1,6 +1,7 @@
 """Where routers send tokens is counted, and a forced balance is never taken for a router's."""
 
 import json
+import math
 
 import jsonschema
 import pytest
@@ -80,6 +81,29 @@ def test_a_forced_balance_gives_each_expert_as_many_tokens(runs, capsys):
     assert [row[k] for k in ("routing", "dropped", "expert_load")] == ["forced", 0, 1]
 
 
+def test_a_capacity_drops_the_same_tokens_in_every_engine(tokens, tmp_path):
+    flags = ("--moe-expert-capacity-factor", "0.8", "--lr", "1e-3")
+    split = ("--engine", "megatron", "--ep", "2", *flags)
+    ours = train(tokens, tmp_path / "ddp", *flags)
+    theirs = train(tokens, tmp_path / "megatron", *split, ranks=2)
+    assert counted(ours) == counted(theirs)
+    # 4 micro-batches in which an expert has room for 0.8 of its share of 64 tokens' 2 choices.
+    taken = [n for of in counted(ours).values() for n in of]
+    assert max(taken) == 4 * math.ceil(0.8 * 64 * 2 / 8)
+    dropped = ours.metrics["summary"]["dropped"]
+    assert dropped == pytest.approx(1 - sum(taken) / (4 * 8 * 32 * 2)) and 0.2 <= dropped < 0.5
+    for one, other in zip(ours.steps, theirs.steps, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=2e-4)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-3)
+
+
+def test_megatrons_forced_balance_is_forced_too(tokens, tmp_path):
+    flags = ("--engine", "megatron", "--moe-router-force-load-balancing")
+    run = train(tokens, tmp_path / "run", *flags)
+    assert run.metrics["summary"]["routing"] == "forced"
+    assert max(run.metrics["summary"]["expert_load"].values()) < 1.5  # 64 tokens, at random
+
+
 @pytest.mark.parametrize("forced", [False, True])
 def test_a_layer_counts_its_last_call_and_forced_choices_do_not_depend_on_the_split(forced):
     layer = gpt.MixtureOfExperts(TINY, TINY.experts, forced)
@@ -94,7 +118,7 @@ def test_a_layer_counts_its_last_call_and_forced_choices_do_not_depend_on_the_sp
 def test_a_forced_run_is_named_so_and_asked_of_experts_alone():
     settings = {"preset": "tiny-moe", "moe_router_force_load_balancing": True}
     assert name_alone(resolve(("test", settings)), settings) == "ddp-forced-tiny-moe"
-    with pytest.raises(UsageError, match="needs experts of the reference GPT"):
+    with pytest.raises(UsageError, match="is for a model with experts alone"):
         resolve(("test", settings | {"preset": "tiny"}))
 
 

@@ -41,6 +41,16 @@ def test_norms_that_are_computed_again_keep_nothing_and_train_the_same_model(tra
     assert not once["recompute_norms"] and not once["discarded"]
 
 
+def test_experts_in_one_grouped_product_train_the_same_model_and_keep_no_activation(trained):
+    alone, grouped = (trained[f"{kind} experts"] for kind in ("torch", "te"))
+    again = trained["te experts again"]
+    assert grouped["moe_grouped_gemm"] and not alone["moe_grouped_gemm"]
+    for ours, others, theirs in zip(grouped["curve"], again["curve"], alone["curve"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5) == others
+    # Two norms and the experts' activation, two micro-batches, two steps.
+    assert again["discarded"] == [0] * 3 * 2 * 2
+
+
 def test_where_nothing_compiles_recomputed_norms_are_refused(trained):
     assert trained["without ninja"].endswith("with ninja, on every node; here: Ninja is required")
 

@@ -10,6 +10,7 @@ megatron-core was asked; "output_layer", whether that adds up its weight's gradi
 import json
 import sys
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +56,32 @@ def _forward(self: torch.nn.Module, x: Tensor) -> tuple[Tensor, None]:
     return _Product.apply(x, self.weight), None
 
 
+class Grouped(torch.nn.Module):
+    """A product for each expert, of its own tokens."""
+
+    def __init__(self, n: int, inputs: int, outputs: int, config: Any, **_: Any):
+        super().__init__()
+        self.n, self.fuses = n, config.gradient_accumulation_fusion
+        for i in range(n):
+            self.register_parameter(f"weight{i}", torch.nn.Parameter(torch.empty(outputs, inputs)))
+
+    def forward(self, x: Tensor, tokens: Any) -> tuple[Tensor, None]:
+        parts = x.split(list(tokens))
+        weights = [getattr(self, f"weight{i}") for i in range(self.n)]
+        if self.fuses:
+            product = [_Product.apply(p[None], w)[0] for p, w in zip(parts, weights, strict=True)]
+        else:
+            product = [p @ w.t() for p, w in zip(parts, weights, strict=True)]
+        return torch.cat(product), None
+
+
+def _grouped(*legacy: bool) -> Any:
+    """As get_moe_module_spec_for_backend asks for experts: 0.16 says a kind more."""
+    kind = sys.modules["megatron.core.transformer.moe.experts"].TEGroupedMLP
+    parts = SimpleNamespace(linear_fc1=Grouped, linear_fc2=Grouped, activation_func=None)
+    return (kind, parts) if legacy else partial(kind, submodules=parts)
+
+
 def _loss(logits: Tensor, labels: Tensor, group: Any, *_: Any) -> Tensor:
     return F.cross_entropy(logits.transpose(1, 2).float(), labels, reduction="none")
 
@@ -79,9 +106,13 @@ def install() -> None:
         setattr(provider, f"{kind.lower()}_parallel_linear", lambda _, product=product: product)
         names[f"TE{kind}ParallelLinear"] = product
     specs = layers.gpt_layer_specs
+    alone = provider.grouped_mlp_modules
+    provider.grouped_mlp_modules = lambda self, grouped, *legacy: (
+        _grouped(*legacy) if grouped else alone(self, grouped, *legacy)
+    )
 
-    def te_layer(**_: Any) -> Any:
-        layer = specs.get_gpt_layer_local_spec()
+    def te_layer(num_experts: int | None, moe_grouped_gemm: bool, **_: Any) -> Any:
+        layer = specs.get_gpt_layer_local_spec(num_experts, moe_grouped_gemm)
         layer.submodules.input_layernorm = layers.SequenceParallelNorm
         layer.submodules.pre_mlp_layernorm = layers.SequenceParallelNorm
         layer.submodules.self_attention.submodules.core_attention = PackedAttention
@@ -151,12 +182,16 @@ def main() -> None:
     learned = {"preset": "tiny", "n_kv_head": 4, "bias": False, **DOCUMENTS}
     found = train("torch", "torch") | train("torch documents", "torch", **DOCUMENTS)
     found |= train("torch learned documents", "torch", **learned)
+    moe = {"preset": "tiny-moe", "n_kv_head": 2, **DOCUMENTS}
+    found |= train("torch experts", "torch", **moe)
     found |= train("torch bf16", "torch", precision="bf16", **DOCUMENTS)
     install()
     found |= train("te documents", "te", **DOCUMENTS)
     found |= train("te norms", "te", recompute="selective", **DOCUMENTS)
     found |= train("te learned documents", "te", **learned)
     found |= train("te loss", "te", precision="bf16", te_loss=True, **DOCUMENTS)
+    found |= train("te experts", "te", **moe)
+    found |= train("te experts again", "te", recompute="selective", **moe)
     found["without ninja"] = refused_without_ninja()
     if dist.get_rank() == 1:
         print(json.dumps(found), flush=True)

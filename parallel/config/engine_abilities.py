@@ -34,14 +34,14 @@ _MEGATRON_KERNELS = ("te", "torch")  # what megatron-core's layers can be made o
 ENGINES: dict[str, Ability] = {
     "ddp": Ability(
         module="parallel.engines.ddp",
-        parts=("experts",),
+        parts=("experts", "mla"),
         implementations=("gpt", "hf"),
         recompute=RECOMPUTE,
         compile=True,
     ),
     "fsdp2": Ability(
         module="parallel.engines.fsdp2",
-        parts=("experts",),
+        parts=("experts", "mla"),
         zero_stages=(2, 3),
         offload=("none", "all"),
         recompute=RECOMPUTE,
@@ -49,7 +49,7 @@ ENGINES: dict[str, Ability] = {
     ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
-        parts=("experts",),
+        parts=("experts", "mla"),
         zero_stages=(0, 1, 2, 3),
         offload=("none", "optimizer", "all"),
         implementations=("gpt", "hf"),
@@ -67,7 +67,7 @@ ENGINES: dict[str, Ability] = {
     ),
     "megatron": Ability(
         module="parallel.engines.megatron",
-        parts=("experts",),
+        parts=("experts", "mla"),
         zero_stages=(0, 1),
         recompute=RECOMPUTE,  # selective of norms, through Transformer Engine alone
         kernels=_MEGATRON_KERNELS,
@@ -98,14 +98,20 @@ def inabilities(
         others = ", ".join(e for e, a in ENGINES.items() if {*a.parts} >= {*model.parts})
         which = f"engines that do: {others}" if others else "no engine here does"
         problems.append(f"engine {engine} trains no model with {in_words(lacking)} ({which})")
-    elif of := model.experts:
-        problems += _of_experts(of, implementation, compile)
-        if engine in ("megatron", "deepspeed_pipe"):
-            problems += _of_megatrons_experts(of, model.bias, layout)
-        elif layout.tp > 1:
-            problems.append(f"experts of the reference GPT have no tp (asked: {layout.tp})")
-        if engine == "deepspeed_zero" and layout.ep > 1:
-            problems += _of_auto_ep(model, layout)
+    elif model.parts:
+        if model.mla:
+            problems += _of_latent_attention(engine, model, layout)
+        if of := model.experts:
+            problems += _of_experts(engine, of, compile)
+            if engine in ("megatron", "deepspeed_pipe"):
+                problems += _of_megatrons_experts(of, model.bias, layout)
+            if engine == "deepspeed_zero" and layout.ep > 1:
+                problems += _of_auto_ep(model, layout)
+        words = in_words(model.parts)
+        if implementation == "hf":
+            problems.append(f"Hugging Face's model with {words} is not trained here: use gpt")
+        if layout.tp > 1 and engine not in ("megatron", "deepspeed_pipe"):
+            problems.append(f"{words} of the reference GPT have no tp (asked: {layout.tp})")
     for axis in (*SET_AXES, *EXPERT_AXES):
         if getattr(layout, axis) > 1 and not getattr(able, axis):
             others = ", ".join(e for e, a in ENGINES.items() if getattr(a, axis))
@@ -146,15 +152,25 @@ def inabilities(
     return problems
 
 
-def _of_experts(of: Experts, implementation: str, compile: bool) -> list[str]:
-    """What is asked of a model with experts that no engine here does."""
-    untrained = ("moe_router_enable_expert_bias", "moe_router_num_groups")
-    untrained += ("moe_expert_capacity_factor",)
-    problems = [
-        f"no engine here trains experts with {name}" for name in untrained if getattr(of, name)
-    ]
-    if implementation == "hf":
-        problems.append("Hugging Face's model with experts is not trained here: use gpt")
+def _of_latent_attention(engine: str, model: GPTConfig, layout: Layout) -> list[str]:
+    """What is asked of latent attention that no engine here does, or megatron-core does not."""
+    problems = []
+    if layout.cp > 1 or model.position != "rope" or model.qk_norm:
+        state = f"cp {layout.cp}, position {model.position}, qk_norm {model.qk_norm}"
+        problems.append(f"latent attention needs cp 1, position rope and no qk_norm, not {state}")
+    if engine == "megatron" and model.bias:
+        problems.append("megatron-core's latent attention has no biases")
+    if engine == "megatron" and layout.tp > 1 and not layout.sequence_parallel:
+        problems.append(f"latent attention at tp {layout.tp} needs sequence_parallel")
+    return problems
+
+
+def _of_experts(engine: str, of: Experts, compile: bool) -> list[str]:
+    """What is asked of a model with experts that an engine does not do."""
+    problems = []
+    if of.moe_router_enable_expert_bias and engine.startswith("deepspeed"):
+        why = "it would round the bias to the precision of the weights"
+        problems.append(f"engine {engine} has no moe_router_enable_expert_bias: {why}")
     if compile:
         problems.append("experts have another number of tokens in each step: not compiled")
     return problems
@@ -167,7 +183,12 @@ def _of_megatrons_experts(of: Experts, bias: bool, layout: Layout) -> list[str]:
         problems.append(f"megatron-core's experts at tp {layout.tp} need sequence_parallel")
     if bias and (layout.etp > 1 or of.moe_shared_expert_intermediate_size):
         problems.append("megatron-core's experts have no biases where they are shared or etp > 1")
+    if of.moe_expert_capacity_factor and layout.tp * layout.cp > 1:
+        ranks = f"tp {layout.tp} x cp {layout.cp}"
+        problems.append(f"megatron-core's moe_expert_capacity_factor is of each of {ranks} ranks")
     chosen, how = of.moe_router_topk, of.moe_router_score_function
+    if of.moe_router_enable_expert_bias and how != "sigmoid":
+        problems.append(f"megatron-core biases no {how} scores (moe_router_enable_expert_bias)")
     divides = chosen > 1
     if of.norm_topk_prob != divides and (how == "sigmoid" or not divides):
         does = "divides" if divides else "does not divide"
@@ -180,6 +201,11 @@ def _of_auto_ep(model: GPTConfig, layout: Layout) -> list[str]:
     problems = []
     if model.bias or not model.gated:
         problems.append("DeepSpeed's AutoEP has experts with a gate and without biases alone")
+    names = ("moe_router_num_groups", "moe_expert_capacity_factor")
+    if lacking := [name for name in names if getattr(model.experts, name)]:
+        problems.append(f"DeepSpeed's AutoEP has no {in_words(lacking)} here")
+    if model.mla:
+        problems.append("DeepSpeed's AutoEP has not been tried with latent attention")
     if layout.zero_stage not in (1, 2) or layout.offload != "none":
         asked = f"asked: {layout.zero_stage}, {layout.offload}"
         problems.append(f"deepspeed_zero with ep offers zero_stage 1, 2 and offload none ({asked})")

@@ -188,20 +188,31 @@ def _tied_embedding(spec: RunSpec) -> Volume:
     return volume
 
 
+def _blocks(spec: RunSpec, stage: int) -> dict[str, int]:
+    """Of each kind of block that a pipeline rank has, with experts or without: how the names in the
+    model's first one begin -> how many the rank has."""
+    blocks, parts = list(spec.model.blocks.items()), spec.pp * spec.vpp
+    chunks = range(stage, parts, spec.pp)
+    n = len(blocks) // parts
+    kinds = [has for chunk in chunks for _, has in blocks[chunk * n : (chunk + 1) * n]]
+    firsts = {has: name for name, has in reversed(blocks)}
+    return {f"{firsts[has]}.": kinds.count(has) for has in sorted({*kinds})}
+
+
 def parameter_sizes(spec: RunSpec, rank: int) -> list[tuple[int, bool]]:
-    """(elements, whether it is a matrix) of every parameter that a rank holds."""
+    """(elements, whether it is a matrix) of every parameter that a rank holds and trains."""
     model, layout = spec.model, spec.layout
     stage, last = layout.coords(rank)["pp"], layout.pp - 1
     # megatron-core's fc1 is the gate and up in one
     fused = model.gated and (layout.tp > 1 or spec.engine in ("megatron", "deepspeed_pipe"))
-    copies = {"blocks.0.": model.n_layer // layout.pp, "embedding.": int(stage == 0)}
+    copies = _blocks(spec, stage) | {"embedding.": int(stage == 0)}
     copies |= dict.fromkeys(("norm.", "output."), int(stage == last))
     sizes = []
     for name, shape in parameter_shapes(replace(model, vocab_size=spec.padded_vocab)).items():
         size = math.prod(shape) // (1 if WHOLE.search(name) else layout.tp)
         if fused and ".mlp.up." in name:
             size *= 2
-        if not (fused and ".mlp.gate." in name):
+        if not (fused and ".mlp.gate." in name or name.endswith(".expert_bias")):
             n = next((n for start, n in copies.items() if name.startswith(start)), 0)
             sizes += [(size, len(shape) == 2)] * n
     if model.tied and stage == last > 0:
@@ -267,17 +278,20 @@ def _fully_sharded(spec: RunSpec) -> Volume:
     """
     layout, shards = spec.layout, spec.layout.shards
     padded: Counter[str] = Counter()  # elements of a group
+    blocks = _blocks(spec, 0)
     for name, shape in parameter_shapes(replace(spec.model, vocab_size=spec.padded_vocab)).items():
         group = name.split(".")[0]
         if group != "blocks" and (spec.model.tied or group != "embedding"):
             group = "last"
-        if not name.startswith("blocks.") or name.startswith("blocks.0."):
+        if group == "blocks":
+            group = next(filter(name.startswith, blocks), "")
+        if group and not name.endswith(".expert_bias"):
             padded[group] += _up(shape[0], shards) * math.prod(shape[1:])
     per_step = layout.n_micro if layout.zero_stage == 3 else 1
     per_block = 2 * per_step if layout.zero_stage == 3 else 1
     volume = Volume()
     for group, elements in padded.items():
-        groups, gathers = (spec.model.n_layer, per_block) if group == "blocks" else (1, per_step)
+        groups, gathers = (blocks[group], per_block) if group in blocks else (1, per_step)
         if shards > 1:
             volume.add("all_gather", shards, _width(spec) * elements, groups * gathers)
             times = groups * layout.reductions

@@ -25,6 +25,7 @@ SHORT = {
     "n_layer": "layers",
     "n_head": "heads",
     "vocab_size": "vocab",
+    "moe_expert_capacity_factor": "capacity",
 }
 SHORT |= dict.fromkeys("preset precision deepspeed_config device kernels data".split(), "")
 

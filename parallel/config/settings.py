@@ -7,7 +7,7 @@ Torch-free.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,8 @@ _SPLIT = (
 )
 _SPLIT += ("reduce_each_micro_batch",)
 # A dense model's facts do not mention them.
-_OF_EXPERTS = (
-    "experts",
-    *EXPERT_AXES,
-    "moe_token_dispatcher_type",
-    "moe_router_force_load_balancing",
-)
+_OF_EXPERTS = ("experts", *EXPERT_AXES, "moe_token_dispatcher_type")
+_OF_EXPERTS += ("moe_router_force_load_balancing", "moe_expert_capacity_factor")
 DISPATCHERS = ("alltoall", "allgather")
 
 
@@ -137,7 +133,10 @@ class RunSpec:
     global_batch: int | None = key(None, "sequences per optimizer step, all ranks", _SIZE)
     grad_accum: int | None = key(None, "micro-batches per step; or give global_batch", _SIZE)
     moe_router_force_load_balancing: bool = key(
-        False, "experts: tokens go to them by turns, whatever the router says; for timing alone"
+        False, "experts: tokens go to them by turns or at random, for timing alone"
+    )
+    moe_expert_capacity_factor: float | None = key(
+        None, "experts: tokens that each takes, over its even share; 0 drops none", Bounds(0, 2**16)
     )
     # the training
     seq_len: int | None = key(None, "tokens per sequence (the model's positions)", _SIZE)
@@ -205,6 +204,14 @@ class RunSpec:
     def model(self) -> GPTConfig:
         sizes = {name: getattr(self, name) for name in (*MODEL, "experts")}
         return preset(self.preset, **sizes)
+
+    @property
+    def trained(self) -> GPTConfig:
+        """The model, with the run's capacity of its experts."""
+        of, factor = self.model.experts, self.moe_expert_capacity_factor
+        if of is None or factor is None:
+            return self.model
+        return replace(self.model, experts=replace(of, moe_expert_capacity_factor=factor))
 
     @property
     def padded_vocab(self) -> int:
@@ -337,7 +344,12 @@ class RunSpec:
             return problems  # a model or a layout of such sizes is not looked at
         problems = self.layout.problems(self.model, self.seq_len)
         problems += inabilities(
-            self.engine, self.model, self.layout, self.implementation, self.precision, self.compile
+            self.engine,
+            self.trained,
+            self.layout,
+            self.implementation,
+            self.precision,
+            self.compile,
         )
         if self.device == "cpu" and (needing := self.needing_a_gpu):
             problems.append(f"{needing} needs a GPU, and device is cpu")
@@ -359,9 +371,11 @@ class RunSpec:
         if self.tf32 and self.precision != "fp32":
             problems.append(f"tf32 is how fp32 is multiplied; precision is {self.precision}")
         problems += self._document_problems()
-        ours = self.model.experts and not self.megatron_layers and self.ep == 1
-        if self.moe_router_force_load_balancing and not ours:
-            problems.append("moe_router_force_load_balancing needs experts of the reference GPT")
+        for name in ("moe_router_force_load_balancing", "moe_expert_capacity_factor"):
+            if getattr(self, name) and not self.model.experts:
+                problems.append(f"{name} is for a model with experts alone")
+        if self.moe_router_force_load_balancing and self.engine == "deepspeed_zero" and self.ep > 1:
+            problems.append("moe_router_force_load_balancing is not of DeepSpeed's AutoEP (ep > 1)")
         if self.implementation == "hf":
             try:
                 architecture(self.model)

@@ -30,6 +30,14 @@ MEGATRON_LAYER = {
         "self_attention.linear_qkv.": "attn.qkv",
         "self_attention.q_layernorm.": "attn.q_norm",
         "self_attention.k_layernorm.": "attn.k_norm",
+        "self_attention.linear_q_proj.": "attn.q",
+        "self_attention.linear_q_down_proj.": "attn.q_down",
+        "self_attention.linear_q_up_proj.layer_norm_": "attn.q_norm",
+        "self_attention.linear_q_up_proj.": "attn.q_up",
+        "self_attention.linear_kv_down_proj.": "attn.kv_down",
+        "self_attention.kv_layernorm.": "attn.kv_norm",
+        "self_attention.linear_kv_up_proj.layer_norm_": "attn.kv_norm",
+        "self_attention.linear_kv_up_proj.": "attn.kv_up",
         "self_attention.linear_proj.": "attn.out",
         "pre_mlp_layernorm.": "norm2",
         "mlp.linear_fc1.layer_norm_": "norm2",
@@ -40,7 +48,7 @@ MEGATRON_LAYER = {
         "mlp.shared_experts.linear_fc2.": "mlp.shared.down",
     }.items()
     for kind in ("weight", "bias")
-}
+} | {"mlp.router.expert_bias": "mlp.router.expert_bias"}
 MEGATRON_TOP = {
     "embedding.word_embeddings.weight": "embedding.word.weight",
     "embedding.position_embeddings.weight": "embedding.position.weight",

@@ -69,6 +69,10 @@ def import_megatron(compiled: bool = True) -> None:
 
     # 0.16 asks for it where Transformer Engine is, and gives it no value where that is not.
     vars(moe_utils).setdefault("te_general_gemm", None)
+    import megatron.core.transformer.multi_latent_attention as latent
+
+    # 0.16 takes the mocks that it has of Transformer Engine's layers for these.
+    latent.HAVE_TE = latent.HAVE_TE and isinstance(latent.TELinear, type)
     if on_cpu:
         import megatron.core.tensor_parallel.random as random
 

@@ -24,7 +24,9 @@ class DDPEngine(DataParallelEngine):
         if spec.layout.dp > 1:
             ids = [device] if device.type == "cuda" else None
             # Gradients live in the buckets that are reduced: one copy less of each.
-            model = DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+            model = DistributedDataParallel(
+                module, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
             if hook := ddp_hook():
                 model.register_comm_hook(None, hook)
                 loss_weight /= spec.layout.dp  # the hook sums; the reducer itself averages

@@ -67,7 +67,7 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
 def packs_documents(spec: RunSpec, kernels: str) -> bool:
     """Whether Transformer Engine's attention of documents that lie one after another is what
     PyTorch's of each is, with the run's heads and precision: not every card has a kernel for it."""
-    if kernels != "te" or spec.end_of_text is None or spec.engine != "megatron":
+    if kernels != "te" or spec.end_of_text is None or spec.engine != "megatron" or spec.model.mla:
         return False
     heads, shared = spec.model.n_head // spec.tp, spec.model.kv_heads // spec.tp
     dtype, size = DTYPES[spec.precision.replace("fp8", "bf16")], spec.model.head_dim

@@ -7,7 +7,9 @@ PipelineModule. megatron-core's activations are [S, B, H]; tokens and labels sta
 
 import importlib
 import math
+import re
 from collections.abc import Callable
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,9 +45,16 @@ from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_g
 from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank
 from megatron.core.tensor_parallel import layers as linear_layers
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+# An expert's parameter: of a linear layer of its own, or one of several in a grouped one.
+_EXPERT = re.compile(
+    r"mlp\.experts\.(local_experts\.(?P<alone>\d+)\.)?"
+    r"(?P<inner>linear_fc[12]\.(weight|bias))(?P<grouped>\d*)"
+)
 
 
 def compute_dtype(spec: RunSpec) -> torch.dtype:
@@ -137,6 +146,32 @@ class FusedAttention(nn.Module):
         return y_BNSD.permute(2, 0, 1, 3).flatten(2)
 
 
+class WholeLinear(nn.Linear):
+    """x W^T where each tp rank has all of W, as megatron-core calls its own."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return super().forward(x), None
+
+
+class LatentAttention(MLASelfAttention):
+    """megatron-core's, but `linear_kv_down_proj` is whole on every tp rank, as with Transformer
+    Engine. A part of it (0.16, 0.19) gets no gradient from other ranks' heads, which have the same
+    rotated keys. And no norms but those of the latents: 0.19 adds one to queries without a latent.
+    """
+
+    def __init__(self, config: TransformerConfig, *args: Any, **settings: Any):
+        super().__init__(config, *args, **settings)
+        down = self.linear_kv_down_proj
+        if isinstance(down, tensor_parallel.ColumnParallelLinear):
+            rows = config.kv_lora_rank + config.qk_pos_emb_head_dim
+            whole = WholeLinear(down.input_size, rows, bias=False, dtype=config.params_dtype)
+            whole.weight.sequence_parallel = config.sequence_parallel
+            self.linear_kv_down_proj = whole
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        return vars(submodules)
+
+
 def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     """megatron-core's configuration of the run's GPT."""
     model, layout, dtype = spec.model, spec.layout, compute_dtype(spec)
@@ -148,13 +183,14 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     activation = F.gelu if fused else gelu
     if model.gated:
         activation = F.silu
-    return TransformerConfig(
+    kind = MLATransformerConfig if model.mla else TransformerConfig
+    return kind(
         num_layers=model.n_layer,
         hidden_size=model.hidden,
         num_attention_heads=model.n_head,
         num_query_groups=model.kv_heads,
         kv_channels=model.head_dim,
-        qk_layernorm=model.qk_norm,
+        qk_layernorm=model.qk_norm or model.mla is not None,
         ffn_hidden_size=model.ffn_hidden,
         normalization="RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         layernorm_epsilon=model.norm_eps,
@@ -184,7 +220,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         # Transformer Engine's layers need no library for it (kernels.hide_others hides it).
         gradient_accumulation_fusion=spec.engine == "megatron"
         and (linear_layers.HAVE_TE or adds_up_gradients()),
-        apply_rope_fusion=model.position == "rope" and linear_layers.HAVE_TE,
+        apply_rope_fusion=model.position == "rope" and linear_layers.HAVE_TE and not model.mla,
         cross_entropy_loss_fusion=spec.fuses_loss,
         cross_entropy_fusion_impl="te" if spec.te_loss else "native",
         bias_dropout_fusion=cuda,
@@ -198,17 +234,27 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         batch_p2p_comm=cuda and layout.vpp == 1,
         overlap_p2p_comm=layout.vpp > 1,
         recompute_granularity=None if layout.recompute == "none" else layout.recompute,
-        recompute_modules=["layernorm"],  # by "selective": fused attention keeps no scores
+        # By "selective": fused attention keeps no scores.
+        recompute_modules=["layernorm", *(["moe_act"] if groups_gemms(spec) else [])],
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
         **_of_experts(spec),
+        **_of_latents(model),
     )
 
 
+def _of_latents(model: GPTConfig) -> dict[str, Any]:
+    """What megatron-core's configuration has of latent attention; `gpt_model` gives its angles."""
+    if not model.mla:
+        return {}
+    sizes = asdict(model.mla) | {"q_lora_rank": model.mla.q_lora_rank or None}
+    return {**sizes, "rope_type": "rope", "rotary_scaling_factor": 1.0}
+
+
 def _of_experts(spec: RunSpec) -> dict[str, Any]:
-    """What megatron-core's configuration has of experts. Each is a pair of linear layers of its
-    own, for one grouped GEMM of all would need Transformer Engine."""
-    if (of := spec.model.experts) is None:
+    """What megatron-core's configuration has of experts. Without Transformer Engine, whose grouped
+    GEMM is of all, each is a pair of linear layers of its own."""
+    if (of := spec.trained.experts) is None:
         return {}
     softmax, factor = of.moe_router_score_function == "softmax", of.moe_router_topk_scaling_factor
     return {
@@ -220,6 +266,12 @@ def _of_experts(spec: RunSpec) -> dict[str, Any]:
         "moe_router_score_function": of.moe_router_score_function,
         "moe_router_pre_softmax": softmax and not of.norm_topk_prob,
         "moe_router_topk_scaling_factor": None if factor == 1 else factor,
+        "moe_router_enable_expert_bias": of.moe_router_enable_expert_bias,
+        "moe_router_num_groups": of.moe_router_num_groups or None,
+        "moe_router_group_topk": of.moe_router_group_topk or None,
+        "moe_router_force_load_balancing": spec.moe_router_force_load_balancing,
+        "moe_grouped_gemm": groups_gemms(spec),
+        "moe_expert_capacity_factor": of.moe_expert_capacity_factor or None,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": of.moe_aux_loss_coeff,
@@ -229,11 +281,19 @@ def _of_experts(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def groups_gemms(spec: RunSpec) -> bool:
+    """Whether all experts of a rank are one product, which megatron-core has no biases for."""
+    experts = spec.engine == "megatron" and spec.model.experts and not spec.model.bias
+    return linear_layers.HAVE_TE and bool(experts)
+
+
 def options(config: TransformerConfig) -> dict[str, bool]:
     """For run.json: what megatron-core was asked to do faster or with less memory."""
     names = "bias_activation_fusion bias_dropout_fusion apply_rope_fusion cross_entropy_loss_fusion"
     names += " gradient_accumulation_fusion deallocate_pipeline_outputs batch_p2p_comm"
     names += " tp_comm_overlap"
+    if config.num_moe_experts:
+        names += " moe_grouped_gemm"
     return {name: getattr(config, name) for name in names.split()}
 
 
@@ -259,22 +319,30 @@ def _layer(
     experts = spec.model.experts.num_experts if has_experts and spec.model.experts else None
     if kernels == "te":
         layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
-            num_experts=experts, qk_layernorm=config.qk_layernorm
+            num_experts=experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=config.qk_layernorm,
+            multi_latent_attention=bool(spec.model.mla),
         )
         if config.recompute_granularity == "selective":  # a norm within a product keeps its output
             from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
 
             check_norms_computed_again()
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
-            layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
+            if not spec.model.mla:
+                layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
             if not has_experts:  # before experts the norm is a layer of its own
                 mlp_submodules(layer).linear_fc1 = TEColumnParallelLinear
     else:
-        layer = gpt_layer_specs.get_gpt_layer_local_spec(num_experts=experts)
+        layer = gpt_layer_specs.get_gpt_layer_local_spec(
+            num_experts=experts, multi_latent_attention=bool(spec.model.mla)
+        )
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
         if config.qk_layernorm:
             attention = layer.submodules.self_attention.submodules
-            attention.q_layernorm = attention.k_layernorm = norm
+            attention.q_layernorm = attention.k_layernorm = attention.kv_layernorm = norm
+    if spec.model.mla:
+        layer.submodules.self_attention.module = LatentAttention
     # Transformer Engine's writes all s x s scores where documents give it a mask.
     if kernels != "te" or (spec.end_of_text is not None and not packs_documents(spec, kernels)):
         layer.submodules.self_attention.submodules.core_attention = FusedAttention
@@ -312,6 +380,10 @@ def gpt_model(
         vp_stage=vp_stage,
     )
     model.rotary_pos_emb = rotary(spec.model)
+    for layer in model.decoder.layers:
+        if isinstance(layer.self_attention, LatentAttention):
+            layer.self_attention.rotary_pos_emb = model.rotary_pos_emb
+        name_router(layer, index_of(layer))
     if post_process:
         model.output_layer.gradient_accumulation_fusion = fuses and adds_up_gradients()
         model.output_layer.register_forward_hook(
@@ -331,6 +403,12 @@ def gpt_model(
     return model
 
 
+def name_router(layer: nn.Module, index: int) -> None:
+    """Tell a layer's router which block of the whole model it is of."""
+    if router := getattr(layer.mlp, "router", None):
+        router.block = f"blocks.{index}"
+
+
 def rotary(model: GPTConfig) -> RotaryEmbedding | None:
     """megatron-core's rotary positions, by the reference GPT's frequencies; None without them.
 
@@ -338,7 +416,7 @@ def rotary(model: GPTConfig) -> RotaryEmbedding | None:
     """
     if model.position != "rope":
         return None
-    embedding = RotaryEmbedding(model.head_dim, rotary_percent=1.0)
+    embedding = RotaryEmbedding(model.rotary_dim, rotary_percent=1.0)
     embedding.inv_freq = rope_frequencies(model)
     return embedding
 
@@ -426,11 +504,11 @@ def layer_value(
 ) -> Tensor:
     """`reference_value` of the parameter `name` of megatron-core's layer `index` (from 0)."""
     expert = ""
-    if name.startswith("mlp.experts.local_experts."):
-        _, _, _, number, inner = name.split(".", 4)
+    if of := _EXPERT.fullmatch(name):
         here = spec.model.experts.num_experts // spec.ep
+        number = int(of["alone"] or of["grouped"])
         rank = parallel_state.get_expert_model_parallel_rank()
-        name, expert = f"mlp.{inner}", f"experts.{rank * here + int(number)}."
+        name, expert = f"mlp.{of['inner']}", f"experts.{rank * here + number}."
     ours = MEGATRON_LAYER[name].replace("mlp.", f"mlp.{expert}", 1)
     both = ".up." in ours and spec.model.gated
     names = (ours.replace(".up.", ".gate."), ours) if both else (ours,)
@@ -513,6 +591,7 @@ class Block(nn.Module):
         layer = block_submodules(spec, config, kernels, stage).layer_specs[number]
         # megatron-core adds the layers of the stages before this one.
         self.layer = build_module(layer, config=config, layer_number=number + 1)
+        name_router(self.layer, index)
         fill(self.layer, lambda name, *run: layer_value(spec, index, name, *run))
 
     def forward(self, x_SBH: Tensor) -> Tensor:

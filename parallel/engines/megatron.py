@@ -60,6 +60,12 @@ class MegatronEngine:
                 model = Float16Module(config, model)
             self.chunks.append(distributed.DistributedDataParallel(config, ddp, model))
         self.modules = self.chunks
+        modules = (m for chunk in self.chunks for m in chunk.modules())
+        self.biased = [m for m in modules if getattr(m, "expert_bias", None) is not None]
+        for router in self.biased:  # Float16Module rounded them
+            for sums in (router.expert_bias, router.local_tokens_per_expert):
+                sums.data = sums.data.float()
+        config.moe_router_enable_expert_bias = False  # `step` changes them, after the optimizer
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 lr=spec.lr,
@@ -137,7 +143,16 @@ class MegatronEngine:
         # Only now: reading a number waits for the device, and the optimizer would start late.
         loss, stopped = optim.mean_over_ranks(share, self.shares, stop())
         norm = float(norm) if stepped else None
+        if self.biased:
+            self._balance(stepped)
         return StepResult(loss, norm, float(scale), not stepped, stopped)
+
+    def _balance(self, stepped: bool) -> None:
+        tokens = [router.local_tokens_per_expert for router in self.biased]
+        if stepped:
+            group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+            optim.balance([router.expert_bias for router in self.biased], tokens, group)
+        torch._foreach_zero_(tokens)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
@@ -155,6 +170,7 @@ class MegatronEngine:
         layout, scaler = self.spec.layout, {}
         shards = layout.dp * layout.cp if layout.zero_stage == 1 else 1
         pieces = pieces_of(self._trained(), layout, dist.get_rank(), shards)
+        pieces += optim.biases_of(((f"{m.block}.mlp.router", m) for m in self.biased), layout)
         step = max(optim.adam_step(optimizer.optimizer) for optimizer in self._optimizers())
         if self.spec.precision == "fp16":
             stored = self._optimizers()[0].grad_scaler.state_dict()

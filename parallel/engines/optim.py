@@ -9,9 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallel.checkpoint.contents import Piece, pieces_of
 from parallel.checkpoint.manifest import KINDS
+from parallel.config.layout import Layout
 from parallel.config.settings import RunSpec
 from parallel.engines import Reduced
+from parallel.measure.ranges import region
+
+BIAS_STEP = 1e-3  # Wang et al. 2024, and megatron-core's moe_router_bias_update_rate
 
 
 def mean_over_ranks(share: Tensor, parts: int, stop: bool = False) -> Reduced:
@@ -91,6 +96,18 @@ def set_lr(groups: Iterable[dict], lr: float) -> None:
         group["lr"] = lr
 
 
+@torch.no_grad()
+def balance(biases: list[Tensor], tokens: list[Tensor], group: Any = None) -> None:
+    """Step the bias of each router's experts, [E], by how many tokens this rank's part of a step
+    sent to each. After the optimizer's step, for a checkpoint may copy them until then."""
+    tokens_LE = torch.stack(tokens).double()
+    if dist.get_world_size(group) > 1:
+        with region("control"):
+            dist.all_reduce(tokens_LE, group=group)
+    fewer_LE = (tokens_LE.mean(1, keepdim=True) - tokens_LE).sign().float()
+    torch._foreach_add_(biases, list(fewer_LE), alpha=BIAS_STEP)
+
+
 # --- AdamW's state, which a checkpoint stores ----------------------------------------------------
 
 
@@ -111,6 +128,19 @@ def adam_tensors(adam: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Te
         for kind in KINDS[1:]:
             state[kind] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
     return {"param": parameter, **{kind: state[kind] for kind in KINDS[1:]}}
+
+
+def biases_of(routers: Iterable[tuple[str, Any]], layout: Layout) -> list[Piece]:
+    """The pieces of the experts' biases of (name, router). No gradient trains them, so their
+    moments are zeros; every rank of a stage has all of them."""
+    trained = []
+    for name, router in routers:
+        bias, shape = router.expert_bias, tuple(router.expert_bias.shape)
+        of = {"name": f"{name}.expert_bias", "shape": shape, "offset": (0,), "part": shape}
+        bias.references = [of]
+        moments = {kind: torch.zeros_like(bias) for kind in KINDS[1:]}
+        trained.append((bias, {"param": bias} | moments, 0))
+    return pieces_of(trained, layout, dist.get_rank())
 
 
 def adam_step(adam: torch.optim.Optimizer) -> int:

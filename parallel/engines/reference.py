@@ -47,7 +47,7 @@ def build_reference(
 
 def our_gpt(spec: RunSpec) -> gpt.GPT:
     forced = spec.moe_router_force_load_balancing
-    return gpt.GPT(spec.model, spec.recompute, spec.end_of_text, spec.padded_vocab, forced)
+    return gpt.GPT(spec.trained, spec.recompute, spec.end_of_text, spec.padded_vocab, forced)
 
 
 def name_parameters(model: nn.Module, config: GPTConfig) -> None:
@@ -109,6 +109,8 @@ class DataParallelEngine:
         self.autocast = autocast
         self.parameters = list(evaluated.parameters())
         self.optimizer = optim.adamw(self.parameters, spec)
+        layers = {n: m for n, m in evaluated.named_modules() if isinstance(m, gpt.MixtureOfExperts)}
+        self.biased = {n: m for n, m in layers.items() if m.router.expert_bias is not None}
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
     def grad_norm(self) -> Tensor:
@@ -121,10 +123,13 @@ class DataParallelEngine:
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         n_micro, total = self.spec.layout.n_micro, torch.zeros((), device=self.device)
+        mixtures = self.biased.values()
+        tokens_E = [0] * len(mixtures)
         for micro, batch in enumerate(batches):
             with self.reducing(last=micro + 1 == n_micro):
                 with region("forward"), self.autocast():
                     loss = self.model(*batch)
+                tokens_E = [n + m.tokens_E for n, m in zip(tokens_E, mixtures, strict=True)]
                 with region("backward"):
                     self.scaler.scale(loss * self.loss_weight).backward()
             total += loss.detach() / n_micro
@@ -141,6 +146,8 @@ class DataParallelEngine:
             self.optimizer.zero_grad(set_to_none=True)
         norm, scale = float(norm), float(scale)  # only now: reading waits for the device
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
+        if self.biased and not skipped:
+            optim.balance([m.router.expert_bias for m in mixtures], tokens_E)
         loss, stopped = optim.mean_over_ranks(total, self.spec.layout.dp, stop())
         return StepResult(loss, None if skipped else norm, scale, skipped, stopped)
 
@@ -151,6 +158,8 @@ class DataParallelEngine:
     def state(self) -> State:
         trained = ((p, *self.held(p)) for p in self.parameters)
         pieces = pieces_of(trained, self.spec.layout, dist.get_rank(), self.shards)
+        biases = ((f"{name}.router", m.router) for name, m in self.biased.items())
+        pieces += optim.biases_of(biases, self.spec.layout)
         scaler = {}
         if self.scaler.is_enabled():
             stored = self.scaler.state_dict()

@@ -34,8 +34,8 @@ class Routing:
         self.tokens_LE = torch.zeros(shape, dtype=torch.int64, device=device)
         layers = (m for part in modules for m in part.modules() if type(m).__name__ in ROUTERS)
         for at, layer in enumerate(layers):
-            if number := getattr(layer, "layer_number", 0):  # a pipeline stage has some alone
-                at = self.blocks.index(f"blocks.{number - 1}")
+            if block := getattr(layer, "block", ""):  # a pipeline stage has some alone
+                at = self.blocks.index(block)
             layer.register_forward_hook(partial(self._add, self.tokens_LE[at]))
 
     def _add(self, sum_E: Tensor, layer: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
