@@ -72,11 +72,13 @@ class Comparison(NamedTuple):
 
 def shortened(spec: RunSpec, stage: int) -> RunSpec:
     """The run with as many micro-batches a step as the peak of memory of this stage needs: those in
-    flight, and one that adds to gradients that are there already."""
+    flight, and one that adds to gradients that are there already. Experts have as many tokens
+    each: no number is computed that a router could choose by."""
     layout, n = spec.layout, 2
     if layout.pp > 1:
         n = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
     n = min(layout.n_micro, n)
+    spec = replace(spec, moe_router_force_load_balancing=bool(spec.model.experts))
     return replace(spec, grad_accum=n, global_batch=layout.dp * spec.micro_batch * n, device="cpu")
 
 
@@ -129,7 +131,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
 
     device = torch.device("cpu")
     gc.freeze()  # what is there already is not looked through again for parameters and garbage
-    held = Memory(vocabulary=spec.padded_vocab // layout.tp)
+    held = Memory(spec.padded_vocab // layout.tp, bool(spec.model.experts))
     if spec.engine.startswith("deepspeed"):
         from parallel import rehearsed_deepspeed
 
@@ -297,9 +299,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     choice = choose_runs(arguments.study, arguments.runs, from_flags(arguments), arguments.cluster)
     runs, card_gb = choice.runs, card_gb_of(choice.cluster)
-    if routed := [name for name, spec in runs.items() if spec.model.experts]:
-        why = "an expert's tokens are known only when the router has chosen"
-        raise UsageError(f"{', '.join(routed)} cannot be rehearsed: {why}")
     if arguments.gpu_type:
         card_of(arguments.gpu_type, arguments.cluster, runs)
         card_gb = card_memory(arguments.gpu_type)

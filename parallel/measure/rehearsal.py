@@ -23,6 +23,7 @@ from torch._subclasses import fake_tensor
 from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -54,6 +55,8 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         (device_mesh, "init_device_mesh", _init_device_mesh),
         (sys.modules.get(_BIAS_DROPOUT), "_bias_dropout_add_func", _bias_dropout_add),
         (sys.modules.get(_SWIGLU), "swiglu_back", _swiglu_back),
+        (sys.modules.get(_SWIGLU), "weighted_swiglu", _weighted_swiglu),
+        (sys.modules.get(_SWIGLU), "weighted_swiglu_back", _weighted_swiglu_back),
     ):
         if owner is None:  # an engine without megatron-core
             continue
@@ -61,6 +64,7 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         for holder in (owner, *sys.modules.values()):  # those that imported it by its name, too
             if getattr(holder, "__dict__", {}).get(name) is original:
                 setattr(holder, name, replacement)
+    register_module_forward_hook(_by_turns)
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
         yield
 
@@ -142,6 +146,26 @@ def _swiglu_back(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def _weighted_swiglu(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The gated product of an expert's tokens, with their weights, as it is compiled on a GPU."""
+    return torch.empty_like(x.chunk(2, -1)[0])
+
+
+def _weighted_swiglu_back(gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> Any:
+    return torch.empty_like(x), torch.empty_like(weights)
+
+
+def _by_turns(module: nn.Module, _: Any, output: Any) -> Any:
+    """megatron-core's router sends tokens to the experts by turns, as the reference GPT's does with
+    a forced balance: there are no numbers to choose by."""
+    if type(module).__name__ != "TopKRouter":
+        return None
+    weights_TE, chosen_TE = output
+    T, E = chosen_TE.shape
+    turns_TC = torch.arange(T * module.topk).view(T, -1) % E
+    return weights_TE, torch.zeros(T, E, dtype=torch.bool).scatter_(1, turns_TC, True)
+
+
 def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, **kw: Any) -> Any:
     """F.embedding with a dense gradient, as on a GPU."""
     return make(*args, **kw)
@@ -174,6 +198,10 @@ def _tensor(data: Any, *args: Any, make: Callable = torch.tensor, **kwargs: Any)
     return make(data, *args, **kwargs)
 
 
+def _has_no_numbers(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, fake_tensor.FakeTensor | DTensor) or tensor.device.type == "meta"
+
+
 def held_part(parameter: nn.Parameter) -> torch.Tensor:
     """What this rank holds of a parameter: FSDP2's shard, ZeRO-3's partition, or all of it."""
     is_shard = isinstance(parameter, DTensor)
@@ -184,12 +212,14 @@ class Memory(TorchDispatchMode):
     """The bytes of all storages that live, by kind, and those of the moment with the most.
 
     A listener of the regions of a step. Allocators round blocks up and fragment; that is not in it.
-    Reading a number of a tensor without storage gives 1, of an integer or truth value 0.
+    Reading a number of a tensor without storage gives 1, of an integer or truth value 0. With
+    experts, integers and truth values that no such tensor gave are real: sizes follow from them.
     """
 
-    def __init__(self, vocabulary: int):
+    def __init__(self, vocabulary: int, experts: bool = False):
         super().__init__()
         self.vocabulary = vocabulary  # columns of a logits tensor on this rank
+        self.experts = experts
         self.regions = ["build"]
         self.held: Counter[str] = Counter()
         self.peak: dict[str, int] = {}
@@ -235,15 +265,33 @@ class Memory(TorchDispatchMode):
         if func is torch.ops.prim.device.default and isinstance(args[0], fake_tensor.FakeTensor):
             return args[0].fake_device
         try:
-            result = func(*args, **(kwargs or {}))
+            result = self._call(func, args, kwargs or {})
         except fake_tensor.DataDependentOutputException:
             return 1.0 if args[0].dtype.is_floating_point else 0
+        except fake_tensor.DynamicOutputShapeException:
+            if func is not torch.ops.aten.masked_select.default or _has_no_numbers(args[1]):
+                raise
+            with fake_tensor.unset_fake_temporarily():
+                chosen = int(args[1].sum())
+            result = args[0].new_empty(chosen)
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 # A DTensor has no bytes itself: the operators on its local part come here, too.
                 if not isinstance(tensor, DTensor) and tensor.device.type != "meta":
                     self._see(tensor)
         return result
+
+    def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The operator on shapes alone, or, with experts, on integers that are known."""
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        known = self.experts and not any(map(_has_no_numbers, tensors))
+        if not (known and tensors):
+            result = func(*args, **kwargs)
+            makes_known = known and isinstance(result, torch.Tensor) and not result.is_floating_point()
+            if not makes_known:
+                return result
+        with fake_tensor.unset_fake_temporarily():
+            return func(*args, **kwargs)
 
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
