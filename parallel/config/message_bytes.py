@@ -16,8 +16,11 @@ from parallel.config.settings import RunSpec
 
 PERSISTENT = 100_000  # elements; DeepSpeed's stage3_param_persistence_threshold
 # What each tp rank holds whole: norms, positions, and the biases after row-parallel layers.
-WHOLE = re.compile(r"norm|position|(out|down)\.bias")
+WHOLE = re.compile(r"norm|position|router|(out|down)\.bias")
+_BLOCK = re.compile(r"blocks\.\d+")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 GRAD_BYTES = 4  # ddp keeps fp32 weights, megatron is told to reduce in fp32
+CONTROL_BYTES = 64  # messages of so many are not counted
 
 
 def wire_bytes(operation: str, n: int, payload: float) -> float:
@@ -56,6 +59,7 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
 
     Messages of at most 64 bytes (losses, norms, flags) are not in it, nor what only a first step
     sends (DeepSpeed's pipeline describes its first message). None: no closed formula is known.
+    Along ep and etp it is the mean over ranks: a rank receives what routers choose to send.
     """
     volumes: dict[str, Volume | None] = {}
     layout = spec.layout
@@ -69,7 +73,76 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         volumes["cp"] = _ring(spec)
     if layout.dp * layout.cp > 1:
         volumes["dp"] = _data(spec, rank)
+    if spec.model.experts and spec.engine == "megatron":
+        layers = sum(blocks_of(spec, rank).values())
+        if layers and layout.ep * layout.etp > 1:
+            volumes |= _dispatched(spec, layers)
+        if layers and layout.expert_copies > 1:
+            volumes["expert_dp"] = _data(spec, rank, experts=True)
+        _add_counts(spec, layers, volumes.get("tp" if layout.tp > 1 else "cp"))
     return volumes
+
+
+def blocks_of(spec: RunSpec, rank: int) -> dict[str, bool]:
+    """The names of a rank's blocks -> whether each has experts."""
+    layout, stage = spec.layout, spec.layout.coords(rank)["pp"]
+    each = spec.model.n_layer // (layout.pp * layout.vpp)
+    blocks = enumerate(spec.model.blocks.items())
+    return {name: has for i, (name, has) in blocks if i // each % layout.pp == stage}
+
+
+def _dispatched(spec: RunSpec, layers: int) -> dict[str, Volume]:
+    """megatron-core's dispatchers (0.16), of a rank with so many layers with experts. Lepikhin et
+    al. 2020 (GShard, arXiv 2006.16668), section 3.2: tokens travel to their experts and back.
+
+    alltoall: the ep ranks exchange the hidden states of a rank's C choices a token, and each one's
+    weight in fp32; the etp ranks of an expert gather the tokens and weights of all, and add up
+    their parts of its output in the weights' fp32. allgather: the ep x etp ranks gather all tokens,
+    with a weight and a truth value for each expert, and scatter the sum of outputs, in fp32.
+    Backward does the converse of each. Recomputation repeats forward.
+    """
+    assert (of := spec.model.experts)
+    layout, m = spec.layout, spec.layout.n_micro
+    both, again = layout.ep * layout.etp, layout.recompute == "full"
+    joint = "ep" if layout.ep > 1 else "etp"  # the axis of messages between both's ranks
+    volumes = {axis: Volume() for axis in ("ep", "etp") if getattr(layout, axis) > 1}
+    tokens = layout.micro_batch * spec.seq_len // layout.cp // layout.tp
+    hidden = tokens * spec.model.hidden
+
+    def add(axis: str, n: int, there: str, back: str, payload: int) -> None:
+        """A message of forward, and the one that backward sends for it."""
+        if n > 1:
+            volumes[axis].add(there, n, payload, m * layers * (1 + again))
+            volumes[axis].add(back, n, payload, m * layers)
+
+    if spec.moe_token_dispatcher_type == "allgather":
+        weights = both * tokens * of.num_experts
+        volumes[joint].add("all_gather", both, weights, m * layers * (1 + again))
+        for size in (4 * weights, _width(spec) * both * hidden):
+            add(joint, both, "all_gather", "reduce_scatter", size)
+        add(joint, both, "reduce_scatter", "all_gather", 4 * both * hidden)
+        return volumes
+    counts = 8 * of.num_experts * both
+    if counts > CONTROL_BYTES:
+        volumes[joint].add("all_gather", both, counts, m * layers * (1 + again))
+    chosen = of.moe_router_topk
+    sizes = (_width(spec) * chosen * hidden, 4 * chosen * tokens)
+    for size in (*sizes, sizes[0]):
+        add("ep", layout.ep, "all_to_all", "all_to_all", size)
+    for size in sizes:
+        add("etp", layout.etp, "all_gather", "reduce_scatter", layout.etp * size)
+    add("etp", layout.etp, "reduce_scatter", "all_gather", layout.etp * 4 * chosen * hidden)
+    return volumes
+
+
+def _add_counts(spec: RunSpec, layers: int, volume: Volume | None) -> None:
+    """The loss that balances experts needs how many tokens of the tp x cp ranks chose each."""
+    assert (of := spec.model.experts)
+    layout, size = spec.layout, 8 * of.num_experts
+    if volume and of.moe_aux_loss_coeff and size > CONTROL_BYTES:
+        again = 2 if layout.recompute == "full" else 1
+        n = layout.tp * layout.cp
+        volume.add("all_reduce", n, size, layout.n_micro * layers * again)
 
 
 def _width(spec: RunSpec) -> int:
@@ -100,26 +173,33 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     stage, m = layout.coords(rank)["pp"], layout.n_micro
     model = spec.model
     hidden = _hidden_bytes(spec)
-    layers = model.n_layer // layout.pp
+    blocks, of = list(blocks_of(spec, rank).values()), model.experts
+    layers, routed = len(blocks), sum(blocks)
+    # Attention, and the feed-forwards but for experts, which tp does not split.
+    split = 2 * layers
+    if of and not of.moe_shared_expert_intermediate_size:
+        split -= routed
     first, last = stage == 0, stage == layout.pp - 1
-    again = 2 if layout.recompute == "full" else 0
+    again = layout.recompute == "full"
     volume = Volume()
     summed = 2 * layers * model.head_dim * model.qk_norm  # gradients that are summed over tp
     if layout.sequence_parallel:
         # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
         # scattered gradient, per row-parallel layer the gathered gradient.
-        gathers = layers * (6 + again) + first + last * 2
-        scatters = layers * (4 + again) + last
+        gathers = split * (3 + again) + first + last * 2
+        scatters = split * (2 + again) + last
         embedded = "all_reduce" if model.position == "learned" else "reduce_scatter"
         volume.add(embedded, n, hidden, m * first)
         volume.add("all_gather", n, hidden, m * gathers)
         volume.add("reduce_scatter", n, hidden, m * scatters)
-        # What every tp rank holds whole but sees with a part of the sequence: norms and the biases
-        # after row-parallel layers.
+        # What every tp rank holds whole but sees with a part of the sequence: norms, routers and
+        # the biases after row-parallel layers.
         norm = 1 + (model.norm == "layernorm")
         summed += model.hidden * (layers * 2 * (norm + model.bias) + last * norm)
+        if of:
+            summed += routed * of.num_experts * (model.hidden + model.bias)
     else:
-        volume.add("all_reduce", n, hidden, m * (layers * (4 + again) + first + last))
+        volume.add("all_reduce", n, hidden, m * (split * (2 + again) + first + last))
     if summed and spec.engine == "megatron":
         volume.add("all_reduce", n, GRAD_BYTES * summed)
     elif summed:
@@ -188,40 +268,40 @@ def _tied_embedding(spec: RunSpec) -> Volume:
     return volume
 
 
-def _blocks(spec: RunSpec, stage: int) -> dict[str, int]:
-    """Of each kind of block that a pipeline rank has, with experts or without: how the names in the
-    model's first one begin -> how many the rank has."""
-    blocks, parts = list(spec.model.blocks.items()), spec.pp * spec.vpp
-    chunks = range(stage, parts, spec.pp)
-    n = len(blocks) // parts
-    kinds = [has for chunk in chunks for _, has in blocks[chunk * n : (chunk + 1) * n]]
-    firsts = {has: name for name, has in reversed(blocks)}
-    return {f"{firsts[has]}.": kinds.count(has) for has in sorted({*kinds})}
-
-
-def parameter_sizes(spec: RunSpec, rank: int) -> list[tuple[int, bool]]:
-    """(elements, whether it is a matrix) of every parameter that a rank holds and trains."""
+def parameter_sizes(
+    spec: RunSpec, rank: int, experts: bool | None = None
+) -> list[tuple[int, bool]]:
+    """(elements, whether it is a matrix) of every parameter that a rank holds; experts: of those of
+    experts, or of the others alone."""
     model, layout = spec.model, spec.layout
     stage, last = layout.coords(rank)["pp"], layout.pp - 1
     # megatron-core's fc1 is the gate and up in one
     fused = model.gated and (layout.tp > 1 or spec.engine in ("megatron", "deepspeed_pipe"))
-    copies = _blocks(spec, stage) | {"embedding.": int(stage == 0)}
-    copies |= dict.fromkeys(("norm.", "output."), int(stage == last))
+    here = {"embedding": stage == 0, **dict.fromkeys(("norm", "output"), stage == last)}
+    here |= dict.fromkeys(blocks_of(spec, rank), True)
+    held = model.experts.num_experts // layout.ep if model.experts else 0
     sizes = []
     for name, shape in parameter_shapes(replace(model, vocab_size=spec.padded_vocab)).items():
-        size = math.prod(shape) // (1 if WHOLE.search(name) else layout.tp)
-        if fused and ".mlp.up." in name:
-            size *= 2
-        if not (fused and ".mlp.gate." in name or name.endswith(".expert_bias")):
-            n = next((n for start, n in copies.items() if name.startswith(start)), 0)
-            sizes += [(size, len(shape) == 2)] * n
-    if model.tied and stage == last > 0:
+        block, number = _BLOCK.match(name), _EXPERT.search(name)
+        if not here.get(block[0] if block else name.split(".")[0]):
+            continue
+        if fused and ".gate." in name or experts not in (None, bool(number)):
+            continue
+        if name.endswith(".expert_bias"):  # which no gradient trains
+            continue
+        if number and int(number[1]) >= held:  # this rank's are as large as the first
+            continue
+        ways = layout.etp if number else layout.tp
+        size = math.prod(shape) // (1 if WHOLE.search(name) else ways)
+        sizes.append((size * (2 if fused and ".up." in name else 1), len(shape) == 2))
+    if model.tied and stage == last > 0 and not experts:
         sizes.append((spec.padded_vocab // layout.tp * model.hidden, True))
     return sizes
 
 
-def _data(spec: RunSpec, rank: int) -> Volume | None:
-    """Gradients and parameters over the n = dp ranks, as each library truly moves them.
+def _data(spec: RunSpec, rank: int, experts: bool = False) -> Volume | None:
+    """Gradients and parameters over the n = dp ranks, as each library truly moves them; experts: of
+    megatron's experts over the ranks that have the same.
 
     ddp: one all-reduce of the fp32 gradients (Li et al. 2020, "PyTorch Distributed"), in buckets.
     megatron (core 0.16): the same; with zero_stage 1 a reduce-scatter, and an all-gather of the
@@ -238,7 +318,8 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
     if spec.engine == "fsdp2":
         return _fully_sharded(spec)
     layout, n, e = spec.layout, spec.layout.dp * spec.layout.cp, _width(spec)
-    sizes = parameter_sizes(spec, rank)
+    n = layout.expert_copies if experts else n
+    sizes = parameter_sizes(spec, rank, experts if spec.engine == "megatron" else None)
     gradients = GRAD_BYTES * sum(size for size, _ in sizes)
     volume = Volume(calls=None)
     if spec.engine in ("ddp", "megatron"):
@@ -278,20 +359,18 @@ def _fully_sharded(spec: RunSpec) -> Volume:
     """
     layout, shards = spec.layout, spec.layout.shards
     padded: Counter[str] = Counter()  # elements of a group
-    blocks = _blocks(spec, 0)
     for name, shape in parameter_shapes(replace(spec.model, vocab_size=spec.padded_vocab)).items():
-        group = name.split(".")[0]
-        if group != "blocks" and (spec.model.tied or group != "embedding"):
+        group = block[0] if (block := _BLOCK.match(name)) else name.split(".")[0]
+        if not block and (spec.model.tied or group != "embedding"):
             group = "last"
-        if group == "blocks":
-            group = next(filter(name.startswith, blocks), "")
-        if group and not name.endswith(".expert_bias"):
+        if not name.endswith(".expert_bias"):  # which no gradient trains
             padded[group] += _up(shape[0], shards) * math.prod(shape[1:])
     per_step = layout.n_micro if layout.zero_stage == 3 else 1
     per_block = 2 * per_step if layout.zero_stage == 3 else 1
     volume = Volume()
-    for group, elements in padded.items():
-        groups, gathers = (blocks[group], per_block) if group in blocks else (1, per_step)
+    alike = Counter(("." in group, elements) for group, elements in padded.items())
+    for (is_block, elements), groups in alike.items():
+        gathers = per_block if is_block else per_step
         if shards > 1:
             volume.add("all_gather", shards, _width(spec) * elements, groups * gathers)
             times = groups * layout.reductions

@@ -91,6 +91,12 @@ class MegatronEngine:
         config.timers = megatron_timer
         name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
         name_group(parallel_state.get_data_parallel_group(with_context_parallel=True), "dp")
+        if spec.model.experts:
+            both = parallel_state.get_expert_tensor_and_model_parallel_group()
+            name_group(both, "ep" if layout.ep > 1 else "etp")
+            name_group(parallel_state.get_expert_model_parallel_group(), "ep")
+            name_group(parallel_state.get_expert_tensor_parallel_group(), "etp")
+            name_group(parallel_state.get_expert_data_parallel_group(), "expert_dp")
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = distributed.finalize_model_grads
         if ddp.overlap_grad_reduce:

@@ -44,13 +44,12 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from parallel.config.layout import Layout
-from parallel.config.message_bytes import wire_bytes
+from parallel.config.message_bytes import CONTROL_BYTES, wire_bytes
 from parallel.config.settings import RunSpec
 from parallel.measure import ranges
 from parallel.record.schema import AXES, CATEGORIES
 from parallel.record.writer import BreakdownFile
 
-CONTROL_BYTES = 64
 CALIBRATIONS = 32
 
 # Kind of collective -> (which argument is the payload, ProcessGroup's methods).
