@@ -18,9 +18,9 @@ from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, check_setting
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_breakdown, read_run
-from parallel.record.schema import AXES, CATEGORIES
+from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES, EXPERT_BREAKDOWN_COLUMNS
 
-COLLECTIVE = tuple(axis for axis in AXES if axis != "pp")
+COLLECTIVE = tuple(axis for axis in (*AXES, *EXPERT_AXES) if axis != "pp")
 COMPUTE = ("forward", "backward", "optimizer")
 WITHOUT = "no breakdown (the run had no --breakdown)"
 
@@ -81,7 +81,7 @@ def read(path: Path) -> Reading[Breakdown | None]:
         breakdown.steps = sum(row["last_step"] - row["first_step"] + 1 for row in rows)
         names = set(rows[0]) - {"rank", "first_step", "last_step", "transfer_s"}
         columns = {name: [row[name] for row in rows] for name in names}
-        breakdown.ranks[rank] = {
+        breakdown.ranks[rank] = dict.fromkeys(EXPERT_BREAKDOWN_COLUMNS, 0.0) | {
             k: None if None in column else sum(column) / breakdown.steps
             for k, column in columns.items()
         }
@@ -145,7 +145,7 @@ def times(breakdowns: Iterable[Breakdown]) -> Table:
     table = Table(_TIMES, [], "Time per step")
     for breakdown in breakdowns:
         table.notes += [f"{breakdown.name}: {note}" for note in breakdown.notes]
-        for name in ("elapsed", *CATEGORIES):
+        for name in ("elapsed", *CATEGORIES, *EXPERT_AXES):
             seconds = {rank: row[f"{name}_s"] for rank, row in breakdown.ranks.items()}
             if not any(seconds.values()):
                 continue
@@ -161,7 +161,7 @@ def messages(breakdowns: Iterable[Breakdown]) -> Table:
     """Every axis that sends: calls and bytes per step of the rank that sends most, and times."""
     table = Table(_MESSAGES, [], "Messages per step and rank")
     for breakdown in breakdowns:
-        for axis in AXES:
+        for axis in (*AXES, *EXPERT_AXES):
             senders = [row for row in breakdown.ranks.values() if row[f"{axis}_calls"]]
             if not senders:
                 continue
@@ -176,9 +176,19 @@ def messages(breakdowns: Iterable[Breakdown]) -> Table:
 
 
 def agreement(breakdown: Breakdown, axis: str) -> str | None:
-    """Whether every rank sent along `axis` what the closed formula says: `equal`, or how not."""
+    """Whether every rank sent along `axis` what the closed formula says: `equal`, or how not. Of ep
+    and etp the sum over all ranks says it, for routers choose who receives how much."""
+    volumes = {rank: step_volumes(breakdown.spec, rank) for rank in breakdown.ranks}
+    if axis in ("ep", "etp"):
+        if not breakdown.complete:
+            return None
+        wanted = sum(of[axis].wire_bytes for of in volumes.values() if axis in of)
+        sent = breakdown.mean(f"{axis}_wire_bytes") * len(volumes)
+        return (
+            "equal" if abs(sent - wanted) <= 1e-6 * wanted else f"should be {wanted / 1e6:.4g} MB"
+        )
     for rank, row in breakdown.ranks.items():
-        expected = step_volumes(breakdown.spec, rank)
+        expected = volumes[rank]
         volume = expected.get(axis)
         if volume is None:
             if axis in expected:
@@ -200,18 +210,24 @@ def _least_s(breakdown: Breakdown, axis: str) -> float:
     groups: dict[tuple, list[float]] = defaultdict(list)
     for rank, row in breakdown.ranks.items():
         if axis != "embedding" or row["embedding_calls"]:
-            coords = breakdown.spec.layout.coords(rank)
-            groups[tuple(coords[a] for a in _SHARED.get(axis, ()))].append(row[f"{axis}_s"])
+            layout = breakdown.spec.layout
+            coords, n = layout.coords(rank), layout.ep * layout.etp
+            shared = tuple(coords[a] for a in _SHARED.get(axis, ()))
+            if axis in EXPERT_AXES:  # who has the same experts, or the others of a copy
+                copy = layout.expert_copy(rank)
+                shared = coords["pp"], rank % n if axis == "expert_dp" else copy
+            groups[shared].append(row[f"{axis}_s"])
     return sum(len(seconds) * min(seconds) for seconds in groups.values()) / len(breakdown.ranks)
 
 
 def parts(breakdown: Breakdown) -> dict[str, float]:
     """Seconds per step of a run's slowest rank, in parts that add up to it.
 
-    bubble, pp: the mean over ranks. tp, dp, other communication (embedding, mixed, control): what
-    the rank that waited least in each group spent in it, for the rest of its partners' time there
-    is waiting for it; that waiting, and what the slowest rank's step exceeds the mean by, is load
-    imbalance. compute: forward, backward, optimizer. other: the rest.
+    bubble, pp: the mean over ranks. tp, dp, other communication (embedding, mixed, control) and
+    experts (ep, etp, expert_dp, where there are any): what the rank that waited least in each group
+    spent in it, for the rest of its partners' time there is waiting for it; that waiting, and what
+    the slowest rank's step exceeds the mean by, is load imbalance. compute: forward, backward,
+    optimizer. other: the rest.
     """
     least = {axis: _least_s(breakdown, axis) for axis in COLLECTIVE}
     waiting_s = sum(breakdown.mean(f"{axis}_s") - least[axis] for axis in COLLECTIVE)
@@ -224,6 +240,8 @@ def parts(breakdown: Breakdown) -> dict[str, float]:
         "other communication": sum(least[a] for a in ("embedding", "mixed", "control")),
         "imbalance": waiting_s + breakdown.step_s - breakdown.mean("elapsed_s"),
     }
+    if breakdown.spec.model.experts:
+        seconds["experts"] = sum(least[axis] for axis in EXPERT_AXES)
     return seconds | {"other": breakdown.step_s - sum(seconds.values())}
 
 
@@ -238,7 +256,7 @@ def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict
     sizes = [of.spec.layout.world_size for of in (base, breakdown)]
     ratio = sizes[0] / sizes[1] if scaling == "strong" else 1.0
     mine, theirs = parts(breakdown), parts(base)
-    return {name: (mine[name] - ratio * theirs[name]) / breakdown.step_s for name in mine}
+    return {name: (mine[name] - ratio * theirs.get(name, 0)) / breakdown.step_s for name in mine}
 
 
 def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
@@ -254,7 +272,7 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
     if baseline:
         runs = [Name(run.name, run.run.name, run.run.path) for run in breakdowns]
         named = breakdowns[chosen(baseline, runs)]
-    names = list(parts(breakdowns[0]))
+    names = list(max((parts(breakdown) for breakdown in breakdowns), key=len))
     notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]
     rows = []
     for breakdown in breakdowns:

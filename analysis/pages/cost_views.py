@@ -14,7 +14,7 @@ from base.errors import Reading, UsageError
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
 from parallel.record.reader import read_run
-from parallel.record.schema import CATEGORIES
+from parallel.record.schema import CATEGORIES, EXPERT_AXES
 
 _CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
 
@@ -39,7 +39,7 @@ def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[
         {"bar": f"{run.name}; rank {rank}", "part": part, "seconds": row[f"{part}_s"]}
         for run in runs
         for rank, row in sorted(run.ranks.items())
-        for part in CATEGORIES
+        for part in (*CATEGORIES, *EXPERT_AXES)
         if row[f"{part}_s"]
     ]
     spec = altair_charts.parts(bars, "seconds", "seconds per step")

@@ -73,6 +73,8 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         volumes["cp"] = _ring(spec)
     if layout.dp * layout.cp > 1:
         volumes["dp"] = _data(spec, rank)
+    if spec.model.mla and layout.tp > 1:  # what latent attention holds whole is in no formula
+        volumes |= dict.fromkeys(volumes.keys() & {"tp", "dp"})
     if spec.model.experts and spec.engine == "megatron":
         layers = sum(blocks_of(spec, rank).values())
         if layers and layout.ep * layout.etp > 1:

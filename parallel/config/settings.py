@@ -362,9 +362,8 @@ class RunSpec:
         problems += self._megatron_problems()
         if self.breakdown and self.cp > 1:
             problems.append(f"breakdown has no column for messages between cp {self.cp} ranks")
-        if self.breakdown and self.ep * self.etp > 1:
-            sizes = f"ep {self.ep} x etp {self.etp}"
-            problems.append(f"breakdown has no column for messages between {sizes} ranks")
+        if self.breakdown and self.engine == "deepspeed_zero" and self.ep > 1:
+            problems.append("breakdown has no column for messages of DeepSpeed's AutoEP (ep > 1)")
         how = self.moe_token_dispatcher_type
         if how != DISPATCHERS[0] and not (self.model.experts and self.engine == "megatron"):
             problems.append(f"moe_token_dispatcher_type {how} is for megatron with experts alone")

@@ -3,6 +3,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,6 +87,8 @@ class MegatronEngine:
         )
         for optimizer in self._optimizers():
             optim.fuse(optimizer.optimizer)
+        for optimizer in self._optimizers()[:-1]:  # the last gathers what each has updated
+            optimizer.ddp_config = replace(ddp, overlap_param_gather=True)
         for group in self.optimizer.param_groups:  # Megatron-LM's scheduler does this every step
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
         config.timers = megatron_timer

@@ -287,10 +287,7 @@ class Memory(TorchDispatchMode):
         known = self.experts and not any(map(_has_no_numbers, tensors))
         if not (known and tensors):
             result = func(*args, **kwargs)
-            makes_known = (
-                known and isinstance(result, torch.Tensor) and not result.is_floating_point()
-            )
-            if not makes_known:
+            if not known or not isinstance(result, torch.Tensor) or result.is_floating_point():
                 return result
         with fake_tensor.unset_fake_temporarily():
             return func(*args, **kwargs)

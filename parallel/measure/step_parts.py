@@ -12,6 +12,8 @@ tp dp pp embedding mixed   *exposed* communication: this thread (on CUDA: the co
            blocked in a call or in the wait for one. The process group gives the axis: the ranks of
            tp, dp and pp groups differ in that coordinate alone; `embedding` ties the first and last
            stage's copies; `mixed` spans several axes. Waiting for a slower rank is in it.
+ep etp expert_dp   the same, of megatron's groups for experts: tokens to them and back (the ranks of
+           ep x etp count as ep), and gradients and weights of those with the same experts.
 control    exposed too: barriers, messages of at most 64 bytes (losses, norms, overflow flags), and
            those of a region of that name (counts of an expert's tokens). Here a rank waits for the
            slowest of all.
@@ -47,7 +49,7 @@ from parallel.config.layout import Layout
 from parallel.config.message_bytes import CONTROL_BYTES, wire_bytes
 from parallel.config.settings import RunSpec
 from parallel.measure import ranges
-from parallel.record.schema import AXES, CATEGORIES
+from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES
 from parallel.record.writer import BreakdownFile
 
 CALIBRATIONS = 32
@@ -129,7 +131,9 @@ class Breakdown:
 
     def __init__(self, spec: RunSpec, device: torch.device, rank: int, folder: Path):
         self.spec, self.layout, self.rank = spec, spec.layout, rank
-        self.file = BreakdownFile(folder, rank)
+        experts = bool(spec.model.experts)
+        self.axes = AXES + EXPERT_AXES if experts else AXES
+        self.file = BreakdownFile(folder, rank, experts)
         self.axis_of_group: dict[str, str] = {}
         self.transfer_s = _transfer_s(spec, device, rank) if self.layout.pp > 1 else 0.0
         self._device, self._cuda = device, device.type == "cuda"
@@ -214,8 +218,8 @@ class Breakdown:
             "elapsed_s": self._elapsed_s,
             "transfer_s": self.transfer_s,
         }
-        row |= {f"{name}_s": self._seconds[name] for name in CATEGORIES}
-        counted = [(axis, of) for axis in AXES for of in ("calls", "bytes", "wire_bytes")]
+        row |= {f"{name}_s": self._seconds[name] for name in {*CATEGORIES, *self.axes}}
+        counted = [(axis, of) for axis in self.axes for of in ("calls", "bytes", "wire_bytes")]
         return row | {f"{axis}_{of}": self._sums[axis, of] for axis, of in counted}
 
     # --- messages --------------------------------------------------------------------------------

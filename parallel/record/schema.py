@@ -22,6 +22,7 @@ writer.py writes a folder, reader.py reads it, and lock.py leaves it to one writ
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,21 @@ CHECKPOINT_COLUMNS |= {"bytes": amount, "ranks": count, "problem": str}
 AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
 CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
 _TRAFFIC = {"calls": count, "bytes": count, "wire_bytes": float}
+
+
+def _traffic(axes: Iterable[str]) -> dict[str, Any]:
+    return {f"{axis}_{what}": kind for axis in axes for what, kind in _TRAFFIC.items()}
+
+
 BREAKDOWN_COLUMNS = {
     **dict.fromkeys(("rank", "first_step", "last_step"), count),
     **dict.fromkeys(("elapsed_s", "transfer_s", *(f"{name}_s" for name in CATEGORIES)), float),
-    **{f"{axis}_{what}": kind for axis in AXES for what, kind in _TRAFFIC.items()},
+    **_traffic(AXES),
 }
+# Of a model with experts; they are categories, too.
+EXPERT_AXES = ("ep", "etp", "expert_dp")
+EXPERT_BREAKDOWN_COLUMNS = dict.fromkeys((f"{axis}_s" for axis in EXPERT_AXES), float)
+EXPERT_BREAKDOWN_COLUMNS |= _traffic(EXPERT_AXES)
 
 
 def utc_now() -> str:

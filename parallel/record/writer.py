@@ -261,8 +261,11 @@ class BreakdownFile:
     """A rank's breakdown/rank<r>.csv: opened once, written behind. A run that goes on keeps its
     rows."""
 
-    def __init__(self, folder: Path, rank: int):
+    def __init__(self, folder: Path, rank: int, experts: bool = False):
         self.path = folder / "breakdown" / f"rank{rank}.csv"
+        self._columns = [*schema.BREAKDOWN_COLUMNS]
+        if experts:
+            self._columns += schema.EXPERT_BREAKDOWN_COLUMNS
         self._file: TextIO | None = None
         self._behind = Behind()
 
@@ -272,8 +275,8 @@ class BreakdownFile:
     def _write(self, row: dict[str, Any]) -> None:
         if self._file is None:
             self.path.parent.mkdir(exist_ok=True)
-            self._file = _open_rows(self.path, schema.BREAKDOWN_COLUMNS)
-        _write_row(self._file, schema.BREAKDOWN_COLUMNS, row)
+            self._file = _open_rows(self.path, self._columns)
+        _write_row(self._file, self._columns, row)
 
     def close(self) -> None:
         """Raises: OSError: the disk did not take a row."""
