@@ -35,10 +35,12 @@ def rank_of(study: Study, row: Row) -> dict[str, Any]:
     return {
         "stage": stage,
         "held": most.rehearsed / GB,
-        "formula": most.formula / GB,
-        "off": most.formula / most.rehearsed - 1,
         "wrong": too_much(int(row.number("rank")), stage, peak, card_gb_of(study.cluster)),
-    }
+    } | (
+        {}
+        if most.formula is None
+        else {"formula": most.formula / GB, "off": most.formula / most.rehearsed - 1}
+    )
 
 
 def runs(path: Path) -> list[dict[str, Any]]:
