@@ -24,7 +24,6 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -32,15 +31,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from base.errors import Parser, UsageError, command_line, warn
 from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
 from parallel.config import clusters, memory
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout_arrays import columns_of
 from parallel.config.memory import GB
-from parallel.config.message_bytes import parameter_sizes, step_volumes
+from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, add_flags, from_flags
 from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
@@ -176,39 +173,23 @@ _PARTS = {
 
 def memory_by_formula(spec: RunSpec, stage: int) -> dict[str, float]:
     """Bytes of the peak of a rank of a pipeline stage, by part of `memory.parts`: its tensors
-    alone, of the kernels that a rehearsal runs. With experts only what `_states` has."""
+    alone, of the kernels that a rehearsal runs. Of experts nothing is known."""
     if spec.model.experts:
-        return _states(spec, stage)
+        return {}
     at = {spec.layout.pp - 1: "last", 0: "first"}.get(stage, "middle")
     x = columns_of(spec, flash=True, dropout=False)  # torch's fused attention in every engine
     return {part: float(size[0]) for part, size in memory.parts(x, at, tensors_alone=True).items()}
 
 
-def _states(spec: RunSpec, stage: int) -> dict[str, float]:
-    """Bytes of weights, gradients and optimizer of a model with experts, of which megatron shards
-    the optimizer over their own copies. Nothing where weights are gathered."""
-    layout, x = spec.layout, columns_of(spec)
-    if layout.zero_stage == 3 or spec.engine == "fsdp2":
-        return {}
-    rank, size_of = stage * (layout.world_size // layout.pp), Counter[str]()
-    for experts in (False, True):
-        n = np.asarray(sum(size for size, _ in parameter_sizes(spec, rank, experts)))
-        if experts and spec.engine == "megatron":
-            x = replace(x, shards=np.asarray(layout.expert_copies))
-        states = memory.states(x, n, tensors_alone=True)
-        size_of.update({part: float(size.item()) for part, size in states.items()})
-    return dict(size_of)
-
-
 def memory_rows(spec: RunSpec, stage: int, peak: dict[str, int]) -> list[Comparison]:
     """A rank's peak in bytes, part by part; the last row is their sum."""
-    formula, rows = memory_by_formula(spec, stage), []
-    for part, kinds in _PARTS.items():
-        known = not spec.model.experts or kinds[0] in formula
-        sizes = (float(sum(of.get(k, 0) for k in kinds)) for of in (peak, formula))
-        rows.append(Comparison(part, next(sizes), next(sizes) if known else None))
-    whole = None if spec.model.experts else sum(formula.values())
-    return [*rows, Comparison("peak", float(sum(peak.values())), whole)]
+    formula = memory_by_formula(spec, stage)
+    rows = [
+        Comparison(part, *(float(sum(of.get(k, 0) for k in kinds)) for of in (peak, formula)))
+        for part, kinds in _PARTS.items()
+    ]
+    rows.append(Comparison("peak", float(sum(peak.values())), sum(formula.values())))
+    return [row if formula else row._replace(formula=None) for row in rows]
 
 
 def comparison(spec: RunSpec, rehearsal: Rehearsal) -> list[Comparison]:

@@ -184,9 +184,8 @@ def agreement(breakdown: Breakdown, axis: str) -> str | None:
             return None
         wanted = sum(of[axis].wire_bytes for of in volumes.values() if axis in of)
         sent = breakdown.mean(f"{axis}_wire_bytes") * len(volumes)
-        return (
-            "equal" if abs(sent - wanted) <= 1e-6 * wanted else f"should be {wanted / 1e6:.4g} MB"
-        )
+        fits = abs(sent - wanted) <= 1e-6 * wanted
+        return "equal" if fits else f"all ranks should send {wanted / 1e6:.4g} MB"
     for rank, row in breakdown.ranks.items():
         expected = volumes[rank]
         volume = expected.get(axis)
@@ -214,8 +213,7 @@ def _least_s(breakdown: Breakdown, axis: str) -> float:
             coords, n = layout.coords(rank), layout.ep * layout.etp
             shared = tuple(coords[a] for a in _SHARED.get(axis, ()))
             if axis in EXPERT_AXES:  # who has the same experts, or the others of a copy
-                copy = layout.expert_copy(rank)
-                shared = coords["pp"], rank % n if axis == "expert_dp" else copy
+                shared = coords["pp"], rank % n if axis == "expert_dp" else rank // n
             groups[shared].append(row[f"{axis}_s"])
     return sum(len(seconds) * min(seconds) for seconds in groups.values()) / len(breakdown.ranks)
 
@@ -223,11 +221,10 @@ def _least_s(breakdown: Breakdown, axis: str) -> float:
 def parts(breakdown: Breakdown) -> dict[str, float]:
     """Seconds per step of a run's slowest rank, in parts that add up to it.
 
-    bubble, pp: the mean over ranks. tp, dp, other communication (embedding, mixed, control) and
-    experts (ep, etp, expert_dp, where there are any): what the rank that waited least in each group
-    spent in it, for the rest of its partners' time there is waiting for it; that waiting, and what
-    the slowest rank's step exceeds the mean by, is load imbalance. compute: forward, backward,
-    optimizer. other: the rest.
+    bubble, pp: the mean over ranks. tp, dp, other communication (embedding, mixed, control and of
+    experts): what the rank that waited least in each group spent in it, for the rest of its
+    partners' time there is waiting for it; that waiting, and what the slowest rank's step exceeds
+    the mean by, is load imbalance. compute: forward, backward, optimizer. other: the rest.
     """
     least = {axis: _least_s(breakdown, axis) for axis in COLLECTIVE}
     waiting_s = sum(breakdown.mean(f"{axis}_s") - least[axis] for axis in COLLECTIVE)
@@ -237,11 +234,9 @@ def parts(breakdown: Breakdown) -> dict[str, float]:
         "tp": least["tp"],
         "dp": least["dp"],
         "pp": breakdown.mean("pp_s"),
-        "other communication": sum(least[a] for a in ("embedding", "mixed", "control")),
+        "other communication": sum(least[a] for a in COLLECTIVE if a not in ("tp", "dp")),
         "imbalance": waiting_s + breakdown.step_s - breakdown.mean("elapsed_s"),
     }
-    if breakdown.spec.model.experts:
-        seconds["experts"] = sum(least[axis] for axis in EXPERT_AXES)
     return seconds | {"other": breakdown.step_s - sum(seconds.values())}
 
 
@@ -256,7 +251,7 @@ def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict
     sizes = [of.spec.layout.world_size for of in (base, breakdown)]
     ratio = sizes[0] / sizes[1] if scaling == "strong" else 1.0
     mine, theirs = parts(breakdown), parts(base)
-    return {name: (mine[name] - ratio * theirs.get(name, 0)) / breakdown.step_s for name in mine}
+    return {name: (mine[name] - ratio * theirs[name]) / breakdown.step_s for name in mine}
 
 
 def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
@@ -272,7 +267,7 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
     if baseline:
         runs = [Name(run.name, run.run.name, run.run.path) for run in breakdowns]
         named = breakdowns[chosen(baseline, runs)]
-    names = list(max((parts(breakdown) for breakdown in breakdowns), key=len))
+    names = list(parts(breakdowns[0]))
     notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]
     rows = []
     for breakdown in breakdowns:

@@ -76,12 +76,15 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
     if spec.model.mla and layout.tp > 1:  # what latent attention holds whole is in no formula
         volumes |= dict.fromkeys(volumes.keys() & {"tp", "dp"})
     if spec.model.experts and spec.engine == "megatron":
-        layers = sum(blocks_of(spec, rank).values())
+        of, layers = spec.model.experts, sum(blocks_of(spec, rank).values())
         if layers and layout.ep * layout.etp > 1:
             volumes |= _dispatched(spec, layers)
         if layers and layout.expert_copies > 1:
             volumes["expert_dp"] = _data(spec, rank, experts=True)
-        _add_counts(spec, layers, volumes.get("tp" if layout.tp > 1 else "cp"))
+        n, counts = layout.tp * layout.cp, 8 * of.num_experts
+        if n > 1 and of.moe_aux_loss_coeff and counts > CONTROL_BYTES:  # for the mean of the loss
+            times = layout.n_micro * layers * (1 + (layout.recompute == "full"))
+            volumes["tp" if layout.tp > 1 else "cp"].add("all_reduce", n, counts, times)
     return volumes
 
 
@@ -135,16 +138,6 @@ def _dispatched(spec: RunSpec, layers: int) -> dict[str, Volume]:
         add("etp", layout.etp, "all_gather", "reduce_scatter", layout.etp * size)
     add("etp", layout.etp, "reduce_scatter", "all_gather", layout.etp * 4 * chosen * hidden)
     return volumes
-
-
-def _add_counts(spec: RunSpec, layers: int, volume: Volume | None) -> None:
-    """The loss that balances experts needs how many tokens of the tp x cp ranks chose each."""
-    assert (of := spec.model.experts)
-    layout, size = spec.layout, 8 * of.num_experts
-    if volume and of.moe_aux_loss_coeff and size > CONTROL_BYTES:
-        again = 2 if layout.recompute == "full" else 1
-        n = layout.tp * layout.cp
-        volume.add("all_reduce", n, size, layout.n_micro * layers * again)
 
 
 def _width(spec: RunSpec) -> int:

@@ -22,7 +22,6 @@ writer.py writes a folder, reader.py reads it, and lock.py leaves it to one writ
 
 import math
 import re
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -82,20 +81,17 @@ AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
 CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
 _TRAFFIC = {"calls": count, "bytes": count, "wire_bytes": float}
 
-
-def _traffic(axes: Iterable[str]) -> dict[str, Any]:
-    return {f"{axis}_{what}": kind for axis in axes for what, kind in _TRAFFIC.items()}
-
-
 BREAKDOWN_COLUMNS = {
     **dict.fromkeys(("rank", "first_step", "last_step"), count),
     **dict.fromkeys(("elapsed_s", "transfer_s", *(f"{name}_s" for name in CATEGORIES)), float),
-    **_traffic(AXES),
+    **{f"{axis}_{what}": kind for axis in AXES for what, kind in _TRAFFIC.items()},
 }
-# Of a model with experts; they are categories, too.
-EXPERT_AXES = ("ep", "etp", "expert_dp")
-EXPERT_BREAKDOWN_COLUMNS = dict.fromkeys((f"{axis}_s" for axis in EXPERT_AXES), float)
-EXPERT_BREAKDOWN_COLUMNS |= _traffic(EXPERT_AXES)
+EXPERT_AXES = ("ep", "etp", "expert_dp")  # of a model with experts; they are categories, too
+EXPERT_BREAKDOWN_COLUMNS = {
+    f"{axis}_{what}": kind
+    for axis in EXPERT_AXES
+    for what, kind in {"s": float, **_TRAFFIC}.items()
+}
 
 
 def utc_now() -> str:

@@ -263,9 +263,8 @@ class BreakdownFile:
 
     def __init__(self, folder: Path, rank: int, experts: bool = False):
         self.path = folder / "breakdown" / f"rank{rank}.csv"
-        self._columns = [*schema.BREAKDOWN_COLUMNS]
-        if experts:
-            self._columns += schema.EXPERT_BREAKDOWN_COLUMNS
+        more = schema.EXPERT_BREAKDOWN_COLUMNS if experts else {}
+        self._columns = [*schema.BREAKDOWN_COLUMNS, *more]
         self._file: TextIO | None = None
         self._behind = Behind()
 
