@@ -15,7 +15,7 @@ from models.config import parameter_shapes
 from parallel.config.settings import RunSpec
 
 PERSISTENT = 100_000  # elements; DeepSpeed's stage3_param_persistence_threshold
-# What each tp rank holds whole: norms, positions, and the biases after row-parallel layers.
+# What each tp rank holds whole: norms, positions, routers and the biases after row-parallel layers.
 WHOLE = re.compile(r"norm|position|router|(out|down)\.bias")
 _BLOCK = re.compile(r"blocks\.\d+")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -82,7 +82,7 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         if layers and layout.expert_copies > 1:
             volumes["expert_dp"] = _data(spec, rank, experts=True)
         n, counts = layout.tp * layout.cp, 8 * of.num_experts
-        if n > 1 and of.moe_aux_loss_coeff and counts > CONTROL_BYTES:  # for the mean of the loss
+        if n > 1 and of.moe_aux_loss_coeff and counts > CONTROL_BYTES:  # of the loss that balances
             times = layout.n_micro * layers * (1 + (layout.recompute == "full"))
             volumes["tp" if layout.tp > 1 else "cp"].add("all_reduce", n, counts, times)
     return volumes
@@ -97,46 +97,40 @@ def blocks_of(spec: RunSpec, rank: int) -> dict[str, bool]:
 
 
 def _dispatched(spec: RunSpec, layers: int) -> dict[str, Volume]:
-    """megatron-core's dispatchers (0.16), of a rank with so many layers with experts. Lepikhin et
-    al. 2020 (GShard, arXiv 2006.16668), section 3.2: tokens travel to their experts and back.
+    """megatron-core's dispatchers, of a rank with so many layers with experts. Tokens travel to
+    their experts and back (GShard, Lepikhin et al. 2020, arXiv 2006.16668, section 3.2).
 
-    alltoall: the ep ranks exchange the hidden states of a rank's C choices a token, and each one's
-    weight in fp32; the etp ranks of an expert gather the tokens and weights of all, and add up
-    their parts of its output in the weights' fp32. allgather: the ep x etp ranks gather all tokens,
-    with a weight and a truth value for each expert, and scatter the sum of outputs, in fp32.
-    Backward does the converse of each. Recomputation repeats forward.
+    alltoall: the ep ranks exchange the hidden states of each token's C choices, and their weights
+    in fp32; the etp ranks of an expert gather these of all, and add up its output in fp32.
+    allgather: the ep x etp ranks gather all tokens, with a weight and a truth value for each
+    expert, and add up the outputs in fp32. Backward does the converse.
     """
     assert (of := spec.model.experts)
-    layout, m = spec.layout, spec.layout.n_micro
-    both, again = layout.ep * layout.etp, layout.recompute == "full"
-    joint = "ep" if layout.ep > 1 else "etp"  # the axis of messages between both's ranks
+    layout, e = spec.layout, _width(spec)
+    ep, etp, both = layout.ep, layout.etp, layout.ep * layout.etp
     volumes = {axis: Volume() for axis in ("ep", "etp") if getattr(layout, axis) > 1}
+    joint = volumes.get("ep", volumes.get("etp"))  # of messages between all ep x etp ranks
     tokens = layout.micro_batch * spec.seq_len // layout.cp // layout.tp
-    hidden = tokens * spec.model.hidden
-
-    def add(axis: str, n: int, there: str, back: str, payload: int) -> None:
-        """A message of forward, and the one that backward sends for it."""
-        if n > 1:
-            volumes[axis].add(there, n, payload, m * layers * (1 + again))
-            volumes[axis].add(back, n, payload, m * layers)
-
+    backward = layout.n_micro * layers
+    forward = backward * (2 if layout.recompute == "full" else 1)
+    gather, scatter = "all_gather", "reduce_scatter"
+    h, E, C = spec.model.hidden, of.num_experts, of.moe_router_topk
     if spec.moe_token_dispatcher_type == "allgather":
-        weights = both * tokens * of.num_experts
-        volumes[joint].add("all_gather", both, weights, m * layers * (1 + again))
-        for size in (4 * weights, _width(spec) * both * hidden):
-            add(joint, both, "all_gather", "reduce_scatter", size)
-        add(joint, both, "reduce_scatter", "all_gather", 4 * both * hidden)
-        return volumes
-    counts = 8 * of.num_experts * both
-    if counts > CONTROL_BYTES:
-        volumes[joint].add("all_gather", both, counts, m * layers * (1 + again))
-    chosen = of.moe_router_topk
-    sizes = (_width(spec) * chosen * hidden, 4 * chosen * tokens)
-    for size in (*sizes, sizes[0]):
-        add("ep", layout.ep, "all_to_all", "all_to_all", size)
-    for size in sizes:
-        add("etp", layout.etp, "all_gather", "reduce_scatter", layout.etp * size)
-    add("etp", layout.etp, "reduce_scatter", "all_gather", layout.etp * 4 * chosen * hidden)
+        joint.add(gather, both, both * tokens * E, forward)
+        messages = [(joint, both, gather, scatter, both * size * tokens) for size in (4 * E, e * h)]
+        messages.append((joint, both, scatter, gather, both * 4 * h * tokens))
+    else:
+        if 8 * E * both > CONTROL_BYTES:  # how many tokens go to each expert
+            joint.add(gather, both, 8 * E * both, forward)
+        exchanged = [C * size * tokens for size in (e * h, 4, e * h)]
+        there, sum_ = [etp * size for size in exchanged[:2]], etp * C * 4 * h * tokens
+        messages = [(volumes.get("ep"), ep, "all_to_all", "all_to_all", x) for x in exchanged]
+        messages += [(volumes.get("etp"), etp, gather, scatter, x) for x in there]
+        messages.append((volumes.get("etp"), etp, scatter, gather, sum_))
+    for volume, n, ahead, back, payload in messages:
+        if volume:
+            volume.add(ahead, n, payload, forward)
+            volume.add(back, n, payload, backward)
     return volumes
 
 

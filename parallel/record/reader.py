@@ -261,8 +261,7 @@ def read_saves(path: Path) -> Saves:
 
 
 def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[str, Any]]]]:
-    """{rank: one dict per window with BREAKDOWN_COLUMNS, and with EXPERT_BREAKDOWN_COLUMNS where
-    they are there}; one line per unusable file.
+    """{rank: one dict per window with BREAKDOWN_COLUMNS}; one line per unusable file.
 
     A rank without a file, or with one that is damaged or has no row, is left out and named. A last
     row that is cut short, which a killed writer leaves, is left out alone.
