@@ -257,3 +257,48 @@ def test_norms_of_queries_and_keys_are_summed_over_tp():
             for qk_norm in (True, False)
         )
         assert (normed.calls - plain.calls, normed.bytes - plain.bytes) == (calls, bytes_)
+
+
+# 4 experts of 16 with a gate, of which a token chooses 2: 16 tokens of 8 numbers a micro-batch.
+def routed(gpus, **given):
+    of = {"preset": "tiny-moe", "n_layer": 4, "hidden": 8, "n_head": 2, "vocab_size": 14}
+    of |= {"max_seq_len": 16, "micro_batch": 1, "grad_accum": 3, "engine": "megatron"}
+    return settings(**(of | {"gpus": gpus, "vocab_multiple": 1, "n_kv_head": 2} | given))
+
+
+@pytest.mark.parametrize(("recompute", "forward"), [("none", 1), ("full", 2)])
+def test_tokens_travel_to_their_experts_and_back(recompute, forward):
+    """16 tokens choose 2 experts: 32 hidden states of 8 numbers there and back and their weights
+    there, each once more in backward. 8 experts' numbers of tokens have 8 bytes."""
+    times, hidden, weights = M * 4, 32 * 8 * 4, 32 * 4
+    both, counts = forward + 1, 2 * 8 * 8
+    ep = sums(step_volumes(routed(2, ep=2, recompute=recompute), 0)["ep"])
+    bytes_ = times * (both * (2 * hidden + weights) + forward * counts)
+    assert ep == (times * (3 * both + forward), bytes_, bytes_ / 2)
+    etp = sums(step_volumes(routed(2, etp=2, recompute=recompute), 0)["etp"])
+    bytes_ = times * (both * 2 * (2 * hidden + weights) + forward * counts)
+    assert etp == (times * (3 * both + forward), bytes_, bytes_ / 2)
+    half = {"precision": "bf16", "device": "cuda"}
+    less = step_volumes(routed(2, ep=2, recompute=recompute, **half), 0)["ep"].bytes
+    assert ep[1] - less == times * both * hidden
+
+
+def test_all_tokens_are_gathered_for_their_experts():
+    """Of 2 x 16 tokens the 8 weights in fp32, the 8 truth values and the hidden states."""
+    how = {"moe_token_dispatcher_type": "allgather"}
+    volume = step_volumes(routed(2, ep=2, **how), 0)["ep"]
+    each = 2 * 16 * (8 + 2 * (8 * 4 + 2 * 8 * 4))
+    assert sums(volume) == (M * 4 * 7, M * 4 * each, M * 4 * each / 2)
+
+
+def test_experts_have_ranks_of_their_own_for_their_gradients():
+    spec = routed(8, ep=2, etp=2, pp=2)
+    held = sum(size for size, _ in parameter_sizes(spec, 0, experts=True))
+    width = spec.model.experts.moe_ffn_hidden_size
+    assert held == 2 * 8 // 2 * 3 * 8 * width // 2  # 2 layers, half of 8 experts, half of each
+    assert "expert_dp" not in step_volumes(spec, 0)
+    volumes = step_volumes(routed(8, ep=2, pp=2), 0)
+    assert sums(volumes["expert_dp"]) == (None, 4 * 2 * held, 4 * 2 * held)
+    others = sum(size for size, _ in parameter_sizes(spec, 0, experts=False))
+    assert volumes["dp"].bytes == 4 * others
+    assert others + held == sum(size for size, _ in parameter_sizes(spec, 0))
