@@ -101,6 +101,78 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
             assert shards * rank["peak"]["weights"] == pytest.approx(width * whole, rel=1e-3)
 
 
+EXPERTS = """
+question = "Are tokens sent to experts and back?"
+[defaults]
+engine = "megatron"
+preset = "mixtral-8x7b"
+n_layer = 2
+precision = "bf16"
+seq_len = 1024
+micro_batch = 1
+grad_accum = 2
+zero_stage = 1
+[[run]]
+gpus = 16
+ep = 8
+[[run]]
+gpus = 8
+ep = 2
+etp = 2
+tp = 2
+pp = 2
+sequence_parallel = true
+recompute = "full"
+[[run]]
+gpus = 4
+ep = 2
+moe_token_dispatcher_type = "allgather"
+[[run]]
+engine = "fsdp2"
+zero_stage = 2
+gpus = 4
+[[run]]
+engine = "deepspeed_zero"
+gpus = 4
+"""
+EXPERT, OUTSIDE = 3 * 4096 * 14336, 32000 * 4096  # numbers of an expert, and of the word table
+LAYER = 2 * 4096 * (4096 + 1024) + 2 * 4096 + 8 * 4096  # attention, norms, router
+
+
+def test_experts_are_rehearsed_with_as_many_tokens_each(tmp_path):
+    (tmp_path / "experts.toml").write_text(EXPERTS)
+    study = load_study(tmp_path / "experts.toml")
+    command = ["parallel.rehearse", "--study", str(study.path), "--format", "json"]
+    done = run_module(*command, timeout=1200)
+    ranks = json.loads(done.stdout)["ranks"]
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = {(rank["run"], rank["rank"]): rank for rank in ranks}
+    for (run, number), rank in rows.items():
+        sizes = parameter_sizes(study.specs[run], number)
+        assert rank["parameters"] == sum(size for size, _ in sizes)
+        beside = {row["what"]: (row["rehearsed"], row["formula"]) for row in rank["beside"]}
+        split = study.specs[run].layout
+        assert {"ep calls", "etp calls"} & beside.keys() == {
+            f"{axis} calls" for axis in ("ep", "etp") if getattr(split, axis) > 1
+        }
+        for what, (size, formula) in beside.items():
+            if what.split()[0] in ("ep", "etp", "expert_dp", "dp", "tp") and formula is not None:
+                assert size == pytest.approx(formula, rel=1e-3), (run, number, what)
+    # One of 8 experts on each rank, twice on 16; Adam's 12 bytes over the ranks with the same.
+    outside = 2 * LAYER + 2 * OUTSIDE + 4096
+    peak = rows["megatron-ep8-dp16-zero1", 0]["peak"]
+    assert peak["weights"] == pytest.approx(2 * (outside + 2 * EXPERT), rel=1e-3)
+    assert peak["gradients"] == pytest.approx(4 * (outside + 2 * EXPERT), rel=1e-3)
+    adam = 12 * (outside / 16 + 2 * EXPERT / 2)
+    assert peak["optimizer"] == pytest.approx(adam, rel=1e-3)
+
+
+def test_the_worst_rank_of_experts_is_not_known_by_formula():
+    spec = resolve(("test", {"preset": "tiny-moe", "engine": "megatron", "gpus": 2, "ep": 2}))
+    with pytest.raises(UsageError, match="has experts"):
+        rehearse.ranks_of(spec, "worst")
+
+
 def test_norms_that_are_computed_again_are_not_held():
     """Of two layers two norms each, also after a micro-batch; Transformer Engine has a stand-in."""
     flags = "--engine megatron --preset llama3-8b --n-layer 2 --tp 2 --gpus 2 --device auto"
