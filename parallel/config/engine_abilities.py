@@ -181,8 +181,8 @@ def _of_megatrons_experts(of: Experts, bias: bool, layout: Layout) -> list[str]:
     problems = []
     if layout.tp > 1 and not layout.sequence_parallel:
         problems.append(f"megatron-core's experts at tp {layout.tp} need sequence_parallel")
-    if bias and (layout.etp > 1 or of.moe_shared_expert_intermediate_size):
-        problems.append("megatron-core's experts have no biases where they are shared or etp > 1")
+    if bias:
+        problems.append("megatron-core's experts with biases are not trained here (ddp's are)")
     if of.moe_expert_capacity_factor and layout.tp * layout.cp > 1:
         ranks = f"tp {layout.tp} x cp {layout.cp}"
         problems.append(f"megatron-core's moe_expert_capacity_factor is of each of {ranks} ranks")

@@ -282,9 +282,8 @@ def _of_experts(spec: RunSpec) -> dict[str, Any]:
 
 
 def groups_gemms(spec: RunSpec) -> bool:
-    """Whether all experts of a rank are one product, which megatron-core has no biases for."""
-    experts = spec.engine == "megatron" and spec.model.experts and not spec.model.bias
-    return linear_layers.HAVE_TE and bool(experts)
+    """Whether all experts of a rank are one product."""
+    return linear_layers.HAVE_TE and spec.engine == "megatron" and bool(spec.model.experts)
 
 
 def options(config: TransformerConfig) -> dict[str, bool]:
