@@ -27,6 +27,7 @@ STUDIES = {
     "llama": ROOT / "slurm" / "parity-llama.toml",
     "qwen3": ROOT / "slurm" / "parity-qwen3.toml",
     "moe": ROOT / "slurm" / "parity-moe.toml",
+    "more moe": ROOT / "slurm" / "parity-moe.toml",
     "mla": ROOT / "slurm" / "parity-mla-moe.toml",
     "hugging face": ROOT / "tests" / "studies" / "hugging_face_llama.toml",
 }
@@ -35,14 +36,13 @@ CHOSEN = {  # of the others all
     " deepspeed-pipe-pp2-dp2-zero1-recompute-full megatron-tp2-pp2-vpp2-sp-recompute-full".split(),
     "qwen3": "ddp deepspeed-zero-tp2-dp2-zero3 deepspeed-pipe-tp2-pp2"
     " megatron-tp2-pp2-dp2-zero1".split(),
-    "moe": "ddp ddp-dp2-recompute-selective fsdp2-dp2-zero2 fsdp2-dp2-zero3-recompute-full"
-    " deepspeed-zero-dp2-zero1 deepspeed-zero-dp2-zero2 deepspeed-zero-dp2-zero3"
-    " deepspeed-zero-ep2-dp2-zero1 deepspeed-zero-ep2-dp4-zero2-recompute-full deepspeed-pipe-pp2"
-    " deepspeed-pipe-pp2-dp2-zero1-recompute-full megatron-ep2-dp2"
-    " megatron-ep2-dp2-allgather megatron-tp2-sp megatron-tp2-ep2-dp2-sp megatron-pp2-vpp2"
-    " megatron-etp2-dp2 megatron-ep2-dp2-zero1-recompute-full".split(),
+    "moe": "ddp fsdp2-dp2-zero3-recompute-full deepspeed-zero-dp2-zero3"
+    " deepspeed-zero-ep2-dp2-zero1 deepspeed-pipe-pp2-dp2-zero1-recompute-full"
+    " megatron-ep2-dp2-allgather megatron-tp2-ep2-dp2-sp megatron-pp2-vpp2".split(),
 }
-SLOW = ("more", "qwen3", "hugging face")
+CHOSEN["more moe"] = ["ddp"]
+CHOSEN["more moe"] += [run for run in load_study(STUDIES["moe"]).runs if run not in CHOSEN["moe"]]
+SLOW = ("more", "more moe", "qwen3", "hugging face")
 ROWS = [
     pytest.param(key, run, marks=[pytest.mark.slow] if key in SLOW else [])
     for key, path in STUDIES.items()
@@ -97,7 +97,7 @@ def test_every_split_trains_the_same_model(key, name, trained):
     assert abs(ours - theirs) <= 2e-4
 
 
-AUTO_EP = [("moe", run) for run in CHOSEN["moe"] if run.startswith("deepspeed-zero-ep2")]
+AUTO_EP = [row.values for row in ROWS if row.values[1].startswith("deepspeed-zero-ep2")]
 
 
 @pytest.mark.parametrize(("key", "name"), [row for row in ROWS if row.values not in AUTO_EP])
