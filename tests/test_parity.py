@@ -119,7 +119,8 @@ def test_every_rank_sends_what_the_formulas_say_and_its_parts_add_up(key, name, 
                 if axis not in expected:
                     assert sent == [0, 0, 0], axis
                     continue
-                volume = expected[axis]
+                if (volume := expected[axis]) is None:  # no formula is known
+                    continue
                 assert volume.calls in (None, sent[0]), axis
                 assert sent[1:] == [volume.bytes, pytest.approx(volume.wire_bytes)], axis
         assert [row["last_step"] for row in rows] == list(range(1, 21))

@@ -203,7 +203,7 @@ def _of_auto_ep(model: GPTConfig, layout: Layout) -> list[str]:
         problems.append("DeepSpeed's AutoEP has experts with a gate and without biases alone")
     names = ("moe_router_num_groups", "moe_expert_capacity_factor")
     if lacking := [name for name in names if getattr(model.experts, name)]:
-        problems.append(f"DeepSpeed's AutoEP has no {in_words(lacking)} here")
+        problems.append(f"DeepSpeed's AutoEP has no {' and '.join(lacking)} here")
     if model.mla:
         problems.append("DeepSpeed's AutoEP has not been tried with latent attention")
     if layout.zero_stage not in (1, 2) or layout.offload != "none":

@@ -73,8 +73,6 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         volumes["cp"] = _ring(spec)
     if layout.dp * layout.cp > 1:
         volumes["dp"] = _data(spec, rank)
-    if spec.model.mla and layout.tp > 1:  # what latent attention holds whole is in no formula
-        volumes |= dict.fromkeys(volumes.keys() & {"tp", "dp"})
     if spec.model.experts and spec.engine == "megatron":
         of, layers = spec.model.experts, sum(blocks_of(spec, rank).values())
         if layers and layout.ep * layout.etp > 1:
@@ -85,6 +83,8 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         if n > 1 and of.moe_aux_loss_coeff and counts > CONTROL_BYTES:  # of the loss that balances
             times = layout.n_micro * layers * (1 + (layout.recompute == "full"))
             volumes["tp" if layout.tp > 1 else "cp"].add("all_reduce", n, counts, times)
+    if spec.model.mla and layout.tp > 1:  # what latent attention holds whole is in no formula
+        volumes |= dict.fromkeys(volumes.keys() & {"tp", "dp"})
     return volumes
 
 

@@ -235,7 +235,8 @@ class Breakdown:
             kind, axis = self._latest.pop(group.group_name, (kind, axis))
         else:
             payload = 0 if kind == "barrier" else _nbytes(arguments[which])
-            if n > 1 and (payload <= CONTROL_BYTES or self._stack[-1] == "control"):
+            is_small = payload <= CONTROL_BYTES and kind != "all_to_all"  # few tokens chose a rank
+            if n > 1 and (is_small or self._stack[-1] == "control"):
                 axis = "control"
             if n > 1 and kind != "recv":
                 self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
