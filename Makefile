@@ -53,7 +53,7 @@ measure: setup
 	rm -rf logs/2-core-cpu/parity logs/2-core-cpu/2-core_bucket_ab
 	$(PY) -m parallel.sweep slurm/parity.toml --logs logs/2-core-cpu
 	$(PY) -m parallel.sweep slurm/2-core_bucket_ab.toml --logs logs/2-core-cpu
-	for model in llama qwen3 moe; do \
+	for model in llama qwen3 moe mla-moe; do \
 	  $(PY) -m parallel.sweep slurm/parity-$$model.toml && \
 	  $(PY) -m analysis.parity --format markdown logs/parity-$$model > logs/2-core-cpu/parity-$$model.md && \
 	  echo "- code: $$(git rev-parse --short HEAD)" >> logs/2-core-cpu/parity-$$model.md || exit 1; done

@@ -25,6 +25,7 @@ from parallel.rehearse import (  # noqa: E402
     import_libraries,
     ranks_of,
     rehearse_apart,
+    unrehearsed,
 )
 
 OUT = ROOT / "logs" / "2-core-cpu" / "rehearsed.csv"
@@ -53,6 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     for path in [p.resolve() for p in arguments.studies] or shipped:
         study = str(path.relative_to(ROOT))
         for run, spec in load_study(path).specs.items():
+            if why := unrehearsed(spec):
+                print(f"{study} {run} is left out: {why}")
+                continue
             for rank in ranks_of(spec, "first-and-last"):
                 if (study, run, str(rank)) not in done:
                     work.append((study, run, spec, rank))

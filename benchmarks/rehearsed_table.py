@@ -19,7 +19,7 @@ from base.errors import Parser, command_line
 from base.files import ROOT
 from parallel.config.memory import GB
 from parallel.config.study import Study, load_study
-from parallel.rehearse import KINDS, card_gb_of, memory_rows, too_much
+from parallel.rehearse import KINDS, card_gb_of, memory_rows, too_much, unrehearsed
 
 REHEARSED = ROOT / "logs" / "2-core-cpu" / "rehearsed.csv"
 MARK = "<!-- what follows is written by benchmarks/rehearsed_table.py -->\n\n"
@@ -57,6 +57,8 @@ def runs(path: Path) -> list[dict[str, Any]]:
             ranks = [rank_of(study, row) for row in lines.get((name, run), [])]
             wrong = "; ".join(rank["wrong"] for rank in ranks if rank["wrong"])
             missing = "" if len(ranks) == min(spec.pp, 2) else "not rehearsed"
+            if why := unrehearsed(spec):
+                missing += f": {why}"
             row = {"study": name.removeprefix("slurm/"), "run": run, "ranks": ranks}
             row |= {"card": card_gb_of(study.cluster), "else": wrong or missing or "-"}
             kinds = {"wrong": wrong, "missing": missing, "trains": True}

@@ -93,6 +93,12 @@ def import_libraries(specs: Iterable[RunSpec]) -> None:
     importlib.import_module("parallel.measure.rehearsal")
 
 
+def unrehearsed(spec: RunSpec) -> str:
+    """Why no rank of a run is rehearsed, though it may train; "" where each can be."""
+    is_auto_ep = spec.engine == "deepspeed_zero" and spec.ep > 1
+    return "DeepSpeed's AutoEP needs the numbers of tokens" if is_auto_ep else ""
+
+
 def rehearse_apart(spec: RunSpec, rank: int) -> Rehearsal:
     """`rehearse` in a fork of this process, because libraries keep their process groups."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as fork:
@@ -311,6 +317,10 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.gpu_type:
         card_of(arguments.gpu_type, arguments.cluster, runs)
         card_gb = card_memory(arguments.gpu_type)
+    left_out = {name: why for name, spec in runs.items() if (why := unrehearsed(spec))}
+    for name, why in left_out.items():
+        warn("parallel.rehearse", f"{name} is not rehearsed: {why}")
+    runs = {name: spec for name, spec in runs.items() if name not in left_out}
     work = [(name, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)]
     if card_gb is None:
         line = "no card is known, so nothing is checked to fit (give --cluster or --gpu-type)"
@@ -336,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
     if failed:
         why = f"cannot train a step or does not fit: {', '.join(failed)}"
         warn("parallel.rehearse", f"{why} (python -m analysis.plan finds layouts that fit)")
-    return int(bool(failed))
+    return int(bool(failed or left_out))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from parallel import rehearse
 from parallel.config.message_bytes import parameter_sizes
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
-from tests.conftest import run_module
+from tests.conftest import ROOT, run_module
 
 # One run an engine at least.
 RUNS = """
@@ -231,3 +231,11 @@ def test_a_run_that_does_not_fit_its_card_ends_with_1(where):
 def test_the_committed_table_of_rehearsals_is_that_of_its_file():
     page = rehearsed_table.REHEARSED.with_suffix(".md").read_text()
     assert page.endswith(rehearsed_table.MARK + rehearsed_table.table().render("markdown"))
+
+
+def test_a_run_that_trains_but_is_not_rehearsed_is_named_with_the_reason(capsys):
+    run = ["--run-name", "deepspeed-zero-ep2-dp2-zero1"]
+    assert rehearse.main(["--study", str(ROOT / "slurm" / "parity-moe.toml"), *run]) == 1
+    error = capsys.readouterr().err
+    assert f"{run[1]} is not rehearsed: DeepSpeed's AutoEP" in error
+    assert "cannot train" not in error
