@@ -137,7 +137,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         spec, facts, path = choose(arguments, launch)
         if arguments.check:
             check_inputs(spec)
-            model = spec.model.as_dict() | {"n_params": spec.model.n_params}
+            model = spec.trained.as_dict() | {"n_params": spec.model.n_params}
             described = {"run": facts["run"], "folder": str(path), "model": model}
             print(json.dumps(described | facts["spec"]))
             return 0

@@ -219,7 +219,7 @@ def test_what_no_engine_does_with_experts_is_refused(of, asked, words):
         (
             {"moe_expert_capacity_factor": 1.0},
             {"tp": 2, "sequence_parallel": True},
-            "is of each of tp 2 x cp 1 ranks",
+            "drops by rank of tp 2 x cp 1",
         ),
         ({"moe_expert_capacity_factor": 1.0}, {"ep": 2, "dp": 2}, None),
         ({"norm_topk_prob": False}, {}, None),
@@ -244,7 +244,7 @@ def test_what_megatron_core_computes_otherwise_is_refused(of, asked, words):
         ({"engine": "deepspeed_zero", "ep": 2}, "zero_stage 1, 2 and offload none .asked: 0, none"),
         (AUTO_EP | {"offload": "optimizer"}, "asked: 1, optimizer"),
         (AUTO_EP | {"moe_router_force_load_balancing": True}, "not of DeepSpeed's AutoEP"),
-        ({"engine": "deepspeed_pipe", "tp": 2}, "experts at tp 2 need sequence_parallel"),
+        ({"engine": "deepspeed_pipe", "tp": 2}, "deepspeed_pipe has no tp with experts"),
         (AUTO_EP | {"moe_expert_capacity_factor": 1.0}, "AutoEP has no moe_expert_capacity_factor"),
         (AUTO_EP | {"breakdown": True}, "no column for messages of DeepSpeed's AutoEP"),
         ({"preset": "tiny", "moe_expert_capacity_factor": 1.0}, "model with experts alone"),

@@ -34,7 +34,7 @@ from tests.conftest import (
         (["--run-name", "ddp"], "give --study too"),
         (["--device", "cuda"], "device cuda needs a GPU, and torch sees none"),
         (["--engine", "horovod"], "argument --engine: invalid choice: 'horovod' (choose from "),
-        (["--experts", "2"], "unrecognized arguments: --experts 2 ("),
+        (["--colour", "2"], "unrecognized arguments: --colour 2 ("),
         ([""], "unrecognized arguments:"),
         (["--steps", "-1"], "train: --steps must be at least 1 and at most 1000000000, not -1"),
         (["--data", "{tokens}", "--load", "{tmp}/nowhere"], "no checkpoint at"),

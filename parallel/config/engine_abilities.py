@@ -104,7 +104,7 @@ def inabilities(
         if of := model.experts:
             problems += _of_experts(engine, of, compile)
             if engine in ("megatron", "deepspeed_pipe"):
-                problems += _of_megatrons_experts(of, model.bias, layout)
+                problems += _of_megatrons_experts(engine, of, model.bias, layout)
             if engine == "deepspeed_zero" and layout.ep > 1:
                 problems += _of_auto_ep(model, layout)
         words = in_words(model.parts)
@@ -176,16 +176,19 @@ def _of_experts(engine: str, of: Experts, compile: bool) -> list[str]:
     return problems
 
 
-def _of_megatrons_experts(of: Experts, bias: bool, layout: Layout) -> list[str]:
+def _of_megatrons_experts(engine: str, of: Experts, bias: bool, layout: Layout) -> list[str]:
     """What megatron-core refuses, or computes otherwise than the reference GPT."""
     problems = []
-    if layout.tp > 1 and not layout.sequence_parallel:
+    if layout.tp > 1 and engine == "deepspeed_pipe":
+        problems.append(f"engine {engine} has no tp with experts (megatron has)")
+    elif layout.tp > 1 and not layout.sequence_parallel:
         problems.append(f"megatron-core's experts at tp {layout.tp} need sequence_parallel")
     if bias:
         problems.append("megatron-core's experts with biases are not trained here (ddp's are)")
     if of.moe_expert_capacity_factor and layout.tp * layout.cp > 1:
         ranks = f"tp {layout.tp} x cp {layout.cp}"
-        problems.append(f"megatron-core's moe_expert_capacity_factor is of each of {ranks} ranks")
+        why = f"megatron-core drops by rank of {ranks}: use tp 1 cp 1"
+        problems.append(f"moe_expert_capacity_factor is of a dp rank's tokens; {why}")
     chosen, how = of.moe_router_topk, of.moe_router_score_function
     if of.moe_router_enable_expert_bias and how != "sigmoid":
         problems.append(f"megatron-core biases no {how} scores (moe_router_enable_expert_bias)")

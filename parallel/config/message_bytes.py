@@ -83,6 +83,8 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         if n > 1 and of.moe_aux_loss_coeff and counts > CONTROL_BYTES:  # of the loss that balances
             times = layout.n_micro * layers * (1 + (layout.recompute == "full"))
             volumes["tp" if layout.tp > 1 else "cp"].add("all_reduce", n, counts, times)
+    if spec.engine == "deepspeed_zero" and layout.ep > 1:  # AutoEP's are in no formula
+        volumes |= {"ep": None, "dp": None}
     if spec.model.mla and layout.tp > 1:  # what latent attention holds whole is in no formula
         volumes |= dict.fromkeys(volumes.keys() & {"tp", "dp"})
     return volumes

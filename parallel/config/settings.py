@@ -605,6 +605,13 @@ def _grad_accum(draft: RunSpec) -> int:
     return accum
 
 
+def _json(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from error
+
+
 def add_flags(
     parser: argparse.ArgumentParser, names: Sequence[str] = tuple(RunSpec.__dataclass_fields__)
 ) -> None:
@@ -633,7 +640,7 @@ def add_flags(
         elif isinstance(allowed, Words):
             how["choices"] = allowed
         else:
-            read = parse_json if is_dataclass(kind) else kind
+            read = _json if is_dataclass(kind) else kind
             how |= {"type": read, "metavar": kind.__name__.upper()}
         group.add_argument("--" + field.name.replace("_", "-"), **how)
 

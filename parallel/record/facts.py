@@ -202,7 +202,7 @@ def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[s
         **({"routing": spec.routing} if spec.routing else {}),
         "work": spec.work,
         "layout": layout.as_dict() | {name: getattr(layout, name) for name in derived},
-        "model": spec.model.as_dict() | {"n_params": spec.model.n_params, "padded_vocab": padded},
+        "model": spec.trained.as_dict() | {"n_params": spec.model.n_params, "padded_vocab": padded},
         "versions": versions(),
         "host": {
             "hostname": platform.node(),
