@@ -10,7 +10,7 @@ set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=6
+version=7
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
@@ -30,6 +30,8 @@ container_runtime=""    # apptainer, pyxis or charliecloud; "" for none
 container_image=""
 container_python=python3
 nsys=0 nccl_logs=0 torchrun_logs=0 dist_debug=0
+preflight=0             # 1: measure the nodes before training
+calibration=""          # of the cluster, which the preflight compares with
 runs=()         # run=NAME PLANNED: the run, and what it is in JSON; several in a job array
 setup=()        # setup=LINE: run before Python
 after=()        # after=LINE: run after the run
@@ -86,7 +88,7 @@ read_settings() { # NAME=VALUE...
       torchrun=*) torchrun_options+=("${word#*=}") ;;
       study_file=* | study_folder=* | clusters_file=* | comment=* | ranks=* | lead=* | \
         requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
-        dist_debug=* | python=* | environment_tar=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
+        dist_debug=* | preflight=* | calibration=* | python=* | environment_tar=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
         container_image=* | container_python=*) printf -v "${word%%=*}" %s "${word#*=}" ;;
       *) refuse "slurm/job.sh version $version knows no setting ${word%%=*}: render the script again" ;;
     esac
@@ -216,14 +218,14 @@ find_master() {
 }
 
 # The whole launch enters the container once on each node: srun, container, forward_signals,
-# torchrun, ranks. The repository and the run folder have the same paths inside. What runs outside,
-# before and after, needs Python 3.11 but no torch.
+# torchrun, ranks. The repository and the study's folder have the same paths inside. What runs
+# outside, before and after, needs Python 3.11 but no torch.
 enter_container() { # sets `launch`, and adds to srun's options where srun itself enters it
   local mount place
   local -a bound=("$PWD:$PWD")
   expand "container image" "$container_image"
   local image=$expanded
-  place=$(realpath -- "$folder")
+  place=$(realpath -- "$study_folder") # a preflight keeps its rates there
   for mount in "$place" ${scratch:+"$scratch"} "${mounts[@]}"; do
     expand "container mount" "$mount"
     [[ $expanded == *:* ]] || expanded=$expanded:$expanded
@@ -291,10 +293,7 @@ build_command() { # what srun starts on each node, in `launch`
   if [[ $TORCHRUN_LOGS == 1 ]]; then
     launch+=(--log-dir "$folder/$attempt.torchrun" --redirects 3 --tee 3)
   fi
-  launch+=(
-    "${torchrun_options[@]}"
-    -m parallel.train --planned "$folder/$job.submitted" --out "$folder"
-  )
+  launch+=("${torchrun_options[@]}")
 }
 
 switch_on_debugging() {
@@ -331,13 +330,13 @@ before_the_limit() {
   patience=$!
 }
 
-run_step() { # sets `status`, and `stopped` to the kind of end where a signal came
+run_step() { # -m MODULE ARGUMENT...: sets `status`, and `stopped` to the kind of end where a signal came
   step="" stopped="" patience="" status=0
   trap before_the_limit USR1
   trap 'stop TERM signal "SIGTERM: cancelled, preempted or requeued"' TERM
   srun "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
     ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} --kill-on-bad-exit=1 "${srun_options[@]}" \
-    "${launch[@]}" &
+    "${launch[@]}" "$@" &
   step=$!
   wait "$step" || status=$?
   while kill -0 "$step" 2>/dev/null; do # a signal interrupted wait: the step is still ending
@@ -444,7 +443,16 @@ find_master
 switch_on_debugging
 [[ -z $environment_tar ]] || unpack_environment
 build_command
-run_step
+stopped=""
+if ((preflight)); then
+  run_step -m parallel.node_check "$folder" ${calibration:+--calibration "$calibration"}
+  ((status == 0)) || echo "slurm: the preflight ended with status $status"
+fi
+if [[ -z $stopped ]]; then
+  run_step -m parallel.train --planned "$folder/$job.submitted" --out "$folder"
+elif ((status == 0)); then
+  status=1 # nothing was trained
+fi
 [[ -z $environment_tar ]] || on_each_node rm -rf "$unpacked" "$unpacked.tar"
 write_profile_tables
 record_end

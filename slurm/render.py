@@ -33,6 +33,7 @@ from parallel.config.study import Study, load_study
 from parallel.record.facts import planned
 
 JOB = ROOT / "slurm" / "job.sh"
+CALIBRATIONS = ROOT / "analysis" / "planner" / "calibrations"
 MARK = "exec bash slurm/study.sh"
 ARRAY_SIZE = 1000  # Slurm's default limit (MaxArraySize) is 1001
 SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
@@ -59,7 +60,14 @@ class Ask:
     requeue: bool = key(False, "start again when a node dies, or time is over and it has saved")
     max_restarts: int = key(3, "how often at most", Bounds(0, 10**6))
     tp_across_nodes: bool = key(False, "let tp be larger than a node")
+    preflight: bool = key(False, "measure the nodes before training")
+    leave_out_nodes: bool = key(False, "let jobs leave out nodes that slurm.nodes suspects")
+    leave_out_days: int = key(7, "how long", Bounds(1, 3650))
     budget_gpu_hours: float = key(1000.0, "that submit may spend", Bounds(0, 10**12))
+    after: str = key(
+        "", "the study beside this one whose runs must be complete first", Text(r"[^/]*", "a name")
+    )
+    only_if: str = key("", "a shell command that must succeed first")
 
 
 def ask_of(study: Study, name: str) -> Ask:
@@ -101,7 +109,8 @@ class Job:
     ranks_per_node: int
     time: str
     lead_s: int  # before the time limit, at which the run gets the signal to save and end
-    gpu_hours: float  # of all GPUs that are ours alone, until the time limit of the last restart
+    gpus: int  # that are ours alone
+    gpu_hours: float  # of them all, until the time limit of the last restart
 
 
 def job_of(study: Study, name: str) -> Job:
@@ -127,7 +136,7 @@ def job_of(study: Study, name: str) -> Job:
     ours = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
     attempts = 1 + ask.max_restarts if ask.requeue else 1
     gpu_hours = attempts * ours * limit_s / 3600
-    return Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, gpu_hours)
+    return Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, ours, gpu_hours)
 
 
 def cluster_of(study: Study) -> Cluster:
@@ -191,6 +200,7 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
 def settings(study: Study, job: Job, logs: Path) -> list[str]:
     """The settings of slurm/job.sh, as NAME=VALUE, without the run's name."""
     cluster, ask = job.cluster, job.ask
+    calibration = CALIBRATIONS / f"{cluster.name}.toml"
     plain = ("scratch", "python", "environment_tar", "master_addr_suffix")
     single = {
         "study_file": shown(study.path),
@@ -203,6 +213,8 @@ def settings(study: Study, job: Job, logs: Path) -> list[str]:
         "max_restarts": ask.max_restarts,
         "gpus": int(cluster.gpu_request != "none"),
         **{name: getattr(cluster, name) for name in plain},
+        "preflight": int(ask.preflight),
+        "calibration": shown(calibration) if calibration.exists() else "",
         **{switch: int(getattr(ask, switch)) for switch in SWITCHES},
     }
     environment = cluster.environment | ask.environment

@@ -10,7 +10,9 @@ import contextlib
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -47,6 +49,7 @@ class Job:
     """A job in Slurm's words. exit: its own status and the signal that ended it, as in 0:125.
 
     array: as Slurm's commands print and take it where it is of an array, 7_0 for example.
+    elapsed_s: how long it has held its nodes; None where Slurm did not say.
     """
 
     job_id: int
@@ -57,6 +60,7 @@ class Job:
     comment: str = ""
     folder: str = ""
     array: str = ""
+    elapsed_s: int | None = None
 
     @property
     def says(self) -> str:
@@ -137,24 +141,26 @@ def ask(command: list[str], text: str = "") -> str | None:
 
 
 QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir")
-QUEUE += ("ArrayJobID", "ArrayTaskID")
+QUEUE += ("ArrayJobID", "ArrayTaskID", "TimeUsed")
 ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "JobID")
+ACCOUNTS += ("ElapsedRaw",)
 
 
-def ask_slurm() -> dict[int, Job] | None:
-    """Every job of this user that Slurm knows, by id; None where no Slurm answers.
+def ask_slurm(queue_needed: bool = False) -> dict[int, Job] | None:
+    """Every job of this user that Slurm knows, by id; None where no Slurm answers. queue_needed:
+    None without squeue's answer, too; sacct knows late of jobs that were just submitted.
 
     squeue knows those that wait, run or ended lately, sacct those that ended within a month.
     """
     wanted = ",".join(f"{column}:|" for column in QUEUE)
     queue = ask(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
-    accounts = ask(
-        ["sacct", "-X", "-n", "-P", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"]
-    )
-    if queue is None and accounts is None:
+    accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
+    if queue is None and (accounts is None or queue_needed):
         return None
     jobs = parse(accounts or "")
-    jobs.update(parse(queue or "", of_queue=True))  # squeue is the fresher
+    for job in parse(queue or "", of_queue=True).values():  # squeue is the fresher
+        before = jobs.get(job.job_id, job).elapsed_s  # of all restarts
+        jobs[job.job_id] = replace(job, elapsed_s=max(job.elapsed_s or 0, before or 0))
     return jobs
 
 
@@ -169,10 +175,25 @@ def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
         if of_queue and status.isdigit():  # as wait() gives it
             status = f"{int(status) >> 8}:{int(status) & 127}"
         state = state.partition(" ")[0]
-        match = re.match(r"(\d+)_(\d+)(_|$)", "_".join(array[:2]))
-        number = f"{match[1]}_{match[2]}" if match else ""
-        jobs[int(job_id)] = Job(int(job_id), state, status, reason, name, comment, folder, number)
+        columns = 2 if of_queue else 1
+        match = re.match(r"(\d+)_(\d+)(_|$)", "_".join(array[:columns]))
+        number, key = f"{match[1]}_{match[2]}" if match else "", int(job_id)
+        elapsed_s = seconds_of(array[columns]) if len(array) > columns else None
+        if key in jobs and elapsed_s is not None:  # sacct has a line for each restart
+            elapsed_s += jobs[key].elapsed_s or 0
+        said = (state, status, reason, name, comment, folder, number, elapsed_s)
+        jobs[key] = Job(key, *said)
     return jobs
+
+
+def seconds_of(text: str) -> int | None:
+    """A time that squeue (D-HH:MM:SS, its leading parts may be missing) or sacct (seconds) prints;
+    None where it is no time."""
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)??(?:(\d+):)?(\d+)", text)
+    if not match:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def tail(path: Path, size: int = 65536) -> str:
@@ -218,10 +239,10 @@ def recall(folder: Path, job_id: int) -> Job | None:
     """A job that Slurm has forgotten, as it was written down."""
     noted = {"array": ""} | read_json_if_whole(folder / f"{job_id}.state")
     known = {name: str(noted[name]) for name in ("state", "exit", "array") if name in noted}
-    return Job(job_id, **known) if len(known) == 3 else None
+    return Job(job_id, **known, elapsed_s=noted.get("elapsed_s")) if len(known) == 3 else None
 
 
-def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
+def remember(folder: Path, job: Job, row: Row, planned: Callable[[], str]) -> None:
     """Write down how a job ended; for one that never started, what it was to run as well."""
     path = folder / f"{job.job_id}.state"
     if job.state in PENDING | ACTIVE:
@@ -230,10 +251,12 @@ def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
     end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "array")}
     end |= {"verdict": row.state if row.state in FAILURES else ""}
     end |= {"kind": row.kind, "line": row.line}
+    if job.elapsed_s is not None:
+        end["elapsed_s"] = job.elapsed_s
     if read_json_if_whole(path) != end:
         folder.mkdir(parents=True, exist_ok=True)
         if not reader.is_run_folder(folder):
-            (folder / f"{job.job_id}.submitted").write_text(planned + "\n")
+            (folder / f"{job.job_id}.submitted").write_text(planned() + "\n")
         write_json(path, end)
 
 
@@ -386,6 +409,6 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
             row = replace(row, state="unknown", eta_s=None, line=line, kind="")
         if job is not None:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
-                remember(folder, job, row, planned_text(study, name))
+                remember(folder, job, row, partial(planned_text, study, name))
         table.append(of_the_study(with_result(row, folder), folder, spec))
     return table

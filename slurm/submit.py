@@ -3,11 +3,15 @@
     python -m slurm.submit slurm/layouts.toml
     python -m slurm.submit slurm/layouts.toml --only failed
     python -m slurm.submit slurm/layouts.toml --only megatron-tp2-pp2 --yes
+    python -m slurm.submit slurm/layouts.toml --watch --at-most 8 --budget-gpu-hours 500
     sbatch --dependency=afterany:4711 slurm/layouts.slurm       # when another job has ended
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
 node. Runs that ask for the same nodes, time and settings are one job array.
 Above the study's budget (budget_gpu_hours in [slurm]) it needs --yes.
+--watch stays until every run has ended. It submits again what a retry can mend (a lost node, a
+hang, a time limit, a broken connection), at most max_restarts times; DIR/<study>/tries.csv has each
+try. It never asks for more than the budget. It may be ended and started again.
 """
 
 import argparse
@@ -17,9 +21,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from base.bounds import check_flags
 from base.errors import UsageError, command_line, warn
 from parallel.config.study import Study, load_study
-from slurm import preflight, states
+from slurm import nodes, preflight, states
 from slurm.render import (
     ROOT,
     ask_of,
@@ -27,12 +32,14 @@ from slurm.render import (
     cluster_of,
     estimate,
     job_of,
+    load_studies,
     planned_text,
     script,
     shown,
     study_files,
     study_parser,
 )
+from slurm.watch import Watch, beside, gate
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
@@ -63,13 +70,16 @@ def submit(study: Study, names: list[str], logs: Path) -> list[tuple[str, str]]:
     for group in batches(study, names, logs):
         for name in group:
             (ROOT / logs / study.name / name).mkdir(parents=True, exist_ok=True)
-        sent = sbatch(script(study, group, logs), cluster_of(study).account)
+        left_out = nodes.option(study, ROOT / logs, group[0])
+        sent = sbatch(script(study, group, logs), cluster_of(study).account, left_out)
         if sent.returncode:
             raise UsageError(
                 f"sbatch refused {group[0]} after {len(done)} were submitted:"
                 f" {' '.join(sent.stderr.split())}"
             )
         job_id = int(sent.stdout.split(";")[0])
+        for text in left_out:
+            print(f"job {job_id}: {text}")
         numbers = {}
         if len(group) > 1:
             # Each job of an array gets its run's name. Slurm gives it a number of its own when it
@@ -87,13 +97,14 @@ def submit(study: Study, names: list[str], logs: Path) -> list[tuple[str, str]]:
     return done
 
 
-def sbatch(text: str, account: str) -> subprocess.CompletedProcess:
-    """Hand a script to sbatch. `account`: the cluster's."""
+def sbatch(text: str, account: str, more: list[str]) -> subprocess.CompletedProcess:
+    """Hand a script to sbatch. `account`: the cluster's; `more`: options."""
     environment = states.environment()
     if not account and (ours := os.environ.get("SLURM_JOB_ACCOUNT")):  # as of sbatch --account
         environment.setdefault("SBATCH_ACCOUNT", ours)
     options = {"env": environment, "capture_output": True, "text": True, "cwd": ROOT}
-    return subprocess.run(["sbatch", "--parsable", f"--chdir={ROOT}"], input=text, **options)
+    command = ["sbatch", "--parsable", f"--chdir={ROOT}", *more]
+    return subprocess.run(command, input=text, **options)
 
 
 def submit_study(study: Study, arguments: argparse.Namespace) -> None:
@@ -112,18 +123,20 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         if jobs is None:
             raise UsageError(states.no_answer())
         rows = states.rows(study, logs, jobs)
+        nodes.update(study, logs, rows)
         names = choose(study, rows, arguments.only)
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
+        afters = {ask_of(study, name).after for name in names} - {""}
+        befores = {after: beside(study, after, arguments.cluster) for after in afters}
+        rows_of = {after: states.rows(before, logs, jobs) for after, before in befores.items()}
+        conditions: dict[str, int] = {}
+        for name in names:
+            if line := gate(study, name, rows_of, conditions):
+                raise UsageError(f"{name}: {line}; --watch waits")
         print("\n".join(estimate(study, names)))
-        if not arguments.no_preflight:
-            if problems := preflight.problems(study, cluster_of(study), logs, names):
-                for problem in problems:
-                    warn("slurm.submit", problem)
-                raise UsageError("nothing was submitted; --no-preflight submits all the same")
-            if line := preflight.slow_start(study, cluster_of(study), names):
-                warn("slurm.submit", line)
+        check(study, names, arguments)
         budget = min(ask_of(study, name).budget_gpu_hours for name in names)
         total = sum(job_of(study, name).gpu_hours for name in names)
         if total > budget and not arguments.yes:
@@ -133,6 +146,30 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
             )
         for name, job in submit(study, names, arguments.logs):
             print(f"submitted {name}: job {job}")
+
+
+def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None:
+    """Raises: UsageError: something would end the runs at their start."""
+    if arguments.no_preflight:
+        return
+    if problems := preflight.problems(study, cluster_of(study), ROOT / arguments.logs, names):
+        for problem in problems:
+            warn("slurm.submit", problem)
+        raise UsageError("nothing was submitted; --no-preflight submits all the same")
+    if line := preflight.slow_start(study, cluster_of(study), names):
+        warn("slurm.submit", line)
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """Check the studies as `submit_study` does, and watch them."""
+    if arguments.only is not None or arguments.yes:
+        raise UsageError("--watch takes all runs, within --budget-gpu-hours: no --only, no --yes")
+    arguments.every = arguments.every or 30.0
+    studies = load_studies(arguments)
+    for study in studies:
+        (ROOT / arguments.logs / study.name).mkdir(parents=True, exist_ok=True)
+        check(study, list(study.runs), arguments)
+    return Watch(studies, arguments, submit).until_the_end()
 
 
 @command_line("slurm.submit")
@@ -148,7 +185,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--no-preflight", action="store_true", help="submit although something seems to be missing"
     )
+    parser.add_argument(
+        "--watch", action="store_true", help="stay, and submit again what a retry can mend"
+    )
+    parser.add_argument("--at-most", type=int, metavar="N", help="jobs that wait or run at a time")
+    parser.add_argument("--every", type=float, metavar="S", help="seconds between rounds (30)")
+    parser.add_argument(
+        "--budget-gpu-hours",
+        type=float,
+        metavar="H",
+        help="that --watch may spend on a study, what it has cost included (default: the study's)",
+    )
     arguments = parser.parse_args(argv)
+    check_flags(arguments, at_most=(1, 10**6), every=(0.1, 86400), budget_gpu_hours=(0, 10**12))
+    if arguments.watch:
+        return watch(arguments)
+    for flag in ("at_most", "every", "budget_gpu_hours"):
+        if getattr(arguments, flag) is not None:
+            raise UsageError(f"--{flag.replace('_', '-')} belongs to --watch")
     status, paths = 0, study_files(arguments.studies)
     for path in paths:
         if len(paths) > 1:

@@ -352,7 +352,7 @@ def test_what_the_set_up_sets_stays_and_what_it_leaves_unset_does_not_end_the_jo
 @pytest.mark.parametrize("request_", ["gres", "none"])
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis", "charliecloud"])
 def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, runtime, request_):
-    """The run folder is on another file system, which is mounted, too."""
+    """The study's folder is on another file system, which is mounted, too."""
     here, elsewhere = tmp_path / "repository", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
@@ -363,7 +363,7 @@ def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, r
     facts |= {"container": container, "gpu_request": request_}
     assert run_on(here, {}, {"SCRATCH": "/scratch/me"}, **facts).returncode == 0
     words = seen(here)
-    bound = [f"{here}:{here}", f"{elsewhere}/one/ddp:{elsewhere}/one/ddp"]
+    bound = [f"{here}:{here}", f"{elsewhere}/one:{elsewhere}/one"]
     bound += ["/data:/data", "/a b:/b", "/scratch/me/x:/scratch/me/x"]
     binds = [word for mount in bound for word in ("--bind", mount)]
     image, nvidia = "/scratch/me/gpt.img", ["--nv"] if request_ == "gres" else []
@@ -413,6 +413,21 @@ def test_the_signal_comes_when_the_site_wants_it(tmp_path):
     assert "--signal=B:USR1@300\n" in text and "\n  lead=300\n" in text
     with pytest.raises(UsageError, match="signal_lead_s 300 is not below the time limit 00:05:00"):
         script(study_on(tmp_path, signal_lead_s=300, time="00:05:00"), ["ddp"])
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_preflight_comes_first_and_does_not_keep_a_run_from_training(tmp_path, stopped):
+    study = study_on(tmp_path)
+    text = script(study, ["ddp"])
+    assert "\n  preflight=0\n" in text
+    stop = "trap '' TERM; kill -TERM $PPID; sleep 1; exit 0\n" if stopped else ""
+    tools = {"srun": f'echo "$*" >>{tmp_path}/steps\n{stop}[[ "$*" != *node_check* ]]\n'}
+    done = run_script(tmp_path, text.replace("preflight=0", "preflight=1", 1), tools)
+    steps = (tmp_path / "steps").read_text().splitlines()
+    assert steps[0].endswith(" -m parallel.node_check logs/one/ddp")
+    assert [" -m parallel.train " in step for step in steps] == [False, True][: 2 - stopped]
+    status = (tmp_path / "logs/one/ddp/77.exit").read_text()
+    assert (status == "0\n") is not stopped and done.returncode == int(status)
 
 
 def test_a_job_of_another_version_ends_with_one_line(tmp_path):

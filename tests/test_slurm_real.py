@@ -31,7 +31,8 @@ def slurm(tmp_path_factory):
         pytest.skip("the test cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(testbed.up(10, folder)))
+        accounting = not testbed.missing_packages(accounting=True)
+        patch.setenv("SLURM_CONF", str(testbed.up(10, folder, accounting)))
         patch.setenv("PYTHON", sys.executable)
         yield folder
         testbed.down(folder)
@@ -243,6 +244,43 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     for run in (limit, goes_on):
         assert (folder(run) / f"{rows[run].job_id}.exit").read_text() == "75\n"
     assert not [*ROOT.glob("pwned"), *logs.parent.rglob("pwned")]
+
+
+def test_accounting_knows_what_the_queue_forgets(slurm, tmp_path, monkeypatch):
+    """Three jobs of an array, which end well, badly and by scancel."""
+    if missing := testbed.missing_packages(accounting=True):
+        pytest.skip(f"no accounting is here (apt-get install {' '.join(missing)})")
+    comment = """it's $(x) "now" """.strip()
+    ends = "case $SLURM_ARRAY_TASK_ID in 0) ;; 1) exit 3 ;; 2) sleep 300 ;; esac"
+    flags = ["--array=0-2", "--output=/dev/null", f"--comment={comment}", f"--wrap={ends}"]
+    number = slurm_says("sbatch", "--parsable", *flags).strip()
+    for index in range(3):
+        slurm_says("scontrol", "update", f"jobid={number}_{index}", f"jobname=run{index}")
+
+    def jobs() -> dict[str, states.Job]:
+        return {job.name: job for job in states.ask_slurm().values() if job.comment == comment}
+
+    wait_for(lambda: [*sorted(jobs())] == ["run0", "run1", "run2"], 20, "their names")
+    wait_for(lambda: jobs()["run2"].state == "RUNNING", 60, "the third to run")
+    slurm_says("scancel", jobs()["run2"].array)
+    wait_for(lambda: not {j.state for j in jobs().values()} & states.ACTIVE, 60, "their end")
+    queued, ask = jobs(), states.ask
+    monkeypatch.setattr(
+        states, "ask", lambda words, text="": ask(words) if "sacct" in words else ""
+    )
+    facts = ("job_id", "state", "name", "comment", "folder", "array")
+
+    def same() -> bool:
+        kept = jobs()
+        return len(kept) == 3 and all(
+            getattr(kept[name], fact) == getattr(queued[name], fact)
+            for name in queued
+            for fact in facts
+        )
+
+    wait_for(same, 20, f"accounting to say what the queue did: {queued}")
+    assert [jobs()[f"run{n}"].exit for n in (0, 1)] == ["0:0", "3:0"]
+    assert jobs()["run2"].state == "CANCELLED"
 
 
 def slurm_says(*command: str, cwd: Path = ROOT) -> str:

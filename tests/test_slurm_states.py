@@ -319,10 +319,10 @@ def test_what_slurm_forgets_was_written_down(tmp_path):
     folder = folder_of(tmp_path, "running")
     job = Job(9, "NODE_FAIL", "0:0", array="414002_0")
     row = judge("run", folder, 10, job, 9)
-    states.remember(folder, job, row, "")
+    states.remember(folder, job, row, str)
     assert judge("run", folder, 10, states.recall(folder, 9), 9) == row
     assert row.state == "node failure" and " 414002_0 " in status.table([row])[1]
-    states.remember(folder, Job(9, "PENDING"), row, "")  # scontrol requeue
+    states.remember(folder, Job(9, "PENDING"), row, str)  # scontrol requeue
     assert states.recall(folder, 9) is None
 
 
@@ -559,7 +559,7 @@ def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(t
 
 
 def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):
-    monkeypatch.setattr(testbed, "missing_packages", list)
+    monkeypatch.setattr(testbed, "missing_packages", lambda accounting: [])
     monkeypatch.setattr(testbed.os, "geteuid", lambda: 0)
     (tmp_path / "slurm.conf").write_text("ClusterName=lise\n")
     with pytest.raises(UsageError, match="holds something else than a test cluster"):

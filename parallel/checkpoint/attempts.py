@@ -30,9 +30,9 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings of `now` that differ, by name. One that is newer than `before` had its
-    default."""
-    pairs = (Change(name, (DEFAULTS | before).get(name), now[name]) for name in sorted(now))
+    """The settings that differ, by name. One that a run does not state has its default."""
+    names = sorted(now.keys() | before.keys() & DEFAULTS.keys())
+    pairs = (Change(k, (DEFAULTS | before).get(k), (DEFAULTS | now).get(k)) for k in names)
     return [change for change in pairs if change.before != change.now]
 
 

@@ -45,6 +45,11 @@ class End(NamedTuple):
 # These follow from another event: a later word about that event replaces them.
 CONSEQUENCES = (Kind.LOST_PEER, Kind.SIGNAL, Kind.UNKNOWN)
 
+# The same run may end otherwise when it is started again: its node, its network or its time failed
+# it. Of an end that nobody knows nothing says that it would come again.
+RETRY_MENDS = (Kind.KILLED, Kind.HANG, Kind.COMMUNICATION, Kind.LOST_PEER, Kind.TIME_LIMIT)
+RETRY_MENDS += (Kind.UNKNOWN,)
+
 # What says that a GPU or the host ran out of memory: PyTorch and the libraries on GPUs, NCCL (in
 # quotes), PyTorch on CPU, Python and NumPy, the kernel, Slurm.
 OUT_OF_MEMORY = (

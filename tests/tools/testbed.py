@@ -3,7 +3,8 @@
     python -m tests.tools.testbed up [--nodes 4]      then: export SLURM_CONF=... as it says
     python -m tests.tools.testbed down
 
-It starts slurmctld, munged and one slurmd for each node. All of it lives in one folder (--folder,
+It starts slurmctld, munged and one slurmd for each node; with --accounting also slurmdbd and its
+database, for sacct. All of it lives in one folder (--folder,
 default ~/.cache/scaling-study-slurm); nothing else is written. The nodes are node1, node2 ..., each
 with 2 cores and the whole memory of this machine. Needs root: only root may start jobs as other
 users. Slurm's commands and those of this package find the cluster by SLURM_CONF.
@@ -30,14 +31,31 @@ from base.errors import Parser, UsageError, command_line
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm"}
 TOOLS |= {"munged": "munge", "scontrol": "slurm-wlm"}
+# What sacct asks: slurmdbd, and the MariaDB that it keeps its tables in.
+ACCOUNTING_TOOLS = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
+ACCOUNTING_TOOLS |= {"mariadb-install-db": "mariadb-server"}
 CGROUP_MEMORY = Path("/sys/fs/cgroup/memory")
 
 CONF = Path(__file__).with_name("testbed.slurm.conf").read_text()
+ACCOUNTING_CONF = """DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=accounts
+PidFile={folder}/slurmdbd.pid
+LogFile={folder}/slurmdbd.log
+"""
 
 
-def missing_packages() -> list[str]:
-    """Debian packages without which there is no local cluster."""
-    return sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
+def missing_packages(accounting: bool = False) -> list[str]:
+    """Debian packages without which there is no local cluster, or none with accounting."""
+    tools = TOOLS | ACCOUNTING_TOOLS if accounting else TOOLS
+    return sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
 
 
 def listens(port: int) -> bool:
@@ -66,13 +84,13 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str, every: flo
     raise UsageError(f"waited {seconds} s for {what}")
 
 
-def up(nodes: int, folder: Path = HOME) -> Path:
+def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
     """Start the cluster and wait until its nodes are idle; the path of its slurm.conf.
 
     Raises:
         UsageError: something is not installed, is up already, or does not start.
     """
-    _check_can_start(folder)
+    _check_can_start(folder, accounting)
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("state", "spool"):
         (folder / part).mkdir(parents=True)
@@ -81,11 +99,14 @@ def up(nodes: int, folder: Path = HOME) -> Path:
     key.chmod(0o400)
     port = free_port(17817, nodes + 3)
     host = socket.gethostname().split(".")[0]
-    conf = _write_configuration(nodes, folder, host, port)
+    dbd_port = port + nodes + 1 if accounting else None
+    conf = _write_configuration(nodes, folder, host, port, dbd_port)
     munged = ["munged", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}"]
     munged += [f"--log-file={folder}/munged.log", f"--pid-file={folder}/munged.pid"]
     try:
         start([*munged, f"--seed-file={folder}/munge.seed"], conf)
+        if dbd_port:
+            _start_accounting(folder, host, dbd_port)
         start(["slurmctld", "-c"], conf)
         for number in range(1, nodes + 1):
             start(["slurmd", "-N", f"node{number}"], conf)
@@ -98,9 +119,29 @@ def up(nodes: int, folder: Path = HOME) -> Path:
     return conf
 
 
-def _check_can_start(folder: Path) -> None:
+def _start_accounting(folder: Path, host: str, port: int) -> None:
+    """Start MariaDB, on a socket alone, and slurmdbd; wait until it listens.
+
+    Raises:
+        UsageError: one of them does not start.
+    """
+    conf, database, place = folder / "slurmdbd.conf", folder / "mysql.socket", folder / "database"
+    conf.write_text(ACCOUNTING_CONF.format(host=host, folder=folder, port=port))
+    conf.chmod(0o600)
+    alone = ["--no-defaults", f"--datadir={place}", "--user=root"]
+    without_password = ["--skip-test-db", "--auth-root-authentication-method=normal"]
+    start(["mariadb-install-db", *alone, *without_password], folder / "slurm.conf")
+    files = [f"--socket={database}", f"--pid-file={folder}/mariadbd.pid"]
+    files += [f"--log-error={folder}/mariadbd.log", "--skip-networking"]
+    start(["setsid", "--fork", "mariadbd", *alone, *files], folder / "slurm.conf")
+    wait_for(database.is_socket, 20, f"MariaDB; see {folder}/mariadbd.log")
+    start(["slurmdbd"], folder / "slurm.conf", MYSQL_UNIX_PORT=str(database))
+    wait_for(lambda: listens(port), 20, f"slurmdbd; see {folder}/slurmdbd.log")
+
+
+def _check_can_start(folder: Path, accounting: bool) -> None:
     """Raises: UsageError: something is not installed, is up already, or stands in the way."""
-    if missing := missing_packages():
+    if missing := missing_packages(accounting):
         raise UsageError(
             f"Slurm is not here: apt-get update && apt-get install {' '.join(missing)}"
         )
@@ -114,8 +155,17 @@ def _check_can_start(folder: Path) -> None:
         raise UsageError(f"{folder} holds something else than a test cluster: give another")
 
 
-def _write_configuration(nodes: int, folder: Path, host: str, port: int) -> Path:
-    """Write slurm.conf and cgroup.conf; the path of the first."""
+def _write_configuration(
+    nodes: int, folder: Path, host: str, port: int, dbd_port: int | None
+) -> Path:
+    """Write slurm.conf and cgroup.conf; the path of the first. dbd_port: slurmdbd's, if any."""
+    storage = "AccountingStorageType=accounting_storage/none\n"
+    if dbd_port:
+        storage = storage.replace("none", "slurmdbd") + (
+            f"AccountingStorageHost=127.0.0.1\nAccountingStoragePort={dbd_port}\n"
+            f"AccountingStoragePass={folder}/munge.socket\n"
+            "AccountingStoreFlags=job_comment\n"
+        )
     cgroups = CGROUP_MEMORY.is_dir() and os.access(CGROUP_MEMORY, os.W_OK)
     conf = folder / "slurm.conf"
     conf.write_text(
@@ -130,6 +180,7 @@ def _write_configuration(nodes: int, folder: Path, host: str, port: int) -> Path
             track="cgroup" if cgroups else "linuxproc",
             task="cgroup" if cgroups else "none",
             first_job=1000 * (100 + secrets.randbelow(900)) + 1,
+            storage=storage,
             over="" if cgroups else "JobAcctGatherParams=OverMemoryKill\n",
         )
     )
@@ -144,9 +195,9 @@ def asked(command: list[str], conf: Path) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True).stdout
 
 
-def start(command: list[str], conf: Path) -> None:
+def start(command: list[str], conf: Path, **variables: str) -> None:
     """Start a daemon, which goes to the background by itself."""
-    environment = os.environ | {"SLURM_CONF": str(conf)}
+    environment = os.environ | {"SLURM_CONF": str(conf)} | variables
     with (conf.parent / "start.log").open("ab") as log:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         status = subprocess.run(command, env=environment, **quiet).returncode
@@ -226,7 +277,10 @@ def down(folder: Path = HOME) -> None:
     left = [p for p in of_cluster(folder) if p.info["name"] == "slurmstepd"]
     left += [p for p in of_cluster(folder) if "SLURM_JOB_ID" in p.info["environ"]]
     send(signal.SIGKILL, left)
-    end([process for path in folder.glob("*.pid") if (process := daemon(path))])
+    database = folder / "mariadbd.pid"  # slurmdbd writes into it until its end
+    paths = [path for path in folder.glob("*.pid") if path != database]
+    end([process for path in paths if (process := daemon(path))])
+    end([process for path in [database] if (process := daemon(path))])
 
 
 def end(processes: list[psutil.Process]) -> None:
@@ -243,13 +297,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m tests.tools.testbed", description=__doc__)
     parser.add_argument("do", choices=("up", "down"), help="what to do")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes (default: 4)")
+    parser.add_argument("--accounting", action="store_true", help="sacct works, too")
     what = f"where everything of it is (default: {HOME})"
     parser.add_argument("--folder", type=Path, default=HOME, metavar="DIR", help=what)
     arguments = parser.parse_args(argv)
     check_flags(arguments, nodes=(1, 64))
     folder = arguments.folder.absolute()
     if arguments.do == "up":
-        conf = up(arguments.nodes, folder)
+        conf = up(arguments.nodes, folder, arguments.accounting)
         print(f"{arguments.nodes} nodes are up. Slurm's commands and slurm.submit find them after:")
         print(f"  export SLURM_CONF={conf}")
     else:

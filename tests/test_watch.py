@@ -1,0 +1,252 @@
+"""slurm.submit --watch, with a stand-in for Slurm that ends jobs as a test says."""
+
+import csv
+import json
+import subprocess
+from typing import NamedTuple
+
+import pytest
+
+from base.errors import UsageError
+from parallel.config.study import load_study
+from parallel.record.ends import kind_of
+from parallel.record.writer import RunFolder
+from slurm import states, submit, watch
+from slurm.states import parse
+from tests.conftest import study_file
+
+RUNS = """[[sweep]]
+defaults = { engine = "ddp", gpus = 2, save_interval = 1 }
+product = { seed = %s }
+"""
+HOUR_EACH = '[slurm]\ntime = "01:00:00"\n'
+
+
+class Ends(NamedTuple):
+    """How a job ends: Slurm's state and, of a run that says so itself, the reason."""
+
+    state: str
+    reason: str = ""
+
+
+COMPLETE = Ends("COMPLETED")
+
+
+class Cluster:
+    """Each sleep of the watch lets jobs that run end, and jobs that wait start."""
+
+    def __init__(self, logs, monkeypatch):
+        self.logs, self.jobs, self.ends = (
+            logs,
+            {},
+            {},
+        )  # ends: of each run, of one job after another
+        self.calls: list[str] = []
+        self.away = self.most = self.rounds = self.refusals = 0
+        self.limit = 40
+        monkeypatch.setattr(states, "slurm", self.answer)
+        monkeypatch.setattr(submit, "sbatch", self.sbatch)
+        monkeypatch.setattr(watch.time, "sleep", self.sleep)
+
+    def answer(self, command, text=""):
+        self.calls.append(command[0])
+        if self.away and command[0] == "squeue":
+            raise UsageError("slurm_load_jobs error: Unable to contact slurm controller")
+        if command[0] == "squeue":
+            return "".join(
+                f"{n}|{state}|0|None|{name}|{comment}|{states.ROOT}|{n}|N/A|30:00|\n"
+                for n, (state, name, comment) in self.jobs.items()
+            )
+        return ""
+
+    def sbatch(self, text, account, more):
+        if self.refusals:
+            self.refusals -= 1
+            return subprocess.CompletedProcess([], 1, "", "Socket timed out")
+        lines = dict(
+            line[10:].partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line
+        )
+        number = 100 + len(self.jobs)
+        self.jobs[number] = ("PENDING", lines["job-name"], lines["comment"])
+        return subprocess.CompletedProcess([], 0, f"{number}\n", "")
+
+    def sleep(self, _):
+        self.rounds += 1
+        assert self.rounds < self.limit, "the watch does not end"
+        self.away = max(0, self.away - 1)
+        for number, (state, name, comment) in list(self.jobs.items()):
+            if state == "PENDING":
+                state = "RUNNING"
+            elif state == "RUNNING":
+                state = self.end(number, name, comment.split("%20")[0])
+            self.jobs[number] = (state, name, comment)
+        held = [job for job in self.jobs.values() if job[0] in ("PENDING", "RUNNING")]
+        self.most = max(self.most, len(held))
+
+    def end(self, number, name, study):
+        ends = self.ends.get(name, [])
+        end = ends.pop(0) if ends else COMPLETE
+        folder = self.logs / study / name
+        (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": str(number)}}))
+        status = "complete" if end == COMPLETE else "failed" if end.reason else "running"
+        kind = kind_of(end.reason) if end.reason else "unknown"
+        RunFolder(folder)._write_status(status, kind, end.reason, 0)
+        if end == COMPLETE:
+            (folder / "RUN_COMPLETE.txt").touch()
+        return end.state
+
+    def tries(self, study="grid"):
+        with (self.logs / study / "tries.csv").open() as file:
+            return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    return Cluster(tmp_path / "logs", monkeypatch)
+
+
+@pytest.fixture
+def watched(cluster, tmp_path):
+    """A command that watches studies of tmp_path."""
+
+    def run(*studies, flags=()):
+        paths = [str(tmp_path / f"{name}.toml") for name in studies or ("grid",)]
+        fixed = ["--watch", "--no-preflight", "--logs", str(cluster.logs), *flags]
+        return submit.main([*paths, *fixed])
+
+    return run
+
+
+def write(tmp_path, text, name="grid"):
+    return load_study(study_file(tmp_path / f"{name}.toml", text))
+
+
+@pytest.mark.parametrize(
+    ("end", "tried_again"),
+    [
+        (Ends("NODE_FAIL"), True),
+        (Ends("TIMEOUT"), True),
+        (Ends("PREEMPTED"), True),
+        (Ends("FAILED", "no progress for 300 s: rank 1 hangs"), True),
+        (Ends("FAILED", "NCCL error: unhandled system error"), True),
+        (Ends("FAILED", "rank 1 was killed: SIGKILL"), True),
+        (Ends("OUT_OF_MEMORY"), False),
+        (Ends("CANCELLED"), False),
+        (Ends("FAILED", "loss is nan at step 7"), False),
+        (Ends("FAILED", "ValueError: no"), False),
+        (Ends("FAILED", "[Errno 28] No space left on device"), False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, Ends) else None,
+)
+def test_what_a_retry_can_mend_is_submitted_again(cluster, watched, tmp_path, end, tried_again):
+    (run,) = write(tmp_path, RUNS % "[1]").runs
+    cluster.ends[run] = [end]
+    assert watched() == (0 if tried_again else 1)
+    assert len(cluster.jobs) == 1 + tried_again
+    assert [row["try"] for row in cluster.tries()] == ["1", "2"][: 1 + tried_again]
+
+
+def test_a_time_limit_without_checkpoints_and_too_many_tries_end_it(
+    cluster, watched, tmp_path, capsys
+):
+    text = "[slurm]\nmax_restarts = 2\n[[sweep]]\nproduct = { seed = [1, 2] }\n"
+    first, second = write(tmp_path, text).runs
+    cluster.ends = {first: [Ends("TIMEOUT")], second: [Ends("NODE_FAIL")] * 9}
+    assert watched() == 1
+    out = capsys.readouterr().out
+    assert "it has no save_interval" in out and "3 tries came to nothing (max_restarts 2)" in out
+    tries = cluster.tries()
+    assert [row["try"] for row in tries if row["run"] == second] == ["1", "2", "3"]
+    last = tries[-1]
+    before = [row["job"] for row in tries if row["run"] == second][1]
+    assert (last["job_before"], last["state"], last["kind"]) == (before, "node failure", "killed")
+    assert last["why"] == "Slurm: NODE_FAIL 0:0"
+    assert "2.000 rank-hours used, 2.000 of them lost" in out  # one rank, four half hours
+
+
+def test_at_most_so_many_jobs_and_one_squeue_and_sacct_a_round(cluster, watched, tmp_path, capsys):
+    write(tmp_path, RUNS % list(range(7)))
+    assert watched(flags=["--at-most", "3"]) == 0
+    assert cluster.most == 3 and len(cluster.jobs) == 7
+    assert cluster.calls == ["squeue", "sacct"] * (cluster.rounds + 1)
+    assert "7.000 rank-hours used, 0.000 of them lost" in capsys.readouterr().out
+
+
+def test_it_never_asks_for_more_than_the_budget(cluster, watched, tmp_path, capsys):
+    """Two ranks for an hour at worst, half an hour in truth."""
+    first, *_ = write(tmp_path, HOUR_EACH + RUNS % [1, 2, 3, 4, 5]).runs
+    cluster.ends[first] = [Ends("NODE_FAIL")]
+    assert watched(flags=["--budget-gpu-hours", "4.5"]) == 1
+    # 2 x 2 at first; when both have used 1 each, 1 more; 3 used then, and 2 more are too much.
+    assert len(cluster.jobs) == 3
+    out = capsys.readouterr().out
+    assert "it may cost 2.00 rank-hours, and 3.00 of 4.5 are used or asked for" in out
+    assert "3.000 rank-hours used, 1.000 of them lost" in out
+    assert watched(flags=["--budget-gpu-hours", "5"]) == 1 and len(cluster.jobs) == 4
+
+
+def test_it_may_be_killed_and_started_again(cluster, watched, tmp_path, monkeypatch):
+    runs = list(write(tmp_path, "[slurm]\nmax_restarts = 1\n" + RUNS % [1, 2]).runs)
+    cluster.ends = {runs[0]: [Ends("NODE_FAIL")] * 9}
+    sleep, kills, code = watch.time.sleep, 0, None
+
+    class Killed(BaseException):
+        pass
+
+    def killed(seconds):
+        sleep(seconds)
+        raise Killed
+
+    monkeypatch.setattr(watch.time, "sleep", killed)
+    while code is None:
+        try:
+            code = watched()
+        except Killed:
+            kills += 1
+    assert kills >= 4 and code == 1
+    names = [name for _, name, _ in cluster.jobs.values()]
+    assert sorted(names) == [runs[0], runs[0], runs[1]]
+
+
+def test_it_waits_for_a_slurmctld_that_starts_again(cluster, watched, tmp_path, capsys):
+    write(tmp_path, RUNS % [1, 2])
+    cluster.away = 6
+    assert watched() == 0
+    assert capsys.readouterr().out.count("waiting for it") == 1
+    assert len(cluster.jobs) == 2
+
+
+def test_it_ends_when_slurm_goes_on_refusing(cluster, watched, tmp_path, capsys):
+    write(tmp_path, RUNS % [1])
+    cluster.refusals = 2
+    assert watched() == 0 and len(cluster.jobs) == 1
+    cluster.refusals, cluster.jobs = 3, {}
+    write(tmp_path, RUNS % [2], "other")
+    assert watched("other") == 2 and not cluster.jobs
+    assert "Socket timed out" in capsys.readouterr().err
+
+
+def test_a_study_waits_until_another_is_complete_and_its_condition_holds(
+    cluster, watched, tmp_path, capsys
+):
+    only_if = f"{tmp_path}/passed"
+    asks = f'[slurm]\nafter = "first"\nonly_if = "test -e {only_if}"\n'
+    write(tmp_path, RUNS % [1], "first")
+    write(tmp_path, asks + RUNS % [1], "then")
+    assert (
+        submit.main([f"{tmp_path}/then.toml", "--no-preflight", "--logs", str(cluster.logs)]) == 2
+    )
+    assert "waits for first: 0 of 1 runs are complete; --watch waits" in capsys.readouterr().err
+    assert watched("then", "first") == 1
+    assert len(cluster.jobs) == 1
+    assert "only_if ended with status 1: test -e" in capsys.readouterr().out
+    (tmp_path / "passed").touch()
+    assert watched("then") == 0 and len(cluster.jobs) == 2
+
+
+def test_a_job_that_slurm_restarted_has_held_its_nodes_all_the_time():
+    line = "7|NODE_FAIL|0:0|None|a|grid|/r|7|{}\n"
+    assert parse(line.format(100) + line.format(20))[7].elapsed_s == 120
+    queue = "8|RUNNING|0|None|a|grid|/r|414002|0|1-02:00:03|\n"
+    assert parse(queue, of_queue=True)[8].elapsed_s == 93603
+    assert parse("8|RUNNING|0|None|a|grid|/r|\n", of_queue=True)[8].elapsed_s is None
