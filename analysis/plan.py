@@ -35,7 +35,7 @@ from base.storage import output
 from models.config import PRESETS, name_of, preset
 from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
 from parallel.config import memory, settings
-from parallel.config.axes import SET_AXES
+from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.clusters import load_clusters
 
 # What a model is made of, as flags; the sequence length that is planned is its number of positions.
@@ -43,6 +43,10 @@ MODEL = tuple(name for name in settings.MODEL if name != "max_seq_len")
 SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "n_kv_head", "vocab_size", "max_seq_len")
 STEPS = 20  # of a planned run
 FSDP2 = "fsdp2: no run of it is behind these times"  # a table's note
+BALANCED = (
+    "experts take equally many tokens, as a forced balance gives; all-to-all by Megatron-LM's own"
+    " dispatcher; a router that chooses freely may take 10 to 25 % longer"
+)
 RING = "cp ranks send keys and values on in a ring while attention works on the part before"
 FP8_MEMORY = (
     "the layers' GEMMs run in fp8: weights are held in bf16 and twice in fp8 (plain, transposed),"
@@ -216,6 +220,8 @@ def _notes(
         notes.append(FP8_MEMORY)
     if any(row["cp"] > 1 for row in rows):
         notes.append(RING)
+    if any("ep" in row for row in rows):
+        notes.append(BALANCED)
     shared = ", shared by the ranks" if cluster.is_host else ""
     return [
         *notes,
@@ -271,6 +277,8 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
             f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",
             f'engine = "{row["engine"]}"',
             *(f"{k} = {row[k]}" for k in (*SET_AXES, "micro_batch", "zero_stage")),
+            *(f"{k} = {row[k]}" for k in EXPERT_AXES if k in row),
+            *(f"{k} = {json.dumps(v)}" for k, v in row["uneven"].items()),
             f'recompute = "{row["recompute"]}"',
             *(["sequence_parallel = true"] if row["sequence_parallel"] else []),
             f'label = "plan{row["rank"]}"',

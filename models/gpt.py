@@ -488,9 +488,8 @@ class GPT(nn.Module):
         forced: bool = False,
     ):
         super().__init__()
-        assert {*config.parts} <= {"experts", "mla"}, (
-            config.parts
-        )  # engine_abilities refuses others
+        # engine_abilities refuses others.
+        assert {*config.parts} <= {"experts", "mla"}, config.parts
         self.config, self.recompute, self.end_of_text = config, recompute, end_of_text
         self.vocab_rows = max(vocab_rows, config.vocab_size)
         self.embedding = Embedding(config, self.vocab_rows)

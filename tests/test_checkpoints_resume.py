@@ -26,6 +26,7 @@ NAMES = {
         "megatron:tp=4",
         "megatron:pp=2,zero_stage=1",
         "fsdp2:zero_stage=3,fsdp_shard=2",
+        "megatron:pp=2,decoder_first_pipeline_num_layers=3",
     ),
     "llama": (
         "megatron:tp=2,pp=2,sequence_parallel=true",

@@ -10,8 +10,9 @@ import pytest
 from analysis.logs.record import Record
 from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
-from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SET_AXES
-from parallel.config.layout import Layout, split_world
+from parallel.checkpoint.attempts import changes
+from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SET_AXES, UNEVEN
+from parallel.config.layout import Layout, split_world, uneven_ends
 from parallel.config.layout_arrays import FAMILIES, FLAGS, Columns, columns, columns_of
 from parallel.config.settings import RunSpec, resolve
 
@@ -69,7 +70,10 @@ def test_a_setting_that_no_layout_has_is_refused():
             Layout(**{name: value})
 
 
-SP = {"sequence_parallel": True}
+SP, LOSS = {"sequence_parallel": True}, {"account_for_loss_in_pipeline_split": True}
+BOTH = LOSS | {"account_for_embedding_in_pipeline_split": True}
+FIRST, LAST = {"decoder_first_pipeline_num_layers": 4}, {"decoder_last_pipeline_num_layers": 8}
+LAST_2 = {"decoder_last_pipeline_num_layers": 2}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,12 @@ SP = {"sequence_parallel": True}
         ({"pp": 2, "vpp": 4, "n_micro": 2}, 1024, "pp 2 x vpp 4 does not divide the 12"),
         ({"vpp": 2}, 1024, "vpp 2 interleaves pipeline stages and needs pp >= 2"),
         ({"pp": 2, "vpp": 2, "n_micro": 3}, 1024, "multiples of pp 2, but there are 3"),
+        ({"pp": 5}, 1024, "12 do; with megatron decoder_first_pipeline_num_layers 2 and"),
+        ({"pp": 5} | LOSS, 1024, "pp 5 with account_for_loss_in_pipeline_split True does not"),
+        ({"pp": 4} | FIRST, 1024, "(1, 2, 3, 4, 6, 12 do, without these settings)"),
+        (FIRST, 1024, "decoder_first_pipeline_num_layers 4 is of pipeline stages and needs pp"),
+        ({"pp": 3} | FIRST | LOSS, 1024, "ends count as layers, or have a number of layers, not"),
+        ({"pp": 3} | FIRST | LAST, 1024, "with decoder_first_pipeline_num_layers 4 and decoder"),
         (SP, 1024, "needs tp >= 2"),
         (SP | {"tp": 4}, 1022, "tp 4 does not divide seq_len 1022"),
         ({"cp": 3}, 1023, "cp 3 cuts seq_len 1023 unevenly into 6 chunks"),
@@ -100,6 +110,52 @@ def test_each_problem_is_named_with_its_numbers(layout, seq_len, words):
     assert "tp 4 does not divide the 2 heads of keys and values (1, 2 do)" in problem
     (problem,) = Layout(tp=4).problems(GPTConfig(2, 64, 4, ffn_hidden=66), 64)
     assert "tp 4 does not divide ffn_hidden 66" in problem
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [
+        ({"pp": 2, "vpp": 2}, [3, 3, 3, 3]),
+        ({"pp": 2, "vpp": 7} | BOTH, [0, *[1] * 12, 0]),
+        ({"pp": 4} | FIRST | LAST_2, [4, 3, 3, 2]),
+        ({"pp": 3, "vpp": 2} | FIRST | {"decoder_last_pipeline_num_layers": 4}, [2] * 6),
+        ({"pp": 2} | FIRST | LAST, [4, 8]),
+        ({"pp": 3} | LAST_2, [5, 5, 2]),
+    ],
+)
+def test_stages_need_not_be_equal(layout, sizes):
+    layout = Layout(n_micro=4 * 3, **layout)
+    chunks = layout.chunks(12)
+    assert [len(chunk) for chunk in chunks] == sizes
+    assert [layer for chunk in chunks for layer in chunk] == list(range(12))
+    assert layout.ends(12) == (sum(sizes[:: layout.pp]), sum(sizes[layout.pp - 1 :: layout.pp]))
+    assert layout.problems(PRESETS["gpt2-124m"], 1024) == []
+
+
+def test_uneven_ends_hold_all_layers_and_no_more_than_other_stages():
+    """Llama 3 405B has one layer fewer in the first stage and in the last (arXiv 2407.21783)."""
+    assert uneven_ends(126, 16, 8) == uneven_ends(126, 16) == (7, 7)
+    assert uneven_ends(32, 5) == (6, 5) and uneven_ends(32, 5, head=2.4) == (7, 4)
+    assert uneven_ends(96, 64) is None and uneven_ends(7, 8) is None
+    for n, pp, vpp in itertools.product(range(2, 70), range(2, 20), (1, 2, 3)):
+        if n % (pp * vpp) and (ends := uneven_ends(n, pp, vpp, head=3.0)):
+            layout = Layout(pp=pp, vpp=vpp, n_micro=pp, **ends.settings(vpp))
+            assert layout.ends(n) == ends and max(ends) <= max(map(len, layout.chunks(n))) * vpp
+            assert layout.problems(replace(PRESETS["gpt2-124m"], n_layer=n), 64) == []
+
+
+def test_a_run_of_equal_stages_has_no_word_of_uneven_ones():
+    even, uneven = (
+        resolve(("test", {"engine": "megatron", "n_layer": 12, "data": "none"} | how))
+        for how in ({"gpus": 3, "pp": 3}, {"gpus": 4, "pp": 4} | FIRST | LAST_2)
+    )
+    assert not set(UNEVEN) & (even.settings().keys() | even.layout.as_dict().keys())
+    assert uneven.settings().items() >= (FIRST | LAST_2).items()
+    assert (even.name, uneven.name) == ("megatron-pp3", "megatron-pp4-first4-last2")
+    assert RunSpec(**uneven.settings()) == uneven
+    assert [c.name for c in changes(uneven.settings(), even.settings())][:2] == [*FIRST, *LAST_2]
+    with pytest.raises(UsageError, match="has no decoder_last_pipeline_num_layers .megatron has"):
+        resolve(("test", {"engine": "deepspeed_pipe", "gpus": 2, "pp": 2} | LAST_2))
 
 
 @pytest.mark.parametrize(

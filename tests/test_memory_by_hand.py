@@ -7,10 +7,13 @@ import pytest
 
 from models.config import PRESETS, parameter_shapes
 from parallel.config import memory
+from parallel.config.layout import Layout
 from parallel.config.layout_arrays import columns
 from tests.tools import pipeline_schedules as pipeline
 
 GIB = 2**30
+LOSS = {"account_for_loss_in_pipeline_split": True}
+BOTH = LOSS | {"account_for_embedding_in_pipeline_split": True}
 # 8 layers of h 64 with 4 heads, s 32, b 1, 100 words; a layer has 12 h^2 = 49,152 parameters.
 SMALL = {"layers": 8, "hidden": 64, "heads": 4, "vocab": 100, "seq": 32}
 LAYER, WORDS = 49_152, 6_400
@@ -201,6 +204,30 @@ def test_stages_hold_as_many_chunks_as_the_schedule_lets_fly(pp, vpp, n_micro):
     for n, wanted in ((n_micro, flying), (1, [1, 1])):
         found = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=n))
         assert [found.first[0], found.last[0]] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "n_micro", "ends"),
+    [(14, 4, 2, 16, BOTH), (6, 2, 4, 8, BOTH), (34, 4, 3, 12, BOTH), (10, 4, 1, 8, BOTH)]
+    + [(11, 4, 3, 16, LOSS)]
+    + [(16, 3, 2, 9, {"decoder_first_pipeline_num_layers": 4})]
+    + [(7, 3, 1, 9, {"decoder_last_pipeline_num_layers": 1})],
+)
+def test_uneven_stages_hold_as_many_layers_as_the_schedule_lets_fly(layers, pp, vpp, n_micro, ends):
+    layout = Layout(pp=pp, vpp=vpp, n_micro=n_micro, **ends)
+    sizes = [len(chunk) for chunk in layout.chunks(layers)]
+    first, last = layout.ends(layers)
+    split = {"pp": pp, "vpp": vpp, "n_micro": n_micro, "first_layers": first, "last_layers": last}
+    x = columns(**SMALL | {"layers": layers}, **split)
+    assert x.layout(0).ends(layers) == (first, last)
+    stages, flying = memory.stage_layers(x), memory.in_flight(x)
+    assert stages.middle[0] == sum(sizes[1::pp])
+    events = pipeline.simulate("interleaved" if vpp > 1 else "1f1b", pp, n_micro, vpp)
+    sizes[-1] += 5  # the logits, in layers: they come and go with the last chunk
+    most = [pipeline.in_flight(events, stage, sizes[stage::pp]) for stage in (0, pp - 1)]
+    most[1] -= 5
+    found = [(stages.first * flying.first)[0], (stages.last * flying.last)[0]]
+    assert found == pytest.approx(most)
 
 
 def test_deepspeeds_last_stage_has_two_buffers():

@@ -24,6 +24,7 @@ from tests.conftest import ROOT
 STUDIES = {
     "first": ROOT / "slurm" / "parity.toml",
     "more": ROOT / "tests" / "studies" / "more_splits.toml",
+    "uneven": ROOT / "tests" / "studies" / "uneven_stages.toml",
     "llama": ROOT / "slurm" / "parity-llama.toml",
     "qwen3": ROOT / "slurm" / "parity-qwen3.toml",
     "moe": ROOT / "slurm" / "parity-moe.toml",

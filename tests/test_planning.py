@@ -50,6 +50,24 @@ def refused(capsys, main, *flags):
     return err
 
 
+def test_a_model_whose_layers_pp_does_not_divide_is_planned_with_shorter_ends(tmp_path):
+    """Meta trained Llama 3 405B with tp 8, pp 16 and one layer fewer at either end on 16,384 H100s
+    at 400 TFLOP/s; 131,072 tokens with cp 16 (arXiv 2407.21783, section 3.3 and table 4)."""
+    study = tmp_path / "study.toml"
+    on = "--preset llama3-405b --gpu-type H100 --gpus 16384"
+    shown = answer(on, "--global-batch 2048 --top 8 --study", study).rows
+    rows = [row for row in shown if (row["tp"], row["pp"]) == (8, 16)]
+    assert {row["stages"] for row in rows} == {"7-8-7"} and 320 < rows[0]["tflops"] < 480
+    specs = load_study(study).specs.values()
+    assert {spec.layout.ends(126) for spec in specs if spec.pp == 16} == {(7, 7)}
+    long = answer(on, "--global-batch 128 --seq-len 131072 --cp 16 --top 1").rows
+    assert long[0]["pp"] > 2
+    # 80 layers on 6 stages: 4 of 14, and the output layer is as 1.2 of them.
+    asked = ask("--preset llama3-70b --gpu-type H100 --gpus 96 --global-batch 48")
+    shown = plan.explanation(plan.question(asked), "pp=6,vpp=1")
+    assert "(layers: first 13, last 11)" in shown
+
+
 @pytest.mark.parametrize(
     "config",  # heads of keys and values, feed-forward and layers with few common divisors
     [
@@ -76,11 +94,40 @@ def test_what_is_planned_is_what_layout_problems_lets_run(config):
             given |= {"n_micro": 12 // dp // micro, "sequence_parallel": sp, "recompute": "full"}
             layout = Layout(**given)
             wanted |= {layout} if not layout.problems(config, seq_len) else set()
-    assert megatron == wanted
-    with pytest.raises(UsageError, match="no formula has the memory .* a model with experts and"):
-        space(PRESETS["tiny-mla-moe"], from_data_sheet("A100 80GB"), 8, 8, 128)
+    uneven = {p for p in megatron if p.uneven}
+    assert megatron - uneven == wanted
+    assert {p.pp for p in uneven} == {{4: 3, 6: 4}[config.n_layer]}  # 1-2-1 and 1-2-2-1 layers
+    with pytest.raises(UsageError, match="no formula has the memory .* a model with sliding"):
+        space(PRESETS["gpt-oss-20b"], from_data_sheet("A100 80GB"), 8, 8, 128)
     with pytest.raises(UsageError, match="cp 4 cuts a sequence into 8 chunks"):
         space(config, from_data_sheet("A100 80GB"), 8, 12, seq_len, cps=(4,))
+
+
+@pytest.mark.parametrize("name", ["tiny-moe", "tiny-mla-moe"])
+def test_experts_are_laid_out_apart_from_attention(name):
+    """Each ep, with experts whole or cut as the layers, that divides experts and ranks."""
+    x = space(PRESETS[name], from_data_sheet("A100 80GB"), 8, 8, 128)
+    layouts = {replace(x.layout(i), ep=int(x.ep[i]), etp=int(x.etp[i])) for i in range(len(x))}
+    assert len(layouts) == len(x)
+    assert not any(layout.problems(PRESETS[name], 128) for layout in layouts)
+    assert {(p.ep, p.etp) for p in layouts if (p.tp, p.pp) == (2, 1)} == {
+        *((ep, 1) for ep in (1, 2, 4, 8)),
+        *((ep, 2) for ep in (1, 2, 4)),
+    }
+    assert all(p.zero_stage < 2 and (p.sequence_parallel or p.tp == 1) for p in layouts)
+    with pytest.raises(UsageError, match="are counted in 16 bits alone"):
+        space(PRESETS[name], from_data_sheet("A100 80GB"), 8, 8, 128, "fp32")
+
+
+def test_a_plan_of_mixtral_shows_and_writes_ep(tmp_path):
+    """Its first layouts on 64 H100 have an ep in a node, as the published ones of Mixtral have."""
+    study = tmp_path / "study.toml"
+    flags = "--preset mixtral-8x7b --gpu-type H100-80GB --gpus 64 --global-batch 512 --seq-len 4096"
+    assert plan.main([*flags.split(), "--study", str(study), "--top", "3"]) == 0
+    specs = load_study(study).specs.values()
+    assert {spec.layout.ep for spec in specs} <= {4, 8} and len(specs) == 3
+    first = answer(flags)
+    assert first.rows[0]["ep"] == 8 and any("forced balance" in note for note in first.notes)
 
 
 def test_175b_on_512_gpus_is_planned_in_order_of_time():
@@ -455,6 +502,9 @@ def test_the_model_of_a_log_is_predicted_as_the_models_columns(name):
     x, y = row_of(record, lambda *_: {}), columns(config)
     names = "layers hidden heads head_dim kv_heads ffn glu untied qk_norm dropout vocab seq".split()
     assert [getattr(x, n).tolist() for n in names] == [getattr(y, n).tolist() for n in names]
+    record.pp, record.facts = 2, {"layout": {"decoder_last_pipeline_num_layers": 1}}
+    x = row_of(record, lambda *_: {})
+    assert (x.first_layers, x.last_layers) == (config.n_layer - 1, 1)
 
 
 def test_more_gpus_than_any_run_had_are_said_and_widen_the_interval():

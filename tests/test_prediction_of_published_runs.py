@@ -212,7 +212,9 @@ def test_gemms_of_a_card_start_from_what_was_measured_on_it():
     """One number, from an H100, turns the best GEMM of a card into the GEMMs of a step; it gives an
     A100's prior too (0.869 of its peak, which the same table prints)."""
     assert fitting.OF_BEST * 0.869 == pytest.approx(fitting.PRIORS["gemm"][0], abs=0.005)
-    assert fitting.priors_of("MI300X")["gemm"][0] == pytest.approx(0.486, abs=0.001)
+    assert fitting.priors_of("Gaudi 3")["gemm"][0] == pytest.approx(0.701, abs=0.001)
+    assert fitting.priors_of("MI300X")["gemm"][0] == pytest.approx(0.7 * 0.514)  # seen steps
+    assert set(fitting.SEEN_OF_BEST) < set(fitting.BEST_GEMM)
     assert {planning_gpu(card).name for card in fitting.BEST_GEMM} == set(fitting.BEST_GEMM)
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from analysis.logs.published_csv import column_name, number, read_csv
-from base.errors import UsageError
 from base.files import ROOT
 from benchmarks.planner.held_out import EXPERTS
 from benchmarks.planner.published_rows import read_expert_rows, read_rows
@@ -85,8 +84,16 @@ def test_a_row_of_a_released_model_has_the_work_of_its_preset(file, model, prese
     assert megatron(config, 4096, False) == megatron(PRESETS[preset], 4096, False)
 
 
-def test_no_model_with_experts_and_no_hybrid_is_predicted_as_a_dense_one():
+def test_no_hybrid_is_predicted_as_a_dense_model():
     rows = read_rows([PUBLISHED / "bridge_moe_ablations.csv"])
-    assert len(rows.ids) == 7 and set(rows.model) == {(80, 8192)}  # Llama 3 70B
-    with pytest.raises(UsageError, match="8 experts: not predicted yet"):
-        read_rows([PUBLISHED / "dgxc_moe.csv"])
+    assert len(rows.ids) == 18 and {name for name, _ in rows.left_out} == {
+        f"bridge_moe_ablations-{n:03}" for n in (*range(7, 13), 18, 19, 20)
+    }
+    assert set(rows.x.experts) == {0, 64, 128}
+
+
+def test_facts_of_a_layout_in_remarks_are_columns(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('gpus,notes\n8,"head_dim 128; blocks: 23 Mamba-2, 6 attention; x"\n')
+    row = read_csv(path).rows[0]
+    assert (row.number("head_dim"), row.text("blocks")) == (128, "23 Mamba-2, 6 attention")

@@ -45,6 +45,15 @@ recompute = "full"
 te_loss = true
 [[run]]
 engine = "megatron"
+precision = "bf16"
+n_layer = 6
+gpus = 2
+pp = 2
+vpp = 4
+account_for_embedding_in_pipeline_split = true
+account_for_loss_in_pipeline_split = true
+[[run]]
+engine = "megatron"
 preset = "llama3-8b"
 precision = "fp8"
 gpus = 16
@@ -77,7 +86,7 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
     ranks = json.loads(done.stdout)["ranks"]
     assert not [rank["error"] for rank in ranks if rank["error"]]
     assert done.returncode == 0, done.stderr
-    assert len(ranks) == 6 + 2 * 4
+    assert len(ranks) == 6 + 2 * 5
     for rank in ranks:
         spec, number = study.specs[rank["run"]], rank["rank"]
         for row in rank["beside"]:

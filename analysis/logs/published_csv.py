@@ -44,6 +44,10 @@ _REMARKS = {  # column -> what a remark in `notes` says; where it says no more, 
     "lint": re.compile(r"\bLINT\b:?\s*([^;]*)"),
     "warm_up": re.compile(r"(?:first iteration|\bwarm-?up iteration)()", re.IGNORECASE),
     "gradients": re.compile(r"gradients in (bf16)", re.IGNORECASE),
+    "head_dim": re.compile(r"\bhead_dim (\d+)"),
+    "blocks": re.compile(
+        r"\b((?:hybrid of|gated delta net in) [^;]*|compressed and sparse|(?<=blocks: )[^;]*)"
+    ),
 }
 _NUMBER = re.compile(r"^[~*\s$]*([+-]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?)")
 

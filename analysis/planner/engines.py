@@ -51,6 +51,9 @@ OURS = {
     "deepspeed_pipe": "deepspeed",
     "fsdp2": "fsdp",
 }
+# Other programs, as their logs' readers call them -> their family.
+OTHERS = {"nemo": "megatron_core", "torchtitan": "fsdp", "nanotron": "nanotron"}
+OTHERS |= {"deepspeed": "deepspeed", "megatron-deepspeed": "deepspeed"}
 
 
 def of(x: Columns, name: str) -> Array:
@@ -60,5 +63,8 @@ def of(x: Columns, name: str) -> Array:
 
 def families(engines: Any) -> Array:
     """The families of engines of this repository by name, one or many, as `Columns` has them."""
-    names = [OURS.get(name, "megatron") for name in np.atleast_1d(engines)]
-    return np.array([FAMILIES.index(name) for name in names])
+    names = np.atleast_1d(engines)
+    family = np.full(names.shape, FAMILIES.index("megatron"))
+    for name, its in OURS.items():
+        family[names == name] = FAMILIES.index(its)
+    return family

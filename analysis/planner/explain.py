@@ -8,6 +8,7 @@ import numpy as np
 from analysis.planner.ranking import HEADINGS, KEYS, Ranking, message_seconds, policy
 from analysis.planner.space import engine_of
 from base.errors import UsageError
+from parallel.config.axes import EXPERT_AXES
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
@@ -31,7 +32,7 @@ def why(r: Ranking, layout: str) -> Chosen:
     keys = {heading.lower(): key for key, heading in HEADINGS.items()}
     pieces = [piece.partition("=") for piece in filter(None, re.split(r"[,\s]+", layout))]
     wanted = {keys.get(name.lower(), name): value for name, _, value in pieces}
-    known = {*KEYS, "sequence_parallel"}
+    known = {*KEYS, "sequence_parallel"} | ({*EXPERT_AXES} if r.x.experts.any() else set())
     if unknown := wanted.keys() - known:
         names = ", ".join(sorted(known))
         raise UsageError(f"--why: unknown {', '.join(sorted(unknown))!r}; known: {names}")
@@ -68,9 +69,11 @@ def seconds_of(r: Ranking, i: int) -> dict[str, float]:
 
 def title(x: Columns, i: int) -> str:
     """The layout in one line."""
+    ends = f" (layers: first {x.first_layers[i]}, last {x.last_layers[i]})"
+    ends = ends if x.first_layers[i] else ""
     return (
         f"{engine_of(x.zero_stage[i], x.fsdp2[i])}: tp {x.tp[i]} cp {x.cp[i]} pp {x.pp[i]} vpp"
-        f" {x.vpp[i]} dp {x.dp[i]}, {policy(x, i)}, {x.n_micro[i]} micro-batches"
+        f" {x.vpp[i]}{ends} dp {x.dp[i]}, {policy(x, i)}, {x.n_micro[i]} micro-batches"
     )
 
 

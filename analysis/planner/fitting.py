@@ -57,7 +57,8 @@ NAMES = tuple(PRIORS)
 
 # Share of the peak of half precision that the fastest of many GEMMs reaches on a card (stas00/
 # ml-engineering, compute/accelerator/README.md, "Maximum Achievable Matmul FLOPS", BF16). The GEMMs
-# of a step reach less, on every card as much less as on an H100 (0.76 of 0.803).
+# of a step reach less: of H100's 0.803 they reach 0.76, and on the cards that nobody has seen as
+# much less.
 BEST_GEMM = {
     "H100 SXM": 0.803,
     "H200": 0.803,
@@ -72,6 +73,10 @@ BEST_GEMM = {
     "Gaudi 3": 0.741,
 }
 OF_BEST = 0.76 / 0.803
+# Shares of the best in seen steps: dense ones and Llama 4 on GB200; Llama 3 and DeepSeek-V2 on
+# B200, which may draw less power; Llama and DeepSeek-V2 on MI300X and MI355X.
+SEEN_OF_BEST = dict.fromkeys(("GB200", "GB300"), 0.84)
+SEEN_OF_BEST |= dict.fromkeys(("B200", "B300", "MI300X", "MI325X", "MI355X"), 0.7)
 # Priors of one card where more is known. Of an 8-GPU H100 node (Azure ND H100 v5:
 # samuel-bohman/AI-benchmarking-guide@26d18e9458): its switch adds, so an all-reduce exceeds the
 # link's rate in one direction (479 GB/s of 450); STREAM reaches 2.9 of 3.35 TB/s; FlashAttention 2
@@ -88,7 +93,7 @@ def priors_of(card: str) -> dict[str, tuple[float, float]]:
     """The priors of a card by its name in models/gpus.toml; PRIORS where nothing else is known."""
     known = CARDS.get(card, {})
     if best := BEST_GEMM.get(card):
-        known = known | {"gemm": (OF_BEST * best, 0.1)}
+        known = known | {"gemm": (SEEN_OF_BEST.get(card, OF_BEST) * best, 0.1)}
     return PRIORS | known
 
 

@@ -14,7 +14,7 @@ from base.bounds import Bounds
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from parallel.config import memory
-from parallel.config.axes import AXES, shown_axes
+from parallel.config.axes import AXES, EXPERT_AXES, shown_axes
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
@@ -82,6 +82,7 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
     fits = np.flatnonzero(used <= limit)
     order = fits[np.argsort(seconds[fits], kind="stable")]
     names = ("tp", "pp", "vpp", "replicas", "tokens", "zero_stage", "sequence_parallel", "fsdp2")
+    names += tuple(EXPERT_AXES)
     splits = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
     least: dict[tuple, float] = {}  # bytes of a split's fastest and smallest layout so far
     best = []
@@ -113,13 +114,14 @@ class Question:
 
 
 def message_seconds(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
-    """Seconds of a step's messages between tp and between cp ranks, which its term `compute` holds,
+    """Seconds of a step's messages between tp, cp and ep ranks, which its term `compute` holds,
     (n,)."""
     machine, c = cluster.machine_for(x), cluster.fit.constants
     layers = x.n_micro * x.layers / x.pp * crowd(x, cluster)
     return {
         "tensor parallel": layers * timemodel.tensor_parallel(x, machine, c),
         "context parallel": layers * timemodel.context_parallel(x, machine, c),
+        "expert parallel": layers * timemodel.expert_parallel(x, machine, c),
     }
 
 
@@ -176,6 +178,7 @@ def rows_of(
     sent = sum(message_seconds(x, r.cluster).values())
     sent = sent + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
     allocated = memory.allocated(x) / memory.GB
+    cut = np.stack(memory.stage_layers(x), axis=1).astype(int).tolist()
     rows = []
     for i in range(len(x)):
         layout, seq_len, t = x.layout(i), int(x.seq[i]), float(seconds[i])
@@ -186,6 +189,9 @@ def rows_of(
             "gpus": gpus,
             "engine": engine_of(layout.zero_stage, x.fsdp2[i]),
             **{key: getattr(layout, key) for key in KEYS},
+            **{axis: int(getattr(x, axis)[i]) for axis in EXPERT_AXES if config.experts},
+            "stages": "-".join(map(str, cut[i])) if layout.uneven else None,
+            "uneven": layout.uneven,
             "sequence_parallel": "yes" if layout.sequence_parallel else "",
             "predicted_s": t,
             "low_s": float(low[i]),
@@ -252,10 +258,12 @@ def alike_note(r: Ranking) -> list[str]:
 def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
     """The ranked table: rows of `rows_of`; `no_mfu`: why they have no MFU, "" where they have."""
     numbers = [*shown_axes(rows), *(k for k in KEYS if k not in (*AXES, "recompute"))]
+    stages = Column("stages", "layers of first-middle-last stage")
     columns = [
         Column("rank", "#", "d"),
         Column("engine", "engine"),
         *(Column(key, HEADINGS.get(key, key), "d") for key in numbers),
+        *([stages] if any(row.get("stages") for row in rows) else []),
         Column("recompute", "recompute"),
         Column("sequence_parallel", "sp"),
         *SECONDS,

@@ -15,8 +15,8 @@ from analysis.logs.verdict import timed
 from analysis.planner.calibration import Calibration
 from base.errors import Answer, UsageError
 from models.config import in_words
-from parallel.config.axes import AXES, MODEL_AXES
-from parallel.config.layout import OFFLOAD, RECOMPUTE
+from parallel.config.axes import AXES, MODEL_AXES, UNEVEN
+from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
 from parallel.config.layout_arrays import Columns, columns
 
 Place = Callable[[Any, Any, Any], dict[str, Any]]
@@ -65,6 +65,9 @@ def row_of(record: Record, place: Place) -> Columns:
         "shards": layout.get("fsdp_shard") or dp * split["cp"],
         "reductions": layout.get("reductions") or 1,
     }
+    if uneven := {name: layout[name] for name in UNEVEN if name in layout}:
+        ends = Layout(pp=split["pp"], vpp=split["vpp"], **uneven).ends(config.n_layer)
+        settings |= {"first_layers": ends.first, "last_layers": ends.last}
     return columns(config, **settings | place(engine, split["tp"], record.gpus))
 
 

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from analysis.planner.calibration import Calibration
 from base.errors import UsageError
 from models.config import GPTConfig, in_words
+from parallel.config import memory
 from parallel.config.axes import AXES, RANK_AXES
-from parallel.config.layout import RECOMPUTE
+from parallel.config.layout import RECOMPUTE, uneven_ends
 from parallel.config.layout_arrays import Columns, columns
 
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in compute
-SPLIT = (*AXES, "micro_batch", "n_micro")
+SPLIT = (*AXES, "micro_batch", "n_micro", "first_layers", "last_layers")
 PLANNED = ("megatron", "deepspeed_zero", "fsdp2")
 POLICY = ("recompute", "zero_stage", "sequence_parallel", "fsdp2")
 # ZeRO 2 and 3 run without sequence parallelism.
@@ -61,8 +63,8 @@ def space(
         UsageError: no split of the GPUs and the batch exists, with the numbers; or the engines can
             run none; or the model has what no formula counts.
     """
-    if config.parts:
-        parts = in_words(config.parts)
+    if unknown := [part for part in config.parts if part not in ("experts", "mla")]:
+        parts = in_words(unknown)
         raise UsageError(f"no formula has the memory and time of a model with {parts}")
     if seq_len > config.max_seq_len:
         raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
@@ -74,13 +76,17 @@ def space(
     # No tp group spans slow links.
     wholes = (config.n_head, config.kv_heads, config.ffn_hidden, cluster.joined)
     shared = [(tp, cp) for tp in divisors(math.gcd(*wholes)) for cp in cps]
-    splits = list(_splits(config.n_layer, gpus, global_batch, shared, leave))
+    splits = list(_splits(pipelines(config), gpus, global_batch, shared, leave))
     if not splits:
         raise UsageError(_no_layout(config, gpus, global_batch, shared, leave))
     values = np.hstack(
         [np.repeat(splits, len(POLICIES), axis=0), np.tile(POLICIES, (len(splits), 1))]
     )
-    settings = dict(zip((*SPLIT, *POLICY), values.T, strict=True))
+    engine = np.tile([engine_of(zero, fsdp2) for _, zero, _, fsdp2 in POLICIES], len(splits))
+    settings = dict(zip((*SPLIT, *POLICY), values.T, strict=True)) | {"engine": engine}
+    if config.parts:
+        settings = _with_experts(config, settings)
+    engine = settings.pop("engine")
     tp, zero_stage, fsdp2 = settings["tp"], settings["zero_stage"], settings["fsdp2"]
     settings |= {
         "vocab": config.padded_vocab(tp),
@@ -94,12 +100,16 @@ def space(
         "reductions": np.where((fsdp2 == 1) & (zero_stage == 3), settings["n_micro"], 1),
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
-    engine = list(map(engine_of, zero_stage, fsdp2))
     settings |= cluster.columns(engine, tp, math.prod(settings[axis] for axis in RANK_AXES))
     if flash is not None:
         settings["flash"] = flash
     x = columns(config, **settings)
     keep = np.isin(engine, engines) & ~_cannot_run(x, precision)
+    if config.parts and not memory.is_exact(x.take(keep)).all():
+        raise UsageError(
+            f"the bytes of {in_words(config.parts)} are counted in 16 bits alone, on cards with"
+            f" bf16: --precision bf16, not {precision} on {cluster.gpu}"
+        )
     if not keep.any():
         raise UsageError(
             f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"
@@ -109,12 +119,51 @@ def space(
     return x.take(keep)
 
 
+def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]:
+    """Layouts with every ep and etp that divide the ranks of a stage and the experts, and the sizes
+    of experts and latent attention. An expert is whole, or cut like the layers beside it.
+
+    Raises:
+        UsageError: layers without experts between those with, or a capacity.
+    """
+    sizes: dict[str, int] = {}
+    if latent := config.mla:
+        sizes = {"q_lora": latent.q_lora_rank, "kv_lora": latent.kv_lora_rank}
+        sizes |= {"rope_dim": latent.qk_pos_emb_head_dim, "value_dim": latent.v_head_dim}
+        sizes["head_dim"] = latent.qk_head_dim
+    if not (of := config.experts):
+        return settings | sizes
+    if of.moe_layer_freq > 1 or of.moe_expert_capacity_factor:
+        raise UsageError(
+            "no formula has the bytes of moe_layer_freq above 1 or moe_expert_capacity_factor:"
+            " plan with 1 and 0"
+        )
+    width = of.moe_ffn_hidden_size or config.ffn_hidden
+    sizes |= {"experts": of.num_experts, "topk": of.moe_router_topk, "moe_ffn": width}
+    sizes["shared_ffn"] = of.moe_shared_expert_intermediate_size
+    sizes["dense_layers"] = of.first_dense
+    tp, ranks = settings["tp"], settings["tp"] * settings["cp"] * settings["dp"]
+    parts = []
+    for ep in divisors(of.num_experts):
+        for cut in (False, True):
+            etp = tp if cut else np.ones_like(tp)
+            fits = (ranks % (ep * etp) == 0) & (width % etp == 0) & ((tp > 1) | (not cut))
+            fits &= of.moe_shared_expert_intermediate_size % tp == 0
+            fits = np.flatnonzero(fits & (settings["zero_stage"] < 2))
+            columns_of = {name: column[fits] for name, column in settings.items()}
+            parts.append(columns_of | {"ep": np.full(len(fits), ep), "etp": etp[fits]})
+    settings = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return settings | sizes
+
+
 def _cannot_run(x: Columns, precision: str) -> np.ndarray:
     """Which rows their engine does not run, or runs as another row, bool (n,)."""
     sharded = x.zero_stage > 1  # DeepSpeed and FSDP2
+    special = (x.experts > 0) | (x.kv_lora > 0)  # planned for Megatron-LM
     cut = np.where(x.sequence_parallel, x.tp, 1)
     bad = x.sequence_parallel & ((x.tp < 2) | (x.seq // x.cp % x.tp != 0))
-    bad |= sharded & ((x.pp > 1) | (x.cp > 1) | x.fp8)
+    bad |= sharded & ((x.pp > 1) | (x.cp > 1) | x.fp8 | special)
+    bad |= (x.experts > 0) & (x.tp > 1) & ~x.sequence_parallel  # Megatron-LM demands it
     bad |= (x.cp > 1) & (x.width == 4)  # attention of Transformer Engine has no fp32
     bad |= x.fsdp2 & ((x.tp > 1) | (precision == "fp16"))
     bad |= (x.zero_stage > 0) & (x.replicas == 1)  # nothing to shard over: as stage 0
@@ -123,13 +172,35 @@ def _cannot_run(x: Columns, precision: str) -> np.ndarray:
     return bad | x.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # cuBLAS
 
 
+def pipelines(config: GPTConfig) -> dict[int, list[tuple[int, int, int]]]:
+    """The pipelines that can hold the layers: pp -> (vpp, layers of the first, of the last stage),
+    these 0 where all stages are equal. Where pp does not divide the layers, the last stage has
+    fewer by what the output layer costs; of each vpp one cut."""
+    n, table = config.n_layer, config.vocab_size * config.hidden
+    head = table / ((config.n_active - table * (1 if config.tied else 2)) / n)  # in layers
+    cuts: dict[int, list[tuple[int, int, int]]] = {}
+    for pp in range(1, n + 1):
+        if n % pp == 0:
+            cuts[pp] = [(vpp, 0, 0) for vpp in (divisors(n // pp) if pp > 1 else [1])]
+            continue
+        ends = {vpp: uneven_ends(n, pp, vpp, head) for vpp in range(1, -(-n // pp) + 1)}
+        if uneven := [(vpp, *of) for vpp, of in ends.items() if of]:
+            cuts[pp] = uneven
+    return cuts
+
+
 def _splits(
-    n_layer: int, gpus: int, global_batch: int, shared: list[tuple[int, int]], leave: int
+    cuts: dict[int, list[tuple[int, int, int]]],
+    gpus: int,
+    global_batch: int,
+    shared: list[tuple[int, int]],
+    leave: int,
 ) -> Iterator[tuple[int, ...]]:
-    """The numbers of SPLIT; shared: (tp, cp) to try. dp is the most that divides the batch."""
+    """The numbers of SPLIT; cuts: `pipelines`, shared: (tp, cp) to try. dp is the most that
+    divides the batch."""
     dps = divisors(global_batch)[::-1]
     for tp, cp in shared:
-        for pp in divisors(n_layer):
+        for pp in cuts:
             ranks = tp * cp * pp
             most, least = gpus // ranks, -(-(gpus - leave) // ranks)
             dp = next((dp for dp in dps if dp <= most), 0)
@@ -137,9 +208,9 @@ def _splits(
                 continue
             for micro in divisors(global_batch // dp):
                 n_micro = global_batch // dp // micro
-                for vpp in divisors(n_layer // pp):
-                    if vpp == 1 or (pp > 1 and n_micro % pp == 0):
-                        yield tp, cp, pp, vpp, dp, micro, n_micro
+                for vpp, *ends in cuts[pp]:
+                    if vpp == 1 or n_micro % pp == 0:
+                        yield tp, cp, pp, vpp, dp, micro, n_micro, *ends
 
 
 def _no_layout(
@@ -154,7 +225,7 @@ def _no_layout(
             f"{gpus} GPUs are too many for a global batch of {global_batch}: at most tp {tp}"
             f"{context} x pp {config.n_layer} (the layers) x dp {global_batch} = {most}"
         )
-    splits = [tp * cp * pp for tp, cp in shared for pp in divisors(config.n_layer)]
+    splits = [tp * cp * pp for tp, cp in shared for pp in pipelines(config)]
     dps = sorted({gpus // split for split in splits if gpus % split == 0})
     if not dps:
         return f"no layout of {gpus} GPUs: no tp x cp x pp divides them; other --cp, or --leave N"

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.planner.engines import CROWD, of
+from analysis.planner.engines import CROWD, FAMILY, of
 from models.gpus import network_rate, planning_gpu
 from parallel.config.layout_arrays import Array, Columns
+from parallel.config.megatron_memory import attention_numbers, mlp_numbers, routed_tokens
 from parallel.config.memory import FULL, SELECTIVE, keys_and_values, params, stage_layers
 
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
@@ -26,6 +27,15 @@ SENT = 0.8  # share of a node's network that stages reach, which send in pairs a
 SHOWN = 0.4  # share of p2p that no computation hides
 STALL_GPUS = 360  # nanotron's runs on 512 GPUs stall; of those on 256 and fewer, some do
 PARTS = 3  # DeepSpeed's ZeRO-3 gathers a layer's modules one by one
+# Added shares of launching a layer (1.2 ms). Layers that the host holds up take 13 ms (DeepSeek-V2
+# Lite on MI355X, Moonlight on H100: 64 experts), 15 (Qwen3 on H100: 128) and 33 (DeepSeek-V3 on
+# GB200: 256).
+ROUTED_LAUNCH = 4.5  # router, permutation, messages
+HYBRID_LAUNCH = 2.0  # the same where HybridEP does most of it, and graphs the rest
+CHUNK_LAUNCH = 0.04  # for each expert of the model: all-to-all sorts what came in a chunk for each
+EXPERT_LAUNCH = 0.02  # for each expert of the rank: its products start one by one
+LATENT_LAUNCH = 3.0  # latent attention: its products, norms, positions and copies
+ROUTED_GAP = 0.5  # added share of the time in which the kernels of a layer start and drain
 SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would be max()
 
 
@@ -106,17 +116,48 @@ def _gemm(m: Array, n: Array, k: Array, peak: Array, c: dict) -> Array:
 
 
 def gemms(x: Columns, machine: Machine, c: dict) -> Array:
-    """The four GEMMs of a layer, forward, one micro-batch: QKV, projection, MLP up and down."""
+    """The four GEMMs of a layer, forward, one micro-batch: QKV, projection, MLP up and down; of a
+    mean layer where some have experts."""
     m = x.tokens
     peak = np.where(x.fp8, np.maximum(machine.peak, machine.fp8), machine.peak)
     qkv = x.head_dim * (x.heads + 2 * x.kv_heads) / x.tp
     h, up = x.hidden, x.ffn * (1 + x.glu) / x.tp
-    return (
-        _gemm(m, qkv, h, peak, c)
-        + _gemm(m, h, x.head_dim * x.heads / x.tp, peak, c)
-        + _gemm(m, up, h, peak, c)
-        + _gemm(m, h, x.ffn / x.tp, peak, c)
+    products = _gemm(m, qkv, h, peak, c) + _gemm(m, h, x.head_dim * x.heads / x.tp, peak, c)
+    dense = 1.0 - x.routed
+    if x.kv_lora.any():
+        products = np.where(x.kv_lora > 0, _latent_gemms(x, peak, c), products)
+    products = (
+        products + dense * _gemm(m, up, h, peak, c) + dense * _gemm(m, h, x.ffn / x.tp, peak, c)
     )
+    return products + x.routed * _expert_gemms(x, peak, c) if x.experts.any() else products
+
+
+def _latent_gemms(x: Columns, peak: Array, c: dict) -> Array:
+    """Queries and keys and values of latent attention, down and up, and the projection
+    (arXiv 2405.04434); tp ranks make the same latents."""
+    m, h, latent = x.tokens, x.hidden, np.maximum(x.q_lora, 1)
+    queries = x.heads * (x.head_dim + x.rope_dim) / x.tp
+    down = _gemm(m, latent, h, peak, c) * (x.q_lora > 0)
+    inner = np.maximum(x.kv_lora, 1)
+    return (
+        down
+        + _gemm(m, queries, np.where(x.q_lora > 0, latent, h), peak, c)
+        + _gemm(m, inner + x.rope_dim, h, peak, c)
+        + _gemm(m, x.heads * (x.head_dim + x.value_dim) / x.tp, inner, peak, c)
+        + _gemm(m, h, np.maximum(x.heads * x.value_dim / x.tp, 1), peak, c)
+    )
+
+
+def _expert_gemms(x: Columns, peak: Array, c: dict) -> Array:
+    """The router, the shared experts and the products of a rank's experts, forward: each takes its
+    part of the tokens."""
+    m, h, gate = x.tokens, x.hidden, 1 + x.glu
+    own = np.maximum(x.experts / x.ep, 1)
+    each = np.maximum(routed_tokens(x) * x.imbalance / own, 1)
+    width, shared = (np.maximum(w, 1) for w in (x.moe_ffn / x.etp, x.shared_ffn / x.tp))
+    routed = own * (_gemm(each, width * gate, h, peak, c) + _gemm(each, h, width, peak, c))
+    always = _gemm(m, shared * gate, h, peak, c) + _gemm(m, h, shared, peak, c)
+    return routed + always * (x.shared_ffn > 0)
 
 
 def attention(x: Columns, machine: Machine, c: dict) -> Array:
@@ -124,7 +165,9 @@ def attention(x: Columns, machine: Machine, c: dict) -> Array:
     the masked half. Without it, passes over the b a s^2 scores are added (write, softmax, dropout).
     """
     pairs = x.tokens * x.seq * x.heads / x.tp
-    flops = 4.0 * pairs * x.head_dim * np.where(x.flash, 0.5, 1.0)
+    latent = (x.head_dim + x.rope_dim + x.value_dim) / 2.0  # of keys and of values
+    width = np.where(x.kv_lora > 0, latent, x.head_dim)
+    flops = 4.0 * pairs * width * np.where(x.flash, 0.5, 1.0)
     crooked = x.head_dim % 8 != 0
     scores = np.where(x.flash, 0.0, 6.5 * x.width) * pairs
     return flops / (machine.peak * c["attn"]) * (1 + crooked * c["align"]) + scores / (
@@ -137,8 +180,31 @@ def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
     on every rank unless sequence-parallel [K]), GELU, biases and transposes (split by tp)."""
     sbh = x.tokens * x.hidden * x.width
     replicated = 13.0 * sbh / np.where(x.sequence_parallel, x.tp, 1)
-    split = (6.0 + 8.0 * x.ffn * (1 + 0.5 * x.glu) / (4.0 * x.hidden)) * sbh / x.tp
-    return (replicated + split) / (machine.memory_rate * c["mem"])
+    dense = 8.0 * x.ffn * (1.0 - x.routed) * (1 + 0.5 * x.glu) / (4.0 * x.hidden)
+    split = (6.0 + dense) * sbh / x.tp
+    moved = replicated + split
+    if x.kv_lora.any():  # queries and keys are joined with their positions, values copied
+        joined = x.heads * (2 * (x.head_dim + x.rope_dim) + x.value_dim) * (x.kv_lora > 0)
+        moved = moved + 2.0 * x.tokens * joined * x.width / x.tp
+    if x.experts.any():
+        moved = moved + x.routed * _permuted(x)
+    return moved / (machine.memory_rate * c["mem"])
+
+
+def _permuted(x: Columns) -> Array:
+    """Bytes moved by the experts' part of a layer, forward: the router's scores in fp32 in ten
+    passes, tokens sorted by expert before their messages and after, and back, and the activation.
+    DeepEP's kernels do the first sorting and the last sum. A pass reads the experts' weights, and
+    backward adds to their gradients."""
+    own = x.tokens / np.where(x.sequence_parallel, x.tp, 1)
+    scores = 40.0 * own * x.experts
+    sorting = np.where(x.deep_ep, 4.0, 6.0) * x.topk + 2.0
+    sorted_bytes = own * sorting * x.imbalance * x.hidden * x.width * x.etp
+    act = 2.0 * (1 + 0.5 * x.glu) * x.width
+    routed = routed_tokens(x) * x.imbalance * x.moe_ffn / x.etp
+    weights = mlp_numbers(x, x.moe_ffn, x.etp) * x.experts / x.ep
+    held = weights * (2.0 * x.width + 2.0 * x.grad_width) / 3.0
+    return scores + sorted_bytes + held + act * (routed + x.tokens * x.shared_ffn / x.tp)
 
 
 def inside_rate(n: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
@@ -175,7 +241,32 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     # In a pipeline the host is slower than these hops (`launch`).
     hops = np.where((x.pp == 1) & (x.tp > x.gpus_per_node), x.tp / x.gpus_per_node, 0.0)
     each = all_reduce(x.tp, size, x.gpus_per_node, machine, c) + of(x, "hop") * hops
+    if x.experts.any():  # experts take a rank's own part of a sequence, shared ones the whole
+        each = each * (1.0 - 0.5 * x.routed * (x.shared_ffn == 0))
     return n_all_reduce * each * (x.tp > 1)
+
+
+def expert_parallel(x: Columns, machine: Machine, c: dict) -> Array:
+    """Seconds of a mean layer, all passes, in which tokens travel to their experts and back: an
+    all-to-all each over ep ranks, and over etp ranks an all-gather and a reduce-scatter.
+
+    All-to-all sends a token to each of its topk experts. DeepEP sends it once to a node, and there
+    once to a rank; experts are drawn at random.
+    """
+    k, n = x.topk, x.ep
+    near = np.clip(x.gpus_per_node // x.etp, 1, n)  # ranks of the group that share a node
+    nodes = n / near
+    beyond = np.where(x.deep_ep, nodes * (1.0 - (1.0 - 1.0 / nodes) ** k), k) * (nodes - 1) / nodes
+    ranks = np.where(x.deep_ep, n * (1.0 - (1.0 - 1.0 / n) ** k), k)
+    inside = ranks * (near - 1) / near * np.where(x.deep_ep, 1.0, near / n)
+    token = x.tokens / np.where(x.sequence_parallel, x.tp, 1) * x.hidden * x.width * x.imbalance
+    links = inside_rate(n, x.gpus_per_node, machine, c) * SENT
+    network = machine.network * c["network"] * SENT / x.gpus_per_node
+    each = np.maximum(token * inside / links, token * beyond / network) + latency(n, c)
+    each = each * np.where(x.ep_overlap, SHOWN, 1.0) * (n > 1)
+    gathered = all_reduce(x.etp, routed_tokens(x) * x.hidden * x.width, x.gpus_per_node, machine, c)
+    times = np.where(x.recompute == FULL, 6.0, 4.0)
+    return x.routed * times * (each + gathered / 2.0 * (x.etp > 1))
 
 
 def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
@@ -213,7 +304,12 @@ def launch(x: Columns, c: dict) -> Array:
     nanotron's host takes longer for each rank of the group, but not in a run on one node."""
     # Megatron's softmax kernel wants b a / t in fours (its fused_softmax.py, is_kernel_available).
     plain = ~x.flash & (x.micro_batch * x.heads / x.tp % 4 != 0)
-    more = (1.0 + plain * PLAIN_SOFTMAX) * (1.0 + HOST_SPREAD * (x.tp - 1))
+    more = 1.0 + plain * PLAIN_SOFTMAX
+    if x.experts.any():
+        chunks = np.where(x.deep_ep | x.padded, 0.0, CHUNK_LAUNCH * x.experts)
+        routed = np.where(x.hybrid_ep, HYBRID_LAUNCH, ROUTED_LAUNCH)
+        more = more + x.routed * (routed + chunks + EXPERT_LAUNCH * x.experts / x.ep)
+    more = (more + LATENT_LAUNCH * (x.kv_lora > 0)) * (1.0 + HOST_SPREAD * (x.tp - 1))
     staged = (x.pp > 1) & (x.gpus > x.gpus_per_node)
     each = c["launch"] * of(x, "host") * more + of(x, "stage_host") * x.tp * staged
     return each * (passes(x) - 1.0)
@@ -228,7 +324,10 @@ def layer(x: Columns, machine: Machine, c: dict) -> Array:
     gpu = gpu + np.where((x.recompute > 0) & ~again, 4.0, 3.0) * core
     gpu = gpu + tensor_parallel(x, machine, c) + context_parallel(x, machine, c)
     gpu = gpu + ring_sums(x, machine, c)
-    gpu = gpu + c["gap"] * passes(x)  # kernels start and drain one by one
+    if x.experts.any():
+        gpu = gpu + expert_parallel(x, machine, c)
+    gaps = 1.0 + ROUTED_GAP * x.routed
+    gpu = gpu + c["gap"] * gaps * passes(x)  # kernels start and drain one by one
     return (gpu**SHARPNESS + launch(x, c) ** SHARPNESS) ** (1 / SHARPNESS)
 
 
@@ -252,7 +351,8 @@ def stages(x: Columns, machine: Machine, c: dict) -> PipelineTimes:
     layer_s, head_s = layer(x, machine, c), logits(x, machine, c)
     first, middle, last = stage_layers(x)
     slowest = np.maximum(np.maximum(first, middle) * layer_s, last * layer_s + head_s)
-    mean = (x.layers * layer_s + head_s) / x.pp
+    mean = ((x.layers + x.mtp) * layer_s + (1 + x.mtp) * head_s) / x.pp
+    slowest = np.maximum(slowest, mean * (x.mtp > 0))
     each, slot = (wait * stalls(x) for wait in pipeline_stall(x))
     return PipelineTimes(slowest + c["micro"] + each, mean + c["micro"] + slot)
 
@@ -311,27 +411,45 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
 def parameters(x: Columns) -> Array:
     """Trained parameters of the fullest rank: its share of layers and, at an end, the embedding."""
     first, middle, last = stage_layers(x)
-    return np.maximum(params(x, middle, False), params(x, np.maximum(first, last), True))
+    usual = np.maximum(params(x, middle, False), params(x, np.maximum(first, last), True))
+    if not (x.experts.any() or x.kv_lora.any()):
+        return usual
+    mlp, shared = (mlp_numbers(x, width, x.tp) for width in (x.ffn, x.shared_ffn))
+    own = (1.0 - x.routed) * mlp + x.routed * (shared + x.hidden * x.experts)
+    ends = np.where(x.untied & (x.pp == 1), 2, 1) * x.vocab * x.hidden / x.tp
+    own = np.maximum(first, last) * (attention_numbers(x) + own) + ends
+    return np.where((x.experts > 0) | (x.kv_lora > 0), own, usual)
+
+
+def expert_parameters(x: Columns) -> Array:
+    """Trained parameters of a rank's experts, of the fullest rank."""
+    layers = np.maximum(*stage_layers(x)[:2]) * x.routed
+    return layers * mlp_numbers(x, x.moe_ffn, x.etp) * x.experts / x.ep
 
 
 def ring_nodes(x: Columns) -> Array:
     """Nodes that the ranks which hold the same parameters span."""
-    return x.replicas / np.clip(x.gpus_per_node // x.tp, 1, x.replicas)
+    return _ring_nodes(x, x.tp, x.replicas)
 
 
-def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
-    """Bytes/s of one ring of the ranks that hold the same parameters.
+def _ring_nodes(x: Columns, apart: Array, n: Array) -> Array:
+    """Nodes that n ranks span of which each is `apart` ranks from the next."""
+    return n / np.clip(x.gpus_per_node // apart, 1, n)
+
+
+def ring_rate(x: Columns, apart: Array, n: Array, machine: Machine, c: dict) -> Array:
+    """Bytes/s of one ring of the n ranks that hold the same parameters, `apart` ranks apart.
 
     Inside a node it has the links' rate. Beyond a node it shares the network with the rings beside
     it. One ring alone does not fill all adapters (hence the square root). A ring over more nodes is
     slower, by the power -0.3: Jean Zay's all-reduce went from 10.6 to 6.9 GB/s between 4 and 16
     nodes, and ZeRO-3's gathers on Selene slowed by 1.6 between 48 and 280.
     """
-    inside = x.tp * x.replicas <= x.gpus_per_node
-    nodes = ring_nodes(x)
-    alone = np.sqrt(x.replicas / nodes / np.minimum(x.gpus_per_node, x.gpus))
+    inside = apart * n <= x.gpus_per_node
+    nodes = _ring_nodes(x, apart, n)
+    alone = np.sqrt(n / nodes / np.minimum(x.gpus_per_node, x.gpus))
     rate = outside_rate(nodes, machine, c, of(x, "crowd")) * alone
-    within = inside_rate(x.tp * x.replicas, x.gpus_per_node, machine, c)
+    within = inside_rate(apart * n, x.gpus_per_node, machine, c)
     return np.where(inside, within, np.minimum(rate, within))
 
 
@@ -339,12 +457,21 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     """Seconds that the gradients' all-reduce over the n ranks of dp and cp (ring, 2 (n-1)/n), or
     ZeRO's reduce-scatter and all-gathers [R 7], adds after overlap. ZeRO-3 gathers the weights in
     forward and in backward of every micro-batch. FSDP2 reduces `reductions` times a step, and at
-    stage 2 gathers once a step."""
-    n = x.replicas
-    share = (n - 1) / n * parameters(x)
+    stage 2 gathers once a step. Experts have rings of their own."""
+    rate = ring_rate(x, x.tp, x.replicas, machine, c)
+    shared = _reduced(x, x.replicas, parameters(x), rate, c)
+    if not x.experts.any():
+        return shared
+    n, apart = x.expert_replicas, x.ep * x.etp
+    rate = ring_rate(x, apart, n, machine, c)
+    return shared + (x.experts > 0) * _reduced(x, n, expert_parameters(x), rate, c)
+
+
+def _reduced(x: Columns, n: Array, numbers: Array, rate: Array, c: dict) -> Array:
+    """`data_parallel` of that many parameters, which n ranks hold."""
+    share = (n - 1) / n * numbers
     grads = 2.0 * share * x.grad_width
     gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
-    rate = ring_rate(x, machine, c)
     # DeepSpeed's stage 2 cannot accumulate whole gradients: it reduces every micro-batch.
     times = np.where(x.zero_stage == 2, x.n_micro, 1)
     # Elsewhere ZeRO-1 reduces to shards and gathers weights. DeepSpeed's stage 1 all-reduces.
@@ -355,7 +482,7 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     calls = 3.0 * x.n_micro * x.layers * (n > 1) * latency(n, c) * np.where(x.deepspeed, PARTS, 1)
     zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
     rounds = np.where(x.zero_stage == 3, 2.0 * x.n_micro, 1.0)  # FSDP2's all-gathers of a layer
-    fsdp2 = (rounds + x.reductions) * x.layers * (n > 1) * latency(n, c)
+    fsdp2 = (rounds + x.reductions) * x.layers / x.pp * (n > 1) * latency(n, c)
     fsdp2 = fsdp2 + share * (rounds * x.width + x.reductions * x.grad_width) / rate * c["exposed"]
     return np.select([x.fsdp2, x.zero_stage == 3], [fsdp2, zero3], once)
 
@@ -363,10 +490,13 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 def hidden(x: Columns, traffic_s: Array, micro_s: Array) -> Array:
     """Seconds of data-parallel traffic that run beside the computation of micro-batches of micro_s
     seconds each. Gradients are whole in the last backward alone. ZeRO-3 and FSDP2 gather in every
-    pass. ZeRO-1's traffic comes after the last backward."""
+    pass. ZeRO-1's traffic comes after the last backward. Megatron's FSDP gathers experts
+    beside the computation as PyTorch's does."""
     always = x.fsdp2 | (x.zero_stage == 3)
+    experts = always & (x.experts > 0) & ~x.deepspeed
+    overlap = np.where(experts, FAMILY["fsdp"]["overlap"], of(x, "overlap"))
     beside = micro_s * np.where(always, x.n_micro, 2.0 / 3.0)
-    return of(x, "overlap") * (x.zero_stage != 1) * np.minimum(traffic_s, beside)
+    return overlap * (x.zero_stage != 1) * np.minimum(traffic_s, beside)
 
 
 def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
@@ -379,9 +509,12 @@ def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
 def optimizer(x: Columns, machine: Machine, c: dict) -> Array:
     """Adam over the rank's parameters, memory-bound (about 30 bytes each), and the fixed cost of a
     step: gradient norm, scaler, logging."""
-    shards = np.where(x.zero_stage > 0, x.replicas, 1)
-    move = 30.0 * parameters(x) / shards / (machine.memory_rate * c["mem"])
-    host = 30.0 * parameters(x) / shards / HOST_RATE * (x.offload > 0)
+    moved = 30.0 * parameters(x) / np.where(x.zero_stage > 0, x.replicas, 1)
+    if x.experts.any():
+        shards = np.where(x.zero_stage > 0, x.expert_replicas, 1)
+        moved = moved + 30.0 * expert_parameters(x) / shards
+    move = moved / (machine.memory_rate * c["mem"])
+    host = moved / HOST_RATE * (x.offload > 0)
     return move + host + c["step"]
 
 

@@ -38,8 +38,9 @@ SETS = {  # of logs/published
     "InternEvo A100, 7B": ["internevo_a100.csv"],
     "DGX GB200 and H100, NeMo 25.05": ["dgxc_v2505.csv"],
     "LiBai V100, LiBai and Megatron-LM": ["libai_v100.csv"],
+    "AMP T4, 16 over a slow network": ["amp_t4.csv"],
 }
-EXPERTS = {  # of logs/published, which nothing predicts yet (published_rows.read_expert_rows)
+EXPERTS = {  # tables of models with experts; some have rows of others
     "DGX H100 and GB200, NeMo 25.01 to 25.05": ["dgxc_moe.csv"],
     "Qwen3-235B, Megatron-MoE-ModelZoo": ["moe_modelzoo_qwen3.csv"],
     "DeepSeek-V2, Primus MI355X": ["primus_moe.csv"],
@@ -93,7 +94,7 @@ def repeat_noise(groups: Iterable[Sequence[float]]) -> float | None:
 
 def rows_of(name: str) -> Rows:
     """The published rows of a set."""
-    return read_rows([ROOT / "logs" / "published" / file for file in SETS[name]])
+    return read_rows([ROOT / "logs" / "published" / file for file in (SETS | EXPERTS)[name]])
 
 
 def scored(rows: Rows) -> np.ndarray:
@@ -229,11 +230,11 @@ def refused(rows: Rows) -> dict[str, Any]:
 
 
 def by_split() -> Table:
-    """Errors of time on three sets, by which rows the fit has not seen."""
+    """Errors of time on three sets and those of experts, by which rows the fit has not seen."""
     results = []
-    for name in BY_SPLIT:
+    for name in [*BY_SPLIT, *EXPERTS]:
         rows = rows_of(name)
-        for split in SPLITS:
+        for split in SPLITS if name in BY_SPLIT else ["leave-model-out"]:
             errors = of_time(rows, fitting.MAX_ROWS, split).errors(rows.measured)
             results.append({"set": name, "split": split} | errors)
     columns = [
@@ -250,7 +251,7 @@ def by_split() -> Table:
 def by_count() -> Table:
     """Errors of time by how many other rows were fitted; 0: the priors alone."""
     results = []
-    for name in SETS:
+    for name in SETS | EXPERTS:
         rows = rows_of(name)
         row: dict[str, Any] = {"set": name}
         for count in (0, 10, fitting.MAX_ROWS):

@@ -2,7 +2,7 @@
 
 What a row leaves out is derived where an identity gives it (gas, dp, layers from parameters), or
 has its usual value where that is harmless (vocabulary 51,200); else the row is left out, with the
-reason. Rows of models with experts are `ExpertRow`s: nothing predicts them yet.
+reason.
 """
 
 import math
@@ -29,7 +29,11 @@ COUNTS = (
     *("gpus", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len"),
     *(*AXES, *EXPERT_AXES, "micro_batch", "global_batch", "gas", "zero_ranks"),
 )
+# Layers of the first and the last stage, by flags of a test of Megatron-LM that its table lacks:
+# tests/functional_tests/test_cases/<model>/model_config.yaml, --decoder-first-pipeline-num-layers.
+ENDS = {"gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline": (2, 2)}
 CRASHED = ("OOM", "crashed_or_OOM")  # statuses of runs that may have had too little memory
+NATURAL = 1.4  # tokens of the fullest rank's experts over the mean where the router chooses
 SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
 
 
@@ -73,7 +77,7 @@ class Rows:
     def allocated(self) -> np.ndarray:
         """Gigabytes that PyTorch allocates on the rank of memory_gb, nan where no formula counts
         every tensor, (n,)."""
-        last = memory.allocated(self.x, ("last",))
+        last = memory.allocated(self.x, "last")
         return np.where(self.last_stage, last, memory.allocated(self.x)) / memory.GB
 
     @property
@@ -121,8 +125,8 @@ def _yes(row: Row, name: str) -> bool:
     return row.text(name).lower() in ("1", "1.0", "true", "yes", "swiglu")
 
 
-def _settings(row: Row, with_experts: bool = False) -> Settings:
-    """The settings of one row; with_experts: of a model that has them, too.
+def _settings(row: Row) -> Settings:
+    """The settings of one row.
 
     Raises:
         ValueError: what is missing or cannot be.
@@ -130,8 +134,8 @@ def _settings(row: Row, with_experts: bool = False) -> Settings:
     _check_counts(row)
     if row.text("blocks"):
         raise ValueError(f"a hybrid, which no GPT is: {row.text('blocks')}")
-    if has_experts(row) and not with_experts:
-        raise ValueError(f"{row.text('experts') or 'its'} experts: not predicted yet")
+    if has_experts(row) and not row.number("topk"):
+        raise ValueError("experts, and their sizes are not stated")
     model, guessed = _model(row)
     split = _split(row)
     engine, pp = row.text("engine"), split["pp"]
@@ -142,12 +146,12 @@ def _settings(row: Row, with_experts: bool = False) -> Settings:
     if zero is None and "Megatron-DeepSpeed" in engine:
         zero = 1.0  # what its launch scripts set; 1.3B would not fit 16 GB without
     if zero is None and recipe:  # its distributed optimizer, or else its FSDP
-        zero = 1.0 if _weights_fit(row, split) else 3.0
+        zero = 1.0 if has_experts(row) or _weights_fit(row, split) else 3.0
     if not row.text("sequence_parallel") and recipe:
         sequence_parallel = split["tp"] > 1
     if model["layers"] + 2 < pp:  # embedding and logits may each have a stage (BLOOM)
         raise ValueError(f"{model['layers']:g} layers cannot fill {pp:g} stages")
-    if (zero or 0) > 1 and pp > 1:
+    if (zero or 0) > 1 and pp > 1 and "FSDP2" not in engine:
         raise ValueError(f"ZeRO-{zero:g} cannot run with {pp:g} pipeline stages")
     offload = row.text("offload").lower()
     fused = re.search(
@@ -165,7 +169,7 @@ def _settings(row: Row, with_experts: bool = False) -> Settings:
         # micro-batches that fit no other way.
         "host_checkpoints": deepspeed and zero == 3 and RECOMPUTE[recompute] == "full",
         "sequence_parallel": sequence_parallel,
-        "offload": 0 if offload in ("", "none", "no", "0") else 1 + ("param" in offload),
+        "offload": 0 if re.match("$|no|0|activations", offload) else 1 + ("param" in offload),
         "flash": bool(fused or re.search(r"H100|H200|H800|B[23]00|MI3", row.text("gpu_type"))),
         "gpus_per_node": joined(row.text("gpu_type"), _node(row)),
         "deepspeed": deepspeed,
@@ -208,7 +212,24 @@ def _of_megatron(row: Row, values: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"no formula counts {name} {row.text(name)}")
     names = ("experts", "topk", "moe_ffn", "shared_ffn", "dense_layers")
     settings: dict[str, Any] = {name: row.number(name) or 0.0 for name in names}
-    settings |= {"ep": row.number("ep") or 1.0, "etp": row.number("etp") or values["tp"]}
+    settings["first_layers"], settings["last_layers"] = ENDS.get(row.text("model"), (0, 0))
+    recipe = re.search(r"Megatron-Bridge|\(Megatron-Core\)", engine)  # states 1; the usual is tp
+    usual = 1.0 if recipe and has_experts(row) else values["tp"]
+    settings |= {"ep": row.number("ep") or 1.0, "etp": row.number("etp") or usual}
+    if has_experts(row) and "FSDP2" in engine and not row.number("ep"):
+        raise ValueError("experts, and their ep is not stated")
+    routing, dispatcher = row.text("routing"), row.text("dispatcher")
+    # NVIDIA's containers of Megatron-Bridge take HybridEP but where tokens are dropped.
+    bridge = "Megatron-Bridge" in engine and "container" in engine
+    bridge = bridge and not dispatcher and "drop" not in routing
+    settings |= {
+        "hybrid_ep": "HybridEP" in dispatcher or bridge,
+        "deep_ep": bool(re.search("DeepEP|HybridEP", dispatcher)) or bridge,
+        "padded": "token drop" in routing,
+        "ep_overlap": "all-to-all" in row.text("overlap"),
+        "imbalance": NATURAL if "natural" in routing else 1.0,
+        "mtp": float("one MTP layer" in row.text("notes") and "with one" in row.text("notes")),
+    }
     latent = row.text("attention") == "mla"
     settings |= {name: latent * _latent(row, words) for name, words in _LATENTS.items()}
     if latent and not settings["kv_lora"]:
@@ -262,7 +283,7 @@ _CALLED = {
     "internevo": "megatron_core",  # not fitted to its own table
     "deepspeed": "deepspeed",
     r"fsdp|torchtitan|llm-foundry": "fsdp",
-    r"nemo|megatron-bridge|\bcore\b": "megatron_core",
+    r"nemo|megatron-bridge|\bcore\b|\bTE 2": "megatron_core",
 }
 
 
@@ -401,7 +422,9 @@ def _node(row: Row) -> int:
 
 def _recompute(row: Row) -> int:
     """The policy's place in RECOMPUTE; without one, what the published formula counts."""
-    text = row.text("recompute").lower()
+    text, notes = row.text("recompute").lower(), row.text("notes")
+    if text == "selective" and re.search(r"recompute (?!core_attn)", notes) and has_experts(row):
+        text = "none"  # modules of little work; the policy of this name repeats attention
     if text in RECOMPUTE:
         return RECOMPUTE.index(text)
     if text in ("uniform", "block"):  # Megatron's ways of full recomputation
@@ -428,11 +451,8 @@ def _seconds(row: Row, s: dict[str, Any]) -> float:
     return math.nan
 
 
-def read_rows(
-    paths: list[Path], needed: tuple[str, ...] = NEEDED, with_experts: bool = False
-) -> Rows:
-    """Every row of the files that can be modelled; `needed` columns must be there. with_experts:
-    those of models with experts, too, of which nothing but the memory is predicted yet.
+def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
+    """Every row of the files that can be modelled; `needed` columns must be there.
 
     Raises:
         UsageError: unreadable, or a column is missing, or no row is usable.
@@ -443,7 +463,7 @@ def read_rows(
         for row in read_csv(path, needed).rows:
             name = row.text("id") or f"{Path(path).stem}:{row.line_no}"
             try:
-                s = _settings(row, with_experts)
+                s = _settings(row)
                 where = row.text("gpu_type"), row.text("cluster"), _node(row)
                 how = s.columns["width"], _low(row) or "fp8", s.columns["gpus_per_node"]
                 machine = machine_of(*where, *how, tf32=s.columns["tf32"])

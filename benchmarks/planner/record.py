@@ -8,11 +8,11 @@ too, so that a later model can predict it again. FOLDER/<name>.csv gets a row fo
 id, seconds, low, high (they hold 80 %), fits (yes, no, - where what the row says leaves the memory
 open), why
 (what speaks against the run), predicted_gb (what PyTorch allocates at the peak, where every tensor
-is counted), and the layout. --fitted-on gives published rows of the same cluster;
-the constants are fitted on the times of at most --rows of them. Without it the card's priors are
-used. With it the files are <name>-fitted.csv, without the layouts, and <name>-fitted.toml, the
-constants. made.csv says of each file which model made it: a hash of the planner's code and
-constants, and the commit.
+is counted), and the layout. --fitted-on gives published rows of the same cards; the constants of
+each card are fitted on the times of at most --rows of its rows. Without it, and for other cards,
+the card's priors are used. With it the files are <name>-fitted.csv, without the layouts, and
+<name>-fitted.toml, the constants; with several cards <name>-fitted-CARD.toml. made.csv says of each
+file which model made it: a hash of the planner's code and constants, and the commit.
 
 --check prints which files today's code would write otherwise.
 """
@@ -55,16 +55,16 @@ def model_hash() -> str:
 
 
 def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, str]]:
-    """What is predicted of each row, by id; `fits`: constants by cluster, else the priors."""
+    """What is predicted of each row, by id; `fits`: constants by card, else the priors."""
     predictions = {}
-    keys = np.array(rows.cluster_key)
+    cards = np.array(rows.gpu)
     limit = np.array([planning_gpu(name).memory_gb for name in rows.gpu])
     limit = np.where(np.isfinite(rows.gpu_memory_gb), rows.gpu_memory_gb, limit)
     allocated = rows.allocated
     full, start, fp8 = memory.peak(rows.x) / memory.GB, rows.can_start, rows.x.fp8
-    for key in np.unique(keys):
-        here = np.flatnonzero(keys == key)
-        fit = fits.get(key) or fitting.prior_fit(fitting.priors_of(rows.gpu[here[0]]))
+    for card in np.unique(cards):
+        here = np.flatnonzero(cards == card)
+        fit = fits.get(card) or fitting.prior_fit(fitting.priors_of(card))
         x, machine = rows.x.take(here), rows.machine.take(here)
         seconds = fit.seconds(x, machine)
         low, high = fit.interval(seconds, x, machine)
@@ -72,6 +72,8 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
             fit_in, why = "yes", ""
             if not start[i]:
                 fit_in, why = "no", "its engine cannot start it"
+            elif not np.isfinite(full[i]):
+                fit_in, why = "-", "no formula counts the bytes of its parts"
             elif fp8[i]:
                 fit_in, why = "-", "fp8: whether its weights are in bf16, too, is not published"
             elif full[i] > limit[i]:
@@ -98,16 +100,20 @@ def record(path: Path, fitted_on: list[Path], count: int, out: Path) -> None:
     if fitted_on:
         seen = read_rows(fitted_on)
         known = scored(seen)
-        for key in sorted({seen.cluster_key[i] for i in known}):
-            index = np.array([i for i in known if seen.cluster_key[i] == key])
-            fit, chosen = fit_some(seen, index, count, seen.gpu[index[0]])
-            fits[key] = fit
+        cards = sorted({seen.gpu[i] for i in known})
+        for card in cards:
+            index = np.array([i for i in known if seen.gpu[i] == card])
+            fit, chosen = fit_some(seen, index, count, card)
+            fits[card] = fit
             i = chosen[0]
             where = seen.gpu[i], seen.gpu[i], int(seen.gpus_per_node[i])
             size, flash = float(seen.gpu_memory_gb[i]), bool(seen.x.flash[i])
             cluster = calibration.Calibration(*where, size, fit, flash=flash)
             source = f"fitted for predictions on record of {name}"
-            calibration.write(out / f"{name}.toml", cluster, source, [seen.ids[k] for k in chosen])
+            of_card = f"-{card.replace(' ', '-')}" if len(cards) > 1 else ""
+            calibration.write(
+                out / f"{name}{of_card}.toml", cluster, source, [seen.ids[k] for k in chosen]
+            )
     predictions = predicted(read_rows([path], tuple(n for n in NEEDED if n != "step_s")), fits)
     with (out / f"{name}.csv").open("w", newline="") as stream:
         write = csv.writer(stream, lineterminator="\n")

@@ -16,6 +16,10 @@ AXES = {
 # Of experts alone, which are split otherwise over the tp x cp x dp ranks of a stage. What is said
 # of a dense model does not mention them, and no formula of memory or time has them yet.
 EXPERT_AXES = {"ep": "expert-parallel size", "etp": "tensor-parallel size of experts"}
+# How a pipeline cuts layers that it does not divide (names of Megatron-LM). What is said of a run
+# whose stages are equal does not mention them.
+UNEVEN = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+UNEVEN += ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 RANK_AXES = ("tp", "cp", "dp", "pp")  # those whose product is the ranks, the fastest first
 MODEL_AXES = tuple(axis for axis in RANK_AXES if axis != "dp")  # dp follows from them and the ranks
 SET_AXES = tuple(axis for axis in AXES if axis != "dp")  # those that are settings of a run

@@ -131,6 +131,8 @@ def inabilities(
         if value not in known:
             allowed = ", ".join(map(str, known))
             problems.append(f"engine {engine} offers {what} {allowed}, not {value}")
+    if layout.uneven and engine != "megatron":
+        problems.append(f"engine {engine} has no {' and no '.join(layout.uneven)} (megatron has)")
     if layout.fsdp_shard and engine != "fsdp2":
         problems.append(f"engine {engine} has no fsdp_shard (fsdp2 has)")
     if layout.reduce_each_micro_batch is not None and engine != "fsdp2":

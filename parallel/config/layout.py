@@ -6,16 +6,52 @@ Megatron-LM and (without cp) DeepSpeed's topology order them. Experts have sizes
 tp x cp x dp ranks of a stage, which count etp fastest, then ep, then the copies of an expert.
 """
 
+import itertools
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.errors import UsageError
 from models.config import GPTConfig
-from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SELDOM
+from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SELDOM, UNEVEN
 
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "all")
+
+
+class Ends(NamedTuple):
+    """Layers of the first and of the last stage of a pipeline."""
+
+    first: int
+    last: int
+
+    def settings(self, vpp: int) -> dict[str, int | bool]:
+        """Those of `UNEVEN` that cut such stages."""
+        embedding, loss, first, last = UNEVEN
+        if any(layers % vpp for layers in self):  # the first or the last chunk has one fewer
+            counted = {embedding: self.first % vpp != 0, loss: self.last % vpp != 0}
+            return {name: counts for name, counts in counted.items() if counts}
+        return {first: self.first, last: self.last}
+
+
+def uneven_ends(n_layer: int, pp: int, vpp: int = 1, head: float = 1.0) -> Ends | None:
+    """Ends with fewer layers than other stages, with which pp stages of vpp chunks have all layers;
+    None: no such are. head: what the output layer costs, in layers.
+
+    The output layer, or it and the embedding, are a layer where that makes all chunks equal.
+    Otherwise the last stage has fewer layers than the first by what the output layer costs.
+    """
+    for counted in (1, 2):
+        size, rest = divmod(n_layer + counted, pp)
+        if pp > 1 and size > 1 and size % vpp == 0 and not rest:
+            return Ends(size - counted + 1, size - 1)
+    most = -(-n_layer // (pp * vpp))  # layers of a chunk
+    both, rest = divmod(n_layer, vpp)
+    both -= most * (pp - 2)  # layers of two chunks, one of each end
+    if pp < 2 or rest or both < 2:
+        return None
+    last = min(max(round((both - head) / 2), both - most, 1), both - 1)
+    return Ends((both - last) * vpp, last * vpp)
 
 
 @dataclass(frozen=True)
@@ -46,6 +82,10 @@ class Layout:
     offload: str = "none"
     fsdp_shard: int | None = None
     reduce_each_micro_batch: bool | None = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+    decoder_first_pipeline_num_layers: int | None = None
+    decoder_last_pipeline_num_layers: int | None = None
 
     def __post_init__(self) -> None:
         for name in (*AXES, *EXPERT_AXES, "micro_batch", "n_micro", "shards"):
@@ -102,9 +142,36 @@ class Layout:
         """Which of the `expert_copies` a rank's experts are."""
         return rank // (self.ep * self.etp) % self.expert_copies
 
+    def chunks(self, n_layer: int) -> list[range]:
+        """The layers of each model chunk, as megatron-core cuts them: chunk c is on stage c % pp.
+        They are all layers where `problems` finds nothing."""
+        loss, last = self.account_for_loss_in_pipeline_split, self.decoder_last_pipeline_num_layers
+        embedding = self.account_for_embedding_in_pipeline_split
+        given = {0: self.decoder_first_pipeline_num_layers, self.pp - 1: last}
+        given = {stage: layers for stage, layers in given.items() if layers}
+        left = n_layer + embedding + loss - sum(given.values())
+        others = left // max(1, self.pp - len(given))
+        sizes = [given.get(stage, others) // self.vpp for stage in range(self.pp)] * self.vpp
+        sizes[0] -= embedding
+        sizes[-1] -= loss
+        ends = itertools.accumulate(sizes)
+        return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+    def ends(self, n_layer: int) -> Ends:
+        """Layers of the first and of the last stage."""
+        chunks = self.chunks(n_layer)
+        return Ends(*(sum(map(len, chunks[stage :: self.pp])) for stage in (0, self.pp - 1)))
+
+    @property
+    def uneven(self) -> dict[str, int | bool]:
+        """The settings of `UNEVEN` that are used."""
+        return {name: value for name in UNEVEN if (value := getattr(self, name))}
+
     def as_dict(self) -> dict[str, Any]:
-        """The sizes as plain data. Where experts are not split, it has no word of them."""
-        return {k: v for k, v in asdict(self).items() if k not in EXPERT_AXES or v > 1}
+        """The sizes as plain data. Where experts are not split, it has no word of them, nor of
+        uneven stages where stages are equal."""
+        sizes = {k: v for k, v in asdict(self).items() if k not in EXPERT_AXES or v > 1}
+        return {k: v for k, v in sizes.items() if k not in UNEVEN or v}
 
     def problems(self, config: GPTConfig, seq_len: int) -> list[str]:
         """Every reason this layout cannot train `config`, with the numbers; empty when it can."""
@@ -118,9 +185,7 @@ class Layout:
                 problems.append(f"tp {self.tp} does not divide the {heads} {what} ({fits} do)")
         if config.ffn_hidden % self.tp:
             problems.append(f"tp {self.tp} does not divide ffn_hidden {config.ffn_hidden}")
-        chunks = f"pp {self.pp} x vpp {self.vpp}" if self.vpp > 1 else f"pp {self.pp}"
-        if config.n_layer % (self.pp * self.vpp):
-            problems.append(f"{chunks} does not divide the {config.n_layer} layers")
+        problems += self._problems_of_stages(config.n_layer)
         if self.vpp > 1 and self.pp < 2:
             problems.append(f"vpp {self.vpp} interleaves pipeline stages and needs pp >= 2")
         if self.vpp > 1 and self.n_micro % self.pp:
@@ -143,6 +208,27 @@ class Layout:
         if self.dp % self.shards:
             problems.append(f"fsdp_shard {self.shards} does not divide dp {self.dp}")
         return problems + self._problems_of_experts(config)
+
+    def _problems_of_stages(self, n_layer: int) -> list[str]:
+        """Why the stages cannot have the layers, and what would do."""
+        used = " and ".join(f"{name} {value}" for name, value in self.uneven.items())
+        if used and self.pp < 2:
+            return [f"{used} is of pipeline stages and needs pp >= 2"]
+        if len({name.partition("_")[0] for name in self.uneven}) > 1:
+            return [f"{used}: ends count as layers, or have a number of layers, not both"]
+        sizes = [len(chunk) for chunk in self.chunks(n_layer)]
+        if sum(sizes) == n_layer and min(sizes[1:-1], default=1) > 0:
+            return []
+        split = f"pp {self.pp} x vpp {self.vpp}" if self.vpp > 1 else f"pp {self.pp}"
+        fits = ", ".join(str(n) for n in range(1, n_layer + 1) if n_layer % n == 0)
+        fits += " do"
+        if n_layer % (self.pp * self.vpp) == 0:
+            fits += ", without these settings"
+        elif ends := uneven_ends(n_layer, self.pp, self.vpp):
+            settings = ends.settings(self.vpp).items()
+            fits += "; with megatron " + " and ".join(f"{k} {v}" for k, v in settings)
+        used = f" with {used}" if used else ""
+        return [f"{split}{used} does not divide the {n_layer} layers ({fits})"]
 
     def _problems_of_experts(self, config: GPTConfig) -> list[str]:
         """Every reason why the experts cannot be split so."""

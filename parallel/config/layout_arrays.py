@@ -14,7 +14,7 @@ import numpy as np
 from models.config import GPTConfig
 from parallel.config.axes import AXES, RANK_AXES
 from parallel.config.deepspeed_json import read_deepspeed_json
-from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
+from parallel.config.layout import OFFLOAD, RECOMPUTE, Ends, Layout
 
 if TYPE_CHECKING:
     from parallel.config.settings import RunSpec
@@ -26,8 +26,9 @@ FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core")
 FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "fp8", "tf32", "flash")
 FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out")
 FLAGS += ("host_checkpoints", "documents", "te_loss", "megatron", "biased")
+FLAGS += ("deep_ep", "hybrid_ep", "ep_overlap", "padded")
 EXPERTS = ("experts", "topk", "moe_ffn", "shared_ffn", "dense_layers")
-EXPERTS += ("q_lora", "kv_lora", "rope_dim", "value_dim")
+EXPERTS += ("q_lora", "kv_lora", "rope_dim", "value_dim", "mtp")
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,17 @@ class Columns:
     share a sequence; keys and values travel in a ring. shards: ranks that ZeRO and FSDP2 cut one
     copy of the state over (by default dp x cp). reductions: of a gradient in FSDP2's step. family:
     the position in `FAMILIES` (by default as the flags say). gpus_per_node: GPUs that fast links
-    join; in a rack with NVLink switches more than a node's.
+    join; in a rack with NVLink switches more than a node's. first_layers, last_layers: of the first
+    and the last stage of an uneven pipeline; 0 where nothing states them.
 
     megatron: Megatron-LM runs the step, whose bytes megatron_memory.py counts. A token takes topk
     experts of width moe_ffn and those of all, together shared_ffn wide; dense_layers: at the start,
-    without. q_lora, kv_lora, rope_dim, value_dim: of latent attention. biased: products have biases
+    without. deep_ep: a token goes to a node, and there to a rank, once; hybrid_ep: by HybridEP,
+    whose kernels do more of the work than DeepEP's. padded: experts take equally many tokens, the
+    others are dropped. ep_overlap: the messages of experts run beside another micro-batch.
+    imbalance: tokens of the fullest rank's experts over the mean. mtp: layers that predict further
+    tokens.
+    q_lora, kv_lora, rope_dim, value_dim: of latent attention. biased: products have biases
     and norms two weights. fused_gradients: kernels add gradients up. output_twice: attention keeps
     its output in two orders. workspaces: MiB of cuBLAS, 96 on Hopper and later.
     """
@@ -113,10 +120,18 @@ class Columns:
     kv_lora: Array
     rope_dim: Array
     value_dim: Array
+    mtp: Array
+    deep_ep: Array
+    hybrid_ep: Array
+    ep_overlap: Array
+    padded: Array
+    imbalance: Array
     biased: Array
     fused_gradients: Array
     output_twice: Array
     workspaces: Array
+    first_layers: Array
+    last_layers: Array
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -152,6 +167,16 @@ class Columns:
         return self.cp * self.dp
 
     @property
+    def expert_replicas(self) -> Array:
+        """Ranks of a stage that hold the same experts."""
+        return self.tp * self.replicas / (self.ep * self.etp)
+
+    @property
+    def routed(self) -> Array:
+        """The share of layers that have experts."""
+        return np.where(self.experts > 0, 1.0 - self.dense_layers / self.layers, 0.0)
+
+    @property
     def tokens(self) -> Array:
         """Tokens of a micro-batch on one rank, before sequence parallelism."""
         return self.micro_batch * self.seq / self.cp
@@ -163,8 +188,10 @@ class Columns:
     def layout(self, i: int) -> Layout:
         """Row i as one Layout."""
         sizes = (*AXES, "micro_batch", "n_micro", "zero_stage")
+        ends = Ends(int(self.first_layers[i]), int(self.last_layers[i]))
         return Layout(
             **{name: int(getattr(self, name)[i]) for name in sizes},
+            **(ends.settings(int(self.vpp[i])) if any(ends) else {}),
             fsdp_shard=int(self.shards[i]) if self.shards[i] < self.replicas[i] else None,
             sequence_parallel=bool(self.sequence_parallel[i]),
             recompute=RECOMPUTE[self.recompute[i]],
@@ -220,7 +247,8 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
     """
     usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro", "reductions"), 1)
     usual |= dict.fromkeys(("zero_stage", "recompute", "offload", "positions"), 0)
-    usual |= dict.fromkeys(EXPERTS, 0) | {"ep": 1}
+    usual |= dict.fromkeys((*EXPERTS, "first_layers", "last_layers"), 0)
+    usual |= {"ep": 1, "imbalance": 1.0}
     usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
     values = usual | (_of_model(config) if config else {}) | stated
     values = _derived({name: np.asarray(value) for name, value in values.items()}) | values
@@ -229,7 +257,7 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
         raise TypeError(f"no such columns: {sorted(unknown)}")
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
     flags = (*FLAGS, "dropout", "slower", "fused_gradients", "output_twice")
-    kinds = dict.fromkeys(flags, bool) | {"head_dim": float}
+    kinds = dict.fromkeys(flags, bool) | {"head_dim": float, "imbalance": float}
     return Columns(
         **{
             name: array.astype(kinds.get(name, np.int64))
@@ -271,4 +299,7 @@ def columns_of(spec: "RunSpec", **stated: object) -> Columns:
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
     }
+    if layout.uneven:
+        ends = layout.ends(spec.model.n_layer)
+        settings |= {"first_layers": ends.first, "last_layers": ends.last}
     return columns(spec.model, **settings | stated)

@@ -50,12 +50,12 @@ class ByStage(NamedTuple):
 
 
 def stage_layers(x: Columns) -> ByStage:
-    """Layers of the stages.
+    """Layers of the stages: those that are stated. The middle stages share the others.
 
-    If pp divides the layers, all stages are equal. If it divides layers + 2, embedding and logits
-    count as a layer each (the BLOOM rule). Otherwise the first stages have one layer more
-    (DeepSpeed's partition_uniform). A middle stage exists from pp 3 on; below pp 3 its number is
-    that of the fullest stage.
+    Elsewhere: if pp divides the layers, all stages are equal. If it divides layers + 2, embedding
+    and logits count as a layer each (the BLOOM rule). Otherwise the first stages have one layer
+    more (DeepSpeed's partition_uniform). A middle stage exists from pp 3 on; below pp 3 its number
+    is that of the fullest stage.
 
     nanotron's build_model: a stage ends with the layer at which the parameters of all layers until
     there reach its share of the parameters of layers and output layer.
@@ -65,16 +65,28 @@ def stage_layers(x: Columns) -> ByStage:
     share = (x.layers + x.vocab * x.hidden / layer_params(x)) / x.pp  # in layers
     begun = np.minimum(np.ceil(share * (x.pp - 1)), x.layers)
     cut = np.minimum(np.ceil(share), x.layers)
-    return ByStage(
+    usual = ByStage(
         np.where(x.nanotron, cut, np.where(balanced, most - 1, most)),
         np.where(x.nanotron, cut, most),
         np.where(x.nanotron, x.layers - begun, np.where(even, most, most - 1)),
     )
+    first, last = x.first_layers, x.last_layers
+    shared = (x.layers - first - last) / np.maximum(x.pp - 2, 1)
+    middle = np.where(x.pp > 2, shared, np.maximum(first, last))
+    stated = zip((first, middle, last), usual, strict=True)
+    return ByStage(*(np.where(first > 0, ours, other) for ours, other in stated))
 
 
 def ends_count(x: Columns) -> np.ndarray:
     """Whether embedding and logits count as a layer each when stages are cut, bool (n,)."""
     return (x.layers % x.pp != 0) & ((x.layers + 2) % x.pp == 0)
+
+
+def _lighter(x: Columns, layers: np.ndarray) -> np.ndarray:
+    """Whether the chunks of a stage with the embedding or the logits, of so many layers, are not
+    equal, because these take a layer's place in one of them; bool (n,)."""
+    counted = np.where(x.first_layers > 0, layers % x.vpp != 0, ends_count(x))
+    return counted & (x.vpp > 1)
 
 
 def layer_params(x: Columns) -> np.ndarray:
@@ -244,9 +256,14 @@ def in_flight(x: Columns, tensors_alone: bool = False) -> ByStage:
     group = np.where(x.n_micro % x.pp, x.n_micro, x.pp)
     last = (group * (x.vpp - 1.0) + 1.0) / x.vpp
     deep = np.where(x.vpp > 1, last + 2.0 * (x.pp - 1.0) / x.vpp, x.pp)
-    chunk = (x.layers + 2) / (x.pp * x.vpp)  # the logits take a layer's place in the last one
+    cut = stage_layers(x)
+    chunk = (cut.last + 1.0) / x.vpp  # the logits take a layer's place in the last one
     shorter = (group * (x.vpp - 1.0) * chunk + chunk - 1.0) / np.maximum(chunk * x.vpp - 1.0, 1.0)
-    last = np.where(ends_count(x) & (x.vpp > 1), shorter, last)
+    last = np.where(_lighter(x, cut.last), shorter, last)
+    deepest = 2.0 * x.pp - 1.0  # micro-batches of the first chunk, which has the embedding
+    chunk = (cut.first + 1.0) / x.vpp
+    shorter = (group * (x.vpp - 1.0) + deepest) * chunk - deepest
+    deep = np.where(_lighter(x, cut.first), shorter / np.maximum(cut.first, 1.0), deep)
     last = np.where(x.deepspeed & (x.pp > 1), np.maximum(last, 2.0), last)
     first, last = np.minimum(deep, x.n_micro), np.minimum(last, x.n_micro)
     if tensors_alone:  # the second of DeepSpeed's last stage is a buffer alone
@@ -336,13 +353,25 @@ class Stage:
         return self.kept - self.one_layer
 
 
+def _of_stage(by_stage: tuple[Any, ...], stage: str | None) -> np.ndarray:
+    """Of a stage (n,), or of all (3, n)."""
+    return np.stack(by_stage) if stage is None else by_stage[STAGES.index(stage)]
+
+
+def _ends(x: Columns, stage: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Whether a stage has the embedding, and whether it has the logits."""
+    both, no = x.pp == 1, np.zeros(len(x), bool)
+    first, last = (~no, both, both), (both, both, ~no)
+    return _of_stage(first, stage), _of_stage(last, stage)
+
+
 def _stage(
-    x: Columns, stage: str, fragments: float | np.ndarray, tensors_alone: bool = False
+    x: Columns, stage: str | None, fragments: float | np.ndarray, tensors_alone: bool = False
 ) -> Stage:
-    """The "first", "middle" or "last" stage; fragments: the factor on activations."""
-    layers = getattr(stage_layers(x), stage)
-    flying = getattr(in_flight(x, tensors_alone), stage)
-    first, last = (stage == "first") | (x.pp == 1), (stage == "last") | (x.pp == 1)
+    """The "first", "middle" or "last" stage, or all; fragments: the factor on activations."""
+    layers = _of_stage(stage_layers(x), stage)
+    flying = _of_stage(in_flight(x, tensors_alone), stage)
+    first, last = _ends(x, stage)
     n = params(x, layers, first | last) + x.positions * x.hidden * first
     kept = activations(x, layers, flying) * fragments
     one_layer = activations(x, 0.0 * layers, flying) * fragments
@@ -354,11 +383,12 @@ def _stage(
 
 def parts(
     x: Columns,
-    stage: str = "first",
+    stage: str | None = "first",
     constants: dict[str, Any] | None = None,
     tensors_alone: bool = False,
 ) -> dict[str, Any]:
-    """Bytes by part on a rank of the "first", "middle" or "last" pipeline stage.
+    """Bytes by part on a rank of the "first", "middle" or "last" pipeline stage, (n,); None: of all
+    three, (3, n), or (n,) where they are equal.
 
     With tensors_alone, without the constants, and what comes later in a step takes the place of
     what has been freed (`passing`). Otherwise all parts add up: published peaks look as an
@@ -383,7 +413,7 @@ def parts(
     return {k: np.where(exact, counted.get(k, 0), v + unknown) for k, v in sizes.items()}
 
 
-def _counted(x: Columns, stage: str, c: dict[str, Any]) -> dict[str, np.ndarray]:
+def _counted(x: Columns, stage: str | None, c: dict[str, Any]) -> dict[str, np.ndarray]:
     """`parts` by `allocated_parts`, with what PyTorch does not allocate."""
     sizes = dict.fromkeys(PARTS, 0.0 * x.layers) | allocated_parts(x, stage)
     for part in ("activations", "logits"):
@@ -394,23 +424,25 @@ def _counted(x: Columns, stage: str, c: dict[str, Any]) -> dict[str, np.ndarray]
 def is_exact(x: Columns) -> np.ndarray:
     """Whether `allocated_parts` counts every tensor of a row, bool (n,)."""
     others = x.fp8 | x.documents | (x.width != 2) | (x.zero_stage > 1) | (x.offload > 0)
+    others = others | (x.mtp > 0)
     return x.megatron & ~others
 
 
-def allocated_parts(x: Columns, stage: str) -> dict[str, np.ndarray]:
-    """Bytes by part that PyTorch allocates on a rank of a stage (megatron_memory.py)."""
+def allocated_parts(x: Columns, stage: str | None) -> dict[str, np.ndarray]:
+    """Bytes by part that PyTorch allocates on a rank of a stage (megatron_memory.py); of all stages
+    as `parts` has them."""
     cut = stage_layers(x)
-    layers, flying = getattr(cut, stage), getattr(in_flight(x), stage)
-    first, last = (stage == "first") | (x.pp == 1), (stage == "last") | (x.pp == 1)
-    before = {"first": 0, "middle": cut.first * (x.pp > 1), "last": x.layers - layers}[stage]
+    layers, flying = _of_stage(cut, stage), _of_stage(in_flight(x), stage)
+    first, last = _ends(x, stage)
+    before = _of_stage((0 * x.layers, cut.first * (x.pp > 1), x.layers - cut.last), stage)
     dense = np.where(x.experts > 0, np.clip(x.dense_layers - before, 0, layers), layers)
     return megatron_memory.parts(x, megatron_memory.Place(layers, dense, flying, first, last))
 
 
-def allocated(x: Columns, stages: tuple[str, ...] = STAGES) -> np.ndarray:
-    """torch.cuda.max_memory_allocated of the fullest of these stages; nan where unknown."""
-    most = np.max([sum(allocated_parts(x, stage).values()) for stage in stages], axis=0)
-    return np.where(is_exact(x), most, np.nan)
+def allocated(x: Columns, stage: str | None = None) -> np.ndarray:
+    """torch.cuda.max_memory_allocated of a stage, or of the fullest; nan where unknown."""
+    most = sum(allocated_parts(x, stage).values())
+    return np.where(is_exact(x), most.max(axis=0) if stage is None else most, np.nan)
 
 
 class Borders(NamedTuple):
@@ -611,8 +643,8 @@ def peak(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
     most, exact = np.empty(len(x)), is_exact(x)
     for rows in (exact, ~exact):
         if rows.any():
-            sizes = [sum(parts(x.take(rows), stage, constants).values()) for stage in STAGES]
-            most[rows] = np.max(sizes, axis=0)
+            alike = x if rows.all() else x.take(rows)
+            most[rows] = sum(parts(alike, None, constants).values()).max(axis=0)
     return most
 
 

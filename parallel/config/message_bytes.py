@@ -70,7 +70,7 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         if spec.model.tied and layout.coords(rank)["pp"] in (0, layout.pp - 1):
             volumes["embedding"] = _tied_embedding(spec)
     if layout.cp > 1:
-        volumes["cp"] = _ring(spec)
+        volumes["cp"] = _ring(spec, rank)
     if layout.dp * layout.cp > 1:
         volumes["dp"] = _data(spec, rank)
     if spec.model.experts and spec.engine == "megatron":
@@ -93,9 +93,9 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
 def blocks_of(spec: RunSpec, rank: int) -> dict[str, bool]:
     """The names of a rank's blocks -> whether each has experts."""
     layout, stage = spec.layout, spec.layout.coords(rank)["pp"]
-    each = spec.model.n_layer // (layout.pp * layout.vpp)
-    blocks = enumerate(spec.model.blocks.items())
-    return {name: has for i, (name, has) in blocks if i // each % layout.pp == stage}
+    blocks = list(spec.model.blocks.items())
+    chunks = layout.chunks(spec.model.n_layer)[stage :: layout.pp]
+    return dict(blocks[i] for chunk in chunks for i in chunk)
 
 
 def _dispatched(spec: RunSpec, layers: int) -> dict[str, Volume]:
@@ -233,14 +233,14 @@ def _pipeline(spec: RunSpec, rank: int) -> Volume:
     return volume
 
 
-def _ring(spec: RunSpec) -> Volume:
+def _ring(spec: RunSpec, rank: int) -> Volume:
     """Liu et al. 2023 (arXiv 2310.01889): keys and values of s/cp tokens go around the cp ranks in
     forward, and again in backward, one step behind them their gradients (Transformer Engine's p2p).
     """
     layout, model = spec.layout, spec.model
     tokens = layout.micro_batch * spec.seq_len // layout.cp
     part = 2 * tokens * model.kv_heads // layout.tp * model.head_dim * _width(spec)
-    times = layout.n_micro * model.n_layer // layout.pp
+    times = layout.n_micro * len(blocks_of(spec, rank))
     forward = (layout.cp - 1) * (2 if layout.recompute == "full" else 1)
     volume = Volume()
     volume.add("send", 2, part, times * (forward + 2))

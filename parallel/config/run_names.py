@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from models.config import Experts, preset
-from parallel.config.axes import EXPERT_AXES, SET_AXES
+from parallel.config.axes import EXPERT_AXES, SET_AXES, UNEVEN
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.settings import RunSpec
 
 # What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
 IN_NAME = {"engine", "gpus", *SET_AXES, *EXPERT_AXES, "sequence_parallel", "zero_stage", "offload"}
 IN_NAME |= {"fsdp_shard", "recompute", "implementation", "moe_token_dispatcher_type"}
-IN_NAME |= {"moe_router_force_load_balancing"}
+IN_NAME |= {"moe_router_force_load_balancing", *UNEVEN}
 SHORT = {
     "micro_batch": "mbs",
     "global_batch": "gbs",

@@ -30,7 +30,7 @@ from models.config import (
 from models.gpus import lacking
 from models.hf_config import architecture
 from models.weights_config import holds_weights, model_of
-from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SET_AXES
+from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SET_AXES, UNEVEN
 from parallel.config.data_files import stated_by
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
 from parallel.config.duration import WORK, steps_of
@@ -44,6 +44,7 @@ ROUTING = NATURAL, FORCED = "natural", "forced"  # see RunSpec.routing
 
 # Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
 _RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
+_LAYERS = Bounds(1, 10**4)
 _MAYBE_STEPS = Bounds(0, 10**9)  # 0: never
 _SIZE = Bounds(1, 2**24)
 _HEADS, _MAYBE_HEADS = Bounds(1, 2**16), Bounds(0, 2**16)
@@ -68,11 +69,12 @@ _SPLIT = (
     "recompute",
     "offload",
 )
-_SPLIT += ("reduce_each_micro_batch",)
+_SPLIT += ("reduce_each_micro_batch", *UNEVEN)
 # A dense model's facts do not mention them.
 _OF_EXPERTS = ("experts", *EXPERT_AXES, "moe_token_dispatcher_type")
 _OF_EXPERTS += ("moe_router_force_load_balancing", "moe_expert_capacity_factor")
 DISPATCHERS = ("alltoall", "allgather")
+_TAGS = dict(zip(UNEVEN, ("embedding-counts", "loss-counts", "first{}", "last{}"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class RunSpec:
     engine: str = key("ddp", "what trains", tuple(ENGINES))
     # the model
     preset: str = key("tiny", "model sizes by name; without it, --load of weights takes theirs")
-    n_layer: int | None = key(None, "transformer blocks", Bounds(1, 10**4))
+    n_layer: int | None = key(None, "transformer blocks", _LAYERS)
     hidden: int | None = key(None, "hidden size", Bounds(1, 2**20))
     n_head: int | None = key(None, "attention heads", _HEADS)
     n_kv_head: int | None = key(None, "heads of keys and values; 0: n_head", _MAYBE_HEADS)
@@ -114,6 +116,18 @@ class RunSpec:
     cp: int = key(1, f"{AXES['cp']}: ranks that share a sequence", _RANKS)
     pp: int = key(1, AXES["pp"], _RANKS)
     vpp: int = key(1, f"{AXES['vpp']}: above 1, interleaved 1F1B", Bounds(1, 10**4))
+    account_for_embedding_in_pipeline_split: bool = key(
+        False, "megatron: the embedding counts as a layer where pp cuts the layers"
+    )
+    account_for_loss_in_pipeline_split: bool = key(
+        False, "megatron: the output layer counts as a layer where pp cuts the layers"
+    )
+    decoder_first_pipeline_num_layers: int | None = key(
+        None, "megatron: layers of the first stage; the others share the rest", _LAYERS
+    )
+    decoder_last_pipeline_num_layers: int | None = key(
+        None, "megatron: layers of the last stage; the others share the rest", _LAYERS
+    )
     ep: int = key(1, f"{EXPERT_AXES['ep']}: of the experts each rank has 1 / ep", _RANKS)
     etp: int = key(1, f"{EXPERT_AXES['etp']}; their dp is tp x cp x dp / (ep x etp)", _RANKS)
     moe_token_dispatcher_type: str = key(DISPATCHERS[0], "how tokens get to experts", DISPATCHERS)
@@ -251,6 +265,7 @@ class RunSpec:
         sizes = {axis: getattr(self, axis) for axis in (*SET_AXES, *EXPERT_AXES)} | {"dp": dp}
         parts = [self.engine.replace("_", "-")]
         parts += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
+        parts += [_TAGS[name].format(n) for name in UNEVEN if (n := getattr(self, name))]
         if self.sequence_parallel:
             parts.append("sp")
         if self.moe_token_dispatcher_type != DISPATCHERS[0]:
@@ -440,9 +455,11 @@ class RunSpec:
         return problems
 
     def settings(self) -> dict[str, Any]:
-        """All fields as plain data, for run.json. A dense model's has no word of experts."""
-        has = self.model.experts is not None
-        return {k: v for k, v in asdict(self).items() if has or k not in _OF_EXPERTS}
+        """All fields as plain data, for run.json. A dense model's has no word of experts, and one
+        of equal stages none of uneven ones."""
+        silent = set() if self.model.experts else {*_OF_EXPERTS}
+        silent |= {name for name in UNEVEN if not getattr(self, name)}
+        return {k: v for k, v in asdict(self).items() if k not in silent}
 
 
 def gemm_precision(precision: str, tf32: bool | None) -> str:

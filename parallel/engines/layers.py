@@ -203,6 +203,10 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        account_for_embedding_in_pipeline_split=layout.account_for_embedding_in_pipeline_split,
+        account_for_loss_in_pipeline_split=layout.account_for_loss_in_pipeline_split,
+        num_layers_in_first_pipeline_stage=layout.decoder_first_pipeline_num_layers,
+        num_layers_in_last_pipeline_stage=layout.decoder_last_pipeline_num_layers,
         context_parallel_size=layout.cp,
         sequence_parallel=layout.sequence_parallel,
         tp_comm_overlap=spec.tp_overlap,
@@ -299,9 +303,9 @@ def options(config: TransformerConfig) -> dict[str, bool]:
 def block_submodules(
     spec: RunSpec, config: TransformerConfig, kernels: str, stage: int = 0
 ) -> TransformerBlockSubmodules:
-    """The layers of one pipeline stage from the chosen kernels (see parallel.engines.kernels)."""
-    layers = spec.model.n_layer // (spec.pp * spec.vpp)
-    here = list(spec.model.blocks.values())[stage * layers : (stage + 1) * layers]
+    """The layers of model chunk `stage` from the chosen kernels (see parallel.engines.kernels)."""
+    blocks = list(spec.model.blocks.values())
+    here = [blocks[i] for i in spec.layout.chunks(len(blocks))[stage]]
     norm = SequenceParallelNorm
     if kernels == "te":
         from megatron.core.extensions.transformer_engine import TENorm
@@ -369,7 +373,7 @@ def gpt_model(
         config,
         block_submodules(spec, config, kernels, stage),
         stage,
-        spec.pp * spec.vpp,
+        spec.layout.chunks(spec.model.n_layer),
         vocab_size=spec.padded_vocab,
         max_sequence_length=spec.model.max_seq_len,
         pre_process=pre_process,

@@ -77,19 +77,22 @@ def language_model(
     config: TransformerConfig,
     block: TransformerBlockSubmodules,
     stage: int,
-    stages: int,
+    chunks: list[range],
     **settings: Any,
 ) -> nn.Module:
-    """Pipeline stage `stage`, made of `block`, of a GPT with `stages` such stages."""
+    """Pipeline stage `stage`, made of `block`, of a GPT whose stages have these layers."""
     if HybridModel is None:
         return GPTModel(config, block, **settings)
-    layers = len(block.layer_specs)
-    experts = config.moe_layer_freq if config.num_moe_experts else [0] * layers * stages
-    config.num_layers = _PARTS * layers * stages
+    layers = chunks[-1].stop
+    experts = config.moe_layer_freq if config.num_moe_experts else [0] * layers
+    config.num_layers = _PARTS * layers
+    # The pattern cuts the layers, and is refused beside these.
+    config.num_layers_in_first_pipeline_stage = config.num_layers_in_last_pipeline_stage = None
     if config.recompute_granularity == "full":
         config.recompute_num_layers = _PARTS
     kinds = {}
-    for has, layer in zip(experts[stage * layers :], block.layer_specs, strict=False):
+    of_stages = [[experts[i] for i in chunk] for chunk in chunks]
+    for has, layer in zip(of_stages[stage], block.layer_specs, strict=True):
         parts = layer.submodules
         attention = TransformerLayerSubmodules(
             input_layernorm=parts.input_layernorm,
@@ -103,7 +106,6 @@ def language_model(
         kinds["moe_layer" if has else "mlp_layer"] = ModuleSpec(MLPLayer, submodules=mlp)
     norm = {"norm": block.layer_norm}
     spec = ModuleSpec(_Stack, params=norm, submodules=HybridStackSubmodules(**kinds))
-    of_stages = (experts[first : first + layers] for first in range(0, len(experts), layers))
     pattern = "|".join("".join("*E" if has else "*-" for has in each) for each in of_stages)
     return HybridModel(config, spec, hybrid_layer_pattern=pattern, **settings)
 

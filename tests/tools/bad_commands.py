@@ -31,6 +31,7 @@ LINES = {
     "analysis.calibrate": "--runs logs/study --cluster dgx-a100 --out x.toml",
     "analysis.checkpoints": "logs/study",
     "analysis.compare": "logs/study",
+    "analysis.expect": "logs/study/ddp --cluster 2-core-cpu",
     "analysis.page": "logs/study --out page.html",
     "analysis.parity": "logs/study",
     "analysis.plan": "--preset gpt2-124m --cluster jean-zay-v100 --gpus 4 --global-batch 16",

@@ -70,10 +70,11 @@ def bubble(events: list[Event]) -> float:
     return (max(e.end for e in events) - ideal) / ideal
 
 
-def in_flight(events: list[Event], stage: int) -> int:
-    """Most micro-batch chunks whose forward is done and whose backward is not, on a stage."""
+def in_flight(events: list[Event], stage: int, layers: list[int] | None = None) -> int:
+    """Most micro-batch chunks whose forward is done and whose backward is not, on a stage; most
+    layers of them, where each chunk of the stage has so many."""
     now = most = 0
     for e in sorted((e for e in events if e.stage == stage), key=lambda e: e.start):
-        now += 1 if e.kind == "F" else -1
+        now += (1 if e.kind == "F" else -1) * (layers[e.chunk] if layers else 1)
         most = max(most, now)
     return most

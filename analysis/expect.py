@@ -1,0 +1,309 @@
+"""What should I get? A run beside what is predicted for it and what others published.
+
+    python -m analysis.expect PATH [--cluster NAME|FILE] [--zero-stage 1 --recompute none ...]
+    python -m analysis.expect --preset llama3-8b --gpu-type "H100 SXM" --gpus 64 --tp 2
+        --micro-batch 1 --global-batch 128 --seq-len 8192
+
+PATH is a run folder or a log of any program; without one the flags describe the run, and what they
+leave out is as in parallel.train. The first table has the run, what is predicted for it (low to
+high hold 80 %; by --cluster, else by the data sheet of --gpu-type), and the nearest published rows,
+one of each table, model, card and number of GPUs, with all in which they differ. TFLOP/s are
+counted here, by one convention. Where the sizes are of another model than --preset, --params or the
+log claims, a line says so. A second table says why a run is slower than the interval (or, without
+one, than rows): what it waited for by its own record, and what differs from faster rows, by gain.
+"""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.common.table import Column, Reasons, Table, add_table_flags, show
+from analysis.compare import changes
+from analysis.logs.fact_flags import add_fact_flags, facts_of
+from analysis.logs.load import load, name_of
+from analysis.logs.model import SAME_MODEL, asked, config_of
+from analysis.logs.parsing.model_names import read_name
+from analysis.logs.parsing.setting_names import MODEL, state
+from analysis.logs.record import Record
+from analysis.measured import rank_times, run_table
+from analysis.measured.run_flags import unheeded
+from analysis.planner import engines, ranking
+from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
+from analysis.planner.runs import row_of
+from analysis.planner.space import engine_of
+from analysis.published.published_runs import read_published
+from base.bounds import check_flags
+from base.errors import Answer, Parser, UsageError, command_line, warn
+from base.files import ROOT
+from models.config import name_of as preset_of
+from models.config import preset
+from models.gpus import peak_tflops, usual_gpu
+from parallel.config.axes import EXPERT_AXES, MODEL_AXES, SET_AXES, shown_axes
+from parallel.config.layout_arrays import FAMILIES
+from parallel.config.settings import RunSpec
+from parallel.record.reader import read_run
+
+FLAGS = "flags"  # the source of a run that is not measured
+# How far what differs puts a row from a run: each doubling of a number, or another word.
+FAR = {"experts": 8.0, "params": 2.0, "gpu_type": 2.0, "precision": 2.0, "seq_len": 1.0}
+FAR |= {"active": 1.0, "gpus": 0.5, "recompute": 0.5, "tp": 0.5, "pp": 0.5, "cp": 0.5}
+FAR |= dict.fromkeys(("vpp", "ep", "etp", "micro_batch", "zero_stage", "engine"), 0.25)
+SPLIT = (*SET_AXES, *EXPERT_AXES, "zero_stage")  # taken over from a row together
+SIZE = ("params", "active")
+
+
+def of_flags(facts: dict[str, Any], wanted: str | None) -> Record:
+    """The run that flags describe; what they leave out is as in parallel.train,
+    and the engine as in analysis.plan."""
+    record = Record(FLAGS, FLAGS)
+    if wanted:
+        sizes = preset(wanted, **{name: facts[name] for name in MODEL if name in facts})
+        record.model, record.seq_len = sizes.as_dict(), facts.get("seq_len", sizes.max_seq_len)
+    state(record, facts, "flag")
+    for name in (*MODEL_AXES, "vpp", *EXPERT_AXES, "zero_stage", "recompute", "micro_batch"):
+        if getattr(record, name) is None:
+            setattr(record, name, RunSpec.__dataclass_fields__[name].default)
+    record.engine = record.engine or engine_of(record.zero_stage, False)
+    return record
+
+
+def cluster_of(record: Record, wanted: str | None) -> Answer[Calibration]:
+    """Where the run is predicted, or why nowhere."""
+    if wanted:
+        return Answer(load_calibration(wanted))
+    if not record.gpu_type:
+        return Answer(None, asked(["gpu_type"]) + "; or give --cluster")
+    if (card := usual_gpu(record.gpu_type)) is None:
+        return Answer(None, f"{record.gpu_type} is no known card: say where with --cluster")
+    return Answer(from_data_sheet(card.name, memory_gb=card.memory_gb))
+
+
+def prediction(record: Record, where: Answer[Calibration]) -> Answer[dict[str, Any]]:
+    """The run's row in a plan; without one, which facts are absent."""
+    ranks = math.prod(getattr(record, axis) or 1 for axis in MODEL_AXES)
+    absent = ["micro_batch", "recompute", "zero_stage"][: 3 - (record.dp == 1)]
+    absent += ["tp", "pp"] if ranks * (record.dp or 0) != record.gpus else []
+    absent = [name for name in absent if getattr(record, name) is None]
+    if where.value is None or absent:
+        return Answer(None, "; ".join(filter(None, [where.why, absent and asked(absent)])))
+    cluster, family = where.value, engines.OTHERS.get((record.engine or "").lower())
+    family = {"family": FAMILIES.index(family)} if family and not cluster.is_host else {}
+    try:
+        x = row_of(record, lambda *by: cluster.columns(*by) | family)
+        if cluster.is_host:
+            cluster.precision(record.precision)
+        if (x.gpus != record.gpus) | (x.global_batch != record.global_batch) | (x.layers % x.pp):
+            raise ValueError("its GPUs, layers or batch cannot be split so")
+        r = ranking.rank(x, cluster, ranking.MARGIN)
+        config = config_of(record).value
+        (row,) = ranking.rows_of(r, np.array([0]), config, record.precision)
+    except ValueError as error:
+        return Answer(None, str(error))
+    return Answer(row | {"fits": len(r.order) > 0, "step_s": row["predicted_s"]})
+
+
+def _size(record: Record) -> dict[str, Any]:
+    """Whether the model has experts, its parameters, and of experts those that a token meets."""
+    config = config_of(replace(record, params=None)).value
+    has, params = bool(record.model.get("experts")), config.n_params if config else record.params
+    return {"experts": has, "params": params, "active": config.n_active if config and has else None}
+
+
+def differing(record: Record, row: Record) -> dict[str, tuple[Any, Any]]:
+    """Name -> (the run's, the row's value) of all that both state and that differs."""
+    pairs = changes(record, row, settings=False)
+    pairs = {name: pair for name, pair in pairs.items() if name in FAR or name in SPLIT}
+    theirs, card = _size(row), usual_gpu(record.gpu_type or "")
+    pairs |= {name: (value, theirs[name]) for name, value in _size(record).items()}
+    pairs["gpu_type"] = card and card.name, row.gpu_type
+    pairs = {k: pair for k, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
+    near = [k for k in SIZE if k in pairs and abs(pairs[k][0] / pairs[k][1] - 1) <= SAME_MODEL]
+    return {k: pair for k, pair in pairs.items() if k not in near}
+
+
+def distance(pairs: dict[str, tuple[Any, Any]]) -> float:
+    """How far a row is by what differs: doublings, weighed by FAR; another card counts one more."""
+    total = 1.0 if "gpu_type" in pairs else 0.0
+    for name, pair in pairs.items():
+        if name == "gpu_type":
+            pair = tuple(peak_tflops(card, "fp16") for card in pair)
+        words = any(isinstance(value, str) for value in pair) or not all(pair)
+        total += FAR.get(name, 0.0) * (1 if words else abs(math.log2(pair[0] / pair[1])))
+    return total
+
+
+def nearest(record: Record, count: int) -> list[Record]:
+    """The nearest published rows, one of each table, model, card and number of GPUs."""
+    rows = read_published(sorted((ROOT / "logs" / "published").glob("*.csv"))).content
+    rows = [row for row in rows if _size(row)["params"]]
+    rows.sort(key=lambda row: distance(differing(record, row)))
+    kinds: dict[tuple, Record] = {}
+    for row in rows:
+        kinds.setdefault((row.source.rpartition("-")[0], row.params, row.gpu_type, row.gpus), row)
+    return list(kinds.values())[:count]
+
+
+def _text(name: str, value: Any) -> str:
+    return f"{name} {value / 1e9:.4g}B" if name in SIZE else f"{name} {value}"
+
+
+def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
+    """A row for each run, measured or published, beside `record`."""
+    rows, reasons = run_table.rows(runs), []
+    for of, row in zip(runs, rows, strict=True):
+        row |= {"tokens_per_gpu": (row["tokens_per_s"] or 0) / (of.gpus or math.inf) or None}
+        row["params_b"] = (_size(of)["params"] or 0) / 1e9 or None
+        if of is not record:
+            pairs = differing(record, of)
+            names = sorted(pairs, key=lambda name: -distance({name: pairs[name]}))
+            row["differs"] = ", ".join(_text(name, pairs[name][1]) for name in names)
+            row |= {"published": of.notes[0], "distance": distance(pairs)}
+            del row["missing"]["step_s"]  # which counts for one global batch alone
+        reasons.append(Reasons(row["run"], row["missing"], {}))
+    columns = [
+        Column("run", "run"),
+        Column("params_b", "B parameters", ".4g"),
+        Column("gpu_type", "card"),
+        *(Column(name, name, "d") for name in ("gpus", *shown_axes(rows), "micro_batch")),
+        Column("seq_len", "sequence length", "d"),
+        Column("precision", "precision"),
+        Column("step_s", "s/iter", "#.4g", seldom=True),
+        Column("low_s", "low", "#.4g", seldom=True),
+        Column("high_s", "high", "#.4g", seldom=True),
+        Column("tokens_per_gpu", "tokens/s/GPU", ".0f"),
+        Column("tflops", "TFLOP/s/GPU", ".4g"),
+        Column("mfu", "MFU", ".1%"),
+        Column("distance", "distance", ".2f", seldom=True),
+        Column("differs", "differs in", seldom=True, long="below"),
+        Column("published", "published in", seldom=True, long="below"),
+    ]
+    return Table(columns, rows, "expected", notes, reasons)
+
+
+def waits(record: Record) -> dict[str, float]:
+    """What a run of ours waited for -> share of its step, by its breakdown or its own clock."""
+    if record.format != "run folder":
+        return {}
+    path = Path(record.source)
+    if breakdown := rank_times.read(path).content:
+        parts = rank_times.parts(breakdown) | {"data": breakdown.mean("data_s")}
+        return {k: s / breakdown.step_s for k, s in parts.items() if k not in ("compute", "other")}
+    epochs = read_run(path).metrics.get("epochs", [])
+    data_s = sum((of["dataload_time_mean_sec"] or 0) * of["micro_steps"] for of in epochs)
+    return {"data": data_s / max(sum(of["epoch_wall_time_sec"] for of in epochs), 1e-9)}
+
+
+def causes(record: Record, faster: list[Record], where: Answer[Calibration]) -> Table:
+    """What the run waited for, and what differs from the nearest faster row that differs in it."""
+    base, rows = prediction(record, where).value, {}
+    for name, share in waits(record).items():
+        if 0.001 < share < 1:
+            here, gain = f"{share:.1%} of a step", share / (1 - share)
+            rows[f"waits: {name}"] = {"here": here, "run": name_of(record), "gain": gain}
+    for row in faster:
+        pairs = differing(record, row)
+        groups = {name: [name] for name in pairs if name not in SPLIT}
+        groups["split"] = [name for name in SPLIT if name in pairs]
+        for cause, names in groups.items():
+            if names and cause not in rows:
+                here, there = (", ".join(_text(k, pairs[k][i]) for k in names) for i in (0, 1))
+                other = None
+                if cause not in (*SIZE, "experts", "gpu_type"):
+                    values = {k: pairs[k][1] for k in names} | {"dp": None}
+                    other = prediction(replace(record, **values), where).value
+                known = base and other and other["tflops"] != base["tflops"]
+                there += " (would not fit, as predicted)" if known and not other["fits"] else ""
+                gain = other["tflops"] / base["tflops"] - 1 if known else None
+                rows[cause] = {"here": here, "there": there, "run": row.source, "gain": gain}
+    findings = [{"cause": cause} | row for cause, row in rows.items()]
+    findings.sort(key=lambda of: (of["gain"] is None, -(of["gain"] or FAR.get(of["cause"], 0.0))))
+    columns = [Column(key, key) for key in ("cause", "here", "there")]
+    columns += [Column("gain", "gain", "+.1%"), Column("run", "run")]
+    note = "gain: in TFLOP/s per GPU, as predicted with the row's value; of a wait, at most; -: no"
+    return Table(
+        columns,
+        findings,
+        "why it is slower",
+        [f"{note} formula prices it, or the run cannot be split so"],
+    )
+
+
+def report(
+    record: Record, where: Answer[Calibration], claimed: str | None, count: int
+) -> list[Table]:
+    """The tables of one run; claimed: the preset that it is said to train."""
+    config, why = config_of(record)
+    notes = [f"another model than is claimed: {why}"] if "are stated" in why else []
+    if config and claimed and preset_of(config, claimed) != claimed:
+        sizes = f"{config.n_params:,} parameters, not {preset(claimed).n_params:,}"
+        notes.append(f"another model than {claimed}: {sizes}")
+    (guess, why), rows = prediction(record, where), nearest(record, count)
+    stated = where.value and config and record.gpus and record.global_batch and record.seq_len
+    if record.source == FLAGS and not stated:
+        raise UsageError(why.replace("the log does", "the flags do"))
+    if record.gpu_type and not usual_gpu(record.gpu_type):
+        notes, rows = [*notes, f"no published row is of {record.gpu_type}"], []
+    elif not _size(record)["params"]:
+        notes, rows = [*notes, "no published row is near a model of unknown size (--params)"], []
+    measured = [record] * (record.source != FLAGS)
+    table = expected(record, measured + rows, notes)
+    own, others = (table.rows[0] if measured else {}), table.rows[len(measured) :]
+    if guess:
+        cluster, first = where.value, {"run": "predicted", "gpu_type": where.value.gpu}
+        first |= {k: getattr(record, k) for k in ("seq_len", "precision")} | guess
+        first["tokens_per_gpu"] = guess["tokens_per_s"] / record.gpus
+        first["params_b"] = config.n_params / 1e9
+        table.rows.insert(len(measured), first)
+        table.reasons.insert(len(measured), Reasons("predicted", {}, {}))
+        notes.append(f"predicted by {cluster.name} ({cluster.source})")
+        notes += ranking.width_note([first], cluster) + cluster.network_note(record.gpus)
+    else:
+        notes.append(f"no prediction: {why}")
+    key, step_s = "mfu" if own.get("mfu") else "tflops", own.get("step_s")
+    pairs = zip(rows, others, strict=True)
+    faster = [row for row, of in pairs if own.get(key) and (of[key] or 0) > own[key]]
+    if step_s and (step_s > guess["high_s"] if guess else faster):
+        return [table, causes(record, faster, where)]
+    return [table]
+
+
+@command_line("analysis.expect")
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m analysis.expect", description=__doc__)
+    add = parser.add_argument
+    add("path", nargs="?", type=Path, metavar="PATH", help="run folder or log (default: the flags)")
+    add("--preset", metavar="NAME", help="the model that the run trains, or is said to train")
+    add("--cluster", metavar="NAME|FILE", help="a calibration or a cluster of clusters.toml")
+    add("--top", type=int, default=5, metavar="N", help="published rows (default: 5)")
+    add_fact_flags(parser)
+    add_table_flags(parser)
+    arguments = parser.parse_args(argv)
+    check_flags(arguments, top=(1, 1000))
+    facts, claimed = facts_of(arguments), arguments.preset
+    if claimed:
+        preset(claimed)  # refuses one that is not known
+    if arguments.path:
+        records, left_out = load([arguments.path], facts)
+        for line in left_out + unheeded(records, facts):
+            warn("analysis.expect", line)
+        if len(records) > 1:
+            names = ", ".join(map(name_of, records[:3]))
+            raise UsageError(f"{arguments.path} has {len(records)} runs: name one ({names} ...)")
+        record = records[0]
+        if claimed:
+            read_name(record, claimed)
+    else:
+        record = of_flags(facts, claimed)
+    where = cluster_of(record, arguments.cluster)
+    if record.source == FLAGS and where.value:
+        record.precision = record.precision or where.value.precision(None)
+    show(report(record, where, claimed, arguments.top), arguments.format, arguments.columns)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Rows of published measurements (a CSV with the columns of logs/published) as runs."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from analysis.logs.model import config_of
+from analysis.logs.parsing.setting_names import read_settings, state
+from analysis.logs.published_csv import Row, read_csv
+from analysis.logs.record import Record
+from analysis.measured.throughput import per_token
+from base.errors import Reading
+from models.gpus import planning_gpu
+
+# Columns -> the arguments of programs whose logs are read; other columns are called as these.
+_ARGUMENTS = dict(
+    pair.split("=")
+    for pair in "gpus=world_size tp=tensor_model_parallel_size pp=pipeline_model_parallel_size"
+    " vpp=virtual_pipeline_model_parallel_size cp=context_parallel_size dp=data_parallel_size"
+    " ep=expert_model_parallel_size etp=expert_tensor_parallel_size micro_batch=micro_batch_size"
+    " global_batch=global_batch_size layers=num_layers hidden=hidden_size kv_heads=num_query_groups"
+    " heads=num_attention_heads ffn=ffn_hidden_size vocab=vocab_size experts=num_experts"
+    " moe_ffn=moe_ffn_hidden_size shared_ffn=moe_shared_expert_intermediate_size"
+    " dense_layers=first_k_dense_replace moe_layer_freq=expert_interval"
+    " recompute=recompute_granularity".split()
+)
+_PRECISIONS = ("fp4", "fp8", "bf16", "fp16")
+
+
+def record_of(row: Row, source: str) -> Record:
+    """A row as a run with a rate and no steps.
+
+    Raises:
+        ValueError: it did not end well, contradicts itself, or states no steady rate or no card.
+    """
+    for remark in ("lint", "warm_up", "blocks"):  # blocks: of a hybrid, which no GPT is
+        if row.text(remark):
+            raise ValueError(f"{remark}: {row.text(remark)}")
+    if row.text("status") not in ("", "ok"):
+        raise ValueError(f"it ended: {row.text('status')}")
+    settings = {_ARGUMENTS.get(name, name): [text] for name, text in row.cells.items() if text}
+    gated = row.text("glu").lower() in ("1", "1.0", "true", "yes")
+    settings |= {"swiglu": [str(gated)], "position_embedding_type": ["rope"] if gated else []}
+    settings["precision"] = []
+    words = [name for name in _PRECISIONS if name in row.text("precision").lower()]
+    settings |= {name: ["true"] for name in words[:1]}
+    record = Record(source, "published", engine=row.text("engine") or None)
+    state(record, read_settings(record, settings), "log")
+    record.gpu_type = planning_gpu(row.text("gpu_type")).name
+    record.routing, record.notes = row.text("routing") or None, [row.text("source")]
+    if params := row.number("params_b"):
+        record.params = params * 1e9
+        record.model["tied"] = config_of(record).value is not None  # else an output layer beside
+    tokens, step_s = (record.global_batch or 0) * (record.seq_len or 0), row.number("step_s")
+    rate = tokens / step_s if tokens and step_s else row.number("tokens_per_s")
+    flops, formula = per_token(record, "sc21").value, row.text("tflops_formula")
+    if not rate and flops and "eq.3" in formula:
+        rate = (row.number("tflops") or 0.0) * 1e12 * record.gpus / flops
+    if not rate or not record.gpus:
+        raise ValueError("no rate, or no number of GPUs")
+    record.totals["tokens_per_s"] = rate
+    return record
+
+
+def read_published(paths: Iterable[Path]) -> Reading[list[Record]]:
+    """The rows of all tables as runs, and (id, reason) of those that are left out."""
+    records, left_out = [], []
+    for path in paths:
+        for row in read_csv(path, ()).rows:
+            name = row.text("id") or f"{path.stem}:{row.line_no}"
+            try:
+                records.append(record_of(row, name))
+            except ValueError as error:
+                left_out.append((name, str(error)))
+    return Reading(records, left_out)

@@ -1,0 +1,189 @@
+"""What a run should get: published rows as runs, the nearest of them, and why a run is slower."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from analysis import expect
+from analysis.logs.published_csv import read_csv
+from analysis.logs.record import steps_table
+from analysis.measured.throughput import tflops_per_gpu
+from analysis.planner import ranking
+from analysis.planner.calibration import load_calibration
+from analysis.planner.space import space
+from analysis.published.published_runs import read_published
+from base.errors import Answer
+from models.config import preset
+from models.flops import megatron
+from tests.conftest import ROOT
+
+PARITY = ROOT / "logs" / "2-core-cpu" / "parity"
+CSV = """id,source,gpu_type,gpus,params_b,layers,hidden,heads,kv_heads,ffn,glu,experts,topk,\
+moe_ffn,vocab,seq,tp,pp,micro_batch,global_batch,act_recompute,precision,engine,seconds_per_iteration,\
+tflops_per_gpu,tflops_formula,status,notes
+t-1,page,H100,64,8.03,32,4096,32,8,14336,1,,,,128256,8192,2,1,1,128,none,mxfp8,NeMo,2,,,ok,
+t-2,page,H100,8,,4,512,8,,2048,,,,,51200,2048,1,1,1,8,full,bf16,Megatron-LM,,100,SC'21 eq.3,ok,
+t-3,page,H100,8,7,12,768,12,,3072,,,,,50368,2048,1,1,1,8,none,bf16,llm-foundry,1,,,ok,
+t-4,page,H100,8,1.0,12,1024,16,,,1,8,2,3584,32000,2048,1,1,1,8,none,bf16,NeMo,1,,,ok,
+t-5,page,H100,8,,4,512,8,,2048,,,,,51200,2048,1,1,1,8,full,bf16,NeMo,1,,,OOM,
+t-6,page,H100,8,,4,64,8,,256,,,,,51200,2048,1,1,1,8,full,bf16,NeMo,1,,,ok,LINT: gas 2 is no 1
+"""
+
+
+@pytest.fixture
+def published(tmp_path):
+    (tmp_path / "t.csv").write_text(CSV)
+    records, left_out = read_published([tmp_path / "t.csv"])
+    return {record.source: record for record in records}, dict(left_out)
+
+
+def rate(record):
+    return tflops_per_gpu(record, record.totals["tokens_per_s"], "megatron")
+
+
+def table(capsys, *words):
+    assert expect.main([*map(str, words), "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+LLAMA = ["--preset", "llama3-8b", "--gpu-type", "H100 SXM", "--gpus", "64", "--seq-len", "8192"]
+
+
+def test_a_published_row_is_a_run_with_our_count_of_flops(published):
+    rows, _ = published
+    llama = rows["t-1"]
+    assert llama.totals["tokens_per_s"] == 128 * 8192 / 2
+    assert (llama.tp, llama.precision, llama.gpu_type) == (2, "fp8", "H100 SXM")
+    flops = megatron(preset("llama3-8b"), 8192, False)
+    assert rate(llama).value == pytest.approx(flops * 128 * 8192 / 2 / 64e12, rel=1e-12)
+    # The formula of SC'21 counts recomputation: 96 B s L h^2 (1 + s / 6h + V / 16 L h).
+    a_token = 96 * 4 * 512**2 * (1 + 2048 / (6 * 512) + 51200 / (16 * 4 * 512))
+    assert rows["t-2"].totals["tokens_per_s"] == pytest.approx(100e12 * 8 / a_token, rel=1e-12)
+    assert rows["t-4"].model["experts"]["moe_router_topk"] == 2
+
+
+def test_rows_of_no_use_are_left_out_and_another_model_has_no_flops(published):
+    rows, left_out = published
+    assert left_out.keys() == {"t-5", "t-6"}
+    assert rate(rows["t-3"]).value is None  # 0.124B are called 7B
+    assert "7,000,000,000 are stated" in rate(rows["t-3"]).why
+
+
+def test_published_tflops_of_our_convention_are_counted_again():
+    """17 runs of Qwen3 with experts, printed by Megatron-LM."""
+    path = ROOT / "logs/published/moe_modelzoo_qwen3.csv"
+    printed = {row.text("id"): row.number("tflops") for row in read_csv(path).rows}
+    rows = read_published([path]).content
+    assert len(rows) == 17
+    assert all(rate(r).value == pytest.approx(printed[r.source], rel=0.006) for r in rows)
+
+
+def test_the_row_of_the_same_settings_is_nearest():
+    row = next(
+        r for r in read_published([ROOT / "logs/published/dgx_h100.csv"]).content if r.gpus == 64
+    )
+    pairs = expect.differing(replace(row, gpus=128, precision="fp8"), row)
+    assert pairs == {"gpus": (128, 64), "precision": ("fp8", "bf16")}
+    assert expect.distance(pairs) == 0.5 * 1 + 2.0
+    near = expect.nearest(row, 4)
+    assert near[0].source == row.source
+    tables = [(of.source.rpartition("-")[0], of.params, of.gpu_type, of.gpus) for of in near]
+    assert len(set(tables)) == 4
+
+
+def test_the_prediction_is_the_planners(capsys):
+    rows = table(
+        capsys, "--preset", "18b", "--cluster", "selene", "--gpus", 64, "--tp", 8,
+        "--global-batch", 192, "--micro-batch", 3, "--recompute", "full", "--zero-stage", 1,
+    )  # fmt: skip
+    config, cluster = preset("18b"), load_calibration("selene")
+    x = space(config, cluster, 64, 192, config.max_seq_len)
+    wanted = (x.tp == 8) & (x.pp == 1) & (x.micro_batch == 3) & (x.recompute == 2)
+    wanted &= (x.zero_stage == 1) & ~x.sequence_parallel
+    (row,) = ranking.rows_of(ranking.rank(x, cluster, 0.06), wanted.nonzero()[0], config, "bf16")
+    for key in ("low_s", "predicted_s", "high_s", "tflops"):
+        assert rows[0][key] == pytest.approx(row[key], rel=1e-3)
+
+
+def test_a_model_with_experts_is_beside_models_with_experts(capsys):
+    words = ["--preset", "mixtral-8x7b", "--gpus", "64", "--ep", "8", "--gpu-type", "H100 SXM"]
+    rows = table(capsys, *words, "--global-batch", "256")
+    assert all("experts" not in row.get("differs", "") for row in rows)
+    assert len([row for row in rows if row["run"] != "predicted"]) == 5
+
+
+def test_a_run_of_another_model_than_the_preset_says_so(capsys):
+    assert expect.main([str(PARITY / "ddp"), "--preset", "llama3-8b"]) == 0
+    line = "another model than llama3-8b: 842,624 parameters, not 8,030,261,248"
+    assert line in capsys.readouterr().out
+    assert expect.main([str(PARITY / "ddp"), "--preset", "tiny"]) == 0
+    assert "another model" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        ([], "--gpu-type"),
+        (LLAMA, "--global-batch"),
+        ([*LLAMA, "--global-batch", "64", "--params", "70e9"], "70,000,000,000 are stated"),
+        (["--preset", "nope"], "unknown preset"),
+        ([str(PARITY)], "20 runs"),
+    ],
+)
+def test_mistakes_are_one_line(words, line, capsys):
+    assert expect.main(words) == 2
+    said = capsys.readouterr().err
+    assert line in said and said.count("\n") == 1
+
+
+def test_why_a_run_is_slower_is_ranked_by_what_the_planner_expects():
+    """A run with full recomputation, at half the predicted speed, on a layout that others ran."""
+    rows = read_published([ROOT / "logs/published/dgx_h100.csv"]).content
+    row = next(row for row in rows if row.source == "dgx_h100-003")
+    where = expect.cluster_of(row, None)
+    slow = replace(row, format="Megatron-LM", totals={}, recompute="full")
+    guess = expect.prediction(slow, where).value
+    slow.steps = steps_table(step_s=[2 * guess["predicted_s"]] * 20, iteration=range(1, 21))
+    first, why = expect.report(slow, where, None, 3)
+    assert first.rows[0]["step_s"] > first.rows[1]["high_s"]
+    gains = {of["cause"]: of["gain"] for of in why.rows}
+    faster = expect.prediction(replace(slow, recompute="none"), where).value
+    assert gains["recompute"] == pytest.approx(faster["tflops"] / guess["tflops"] - 1)
+    assert gains["recompute"] > 0.2
+    known = [gain for gain in gains.values() if gain is not None]
+    assert known == sorted(known, reverse=True) and list(gains)[0] == "recompute"
+    large = expect.causes(replace(slow, micro_batch=16), [row], where).rows
+    assert any("would not fit" in of["there"] for of in large if of["cause"] == "recompute")
+    slow.steps["step_s"] /= 2
+    assert len(expect.report(slow, where, None, 3)) == 1
+
+
+def test_facts_that_a_log_leaves_out_are_asked_for():
+    row = read_published([ROOT / "logs/published/torchtitan_h100.csv"]).content[0]
+    where = expect.cluster_of(row, None)
+    answer = expect.prediction(replace(row, recompute=None, zero_stage=None), where)
+    assert answer.value is None
+    assert "--recompute" in answer.why and "--zero-stage" in answer.why
+    nowhere = expect.cluster_of(replace(row, gpu_type=None), None)
+    why = expect.prediction(replace(row, recompute=None), nowhere).why
+    assert "--gpu-type" in why and "--recompute" in why
+    unknown = replace(row, model={}, params=None, format="nanoGPT")
+    assert len(expect.report(unknown, where, None, 3)[0].rows) == 1
+    assert expect.prediction(replace(row, tp=3), where).value is None  # 8 GPUs are no multiple
+
+
+def test_what_a_run_of_ours_waited_for_comes_first(tmp_path):
+    run = shutil.copytree(PARITY / "ddp", tmp_path / "ddp")
+    (record,) = expect.load([run]).content
+    metrics = json.loads((run / "training_metrics.json").read_text())
+    for epoch in metrics["epochs"]:
+        epoch["dataload_time_mean_sec"] = epoch["epoch_wall_time_sec"] / epoch["micro_steps"] / 4
+    (run / "training_metrics.json").write_text(json.dumps(metrics))
+    assert expect.waits(record) == {"data": pytest.approx(0.25)}
+    (row,) = expect.causes(record, [], Answer(None, "nowhere")).rows
+    assert row["cause"] == "waits: data" and row["gain"] == pytest.approx(1 / 3)
+    (broken,) = expect.load([ROOT / "logs/2-core-cpu/2-core_breakdown/deepspeed-pipe-pp2"]).content
+    parts = expect.waits(broken)
+    assert parts["bubble"] > 0 and "compute" not in parts

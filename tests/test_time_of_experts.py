@@ -1,0 +1,91 @@
+"""Time of models with experts and latent attention: terms by hand, and published runs."""
+
+import numpy as np
+import pytest
+
+from analysis.planner import fitting, timemodel
+from analysis.planner.timemodel import Machine
+from benchmarks.planner import held_out
+from parallel.config.layout_arrays import Columns, columns
+
+MACHINE = Machine(peak=1e15, memory_rate=3e12, link=400e9, network=400e9)
+# A GEMM takes 2 m n k / peak, and nothing waits.
+IDEAL = {name: 1e-30 for name in fitting.NAMES} | {"gemm": 1.0, "attn": 1.0, "mem": 1.0}
+IDEAL |= {"link": 1.0, "network": 1.0}
+SIZES = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 32000, "seq": 2048, "glu": True}
+ROUTED = {"experts": 16, "topk": 4, "moe_ffn": 512, "ffn": 2048, "etp": 1, "flash": True}
+
+
+def model(**stated):
+    return columns(**SIZES | ROUTED | stated)
+
+
+def test_products_are_those_of_the_experts_that_a_token_takes():
+    """Four of width 512 do as much as a dense layer of width 2048, on one rank and on eight."""
+    dense = timemodel.gemms(model(experts=0, dp=8), MACHINE, IDEAL)
+    for ep in (1, 8):
+        routed = timemodel.gemms(model(ep=ep, dp=8), MACHINE, IDEAL)
+        assert routed == pytest.approx(dense)
+    narrow = fitting.priors_of("H100 SXM")["sat"][0]
+    slower = timemodel.gemms(model(), MACHINE, IDEAL | {"sat": narrow})
+    assert slower > timemodel.gemms(model(experts=0), MACHINE, IDEAL | {"sat": narrow})
+
+
+def test_products_of_latent_attention_by_hand():
+    latent = {"q_lora": 256, "kv_lora": 128, "rope_dim": 32, "value_dim": 64, "head_dim": 64}
+    with_it, without = (
+        timemodel.gemms(model(experts=0, **more), MACHINE, IDEAL) for more in (latent, {})
+    )
+    h, heads = 1024, 8
+    numbers = h * 256 + 256 * heads * 96 + h * (128 + 32) + 128 * heads * 128 + heads * 64 * h
+    usual = 4 * h * h
+    assert (without - with_it)[0] == pytest.approx(2 * 2048 * (usual - numbers) / 1e15)
+
+
+@pytest.mark.parametrize(
+    ("stated", "seconds"),
+    [
+        ({"ep": 8}, 4 * 7 / 8 / (0.8 * 400e9)),  # all of the node
+        ({"ep": 16}, 4 * 8 / 16 / (0.8 * 50e9)),  # half of them in the other node
+        ({"ep": 16, "deep_ep": True}, 2 * (1 - 0.5**4) / 2 / (0.8 * 50e9)),  # once to each node
+        ({"ep": 16, "imbalance": 1.5}, 1.5 * 4 * 8 / 16 / (0.8 * 50e9)),
+        ({"ep": 16, "ep_overlap": True}, 0.4 * 4 * 8 / 16 / (0.8 * 50e9)),
+        ({"ep": 16, "recompute": 2}, 1.5 * 4 * 8 / 16 / (0.8 * 50e9)),
+    ],
+)
+def test_tokens_travel_to_their_experts(stated, seconds):
+    """Four times a layer: there and back, and so their gradients; 400 GB/s inside and of a node."""
+    x = model(dp=16, gpus_per_node=8, **stated)
+    token = 2048 * 1024 * 2
+    assert timemodel.expert_parallel(x, MACHINE, IDEAL)[0] == pytest.approx(4 * token * seconds)
+
+
+def test_each_expert_is_reduced_by_the_ranks_that_hold_it():
+    x = model(tp=2, dp=16, ep=8, zero_stage=1, untied=True)
+    assert x.expert_replicas == 4
+    assert timemodel.expert_parameters(x) * 8 == 4 * 16 * 3 * 1024 * 512
+    assert timemodel.parameters(x) == 4 * (4 * 1024**2 / 2 + 1024 * 16) + 2 * 32000 * 1024 / 2
+
+
+def test_a_dense_row_beside_rows_with_experts_keeps_its_seconds():
+    rows = [columns(**SIZES, dp=8), model(dp=8, ep=8), model(dp=8, kv_lora=128, value_dim=64)]
+    constants = fitting.prior_fit().constants
+    together = timemodel.seconds(Columns.stack(rows), MACHINE, constants)
+    assert together.tolist() == [timemodel.seconds(x, MACHINE, constants)[0] for x in rows]
+
+
+@pytest.mark.parametrize("name", held_out.EXPERTS)
+def test_published_runs_with_experts_without_a_run_of_theirs(name):
+    rows = held_out.rows_of(name)
+    errors = held_out.of_time(rows, 0, "random").errors(rows.measured)
+    assert errors["median"] <= (0.10 if "SimuMax" in name else 0.20)
+
+
+def test_five_layouts_of_qwen3_are_in_their_order():
+    rows = held_out.rows_of("Qwen3-235B, Megatron-MoE-ModelZoo")
+    x, machine = rows.x.take(np.arange(5)), rows.machine.take(np.arange(5))
+    seconds = fitting.prior_fit(fitting.priors_of("H100 SXM")).seconds(x, machine)
+    measured = rows.measured[:5]
+    for i in range(5):
+        slower = measured[i] > 1.03 * measured
+        assert (seconds[i] > seconds[slower]).all()
