@@ -1,22 +1,21 @@
-"""parallel.node_check, with a sleep in each matrix product on the node that SLOW_NODE names."""
+"""parallel.node_check by a clock that knows no noise: on the node that SLOW_NODE names, matrix
+products take twenty times as long."""
 
 import os
 import sys
-import time
+from collections.abc import Callable
 
 import torch
 
 from parallel import node_check
 
-product = torch.mm
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    call()
+    is_slow = os.environ["SLURMD_NODENAME"] == os.environ["SLOW_NODE"]
+    return 0.2 if is_slow and call.__name__ == "multiply" else 0.01
 
 
-def slow(*matrices):
-    time.sleep(0.1)
-    return product(*matrices)
-
-
-if os.environ["SLURMD_NODENAME"] == os.environ["SLOW_NODE"]:
-    torch.mm = slow
+node_check.seconds = seconds
 
 sys.exit(node_check.main())

@@ -34,6 +34,9 @@ def slurm(tmp_path_factory):
         accounting = not testbed.missing_packages(accounting=True)
         patch.setenv("SLURM_CONF", str(testbed.up(10, folder, accounting)))
         patch.setenv("PYTHON", sys.executable)
+        if accounting:  # an account that a job may name
+            slurm_says("sacctmgr", "--immediate", "add", "account", "theirs")
+            slurm_says("sacctmgr", "--immediate", "add", "user", "root", "account=theirs")
         yield folder
         testbed.down(folder)
 
