@@ -19,7 +19,6 @@ from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, load_calibration
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line
-from models.config import in_words
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
@@ -33,9 +32,6 @@ def row_of(
 ) -> dict[str, object]:
     """A run's predicted seconds, their interval, its gigabytes and whether they fit; without them
     where the cluster does not compute in the run's precision."""
-    if spec.model.parts:
-        parts = in_words(spec.model.parts)
-        raise UsageError(f"{name}: no formula has the memory and time of a model with {parts}")
     run = {"run": name, "engine": spec.engine, "gpus": spec.gpus}
     try:
         cluster.precision(spec.gemm_precision)
@@ -45,6 +41,9 @@ def row_of(
     if flash is not None:
         where["flash"] = flash
     x = columns_of(spec, **where)
+    memory.check_counted(
+        spec.model, x, f"{name}: {spec.engine} in {spec.precision} on {cluster.gpu}"
+    )
     r = ranking.rank(x, cluster, margin)
     (row,) = ranking.rows_of(r, np.array([0]), spec.model, spec.gemm_precision)
     fits = len(r.order) > 0

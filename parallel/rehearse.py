@@ -179,8 +179,9 @@ _PARTS = {
 
 def memory_by_formula(spec: RunSpec, stage: int) -> dict[str, float]:
     """Bytes of the peak of a rank of a pipeline stage, by part of `memory.parts`: its tensors
-    alone, of the kernels that a rehearsal runs. Of experts nothing is known."""
-    if spec.model.experts:
+    alone, of the kernels that a rehearsal runs. Those of experts and latent attention are
+    counted on GPUs alone (memory.allocated)."""
+    if spec.model.parts:
         return {}
     at = {spec.layout.pp - 1: "last", 0: "first"}.get(stage, "middle")
     x = columns_of(spec, flash=True, dropout=False)  # torch's fused attention in every engine

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from analysis import prune
+from analysis.planner.calibration import load_calibration
 from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS, Experts, LatentAttention, parameter_shapes
@@ -278,7 +279,11 @@ def test_experts_are_a_setting_beside_a_preset(capsys):
         assert why in capsys.readouterr().err
 
 
-def test_no_formula_is_applied_to_experts():
-    spec = resolve(("test", {"preset": "tiny-moe", "data": "none"}))
-    with pytest.raises(UsageError, match="no formula has the memory and time of a .* experts"):
-        prune.row_of("run", spec, None, 0.0, None)
+def test_the_formula_of_megatron_is_not_applied_to_experts_of_another_engine():
+    cluster = load_calibration("dgx-h100")
+    for engine, precision in (("ddp", "bf16"), ("megatron", "fp32")):
+        given = {"preset": "tiny-moe", "data": "none", "engine": engine, "precision": precision}
+        with pytest.raises(
+            UsageError, match=f"Megatron-LM alone.* not for run: {engine} in {precision}"
+        ):
+            prune.row_of("run", resolve(("test", given)), cluster, 0.0, None)

@@ -115,7 +115,7 @@ def test_experts_are_laid_out_apart_from_attention(name):
         *((ep, 2) for ep in (1, 2, 4)),
     }
     assert all(p.zero_stage < 2 and (p.sequence_parallel or p.tp == 1) for p in layouts)
-    with pytest.raises(UsageError, match="are counted in 16 bits alone"):
+    with pytest.raises(UsageError, match="alone, in 16 bits .* not for fp32 on A100"):
         space(PRESETS[name], from_data_sheet("A100 80GB"), 8, 8, 128, "fp32")
 
 
@@ -505,6 +505,29 @@ def test_the_model_of_a_log_is_predicted_as_the_models_columns(name):
     record.pp, record.facts = 2, {"layout": {"decoder_last_pipeline_num_layers": 1}}
     x = row_of(record, lambda *_: {})
     assert (x.first_layers, x.last_layers) == (config.n_layer - 1, 1)
+
+
+def test_a_record_with_experts_is_predicted_as_the_plans_layout():
+    """Of Megatron-LM on GPUs; of other engines and on a CPU no formula counts its bytes."""
+    config, cluster = PRESETS["mixtral-8x7b"], load_calibration("dgx-h100")
+    x = space(config, cluster, 64, 256, 4096)
+    split = (x.tp == 2) & (x.pp == 4) & (x.vpp == 1) & (x.micro_batch == 1) & (x.ep == 8)
+    x = x.take(split & (x.etp == 1) & (x.zero_stage == 1) & (x.recompute == 0))
+    facts = {"gpus": 64, "global_batch": 256, "seq_len": 4096, "precision": "bf16", "tp": 2}
+    facts |= {"pp": 4, "ep": 8, "etp": 1, "zero_stage": 1, "engine": "Megatron-LM"}
+    record = Record("a", "b", model=config.as_dict(), **facts)
+    record.facts = {"layout": {"sequence_parallel": True}}
+    record.facts["model"] = {"padded_vocab": config.padded_vocab(2)}
+    (planned,) = cluster.fit.seconds(x, cluster.machine_for(x))
+    seconds = predicted_seconds(record, cluster)[0]
+    assert seconds == pytest.approx(planned)
+    record.dispatcher = "deepep"  # a token goes to a node once
+    assert predicted_seconds(record, cluster)[0] < seconds
+    record.etp = None  # of Megatron-LM: tp
+    assert row_of(record, cluster.columns).etp == 2
+    for engine, where in (("NeMo", load_calibration("2-core-cpu")), ("ddp", cluster)):
+        record.engine = engine
+        assert predicted_seconds(record, where)[1].endswith(f"not for bf16 of {engine} on None")
 
 
 def test_more_gpus_than_any_run_had_are_said_and_widen_the_interval():

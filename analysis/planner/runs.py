@@ -14,7 +14,7 @@ from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.planner.calibration import Calibration
 from base.errors import Answer, UsageError
-from models.config import in_words
+from parallel.config import memory
 from parallel.config.axes import AXES, MODEL_AXES, UNEVEN
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
 from parallel.config.layout_arrays import Columns, columns
@@ -32,9 +32,6 @@ def row_of(record: Record, place: Place) -> Columns:
     config, why = config_of(record)
     if config is None:
         raise ValueError(why)
-    if config.parts:
-        parts = in_words(config.parts)
-        raise ValueError(f"no formula has the memory and time of a model with {parts}")
     absent = [k for k in ("gpus", "global_batch", "seq_len", "precision") if not getattr(record, k)]
     if "n_head" not in record.model:
         absent.insert(0, "n_head")
@@ -45,6 +42,8 @@ def row_of(record: Record, place: Place) -> Columns:
     dp = split["dp"] = record.dp or max(1, record.gpus // ranks)
     micro, precision = record.micro_batch or 1, record.precision
     engine = (record.engine or "").lower()
+    if config.parts and engine in ("megatron-lm", "nemo"):  # what they run is megatron-core's
+        engine = "megatron"
     width = 4 if precision in ("fp32", "tf32") else 2
     layout = record.facts.get("layout") or {}
     settings = split | {
@@ -68,7 +67,13 @@ def row_of(record: Record, place: Place) -> Columns:
     if uneven := {name: layout[name] for name in UNEVEN if name in layout}:
         ends = Layout(pp=split["pp"], vpp=split["vpp"], **uneven).ends(config.n_layer)
         settings |= {"first_layers": ends.first, "last_layers": ends.last}
-    return columns(config, **settings | place(engine, split["tp"], record.gpus))
+    if config.experts:
+        settings |= {"ep": record.ep or 1, "etp": record.etp or split["tp"]}  # as Megatron-LM
+        settings["deep_ep"] = record.dispatcher in ("deepep", "hybridep")
+        settings["hybrid_ep"] = record.dispatcher == "hybridep"
+    x = columns(config, **settings | place(engine, split["tp"], record.gpus))
+    memory.check_counted(config, x, f"{precision} of {record.engine} on {record.gpu_type}")
+    return x
 
 
 def crowding(record: Record) -> float:

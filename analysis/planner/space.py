@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.planner.calibration import Calibration
 from base.errors import UsageError
-from models.config import GPTConfig, in_words
+from models.config import GPTConfig
 from parallel.config import memory
 from parallel.config.axes import AXES, RANK_AXES
 from parallel.config.layout import RECOMPUTE, uneven_ends
@@ -63,9 +63,6 @@ def space(
         UsageError: no split of the GPUs and the batch exists, with the numbers; or the engines can
             run none; or the model has what no formula counts.
     """
-    if unknown := [part for part in config.parts if part not in ("experts", "mla")]:
-        parts = in_words(unknown)
-        raise UsageError(f"no formula has the memory and time of a model with {parts}")
     if seq_len > config.max_seq_len:
         raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
     if cluster.max_gpus and gpus > cluster.max_gpus:
@@ -84,7 +81,7 @@ def space(
     )
     engine = np.tile([engine_of(zero, fsdp2) for _, zero, _, fsdp2 in POLICIES], len(splits))
     settings = dict(zip((*SPLIT, *POLICY), values.T, strict=True)) | {"engine": engine}
-    if config.parts:
+    if config.experts:
         settings = _with_experts(config, settings)
     engine = settings.pop("engine")
     tp, zero_stage, fsdp2 = settings["tp"], settings["zero_stage"], settings["fsdp2"]
@@ -105,11 +102,7 @@ def space(
         settings["flash"] = flash
     x = columns(config, **settings)
     keep = np.isin(engine, engines) & ~_cannot_run(x, precision)
-    if config.parts and not memory.is_exact(x.take(keep)).all():
-        raise UsageError(
-            f"the bytes of {in_words(config.parts)} are counted in 16 bits alone, on cards with"
-            f" bf16: --precision bf16, not {precision} on {cluster.gpu}"
-        )
+    memory.check_counted(config, x.take(keep), f"{precision} on {cluster.gpu}")
     if not keep.any():
         raise UsageError(
             f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"
@@ -120,28 +113,10 @@ def space(
 
 
 def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Layouts with every ep and etp that divide the ranks of a stage and the experts, and the sizes
-    of experts and latent attention. An expert is whole, or cut like the layers beside it.
-
-    Raises:
-        UsageError: layers without experts between those with, or a capacity.
-    """
-    sizes: dict[str, int] = {}
-    if latent := config.mla:
-        sizes = {"q_lora": latent.q_lora_rank, "kv_lora": latent.kv_lora_rank}
-        sizes |= {"rope_dim": latent.qk_pos_emb_head_dim, "value_dim": latent.v_head_dim}
-        sizes["head_dim"] = latent.qk_head_dim
-    if not (of := config.experts):
-        return settings | sizes
-    if of.moe_layer_freq > 1 or of.moe_expert_capacity_factor:
-        raise UsageError(
-            "no formula has the bytes of moe_layer_freq above 1 or moe_expert_capacity_factor:"
-            " plan with 1 and 0"
-        )
+    """Layouts with every ep and etp that divide the ranks of a stage and the experts. An expert is
+    whole, or cut like the layers beside it."""
+    of = config.experts
     width = of.moe_ffn_hidden_size or config.ffn_hidden
-    sizes |= {"experts": of.num_experts, "topk": of.moe_router_topk, "moe_ffn": width}
-    sizes["shared_ffn"] = of.moe_shared_expert_intermediate_size
-    sizes["dense_layers"] = of.first_dense
     tp, ranks = settings["tp"], settings["tp"] * settings["cp"] * settings["dp"]
     parts = []
     for ep in divisors(of.num_experts):
@@ -152,8 +127,7 @@ def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]
             fits = np.flatnonzero(fits & (settings["zero_stage"] < 2))
             columns_of = {name: column[fits] for name, column in settings.items()}
             parts.append(columns_of | {"ep": np.full(len(fits), ep), "etp": etp[fits]})
-    settings = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return settings | sizes
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _cannot_run(x: Columns, precision: str) -> np.ndarray:

@@ -14,7 +14,7 @@ AXES = {
     "dp": "data-parallel size",
 }
 # Of experts alone, which are split otherwise over the tp x cp x dp ranks of a stage. What is said
-# of a dense model does not mention them, and no formula of memory or time has them yet.
+# of a dense model does not mention them.
 EXPERT_AXES = {"ep": "expert-parallel size", "etp": "tensor-parallel size of experts"}
 # How a pipeline cuts layers that it does not divide (names of Megatron-LM). What is said of a run
 # whose stages are equal does not mention them.

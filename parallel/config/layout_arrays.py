@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.config import GPTConfig
-from parallel.config.axes import AXES, RANK_AXES
+from base.errors import UsageError
+from models.config import GPTConfig, in_words
+from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Ends, Layout
 
@@ -215,7 +216,34 @@ def _of_model(config: GPTConfig) -> dict[str, Any]:
         "positions": config.max_seq_len * (config.position == "learned"),
         "rotary": config.position == "rope",
         "seq": config.max_seq_len,
-    }
+    } | _of_parts(config)
+
+
+def _of_parts(config: GPTConfig) -> dict[str, Any]:
+    """The columns that experts and latent attention set; {} of a dense model.
+
+    Raises:
+        UsageError: a part, or a setting of experts, that no formula counts.
+    """
+    sizes: dict[str, Any] = {}
+    if unknown := [part for part in config.parts if part not in ("experts", "mla")]:
+        parts = in_words(unknown)
+        raise UsageError(f"no formula has the memory and time of a model with {parts}")
+    if latent := config.mla:
+        sizes = {"q_lora": latent.q_lora_rank, "kv_lora": latent.kv_lora_rank}
+        sizes |= {"rope_dim": latent.qk_pos_emb_head_dim, "value_dim": latent.v_head_dim}
+        sizes["head_dim"] = latent.qk_head_dim
+    if of := config.experts:
+        if of.moe_layer_freq > 1 or of.moe_expert_capacity_factor:
+            raise UsageError(
+                "no formula has the bytes of moe_layer_freq above 1 or moe_expert_capacity_factor:"
+                " plan with 1 and 0"
+            )
+        sizes |= {"experts": of.num_experts, "topk": of.moe_router_topk}
+        sizes["moe_ffn"] = of.moe_ffn_hidden_size or config.ffn_hidden
+        sizes["shared_ffn"] = of.moe_shared_expert_intermediate_size
+        sizes["dense_layers"] = of.first_dense
+    return sizes
 
 
 def _derived(values: dict[str, Array]) -> dict[str, Array]:
@@ -244,6 +272,9 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
 
     `config` gives the model's sizes, of which any may be given instead. Models without a gate have
     dropout, as GPT-2 and GPT-3 had; those with one have none, as Llama.
+
+    Raises:
+        UsageError: `config` has what no formula counts.
     """
     usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro", "reductions"), 1)
     usual |= dict.fromkeys(("zero_stage", "recompute", "offload", "positions"), 0)
@@ -267,7 +298,11 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
 
 
 def columns_of(spec: "RunSpec", **stated: object) -> Columns:
-    """A run's settings as one row; other columns (the machine's) are given or as usual."""
+    """A run's settings as one row; other columns (the machine's) are given or as usual.
+
+    Raises:
+        UsageError: the model has what no formula counts.
+    """
     layout = spec.layout
     width = 4 if spec.precision == "fp32" else 2
     fp32_sums = spec.engine in ("megatron", "ddp")  # of gradients, in fp16, too
@@ -299,6 +334,8 @@ def columns_of(spec: "RunSpec", **stated: object) -> Columns:
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
     }
+    if spec.model.experts:
+        settings |= {axis: getattr(layout, axis) for axis in EXPERT_AXES}
     if layout.uneven:
         ends = layout.ends(spec.model.n_layer)
         settings |= {"first_layers": ends.first, "last_layers": ends.last}

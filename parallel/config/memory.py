@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from base.errors import UsageError
+from models.config import GPTConfig, in_words
 from parallel.config import megatron_memory
 from parallel.config.layout_arrays import Columns
 
@@ -426,6 +428,19 @@ def is_exact(x: Columns) -> np.ndarray:
     others = x.fp8 | x.documents | (x.width != 2) | (x.zero_stage > 1) | (x.offload > 0)
     others = others | (x.mtp > 0)
     return x.megatron & ~others
+
+
+def check_counted(config: GPTConfig, x: Columns, what: str) -> None:
+    """Refuse rows of a model with experts or latent attention whose bytes no formula counts.
+
+    Raises:
+        UsageError: there is one; `what` it is, in words.
+    """
+    if config.parts and not is_exact(x).all():
+        raise UsageError(
+            f"the bytes of {in_words(config.parts)} are counted for Megatron-LM alone, in 16 bits"
+            f" (--precision bf16), on cards with bf16, not for {what}"
+        )
 
 
 def allocated_parts(x: Columns, stage: str | None) -> dict[str, np.ndarray]:
