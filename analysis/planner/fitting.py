@@ -54,6 +54,7 @@ PRIORS: dict[str, tuple[float, float]] = {
     "engine": (1.05, 0.07),  # factor on the micro-batches of rows marked `slower`
 }
 NAMES = tuple(PRIORS)
+HIDDEN = ("launch", "latency")  # that may be so short that no run shows them
 
 # Share of the peak of half precision that the fastest of many GEMMs reaches on a card (stas00/
 # ml-engineering, compute/accelerator/README.md, "Maximum Achievable Matmul FLOPS", BF16). The GEMMs
@@ -71,6 +72,9 @@ BEST_GEMM = {
     "MI355X": 0.680,
     "Gaudi 2": 0.969,
     "Gaudi 3": 0.741,
+    # 24 of 65 TFLOP/s at 4096 x 4096 x 4096: 70 W hold the clock down (forums.developer.nvidia.com,
+    # topic 264462, 2023).
+    "T4": 0.37,
 }
 OF_BEST = 0.76 / 0.803
 # Shares of the best in seen steps: dense ones and Llama 4 on GB200; Llama 3 and DeepSeek-V2 on
@@ -82,10 +86,11 @@ SEEN_OF_BEST |= dict.fromkeys(("B200", "B300", "MI300X", "MI325X", "MI355X"), 0.
 # link's rate in one direction (479 GB/s of 450); STREAM reaches 2.9 of 3.35 TB/s; FlashAttention 2
 # forward reaches 328 of 989 TFLOP/s, backward less.
 _HOPPER = {"attn": (0.17, 0.5), "mem": (0.87, 0.15), "link": (1.05, 0.4), "network": (1.0, 0.5)}
-# A Blackwell node has the same kind of switch and of tensor cores; no step on it is in the priors.
+# A Blackwell node has the same kind of switch and of tensor cores.
 CARDS: dict[str, dict[str, tuple[float, float]]] = dict.fromkeys(
     ("H100 SXM", "H200", "B200", "B300", "GB200", "GB300"), _HOPPER
 )
+CARDS["T4"] = {"attn": (0.42 * 0.37 / 0.87, 0.5)}  # its clock is as low in attention's products
 INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal distribution
 
 
@@ -183,13 +188,14 @@ class _Problem:
         return Sloped(rows, np.concatenate([slopes * flatter[:, None], np.eye(len(z))]))
 
     def solve(self) -> np.ndarray:
-        """Logs of the constants at the least of two minima: a host that launches fast enough to be
-        hidden gives `launch` no slope, so the search starts from both sides of it."""
+        """Logs of the constants at the least of three minima: a host that launches fast enough to
+        be hidden gives `launch` no slope, and messages that begin at once give `latency` none, so
+        the search starts from both sides of each."""
         from scipy.optimize import least_squares  # 0.2 s to load: only where something is fitted
 
         evaluated = lru_cache(1)(lambda z: self.residuals(np.frombuffer(z)))  # asked for twice
         settings = {"bounds": (-4, 4), "max_nfev": 40, "ftol": 1e-4, "xtol": 1e-4}
-        slow_host = np.where(np.array(NAMES) == "launch", 1.5, 0.0)
+        starts = [np.zeros(len(NAMES)), *(1.5 * (np.array(NAMES) == n) for n in HIDDEN)]
         solutions = [
             least_squares(
                 lambda z: evaluated(z.tobytes()).values,
@@ -197,7 +203,7 @@ class _Problem:
                 jac=lambda z: evaluated(z.tobytes()).slopes,
                 **settings,
             )
-            for start in (np.zeros(len(NAMES)), slow_host)
+            for start in starts
         ]
         return self.theta(min(solutions, key=lambda solution: solution.cost).x)
 

@@ -199,6 +199,16 @@ def _latent(row: Row, words: tuple[str, str]) -> float:
     return row.number(heading) or (float(stated[1]) if stated else 0.0)
 
 
+def _ends(row: Row) -> tuple[int, int]:
+    """Layers of the first and the last stage where the row states them; else zeros. AMP counts the
+    parts of DeepSpeed's module: two before the layers, of which each is one."""
+    if not (cut := re.search(r"stages begin at part ([\d ]+) of", row.text("notes"))):
+        return ENDS.get(row.text("model"), (0, 0))
+    begins = np.clip(np.array(cut[1].split(), int) - 2, 0, int(row.number("layers") or 0))
+    held = np.diff(begins)
+    return (int(held[0]), int(held[-1])) if len(held) > 1 else (0, 0)
+
+
 def _of_megatron(row: Row, values: dict[str, Any]) -> dict[str, Any]:
     """What the bytes of Megatron-LM's step follow from. Its flags are columns of the tables of its
     continuous integration; what they do not say has its default there.
@@ -212,7 +222,7 @@ def _of_megatron(row: Row, values: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"no formula counts {name} {row.text(name)}")
     names = ("experts", "topk", "moe_ffn", "shared_ffn", "dense_layers")
     settings: dict[str, Any] = {name: row.number(name) or 0.0 for name in names}
-    settings["first_layers"], settings["last_layers"] = ENDS.get(row.text("model"), (0, 0))
+    settings["first_layers"], settings["last_layers"] = _ends(row)
     recipe = re.search(r"Megatron-Bridge|\(Megatron-Core\)", engine)  # states 1; the usual is tp
     usual = 1.0 if recipe and has_experts(row) else values["tp"]
     settings |= {"ep": row.number("ep") or 1.0, "etp": row.number("etp") or usual}

@@ -52,7 +52,8 @@ class ByStage(NamedTuple):
 
 
 def stage_layers(x: Columns) -> ByStage:
-    """Layers of the stages: those that are stated. The middle stages share the others.
+    """Layers of the stages: those that are stated. The middle stages share the others,
+    the fullest of them has the fraction of a layer.
 
     Elsewhere: if pp divides the layers, all stages are equal. If it divides layers + 2, embedding
     and logits count as a layer each (the BLOOM rule). Otherwise the first stages have one layer
@@ -73,7 +74,7 @@ def stage_layers(x: Columns) -> ByStage:
         np.where(x.nanotron, x.layers - begun, np.where(even, most, most - 1)),
     )
     first, last = x.first_layers, x.last_layers
-    shared = (x.layers - first - last) / np.maximum(x.pp - 2, 1)
+    shared = np.ceil((x.layers - first - last) / np.maximum(x.pp - 2, 1))
     middle = np.where(x.pp > 2, shared, np.maximum(first, last))
     stated = zip((first, middle, last), usual, strict=True)
     return ByStage(*(np.where(first > 0, ours, other) for ours, other in stated))
