@@ -54,7 +54,8 @@ def test_a_run_records_what_it_and_the_others_on_its_machine_computed(tokens, tm
 
 
 def test_a_run_that_ends_in_nan_has_failed(tokens, tmp_path):
-    flags = ["--lr", "100", "--clip-grad", "0", "--steps", "4"]
+    # Each step multiplies the weights by -10,000: on every processor they overflow within ten.
+    flags = ["--lr", "100", "--weight-decay", "100", "--clip-grad", "0", "--steps", "12"]
     out = ["--data", str(tokens), "--out", str(tmp_path / "run")]
     done = run_module("parallel.train", *SMALL, *flags, *out)
     run = read_run(tmp_path / "run")
@@ -62,7 +63,7 @@ def test_a_run_that_ends_in_nan_has_failed(tokens, tmp_path):
     assert (run.state, run.reason) == ("failed", f"loss is nan since step {first}")
     assert done.returncode == 1 and done.stderr == f"parallel.train: {run.reason}\n"
     assert "RUN_COMPLETE" not in done.stdout and not (run.path / "RUN_COMPLETE.txt").exists()
-    assert len(run.steps) == 4
+    assert len(run.steps) == 12
 
 
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
