@@ -27,6 +27,8 @@ from pathlib import Path
 
 import psutil
 
+from analysis.logs.load import load
+from analysis.measured import goodput
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line
 from base.files import ROOT
@@ -188,6 +190,10 @@ class Chaos:
         printed = re.findall(r"([\d.]+) rank-hours used, ([\d.]+) of them lost", self.text())[-1]
         if [f"{used:.3f}", f"{lost:.3f}"] != list(printed):
             wrong.append(f"sacct: {used:.3f} hours used, {lost:.3f} lost; --watch: {printed}")
+        runs, *_ = goodput.table(load([self.logs / self.study.name]).content).tables
+        split = runs.rows[-1]
+        if abs(sum(split[part] for part in goodput.PARTS) - used) > 0.01 * used:
+            wrong.append(f"sacct: {used:.3f} hours used; analysis.goodput: {split}")
         with (self.logs / self.study.name / "tries.csv").open() as file:
             tries = list(csv.DictReader(file))
         kinds = Counter(row["kind"] for row in tries if row["job_before"])
@@ -210,6 +216,10 @@ class Chaos:
             ("steps done again", str(repeated)),
             ("rank-hours used, by --watch and by sacct", f"{printed[0]}, {used:.3f}"),
             ("of them lost, by --watch and by sacct", f"{printed[1]}, {lost:.3f}"),
+            (
+                "rank-hours by analysis.goodput",
+                told(f"{part} {split[part]:.3f}" for part in goodput.PARTS),
+            ),
             ("minutes", f"{took_s / 60:.1f}"),
         ]
         return table, wrong

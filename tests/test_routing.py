@@ -14,7 +14,7 @@ from models.config import PRESETS
 from parallel.config.run_names import name_alone
 from parallel.config.settings import resolve
 from parallel.record.reader import read_run
-from parallel.record.schema import STEP_COLUMNS
+from parallel.record.schema import CLOCK_COLUMNS, STEP_COLUMNS
 from tests.conftest import run_module
 from tests.fixture_runs import facts, write
 from tests.test_training_metrics import SCHEMA
@@ -142,5 +142,7 @@ def test_forced_is_neither_compared_nor_verified_nor_a_speedup(tmp_path, capsys)
 def test_a_dense_run_has_no_word_of_experts(tmp_path):
     run = write(tmp_path, about := facts("s", None))
     assert not {"moe_router_force_load_balancing", "routing"} & {*about, *about["spec"]}
-    assert (run / "steps.csv").read_text().splitlines()[0] == ",".join(STEP_COLUMNS)
+    assert (run / "steps.csv").read_text().splitlines()[0] == ",".join(
+        [*STEP_COLUMNS, *CLOCK_COLUMNS]
+    )
     assert "expert_load" not in read_run(run).steps[0]

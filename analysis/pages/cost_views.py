@@ -7,7 +7,7 @@ from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
-from analysis.measured import checkpoint_costs, rank_times
+from analysis.measured import checkpoint_costs, goodput, rank_times
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from base.errors import Reading, UsageError
@@ -120,4 +120,15 @@ def clock_view(records: list[Record]) -> Section:
     section.words += damaged
     if saves.rows:
         section.tables["saves"] = saves
+    hours = goodput.table(records, ask=False).tables[0]
+    if hours.rows:
+        hours.title = "GPU-hours (analysis.goodput asks Slurm's accounting, too)"
+        section.tables["goodput"] = hours
+        bars = [
+            {"bar": row["run"], "part": part, "hours": row[part]}
+            for row in hours.rows[:-1][: altair_charts.MOST]
+            for part in goodput.PARTS
+            if row[part]
+        ]
+        section.charts.append(Chart(altair_charts.parts(bars, "hours", "GPU-hours"), "GPU-hours."))
     return section

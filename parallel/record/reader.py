@@ -230,6 +230,17 @@ def _read_steps(path: Path) -> list[dict[str, Any]]:
     return sorted({step["step"]: step for step in steps}.values(), key=lambda step: step["step"])
 
 
+def read_step_times(path: Path) -> list[dict[str, Any]]:
+    """step, step_s and ended_unix_s of each row of a folder's steps.csv as it was written, also of
+    steps that were done again; without ended_unix_s where an older version wrote it.
+
+    Raises:
+        UsageError: it is damaged; it names the file and the line.
+    """
+    kinds = {name: schema.STEP_COLUMNS[name] for name in ("step", "step_s")}
+    return _read_rows(path / schema.STEPS, kinds, schema.CLOCK_COLUMNS)
+
+
 def read_checkpoints(path: Path) -> list[dict[str, Any]]:
     """One dict with CHECKPOINT_COLUMNS for each row of a folder's checkpoints.csv, unknown values
     None; [] where the run wrote none.

@@ -73,6 +73,7 @@ def _within(allowed: Bounds, value: Any) -> Any:
 STEP_COLUMNS = {"step": count, **dict.fromkeys(("step_s", "loss", "grad_norm", "lr"), float)}
 STEP_COLUMNS |= {"loss_scale": float, "skipped": count, "tokens": count}
 EXPERT_COLUMNS = {"expert_load": float}  # of a model with experts: its steps that have a line
+CLOCK_COLUMNS = {"ended_unix_s": amount}  # when the step was over; absent in older files
 CHECKPOINT_COLUMNS = {"event": str, "step": count, "blocked_s": amount, "total_s": amount}
 CHECKPOINT_COLUMNS |= {"bytes": amount, "ranks": count, "problem": str}
 # A breakdown's columns; measure/step_parts.py says what each is. The CATEGORIES exclude each other

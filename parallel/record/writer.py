@@ -5,6 +5,7 @@ import csv
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from mmap import ACCESS_READ, mmap
@@ -70,9 +71,13 @@ class RunFolder:
             self.update(facts)
             _end_line(self.path / schema.LOG)
             self._log = (self.path / schema.LOG).open("a", buffering=1)
+            self._columns = [*schema.STEP_COLUMNS]
             if facts.get("routing"):
                 self._columns += schema.EXPERT_COLUMNS
-            self._steps = _open_rows(self.path / schema.STEPS, self._columns)
+            steps = self.path / schema.STEPS
+            if not (go_on and steps.exists() and "ended_unix_s" not in _first_line(steps)):
+                self._columns += schema.CLOCK_COLUMNS
+            self._steps = _open_rows(steps, self._columns)
         return aside
 
     @contextlib.contextmanager
@@ -223,7 +228,9 @@ class RunFolder:
             self.behind.call(_disk_may_be_full()(self._log.write), line + "\n")
 
     def step(self, row: dict[str, Any]) -> None:
-        """Append one optimizer step to steps.csv, behind; an unknown value is empty."""
+        """Append one optimizer step, which is over now, to steps.csv, behind; an unknown value is
+        empty."""
+        row = row | {"ended_unix_s": round(time.time(), 3)}
         self.behind.call(_disk_may_be_full()(_write_row), self._steps, self._columns, row)
 
     def checkpoint(self, row: dict[str, Any]) -> None:
@@ -313,6 +320,11 @@ def _has_our_mark(path: Path) -> bool:
     if {"run", "spec", "layout", "git"} <= facts.keys():
         return True
     return {"state", "reason", "rank", "time_utc", "host", "pid"} <= status.keys()
+
+
+def _first_line(path: Path) -> str:
+    with path.open() as lines:
+        return lines.readline()
 
 
 def _open_rows(path: Path, columns: Iterable[str]) -> TextIO:

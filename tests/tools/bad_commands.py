@@ -32,6 +32,7 @@ LINES = {
     "analysis.checkpoints": "logs/study",
     "analysis.compare": "logs/study",
     "analysis.expect": "logs/study/ddp --cluster 2-core-cpu",
+    "analysis.goodput": "logs/study",
     "analysis.page": "logs/study --out page.html",
     "analysis.parity": "logs/study",
     "analysis.plan": "--preset gpt2-124m --cluster jean-zay-v100 --gpus 4 --global-batch 16",

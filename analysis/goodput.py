@@ -1,0 +1,35 @@
+"""Where a study's GPU-hours went: useful steps, and all that is not.
+
+    python -m analysis.goodput logs/STUDY [--format markdown]
+
+PATH is a study, or run folders. One row a run, and their sum: hours queued, and GPU-hours from the
+start of each job to its end: starting, useful steps, slower than the run's own steady time,
+evaluation, saving, steps repeated after a restart, ending, failed. The parts add up to what Slurm's
+accounting says that the jobs held (sacct is asked once). Where no accounting answers they add up to
+what the run folders know, from each program's start on. A second table has the nodes. Exits 2 when
+nothing could be read.
+"""
+
+import sys
+
+from analysis.common.table import show
+from analysis.measured import goodput
+from analysis.measured.run_flags import load_runs, parser_of
+from base.errors import UsageError, command_line, warn
+
+
+@command_line("analysis.goodput")
+def main(argv: list[str] | None = None) -> int:
+    parser = parser_of("analysis.goodput", __doc__, "facts", "table", paths="study or run folder")
+    flags = parser.parse_args(argv)
+    hours = goodput.table(load_runs("analysis.goodput", flags))
+    for line in hours.refused:
+        warn("analysis.goodput", line)
+    if not hours.tables[0].rows:
+        raise UsageError("no run folder here says when its steps ended")
+    show(hours.tables, flags.format, flags.columns)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

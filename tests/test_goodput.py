@@ -1,0 +1,95 @@
+"""GPU-hours by part: the parts of each job add up to its time, whatever happened in it."""
+
+import csv
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from analysis import goodput as command
+from analysis.logs.readers import read
+from analysis.measured.goodput import PARTS, Job, Span, split, table
+from tests.fixture_runs import facts, write
+
+START = 1_750_000_000.0
+
+
+def step(number: int, ended: float, part: str = "useful", step_s: float = 2.0) -> dict:
+    return {"step": number, "step_s": step_s, "ended_unix_s": START + ended, "part": part}
+
+
+def test_a_job_is_cut_into_parts_that_add_up():
+    """10 s of start, steps of 2 s (one of 5), a save of 3 s, a validation of 4 s."""
+    rows = [step(1, 12), step(2, 17, step_s=5.0), step(3, 22), step(4, 28)]
+    job = Job(Span(START, START + 36), rows, True, {2: 3.0, 4: 1.0}, 6.0, 2.0)
+    assert dict(split(job)) == {
+        "starting": 10,
+        "useful": 8,
+        "slower": 3,
+        "saving": 3 + 1,
+        "evaluation": 4 + 2,  # 6 s in all: the rest came after the last step
+        "ending": 5,
+        "repeated": 0,
+        "failed": 0,
+    }
+    killed = split(job._replace(went_well=False))
+    assert (killed["failed"], killed["ending"], killed["evaluation"]) == (8, 0, 4)
+    again = [step(1, 12, "repeated"), step(2, 17, "failed", 5.0)]
+    parts = split(job._replace(rows=again, went_well=False))
+    assert (parts["repeated"], parts["failed"], parts["useful"]) == (2, 5 + 19, 0)
+    assert sum(split(job).values()) == sum(parts.values()) == sum(killed.values()) == 36
+    assert split(job._replace(rows=[]))["failed"] == 36
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Saved at step 4, killed after 6, went on from 4 and was complete after 10, on four GPUs."""
+    folder = write(tmp_path, facts("s", None, gpus=4))
+    about = json.loads((folder / "run.json").read_text())
+    utc = [datetime.fromtimestamp(START + s, UTC).isoformat() for s in (0, 100, 130)]
+    about |= {"started_utc": utc[1], "attempts": [{"started_utc": utc[0], "reason": "killed"}]}
+    (folder / "run.json").write_text(json.dumps(about))
+    status = json.loads((folder / "status.json").read_text()) | {"time_utc": utc[2]}
+    (folder / "status.json").write_text(json.dumps(status))
+    ended = [10 + 2 * n for n in range(1, 7)] + [106 + 2 * n for n in range(1, 7)]
+    first, *rows = csv.DictReader((folder / "steps.csv").read_text().splitlines())
+    with (folder / "steps.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, first)
+        writer.writeheader()
+        for n, s in zip([*range(1, 7), *range(5, 11)], ended, strict=True):
+            number = {"step": n, "step_s": 2.0, "ended_unix_s": START + s}
+            writer.writerow([first, *rows][n - 1] | number)
+    return folder
+
+
+def test_steps_that_were_done_again_are_no_useful_ones(run):
+    runs, all_ = table([read(run)], ask=False).tables[0].rows
+    hours = {part: 900 * runs[part] for part in PARTS}
+    assert hours == {
+        "starting": pytest.approx(10 + 6),
+        "useful": pytest.approx(4 * 2 + 6 * 2),
+        "repeated": pytest.approx(2 * 2),
+        "ending": pytest.approx(12),
+        **dict.fromkeys(("slower", "evaluation", "saving", "failed"), pytest.approx(0)),
+    }
+    assert (runs["jobs"], 900 * runs["hours"]) == (2, pytest.approx(22 + 30))
+    assert all_["hours"] == pytest.approx(sum(runs[part] for part in PARTS))
+
+
+def test_steps_of_a_run_that_came_to_nothing_are_failed(run):
+    for name in ("RUN_COMPLETE.txt", "training_metrics.json"):
+        (run / name).unlink(missing_ok=True)
+    status = json.loads((run / "status.json").read_text())
+    status |= {"state": "failed", "kind": "killed", "reason": "killed"}
+    (run / "status.json").write_text(json.dumps(status))
+    row = table([read(run)], ask=False).tables[0].rows[0]
+    assert (row["useful"], 900 * row["failed"]) == (0, pytest.approx(10 * 2 + 12))
+
+
+def test_an_older_run_says_what_it_lacks(run, capsys):
+    assert command.main([str(run)]) == 0
+    assert "of all GPU-hours: starting 30.8%, useful 38.5%" in capsys.readouterr().out
+    lines = [line.rpartition(",")[0] for line in (run / "steps.csv").read_text().splitlines()]
+    (run / "steps.csv").write_text("\n".join(lines) + "\n")
+    assert command.main([str(run)]) == 2
+    assert "steps.csv does not say when a step ended" in capsys.readouterr().err
