@@ -102,14 +102,15 @@ def space(
         settings["flash"] = flash
     x = columns(config, **settings)
     keep = np.isin(engine, engines) & ~_cannot_run(x, precision)
-    memory.check_counted(config, x.take(keep), f"{precision} on {cluster.gpu}")
+    x = x.take(keep)
+    memory.check_counted(config, x, f"{precision} on {cluster.gpu}")
     if not keep.any():
         raise UsageError(
             f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"
             f" cp {', '.join(map(str, cps))}: a dp x cp of 1, cp above 1 (not in fp32) and fp8"
             " (GEMMs with sides in multiples of 16) are planned for megatron"
         )
-    return x.take(keep)
+    return x
 
 
 def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]:

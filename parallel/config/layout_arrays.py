@@ -138,8 +138,11 @@ class Columns:
         return len(self.layers)
 
     def take(self, chosen: Array | list[int]) -> "Columns":
-        """The rows that an index or a mask chooses."""
-        return Columns(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+        """The rows that an index or a mask chooses. A column of one value stays one number."""
+        at = np.arange(len(self))[chosen]
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        one = {name: np.broadcast_to(a[:1], len(at)) for name, a in arrays.items() if _is_one(a)}
+        return Columns(**{name: one[name] if name in one else a[at] for name, a in arrays.items()})
 
     @classmethod
     def stack(cls, parts: Sequence["Columns"]) -> "Columns":
@@ -198,6 +201,11 @@ class Columns:
             recompute=RECOMPUTE[self.recompute[i]],
             offload=OFFLOAD[self.offload[i]],
         )
+
+
+def _is_one(array: Array) -> bool:
+    """Whether an array is one number that was broadcast."""
+    return array.strides == (0,) and len(array) > 0
 
 
 def _of_model(config: GPTConfig) -> dict[str, Any]:
@@ -286,15 +294,11 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
-    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
     flags = (*FLAGS, "dropout", "slower", "fused_gradients", "output_twice")
     kinds = dict.fromkeys(flags, bool) | {"head_dim": float, "imbalance": float}
-    return Columns(
-        **{
-            name: array.astype(kinds.get(name, np.int64))
-            for name, array in zip(names, arrays, strict=True)
-        }
-    )
+    arrays = {n: np.atleast_1d(values[n]).astype(kinds.get(n, np.int64)) for n in names}
+    shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
+    return Columns(**{name: np.broadcast_to(array, shape) for name, array in arrays.items()})
 
 
 def columns_of(spec: "RunSpec", **stated: object) -> Columns:
