@@ -50,8 +50,8 @@ BALANCED = (
 RING = "cp ranks send keys and values on in a ring while attention works on the part before"
 FP8_MEMORY = (
     "the layers' GEMMs run in fp8: weights are held in bf16 and twice in fp8 (plain, transposed),"
-    " the GEMMs' inputs in fp8, by Transformer Engine's rules; no published peak has checked these"
-    " bytes"
+    " the GEMMs' inputs in fp8, gradients in fp32; a recipe with gradients in bf16 and weights in"
+    " fp8 alone (NeMo's) needs 4 bytes a parameter less; no published peak has checked these bytes"
 )
 
 
