@@ -9,7 +9,6 @@ After leave_out_days a node is used again. A node without which a run could not 
 Every change is a line of DIR/<study>/nodes.csv.
 """
 
-import csv
 import fcntl
 import os
 import re
@@ -24,7 +23,8 @@ from base.errors import UsageError, command_line, printable
 from base.files import read_json_if_whole
 from parallel.config.clusters import Cluster
 from parallel.config.study import Study
-from parallel.record import node_rates
+from parallel.record import node_rates, reader
+from parallel.record.writer import append_rows
 from slurm import states
 from slurm.render import ROOT, ask_of, cluster_of, each, job_of, load_studies, study_parser
 
@@ -56,34 +56,20 @@ class Change(NamedTuple):
 
 def read_changes(folder: Path) -> list[Change]:
     """Every change that was written down for a study. Raises: UsageError: a line that is none."""
-    path = folder / LEDGER
-    if not path.exists():
-        return []
-    with path.open(newline="") as lines:
-        rows = list(csv.reader(lines))[1:]
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(Change._fields) or not _is_time(row[0]):
-            raise UsageError(f"{path}:{number}: expected {', '.join(Change._fields)}")
-    return [Change(*row) for row in rows]
+    kinds = {**dict.fromkeys(Change._fields, str), "time_utc": _time}
+    return [Change(**row) for row in reader.read_rows(folder / LEDGER, kinds)]
 
 
-def _is_time(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text).tzinfo is not None
-    except ValueError:
-        return False
+def _time(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text} names no time zone")
+    return text
 
 
 def write_changes(folder: Path, changes: Iterable[Change]) -> None:
     """Print changes and add them to the study's nodes.csv."""
-    path = folder / LEDGER
     for change in changes:
-        is_new = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file)
-            if is_new:
-                writer.writerow(Change._fields)
-            writer.writerow(change)
+        append_rows(folder / LEDGER, Change._fields, [change._asdict()])
         print(printable(f"node {change.node}: {change.change}: {change.why}"))
 
 

@@ -7,7 +7,6 @@ where a study is, so it can be ended and started again at any time.
 
 import argparse
 import contextlib
-import csv
 import fcntl
 import os
 import subprocess
@@ -15,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +23,8 @@ from base.files import read_json_if_whole
 from parallel.config.study import Study, load_study
 from parallel.record import reader
 from parallel.record.ends import RETRY_MENDS, Kind
+from parallel.record.schema import utc_now
+from parallel.record.writer import append_rows
 from slurm import nodes, states, status
 from slurm.render import ROOT, ask_of, cluster_of, job_of, seconds
 
@@ -201,13 +202,9 @@ class Watch:
         number = tries_of(folder / row.run)
         # The new job has no end yet, and counts as a try that came to nothing until it has one.
         self.tell(study.name, row.run, f"submitted: job {job}, try {number}, after {row.line}")
-        with (folder / TRIES).open("a", newline="") as file:
-            table = csv.writer(file)
-            if not file.tell():
-                table.writerow(COLUMNS)
-            at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            before = "" if row.state == "missing" else row.job
-            table.writerow((at, row.run, number, job, before, row.state, row.kind, row.line))
+        before = "" if row.state == "missing" else row.job
+        values = (utc_now(), row.run, number, job, before, row.state, row.kind, row.line)
+        append_rows(folder / TRIES, COLUMNS, [dict(zip(COLUMNS, values, strict=True))])
 
     def finish(self, now: Round) -> int:
         """Print the table of each study and what it cost."""

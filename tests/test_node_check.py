@@ -124,6 +124,11 @@ def test_two_ranks_measure_in_a_run_folder_and_keep_the_rates(tmp_path):
     assert known == {"matmul", "copy", "in_node", "all", "write"}  # one node has no neighbour
     assert list(run.iterdir()) == []
     with (run.parent / node_rates.FILE).open("a") as file:
-        file.write("half a line")
-    with pytest.raises(UsageError, match=r"preflights.csv:4: "):
+        file.write("half a line")  # of a job that was killed
+    assert len(node_rates.read(run.parent)) == 2
+    node_rates.add(run.parent, [row])
+    assert len(node_rates.read(run.parent)) == 3
+    with (run.parent / node_rates.FILE).open("a") as file:
+        file.write(",".join(["x"] * len(node_rates.COLUMNS)) + "\n")
+    with pytest.raises(UsageError, match=r"preflights.csv:5: "):
         node_rates.read(run.parent)

@@ -5,7 +5,6 @@ FLOP/s or bytes/s: the median over rounds, of the node's slowest rank. short: in
 slow; empty where nothing was.
 """
 
-import csv
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +14,17 @@ import numpy as np
 from base.errors import UsageError
 from base.files import read_toml
 from models.gpus import peak_tflops
+from parallel.record.reader import read_rows
 from parallel.record.schema import utc_now
+from parallel.record.writer import append_rows
 
 FILE = "preflights.csv"
 # Of a rank, of the ranks of a node, of pairs of nodes, of all nodes, of a node.
 MEASURES = {"matmul": "matrix product", "copy": "copy", "in_node": "all-reduce in the node"}
 MEASURES |= {"pair": "all-reduce with its neighbours", "all": "all-reduce over all nodes"}
 MEASURES |= {"write": "write to the run's folder"}
-COLUMNS = ["time_utc", "job", "run", "node", "nodes", "ranks", *MEASURES, "short"]
+COLUMNS = {**dict.fromkeys(("time_utc", "job", "run", "node"), str), "nodes": int, "ranks": int}
+COLUMNS |= {**dict.fromkeys(MEASURES, float), "short": str}
 SHARE = 0.1  # a node is slow when it lacks more than this ...
 SPREADS = 3.0  # ... and more than so many spreads
 ENOUGH = 3  # earlier preflights of a node
@@ -151,30 +153,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UsageError: a line that is none.
     """
-    path = folder / FILE
-    if not path.exists():
-        return []
-    with path.open(newline="") as lines:
-        header, *table = list(csv.reader(lines)) or [[]]
-    rows = []
-    for number, cells in enumerate(table, 2):
-        try:
-            row: dict[str, Any] = dict(zip(COLUMNS, cells, strict=True))
-            row |= {name: int(row[name]) for name in ("nodes", "ranks")}
-            row |= {name: float(row[name]) if row[name] else None for name in MEASURES}
-        except ValueError as error:
-            raise UsageError(f"{path}:{number}: {error}") from error
-        rows.append(row)
-    if header != COLUMNS:
-        raise UsageError(f"{path}:1: expected columns {', '.join(COLUMNS)}")
-    return rows
+    return read_rows(folder / FILE, COLUMNS)
 
 
 def add(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Add rows to a study's preflights.csv."""
-    is_new = not (folder / FILE).exists()
-    with (folder / FILE).open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
+    append_rows(folder / FILE, COLUMNS, rows)

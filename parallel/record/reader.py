@@ -220,7 +220,7 @@ def _take_slurms_word(run: Run, end: dict[str, Any]) -> None:
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
-    steps = _read_rows(path, schema.STEP_COLUMNS, schema.EXPERT_COLUMNS)
+    steps = read_rows(path, schema.STEP_COLUMNS, schema.EXPERT_COLUMNS)
     for step in steps:
         if step["step"] is None or not (step["step_s"] is None or 0 < step["step_s"] < math.inf):
             raise UsageError(
@@ -238,7 +238,7 @@ def read_step_times(path: Path) -> list[dict[str, Any]]:
         UsageError: it is damaged; it names the file and the line.
     """
     kinds = {name: schema.STEP_COLUMNS[name] for name in ("step", "step_s")}
-    return _read_rows(path / schema.STEPS, kinds, schema.CLOCK_COLUMNS)
+    return read_rows(path / schema.STEPS, kinds, schema.CLOCK_COLUMNS)
 
 
 def read_checkpoints(path: Path) -> list[dict[str, Any]]:
@@ -248,7 +248,7 @@ def read_checkpoints(path: Path) -> list[dict[str, Any]]:
     Raises:
         UsageError: it is damaged; it names the file and the line.
     """
-    return _read_rows(path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS)
+    return read_rows(path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS)
 
 
 class Saves(NamedTuple):
@@ -295,7 +295,7 @@ def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[s
 
 
 def _read_windows(path: Path) -> list[dict[str, Any]]:
-    rows = _read_rows(path, schema.BREAKDOWN_COLUMNS, schema.EXPERT_BREAKDOWN_COLUMNS)
+    rows = read_rows(path, schema.BREAKDOWN_COLUMNS, schema.EXPERT_BREAKDOWN_COLUMNS)
     if not rows:
         raise UsageError(f"{path}: no row")
     for number, row in enumerate(rows, 1):
@@ -318,8 +318,14 @@ def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 _Kinds = Mapping[str, Callable[[str], Any]]
 
 
-def _read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[dict[str, Any]]:
-    """seldom: columns that may be absent."""
+def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[dict[str, Any]]:
+    """One dict for each row of a CSV file, unknown values None; [] where there is no file. kinds:
+    what makes a value of a cell's text, by column; seldom: of columns that may be absent.
+
+    Raises:
+        UsageError: it is damaged; it names the file and the line. A last row that is cut short,
+            which a killed writer leaves, is left out.
+    """
     if not path.exists():
         return []
     rows, lines = [], _read_csv(path)

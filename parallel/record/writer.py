@@ -236,8 +236,7 @@ class RunFolder:
     def checkpoint(self, row: dict[str, Any]) -> None:
         """Append one save, load or deletion to checkpoints.csv."""
         with _disk_may_be_full():
-            with _open_rows(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS) as file:
-                _write_row(file, schema.CHECKPOINT_COLUMNS, row)
+            append_rows(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS, [row])
 
     def sync(self) -> None:
         """Bring train.log and steps.csv to the disk, up to their last line.
@@ -325,6 +324,13 @@ def _has_our_mark(path: Path) -> bool:
 def _first_line(path: Path) -> str:
     with path.open() as lines:
         return lines.readline()
+
+
+def append_rows(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Append rows to a CSV file, which gets its header where it is new."""
+    with _open_rows(path, columns) as file:
+        for row in rows:
+            _write_row(file, columns, row)
 
 
 def _open_rows(path: Path, columns: Iterable[str]) -> TextIO:
