@@ -29,7 +29,9 @@ from parallel.engines import devices
 from parallel.engines.optim import lr_at
 from parallel.measure import load_and_memory, profiler, ranges, training_metrics
 from parallel.measure.energy import Energy
+from parallel.measure.own_times import OwnTimes
 from parallel.measure.routing import Routing
+from parallel.measure.slow_ranks import Verdict
 from parallel.measure.step_parts import Breakdown
 from parallel.record import lines
 from parallel.record.ends import Kind
@@ -98,6 +100,7 @@ class Trainer:
         self.rows_since_line: list[dict[str, Any]] = []
         self.stopping = False  # a signal came to a rank before the last step's end
         self.measured = training_metrics.Measured()
+        self.own_times = OwnTimes(spec.layout, self.device, self.ranks)
         self.routing = None
         if spec.model.experts:
             self.routing = Routing(spec, self.engine.modules, self.device)
@@ -151,6 +154,8 @@ class Trainer:
             self.folder.update(self.facts)
             for line in lines.header(self.spec, self.facts):
                 self._say(line)
+            if self.own_times.is_on:
+                self.folder.slow_ranks([])
             if self.checkpointer.copying:
                 self._say(self.checkpointer.copying)
 
@@ -197,11 +202,14 @@ class Trainer:
         has_line = done % self.spec.log_interval == 0 or done == self.spec.steps
         if self.routing:
             self.routing.begin(has_line)
+        data_s = self.measured.data_s
+        self.own_times.begin()
         result = self.engine.step(self._batches(made), lr, lambda: bool(self.interruption.signal))
         expert_load = self.routing.read() if self.routing and has_line else None
         step_s = self._lap()
         if self.breakdown:
             self.breakdown.lap(done, step_s)
+        self._report_slow_ranks(*self.own_times.lap(done, step_s, self.measured.data_s - data_s))
         self.stopping = result.stop
         if not self.is_rank_0:
             return
@@ -227,6 +235,12 @@ class Trainer:
             skipped = sum(row["skipped"] for row in rows)
             nans = sum(row["loss"] != row["loss"] for row in rows)
             self._say(lines.iteration_line(self.spec, rows, skipped, nans, gpu, held))
+
+    def _report_slow_ranks(self, rows: list[dict[str, Any]], verdicts: list[Verdict]) -> None:
+        if rows:
+            self.folder.slow_ranks(rows)
+        for verdict in verdicts:
+            self._say(f" {verdict}")
 
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
         """This rank's micro-batches of a step, in memory that a GPU copies from by itself."""
@@ -337,6 +351,7 @@ class Trainer:
 
     def finish(self) -> int:
         """Record the end of a run that did all its steps; the exit status, 1 where it is NaN."""
+        self._report_slow_ranks(*self.own_times.judged())
         measured = self.measured
         measured.peak = load_and_memory.peak_memory(self.device)
         # Every rank got here, so the run is complete.

@@ -3,7 +3,8 @@
     python -m slurm.nodes slurm/layouts.toml                    # look for evidence, and list
     python -m slurm.nodes slurm/layouts.toml --forgive node3    # and use this node again
 
-A node is suspected when a preflight found it slow or a job died of it. With leave_out_nodes = true
+A node is suspected when a preflight found it slow, a rank on it was slow in half of a run's steps,
+or a job died of it. With leave_out_nodes = true
 in the study's [slurm] table, its jobs leave suspected nodes out: new ones, and those that wait.
 After leave_out_days a node is used again. A node without which a run could not start stays in use.
 Every change is a line of DIR/<study>/nodes.csv.
@@ -23,7 +24,9 @@ from base.errors import UsageError, command_line, printable
 from base.files import read_json_if_whole
 from parallel.config.clusters import Cluster
 from parallel.config.study import Study
+from parallel.measure.slow_ranks import slow_nodes
 from parallel.record import node_rates, reader
+from parallel.record.schema import SLOW_RANKS
 from parallel.record.writer import append_rows
 from slurm import states
 from slurm.render import ROOT, ask_of, cluster_of, each, job_of, load_studies, study_parser
@@ -104,6 +107,8 @@ def evidence(study: Study, logs: Path) -> Iterator[Change]:
             yield Change(row["time_utc"], row["node"], SUSPECTED, why, source)
     for run in study.runs:
         folder = logs / study.name / run
+        for node, why, _, time_utc in slow_nodes(folder):
+            yield Change(time_utc, node, SUSPECTED, f"{run}: {why}", f"{run}/{SLOW_RANKS} {time_utc}")
         names = sorted(os.listdir(folder)) if folder.is_dir() else []
         for name in (name for name in names if name.endswith(".out")):
             attempt, job = name.removesuffix(".out"), name.partition(".")[0]

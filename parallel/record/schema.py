@@ -5,6 +5,7 @@ launcher_metadata.json who started it, where, with what environment (secrets rem
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
 checkpoints.csv        one row per checkpoint saved, loaded or deleted, or why it was not
+slow_ranks.csv         one row per window that counts against a rank (parallel/measure/slow_ranks.py)
 checkpoints/           the checkpoints themselves (parallel/checkpoint/folders.py)
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
@@ -36,10 +37,11 @@ METRICS_VERSION = "2.0"  # of training_metrics.json
 
 RUN, STATUS, LOG, LOCK = "run.json", "status.json", "train.log", ".lock"
 STEPS, CHECKPOINTS = "steps.csv", "checkpoints.csv"
+SLOW_RANKS = "slow_ranks.csv"
 MARKER, METRICS = "RUN_COMPLETE.txt", "training_metrics.json"
 # What a run writes at the top of its folder. Only this is moved to attempts/.
 _WRITTEN = {RUN, STATUS, METRICS, MARKER, STEPS, CHECKPOINTS, LOG, "launcher_metadata.json"}
-_WRITTEN |= {"checkpoints", "breakdown", "profiles", "hang"}
+_WRITTEN |= {SLOW_RANKS, "checkpoints", "breakdown", "profiles", "hang"}
 _ASIDE = re.compile(r"\.([\w.]+)\.\d+")  # write_synced's, of a writer that was killed
 # What jobs and sweeps write beside a run, from before it begins.
 _BESIDE = re.compile(
@@ -76,6 +78,8 @@ EXPERT_COLUMNS = {"expert_load": float}  # of a model with experts: its steps th
 CLOCK_COLUMNS = {"ended_unix_s": amount}  # when the step was over; absent in older files
 CHECKPOINT_COLUMNS = {"event": str, "step": count, "blocked_s": amount, "total_s": amount}
 CHECKPOINT_COLUMNS |= {"bytes": amount, "ranks": count, "problem": str}
+SLOW_COLUMNS = {"time_utc": str, "first_step": count, "last_step": count}
+SLOW_COLUMNS |= {"kind": str, "rank": int, "node": str, "longer": amount}
 # A breakdown's columns; measure/step_parts.py says what each is. The CATEGORIES exclude each other
 # and add up to elapsed_s.
 AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")

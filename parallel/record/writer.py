@@ -238,6 +238,11 @@ class RunFolder:
         with _disk_may_be_full():
             append_rows(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS, [row])
 
+    def slow_ranks(self, rows: list[dict[str, Any]]) -> None:
+        """Append windows that count against a rank to slow_ranks.csv, behind; none: its header."""
+        path = self.path / schema.SLOW_RANKS
+        self.behind.call(_disk_may_be_full()(append_rows), path, schema.SLOW_COLUMNS, rows)
+
     def sync(self) -> None:
         """Bring train.log and steps.csv to the disk, up to their last line.
 

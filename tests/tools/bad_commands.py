@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS
 from tests.tools import tiny_checkpoint
 from tests.tools.watched import HANG, ROOT, TRACEBACK, WRONG, Problem, command, copy_study
 
@@ -41,6 +42,7 @@ LINES = {
     "analysis.prune": "study.toml --cluster 2-core-cpu",
     "analysis.report": "page.md",
     "analysis.scaling": "logs/study",
+    "analysis.stragglers": "logs/study",
     "analysis.curves": "logs/study --to tensorboard --out curves",
     "analysis.tflops": "job.out",
     "models.hf": "export weights gpt2",
@@ -81,6 +83,7 @@ def lay_desk(desk: Path) -> None:
         ROOT / "logs/2-core-cpu/2-core_breakdown" / n for n in ("ddp", "ddp-dp2", "megatron-pp2")
     ]
     copy_study(tuple(runs), desk / "logs" / "study")
+    (desk / "logs/study/ddp-dp2" / SLOW_RANKS).write_text(",".join(SLOW_COLUMNS) + "\n")
     shutil.copy(runs[0] / "train.log", desk / "job.out")
     shutil.copy(ROOT / "slurm/2-core_breakdown.toml", desk / "study.toml")
     shutil.copy(ROOT / "logs/published/seed003_jeanzay_v100.csv", desk / "table.csv")

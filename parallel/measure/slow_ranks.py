@@ -1,0 +1,191 @@
+"""Which rank of a run is slow, and in what: computing, loading data, or neither. Torch-free.
+
+own_times.py gathers, for windows of STEPS steps, what each rank's step spent in its own computing
+and in waiting for its batches. A window counts against a rank
+
+compute   when it computes longer than the other ranks of its pipeline stage, by more than COMPUTE
+          of their time,
+data      when it waits longer for batches than they, by more than DATA of a step,
+
+and by more than SPREADS robust spreads, over the window's steps and over the ranks. It counts as
+
+link      when neither holds on any rank and a step takes longer than in earlier windows for what
+          is neither: the network, or other work on the cores. No rank is named.
+
+Steps are compared one by one, so what slows all ranks alike cancels. A rank is slow when NEED of
+WINDOWS windows in a row count against it. A stage's only rank has nobody to be compared with.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from base.errors import UsageError
+from parallel.record.node_rates import spread
+from parallel.record.reader import read_rows, read_run
+from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS, utc_now
+
+STEPS, NEED, WINDOWS = 5, 3, 4
+COMPUTE, DATA, LINK, SPREADS = 0.07, 0.07, 0.25, 3.0  # shares: of computing, of a step, of a step
+ENOUGH = 4  # earlier windows, to know how long a step takes for what is neither
+NOBODY = -1  # the rank of a window that counts as link
+
+_WORDS = {"compute": "computes", "data": "waits for data"}
+
+
+class Verdict(NamedTuple):
+    """A rank that was slow in `n` of `windows` windows, steps `first` to `last`. longer: by which
+    share, the median; of the others' computing (compute), or of a step (data, link)."""
+
+    kind: str
+    rank: int
+    node: str
+    longer: float
+    n: int
+    windows: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        where = f"in {self.n} of {self.windows} windows (steps {self.first}-{self.last})"
+        if self.kind == "link":
+            return (
+                f"slow link: a step takes {self.longer:.0%} longer on no rank's own account (the"
+                f" network, or other work on the cores), {where}"
+            )
+        of = " of a step" if self.kind == "data" else ""
+        words = f"{_WORDS[self.kind]} {self.longer:.0%}{of} longer"
+        return f"slow rank: rank {self.rank} on node {self.node} {words}, {where}"
+
+
+def verdict(rows: list[dict[str, Any]]) -> Verdict:
+    """What rows of one kind and rank say together."""
+    first, last = rows[0]["first_step"], max(row["last_step"] for row in rows)
+    longer = float(np.median([row["longer"] for row in rows]))
+    n, windows = len(rows), round((last - first + 1) / STEPS)
+    of = rows[-1]
+    return Verdict(of["kind"], of["rank"], of["node"], longer, n, windows, first, last)
+
+
+class Judge:
+    """Rank 0's memory of a run's windows.
+
+    stages: of each rank its pipeline stage. nodes: of each rank its node's name.
+    """
+
+    def __init__(self, stages: list[int], nodes: list[str]):
+        self.groups = [np.flatnonzero(np.array(stages) == stage) for stage in sorted({*stages})]
+        self.nodes = nodes
+        self.rows: dict[tuple[str, int], deque] = defaultdict(lambda: deque(maxlen=WINDOWS))
+        self.rests: deque[float] = deque(maxlen=40)  # of windows that count against nobody
+
+    def window(self, times: np.ndarray, last: int) -> tuple[list[dict[str, Any]], list[Verdict]]:
+        """Judge the window that ends with step `last`.
+
+        times: seconds (ranks, STEPS, 3): computing, waiting for batches, the whole step.
+
+        Returns the rows of slow_ranks.csv, and what is new: each slow rank is told once.
+        """
+        slow = {("compute", rank): by for rank, by in self._longer(times, 0, COMPUTE)}
+        slow |= {("data", rank): by for rank, by in self._longer(times, 1, DATA)}
+        step_s = float(np.median(times[:, :, 2]))
+        rest = float(np.median((times[0, :, 2] - times[:, :, :2].sum(2).max(0)))) / step_s
+        if not slow and len(self.rests) >= ENOUGH:
+            before = np.array(self.rests)
+            by = (rest - np.median(before)) / max(1 - rest, 0.1)
+            if by > LINK and rest - np.median(before) > SPREADS * spread(before):
+                slow["link", NOBODY] = float(by)
+        if not slow:
+            self.rests.append(rest)
+        rows, new = [], []
+        for (kind, rank), longer in slow.items():
+            node = "" if rank == NOBODY else self.nodes[rank]
+            row = {"time_utc": utc_now(), "first_step": last - STEPS + 1, "last_step": last}
+            rows.append(row | {"kind": kind, "rank": rank, "node": node, "longer": longer})
+            earlier = self.rows[kind, rank]
+            told = is_slow(earlier)
+            earlier.append(rows[-1])
+            if is_slow(earlier) and not told:
+                new.append(verdict(_latest(earlier)))
+        return rows, new
+
+    def _longer(self, times: np.ndarray, which: int, share: float) -> Iterable[tuple[int, float]]:
+        """The ranks whose seconds are too many, and by which share."""
+        for ranks in self.groups:
+            if len(ranks) < 2:
+                continue
+            own = times[ranks, :, which]
+            usual = np.sort(own, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
+            of = times[ranks, :, 2].mean(0) if which == 1 else np.maximum(usual, 1e-9)
+            longer = (own - usual) / of
+            by = np.median(longer, axis=1)
+            others = 1.4826 * float(np.median(-by[by <= 0]))  # of the faster half: no node's own
+            for rank, share_of_rank, steps in zip(ranks, by, longer, strict=True):
+                noise = max(others, spread(steps) / STEPS**0.5)
+                if share_of_rank > max(share, SPREADS * noise):
+                    yield int(rank), float(share_of_rank)
+
+
+def _latest(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that are among the last WINDOWS windows."""
+    rows = list(rows)
+    return [row for row in rows if row["last_step"] > rows[-1]["last_step"] - WINDOWS * STEPS]
+
+
+def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
+    """Whether rows of one kind and rank are a verdict at the last of them."""
+    return bool(rows) and len(_latest(rows)) >= NEED
+
+
+# --- afterwards ----------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's slow_ranks.csv; of steps that were run again, the last.
+
+    Raises:
+        UsageError: there is none (one rank, or a run of an earlier version), or a line is wrong.
+    """
+    path = folder / SLOW_RANKS
+    if not path.exists():
+        raise UsageError(f"{folder}: no {SLOW_RANKS}: one rank, or the run is of an earlier version")
+    rows = {}
+    for number, row in enumerate(read_rows(path, SLOW_COLUMNS), 2):
+        if None in (row[name] for name in SLOW_COLUMNS if name != "node"):
+            raise UsageError(f"{path}:{number}: a value is missing")
+        rows[row["last_step"], row["kind"], row["rank"]] = row
+    return [rows[key] for key in sorted(rows)]
+
+
+def verdicts(folder: Path) -> list[Verdict]:
+    """Who was slow in a run, the longest first. Raises: UsageError: see `read`."""
+    by_rank: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in read(folder):
+        by_rank[row["kind"], row["rank"]].append(row)
+    slow = [
+        verdict(rows)
+        for rows in by_rank.values()
+        if any(is_slow(rows[:n]) for n in range(NEED, len(rows) + 1))
+    ]
+    return sorted(slow, key=lambda of: -of.n)
+
+
+def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:
+    """(node, evidence, run, time of the first window) of each rank that was slow in at least half
+    of a run's steps; none where the run folder has no slow_ranks.csv.
+
+    Raises:
+        UsageError: a file of the run is damaged.
+    """
+    if not (path / SLOW_RANKS).exists():
+        return []
+    named = [of for of in verdicts(path) if of.kind != "link"]
+    if not named:
+        return []
+    run = read_run(path)
+    began = {(row["kind"], row["rank"]): row["time_utc"] for row in reversed(read(path))}
+    half = [of for of in named if of.n * STEPS >= len(run.steps) / 2]
+    return [(of.node, str(of), run.name, began[of.kind, of.rank]) for of in half]

@@ -1,0 +1,40 @@
+"""parallel.train with a rank that SLOW_RANK names: it computes half of its own computing again, or
+its batches come late, as SLOW_KIND says. `off`: nobody measures."""
+
+import os
+import sys
+import time
+
+import torch
+
+from parallel import train, trainer
+from parallel.measure.own_times import OwnTimes
+
+KIND = os.environ["SLOW_KIND"]
+IS_SLOW = os.environ["RANK"] == os.environ.get("SLOW_RANK")
+
+
+class Slowed(OwnTimes):
+    def __init__(self, layout, device, ranks):
+        super().__init__(layout, device, ranks)
+        self.is_on = self.is_on and KIND != "off"
+
+    def begin(self) -> None:
+        super().begin()
+        usual_s = self._times[-1][0] / (1.5 if len(self._times) > 1 else 1) if self._times else 0.02
+        ones = torch.ones(64, 64)
+        while IS_SLOW and KIND == "compute" and time.thread_time() < self._began + usual_s / 2:
+            torch.mm(ones, ones)
+
+
+class Late(trainer.Trainer):
+    def _made(self, tokens, step):
+        for batch in super()._made(tokens, step):
+            time.sleep(0.2 if IS_SLOW and KIND == "data" else 0)
+            yield batch
+
+
+trainer.OwnTimes, trainer.Trainer = Slowed, Late
+status = train.main()
+sys.stdout.flush()
+os._exit(status)

@@ -1,0 +1,165 @@
+"""A slow rank is named with its node and with what it is slow in, and nobody else is."""
+
+import json
+
+import numpy as np
+import pytest
+
+from analysis import stragglers
+from base.errors import UsageError
+from parallel.config.study import load_study
+from parallel.measure import slow_ranks
+from parallel.measure.slow_ranks import STEPS, Judge
+from parallel.record.reader import read_run
+from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS
+from parallel.record.writer import RunFolder
+from slurm import nodes
+from tests import fixture_runs
+from tests.conftest import run_module, study_file
+
+NODES = [f"c{rank // 2}" for rank in range(8)]
+
+
+def windows(n: int, noise: float = 0.02, seed: int = 0) -> np.ndarray:
+    """Seconds of 8 equal ranks in n windows, (n, ranks, STEPS, 3)."""
+    draw = np.random.default_rng(seed)
+    times = np.empty((n, 8, STEPS, 3))
+    times[..., 0] = 1 + noise * draw.standard_normal((n, 8, STEPS))
+    times[..., 1] = 0.01 * draw.random((n, 8, STEPS))
+    times[..., 2] = times[..., :2].sum(3).max(1, keepdims=True) + 0.5
+    return times
+
+
+def judged(times: np.ndarray, stages=(0,) * 8) -> list[str]:
+    judge = Judge(list(stages), NODES)
+    found = [judge.window(of, STEPS * (n + 1)) for n, of in enumerate(times)]
+    return [str(verdict) for _, new in found for verdict in new]
+
+
+def test_a_rank_that_computes_longer_is_named_once_with_its_node():
+    times = windows(8)
+    times[4:, 5, :, 0] *= 1.2
+    times[4:, :, :, 2] += 0.2  # all wait for it
+    (line,) = judged(times)
+    assert line.startswith("slow rank: rank 5 on node c2 computes ")
+    assert line.endswith(" longer, in 3 of 3 windows (steps 21-35)")
+    assert abs(float(line.split("computes ")[1].split("%")[0]) - 20) <= 3
+
+
+def test_a_rank_that_waits_for_data_is_told_from_one_that_computes():
+    times = windows(8)
+    times[:, 2, :, 1] += 0.3
+    times[..., 2] += 0.3
+    (line,) = judged(times)
+    assert "rank 2 on node c1 waits for data 1" in line and "% of a step longer" in line
+
+
+def test_steps_that_grow_on_no_ranks_own_account_name_no_rank():
+    times = windows(12)
+    times[8:, :, :, 2] += 1.0
+    (line,) = judged(times)
+    assert line.startswith("slow link: a step takes ") and "rank 5" not in line
+
+
+def test_equal_ranks_and_windows_that_are_slow_for_all_name_nobody():
+    for seed in range(20):
+        times = windows(20, noise=0.03, seed=seed)
+        times[5:9, :, :, 0] *= 1.5
+        times[5:9, :, :, 2] += 0.5
+        assert judged(times) == []
+
+
+def test_one_slow_window_of_four_is_no_slow_rank():
+    times = windows(12)
+    times[2::4, 5, :, 0] *= 2
+    times[2::4, :, :, 2] += 1
+    assert judged(times) == []
+
+
+def test_ranks_are_compared_within_their_stage():
+    times = windows(8)
+    times[:, 4:, :, 0] *= 1.5
+    times[..., 2] += 0.5
+    assert len(judged(times)) == 4
+    assert judged(times, stages=(0,) * 4 + (1,) * 4) == []
+
+
+# --- afterwards ----------------------------------------------------------------------------------
+
+
+def write_slow(root, rank: int, ends: list[int], longer: float = 0.18, **settings):
+    """A run of 20 steps with windows that count against a rank."""
+    about = fixture_runs.facts("grid", None, engine="ddp", gpus=4, micro_batch=4, **settings)
+    run = fixture_runs.write(root, about)
+    folder = RunFolder(run)
+    for last in ends:
+        row = {"time_utc": "2026-11-24T00:00:00Z", "first_step": last - 4, "last_step": last}
+        row |= {"kind": "compute", "rank": rank, "node": NODES[rank], "longer": longer}
+        folder.slow_ranks([row])
+    folder.behind.wait()
+    return run
+
+
+def test_the_table_names_the_node_over_several_runs(tmp_path, capsys):
+    for seed, ends in ((1, [5, 10, 20]), (2, [5, 10, 15, 20]), (3, [5, 20])):
+        write_slow(tmp_path / f"{seed}", 3, ends)
+    assert stragglers.main([str(tmp_path), "--format", "json"]) == 0
+    ranks, of_nodes = json.loads(capsys.readouterr().out)
+    assert [(row["rank"], row["n"], row["windows"]) for row in ranks["rows"]] == [
+        (3, 3, 4),
+        (3, 4, 4),
+    ]
+    assert [(row["node"], row["n"], row["of"]) for row in of_nodes["rows"]] == [("c1", 2, 3)]
+
+
+def test_a_damaged_line_is_refused_with_its_number(tmp_path, capsys):
+    path = write_slow(tmp_path, 3, [5]) / SLOW_RANKS
+    path.write_text(path.read_text() + "now,1,x,compute,3,c1,0.1\n")
+    with pytest.raises(UsageError, match=r"slow_ranks.csv:3: "):
+        slow_ranks.read(path.parent)
+    path.write_text("a,b\n")
+    assert stragglers.main([str(tmp_path)]) == 2
+    assert "expected columns time_utc, first_step" in capsys.readouterr().err
+
+
+def test_a_node_is_evidence_where_its_rank_was_slow_in_half_of_the_steps(tmp_path):
+    text = '[[run]]\nengine = "ddp"\ngpus = 4\nmicro_batch = 4\n'
+    study = load_study(study_file(tmp_path / "grid.toml", text))
+    (name,) = study.runs
+    run = write_slow(tmp_path / "logs/grid", 3, [5, 10, 15])
+    run.rename(run.parent / name)
+    (change,) = nodes.evidence(study, tmp_path / "logs")
+    assert (change.node, change.change) == ("c1", nodes.SUSPECTED)
+    assert change.why == f"{name}: slow rank: rank 3 on node c1 computes 18% longer," + (
+        " in 3 of 3 windows (steps 1-15)"
+    )
+    path = run.parent / name / SLOW_RANKS
+    path.write_text(path.read_text().replace(",3,c1", ",-1,").replace("compute", "link"))
+    assert list(nodes.evidence(study, tmp_path / "logs")) == []
+    path.write_text(",".join(SLOW_COLUMNS) + "\n")
+    assert list(nodes.evidence(study, tmp_path / "logs")) == []
+
+
+# --- real ranks ----------------------------------------------------------------------------------
+
+FLAGS = ["--preset", "tiny", "--device", "cpu", "--steps", "30", "--eval-steps", "0"]
+
+
+def train(tokens, folder, **environment: str):
+    out = ["--data", str(tokens), "--out", str(folder), "--max-seq-len", "64"]
+    done = run_module("tests.slow_rank", *FLAGS, *out, ranks=2, **environment)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith(" slow ")]
+
+
+@pytest.mark.slow
+def test_a_real_slow_rank_is_named_and_the_losses_do_not_change(tokens, tmp_path):
+    lines = train(tokens, tmp_path / "on", SLOW_KIND="compute", SLOW_RANK="1")
+    assert any(" rank 1 " in line and " computes " in line for line in lines), lines
+    lines = train(tokens, tmp_path / "late", SLOW_KIND="data", SLOW_RANK="1")
+    assert any(" rank 1 " in line and "waits for data" in line for line in lines), lines
+    assert train(tokens, tmp_path / "off", SLOW_KIND="off") == []
+    assert not (tmp_path / "off" / SLOW_RANKS).exists()
+    runs = [read_run(tmp_path / name).steps for name in ("on", "off")]
+    losses = [[(row["loss"], row["grad_norm"]) for row in steps] for steps in runs]
+    assert losses[0] == losses[1] and len(losses[0]) == 30
