@@ -2,12 +2,13 @@
 
     python benchmarks/stragglers.py [--ranks 2] [--trials 100] [--clean 300] [--blocks 200]
 
-One process group trains a small model with steps of tens of milliseconds. In a trial one rank, drawn
-by chance, is slow for 20 steps: it computes 10, 20 or 50 % of its own computing again, its batches
-come later by 20 % of a step, or it sleeps 50 % of a step, as behind a slow link. It is named when
-a line of the log would name it, and what it is slow in, within these steps. Between trials nobody
-is slow, for at least 20 steps: a clean phase, in which any such line is a false alarm. Then phases
-of 20 steps take turns, with and without the measurement: its cost. Prints a Markdown table.
+One process group trains a small model with steps of tens of milliseconds. In a trial one rank,
+drawn by chance, is slow for 20 steps: it computes 10, 20 or 50 % of its own computing again, its
+batches come later by 20 % of a step, or it sleeps 50 % of a step, as behind a slow link. It is
+named when a line of the log would name it, and what it is slow in, within these steps. Between
+trials nobody is slow, for at least 20 steps: a clean phase, in which any such line is a false
+alarm. Then phases of 20 steps take turns, with and without the measurement: its cost. Prints
+Markdown tables.
 """
 
 import os
@@ -61,9 +62,9 @@ class Phases(trainer.OwnTimes):
     plan: list[tuple[str, int, int]] = []
     notes: list[dict[str, Any]] = []  # of each phase: what, rank, its verdicts, its steps' seconds
 
-    def __init__(self, layout, device, ranks):
-        super().__init__(layout, device, ranks)
-        self.rank, self.usual_s, self.owns = ranks.rank, 0.0, []
+    def __init__(self, layout, device, rank, gather):
+        super().__init__(layout, device, rank, gather)
+        self.rank, self.usual_s, self.owns = rank, 0.0, []
         self.ahead = iter(self.plan)
 
     def begin(self) -> None:

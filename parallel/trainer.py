@@ -100,7 +100,7 @@ class Trainer:
         self.rows_since_line: list[dict[str, Any]] = []
         self.stopping = False  # a signal came to a rank before the last step's end
         self.measured = training_metrics.Measured()
-        self.own_times = OwnTimes(spec.layout, self.device, self.ranks)
+        self.own_times = OwnTimes(spec.layout, self.device, self.rank, self.ranks.gather)
         self.routing = None
         if spec.model.experts:
             self.routing = Routing(spec, self.engine.modules, self.device)

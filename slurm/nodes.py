@@ -108,7 +108,9 @@ def evidence(study: Study, logs: Path) -> Iterator[Change]:
     for run in study.runs:
         folder = logs / study.name / run
         for node, why, _, time_utc in slow_nodes(folder):
-            yield Change(time_utc, node, SUSPECTED, f"{run}: {why}", f"{run}/{SLOW_RANKS} {time_utc}")
+            yield Change(
+                time_utc, node, SUSPECTED, f"{run}: {why}", f"{run}/{SLOW_RANKS} {time_utc}"
+            )
         names = sorted(os.listdir(folder)) if folder.is_dir() else []
         for name in (name for name in names if name.endswith(".out")):
             attempt, job = name.removesuffix(".out"), name.partition(".")[0]

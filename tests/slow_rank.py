@@ -15,8 +15,8 @@ IS_SLOW = os.environ["RANK"] == os.environ.get("SLOW_RANK")
 
 
 class Slowed(OwnTimes):
-    def __init__(self, layout, device, ranks):
-        super().__init__(layout, device, ranks)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.is_on = self.is_on and KIND != "off"
 
     def begin(self) -> None:
@@ -28,10 +28,12 @@ class Slowed(OwnTimes):
 
 
 class Late(trainer.Trainer):
-    def _made(self, tokens, step):
-        for batch in super()._made(tokens, step):
+    def _batches(self, made):
+        def late():
             time.sleep(0.2 if IS_SLOW and KIND == "data" else 0)
-            yield batch
+            yield from made
+
+        return super()._batches(late())
 
 
 trainer.OwnTimes, trainer.Trainer = Slowed, Late

@@ -1,9 +1,11 @@
 """The slow ranks of runs, and the nodes on which they were."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.common.table import Column, Table
+from analysis.logs.load import distinct
 from base.errors import Reading, UsageError
 from parallel.measure import slow_ranks
 from parallel.record.reader import read_facts
@@ -30,26 +32,27 @@ def report(folders: Iterable[Path]) -> Reading[list[Table]]:
     Raises:
         UsageError: nothing could be read.
     """
-    ranks, problems, runs_of, read = Table(_RANKS, [], "Slow ranks"), [], {}, 0
+    read, problems = {}, []
     for folder in folders:
         try:
-            name, verdicts = read_facts(folder)["run"], slow_ranks.verdicts(folder)
+            read[folder] = read_facts(folder)["run"], slow_ranks.verdicts(folder)
         except UsageError as error:
             problems.append(str(error))
-            continue
-        read += 1
+    if not read:
+        raise UsageError("; ".join(problems))
+    ranks, runs_of = Table(_RANKS, [], "Slow ranks"), defaultdict(list)
+    ranks.notes.append(f"{len(read)} runs read; windows of {slow_ranks.STEPS} steps")
+    names = distinct([name for name, _ in read.values()], list(read))
+    for name, (_, verdicts) in zip(names, read.values(), strict=True):
         for verdict in verdicts:
             row = {"run": name} | verdict._asdict()
             if verdict.kind == "link":
                 row |= {"rank": None, "node": None}
-            else:
-                runs_of.setdefault(verdict.node, {})[str(folder)] = name
+            elif name not in runs_of[verdict.node]:
+                runs_of[verdict.node].append(name)
             ranks.rows.append(row)
-    if not read:
-        raise UsageError("; ".join(problems))
-    ranks.notes.append(f"{read} runs read; windows of {slow_ranks.STEPS} steps")
     nodes = Table(_NODES, [], "Nodes with slow ranks")
-    for node, names in sorted(runs_of.items(), key=lambda item: -len(item[1])):
-        row = {"node": node, "n": len(names), "of": read, "runs": ", ".join(names.values())}
+    for node, runs in sorted(runs_of.items(), key=lambda item: -len(item[1])):
+        row = {"node": node, "n": len(runs), "of": len(read), "runs": ", ".join(runs)}
         nodes.rows.append(row)
     return Reading([ranks, nodes] if nodes.rows else [ranks], problems)

@@ -1,31 +1,38 @@
-"""What each step of each rank spends in its own computing and in waiting for its batches; always on.
+"""What each step of each rank spends in its own computing, and waits for its batches; always on.
 
 On a CPU the rank's own computing is the CPU time of its main thread: gloo works and waits on other
 threads, and a thread that waits or has lost its core has none. On CUDA it is the forward passes,
-between events in the compute stream that are read when the loop has synchronised as it always does;
-collectives in a forward pass (tp, ZeRO-3) are in it. Every STEPS steps all ranks gather their times,
-in host memory and behind the next step; then rank 0 judges (slow_ranks.py).
+between events in the compute stream that are read when the loop has synchronised as it always
+does; collectives in a forward pass (tp, ZeRO-3) are in it. Every STEPS steps all ranks gather their
+times, in host memory and behind the next step; then rank 0 judges (slow_ranks.py). On GPUs this was
+not tried yet.
 """
 
 import os
 import platform
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from parallel.checkpoint.ranks import Ranks
 from parallel.config.layout import Layout
 from parallel.measure import ranges
 from parallel.measure.slow_ranks import STEPS, Judge, Verdict
 
 
 class OwnTimes:
-    """One rank's times; every rank calls `begin` and `lap` around a step. One rank alone has none."""
+    """One rank's times; every rank calls `begin` and `lap` around a step. With one rank it is off.
 
-    def __init__(self, layout: Layout, device: torch.device, ranks: Ranks):
-        self.is_on, self._cuda = ranks.world > 1, device.type == "cuda"
+    gather: every rank's value, on every rank.
+    """
+
+    def __init__(
+        self, layout: Layout, device: torch.device, rank: int, gather: Callable[[str], list[str]]
+    ):
+        world = layout.world_size
+        self.is_on, self._cuda = world > 1, device.type == "cuda"
         self._work: Any = None  # a gather that is under way
         self._last, self._times, self._events = 0, [], []
         if not self.is_on:
@@ -33,10 +40,10 @@ class OwnTimes:
         # The backend itself: a breakdown counts and times what goes through a ProcessGroup.
         self._gloo = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
         node = os.environ.get("SLURMD_NODENAME") or platform.node()  # as Slurm calls it
-        nodes = ranks.gather(node)
-        stages = [layout.coords(rank)["pp"] for rank in range(ranks.world)]
-        self._judge = Judge(stages, nodes) if ranks.rank == 0 else None
-        self._all = torch.empty(ranks.world, STEPS, 3, dtype=torch.float64)
+        nodes = gather(node)
+        stages = [layout.coords(of)["pp"] for of in range(world)]
+        self._judge = Judge(stages, nodes) if rank == 0 else None
+        self._all = torch.empty(world, STEPS, 3, dtype=torch.float64)
         if self._cuda:
             ranges.listeners.append(self)
 

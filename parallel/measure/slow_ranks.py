@@ -29,7 +29,7 @@ from parallel.record.reader import read_rows, read_run
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS, utc_now
 
 STEPS, NEED, WINDOWS = 5, 3, 4
-COMPUTE, DATA, LINK, SPREADS = 0.07, 0.07, 0.25, 3.0  # shares: of computing, of a step, of a step
+COMPUTE, DATA, LINK, SPREADS = 0.1, 0.1, 0.25, 3.0  # shares: of computing, of a step, of a step
 ENOUGH = 4  # earlier windows, to know how long a step takes for what is neither
 NOBODY = -1  # the rank of a window that counts as link
 
@@ -92,7 +92,7 @@ class Judge:
         slow = {("compute", rank): by for rank, by in self._longer(times, 0, COMPUTE)}
         slow |= {("data", rank): by for rank, by in self._longer(times, 1, DATA)}
         step_s = float(np.median(times[:, :, 2]))
-        rest = float(np.median((times[0, :, 2] - times[:, :, :2].sum(2).max(0)))) / step_s
+        rest = float(np.median(times[0, :, 2] - times[:, :, :2].sum(2).max(0))) / step_s
         if not slow and len(self.rests) >= ENOUGH:
             before = np.array(self.rests)
             by = (rest - np.median(before)) / max(1 - rest, 0.1)
@@ -151,7 +151,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / SLOW_RANKS
     if not path.exists():
-        raise UsageError(f"{folder}: no {SLOW_RANKS}: one rank, or the run is of an earlier version")
+        why = "one rank, or the run is of an earlier version"
+        raise UsageError(f"{folder}: no {SLOW_RANKS}: {why}")
     rows = {}
     for number, row in enumerate(read_rows(path, SLOW_COLUMNS), 2):
         if None in (row[name] for name in SLOW_COLUMNS if name != "node"):
