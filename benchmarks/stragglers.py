@@ -34,6 +34,7 @@ from base.errors import Parser, command_line  # noqa: E402
 from parallel import train, trainer  # noqa: E402
 
 PHASE = 20
+CONTROL = "where a fixed product also took over 10 % longer on that rank's core: it was slow"
 FLAGS = ["--engine", "ddp", "--preset", "tiny", "--device", "cpu", "--eval-steps", "0"]
 FLAGS += ["--log-interval", "1000"]
 KINDS = {f"compute {share:.0%}": ("compute", share) for share in (0.1, 0.2, 0.5)}
@@ -46,7 +47,7 @@ COLUMNS += [Column("steps", "steps until named", ".0f"), Column("most", "at most
 def phases(ranks: int, trials: int, clean: int, blocks: int) -> list[tuple[str, int, int]]:
     """What happens to which rank for how many steps; every rank draws the same."""
     draw = random.Random(1)
-    slow = [kind for kind in KINDS for _ in range(trials)]
+    slow = [kind for kind, (what, _) in KINDS.items() for _ in range(_trials(what, trials))]
     draw.shuffle(slow)
     plan = [("warm-up", 0, 3 * PHASE)]
     for kind in [*slow, *["clean"] * max(0, clean - len(slow))]:
@@ -54,6 +55,10 @@ def phases(ranks: int, trials: int, clean: int, blocks: int) -> list[tuple[str, 
         if kind != "clean":
             plan.append((kind, draw.randrange(ranks), PHASE))
     return plan + [(what, 0, PHASE) for _ in range(blocks) for what in ("off", "on")]
+
+
+def _trials(what: str, trials: int) -> int:
+    return trials if what == "compute" else max(1, trials // 4)
 
 
 class Phases(trainer.OwnTimes):
@@ -64,7 +69,7 @@ class Phases(trainer.OwnTimes):
 
     def __init__(self, layout, device, rank, gather):
         super().__init__(layout, device, rank, gather)
-        self.rank, self.usual_s, self.owns = rank, 0.0, []
+        self.rank, self.usual_s, self.owns, self.gather = rank, 0.0, [], gather
         self.ahead = iter(self.plan)
 
     def begin(self) -> None:
@@ -91,6 +96,8 @@ class Phases(trainer.OwnTimes):
     def next_phase(self) -> None:
         if self.notes and self.notes[-1]["what"] in ("clean", "warm-up"):
             self.usual_s = median(self.notes[-1]["step_s"])
+            references = np.array(self.gather(median(self.notes[-1]["reference_s"])))
+            self.notes[-1]["core"] = references / references.min() - 1
         what, rank, steps = next(self.ahead)
         if what not in KINDS:  # a trial begins anywhere in a window
             self.judged()
@@ -98,7 +105,7 @@ class Phases(trainer.OwnTimes):
             if self._judge:
                 self._judge.rows.clear()
         self.notes.append({"what": what, "rank": rank, "steps": steps, "verdicts": []})
-        self.notes[-1] |= {"step_s": [], "spent_s": []}
+        self.notes[-1] |= {"step_s": [], "spent_s": [], "reference_s": []}
 
     def lap(self, done, step_s, data_s):
         phase, found = self.notes[-1], ([], [])
@@ -110,6 +117,11 @@ class Phases(trainer.OwnTimes):
             phase["spent_s"].append(time.perf_counter() - before + self.spent_s)
             if phase["what"] == "clean":
                 self.owns = [*self.owns[-40:], own_s]
+        if phase["what"] in ("clean", "warm-up"):
+            before, ones = time.thread_time(), torch.ones(128, 128)
+            for _ in range(8):
+                torch.mm(ones, ones)
+            phase["reference_s"].append(time.thread_time() - before)
         phase["verdicts"] += [(len(phase["step_s"]), verdict) for verdict in found[1]]
         return found
 
@@ -151,10 +163,18 @@ def table(notes: list[dict[str, Any]]) -> Table:
             steps += right[:1]
             others += len(phase["verdicts"]) - len(right)
         named = len(steps) if kind else sum(bool(phase["verdicts"]) for phase in of)
+        if not kind:
+            others = sum(any(_core(p, v) > 0.1 for _, v in p["verdicts"]) for p in of)
         row = {"what": what, "n": len(of), "named": named, "share": named / max(1, len(of))}
         row |= {"steps": median(steps) if steps else None, "most": max(steps, default=None)}
-        rows.append(row | {"others": others if kind else None})
-    return Table(COLUMNS, rows, "Slow ranks that were named")
+        rows.append(row | {"others": others})
+    notes = [f"clean: phases with a line; of these, in `other lines`, {CONTROL}"]
+    return Table(COLUMNS, rows, "Slow ranks that were named", notes)
+
+
+def _core(phase: dict[str, Any], verdict: Any) -> float:
+    """By which share a fixed product took longer on the core of the rank that is named."""
+    return phase["core"][verdict.rank] if verdict.kind == "compute" and "core" in phase else 0.0
 
 
 def _names(verdict: Any, kind: str, rank: int) -> bool:

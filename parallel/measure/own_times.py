@@ -63,8 +63,8 @@ class OwnTimes:
         rank 0 found in the window that was gathered last, as Judge.window does."""
         if not self.is_on:
             return [], []
-        found = self.judged()
         own_s = time.thread_time() - self._began
+        found = self.judged()
         if self._cuda:
             pairs = zip(self._events[::2], self._events[1::2], strict=True)
             own_s = sum(first.elapsed_time(last) for first, last in pairs) / 1000

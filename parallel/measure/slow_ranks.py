@@ -19,6 +19,7 @@ WINDOWS windows in a row count against it. A stage's only rank has nobody to be 
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,12 +92,11 @@ class Judge:
         """
         slow = {("compute", rank): by for rank, by in self._longer(times, 0, COMPUTE)}
         slow |= {("data", rank): by for rank, by in self._longer(times, 1, DATA)}
-        step_s = float(np.median(times[:, :, 2]))
-        rest = float(np.median(times[0, :, 2] - times[:, :, :2].sum(2).max(0))) / step_s
+        rest = _middle(1 - (times[:, :, 0] + times[:, :, 1]).max(0) / times[0, :, 2])
         if not slow and len(self.rests) >= ENOUGH:
-            before = np.array(self.rests)
-            by = (rest - np.median(before)) / max(1 - rest, 0.1)
-            if by > LINK and rest - np.median(before) > SPREADS * spread(before):
+            more = rest - median(self.rests)
+            by = more / max(1 - rest, 0.1)
+            if by > LINK and more > SPREADS * spread(np.array(self.rests)):
                 slow["link", NOBODY] = float(by)
         if not slow:
             self.rests.append(rest)
@@ -119,14 +119,18 @@ class Judge:
                 continue
             own = times[ranks, :, which]
             usual = np.sort(own, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
-            of = times[ranks, :, 2].mean(0) if which == 1 else np.maximum(usual, 1e-9)
-            longer = (own - usual) / of
-            by = np.median(longer, axis=1)
-            others = 1.4826 * float(np.median(-by[by <= 0]))  # of the faster half: no node's own
-            for rank, share_of_rank, steps in zip(ranks, by, longer, strict=True):
-                noise = max(others, spread(steps) / STEPS**0.5)
-                if share_of_rank > max(share, SPREADS * noise):
-                    yield int(rank), float(share_of_rank)
+            longer = (own - usual) / (times[0, :, 2] if which == 1 else np.maximum(usual, 1e-9))
+            by = _middle(longer)
+            for i in np.flatnonzero(by > share):
+                others = 1.4826 * float(np.median(-by[by <= 0]))  # of the faster half
+                noise = max(others, spread(longer[i]) / STEPS**0.5)
+                if by[i] > SPREADS * noise:
+                    yield int(ranks[i]), float(by[i])
+
+
+def _middle(values: np.ndarray) -> np.ndarray:
+    """The median over steps; np.median takes ten times as long, in every window."""
+    return np.sort(values)[..., STEPS // 2]
 
 
 def _latest(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
