@@ -12,23 +12,60 @@ docs/breakdown-and-profile.md says how often a line is right. Exits 2 when nothi
 """
 
 import sys
+from collections import defaultdict
 
-from analysis.common.table import show
-from analysis.measured import slow_rank_tables
+from analysis.common.table import Column, Table, show
+from analysis.logs.load import distinct
 from analysis.measured.run_flags import parser_of
-from base.errors import command_line, warn
-from parallel.record.reader import find_runs
+from base.errors import UsageError, command_line, warn
+from parallel.measure import slow_ranks
+from parallel.record.reader import find_runs, read_facts
+
+_RANKS = [Column("run", "run"), Column("kind", "kind"), Column("rank", "rank", "d")]
+_RANKS += [Column("node", "node"), Column("longer", "longer by", ".0%")]
+_RANKS += [Column("n", "windows", "d"), Column("windows", "of", "d")]
+_RANKS += [Column("first", "first step", "d"), Column("last", "last step", "d")]
+_NODES = [Column("node", "node"), Column("n", "slow in runs", "d"), Column("of", "of", "d")]
+_NODES.append(Column("runs", "which"))
 
 
 @command_line("analysis.stragglers")
 def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.stragglers", __doc__, "table", paths="run folder or study")
     flags = parser.parse_args(argv)
-    tables, problems = slow_rank_tables.report(find_runs(flags.paths))
+    read, problems = {}, []
+    for folder in find_runs(flags.paths):
+        try:
+            read[folder] = read_facts(folder)["run"], slow_ranks.verdicts(folder)
+        except UsageError as error:
+            problems.append(str(error))
+    if not read:
+        raise UsageError("; ".join(problems))
     for line in problems:
         warn("analysis.stragglers", line)
-    show(tables, flags.format, flags.columns)
+    names = distinct([name for name, _ in read.values()], list(read))
+    slow = dict(zip(names, (verdicts for _, verdicts in read.values()), strict=True))
+    show([t for t in tables(slow) if t.rows or t.notes], flags.format, flags.columns)
     return 0
+
+
+def tables(slow: dict[str, list[slow_ranks.Verdict]]) -> list[Table]:
+    """The slow ranks of each run, by name, and the nodes that have some."""
+    note = f"{len(slow)} runs read; windows of {slow_ranks.STEPS} steps"
+    ranks, runs_of = Table(_RANKS, [], "Slow ranks", [note]), defaultdict(dict)
+    for name, verdicts in slow.items():
+        for verdict in verdicts:
+            row = {"run": name} | verdict._asdict()
+            if verdict.kind == "link":
+                row |= {"rank": None, "node": None}
+            else:
+                runs_of[verdict.node][name] = True
+            ranks.rows.append(row)
+    nodes = Table(_NODES, [], "Nodes with slow ranks")
+    for node, runs in sorted(runs_of.items(), key=lambda item: -len(item[1])):
+        row = {"node": node, "n": len(runs), "of": len(slow), "runs": ", ".join(runs)}
+        nodes.rows.append(row)
+    return [ranks, nodes]
 
 
 if __name__ == "__main__":

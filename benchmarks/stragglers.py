@@ -7,8 +7,8 @@ drawn by chance, is slow for 20 steps: it computes 10, 20 or 50 % of its own com
 batches come later by 20 % of a step, or it sleeps 50 % of a step, as behind a slow link. It is
 named when a line of the log would name it, and what it is slow in, within these steps. Between
 trials nobody is slow, for at least 20 steps: a clean phase, in which any such line is a false
-alarm. Then phases of 20 steps take turns, with and without the measurement: its cost. Prints
-Markdown tables.
+alarm. Before them, phases of 20 steps take turns, with and without the measurement: its cost.
+Prints Markdown tables.
 """
 
 import os
@@ -49,12 +49,13 @@ def phases(ranks: int, trials: int, clean: int, blocks: int) -> list[tuple[str, 
     draw = random.Random(1)
     slow = [kind for kind, (what, _) in KINDS.items() for _ in range(_trials(what, trials))]
     draw.shuffle(slow)
-    plan = [("warm-up", 0, 3 * PHASE)]
+    plan = [("warm-up", 0, 3 * PHASE), ("clean", 0, PHASE)]
+    plan += [(what, 0, PHASE) for _ in range(blocks) for what in ("off", "on")]
     for kind in [*slow, *["clean"] * max(0, clean - len(slow))]:
         plan.append(("clean", 0, PHASE + draw.randrange(5)))
         if kind != "clean":
             plan.append((kind, draw.randrange(ranks), PHASE))
-    return plan + [(what, 0, PHASE) for _ in range(blocks) for what in ("off", "on")]
+    return plan
 
 
 def _trials(what: str, trials: int) -> int:

@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from analysis import stragglers
 from base.errors import UsageError
 from parallel.config.study import load_study
-from parallel.measure import slow_ranks
+from parallel.measure import ranges, slow_ranks
+from parallel.measure.own_times import OwnTimes
 from parallel.measure.slow_ranks import STEPS, Judge
 from parallel.record.reader import read_run
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS
@@ -161,3 +163,32 @@ def test_a_real_slow_rank_is_named_and_the_losses_do_not_change(tokens, tmp_path
     runs = [read_run(tmp_path / name).steps for name in ("on", "off")]
     losses = [[(row["loss"], row["grad_norm"]) for row in steps] for steps in runs]
     assert losses[0] == losses[1] and len(losses[0]) == 30
+
+
+def test_on_a_gpu_the_forward_passes_of_training_are_timed(monkeypatch):
+    clock = iter([0, 30, 100, 170])  # ms
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = None
+
+        def record(self):
+            self.at = next(clock)
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    own = object.__new__(OwnTimes)
+    own.is_on, own._cuda, own._work, own._times = True, True, None, []
+    monkeypatch.setattr(ranges, "listeners", [own])
+    own.begin()
+    for _ in range(2):
+        with ranges.region("forward"):
+            pass
+        with ranges.region("backward"):
+            pass
+    with ranges.validation(), ranges.region("forward"):
+        pass
+    assert own.lap(1, 0.5, 0.1) == ([], [])
+    assert own._times == [(0.1, 0.1, 0.5)]
