@@ -78,9 +78,9 @@ class Phases(trainer.OwnTimes):
             self.next_phase()
         if self.notes[-1]["what"] == "off":
             return
-        before = time.perf_counter()
+        before = time.thread_time()
         super().begin()
-        self.spent_s = time.perf_counter() - before
+        self.spent_s = time.thread_time() - before
         kind, share = self.slowed()
         if kind == "compute":
             until, ones = self._began + share * median(self.owns), torch.ones(64, 64)
@@ -112,10 +112,10 @@ class Phases(trainer.OwnTimes):
         phase, found = self.notes[-1], ([], [])
         phase["step_s"].append(step_s)
         if phase["what"] != "off":
-            before = time.perf_counter()
+            before = time.thread_time()
             own_s = time.thread_time() - self._began
             found = super().lap(done, step_s, data_s)
-            phase["spent_s"].append(time.perf_counter() - before + self.spent_s)
+            phase["spent_s"].append(time.thread_time() - before + self.spent_s)
             if phase["what"] == "clean":
                 self.owns = [*self.owns[-40:], own_s]
         if phase["what"] in ("clean", "warm-up"):
@@ -190,7 +190,7 @@ def cost(notes: list[dict[str, Any]]) -> Table:
     row = {"turns": len(on), "step_ms": 1000 * median(off), "longer": ratio[0], "low": ratio[1]}
     columns = [Column("turns", "turns", "d"), Column("step_ms", "ms a step", ".1f")]
     columns += [Column("longer", "step longer by", ".2%"), Column("low", "lowest", ".2%")]
-    columns += [Column("high", "highest", ".2%"), Column("spent", "share in its calls", ".2%")]
+    columns += [Column("high", "highest", ".2%"), Column("spent", "CPU time in its calls", ".2%")]
     row |= {"high": ratio[2], "spent": spent}
     return Table(columns, [row], "Cost on rank 0 (95 % interval)")
 
