@@ -12,7 +12,7 @@ the faster half of the ranks. It counts as
 
 link      when neither holds on any rank and what of a step is neither takes longer than in earlier
           windows: the network, or other work on the cores. By more than LINK of the computing,
-          and twice as many spreads over these windows. No rank is named.
+          and as many spreads over these windows. No rank is named.
 
 Steps are compared one by one, so what slows all ranks alike cancels. A rank is slow when NEED of
 WINDOWS windows in a row count against it. A stage's only rank has nobody to be compared with.
@@ -32,7 +32,7 @@ from parallel.record.reader import read_rows, read_run
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS, utc_now
 
 STEPS, NEED, WINDOWS = 5, 3, 4
-COMPUTE, DATA, LINK, SPREADS = 0.1, 0.1, 0.25, 1.5  # shares: of computing, of a step, of a step
+COMPUTE, DATA, LINK, SPREADS = 0.1, 0.1, 0.25, 3.0  # shares: of computing, of a step, of a step
 ENOUGH = 4  # earlier windows, to know how long a step takes for what is neither
 NOBODY = -1  # the rank of a window that counts as link
 
@@ -98,7 +98,7 @@ class Judge:
         if not slow and len(self.rests) >= ENOUGH:
             more = rest - median(self.rests)
             by = more / max(1 - rest, 0.1)
-            if by > LINK and more > 2 * SPREADS * spread(np.array(self.rests)):
+            if by > LINK and more > SPREADS * spread(np.array(self.rests)):
                 slow["link", NOBODY] = float(by)
         if not slow:
             self.rests.append(rest)
