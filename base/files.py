@@ -118,7 +118,7 @@ def check_file(path: Path) -> Path:
     Raises:
         UsageError: it is a device or a pipe, which may have no end.
     """
-    if path.exists() and not path.is_file():
+    if not path.is_file() and path.exists():
         raise UsageError(f"{path}: not a regular file")
     return path
 

@@ -1,19 +1,25 @@
-"""What slurm.status costs for a study of 2,000 runs: CPU seconds, memory, and calls of Slurm.
+"""What slurm.status costs for a study of 2,000 runs: CPU seconds, memory, and calls of Slurm; and
+what a round of slurm.submit --watch costs.
 
-    python benchmarks/status_speed.py [--runs 2000]
+    python benchmarks/status_speed.py [--runs 2000] [--rounds 50]
 
 It writes run folders of runs that are complete, run, failed and wait, a fifth of them each, and of
 jobs that Slurm has forgotten, below a temporary folder, and puts a squeue and an sacct there that
 print their jobs. slurm.status runs twice on a quarter of the runs and on all of them; the second
 time is printed, since the first also writes down how the jobs ended. Memory is the most resident.
+Then a watch of all runs makes its rounds and submits nothing, as with --at-most 1: the CPU seconds
+of a round, and the resident memory after the second and after the last.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,9 +31,13 @@ from parallel.config.study import Study, load_study  # noqa: E402
 from parallel.record.facts import planned  # noqa: E402
 from slurm import states  # noqa: E402
 from slurm.render import comment_of  # noqa: E402
+from slurm.watch import Watch  # noqa: E402
 
 STATES = ("COMPLETED", "RUNNING", "FAILED", "PENDING", "COMPLETED")
 STATUS = ("complete", "running", "failed", "", "complete")
+# The most that a process had resident since it was started: getrusage also counts its parent's.
+RUN = "import sys; from slurm.status import main; code = main()"
+RUN += "; print(*open('/proc/self/status')); sys.exit(code)"
 HEADER = "step,step_s,loss,grad_norm,lr,loss_scale,skipped,tokens\n"
 
 
@@ -76,13 +86,35 @@ def cost(top: Path, study: Study, n: int) -> dict[str, float]:
         (tools / tool).chmod(0o755)
     calls.write_text("")
     environment = states.environment() | {"PATH": f"{tools}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "slurm.status", str(study.path), "--logs", str(top / "logs")]
-    child = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-c", RUN, str(study.path), "--logs", str(top / "logs")]
+    child = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    most_kib = int(child.stdout.read().partition("VmHWM:")[2].split()[0])
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     assert child.returncode == 1, f"slurm.status ended with {child.returncode}"  # runs failed
     seconds = used.ru_utime + used.ru_stime
-    return {"cpu_s": seconds, "mib": used.ru_maxrss / 1024, "calls": len(calls.read_text().split())}
+    return {"cpu_s": seconds, "mib": most_kib / 1024, "calls": len(calls.read_text().split())}
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def watched(top: Path, study: Study, rounds: int) -> str:
+    """The table's row of a watch's rounds, in this process."""
+    flags = argparse.Namespace(
+        logs=top / "logs", cluster=None, at_most=1, budget_gpu_hours=None, every=0
+    )
+    watch, mib = Watch([study], flags, None), []
+    os.environ["PATH"] = f"{top / 'bin'}:{os.environ['PATH']}"
+    before = time.process_time()
+    for _ in range(rounds):
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert watch.submit_what_may_start(watch.ask())
+        mib.append(resident_mib())
+    seconds = (time.process_time() - before) / rounds
+    return f"| {len(study.runs)} | {rounds} | {seconds:.2f} | {mib[1]:.1f} | {mib[-1]:.1f} |"
 
 
 @command_line("benchmarks/status_speed.py")
@@ -90,8 +122,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="benchmarks/status_speed.py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--runs", type=int, default=2000, metavar="N", help="runs (default: 2000)")
+    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="of --watch (50)")
     flags = parser.parse_args(argv)
-    check_flags(flags, runs=(20, 100_000))
+    check_flags(flags, runs=(20, 10_000), rounds=(2, 10_000))
     print("| runs | CPU s | MiB | calls of Slurm |\n| ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory(prefix="status-speed-") as top:
         for n in (flags.runs // 4, flags.runs):
@@ -99,6 +132,9 @@ def main(argv: list[str] | None = None) -> int:
             cost(Path(top), study, n)
             line = cost(Path(top), study, n)
             print(f"| {n} | {line['cpu_s']:.2f} | {line['mib']:.0f} | {line['calls']} |")
+        print("\n| runs | rounds | CPU s a round | MiB after 2 | MiB at last |")
+        print("| ---: | ---: | ---: | ---: | ---: |")
+        print(watched(Path(top), study, flags.rounds))
     return 0
 
 

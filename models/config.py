@@ -418,6 +418,7 @@ def parameter_shapes(config: GPTConfig) -> Shapes:
     return before | blocks | outside
 
 
+@functools.lru_cache(typed=True)  # a study asks for one model thousands of times
 def preset(name: str, **sizes: Any) -> GPTConfig:
     """The preset called `name`, with every size that is given and not None put in its place.
 

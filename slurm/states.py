@@ -41,6 +41,7 @@ FAILURES |= {"cancelled": Kind.SIGNAL, INTERRUPTED: Kind.SIGNAL, "failed": Kind.
 EVIDENCE = {"oom": "OOM", "timeout": "timeout", "node": "node failure", "scancel": "cancelled"}
 STOPPED = ("cancelled", INTERRUPTED)  # of these: by somebody, or to go on; no failure of the run
 
+RESTART = re.compile(r"(\d+)\.restart(\d+)\.out")
 COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
 
 
@@ -200,7 +201,7 @@ def tail(path: Path, size: int = 65536) -> str:
     """The end of a file; empty where there is none, or a device or pipe without an end."""
     try:
         with check_file(path).open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - size))
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
             return stream.read(size).decode(errors="replace")
     except (OSError, UsageError):
         return ""
@@ -263,8 +264,8 @@ def remember(folder: Path, job: Job, row: Row, planned: Callable[[], str]) -> No
 def restarts(folder: Path, job_id: int | None) -> int:
     """How often Slurm restarted a job, by what it left."""
     names = os.listdir(folder) if folder.is_dir() else []
-    left = (re.fullmatch(rf"{job_id}\.restart(\d+)\.out", name) for name in names)
-    return max((int(match[1]) for match in left if match), default=0)
+    left = filter(None, map(RESTART.fullmatch, names))
+    return max((int(match[2]) for match in left if match[1] == str(job_id)), default=0)
 
 
 def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:
@@ -346,9 +347,9 @@ def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End
 def with_result(row: Row, folder: Path) -> Row:
     """The row of a run whose last job came to no result while the folder holds a complete one of an
     earlier job: that result with its job, and a word on the later job."""
-    ran = ran_by(folder)
-    came_to_nothing = row.state in FAILURES and row.job_id is not None and ran != row.job_id
-    if not came_to_nothing or not (folder / "run.json").exists():
+    if row.state not in FAILURES or row.job_id is None or not (folder / "run.json").exists():
+        return row
+    if (ran := ran_by(folder)) == row.job_id:
         return row
     earlier = judge(row.run, folder, row.steps, recall(folder, ran) if ran else None, ran)
     if earlier.state != "complete":
@@ -403,8 +404,8 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
         job_id = max(active or ids, default=None)
         job = None if job_id is None else known.get(job_id) or recall(folder, job_id)
         row = judge(name, folder, spec.steps, job, job_id)
-        state = reader.read_status(folder).get("state")
-        if jobs is None and job is None and job_id is not None and state in (ends.RUNNING, None):
+        is_unseen = jobs is None and job is None and job_id is not None
+        if is_unseen and reader.read_status(folder).get("state") in (ends.RUNNING, None):
             line = "no Slurm answers; it was submitted"
             row = replace(row, state="unknown", eta_s=None, line=line, kind="")
         if job is not None:

@@ -158,6 +158,7 @@ MEMORY = [
     "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
     "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory",
+    "RuntimeError: [enforce fail] DefaultCPUAllocator: not enough memory: you tried to use 9",
     "MemoryError",
     "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB for an array",
     "OSError: [Errno 12] Cannot allocate memory",
@@ -196,6 +197,29 @@ def test_reader_status_and_slurm_agree_on_what_is_out_of_memory(tmp_path, line):
     else:
         assert (end.state, end.line, kind_of(line)) == ("OOM", line, "memory")
         assert (failure.kind, failure.line) == ("oom", line.strip())
+
+
+OUTSIDE = {
+    "node failure": [
+        "slurmstepd: error: NODE_FAIL",
+        "NVRM: Xid 48: uncorrectable ECC error",
+        "NVRM: GPU at PCI:0000:07:00 has fallen off the bus",
+        "mpirun: lost connection to node n3",
+        "srun: error: Node failure on n3",
+        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-05-24T09:50:3 DUE TO NODE FAIL",
+    ],
+    "timeout": [
+        "=>> PBS: job killed: walltime 120 exceeded limit 60",
+        "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
+        "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-05-24T09:50:34 DUE TO TIME LIMIT ***",
+    ],
+}
+
+
+@pytest.mark.parametrize("state", OUTSIDE)
+def test_a_lost_node_and_a_time_limit_are_read_from_each_line_that_says_so(state):
+    for line in OUTSIDE[state]:
+        assert states.evidence(f"step 1\n{line}\nstep 2\n", None) == states.End(state, line)
 
 
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection reset by peer (rank 2)"

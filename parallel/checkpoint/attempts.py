@@ -32,7 +32,8 @@ class Change(NamedTuple):
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """The settings that differ, by name. One that a run does not state has its default."""
     names = sorted(now.keys() | before.keys() & DEFAULTS.keys())
-    pairs = (Change(k, (DEFAULTS | before).get(k), (DEFAULTS | now).get(k)) for k in names)
+    before, now = DEFAULTS | before, DEFAULTS | now
+    pairs = (Change(name, before.get(name), now.get(name)) for name in names)
     return [change for change in pairs if change.before != change.now]
 
 

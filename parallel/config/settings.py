@@ -291,7 +291,7 @@ class RunSpec:
             return None
         return FORCED if self.moe_router_force_load_balancing else NATURAL
 
-    @property
+    @cached_property
     def te_alone(self) -> str:
         """What of the run Transformer Engine alone can do, in words; "" where nothing."""
         asked = {f"cp {self.cp}": self.cp > 1, "precision fp8": self.precision == "fp8"}
@@ -459,7 +459,8 @@ class RunSpec:
         of equal stages none of uneven ones."""
         silent = set() if self.model.experts else {*_OF_EXPERTS}
         silent |= {name for name in UNEVEN if not getattr(self, name)}
-        return {k: v for k, v in asdict(self).items() if k not in silent}
+        values = {name: getattr(self, name) for name in DEFAULTS if name not in silent}
+        return values | ({"experts": asdict(self.experts)} if self.experts else {})
 
 
 def gemm_precision(precision: str, tf32: bool | None) -> str:

@@ -111,6 +111,12 @@ _OUTSIDE = {
         rb"PBS: job killed: walltime|TERM_RUNLIMIT|" + _FRAME + rb"[^\r\n]{0,60}?DUE TO TIME ?LIMIT"
     ),
 }
+# A text with none of these words has no such sign: that is known far sooner than by the patterns.
+_WORDS = {
+    "oom": b"ut of memory|Memory|ALLOC_FAILED|CPUAllocator|allocate memory|oom|emory limit",
+    "node": b"NODE_FAIL|NODE FAIL|ECC error|fallen off|lost connection|ode failure on",
+    "timeout": b"PBS: job|TERM_RUNLIMIT|DUE TO TIME",
+}
 # Of these the first one counts.
 _SIGNS = {
     "nccl": re.compile(
@@ -173,8 +179,11 @@ def line_of(text: bytes, at: int) -> bytes:
 
 def outside_sign(text: bytes) -> Sign | None:
     """An end for lack of memory, of a node or of time."""
-    matches = ((kind, pattern.search(text)) for kind, pattern in _OUTSIDE.items())
-    return next((Sign(kind, match.start()) for kind, match in matches if match), None)
+    for kind, pattern in _OUTSIDE.items():
+        is_near = any(text.find(word) >= 0 for word in _WORDS[kind].split(b"|"))
+        if is_near and (match := pattern.search(text)):
+            return Sign(kind, match.start())
+    return None
 
 
 def first_sign(text: bytes, kind: str) -> Sign | None:
