@@ -6,7 +6,6 @@ login node would take two thirds longer for.)
 """
 
 import argparse
-import functools
 import re
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from types import UnionType
@@ -79,7 +78,6 @@ def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] =
     return field(default=default, metadata=meta)
 
 
-@functools.cache
 def kind_of(setting: Field) -> type:
     """The type of a setting's value: int of `int | None`, tuple of `tuple[str, ...]`."""
     kind = setting.type

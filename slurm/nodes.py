@@ -32,13 +32,8 @@ from slurm import states
 from slurm.render import ROOT, ask_of, cluster_of, each, job_of, load_studies, study_parser
 
 LEDGER = "nodes.csv"  # beside the runs of a study
-SUSPECTED, LEFT_OUT, PUT_BACK, FORGIVEN, EXPIRED = (
-    "suspected",
-    "left out",
-    "put back",
-    "forgiven",
-    "expired",
-)
+SUSPECTED, LEFT_OUT, PUT_BACK = "suspected", "left out", "put back"
+FORGIVEN, EXPIRED = "forgiven", "expired"
 _LOST = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _CLOSED = ("down", "dr", "fail", "unk", "inval")  # how the states of nodes that take no job begin
 

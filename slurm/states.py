@@ -363,8 +363,8 @@ def with_result(row: Row, folder: Path) -> Row:
 def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
     """The row of a complete run, missing where the study's file says other settings by now: what it
     asks for has not run."""
-    before = read_json_if_whole(folder / "run.json").get("spec")
-    if row.state != "complete" or not isinstance(before, dict):
+    before = row.state == "complete" and read_json_if_whole(folder / "run.json").get("spec")
+    if not isinstance(before, dict):
         return row
     now = spec.settings()
     for name in ("vocab_size", "end_of_text"):  # these may follow from data that are not here
