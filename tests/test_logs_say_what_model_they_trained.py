@@ -245,8 +245,11 @@ def test_a_prediction_takes_the_model_of_the_log_or_says_what_it_lacks(record_of
     dense, ungrouped, experts = run_table.of_records(records, predict="dgx-h100").rows
     assert dense["model"]["n_kv_head"] == 8 and "n_kv_head" not in ungrouped["model"]
     assert 0 < dense["predicted_s"] < ungrouped["predicted_s"]
-    assert experts["predicted_s"] is None
-    assert experts["missing"]["predicted_s"].endswith("of a model with experts")
+    assert experts["predicted_s"] > ungrouped["predicted_s"]  # a token takes two of the experts
+    dropping = megatron(global_batch_size=8, **settings[2], moe_expert_capacity_factor=1.0) + LINES
+    (row,) = run_table.of_records([record_of(dropping, "3.out")], predict="dgx-h100").rows
+    assert row["predicted_s"] is None
+    assert "no formula has the bytes of" in row["missing"]["predicted_s"]
 
 
 def test_the_peak_of_memory_is_read_where_a_log_prints_it(record_of):

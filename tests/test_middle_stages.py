@@ -31,11 +31,13 @@ class Text(token_files.Tokens):
 def stage(tmp_path, monkeypatch, rank: int, **settings) -> trainer.Trainer:
     """The trainer of a rank of four pipeline stages, without the others."""
     monkeypatch.setattr(trainer, "Checkpointer", lambda *_: None)
+    own_times = SimpleNamespace(is_on=False, begin=lambda: None, lap=lambda *_: ([], []))
+    monkeypatch.setattr(trainer, "OwnTimes", lambda *_: own_times)
     monkeypatch.setattr(Text, "made", 0)
     spec = resolve(("test", RUN | settings), gpus=4)
     text, folder = Text(np.zeros(5000, "u2"), "text"), SimpleNamespace(path=tmp_path, fail=print)
     data = token_files.Data(text, text, None)
-    launch, ranks = Launch(rank, 4, rank, 4, "none"), SimpleNamespace()
+    launch, ranks = Launch(rank, 4, rank, 4, "none"), SimpleNamespace(gather=None)
     about = data, torch.device("cpu"), launch, ranks, None, Interruption(), 0.0
     return trainer.Trainer(spec, {}, folder, None, *about)
 

@@ -48,12 +48,12 @@ label = "third"
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
+def slurm(tmp_path, tmp_path_factory, monkeypatch):
     if missing := testbed.missing_packages():
         pytest.skip(f"Slurm is not here (apt-get install {' '.join(missing)})")
     if os.geteuid() != 0:
         pytest.skip("the test cluster needs root")
-    folder = tmp_path / "slurm"
+    folder = tmp_path_factory.mktemp("slurm")  # a short path: slurmd makes sockets below it
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/bash\nexec {sys.executable} "${{@/parallel.node_check/tests.slow_node}}"\n'

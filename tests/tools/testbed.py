@@ -153,6 +153,8 @@ def _check_can_start(folder: Path, accounting: bool) -> None:
     ours = conf.is_file() and "ClusterName=local-test" in conf.read_text(errors="replace")
     if folder.exists() and any(folder.iterdir()) and not ours:  # /etc/slurm, say
         raise UsageError(f"{folder} holds something else than a test cluster: give another")
+    if len(str(folder)) > 66:  # a socket's path holds 107 characters
+        raise UsageError(f"{folder}: slurmd makes sockets below it, whose paths would be too long")
 
 
 def _write_configuration(
