@@ -28,7 +28,6 @@ import sys
 import time
 import traceback
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,7 +53,7 @@ from parallel.record.launch import (
     tell_torchrun,
 )
 from parallel.record.reader import read_status
-from parallel.record.schema import checked_facts
+from parallel.record.schema import TOLD, checked_facts
 from parallel.record.siblings import Siblings, process_number
 from parallel.record.signals_and_hangs import Interruption, on_signals
 from parallel.record.writer import RunFolder, check_folder
@@ -302,7 +301,7 @@ def train_in_folder(
         if is_mistake:
             first_reason = str(error)
             # Before anything else: where another rank ends first, the launcher may end this one.
-            if is_first_to_see(line, folder.path):
+            if not begun or is_first_to_see(folder.path):
                 with contextlib.suppress(OSError):  # nobody may be there to read it
                     print(f"parallel.train: {error}", file=sys.stderr, flush=True)
         fail(kind_of_error(error), reason)
@@ -311,17 +310,18 @@ def train_in_folder(
         end_by_error(error, reason, first_reason)
 
 
-def is_first_to_see(line: str, folder: Path) -> bool:
-    """Whether no rank has asked before about this mistake, which all of them may see together."""
-    from torch import distributed as dist
+def is_first_to_see(folder: Path) -> bool:
+    """Whether no rank has asked before about the mistake that ends this attempt.
 
-    if not dist.is_initialized():
-        return True
-    store = dist.distributed_c10d._get_default_store()
+    The store of the process group cannot tell: it ends with rank 0, and torch then prints why.
+    """
     try:
-        return store.add(f"mistake {zlib.crc32(line.encode())}", 1) == 1
-    except RuntimeError:  # rank 0 had the store and has ended; it wrote why
-        return line not in read_status(folder).get("reason", "")
+        (folder / TOLD).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # nothing can be written; a line too many is better than none
+        pass
+    return True
 
 
 def end_by_error(error: BaseException, reason: str, first_reason: str) -> NoReturn:

@@ -64,12 +64,13 @@ def test_a_mistake_that_every_rank_sees_is_printed_once(tokens, tmp_path):
     content[-5] ^= 1
     saved.write_bytes(content)
     flags += ["--steps", "2", "--load", str(saved.parent), "--out", str(tmp_path / "run")]
-    done = run_module(TRAIN, *flags, ranks=4)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    reason = read_status(tmp_path / "run")["reason"]
-    assert reason.startswith("UsageError: ") or reason.startswith("Damaged: ")
-    assert line.removeprefix("parallel.train: ") in reason
+    for attempt in ("first", "second, into the same folder"):
+        done = run_module(TRAIN, *flags, ranks=4)
+        assert done.returncode == 2, attempt
+        assert done.stderr.count("\n") == 1, f"{attempt}: {done.stderr}"
+        reason = read_status(tmp_path / "run")["reason"]
+        assert reason.startswith("UsageError: ") or reason.startswith("Damaged: ")
+        assert done.stderr.strip().removeprefix("parallel.train: ") in reason
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from parallel.record.reader import read_run, read_status
 from parallel.record.schema import STEP_COLUMNS
 from parallel.record.signals_and_hangs import GpuWork, Watchdog, _waits
 from parallel.record.writer import RunFolder
+from parallel.train import is_first_to_see
 from tests.conftest import ROOT, rank_process, run_module, steps_so_far, training, wait_for
 
 SMALL = ["--n-layer", "1", "--hidden", "16", "--n-head", "2", "--max-seq-len", "16"]
@@ -418,6 +419,14 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     moved = capsys.readouterr().out
     assert moved.startswith(f"moved the earlier attempt to {run}/attempts/2; this run starts from")
     assert moved in (run / "train.log").read_text()
+
+
+def test_a_run_that_goes_on_prints_its_own_mistake_too(tmp_path):
+    for _ in range(2):
+        with contextlib.closing(RunFolder(tmp_path / "run")) as folder:
+            folder.begin({"run": "ddp"}, go_on=True)
+        assert is_first_to_see(tmp_path / "run")
+        assert not is_first_to_see(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

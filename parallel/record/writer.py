@@ -66,7 +66,7 @@ class RunFolder:
         with self.locked():
             aside = self._keep_result() if go_on else self.set_aside()
             self._write_status(ends.RUNNING, "", "", 0)
-            for name in (schema.MARKER, schema.METRICS):
+            for name in (schema.MARKER, schema.METRICS, schema.TOLD):
                 (self.path / name).unlink(missing_ok=True)
             self.update(facts)
             _end_line(self.path / schema.LOG)
