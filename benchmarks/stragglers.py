@@ -1,6 +1,7 @@
 """How often a slow rank is named, how often one that is not, and what looking for it costs.
 
     python benchmarks/stragglers.py [--ranks 2] [--trials 100] [--clean 300] [--blocks 200]
+    srun --nodes 4 --ntasks-per-node 1 python benchmarks/stragglers.py --ranks 4
 
 One process group trains a small model with steps of tens of milliseconds. In a trial one rank,
 drawn by chance, is slow for 20 steps: it computes 10, 20 or 50 % of its own computing again, its
@@ -67,11 +68,13 @@ class Phases(trainer.OwnTimes):
 
     plan: list[tuple[str, int, int]] = []
     notes: list[dict[str, Any]] = []  # of each phase: what, rank, its verdicts, its steps' seconds
+    is_first = False
 
     def __init__(self, layout, device, rank, gather):
         super().__init__(layout, device, rank, gather)
         self.rank, self.usual_s, self.owns, self.gather = rank, 0.0, [], gather
         self.ahead = iter(self.plan)
+        Phases.is_first = rank == 0
 
     def begin(self) -> None:
         if not self.notes or len(self.notes[-1]["step_s"]) == self.notes[-1]["steps"]:
@@ -146,7 +149,7 @@ def work(plan: list[tuple[str, int, int]], arguments: list[str]) -> None:
         printed, sys.stdout = sys.stdout, nothing
         status = train.main(arguments)
         sys.stdout = printed
-    if status == 0 and os.environ["RANK"] == "0":
+    if status == 0 and Phases.is_first:
         notes = Phases.notes
         show([table(notes), cost(notes)], "markdown")
     sys.stdout.flush()
@@ -204,9 +207,12 @@ def main(argv: list[str] | None = None) -> int:
     flags = parser.parse_args(argv)
     plan = phases(flags.ranks, flags.trials, flags.clean, flags.blocks)
     steps = sum(steps for *_, steps in plan)
-    if "RANK" in os.environ:
+    if "RANK" in os.environ or "SLURM_STEP_ID" in os.environ:
+        out = os.environ.get(
+            "STRAGGLERS_OUT", f"logs/runs/stragglers-{os.environ.get('SLURM_JOB_ID')}"
+        )
         arguments = [*FLAGS, "--steps", str(steps), "--data", flags.data]
-        work(plan, [*arguments, "--out", os.environ["STRAGGLERS_OUT"]])
+        work(plan, [*arguments, "--out", out])
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(flags.ranks), __file__, *(argv or sys.argv[1:])]

@@ -71,6 +71,20 @@ def test_equal_ranks_and_windows_that_are_slow_for_all_name_nobody():
         assert judged(times) == []
 
 
+def test_windows_that_are_noisy_one_by_one_name_a_rank_together():
+    """A window of 20 % counts however noisy it is; the mean of three has to stand out."""
+    named = []
+    for seed in range(20):
+        times = windows(6, noise=0.12, seed=seed)
+        assert judged(times) == []
+        times[2:, 5, :, 0] *= 1.3
+        named += judged(times)
+    assert len(named) >= 19 and all("rank 5 on node c2 computes" in line for line in named)
+    times = windows(6, noise=0.5)
+    times[2:, 5, :, 0] *= 1.3
+    assert judged(times) == []
+
+
 def test_one_slow_window_of_four_is_no_slow_rank():
     times = windows(12)
     times[2::4, 5, :, 0] *= 2
@@ -97,6 +111,7 @@ def write_slow(root, rank: int, ends: list[int], longer: float = 0.18, **setting
     for last in ends:
         row = {"time_utc": "2026-11-24T00:00:00Z", "first_step": last - 4, "last_step": last}
         row |= {"kind": "compute", "rank": rank, "node": NODES[rank], "longer": longer}
+        row["noise"] = 0.02
         folder.slow_ranks([row])
     folder.behind.wait()
     return run
@@ -114,7 +129,7 @@ def test_the_table_names_the_node_over_several_runs(tmp_path, capsys):
 
 def test_a_damaged_line_is_refused_with_its_number(tmp_path, capsys):
     path = write_slow(tmp_path, 3, [5]) / SLOW_RANKS
-    path.write_text(path.read_text() + "now,1,x,compute,3,c1,0.1\n")
+    path.write_text(path.read_text() + "now,1,x,compute,3,c1,0.1,0.02\n")
     with pytest.raises(UsageError, match=r"slow_ranks.csv:3: "):
         slow_ranks.read(path.parent)
     path.write_text("a,b\n")

@@ -7,17 +7,20 @@ compute   when it computes longer than the other ranks of its pipeline stage, by
           of their time,
 data      when it waits longer for batches than they, by more than DATA of a step,
 
-and by more than SPREADS robust spreads: over the window's steps, divided by sqrt(STEPS), and over
-the faster half of the ranks. It counts as
+and by more than SPREADS robust spreads over the faster half of the ranks. It counts as
 
 link      when neither holds on any rank and what of a step is neither takes longer than in earlier
-          windows: the network, or other work on the cores. By more than LINK of the computing,
-          and as many spreads over these windows. No rank is named.
+          windows, by more than LINK of the computing: the network, or other work on the cores. No
+          rank is named.
 
 Steps are compared one by one, so what slows all ranks alike cancels. A rank is slow when NEED of
-WINDOWS windows in a row count against it. A stage's only rank has nobody to be compared with.
+WINDOWS windows in a row count against it, and when what they show in the mean is more than SPREADS
+times its noise. A window's noise is the robust spread over its steps, divided by sqrt(STEPS); of a
+link, the spread over earlier windows. The mean's is that of n windows, divided by sqrt(n).
+A stage's only rank has nobody to be compared with.
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,7 +35,8 @@ from parallel.record.reader import read_rows, read_run
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS, utc_now
 
 STEPS, NEED, WINDOWS = 5, 3, 4
-COMPUTE, DATA, LINK, SPREADS = 0.1, 0.1, 0.25, 3.0  # shares: of computing, of a step, of a step
+COMPUTE, DATA, LINK = 0.1, 0.1, 0.25  # shares: of computing, of a step, of computing
+SPREADS = 3.0
 ENOUGH = 4  # earlier windows, to know how long a step takes for what is neither
 NOBODY = -1  # the rank of a window that counts as link
 
@@ -92,21 +96,22 @@ class Judge:
 
         Returns the rows of slow_ranks.csv, and what is new: each slow rank is told once.
         """
-        slow = {("compute", rank): by for rank, by in self._longer(times, 0, COMPUTE)}
-        slow |= {("data", rank): by for rank, by in self._longer(times, 1, DATA)}
+        slow = {("compute", rank): by for rank, *by in self._longer(times, 0, COMPUTE)}
+        slow |= {("data", rank): by for rank, *by in self._longer(times, 1, DATA)}
         rest = _middle(1 - (times[:, :, 0] + times[:, :, 1]).max(0) / times[0, :, 2])
         if not slow and len(self.rests) >= ENOUGH:
-            more = rest - median(self.rests)
-            by = more / max(1 - rest, 0.1)
-            if by > LINK and more > SPREADS * spread(np.array(self.rests)):
-                slow["link", NOBODY] = float(by)
+            computing = max(1 - rest, 0.1)
+            by = (rest - median(self.rests)) / computing
+            if by > LINK:
+                slow["link", NOBODY] = [by, spread(np.array(self.rests)) / computing]
         if not slow:
             self.rests.append(rest)
         rows, new = [], []
-        for (kind, rank), longer in slow.items():
+        for (kind, rank), (longer, noise) in slow.items():
             node = "" if rank == NOBODY else self.nodes[rank]
             row = {"time_utc": utc_now(), "first_step": last - STEPS + 1, "last_step": last}
-            rows.append(row | {"kind": kind, "rank": rank, "node": node, "longer": longer})
+            row |= {"kind": kind, "rank": rank, "node": node}
+            rows.append(row | {"longer": float(longer), "noise": float(noise)})
             earlier = self.rows[kind, rank]
             told = is_slow(earlier)
             earlier.append(rows[-1])
@@ -114,8 +119,10 @@ class Judge:
                 new.append(verdict(_latest(earlier)))
         return rows, new
 
-    def _longer(self, times: np.ndarray, which: int, share: float) -> Iterable[tuple[int, float]]:
-        """The ranks whose seconds are too many, and by which share."""
+    def _longer(
+        self, times: np.ndarray, which: int, share: float
+    ) -> Iterable[tuple[int, float, float]]:
+        """The ranks whose seconds are too many, by which share, and the share's noise."""
         for ranks in self.groups:
             if len(ranks) < 2:
                 continue
@@ -123,11 +130,9 @@ class Judge:
             usual = np.sort(own, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
             longer = (own - usual) / (times[0, :, 2] if which == 1 else np.maximum(usual, 1e-9))
             by = _middle(longer)
-            for i in np.flatnonzero(by > share):
-                others = 1.4826 * float(np.median(-by[by <= 0]))  # of the faster half
-                noise = max(others, spread(longer[i]) / STEPS**0.5)
-                if by[i] > SPREADS * noise:
-                    yield int(ranks[i]), float(by[i])
+            others = 1.4826 * np.median(-by[by <= 0])  # of the faster half
+            for i in np.flatnonzero(by > max(share, SPREADS * others)):
+                yield int(ranks[i]), by[i], spread(longer[i]) / STEPS**0.5
 
 
 def _middle(values: np.ndarray) -> np.ndarray:
@@ -143,7 +148,10 @@ def _latest(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
     """Whether rows of one kind and rank are a verdict at the last of them."""
-    return bool(rows) and len(_latest(rows)) >= NEED
+    latest = _latest(rows) if rows else []
+    longer = sum(row["longer"] for row in latest)
+    noise = math.hypot(*(row["noise"] for row in latest))
+    return len(latest) >= NEED and longer > SPREADS * noise
 
 
 # --- afterwards ----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ CLOCK_COLUMNS = {"ended_unix_s": amount}  # when the step was over; absent in ol
 CHECKPOINT_COLUMNS = {"event": str, "step": count, "blocked_s": amount, "total_s": amount}
 CHECKPOINT_COLUMNS |= {"bytes": amount, "ranks": count, "problem": str}
 SLOW_COLUMNS = {"time_utc": str, "first_step": count, "last_step": count}
-SLOW_COLUMNS |= {"kind": str, "rank": int, "node": str, "longer": amount}
+SLOW_COLUMNS |= {"kind": str, "rank": int, "node": str, "longer": amount, "noise": amount}
 # A breakdown's columns; measure/step_parts.py says what each is. The CATEGORIES exclude each other
 # and add up to elapsed_s.
 AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
