@@ -4,10 +4,10 @@
     srun --nodes 4 --ntasks-per-node 1 python benchmarks/stragglers.py --ranks 4
 
 One process group trains a small model with steps of tens of milliseconds. In a trial one rank,
-drawn by chance, is slow for 20 steps: it computes 10, 20 or 50 % of its own computing again, its
-batches come later by 20 % of a step, or it sleeps 50 % of a step, as behind a slow link. It is
-named when a line of the log would name it, and what it is slow in, within these steps. Between
-trials nobody is slow, for at least 20 steps: a clean phase, in which any such line is a false
+drawn by chance, is slow for 20 steps: it computes 10, 20 or 50 % of its own computing again, or
+its batches come later by 20 % of a step; or all ranks sleep 50 % of a step, as behind a slow link.
+It is named when a line of the log would name it, and what it is slow in, within these steps.
+Between trials nobody is slow, for at least 20 steps: a clean phase, in which any line is a false
 alarm. Before them, phases of 20 steps take turns, with and without the measurement: its cost.
 Prints Markdown tables.
 """
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -35,7 +36,6 @@ from base.errors import Parser, command_line  # noqa: E402
 from parallel import train, trainer  # noqa: E402
 
 PHASE = 20
-CONTROL = "where a fixed product also took over 10 % longer on that rank's core: it was slow"
 FLAGS = ["--engine", "ddp", "--preset", "tiny", "--device", "cpu", "--eval-steps", "0"]
 FLAGS += ["--log-interval", "1000"]
 KINDS = {f"compute {share:.0%}": ("compute", share) for share in (0.1, 0.2, 0.5)}
@@ -72,7 +72,7 @@ class Phases(trainer.OwnTimes):
 
     def __init__(self, layout, device, rank, gather):
         super().__init__(layout, device, rank, gather)
-        self.rank, self.usual_s, self.owns, self.gather = rank, 0.0, [], gather
+        self.rank, self.usual_s, self.owns = rank, 0.0, []
         self.ahead = iter(self.plan)
         Phases.is_first = rank == 0
 
@@ -95,13 +95,12 @@ class Phases(trainer.OwnTimes):
     def slowed(self) -> tuple[str, float]:
         """What this rank is slow in now, and by which share."""
         phase = self.notes[-1]
-        return KINDS.get(phase["what"], ("", 0.0)) if phase["rank"] == self.rank else ("", 0.0)
+        kind, share = KINDS.get(phase["what"], ("", 0.0))
+        return (kind, share) if kind == "link" or phase["rank"] == self.rank else ("", 0.0)
 
     def next_phase(self) -> None:
         if self.notes and self.notes[-1]["what"] in ("clean", "warm-up"):
             self.usual_s = median(self.notes[-1]["step_s"])
-            references = np.array(self.gather(median(self.notes[-1]["reference_s"])))
-            self.notes[-1]["core"] = references / references.min() - 1
         what, rank, steps = next(self.ahead)
         if what not in KINDS:  # a trial begins anywhere in a window
             self.judged()
@@ -109,7 +108,7 @@ class Phases(trainer.OwnTimes):
             if self._judge:
                 self._judge.rows.clear()
         self.notes.append({"what": what, "rank": rank, "steps": steps, "verdicts": []})
-        self.notes[-1] |= {"step_s": [], "spent_s": [], "reference_s": []}
+        self.notes[-1] |= {"step_s": [], "spent_s": []}
 
     def lap(self, done, step_s, data_s):
         phase, found = self.notes[-1], ([], [])
@@ -121,11 +120,6 @@ class Phases(trainer.OwnTimes):
             phase["spent_s"].append(time.thread_time() - before + self.spent_s)
             if phase["what"] == "clean":
                 self.owns = [*self.owns[-40:], own_s]
-        if phase["what"] in ("clean", "warm-up"):
-            before, ones = time.thread_time(), torch.ones(128, 128)
-            for _ in range(8):
-                torch.mm(ones, ones)
-            phase["reference_s"].append(time.thread_time() - before)
         phase["verdicts"] += [(len(phase["step_s"]), verdict) for verdict in found[1]]
         return found
 
@@ -167,18 +161,13 @@ def table(notes: list[dict[str, Any]]) -> Table:
             steps += right[:1]
             others += len(phase["verdicts"]) - len(right)
         named = len(steps) if kind else sum(bool(phase["verdicts"]) for phase in of)
-        if not kind:
-            others = sum(any(_core(p, v) > 0.1 for _, v in p["verdicts"]) for p in of)
         row = {"what": what, "n": len(of), "named": named, "share": named / max(1, len(of))}
         row |= {"steps": median(steps) if steps else None, "most": max(steps, default=None)}
         rows.append(row | {"others": others})
-    notes = [f"clean: phases with a line; of these, in `other lines`, {CONTROL}"]
-    return Table(COLUMNS, rows, "Slow ranks that were named", notes)
-
-
-def _core(phase: dict[str, Any], verdict: Any) -> float:
-    """By which share a fixed product took longer on the core of the rank that is named."""
-    return phase["core"][verdict.rank] if verdict.kind == "compute" and "core" in phase else 0.0
+    false = Counter(v.kind for p in notes if p["what"] == "clean" for _, v in p["verdicts"])
+    kinds = ", ".join(f"{n} {kind}" for kind, n in false.items()) or "none"
+    title = "Slow ranks that were named"
+    return Table(COLUMNS, rows, title, [f"clean: phases with a line; these lines: {kinds}"])
 
 
 def _names(verdict: Any, kind: str, rank: int) -> bool:

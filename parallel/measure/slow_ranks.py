@@ -15,9 +15,10 @@ link      when neither holds on any rank and what of a step is neither takes lon
 
 Steps are compared one by one, so what slows all ranks alike cancels. A rank is slow when NEED of
 WINDOWS windows in a row count against it, and when what they show in the mean is more than SPREADS
-times its noise. A window's noise is the robust spread over its steps, divided by sqrt(STEPS); of a
-link, the spread over earlier windows. The mean's is that of n windows, divided by sqrt(n).
-A stage's only rank has nobody to be compared with.
+times its noise. A window's noise is the robust spread over its steps, divided by sqrt(STEPS); that
+of the mean of n windows is divided by sqrt(n). A link's is the spread over earlier windows: other
+work on the cores lasts, so three windows are no more evidence than one. A stage's only rank has
+nobody to be compared with.
 """
 
 import math
@@ -103,7 +104,8 @@ class Judge:
             computing = max(1 - rest, 0.1)
             by = (rest - median(self.rests)) / computing
             if by > LINK:
-                slow["link", NOBODY] = [by, spread(np.array(self.rests)) / computing]
+                noise = spread(np.array(self.rests)) / computing
+                slow["link", NOBODY] = [by, noise * NEED**0.5]
         if not slow:
             self.rests.append(rest)
         rows, new = [], []
