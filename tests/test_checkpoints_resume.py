@@ -64,7 +64,7 @@ for _key, _preset in (
 ):
     NAMES[_key] = tuple(f"{n}{',' if ':' in n else ':'}{_preset}" for n in NAMES[_key])
 ROWS = [
-    pytest.param(model, name, marks=[pytest.mark.slow] if model == "llama" else [])
+    pytest.param(model, name, marks=[pytest.mark.slow] if model in ("llama", "moe") else [])
     for model, names in NAMES.items()
     for name in names
 ]

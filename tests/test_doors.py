@@ -88,7 +88,7 @@ LLAMA = "preset=tiny-llama,n_kv_head=2,qk_norm=true"
 RUNS = [
     (1, "megatron:zero_stage=1"),
     (1, f"megatron:{LLAMA},precision=bf16"),
-    (2, f"megatron:tp=2,zero_stage=1,{LLAMA}"),
+    pytest.param(2, f"megatron:tp=2,zero_stage=1,{LLAMA}", marks=pytest.mark.slow),
     (4, "megatron:tp=2,pp=2"),
 ]
 

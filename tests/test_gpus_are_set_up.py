@@ -186,6 +186,7 @@ def worker(*arguments: object, **variables: str) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_one_group_of_1024_ranks_on_gpus_is_gloos(tmp_path):
     """All other groups are NCCL's alone; and gloo connects a rank to those it has a message for."""
     (*_, counted) = map(json.loads, worker().communicate()[0].splitlines())

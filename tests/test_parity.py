@@ -1,4 +1,4 @@
-"""The same GPT, whatever the engine and the split: every run of the first study, and some of the
+"""The same GPT, whatever the engine and the split: the runs of the first study, and some of the
 studies of Llama's and Qwen3's architecture. A step has 8 sequences of 32 tokens here; in the
 studies it has 16 of 128.
 
@@ -28,24 +28,29 @@ STUDIES = {
     "llama": ROOT / "slurm" / "parity-llama.toml",
     "qwen3": ROOT / "slurm" / "parity-qwen3.toml",
     "moe": ROOT / "slurm" / "parity-moe.toml",
-    "more moe": ROOT / "slurm" / "parity-moe.toml",
     "mla": ROOT / "slurm" / "parity-mla-moe.toml",
     "hugging face": ROOT / "tests" / "studies" / "hugging_face_llama.toml",
 }
 CHOSEN = {  # of the others all
+    "first": "ddp fsdp2-dp2-zero3 deepspeed-zero-dp2-zero3 deepspeed-zero-tp2-dp2-zero1"
+    " deepspeed-pipe-tp2-pp2 megatron-pp2-vpp2 megatron-dp2-zero1 megatron-tp2-pp2-dp2".split(),
+    "uneven": "ddp megatron-pp2-vpp4-embedding-counts-loss-counts"
+    " megatron-pp2-dp2-last1-zero1-recompute-full".split(),
     "llama": "ddp fsdp2-dp4-zero3-shard2-recompute-full deepspeed-zero-tp2-dp2-zero2"
     " deepspeed-pipe-pp2-dp2-zero1-recompute-full megatron-tp2-pp2-vpp2-sp-recompute-full".split(),
     "qwen3": "ddp deepspeed-zero-tp2-dp2-zero3 deepspeed-pipe-tp2-pp2"
     " megatron-tp2-pp2-dp2-zero1".split(),
-    "moe": "ddp fsdp2-dp2-zero3-recompute-full deepspeed-zero-dp2-zero3"
-    " deepspeed-zero-ep2-dp2-zero1 deepspeed-pipe-pp2-dp2-zero1-recompute-full"
-    " megatron-ep2-dp2-allgather megatron-tp2-ep2-dp2-sp megatron-pp2-vpp2".split(),
+    "moe": "ddp fsdp2-dp2-zero3-recompute-full deepspeed-zero-ep2-dp2-zero1"
+    " megatron-tp2-ep2-dp2-sp".split(),
+    "mla": "ddp megatron-pp2-vpp2 megatron-ep2-dp2-zero1".split(),
 }
-CHOSEN["more moe"] = ["ddp"]
-CHOSEN["more moe"] += [run for run in load_study(STUDIES["moe"]).runs if run not in CHOSEN["moe"]]
-SLOW = ("more", "more moe", "qwen3", "hugging face")
+for _key in ("first", "uneven", "moe", "mla"):  # the other runs are slow tests
+    STUDIES[f"more {_key}"] = STUDIES[_key]
+    _runs = load_study(STUDIES[_key]).runs
+    CHOSEN[f"more {_key}"] = ["ddp", *(run for run in _runs if run not in CHOSEN[_key])]
+SLOW = ("qwen3", "hugging face")
 ROWS = [
-    pytest.param(key, run, marks=[pytest.mark.slow] if key in SLOW else [])
+    pytest.param(key, run, marks=[pytest.mark.slow] if key in SLOW or "more" in key else [])
     for key, path in STUDIES.items()
     for run in CHOSEN.get(key, load_study(path).runs)
 ]
@@ -157,7 +162,7 @@ def test_the_tables_say_equal_for_every_row(trained, capsys):
     assert parity.main(["--check", folder]) == 0
     assert tflops.main([folder]) == 0
     out = capsys.readouterr().out
-    assert all(out.count(name) >= 2 for name in load_study(STUDIES["first"]).runs)
+    assert all(out.count(name) >= 2 for name in CHOSEN["first"])
     assert "not verified" not in out
 
 

@@ -148,6 +148,7 @@ EXPERT, OUTSIDE = 3 * 4096 * 14336, 32000 * 4096  # numbers of an expert, and of
 LAYER = 2 * 4096 * (4096 + 1024) + 2 * 4096 + 8 * 4096  # attention, norms, router
 
 
+@pytest.mark.slow
 def test_experts_are_rehearsed_with_as_many_tokens_each(tmp_path):
     (tmp_path / "experts.toml").write_text(EXPERTS)
     study = load_study(tmp_path / "experts.toml")
@@ -182,6 +183,7 @@ def test_the_worst_rank_of_experts_is_not_known_by_formula():
         rehearse.ranks_of(spec, "worst")
 
 
+@pytest.mark.slow
 def test_norms_that_are_computed_again_are_not_held():
     """Of two layers two norms each, also after a micro-batch; Transformer Engine has a stand-in."""
     flags = "--engine megatron --preset llama3-8b --n-layer 2 --tp 2 --gpus 2 --device auto"
@@ -231,7 +233,9 @@ def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
     assert rehearse.ranks_of(spec, "worst") == [8 * peaks.index(max(peaks))]
 
 
-@pytest.mark.parametrize("where", ["--cluster=big-purple-v100", "--gpu-type=T4"])
+@pytest.mark.parametrize(
+    "where", [pytest.param("--cluster=big-purple-v100", marks=pytest.mark.slow), "--gpu-type=T4"]
+)
 def test_a_run_that_does_not_fit_its_card_ends_with_1(where):
     done = run_module("parallel.rehearse", "--preset", "1.7b", where)
     assert done.returncode == 1 and "a step may use 15.0 of the card's 16" in done.stdout

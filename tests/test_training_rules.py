@@ -88,6 +88,7 @@ def test_compile_needs_a_compiler(monkeypatch):
     assert kernels.c_compiler_problem() == ""
 
 
+@pytest.mark.slow
 def test_megatron_cores_fused_functions_run_on_a_gpu_without_a_compiler():
     """torch.compile of one on a CPU stands in: it would want a compiler in the first call."""
     code = (
