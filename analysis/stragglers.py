@@ -25,7 +25,7 @@ _RANKS = [Column("run", "run"), Column("kind", "kind"), Column("rank", "rank", "
 _RANKS += [Column("node", "node"), Column("longer", "longer by", ".0%")]
 _RANKS += [Column("n", "windows", "d"), Column("windows", "of", "d")]
 _RANKS += [Column("first", "first step", "d"), Column("last", "last step", "d")]
-_NODES = [Column("node", "node"), Column("n", "slow in runs", "d"), Column("of", "of", "d")]
+_NODES = [Column("node", "node"), Column("n", "slow in runs", "d"), Column("of", "of all", "d")]
 _NODES.append(Column("runs", "which"))
 
 

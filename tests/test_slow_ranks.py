@@ -13,7 +13,7 @@ from parallel.measure import ranges, slow_ranks
 from parallel.measure.own_times import OwnTimes
 from parallel.measure.slow_ranks import STEPS, Judge
 from parallel.record.reader import read_run
-from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS
+from parallel.record.schema import RUN, SLOW_COLUMNS, SLOW_RANKS, STATUS
 from parallel.record.writer import RunFolder
 from slurm import nodes
 from tests import fixture_runs
@@ -127,6 +127,17 @@ def test_the_table_names_the_node_over_several_runs(tmp_path, capsys):
     assert (node["node"], node["n"], node["of"]) == ("c1", 2, 3)
 
 
+def test_steps_that_were_run_again_count_once_and_a_restarts_nodes_are_told_apart(tmp_path):
+    """The second attempt began after step 12; the rank was slow again, then on another node."""
+    run = write_slow(tmp_path, 3, [5, 10, 15, 20, 17, 22, 27])
+    (of,) = slow_ranks.verdicts(run)
+    assert (of.n, of.windows, of.last) == (5, 5, 27)
+    *lines, a, b, c = (run / SLOW_RANKS).read_text().splitlines()
+    moved = [line.replace("c1", "c9") for line in (a, b, c)]
+    (run / SLOW_RANKS).write_text("\n".join([*lines, *moved, ""]))
+    assert [(of.node, of.n, of.windows) for of in slow_ranks.verdicts(run)] == [("c9", 3, 3)]
+
+
 def test_a_damaged_line_is_refused_with_its_number(tmp_path, capsys):
     path = write_slow(tmp_path, 3, [5]) / SLOW_RANKS
     path.write_text(path.read_text() + "now,1,x,compute,3,c1,0.1,0.02\n")
@@ -148,7 +159,15 @@ def test_a_node_is_evidence_where_its_rank_was_slow_in_half_of_the_steps(tmp_pat
     assert change.why == f"{name}: slow rank: rank 3 on node c1 computes 18% longer," + (
         " in 3 of 3 windows (steps 1-15)"
     )
-    path = run.parent / name / SLOW_RANKS
+    run = run.parent / name
+    for steps, n in ((20, 1), (40, 0)):  # 15 of the steps that a running run is to do
+        facts = json.loads((run / RUN).read_text())
+        facts["spec"]["steps"] = steps
+        (run / RUN).write_text(json.dumps(facts))
+        (run / STATUS).write_text('{"state": "running"}')
+        assert len(list(nodes.evidence(study, tmp_path / "logs"))) == n
+    path = run / SLOW_RANKS
+    (run / STATUS).write_text('{"state": "complete"}')
     path.write_text(path.read_text().replace(",3,c1", ",-1,").replace("compute", "link"))
     assert list(nodes.evidence(study, tmp_path / "logs")) == []
     path.write_text(",".join(SLOW_COLUMNS) + "\n")

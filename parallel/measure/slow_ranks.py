@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from base.errors import UsageError
+from parallel.record.ends import RUNNING
 from parallel.record.node_rates import spread
 from parallel.record.reader import read_rows, read_run
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS, utc_now
@@ -167,21 +168,23 @@ def read(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / SLOW_RANKS
     if not path.exists():
-        why = "one rank, or the run is of an earlier version"
+        why = "one rank, no step yet, or a run of an earlier version"
         raise UsageError(f"{folder}: no {SLOW_RANKS}: {why}")
-    rows = {}
+    rows: dict[tuple[int, str, int], dict[str, Any]] = {}
     for number, row in enumerate(read_rows(path, SLOW_COLUMNS), 2):
         if None in (row[name] for name in SLOW_COLUMNS if name != "node"):
             raise UsageError(f"{path}:{number}: a value is missing")
+        while rows and row["first_step"] <= (newest := next(reversed(rows)))[0] != row["last_step"]:
+            del rows[newest]
         rows[row["last_step"], row["kind"], row["rank"]] = row
     return [rows[key] for key in sorted(rows)]
 
 
 def verdicts(folder: Path) -> list[Verdict]:
     """Who was slow in a run, the longest first. Raises: UsageError: see `read`."""
-    by_rank: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    for row in read(folder):
-        by_rank[row["kind"], row["rank"]].append(row)
+    by_rank: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in read(folder):  # a restart may have other nodes
+        by_rank[row["kind"], row["rank"], row["node"]].append(row)
     slow = [
         verdict(rows)
         for rows in by_rank.values()
@@ -192,7 +195,8 @@ def verdicts(folder: Path) -> list[Verdict]:
 
 def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:
     """(node, evidence, run, time of the first window) of each rank that was slow in at least half
-    of a run's steps; none where the run folder has no slow_ranks.csv.
+    of a run's steps, of a running one all that it is to do; none where the run folder has no
+    slow_ranks.csv.
 
     Raises:
         UsageError: a file of the run is damaged.
@@ -203,6 +207,7 @@ def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:
     if not named:
         return []
     run = read_run(path)
-    began = {(row["kind"], row["rank"]): row["time_utc"] for row in reversed(read(path))}
-    half = [of for of in named if of.n * STEPS >= len(run.steps) / 2]
-    return [(of.node, str(of), run.name, began[of.kind, of.rank]) for of in half]
+    steps = run.facts["spec"]["steps"] if run.state == RUNNING else len(run.steps)
+    began = {(row["rank"], row["node"]): row["time_utc"] for row in reversed(read(path))}
+    half = [of for of in named if of.n * STEPS >= steps / 2]
+    return [(of.node, str(of), run.name, began[of.rank, of.node]) for of in half]
