@@ -38,8 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     mapping = _pairs("--mapping", arguments.mapping)
     audit = audit_paths(arguments.paths, mapping, _pairs("--fact", arguments.fact))
-    for line in [*audit.unread, *audit.refused]:
-        warn("analysis.audit", line)
+    warn("analysis.audit", *audit.unread, *audit.refused)
     if arguments.format == "json":
         show_objects([asdict(finding) for finding in audit.findings])
     else:

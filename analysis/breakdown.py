@@ -29,8 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.breakdown", __doc__, *names, paths="run folder or study")
     flags = parser.parse_args(argv)
     tables, problems = rank_times.report(flags.paths, flags.baseline, flags.scaling)
-    for line in problems:
-        warn("analysis.breakdown", line)
+    warn("analysis.breakdown", *problems)
     show(tables, flags.format, flags.columns)  # last: a reader that goes away ends the command
     return 0
 

@@ -23,8 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.checkpoints", __doc__, "facts", "table", paths="run, log, folder")
     flags = parser.parse_args(argv)
     costs = checkpoint_costs.table(load_runs("analysis.checkpoints", flags))
-    for line in costs.refused:
-        warn("analysis.checkpoints", line)
+    warn("analysis.checkpoints", *costs.refused)
     if costs.silent:
         warn("analysis.checkpoints", f"no checkpoints.csv with a row in {', '.join(costs.silent)}")
     show([costs.table], flags.format, flags.columns)

@@ -354,8 +354,7 @@ def main(argv: list[str] | None = None) -> int:
     sides = []
     for path in flags.paths:
         runs, left_out = timed_runs([path], facts_of(flags), flags.window)
-        for line in left_out:
-            warn("analysis.compare", line)
+        warn("analysis.compare", *left_out)
         sides.append(runs)
     if len(sides) == 1:
         verdicts = of_study(sides[0], flags.any_commit)

@@ -79,8 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = {"any_commit": flags.any_commit, "predict": flags.predict}
     of_runs = (flags.convention, flags.baseline, flags.scaling)
     page = page_at(flags.paths, facts_of(flags), *of_runs, **settings)
-    for line in page.refused:
-        warn("analysis.page", line)
+    warn("analysis.page", *page.refused)
     text = page_html.html_of(page)
     with output(out, page_html.MARK, flags.force, flags.paths) as file:
         file.write_text(text)

@@ -27,8 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
     flags = parser.parse_args(argv)
     runs, damaged = loss_parity.read_runs(flags.paths)
-    for line in damaged:
-        warn("analysis.parity", line)
+    warn("analysis.parity", *damaged)
     baseline = loss_parity.called(flags.baseline, runs) if flags.baseline else None
     parities = list(loss_parity.verify(runs, baseline and baseline.path).values())
     own = sorted({run.facts.get("baseline") for run in runs} - {None})

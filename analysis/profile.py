@@ -176,8 +176,7 @@ def main(argv: list[str] | None = None) -> int:
         profiles, unread = profiles_at(path)
         refused += unread
         tables += [table(title, profile, flags.top) for title, profile in profiles.items()]
-    for refusal in refused:
-        warn("analysis.profile", refusal)
+    warn("analysis.profile", *refused)
     show(tables, flags.format, flags.columns)
     return 2 if refused else 0
 

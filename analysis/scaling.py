@@ -30,8 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.scaling", __doc__, *flags)
     arguments = parser.parse_args(argv)
     records, refused = load(arguments.paths, facts_of(arguments))
-    for line in unheeded(records, facts_of(arguments)):
-        warn("analysis.scaling", line)
+    warn("analysis.scaling", *unheeded(records, facts_of(arguments)))
     results = [record for record in records if submissions.is_result(record)]
     runs = [record for record in records if not submissions.is_result(record)]
     settings = {"scaling": arguments.scaling, "window": arguments.window}

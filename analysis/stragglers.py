@@ -41,8 +41,7 @@ def main(argv: list[str] | None = None) -> int:
             problems.append(str(error))
     if not read:
         raise UsageError("; ".join(problems))
-    for line in problems:
-        warn("analysis.stragglers", line)
+    warn("analysis.stragglers", *problems)
     names = distinct([name for name, _ in read.values()], list(read))
     slow = dict(zip(names, (verdicts for _, verdicts in read.values()), strict=True))
     show([t for t in tables(slow) if t.rows or t.notes], flags.format, flags.columns)

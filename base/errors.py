@@ -110,9 +110,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, printable(f"{name}: {message} ({self.prog} --help lists the flags)") + "\n")
 
 
-def warn(name: str, line: object) -> None:
-    """Tell the user something in one line on stderr, as the command `name`."""
-    print(printable(f"{name}: {line}"), file=sys.stderr)
+def warn(name: str, *lines: object) -> None:
+    """Tell the user things on stderr, each in one line, as the command `name`."""
+    for line in lines:
+        print(printable(f"{name}: {line}"), file=sys.stderr)
 
 
 _last_words: list[str] = []

@@ -60,8 +60,7 @@ def load_runs(command: str, arguments: argparse.Namespace) -> list[Record]:
         UsageError: nothing could be read.
     """
     records, refused = load(arguments.paths, facts_of(arguments))
-    for line in refused + unheeded(records, facts_of(arguments)):
-        warn(command, line)
+    warn(command, *refused, *unheeded(records, facts_of(arguments)))
     if refused:
         n = len(records)
         warn_at_end(command, f"{len(refused)} not read, {n} read; the reasons stand above")
