@@ -22,12 +22,11 @@ from base.errors import UsageError, command_line, warn
 def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.goodput", __doc__, "facts", "table", paths="study or run folder")
     flags = parser.parse_args(argv)
-    hours = goodput.table(load_runs("analysis.goodput", flags))
-    for line in hours.refused:
-        warn("analysis.goodput", line)
-    if not hours.tables[0].rows:
+    tables, refused = goodput.table(load_runs("analysis.goodput", flags))
+    warn("analysis.goodput", *refused)
+    if not any(table.rows for table in tables):
         raise UsageError("no run folder here says when its steps ended")
-    show(hours.tables, flags.format, flags.columns)
+    show([table for table in tables if table.rows], flags.format, flags.columns)
     return 0
 
 

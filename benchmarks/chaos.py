@@ -190,7 +190,7 @@ class Chaos:
         printed = re.findall(r"([\d.]+) rank-hours used, ([\d.]+) of them lost", self.text())[-1]
         if [f"{used:.3f}", f"{lost:.3f}"] != list(printed):
             wrong.append(f"sacct: {used:.3f} hours used, {lost:.3f} lost; --watch: {printed}")
-        runs, *_ = goodput.table(load([self.logs / self.study.name]).content).tables
+        runs, _ = goodput.table(load([self.logs / self.study.name]).content).content
         split = runs.rows[-1]
         if abs(sum(split[part] for part in goodput.PARTS) - used) > 0.01 * used:
             wrong.append(f"sacct: {used:.3f} hours used; analysis.goodput: {split}")

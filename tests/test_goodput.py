@@ -8,21 +8,23 @@ import pytest
 
 from analysis import goodput as command
 from analysis.logs.readers import read
-from analysis.measured.goodput import PARTS, Job, Span, split, table
+from analysis.measured.goodput import PARTS, Span, split, table
 from tests.fixture_runs import facts, write
 
 START = 1_750_000_000.0
 
 
-def step(number: int, ended: float, part: str = "useful", step_s: float = 2.0) -> dict:
-    return {"step": number, "step_s": step_s, "ended_unix_s": START + ended, "part": part}
+def step(ended: float, part: str = "useful", step_s: float = 2.0, blocked_s: float = 0.0) -> dict:
+    row = {"step_s": step_s, "ended_unix_s": START + ended}
+    return row | {"part": part, "blocked_s": blocked_s}
 
 
 def test_a_job_is_cut_into_parts_that_add_up():
     """10 s of start, steps of 2 s (one of 5), a save of 3 s, a validation of 4 s."""
-    rows = [step(1, 12), step(2, 17, step_s=5.0), step(3, 22), step(4, 28)]
-    job = Job(Span(START, START + 36), rows, True, {2: 3.0, 4: 1.0}, 6.0, 2.0)
-    assert dict(split(job)) == {
+    rows = [step(12), step(17, step_s=5.0, blocked_s=3.0), step(22), step(28, blocked_s=1.0)]
+    job = Span(START, START + 36, went_well=True)
+    whole = split(job, rows, 6.0, 2.0)
+    assert whole == {
         "starting": 10,
         "useful": 8,
         "slower": 3,
@@ -32,13 +34,13 @@ def test_a_job_is_cut_into_parts_that_add_up():
         "repeated": 0,
         "failed": 0,
     }
-    killed = split(job._replace(went_well=False))
+    killed = split(job._replace(went_well=False), rows, 0.0, 2.0)
     assert (killed["failed"], killed["ending"], killed["evaluation"]) == (8, 0, 4)
-    again = [step(1, 12, "repeated"), step(2, 17, "failed", 5.0)]
-    parts = split(job._replace(rows=again, went_well=False))
+    again = [step(12, "repeated"), step(17, "failed", 5.0)]
+    parts = split(job._replace(went_well=False), again, 0.0, 2.0)
     assert (parts["repeated"], parts["failed"], parts["useful"]) == (2, 5 + 19, 0)
-    assert sum(split(job).values()) == sum(parts.values()) == sum(killed.values()) == 36
-    assert split(job._replace(rows=[]))["failed"] == 36
+    assert sum(whole.values()) == sum(parts.values()) == sum(killed.values()) == 36
+    assert split(job, [], 0.0, 2.0)["failed"] == 36
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def run(tmp_path):
 
 
 def test_steps_that_were_done_again_are_no_useful_ones(run):
-    runs, all_ = table([read(run)], ask=False).tables[0].rows
+    runs, all_ = table([read(run)], ask=False).content[0].rows
     hours = {part: 900 * runs[part] for part in PARTS}
     assert hours == {
         "starting": pytest.approx(10 + 6),
@@ -82,7 +84,7 @@ def test_steps_of_a_run_that_came_to_nothing_are_failed(run):
     status = json.loads((run / "status.json").read_text())
     status |= {"state": "failed", "kind": "killed", "reason": "killed"}
     (run / "status.json").write_text(json.dumps(status))
-    row = table([read(run)], ask=False).tables[0].rows[0]
+    row = table([read(run)], ask=False).content[0].rows[0]
     assert (row["useful"], 900 * row["failed"]) == (0, pytest.approx(10 * 2 + 12))
 
 

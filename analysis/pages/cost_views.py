@@ -107,26 +107,17 @@ def clock_view(records: list[Record]) -> Section:
         columns += [Column(f"{part}_s", f"{part} s", ".4g", seldom=True) for part in _CLOCK]
         columns.append(Column("energy_j", "energy J", ".4g", seldom=True))
         section.tables["clock"] = Table(columns, rows, "Wall clock of complete runs")
-        bars = [
-            {"bar": row["run"], "part": part, "seconds": row[f"{part}_s"]}
-            for row in rows[: altair_charts.MOST]
-            for part in _CLOCK
-            if row[f"{part}_s"]
-        ]
-        if bars:  # an older version wrote the whole alone
-            spec = altair_charts.parts(bars, "seconds", "seconds of the wall clock")
-            section.charts.append(Chart(spec, "Seconds of the wall clock by part."))
     saves, _, damaged = checkpoint_costs.table(records)
     section.words += damaged
     if saves.rows:
         section.tables["saves"] = saves
-    hours = goodput.table(records, ask=False).tables[0]
+    hours = goodput.table(records, ask=False).content[0]
     if hours.rows:
         hours.title = "GPU-hours (analysis.goodput asks Slurm's accounting, too)"
         section.tables["goodput"] = hours
         bars = [
             {"bar": row["run"], "part": part, "hours": row[part]}
-            for row in hours.rows[:-1][: altair_charts.MOST]
+            for row in hours.rows[:-1]
             for part in goodput.PARTS
             if row[part]
         ]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from base.errors import UsageError
 
@@ -64,6 +65,13 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     return Launch(0, 1, 0, 1, "none")
 
 
+@cache
+def hostnames(nodes: str) -> list[str]:
+    """The nodes of a list as Slurm writes it, node[1-3] for example."""
+    command = ["scontrol", "show", "hostnames", nodes]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
 def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.environ) -> dict:
     """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torch.distributed wants them.
 
@@ -79,9 +87,7 @@ def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.e
     }
     by_srun = launch.launcher == "srun"
     if by_srun and "MASTER_ADDR" not in environment:
-        command = ["scontrol", "show", "hostnames", environment["SLURM_STEP_NODELIST"]]
-        nodes = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        variables["MASTER_ADDR"] = nodes.split()[0]
+        variables["MASTER_ADDR"] = hostnames(environment["SLURM_STEP_NODELIST"])[0]
     if by_srun and "MASTER_PORT" not in environment:
         job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
         variables["MASTER_PORT"] = str(20000 + (job * 31 + step) % 20000)
