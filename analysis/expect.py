@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.table import Column, Reasons, Table, add_table_flags, show
+from analysis.common.table import Column, Reasons, Table, add_table_flags, by_key, show
 from analysis.compare import changes
 from analysis.logs.fact_flags import add_fact_flags, facts_of
 from analysis.logs.load import load, name_of
@@ -168,7 +168,7 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
         Column("run", "run"),
         Column("params_b", "B parameters", ".4g"),
         Column("gpu_type", "card"),
-        *(Column(name, name, "d") for name in ("gpus", *shown_axes(rows), "micro_batch")),
+        *by_key(("gpus", *shown_axes(rows), "micro_batch"), "d"),
         Column("seq_len", "sequence length", "d"),
         Column("precision", "precision"),
         Column("step_s", "s/iter", "#.4g", seldom=True),

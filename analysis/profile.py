@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import Column, Table, show
+from analysis.common.table import Column, Table, by_key, show
 from analysis.common.terminal import cut
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import nsys, torch_trace
@@ -38,8 +38,7 @@ _KINDS = {
 _LIBRARY = re.compile(r"^(?:nccl|gloo|mpi):|^nccl", re.I)
 _ALL_REDUCE = re.compile(r"all_?reduce", re.I)
 _COLUMNS = [
-    Column("kind", "kind"),
-    Column("name", "name"),
+    *by_key(("kind", "name")),
     Column("share", "share", ".1%"),
     Column("of_time", "of time", ".1%", seldom=True),
     Column("instances", "instances", ",d"),

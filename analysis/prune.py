@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.common.table import Column, Table, add_table_flags, show
+from analysis.common.table import Column, Table, add_table_flags, by_key, show
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, load_calibration
 from base.bounds import check_flags
@@ -83,8 +83,7 @@ def report(
     command = f": python -m slurm.submit {path} --only {' '.join(kept)}" if kept else ""
     notes.append(f"{len(kept)} of {len(rows)} runs kept{command}")
     columns = [
-        Column("run", "run"),
-        Column("engine", "engine"),
+        *by_key(("run", "engine")),
         Column("gpus", "GPUs", "d"),
         *ranking.SECONDS,
         Column("tokens_per_s", "tokens/s", ".0f"),

@@ -6,13 +6,15 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
+import pandas
 import pytest
 
 from analysis import checkpoints, compare, parity, scaling
+from analysis.logs.load import load
 from analysis.logs.model import config_of
 from analysis.logs.record import Record
+from analysis.measured import run_table
 from analysis.measured.fairness import CHANGED, UNSTATED
-from analysis.measured.run_table import report
 from analysis.measured.throughput import tflops_per_gpu
 from analysis.tflops import main
 from models.flops import CONVENTIONS
@@ -223,7 +225,7 @@ def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, capsys):
 
 def test_a_frame_has_the_convention_and_the_columns_of_the_work(tmp_path):
     write(tmp_path, facts("s", "ddp", engine="ddp", precision="fp32"))
-    frame = report([tmp_path], convention=None).frame()
+    frame = pandas.DataFrame(run_table.rows(load([tmp_path]).content, None))
     of_work = ["convention", "global_batch", "seq_len", "precision"]
     assert frame.loc[0, of_work].tolist() == ["megatron", 16, 64, "fp32"]
     assert "gpu_type" in frame

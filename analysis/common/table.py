@@ -11,14 +11,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from analysis.common import terminal
 from base.errors import UsageError, printable
 from base.storage import finite
-
-if TYPE_CHECKING:
-    import pandas
 
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
@@ -43,6 +40,11 @@ class Column:
     tells: tuple[str, ...] = ()
 
 
+def by_key(keys: Iterable[str], spec: str = "", seldom: bool = False) -> list[Column]:
+    """Columns whose headings are their keys."""
+    return [Column(key, key, spec, seldom) for key in keys]
+
+
 class Reasons(NamedTuple):
     """Of a row, by column: why its value is unknown, and what is doubtful about one, which is
     marked; "": nothing."""
@@ -64,12 +66,6 @@ class Table:
     title: str = ""
     notes: list[str] = field(default_factory=list)
     reasons: Sequence[Reasons] = ()
-
-    def frame(self) -> "pandas.DataFrame":
-        """The rows as a pandas DataFrame, raw values under the keys of all columns."""
-        import pandas  # here, because it takes longer to load than a table to print
-
-        return pandas.DataFrame(self.rows, columns=[c.key for c in self.columns])
 
     @property
     def shown(self) -> list[Column]:

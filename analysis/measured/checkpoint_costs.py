@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.common.table import Column, Table
+from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
@@ -15,10 +15,8 @@ from parallel.record.reader import read_checkpoints
 
 _AMOUNTS = ("blocked_s", "total_s", "bytes", "ranks")
 _SHOWN = [
-    Column("run", "run"),
-    Column("event", "event"),
-    Column("n", "n", "d"),
-    Column("failed", "failed", "d"),
+    *by_key(("run", "event")),
+    *by_key(("n", "failed"), "d"),
     Column("ranks", "ranks", ".0f"),
     Column("blocked_s", "blocked s", ".4g"),
     Column("total_s", "total s", ".4g"),

@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.common.table import Column, Table
+from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
@@ -37,7 +37,7 @@ from parallel.record.ends import COMPLETE, INTERRUPTED, RUNNING
 from parallel.record.launch import hostnames
 
 PARTS = ("starting", "useful", "slower", "evaluation", "saving", "repeated", "ending", "failed")
-_HOURS = [Column("hours", "GPU-hours", ".3g"), *(Column(part, part, ".3g") for part in PARTS)]
+_HOURS = [Column("hours", "GPU-hours", ".3g"), *by_key(PARTS, ".3g")]
 _ASKED = "JobIDRaw,Submit,Start,End,ElapsedRaw,NodeList"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import Column, Table
+from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import Name, chosen, distinct
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
@@ -120,8 +120,7 @@ def spec_of(run: Run) -> RunSpec:
 
 
 _TIMES = [
-    Column("run", "run"),
-    Column("category", "category"),
+    *by_key(("run", "category")),
     Column("slowest_s", "s/step, slowest rank", ".4g"),
     Column("rank", "rank", "d"),
     Column("mean_s", "mean of ranks", ".4g"),
@@ -129,8 +128,7 @@ _TIMES = [
     Column("share", "share", ".1%"),
 ]
 _MESSAGES = [
-    Column("run", "run"),
-    Column("axis", "axis"),
+    *by_key(("run", "axis")),
     Column("calls", "calls/step", "g"),
     Column("mb", "MB/step", ".4g"),
     Column("wire_mb", "MB sent/step", ".4g"),
@@ -295,7 +293,7 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
     columns = [
         Column("run", "run"),
         Column("gpus", "gpus", "d"),
-        *(Column(name, name, ".3f") for name in ("efficiency", "lost", *names) if rows),
+        *by_key(("efficiency", "lost", *names) if rows else (), ".3f"),
         Column("baseline", "baseline"),
     ]
     return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)

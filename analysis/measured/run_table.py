@@ -4,8 +4,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import Column, Table
-from analysis.logs.load import baseline_of, load, name_of, own_name
+from analysis.common.table import Column, Table, by_key
+from analysis.logs.load import baseline_of, name_of, own_name
 from analysis.logs.record import Record
 from analysis.logs.verdict import (
     UNFIT,
@@ -248,9 +248,8 @@ def of_records(
     used = dict.fromkeys(row["convention"] for row in run_rows if row["tflops"] is not None)
     shared = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
     columns = [
-        Column("run", "run"),
-        Column("engine", "engine"),
-        *(Column(k, k, "d") for k in ("gpus", *shown_axes(run_rows))),
+        *by_key(("run", "engine")),
+        *by_key(("gpus", *shown_axes(run_rows)), "d"),
         Column("micro_batch", "micro-batch", "d"),
         Column("step_s", "s/iter", ".4g"),
         Column("predicted_s", "predicted s/iter", ".4g", seldom=predict is None),
@@ -265,10 +264,8 @@ def of_records(
         Column("dropped", "dropped", ".2%", seldom=True),
         Column("expert_load", "expert load", ".2f", seldom=True),
         Column("dispatcher", "dispatcher", seldom=True),
-        Column("speedup", "speedup", ".2f"),
-        Column("efficiency", "efficiency", ".2f"),
-        Column("parity", "parity"),
-        Column("verdict", "verdict"),
+        *by_key(("speedup", "efficiency"), ".2f"),
+        *by_key(("parity", "verdict")),
         Column("notes", "notes", long="below", tells=MARKED),
         Column("global_batch", "global batch", "d", asked=True),
         Column("seq_len", "sequence length", "d", asked=True),
@@ -289,12 +286,3 @@ def of_records(
     notes = [note, *busy(records), *notes_on(compared, any_commit)]
     notes += predictions.notes_on(predict, [row["predicted_error"] for row in run_rows], records)
     return Table(columns, run_rows, notes=notes, reasons=scaling_curve.reasons(run_rows))
-
-
-def report(paths: list[Path], *args: Any, **settings: Any) -> Table:
-    """`of_records` of what is at the paths.
-
-    Raises:
-        UsageError: nothing could be read, or there is no such baseline or calibration.
-    """
-    return of_records(load(paths).content, *args, **settings)

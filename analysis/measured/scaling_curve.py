@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.common.table import Column, Reasons, Table
+from analysis.common.table import Column, Reasons, Table, by_key
 from analysis.logs.load import called, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
@@ -214,8 +214,7 @@ _COLUMNS = [
     Column("spread", "spread", ".1%"),
     Column("peak_gb", "peak GB", ".3g"),
     Column("mfu", "MFU", ".1%"),
-    Column("speedup", "speedup", ".2f"),
-    Column("efficiency", "efficiency", ".2f"),
+    *by_key(("speedup", "efficiency"), ".2f"),
     Column("serial", "serial share (Karp-Flatt)", ".3f"),
     Column("note", "notes", seldom=True, long="below", tells=(*MARKED, "serial")),
 ]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from analysis.common.table import Column, Table
+from analysis.common.table import Column, Table, by_key
 from analysis.logs.record import Record
 from analysis.measured.scaling_curve import Timed, gather, report_of
 from analysis.measured.throughput import model_utilisation
@@ -22,13 +22,10 @@ from parallel.measure.steady_time import Window
 _ABOUT = ("round", "division", "submitter", "system", "benchmark")
 _SIZES = ("gpus", *SET_AXES, "micro_batch", "global_batch", "seq_len", "gpu_type")
 COLUMNS = [
-    Column("round", "round", seldom=True),
-    Column("division", "division", seldom=True),
-    Column("submitter", "submitter"),
-    Column("system", "system"),
-    Column("benchmark", "benchmark"),
+    *by_key(("round", "division"), seldom=True),
+    *by_key(("submitter", "system", "benchmark")),
     Column("gpus", "GPUs", "d"),
-    *(Column(axis, axis, "d", seldom=True) for axis in SET_AXES),
+    *by_key(SET_AXES, "d", seldom=True),
     Column("micro_batch", "micro-batch", "d", seldom=True),
     Column("global_batch", "global batch", "d"),
     Column("n", "runs", "d"),

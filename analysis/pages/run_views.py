@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import Column, Table
+from analysis.common.table import Column, Table, by_key
 from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
@@ -26,8 +26,7 @@ _SETTINGS = (
     Column("global_batch", "global batch", "d", seldom=True),
     Column("seq_len", "seq", "d", seldom=True),
     Column("zero_stage", "ZeRO", "d", seldom=True),
-    Column("recompute", "recompute", seldom=True),
-    Column("precision", "precision", seldom=True),
+    *by_key(("recompute", "precision"), seldom=True),
 )
 
 
@@ -158,10 +157,7 @@ def scaling(rows: Rows, kind: str) -> Section:
 def provenance(records: list[Record], refused: list[str]) -> Section:
     """Where each run stands, what read it, and which facts its log does not say itself."""
     columns = [
-        Column("run", "run"),
-        Column("source", "source"),
-        Column("format", "format"),
-        Column("commit", "commit"),
+        *by_key(("run", "source", "format", "commit")),
         Column("started", "started", seldom=True),
         Column("origin", "facts from elsewhere than the log", seldom=True),
     ]

@@ -185,12 +185,6 @@ def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
     return {"flash": True, "gpus_per_node": gpus, "slower": core}
 
 
-def names() -> list[str]:
-    """Every cluster that can be planned for."""
-    with_cards = {name for name, cluster in clusters.load_clusters().items() if cluster.gpu}
-    return sorted({path.stem for path in FOLDER.glob("*.toml")} | with_cards)
-
-
 def load_calibration(wanted: str) -> Calibration:
     """A calibration by name or file.
 
@@ -204,7 +198,9 @@ def load_calibration(wanted: str) -> Calibration:
         return _read(path)
     if clusters.is_named(wanted):
         return of_cluster(wanted)
-    raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(names())}")
+    known = {name for name, cluster in clusters.load_clusters().items() if cluster.gpu}
+    known |= {path.stem for path in FOLDER.glob("*.toml")}
+    raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(sorted(known))}")
 
 
 def of_cluster(name: str) -> Calibration:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.common.table import Column, Table
+from analysis.common.table import Column, Table, by_key
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.space import engine_of, space
@@ -273,7 +273,6 @@ def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
         Column("allocated_gb", "allocated GB", ".1f"),
         Column("memory_gb", "GB", ".1f"),
         Column("tight", "memory"),
-        Column("bubble", "bubble", ".1%"),
-        Column("communication", "communication", ".1%"),
+        *by_key(("bubble", "communication"), ".1%"),
     ]
     return Table(columns, rows, notes=[*notes, no_mfu] if no_mfu else notes)

@@ -68,7 +68,12 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
     if layout.pp > 1:
         volumes["pp"] = _pipeline(spec, rank)
         if spec.model.tied and layout.coords(rank)["pp"] in (0, layout.pp - 1):
-            volumes["embedding"] = _tied_embedding(spec)
+            # The gradients of two copies of the word embedding; DeepSpeed's pipeline sends bf16's
+            # as the fp32 sums of its BF16_Optimizer.
+            wide = 4 if spec.engine == "megatron" or spec.precision != "fp16" else 2
+            volumes["embedding"] = Volume()
+            rows = spec.padded_vocab // layout.tp
+            volumes["embedding"].add("all_reduce", 2, wide * rows * spec.model.hidden)
     if layout.cp > 1:
         volumes["cp"] = _ring(spec, rank)
     if layout.dp * layout.cp > 1:
@@ -245,17 +250,6 @@ def _ring(spec: RunSpec, rank: int) -> Volume:
     volume = Volume()
     volume.add("send", 2, part, times * (forward + 2))
     volume.add("send", 2, 2 * part, times * (layout.cp - 2))
-    return volume
-
-
-def _tied_embedding(spec: RunSpec) -> Volume:
-    """The first and the last stage add up the gradients of their copies of the word embedding.
-
-    In bf16 DeepSpeed's pipeline sends the fp32 sums of its BF16_Optimizer.
-    """
-    wide = spec.engine == "megatron" or spec.precision != "fp16"
-    volume, rows = Volume(), spec.padded_vocab // spec.layout.tp
-    volume.add("all_reduce", 2, (4 if wide else 2) * rows * spec.model.hidden)
     return volume
 
 
