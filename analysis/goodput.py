@@ -15,7 +15,7 @@ import sys
 from analysis.common.table import show
 from analysis.measured import goodput
 from analysis.measured.run_flags import load_runs, parser_of
-from base.errors import UsageError, command_line, warn
+from base.errors import UsageError, command_line
 
 
 @command_line("analysis.goodput")
@@ -23,9 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.goodput", __doc__, "facts", "table", paths="study or run folder")
     flags = parser.parse_args(argv)
     tables, refused = goodput.table(load_runs("analysis.goodput", flags))
-    warn("analysis.goodput", *refused)
     if not any(table.rows for table in tables):
-        raise UsageError("no run folder here says when its steps ended")
+        raise UsageError("; ".join(refused) or "these are no run folders of this repository")
     show([table for table in tables if table.rows], flags.format, flags.columns)
     return 0
 

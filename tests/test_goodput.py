@@ -8,7 +8,7 @@ import pytest
 
 from analysis import goodput as command
 from analysis.logs.readers import read
-from analysis.measured.goodput import PARTS, Span, split, table
+from analysis.measured.goodput import PARTS, Span, jobs_of, split, table
 from tests.fixture_runs import facts, write
 
 START = 1_750_000_000.0
@@ -40,7 +40,8 @@ def test_a_job_is_cut_into_parts_that_add_up():
     parts = split(job._replace(went_well=False), again, 0.0, 2.0)
     assert (parts["repeated"], parts["failed"], parts["useful"]) == (2, 5 + 19, 0)
     assert sum(whole.values()) == sum(parts.values()) == sum(killed.values()) == 36
-    assert split(job, [], 0.0, 2.0)["failed"] == 36
+    for well, part in ((True, "starting"), (False, "failed")):  # of a running job, of one that ended
+        assert split(job._replace(went_well=well), [], 0.0, 2.0)[part] == 36
 
 
 @pytest.fixture
@@ -86,6 +87,34 @@ def test_steps_of_a_run_that_came_to_nothing_are_failed(run):
     (run / "status.json").write_text(json.dumps(status))
     row = table([read(run)], ask=False).content[0].rows[0]
     assert (row["useful"], 900 * row["failed"]) == (0, pytest.approx(10 * 2 + 12))
+
+
+def test_every_job_counts_or_is_named(run):
+    """A job that died in its set-up, one that only its attempt tells of, two that left no word."""
+    (run / "7.state").write_text('{"elapsed_s": 24}')
+    for job in (7, 8, 9, 10, 11):
+        (run / f"{job}.out").touch()
+    (run / "12.submitted").touch()  # it waits
+    of_runs = table([read(run)], ask=False).content[0]
+    row = of_runs.rows[0]
+    assert (row["jobs"], 900 * row["failed"]) == (3, pytest.approx(24))
+    assert of_runs.notes[-1].endswith("jobs of which nobody says how long they ran: 2")
+    (run / "9.state").write_text('{"elapsed_s": 60}')
+    (run / "9.job").write_text(f"JobId=9\n   StartTime={datetime.fromtimestamp(START + 300)}\n")
+    row = table([read(run)], ask=False).content[0].rows[0]
+    assert (row["jobs"], 900 * row["failed"]) == (4, pytest.approx(24 + 60))
+
+
+def test_jobs_of_the_same_number_and_another_name_are_not_the_runs(run):
+    (run / "7.out").touch()
+    span = Span(START - 5, START + 40, gpus=8)
+    (first, *_), known, _ = jobs_of(read(run), {(7, "another"): [span]})
+    assert (first[0].start, known) == (START, 0)
+    parts, known, _ = jobs_of(read(run), {(7, read(run).run): [span]})
+    assert [of.start for of, _ in parts] == [START - 5, START + 100] and known == 1
+    assert parts[0][1]["starting"] == 15 and sum(parts[0][1].values()) == 45
+    hours = table([read(run)], ask=False).content[0].rows[0]["hours"]
+    assert 900 * hours == pytest.approx(22 + 30)
 
 
 def test_an_older_run_says_what_it_lacks(run, capsys):

@@ -17,6 +17,7 @@ Times are seconds of the wall clock; GPU-hours are times on all GPUs of the run.
 
 import math
 import os
+import re
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -31,6 +32,7 @@ from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from base.errors import Reading, UsageError
+from base.files import read_json_if_whole
 from parallel.checkpoint import folders
 from parallel.record import reader
 from parallel.record.ends import COMPLETE, INTERRUPTED, RUNNING
@@ -38,44 +40,64 @@ from parallel.record.launch import hostnames
 
 PARTS = ("starting", "useful", "slower", "evaluation", "saving", "repeated", "ending", "failed")
 _HOURS = [Column("hours", "GPU-hours", ".3g"), *by_key(PARTS, ".3g")]
-_ASKED = "JobIDRaw,Submit,Start,End,ElapsedRaw,NodeList"
+_ASKED = "JobIDRaw,JobName,Submit,Start,End,ElapsedRaw,AllocTRES,NodeList"
 
 
 class Span(NamedTuple):
     """A job's hold of its GPUs, in Unix seconds; of a run without Slurm, an attempt. went_well: it
-    completed or saved its state. nodes: as Slurm writes a list."""
+    completed, saved its state or is running. nodes: as Slurm writes a list. gpus: that Slurm says
+    it held, which with --exclusive are all of its nodes; else 0."""
 
     start: float
     end: float
     went_well: bool = False
     queued_s: float = 0.0
     nodes: str = ""
+    gpus: int = 0
 
 
-def accounted(jobs: Iterable[int]) -> dict[int, list[Span]]:
-    """What sacct says of jobs, by id, a span for each restart; none where no accounting answers."""
+def accounted(jobs: Iterable[int]) -> dict[tuple[int, str], list[Span]]:
+    """What sacct says of jobs, by id and name, a span for each restart; none where no accounting
+    answers. Another cluster, or an earlier year, has other jobs of the same number."""
     command = ["sacct", "-XDnP", f"--jobs={','.join(map(str, jobs))}", f"--format={_ASKED}"]
     clock = os.environ | {"SLURM_TIME_FORMAT": "%s"}
-    spans: dict[int, list[Span]] = defaultdict(list)
+    spans: dict[tuple[int, str], list[Span]] = defaultdict(list)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clock)
     except (OSError, subprocess.TimeoutExpired):
         return spans
     for line in done.stdout.splitlines():
-        job, submit, start, end, elapsed, nodes = line.split("|")
-        if job.isdigit() and start.isdigit():  # else it never started
+        job, name, submit, start, end, elapsed, held, nodes = line.split("|")
+        if job.isdigit() and start.isdigit() and int(elapsed):  # else it never started
             over = float(start) + float(elapsed) if end.isdigit() else time.time()
-            queued_s = float(start) - float(submit)
-            spans[int(job)].append(Span(float(start), over, False, queued_s, nodes))
+            gpus = re.search(r"gres/gpu=(\d+)", held)
+            span = Span(float(start), over, not end.isdigit(), float(start) - float(submit), nodes)
+            spans[int(job), name].append(span._replace(gpus=int(gpus[1]) if gpus else 0))
     return spans
+
+
+def noted(path: Path, job: int) -> list[Span]:
+    """A job by what its run folder has of its start (<jobid>.job) and of its end (<jobid>.state);
+    none where either says nothing, or where Slurm restarted the job. A job without the first file
+    died in its set-up."""
+    elapsed_s = read_json_if_whole(path / f"{job}.state").get("elapsed_s")
+    if not elapsed_s or any(path.glob(f"{job}.restart*")):
+        return []
+    if not (file := path / f"{job}.job").exists():
+        return [Span(0.0, elapsed_s)]
+    began = re.search(r"^ +StartTime=(\S+)", file.read_text(errors="replace"), re.MULTILINE)
+    if began is None:
+        return []
+    start = datetime.fromisoformat(began[1]).timestamp()
+    return [Span(start, start + elapsed_s)]
 
 
 def recorded(run: reader.Run, rows: list[dict[str, Any]]) -> list[Span]:
     """The attempts of a run as its folder knows them: from their starts to their last step, the
     newest to its status."""
-    status, over = reader.read_status(run.path), time.time()
-    if status.get("state") != RUNNING and status.get("time_utc"):
-        over = datetime.fromisoformat(status["time_utc"]).timestamp()
+    ended_utc, over = reader.read_status(run.path).get("time_utc"), time.time()
+    if run.state != RUNNING and ended_utc:  # the start, where a status still says running
+        over = datetime.fromisoformat(ended_utc).timestamp()
     spans: list[Span] = []
     for of in reversed([*(run.facts.get("attempts") or []), run.facts]):
         if not of.get("started_utc"):  # of an older version
@@ -124,19 +146,19 @@ def split(
     """Seconds of a job by part. rows: its steps; evaluated_s: of all its evaluations, or 0."""
     parts, at, blocked_s = Counter(dict.fromkeys(PARTS, 0.0)), span.start, 0.0
     if rows:
-        at = max(at, rows[0]["ended_unix_s"] - rows[0]["step_s"])
+        at = min(max(at, rows[0]["ended_unix_s"] - rows[0]["step_s"]), span.end)
         parts["starting"] = at - span.start
     for row in rows:
-        begin = max(at, row["ended_unix_s"] - row["step_s"])
-        over = max(begin, row["ended_unix_s"])
+        begin = min(max(at, row["ended_unix_s"] - row["step_s"]), span.end)
+        over = min(max(begin, row["ended_unix_s"]), span.end)
         slower = max(0.0, over - begin - steady_s) if row["part"] == "useful" else 0.0
         saving = min(begin - at, blocked_s)
         parts.update({"saving": saving, "evaluation": begin - at - saving, "slower": slower})
         parts[row["part"]] += over - begin - slower
         at, blocked_s = over, row["blocked_s"]
-    left = max(0.0, span.end - at)
+    left = span.end - at
     if not (rows and span.went_well):
-        parts["failed"] += left
+        parts["starting" if span.went_well else "failed"] += left
         return parts
     saving = min(left, blocked_s)
     evaluation = min(left - saving, max(0.0, evaluated_s - parts["evaluation"]))
@@ -145,28 +167,44 @@ def split(
     return parts
 
 
-def jobs_of(record: Record, spans: list[Span]) -> list[tuple[Span, Counter[str]]]:
-    """The jobs of a run and the seconds of each by part; spans: of its jobs, [] where no accounting
-    knows them.
+class Jobs(NamedTuple):
+    """The jobs of a run and the seconds of each by part; how many of them sacct knows; how many
+    have begun and left no word of how long they ran."""
+
+    parts: list[tuple[Span, Counter[str]]]
+    accounted: int
+    unknown: int
+
+
+def jobs_of(record: Record, known: dict[tuple[int, str], list[Span]]) -> Jobs:
+    """What sacct knows of each job, else what was noted of it, else the attempts of the run.
 
     Raises:
-        UsageError: a file is damaged, or does not say when steps ended.
+        UsageError: a file is damaged, or does not say when steps ended; no job has begun.
     """
     run, steady = reader.read_run(Path(record.source)), timed(record)
-    rows = steps_of(run.path)
+    rows, spans, accounted, unknown = steps_of(run.path), [], 0, 0
+    for job in reader.job_ids(run.path):
+        accounted += len(known.get((job, run.name), []))
+        own = known.get((job, run.name)) or noted(run.path, job)
+        spans += own
+        unknown += not own and (run.path / f"{job}.out").exists()
     attempts = recorded(run, rows)
-    if not (spans := spans or attempts):
-        raise UsageError(f"{run.path / 'run.json'} does not say when it started")
+    others = [a for a in attempts if not any(s.start - 1 <= a.start <= s.end for s in spans)]
+    spans = sorted([*spans, *others])
+    if not spans:
+        raise UsageError(f"{run.path}: no job has begun, or run.json does not say when")
     evaluated_s = (run.metrics.get("summary") or {}).get("evaluation_time_sec") or 0.0
-    jobs = []
-    for span in spans:
+    parts = []
+    for number, span in enumerate(spans, 1):
         # Slurm's times are whole seconds.
-        own = [of.went_well for of in attempts if span.start - 1 <= of.start <= span.end]
-        done = [row for row in rows if row["ended_unix_s"] <= span.end + 1]
-        rows, span = rows[len(done) :], span._replace(went_well=any(own[-1:]))
-        evaluated = evaluated_s if len(jobs) + 1 == len(spans) else 0.0
-        jobs.append((span, split(span, done, evaluated, steady.step_s if steady else math.inf)))
-    return jobs
+        well = [a.went_well for a in attempts if span.start - 1 <= a.start <= span.end]
+        newest = number == len(spans)
+        done = [row for row in rows if newest or row["ended_unix_s"] <= span.end + 1]
+        rows, span = rows[len(done) :], span._replace(went_well=span.went_well or any(well[-1:]))
+        evaluated = evaluated_s if newest else 0.0
+        parts.append((span, split(span, done, evaluated, steady.step_s if steady else math.inf)))
+    return Jobs(parts, accounted, max(0, unknown - len(others)))
 
 
 def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
@@ -174,43 +212,52 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
     what was refused, a line each. ask: sacct is asked."""
     rows: list[dict[str, Any]] = []
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
-    refused, told = [], 0
+    refused, told, unknown = [], 0, {}
     own = {r.source: r for r in records if r.format == run_folder.FORMAT}
-    ids = {source: reader.job_ids(Path(source)) for source in own}
-    asked = {job for of_run in ids.values() for job in of_run} if ask else set()
+    asked = {job for source in own for job in reader.job_ids(Path(source))} if ask else set()
     known = accounted(asked) if asked else {}
-    for source, record in own.items():
-        spans = sorted(span for job in ids[source] for span in known.get(job, []))
+    for record in own.values():
         try:
-            jobs = jobs_of(record, spans)
+            jobs = jobs_of(record, known)
         except UsageError as error:
             refused.append(str(error))
             continue
-        told += bool(spans)
+        told += jobs.accounted
+        if jobs.unknown:
+            unknown[name_of(record)] = jobs.unknown
         row: Counter[str] = Counter()
-        for span, parts in jobs:
+        for span, parts in jobs.parts:
             seconds = {**parts, "hours": span.end - span.start}
-            hours = {part: s * record.gpus / 3600 for part, s in seconds.items()}
+            gpus = span.gpus or record.gpus
+            hours = {part: s * gpus / 3600 for part, s in seconds.items()}
             row.update(hours)
             held = hostnames(span.nodes) if span.nodes else []
             for node in held:
                 nodes[node].update({part: of / len(held) for part, of in hours.items()})
-        queued = sum(span.queued_s for span in spans) / 3600 if spans else None
-        facts = {"run": name_of(record), "jobs": len(jobs), "gpus": record.gpus, "queued": queued}
-        rows.append({**row, **facts})
+        queued = sum(span.queued_s for span, _ in jobs.parts) / 3600 if jobs.accounted else None
+        facts = {"run": name_of(record), "jobs": len(jobs.parts), "gpus": record.gpus}
+        rows.append({**row, **facts, "queued": queued})
     by_node = [{"node": node, **hours} for node, hours in sorted(nodes.items())]
     of_nodes = Table([Column("node", "node"), *_HOURS], by_node, "GPU-hours by node")
-    return Reading([_of_runs(rows, told), of_nodes], refused)
+    return Reading([_of_runs(rows, told, [*_lacking(unknown), *refused]), of_nodes], refused)
 
 
-def _of_runs(rows: list[dict[str, Any]], told: int) -> Table:
-    """told: runs that Slurm's accounting knows."""
+def _lacking(unknown: dict[str, int]) -> list[str]:
+    """unknown: of runs, how many jobs have left no word of how long they ran."""
+    return [
+        f"{run}: jobs of which nobody says how long they ran: {n}" for run, n in unknown.items()
+    ]
+
+
+def _of_runs(rows: list[dict[str, Any]], told: int, lacking: list[str]) -> Table:
+    """told: jobs that Slurm's accounting knows; lacking: what is not in the hours."""
     total = {k: sum(row[k] or 0 for row in rows) for k in ("jobs", "queued", "hours", *PARTS)}
     shares = [f"{part} {total[part] / (total['hours'] or 1):.1%}" for part in PARTS]
-    source = f"GPU-hours of {told} of {len(rows)} runs are those of Slurm's accounting (sacct)"
-    if told < len(rows):
-        source += "; of the others a program's start is the first that the run folder knows"
+    source = f"GPU-hours of {told} of {total['jobs']} jobs are those of Slurm's accounting (sacct)"
+    if told < total["jobs"]:
+        source += "; of the others those that the run folder knows"
     notes = [f"of all GPU-hours: {', '.join(shares)}", source]
+    notes += [f"not in these hours: {line}" for line in lacking]
     total = {"run": "all", **total, "queued": total["queued"] if told else None}
     columns = [Column("run", "run"), Column("jobs", "jobs", "d"), Column("gpus", "GPUs", "d")]
     columns += [Column("queued", "hours queued", ".3g", seldom=True), *_HOURS]
