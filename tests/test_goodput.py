@@ -40,7 +40,7 @@ def test_a_job_is_cut_into_parts_that_add_up():
     parts = split(job._replace(went_well=False), again, 0.0, 2.0)
     assert (parts["repeated"], parts["failed"], parts["useful"]) == (2, 5 + 19, 0)
     assert sum(whole.values()) == sum(parts.values()) == sum(killed.values()) == 36
-    for well, part in ((True, "starting"), (False, "failed")):  # of a running job, of one that ended
+    for well, part in ((True, "starting"), (False, "failed")):
         assert split(job._replace(went_well=well), [], 0.0, 2.0)[part] == 36
 
 
