@@ -111,7 +111,8 @@ def watched(top: Path, study: Study, rounds: int) -> str:
     before = time.process_time()
     for _ in range(rounds):
         with contextlib.redirect_stdout(io.StringIO()):
-            assert watch.submit_what_may_start(watch.ask())
+            watch.ask()
+            assert watch.submit_what_may_start()
         mib.append(resident_mib())
     seconds = (time.process_time() - before) / rounds
     return f"| {len(study.runs)} | {rounds} | {seconds:.2f} | {mib[1]:.1f} | {mib[-1]:.1f} |"

@@ -7,12 +7,12 @@ Slurm has forgotten the job, and the tables of analysis/ read it.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -108,11 +108,19 @@ def environment() -> dict[str, str]:
     }
 
 
-def no_answer() -> str:
-    """Why no Slurm may answer, and what to do."""
-    conf = os.environ.get("SLURM_CONF")
-    asked = f"SLURM_CONF={conf}" if conf else "SLURM_CONF is not set"
-    return f"no Slurm answers ({asked}; python -m tests.tools.testbed up starts one here)"
+class NoAnswer(UsageError):
+    """No Slurm answers."""
+
+
+@contextlib.contextmanager
+def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
+    """Make the studies' folders; no other command submits or changes their jobs meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for folder in sorted({logs / study.name for study in studies}):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / ".submit.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def slurm(command: list[str], text: str = "") -> str:
@@ -147,17 +155,23 @@ ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "Wo
 ACCOUNTS += ("ElapsedRaw",)
 
 
-def ask_slurm(queue_needed: bool = False) -> dict[int, Job] | None:
-    """Every job of this user that Slurm knows, by id; None where no Slurm answers. queue_needed:
-    None without squeue's answer, too; sacct knows late of jobs that were just submitted.
+def ask_slurm(queue_needed: bool = False) -> dict[int, Job]:
+    """Every job of this user that Slurm knows, by id. queue_needed: sacct's answer is not enough;
+    it knows late of jobs that were just submitted.
 
     squeue knows those that wait, run or ended lately, sacct those that ended within a month.
+
+    Raises:
+        NoAnswer: no Slurm answers.
     """
     wanted = ",".join(f"{column}:|" for column in QUEUE)
     queue = ask(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
     accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
     if queue is None and (accounts is None or queue_needed):
-        return None
+        conf = os.environ.get("SLURM_CONF")
+        asked = f"SLURM_CONF={conf}" if conf else "SLURM_CONF is not set"
+        start = "python -m tests.tools.testbed up starts one here"
+        raise NoAnswer(f"no Slurm answers ({asked}; {start})")
     jobs = parse(accounts or "")
     for job in parse(queue or "", of_queue=True).values():  # squeue is the fresher
         before = jobs.get(job.job_id, job).elapsed_s  # of all restarts
@@ -243,7 +257,7 @@ def recall(folder: Path, job_id: int) -> Job | None:
     return Job(job_id, **known, elapsed_s=noted.get("elapsed_s")) if len(known) == 3 else None
 
 
-def remember(folder: Path, job: Job, row: Row, planned: Callable[[], str]) -> None:
+def remember(study: Study, folder: Path, job: Job, row: Row) -> None:
     """Write down how a job ended; for one that never started, what it was to run as well."""
     path = folder / f"{job.job_id}.state"
     if job.state in PENDING | ACTIVE:
@@ -251,13 +265,11 @@ def remember(folder: Path, job: Job, row: Row, planned: Callable[[], str]) -> No
         return
     end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "array")}
     end |= {"verdict": row.state if row.state in FAILURES else ""}
-    end |= {"kind": row.kind, "line": row.line}
-    if job.elapsed_s is not None:
-        end["elapsed_s"] = job.elapsed_s
+    end |= {"kind": row.kind, "line": row.line, "elapsed_s": job.elapsed_s}
     if read_json_if_whole(path) != end:
         folder.mkdir(parents=True, exist_ok=True)
         if not reader.is_run_folder(folder):
-            (folder / f"{job.job_id}.submitted").write_text(planned() + "\n")
+            (folder / f"{job.job_id}.submitted").write_text(planned_text(study, row.run) + "\n")
         write_json(path, end)
 
 
@@ -388,7 +400,7 @@ def ran_by(folder: Path) -> int | None:
 
 
 def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
-    """One row per run of the study; `jobs`: what `ask_slurm` said."""
+    """One row per run of the study; `jobs`: what `ask_slurm` said, None where no Slurm answers."""
     known, comment = jobs or {}, comment_of(study, logs)
     # A job that was submitted by hand and never started has left nothing in its folder.
     unseen: dict[str, list[int]] = {}
@@ -410,6 +422,6 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
             row = replace(row, state="unknown", eta_s=None, line=line, kind="")
         if job is not None:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
-                remember(folder, job, row, partial(planned_text, study, name))
+                remember(study, folder, job, row)
         table.append(of_the_study(with_result(row, folder), folder, spec))
     return table

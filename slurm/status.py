@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections import Counter
 
-from base.errors import command_line, printable
+from base.errors import command_line, printable, warn
 from slurm import states
 from slurm.render import each, load_studies, study_parser
 
@@ -51,11 +51,11 @@ def table(rows: list[states.Row]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     arguments = study_parser("slurm.status", __doc__).parse_args(argv)
     studies = load_studies(arguments)
-    jobs = states.ask_slurm()
-    if jobs is None:
-        says = f"{states.no_answer()}; the rows below are from the run folders alone"
-        print(f"slurm.status: {says}", file=sys.stderr)
-    status = 0
+    jobs, status = None, 0
+    try:
+        jobs = states.ask_slurm()
+    except states.NoAnswer as error:
+        warn("slurm.status", f"{error}; the rows below are from the run folders alone")
     for study in each(studies):
         rows = states.rows(study, arguments.logs, jobs)
         print("\n".join(table(rows)))

@@ -15,7 +15,6 @@ try. It never asks for more than the budget. It may be ended and started again.
 """
 
 import argparse
-import fcntl
 import os
 import subprocess
 import sys
@@ -39,7 +38,7 @@ from slurm.render import (
     study_files,
     study_parser,
 )
-from slurm.watch import Watch, beside, gate
+from slurm.watch import Watch, gate, rows_of
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
@@ -115,25 +114,17 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
             agreed to their cost.
     """
     logs = ROOT / arguments.logs  # the scripts run there
-    (logs / study.name).mkdir(parents=True, exist_ok=True)
     # Two submits at a time would each find the other's runs still missing.
-    with (logs / study.name / ".submit.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        jobs = states.ask_slurm()
-        if jobs is None:
-            raise UsageError(states.no_answer())
-        rows = states.rows(study, logs, jobs)
-        nodes.update(study, logs, rows)
-        names = choose(study, rows, arguments.only)
+    with states.locked([study], logs):
+        rows = rows_of([study], logs, states.ask_slurm(), arguments.cluster)
+        nodes.update(study, logs, rows[study.name])
+        names = choose(study, rows[study.name], arguments.only)
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
-        afters = {ask_of(study, name).after for name in names} - {""}
-        befores = {after: beside(study, after, arguments.cluster) for after in afters}
-        rows_of = {after: states.rows(before, logs, jobs) for after, before in befores.items()}
         conditions: dict[str, int] = {}
         for name in names:
-            if line := gate(study, name, rows_of, conditions):
+            if line := gate(study, name, rows, conditions):
                 raise UsageError(f"{name}: {line}; --watch waits")
         print("\n".join(estimate(study, names)))
         check(study, names, arguments)
@@ -167,7 +158,6 @@ def watch(arguments: argparse.Namespace) -> int:
     arguments.every = arguments.every or 30.0
     studies = load_studies(arguments)
     for study in studies:
-        (ROOT / arguments.logs / study.name).mkdir(parents=True, exist_ok=True)
         check(study, list(study.runs), arguments)
     return Watch(studies, arguments, submit).until_the_end()
 

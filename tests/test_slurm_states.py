@@ -340,13 +340,16 @@ def test_progress_and_time_left_come_from_the_steps(tmp_path):
 
 
 def test_what_slurm_forgets_was_written_down(tmp_path):
-    folder = folder_of(tmp_path, "running")
+    folder, study = (
+        folder_of(tmp_path, "running"),
+        load_study(study_file(tmp_path / "a", "[[run]]\n")),
+    )
     job = Job(9, "NODE_FAIL", "0:0", array="414002_0")
-    row = judge("run", folder, 10, job, 9)
-    states.remember(folder, job, row, str)
-    assert judge("run", folder, 10, states.recall(folder, 9), 9) == row
+    row = judge("ddp", folder, 10, job, 9)
+    states.remember(study, folder, job, row)
+    assert judge("ddp", folder, 10, states.recall(folder, 9), 9) == row
     assert row.state == "node failure" and " 414002_0 " in status.table([row])[1]
-    states.remember(folder, Job(9, "PENDING"), row, str)  # scontrol requeue
+    states.remember(study, folder, Job(9, "PENDING"), row)  # scontrol requeue
     assert states.recall(folder, 9) is None
 
 
