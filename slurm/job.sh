@@ -10,7 +10,7 @@ set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=7
+version=8
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
@@ -32,7 +32,7 @@ container_python=python3
 nsys=0 nccl_logs=0 torchrun_logs=0 dist_debug=0
 preflight=0             # 1: measure the nodes before training
 calibration=""          # of the cluster, which the preflight compares with
-runs=()         # run=NAME PLANNED: the run, and what it is in JSON; several in a job array
+run=""                  # NAME PLANNED: the run, and what it is in JSON
 setup=()        # setup=LINE: run before Python
 after=()        # after=LINE: run after the run
 exports=()      # export=NAME=VALUE
@@ -79,14 +79,13 @@ read_settings() { # NAME=VALUE...
   local word
   for word in "$@"; do
     case $word in
-      run=*) runs+=("${word#*=}") ;;
       setup=*) setup+=("${word#*=}") ;;
       after=*) after+=("${word#*=}") ;;
       export=*) exports+=("${word#*=}") ;;
       mount=*) mounts+=("${word#*=}") ;;
       srun=*) srun_options+=("${word#*=}") ;;
       torchrun=*) torchrun_options+=("${word#*=}") ;;
-      study_file=* | study_folder=* | clusters_file=* | comment=* | ranks=* | lead=* | \
+      run=* | study_file=* | study_folder=* | clusters_file=* | comment=* | ranks=* | lead=* | \
         requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
         dist_debug=* | preflight=* | calibration=* | python=* | environment_tar=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
         container_image=* | container_python=*) printf -v "${word%%=*}" %s "${word#*=}" ;;
@@ -162,30 +161,21 @@ archive() {
   local mask
   mask=$(umask)
   umask 077
-  archive_script
+  rm -f -- "$folder/$attempt".{slurm,study.toml,clusters.toml} # an older one keeps its mode
+  cp -- "$0" "$folder/$attempt.slurm"
   cp -- "$study_file" "$folder/$attempt.study.toml"
   cp -- "$clusters_file" "$folder/$attempt.clusters.toml"
   umask "$mask"
   "$python" -m parallel.record.environment "$folder/$attempt.env" --hide \
     "$folder/$attempt".{slurm,study.toml,clusters.toml} ||
     fail "no working Python: $python ended with status $?"
-  scontrol show job "$slurm_id" >"$folder/$attempt.job"
+  scontrol show job "$job" >"$folder/$attempt.job"
   export GIT_OPTIONAL_LOCKS=0
   if git rev-parse HEAD >"$folder/$attempt.commit" 2>/dev/null; then
     git diff HEAD -- . ':(exclude)logs' >"$folder/$attempt.diff"
   else
     echo "slurm: no commit is archived: git knows none here"
     rm -- "$folder/$attempt.commit"
-  fi
-}
-
-archive_script() {
-  rm -f -- "$folder/$attempt".{slurm,study.toml,clusters.toml} # an older one keeps its mode
-  if ((${#runs[@]} == 1)); then
-    cp -- "$0" "$folder/$attempt.slurm"
-  else # this script names every run of a job array; the copy names this run, and can be submitted
-    sed "/^#SBATCH --array=/d; s/^#SBATCH --job-name=.*/#SBATCH --job-name=$run/
-      /^  'run=/{/^  'run=${run//./\\.} /!d}" "$0" >"$folder/$attempt.slurm"
   fi
 }
 
@@ -380,7 +370,7 @@ requeue_what_can_go_on() {
   ((requeue && status == 75)) && [[ $stopped == "time limit" ]] &&
     [[ $folder/steps.csv -nt $folder/$attempt.job ]] || return 0
   if ((restart < max_restarts)); then
-    scontrol requeue "$slurm_id"
+    scontrol requeue "$job"
   else
     echo "slurm: not started again: restarted $max_restarts times already (max_restarts)"
   fi
@@ -388,13 +378,12 @@ requeue_what_can_go_on() {
 
 # What happens, in order.
 read_settings "${settings[@]}"
-((${#runs[@]} > 0)) ||
+[[ -n $run ]] ||
   refuse "no run: python -m slurm.submit STUDY submits a study, python -m slurm.render STUDY --run-name RUN prints a script"
 job=${SLURM_JOB_ID:?submit this script with sbatch}
 restart=${SLURM_RESTART_COUNT:-0}
 attempt=$job
 ((restart == 0)) || attempt=$job.restart$restart
-run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}
 planned=${run#* } run=${run%% *}
 folder=$study_folder/$run
 python=${PYTHON:-$python}
@@ -405,12 +394,6 @@ setting_up=""
 
 open_folder
 check_version
-# The jobs of an array have one name until they start, and one of them has the array's number.
-slurm_id=$job
-if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
-  slurm_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-  scontrol update "jobid=$slurm_id" "jobname=$run" || echo "slurm: job $slurm_id is not renamed"
-fi
 skip_what_is_done
 printf '%s\n' "$planned" >"$folder/$job.submitted"
 stop_after_the_last_restart

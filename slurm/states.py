@@ -25,7 +25,7 @@ from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record import ends, reader
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
-from slurm.render import ROOT, comment_of, planned_text
+from slurm.render import ROOT, comment_of, planned_text, seconds
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
 PENDING |= {"SPECIAL_EXIT"}
@@ -49,7 +49,6 @@ COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
 class Job:
     """A job in Slurm's words. exit: its own status and the signal that ended it, as in 0:125.
 
-    array: as Slurm's commands print and take it where it is of an array, 7_0 for example.
     elapsed_s: how long it has held its nodes; None where Slurm did not say.
     """
 
@@ -60,7 +59,6 @@ class Job:
     name: str = ""
     comment: str = ""
     folder: str = ""
-    array: str = ""
     elapsed_s: int | None = None
 
     @property
@@ -72,7 +70,7 @@ class Job:
 class Row:
     """One run: what it is doing or how it ended, and the line that proves it.
 
-    kind: why it failed; empty where it did not. job: its last job as Slurm's commands print it.
+    kind: why it failed; empty where it did not. job: its last job, - where there is none.
     """
 
     run: str
@@ -83,11 +81,10 @@ class Row:
     eta_s: float | None
     line: str
     kind: str = ""
-    array: str = ""
 
     @property
     def job(self) -> str:
-        return self.array or str(self.job_id or "-")
+        return str(self.job_id or "-")
 
 
 @dataclass(frozen=True)
@@ -149,10 +146,8 @@ def ask(command: list[str], text: str = "") -> str | None:
         return None
 
 
-QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir")
-QUEUE += ("ArrayJobID", "ArrayTaskID", "TimeUsed")
-ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "JobID")
-ACCOUNTS += ("ElapsedRaw",)
+QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir", "TimeUsed")
+ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "Elapsed")
 
 
 def ask_slurm(queue_needed: bool = False) -> dict[int, Job]:
@@ -181,34 +176,22 @@ def ask_slurm(queue_needed: bool = False) -> dict[int, Job]:
 
 def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
     """Jobs from lines of |-separated columns; a line that is none is skipped."""
-    jobs = {}
+    jobs: dict[int, Job] = {}
     for line in text.splitlines():
-        job_id, *columns = (column.strip() for column in line.split("|"))
-        if not job_id.isdigit() or len(columns) < 6:
+        number, *columns = (column.strip() for column in line.split("|"))
+        if not number.isdigit() or len(columns) < 7:
             continue
-        state, status, reason, name, comment, folder, *array = columns
+        job_id, (state, status, reason, name, comment, folder, time) = int(number), columns[:7]
         if of_queue and status.isdigit():  # as wait() gives it
             status = f"{int(status) >> 8}:{int(status) & 127}"
+        elapsed_s = None
+        with contextlib.suppress(UsageError):  # squeue may print N/A
+            elapsed_s = seconds(time)
+            if job_id in jobs:  # sacct has a line for each restart
+                elapsed_s += jobs[job_id].elapsed_s or 0
         state = state.partition(" ")[0]
-        columns = 2 if of_queue else 1
-        match = re.match(r"(\d+)_(\d+)(_|$)", "_".join(array[:columns]))
-        number, key = f"{match[1]}_{match[2]}" if match else "", int(job_id)
-        elapsed_s = seconds_of(array[columns]) if len(array) > columns else None
-        if key in jobs and elapsed_s is not None:  # sacct has a line for each restart
-            elapsed_s += jobs[key].elapsed_s or 0
-        said = (state, status, reason, name, comment, folder, number, elapsed_s)
-        jobs[key] = Job(key, *said)
+        jobs[job_id] = Job(job_id, state, status, reason, name, comment, folder, elapsed_s)
     return jobs
-
-
-def seconds_of(text: str) -> int | None:
-    """A time that squeue (D-HH:MM:SS, its leading parts may be missing) or sacct (seconds) prints;
-    None where it is no time."""
-    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)??(?:(\d+):)?(\d+)", text)
-    if not match:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def tail(path: Path, size: int = 65536) -> str:
@@ -245,16 +228,17 @@ def progress(folder: Path) -> tuple[int, float | None]:
     times: dict[int, float] = {}
     for line in tail(folder / "steps.csv", 4096).split("\n")[-11:-1]:  # the last may be cut
         with contextlib.suppress(ValueError):
-            step, seconds = line.split(",")[:2]
-            times[int(step)] = float(seconds)
+            step, step_s = line.split(",")[:2]
+            times[int(step)] = float(step_s)
     return (list(times)[-1], fmean(times.values())) if times else (0, None)
 
 
 def recall(folder: Path, job_id: int) -> Job | None:
     """A job that Slurm has forgotten, as it was written down."""
-    noted = {"array": ""} | read_json_if_whole(folder / f"{job_id}.state")
-    known = {name: str(noted[name]) for name in ("state", "exit", "array") if name in noted}
-    return Job(job_id, **known, elapsed_s=noted.get("elapsed_s")) if len(known) == 3 else None
+    noted = read_json_if_whole(folder / f"{job_id}.state")
+    if not {"state", "exit"} <= noted.keys():
+        return None
+    return Job(job_id, str(noted["state"]), str(noted["exit"]), elapsed_s=noted.get("elapsed_s"))
 
 
 def remember(study: Study, folder: Path, job: Job, row: Row) -> None:
@@ -263,9 +247,9 @@ def remember(study: Study, folder: Path, job: Job, row: Row) -> None:
     if job.state in PENDING | ACTIVE:
         path.unlink(missing_ok=True)  # an end before Slurm restarted the job
         return
-    end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "array")}
+    end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "elapsed_s")}
     end |= {"verdict": row.state if row.state in FAILURES else ""}
-    end |= {"kind": row.kind, "line": row.line, "elapsed_s": job.elapsed_s}
+    end |= {"kind": row.kind, "line": row.line}
     if read_json_if_whole(path) != end:
         folder.mkdir(parents=True, exist_ok=True)
         if not reader.is_run_folder(folder):
@@ -294,7 +278,7 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     eta_s = max(0, steps - step) * step_s if end.state == "running" and step_s is not None else None
     kind = end.kind or FAILURES.get(end.state, "")
     line = " ".join(end.line.split())[:300]
-    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind), job.array)
+    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind))
 
 
 def _doing(folder: Path, status: dict, job: Job, job_id: int | None) -> End | None:

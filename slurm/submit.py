@@ -7,8 +7,7 @@
     sbatch --dependency=afterany:4711 slurm/layouts.slurm       # when another job has ended
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
-node. Runs that ask for the same nodes, time and settings are one job array.
-Above the study's budget (budget_gpu_hours in [slurm]) it needs --yes.
+node. Above the study's budget (budget_gpu_hours in [slurm]) it needs --yes.
 --watch stays until every run has ended. It submits again what a retry can mend (a lost node, a
 hang, a time limit, a broken connection), at most max_restarts times; DIR/<study>/tries.csv has each
 try. It never asks for more than the budget. It may be ended and started again.
@@ -27,7 +26,6 @@ from slurm import nodes, preflight, states
 from slurm.render import (
     ROOT,
     ask_of,
-    batches,
     cluster_of,
     estimate,
     job_of,
@@ -59,41 +57,19 @@ def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list
     return [name for name, state in startable.items() if name in only or state in wanted]
 
 
-def submit(study: Study, names: list[str], logs: Path) -> list[tuple[str, str]]:
-    """Submit the runs: one job array for those that ask for the same. (run, job) of each.
-
-    Raises:
-        UsageError: sbatch refused one; those before it are submitted, and it says so.
-    """
-    done: list[tuple[str, str]] = []
-    for group in batches(study, names, logs):
-        for name in group:
-            (ROOT / logs / study.name / name).mkdir(parents=True, exist_ok=True)
-        left_out = nodes.option(study, ROOT / logs, group[0])
-        sent = sbatch(script(study, group, logs), cluster_of(study).account, left_out)
-        if sent.returncode:
-            raise UsageError(
-                f"sbatch refused {group[0]} after {len(done)} were submitted:"
-                f" {' '.join(sent.stderr.split())}"
-            )
-        job_id = int(sent.stdout.split(";")[0])
-        for text in left_out:
-            print(f"job {job_id}: {text}")
-        numbers = {}
-        if len(group) > 1:
-            # Each job of an array gets its run's name. Slurm gives it a number of its own when it
-            # is changed alone; where squeue does not print that, the array's number stands.
-            renamed = [f"update jobid={job_id}_{i} jobname={name}" for i, name in enumerate(group)]
-            states.ask(["scontrol"], "\n".join(renamed))
-            asked = ["--array", "--states=all", f"--jobs={job_id}", "--format=%K|%A"]
-            printed = states.ask(["squeue", "--noheader", *asked]) or ""
-            numbers = dict(line.split("|") for line in printed.split() if line.count("|") == 1)
-        ids = [int(numbers.get(str(index), job_id)) for index in range(len(group))]
-        for index, (name, number) in enumerate(zip(group, ids, strict=True)):
-            note = ROOT / logs / study.name / name / f"{number}.submitted"
-            note.write_text(planned_text(study, name) + "\n")
-            done.append((name, f"{job_id}_{index}" if len(group) > 1 else str(job_id)))
-    return done
+def submit(study: Study, name: str, logs: Path) -> int:
+    """Submit a run. Its job. Raises: UsageError: sbatch refused it."""
+    folder = ROOT / logs / study.name / name
+    folder.mkdir(parents=True, exist_ok=True)
+    left_out = nodes.option(study, ROOT / logs, name)
+    sent = sbatch(script(study, name, logs), cluster_of(study).account, left_out)
+    if sent.returncode:
+        raise UsageError(f"sbatch refused {name}: {' '.join(sent.stderr.split())}")
+    job = int(sent.stdout.split(";")[0])
+    for text in left_out:
+        print(f"job {job}: {text}")
+    (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
+    return job
 
 
 def sbatch(text: str, account: str, more: list[str]) -> subprocess.CompletedProcess:
@@ -135,8 +111,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
                 f"{total:.1f} {cluster_of(study).hours} at worst exceed the budget of {budget:g}:"
                 " nothing was submitted; give --yes"
             )
-        for name, job in submit(study, names, arguments.logs):
-            print(f"submitted {name}: job {job}")
+        for name in names:
+            print(f"submitted {name}: job {submit(study, name, arguments.logs)}", flush=True)
 
 
 def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None:

@@ -209,7 +209,7 @@ class Watch:
 
     def start(self, study: Study, row: states.Row) -> str:
         """Submit a run, write it down, and say why."""
-        ((_, job),) = self.submit(study, [row.run], self.arguments.logs)
+        job = self.submit(study, row.run, self.arguments.logs)
         folder = self.logs / study.name
         # The new job has no end yet, and counts as a try that came to nothing until it has one.
         number = tries_of(folder / row.run)

@@ -195,9 +195,9 @@ def test_submit_leaves_nodes_out_where_the_study_asks(study, cluster, tmp_path, 
 
     monkeypatch.setattr(submit, "sbatch", sbatch)
     suspect(logs, "node3")
-    submit.submit(study, [SMALL], logs)
+    submit.submit(study, SMALL, logs)
     asks_not = load_study(study_file(tmp_path / "grid.toml", ASKS.replace("true", "false")))
-    submit.submit(asks_not, [SMALL], logs)
+    submit.submit(asks_not, SMALL, logs)
     assert sent == [["--exclude=node3"], []]
 
 

@@ -54,7 +54,7 @@ class Cluster:
             raise UsageError("slurm_load_jobs error: Unable to contact slurm controller")
         if command[0] == "squeue":
             return "".join(
-                f"{n}|{state}|0|None|{name}|{comment}|{states.ROOT}|{n}|N/A|30:00|\n"
+                f"{n}|{state}|0|None|{name}|{comment}|{states.ROOT}|30:00|\n"
                 for n, (state, name, comment) in self.jobs.items()
             )
         return ""
@@ -245,8 +245,9 @@ def test_a_study_waits_until_another_is_complete_and_its_condition_holds(
 
 
 def test_a_job_that_slurm_restarted_has_held_its_nodes_all_the_time():
-    line = "7|NODE_FAIL|0:0|None|a|grid|/r|7|{}\n"
-    assert parse(line.format(100) + line.format(20))[7].elapsed_s == 120
-    queue = "8|RUNNING|0|None|a|grid|/r|414002|0|1-02:00:03|\n"
-    assert parse(queue, of_queue=True)[8].elapsed_s == 93603
+    line = "7|NODE_FAIL|0:0|None|a|grid|/r|{}\n"
+    assert parse(line.format("00:01:40") + line.format("00:00:20"))[7].elapsed_s == 120
+    queue = "8|RUNNING|0|None|a|grid|/r|1-02:00:03|\n9|RUNNING|0|None|a|grid|/r|0:00|\n"
+    queued = parse(queue, of_queue=True)
+    assert (queued[8].elapsed_s, queued[9].elapsed_s) == (93603, 0)
     assert parse("8|RUNNING|0|None|a|grid|/r|\n", of_queue=True)[8].elapsed_s is None
