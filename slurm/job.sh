@@ -29,7 +29,7 @@ master_addr_suffix=""   # added to the first node's name
 container_runtime=""    # apptainer, pyxis or charliecloud; "" for none
 container_image=""
 container_python=python3
-nsys=0 nccl_logs=0 torchrun_logs=0 dist_debug=0
+nsys=0 nccl_logs=0 torchrun_logs=0
 preflight=0             # 1: measure the nodes before training
 calibration=""          # of the cluster, which the preflight compares with
 run=""                  # NAME PLANNED: the run, and what it is in JSON
@@ -71,10 +71,6 @@ skip() { # REASON: end this job, which has nothing to do
   exit 0
 }
 
-have() { # TOOL WHAT: whether a tool is here; else say what is skipped
-  command -v "$1" >/dev/null || { echo "slurm: skipped $2: no $1 here"; return 1; }
-}
-
 read_settings() { # NAME=VALUE...
   local word
   for word in "$@"; do
@@ -87,7 +83,7 @@ read_settings() { # NAME=VALUE...
       torchrun=*) torchrun_options+=("${word#*=}") ;;
       run=* | study_file=* | study_folder=* | clusters_file=* | comment=* | ranks=* | lead=* | \
         requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
-        dist_debug=* | preflight=* | calibration=* | python=* | environment_tar=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
+        preflight=* | calibration=* | python=* | environment_tar=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
         container_image=* | container_python=*) printf -v "${word%%=*}" %s "${word#*=}" ;;
       *) refuse "slurm/job.sh version $version knows no setting ${word%%=*}: render the script again" ;;
     esac
@@ -269,7 +265,9 @@ build_command() { # what srun starts on each node, in `launch`
     python=$unpacked/bin/python
   fi
   launch+=("$python" -m slurm.forward_signals)
-  if [[ $NSYS == 1 ]] && { [[ -n $container_runtime ]] || have nsys "the profile"; }; then
+  if [[ $NSYS == 1 && -z $container_runtime ]] && ! command -v nsys >/dev/null; then
+    echo "slurm: skipped the profile: no nsys here"
+  elif [[ $NSYS == 1 ]]; then
     mkdir -p -- "$folder/$attempt.profiles"
     launch+=(nsys profile "--trace=cuda,nvtx,osrt" --force-overwrite=true
       "--output=$folder/$attempt.profiles/nsys_${job}_%h")
@@ -284,23 +282,6 @@ build_command() { # what srun starts on each node, in `launch`
     launch+=(--log-dir "$folder/$attempt.torchrun" --redirects 3 --tee 3)
   fi
   launch+=("${torchrun_options[@]}")
-}
-
-switch_on_debugging() {
-  if [[ $NCCL_LOGS == 1 ]]; then
-    mkdir -p -- "$folder/$attempt.nccl"
-    local nccl
-    nccl=$(realpath -- "$folder")/$attempt.nccl
-    export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH
-    export NCCL_DEBUG_FILE="$nccl/nccl_rank_%h_%p.log"
-    export NCCL_TOPO_DUMP_FILE="$nccl/nccl_topo.xml"
-    have ibstat ibstat.txt && ibstat >"$folder/$attempt.nccl/ibstat.txt"
-    have nvidia-smi topo.txt && nvidia-smi topo -m >"$folder/$attempt.nccl/topo.txt"
-  fi
-  if [[ $DIST_DEBUG == 1 ]]; then
-    # Not DETAIL unless asked for: it checks every collective, and with gloo on CPU ranks crash.
-    export TORCH_DISTRIBUTED_DEBUG="${TORCH_DISTRIBUTED_DEBUG:-INFO}" TORCH_CPP_LOG_LEVEL=INFO
-  fi
 }
 
 # Before the time limit every rank gets SIGUSR1 (forward_signals passes it on): it may save and end.
@@ -334,15 +315,6 @@ run_step() { # -m MODULE ARGUMENT...: sets `status`, and `stopped` to the kind o
     wait "$step" || status=$?
   done
   [[ -z $patience ]] || kill "$patience" 2>/dev/null
-}
-
-write_profile_tables() {
-  local report host
-  for report in "$folder/$attempt.profiles"/*.nsys-rep; do
-    [[ -f $report ]] || continue
-    host=${report##*_}
-    nsys stats "$report" >"$folder/$attempt.profiles/nsys_stats_${host%.nsys-rep}.txt"
-  done
 }
 
 record_end() {
@@ -389,7 +361,6 @@ folder=$study_folder/$run
 python=${PYTHON:-$python}
 setting_up=""
 : "${NSYS:=$nsys}" "${NCCL_LOGS:=$nccl_logs}" "${TORCHRUN_LOGS:=$torchrun_logs}"
-: "${DIST_DEBUG:=$dist_debug}"
 [[ -f $study_file ]] || refuse "not the repository (no $study_file here): submit from its root"
 
 open_folder
@@ -423,7 +394,12 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 archive
 find_master
-switch_on_debugging
+if [[ $NCCL_LOGS == 1 ]]; then
+  mkdir -p -- "$folder/$attempt.nccl"
+  logs=$(realpath -- "$folder/$attempt.nccl")
+  export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH
+  export NCCL_DEBUG_FILE="$logs/nccl_rank_%h_%p.log" NCCL_TOPO_DUMP_FILE="$logs/nccl_topo.xml"
+fi
 [[ -z $environment_tar ]] || unpack_environment
 build_command
 stopped=""
@@ -437,7 +413,9 @@ elif ((status == 0)); then
   status=1 # nothing was trained
 fi
 [[ -z $environment_tar ]] || on_each_node rm -rf "$unpacked" "$unpacked.tar"
-write_profile_tables
+for report in "$folder/$attempt.profiles"/*.nsys-rep; do
+  [[ ! -f $report ]] || nsys stats "$report" >"${report%.nsys-rep}.txt"
+done
 record_end
 run_lines_after
 requeue_what_can_go_on

@@ -35,14 +35,14 @@ from parallel.record.facts import planned
 JOB = ROOT / "slurm" / "job.sh"
 CALIBRATIONS = ROOT / "analysis" / "planner" / "calibrations"
 MARK = "exec bash slurm/study.sh"
-SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
+SWITCHES = ("nsys", "nccl_logs", "torchrun_logs")
 
 
 @dataclass(frozen=True)
 class Ask:
     """What a study's [slurm] table asks for, beyond the run itself.
 
-    The four switches leave proof beside the run; at submission the environment variable of the
+    The three switches leave proof beside the run; at submission the environment variable of the
     same name in capitals (NSYS=1 sbatch ...) overrides each.
     """
 
@@ -55,7 +55,6 @@ class Ask:
     nsys: bool = key(False, "profile with Nsight Systems")
     nccl_logs: bool = key(False, "keep NCCL's logs")
     torchrun_logs: bool = key(False, "keep each rank's output")
-    dist_debug: bool = key(False, "let torch check each collective")
     requeue: bool = key(False, "start again when a node dies, or time is over and it has saved")
     max_restarts: int = key(3, "how often at most", Bounds(0, 10**6))
     tp_across_nodes: bool = key(False, "let tp be larger than a node")
