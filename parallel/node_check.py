@@ -45,13 +45,6 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - before
 
 
-def precision_of(device: torch.device) -> str:
-    """What models train in here."""
-    if device.type == "cpu":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-
-
 def calls_of(
     rank: int, node_of: list[str], device: torch.device, precision: str, folder: Path
 ) -> dict[str, tuple[float, Callable[[], object]]]:
@@ -91,14 +84,15 @@ def calls_of(
 def check(launch: Launch, folder: Path, calibration: Path | None) -> None:
     """Measure on every rank; rank 0 prints what is slow, and writes preflights.csv."""
     torch.set_num_threads(1)
-    device = torch.device("cpu")
+    device, precision = torch.device("cpu"), "fp32"
     if torch.cuda.is_available():
         # srun may show each task its own GPU alone.
         device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    precision = precision_of(device)
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if has_bf16 else "fp16"
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
-    hosts = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    hosts = dist.new_group(backend="gloo", timeout=TIMEOUT)  # of all ranks
     node = os.environ.get("SLURMD_NODENAME") or platform.node()  # as Slurm calls it
     node_of: list[str] = [""] * launch.world_size
     dist.all_gather_object(node_of, node, hosts)

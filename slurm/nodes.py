@@ -219,11 +219,8 @@ def _update_pending(
 
 
 def forgive(folder: Path, nodes: list[str]) -> None:
-    """Suspect nodes no longer; what is known against them does not count again.
-
-    Raises:
-        UsageError: one is not suspected.
-    """
+    """Suspect nodes no longer; what is known against them does not count again. Raises: UsageError:
+    one is not suspected."""
     known = suspects(read_changes(folder))
     for node in nodes:
         if node not in known:

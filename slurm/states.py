@@ -138,10 +138,10 @@ def slurm(command: list[str], text: str = "") -> str:
     return done.stdout
 
 
-def ask(command: list[str], text: str = "") -> str | None:
-    """What a Slurm command prints, given `text` as input; None where it is absent or fails."""
+def ask(command: list[str]) -> str | None:
+    """What a Slurm command prints; None where it is absent or fails."""
     try:
-        return slurm(command, text)
+        return slurm(command)
     except UsageError:
         return None
 

@@ -15,25 +15,23 @@ try. It never asks for more than the budget. It may be ended and started again.
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from base.bounds import check_flags
 from base.errors import UsageError, command_line, warn
-from parallel.config.study import Study, load_study
+from parallel.config.study import Study
 from slurm import nodes, preflight, states
 from slurm.render import (
     ROOT,
     ask_of,
     cluster_of,
+    each,
     estimate,
     job_of,
     load_studies,
     planned_text,
     script,
-    shown,
-    study_files,
     study_parser,
 )
 from slurm.watch import Watch, gate, rows_of
@@ -58,28 +56,22 @@ def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list
 
 
 def submit(study: Study, name: str, logs: Path) -> int:
-    """Submit a run. Its job. Raises: UsageError: sbatch refused it."""
+    """Submit a run. Its job. Raises: UsageError: sbatch refuses it."""
     folder = ROOT / logs / study.name / name
     folder.mkdir(parents=True, exist_ok=True)
     left_out = nodes.option(study, ROOT / logs, name)
-    sent = sbatch(script(study, name, logs), cluster_of(study).account, left_out)
-    if sent.returncode:
-        raise UsageError(f"sbatch refused {name}: {' '.join(sent.stderr.split())}")
-    job = int(sent.stdout.split(";")[0])
+    command = ["sbatch", "--parsable", f"--chdir={ROOT}", *left_out]
+    account = os.environ.get("SLURM_JOB_ACCOUNT")  # of sbatch --account NAME slurm/*.slurm
+    if account and not cluster_of(study).account and "SBATCH_ACCOUNT" not in os.environ:
+        command.append(f"--account={account}")
+    try:
+        job = int(states.slurm(command, script(study, name, logs)).split(";")[0])
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
     for text in left_out:
         print(f"job {job}: {text}")
     (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
     return job
-
-
-def sbatch(text: str, account: str, more: list[str]) -> subprocess.CompletedProcess:
-    """Hand a script to sbatch. `account`: the cluster's; `more`: options."""
-    environment = states.environment()
-    if not account and (ours := os.environ.get("SLURM_JOB_ACCOUNT")):  # as of sbatch --account
-        environment.setdefault("SBATCH_ACCOUNT", ours)
-    options = {"env": environment, "capture_output": True, "text": True, "cwd": ROOT}
-    command = ["sbatch", "--parsable", f"--chdir={ROOT}", *more]
-    return subprocess.run(command, input=text, **options)
 
 
 def submit_study(study: Study, arguments: argparse.Namespace) -> None:
@@ -169,12 +161,10 @@ def main(argv: list[str] | None = None) -> int:
     for flag in ("at_most", "every", "budget_gpu_hours"):
         if getattr(arguments, flag) is not None:
             raise UsageError(f"--{flag.replace('_', '-')} belongs to --watch")
-    status, paths = 0, study_files(arguments.studies)
-    for path in paths:
-        if len(paths) > 1:
-            print(f"{shown(path)}:")
+    status = 0
+    for study in each(load_studies(arguments)):
         try:
-            submit_study(load_study(path, arguments.cluster), arguments)
+            submit_study(study, arguments)
         except UsageError as error:  # the other studies are submitted all the same
             warn("slurm.submit", error)
             status = 2

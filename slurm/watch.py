@@ -92,11 +92,8 @@ def why_not(study: Study, row: states.Row, folder: Path, job: states.Job | None)
 def rows_of(
     studies: list[Study], logs: Path, jobs: dict[int, states.Job], cluster: str | None
 ) -> dict[str, list[states.Row]]:
-    """The rows of studies, and of those that they wait for (`after`), by the study's name.
-
-    Raises:
-        UsageError: a study cannot be read.
-    """
+    """The rows of studies, and of those that they wait for (`after`), by the study's name. Raises:
+    UsageError: a study cannot be read."""
     wanted = {study.name: study for study in studies}
     for study in studies:
         for after in {ask_of(study, run).after for run in study.runs} - {"", *wanted}:

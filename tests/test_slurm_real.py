@@ -265,9 +265,7 @@ def test_accounting_knows_what_the_queue_forgets(slurm, tmp_path, monkeypatch):
     slurm_says("scancel", str(jobs()["run2"].job_id))
     wait_for(lambda: not {j.state for j in jobs().values()} & states.ACTIVE, 60, "their end")
     queued, ask = jobs(), states.ask
-    monkeypatch.setattr(
-        states, "ask", lambda words, text="": ask(words) if "sacct" in words else ""
-    )
+    monkeypatch.setattr(states, "ask", lambda words: ask(words) if "sacct" in words else "")
     facts = ("job_id", "state", "name", "comment", "folder")
 
     def same() -> bool:

@@ -337,10 +337,8 @@ def test_progress_and_time_left_come_from_the_steps(tmp_path):
 
 
 def test_what_slurm_forgets_was_written_down(tmp_path):
-    folder, study = (
-        folder_of(tmp_path, "running"),
-        load_study(study_file(tmp_path / "a", "[[run]]\n")),
-    )
+    study = load_study(study_file(tmp_path / "one.toml", "[[run]]\n"))
+    folder = folder_of(tmp_path, "running")
     job = Job(9, "NODE_FAIL", "0:0", elapsed_s=12)
     row = judge("ddp", folder, 10, job, 9)
     states.remember(study, folder, job, row)
@@ -524,14 +522,14 @@ def test_runs_have_the_account_of_the_job_that_submits_them(own, asked, charged,
     """But a cluster's own account comes before it, and SBATCH_ACCOUNT before both."""
     study = load_study(four.path)
     there = replace(study, cluster=replace(study.cluster, account=own))
-    monkeypatch.setattr(submit, "load_study", lambda *_: there)
+    monkeypatch.setattr(submit, "load_studies", lambda _: [there])
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_JOB_ACCOUNT", "theirs")
     if asked:
         monkeypatch.setenv("SBATCH_ACCOUNT", asked)
     assert four(submit, *SURE) == 0
-    last = four.noted("sent").split()[-1].removeprefix("--chdir=")
-    assert last == (charged or str(states.ROOT))
+    sent = four.noted("sent").split()
+    assert sent[-1].removeprefix("--account=") == (charged or f"--chdir={states.ROOT}")
     assert (f"#SBATCH --account={own}\n" in four.noted("script")) is bool(own)
 
 

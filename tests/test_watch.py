@@ -2,7 +2,6 @@
 
 import csv
 import json
-import subprocess
 from typing import NamedTuple
 
 import pytest
@@ -45,10 +44,11 @@ class Cluster:
         self.away = self.most = self.rounds = self.refusals = 0
         self.limit = 40
         monkeypatch.setattr(states, "slurm", self.answer)
-        monkeypatch.setattr(submit, "sbatch", self.sbatch)
         monkeypatch.setattr(watch.time, "sleep", self.sleep)
 
     def answer(self, command, text=""):
+        if command[0] == "sbatch":
+            return self.sbatch(text)
         self.calls.append(command[0])
         if self.away and command[0] == "squeue":
             raise UsageError("slurm_load_jobs error: Unable to contact slurm controller")
@@ -59,16 +59,16 @@ class Cluster:
             )
         return ""
 
-    def sbatch(self, text, account, more):
+    def sbatch(self, text):
         if self.refusals:
             self.refusals -= 1
-            return subprocess.CompletedProcess([], 1, "", "Socket timed out")
+            raise UsageError("sbatch: Socket timed out")
         lines = dict(
             line[10:].partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line
         )
         number = 100 + len(self.jobs)
         self.jobs[number] = ("PENDING", lines["job-name"], lines["comment"])
-        return subprocess.CompletedProcess([], 0, f"{number}\n", "")
+        return f"{number}\n"
 
     def sleep(self, _):
         self.rounds += 1
