@@ -228,18 +228,6 @@ def forgive(folder: Path, nodes: list[str]) -> None:
         write_changes(folder, [Change(utc_now(), node, FORGIVEN, f"was: {known[node].why}")])
 
 
-def table(study: Study, logs: Path) -> list[str]:
-    """The suspected nodes as lines."""
-    suspected = suspects(read_changes(logs / study.name)).values()
-    lines = [
-        printable(f"{of.node}  for {of.age_days:.1f} of {_days(study)} days  {of.why}")
-        for of in suspected
-    ]
-    if lines and not any(ask_of(study, run).leave_out_nodes for run in study.runs):
-        lines.append("none is left out: leave_out_nodes is not set in [slurm]")
-    return lines or ["no node is suspected"]
-
-
 @command_line("slurm.nodes")
 def main(argv: list[str] | None = None) -> int:
     parser = study_parser("slurm.nodes", __doc__)
@@ -251,7 +239,13 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.forgive:
                 forgive(logs / study.name, arguments.forgive)
             update(study, logs, states.rows(study, logs, jobs))
-        print("\n".join(table(study, logs)))
+        suspected, days = suspects(read_changes(logs / study.name)), _days(study)
+        for of in suspected.values():
+            print(printable(f"{of.node}  for {of.age_days:.1f} of {days} days  {of.why}"))
+        if not suspected:
+            print("no node is suspected")
+        elif not any(ask_of(study, run).leave_out_nodes for run in study.runs):
+            print("none is left out: leave_out_nodes is not set in [slurm]")
     return 0
 
 

@@ -73,25 +73,20 @@ def ask_of(study: Study, name: str) -> Ask:
     return Ask(**values_of(Ask, study.runs[name].slurm, f"{study.path} [slurm]"))
 
 
-# Slurm takes 99:99:99 for more than four days: whoever wrote it meant something else.
-_TIMES = (
-    r"(?P<m>\d+)(:(?P<s>[0-5]?\d))?",
-    r"(?P<h>\d+):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)",
-    r"(?P<d>\d+)-(?P<h>[01]?\d|2[0-3])(:(?P<m>[0-5]?\d)(:(?P<s>[0-5]?\d))?)?",
-)
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-
-
 def seconds(time: str) -> int:
     """A time as Slurm reads and writes it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     Raises:
-        UsageError: it is none of these, or a part is larger than its unit holds.
+        UsageError: it is none of these. Slurm takes 99:99:99 for more than four days: whoever wrote
+            it meant something else.
     """
-    match = next(filter(None, (re.fullmatch(form, time) for form in _TIMES)), None)
+    match = re.fullmatch(r"((\d+)-)?(\d+)(:[0-5]?\d)?(:[0-5]?\d)?", time)
     if match is None:
         raise UsageError(f"time limit {time!r} is none of Slurm's: M:S, H:M:S, D-H:M:S")
-    return sum(int(number) * _UNITS[unit] for unit, number in match.groupdict("0").items())
+    days, *parts = (int(part.strip(":")) for part in match.groups("0")[1:])
+    if match[1] is None and match[5] is None:  # M or M:S
+        parts = [0, *parts]
+    return ((days * 24 + parts[0]) * 60 + parts[1]) * 60 + parts[2]
 
 
 @dataclass(frozen=True)

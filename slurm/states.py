@@ -129,10 +129,8 @@ def slurm(command: list[str], text: str = "") -> str:
     options = {"env": environment(), "input": text, "cwd": ROOT, "timeout": 60}
     try:
         done = subprocess.run(command, capture_output=True, text=True, **options)
-    except OSError as error:
-        raise UsageError(f"{command[0]}: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"{command[0]}: no answer within a minute") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{command[0]}: {error}") from error
     if done.returncode:
         raise UsageError(f"{command[0]}: {' '.join(done.stderr.split())}")
     return done.stdout
@@ -150,31 +148,30 @@ QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir", 
 ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "Elapsed")
 
 
-def ask_slurm(queue_needed: bool = False) -> dict[int, Job]:
-    """Every job of this user that Slurm knows, by id. queue_needed: sacct's answer is not enough;
-    it knows late of jobs that were just submitted.
+def ask_slurm() -> dict[int, Job]:
+    """Every job of this user that Slurm knows, by id.
 
-    squeue knows those that wait, run or ended lately, sacct those that ended within a month.
+    squeue knows those that wait, run or ended lately, sacct those that ended within a month; it
+    knows late of jobs that were just submitted.
 
     Raises:
-        NoAnswer: no Slurm answers.
+        NoAnswer: squeue does not answer.
     """
     wanted = ",".join(f"{column}:|" for column in QUEUE)
-    queue = ask(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
-    accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
-    if queue is None and (accounts is None or queue_needed):
-        conf = os.environ.get("SLURM_CONF")
-        asked = f"SLURM_CONF={conf}" if conf else "SLURM_CONF is not set"
+    try:
+        queue = slurm(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
+    except UsageError as error:
         start = "python -m tests.tools.testbed up starts one here"
-        raise NoAnswer(f"no Slurm answers ({asked}; {start})")
+        raise NoAnswer(f"no Slurm answers ({error}; {start})") from error
+    accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
     jobs = parse(accounts or "")
-    for job in parse(queue or "", of_queue=True).values():  # squeue is the fresher
+    for job in parse(queue).values():  # squeue is the fresher
         before = jobs.get(job.job_id, job).elapsed_s  # of all restarts
         jobs[job.job_id] = replace(job, elapsed_s=max(job.elapsed_s or 0, before or 0))
     return jobs
 
 
-def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
+def parse(text: str) -> dict[int, Job]:
     """Jobs from lines of |-separated columns; a line that is none is skipped."""
     jobs: dict[int, Job] = {}
     for line in text.splitlines():
@@ -182,7 +179,7 @@ def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
         if not number.isdigit() or len(columns) < 7:
             continue
         job_id, (state, status, reason, name, comment, folder, time) = int(number), columns[:7]
-        if of_queue and status.isdigit():  # as wait() gives it
+        if status.isdigit():  # squeue's, as wait() gives it
             status = f"{int(status) >> 8}:{int(status) & 127}"
         elapsed_s = None
         with contextlib.suppress(UsageError):  # squeue may print N/A

@@ -13,6 +13,7 @@ failed in any way.
 import shlex
 import sys
 from collections import Counter
+from datetime import timedelta
 
 from base.errors import command_line, printable, warn
 from slurm import states
@@ -24,24 +25,15 @@ next:
   python -m analysis.page {folder}      # all of it as one offline page, study.html"""
 
 
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds; - where unknown."""
-    if seconds is None:
-        return "-"
-    minutes, secs = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{secs:02}"
-
-
 def table(rows: list[states.Row]) -> list[str]:
     """The rows as text, with a last line that counts the states."""
     wide = max((len(row.run) for row in rows), default=3)
-    ids = max((len(row.job) for row in rows if len(row.job) > 8), default=8)
-    lines = [f"{'run':{wide}}  {'state':12}  {'job':>{ids}}  {'iteration':>13}  {'ETA':>8}  proof"]
+    lines = [f"{'run':{wide}}  {'state':12}  {'job':>8}  {'iteration':>13}  {'ETA':>8}  proof"]
     for row in rows:
         steps = f"{row.step}/{row.steps}"
+        eta = "-" if row.eta_s is None else str(timedelta(seconds=round(row.eta_s)))
         lines.append(
-            f"{row.run:{wide}}  {row.state:12}  {row.job:>{ids}}  {steps:>13}"
-            f"  {duration(row.eta_s):>8}  {row.line}"
+            f"{row.run:{wide}}  {row.state:12}  {row.job:>8}  {steps:>13}  {eta:>8}  {row.line}"
         )
     counts = Counter(row.state for row in rows)
     return [*map(printable, lines), ", ".join(f"{n} {state}" for state, n in counts.most_common())]

@@ -43,29 +43,6 @@ class Hours(NamedTuple):
     unknown: int
 
 
-def hours_of(
-    study: Study, logs: Path, rows: list[states.Row], jobs: dict[int, states.Job]
-) -> Hours:
-    """Of all jobs that the runs ever had. Without sacct a job that Slurm restarted counts from its
-    last start."""
-    used = lost = reserved = 0.0
-    unknown = 0
-    for row in rows:
-        folder, place = logs / study.name / row.run, job_of(study, row.run)
-        for job_id in {*reader.job_ids(folder), row.job_id} - {None}:
-            job = jobs.get(job_id) or states.recall(folder, job_id)
-            elapsed_s = job.elapsed_s if job else None
-            if elapsed_s is None:
-                elapsed_s, unknown = seconds(place.time), unknown + 1
-            its = place.gpus * elapsed_s / 3600
-            used += its
-            if job and job.state in states.PENDING | states.ACTIVE:
-                reserved += max(0.0, place.gpu_hours - its)
-            elif (row.state, row.job_id) != ("complete", job_id):
-                lost += its
-    return Hours(used, lost, reserved, unknown)
-
-
 def tries_of(folder: Path) -> int:
     """How often a run was started and failed; Slurm's own restarts count."""
     tries = 0
@@ -162,7 +139,7 @@ class Watch:
 
     def ask(self) -> None:
         """Ask for the state of every run. Raises: states.NoAnswer: no Slurm answers."""
-        self.jobs = states.ask_slurm(queue_needed=True)
+        self.jobs = states.ask_slurm()
         self.told.pop("slurm", None)
         self.rows = rows_of(self.studies, self.logs, self.jobs, self.arguments.cluster)
         for study in self.studies:
@@ -173,18 +150,37 @@ class Watch:
         rows = (row for name in names for row in self.rows[name])
         return sum(row.state in UNDERWAY and row.job_id is not None for row in rows)
 
+    def hours(self, study: Study) -> Hours:
+        """Of all jobs that the runs ever had. Without sacct a job that Slurm restarted counts from
+        its last start."""
+        used = lost = reserved = 0.0
+        unknown = 0
+        for row in self.rows[study.name]:
+            folder, place = self.logs / study.name / row.run, job_of(study, row.run)
+            for job_id in {*reader.job_ids(folder), row.job_id} - {None}:
+                job = self.jobs.get(job_id) or states.recall(folder, job_id)
+                elapsed_s = job.elapsed_s if job else None
+                if elapsed_s is None:
+                    elapsed_s, unknown = seconds(place.time), unknown + 1
+                its = place.gpus * elapsed_s / 3600
+                used += its
+                if job and job.state in states.PENDING | states.ACTIVE:
+                    reserved += max(0.0, place.gpu_hours - its)
+                elif (row.state, row.job_id) != ("complete", job_id):
+                    lost += its
+        return Hours(used, lost, reserved, unknown)
+
     def submit_what_may_start(self) -> bool:
         """Submit what may start. Whether anything was submitted, waits or runs."""
         conditions: dict[str, int] = {}
         free = (self.arguments.at_most or sys.maxsize) - self.underway(s.name for s in self.studies)
         any_submitted = False
         for study in self.studies:
-            rows = self.rows[study.name]
-            hours = hours_of(study, self.logs, rows, self.jobs)
+            hours = self.hours(study)
             budget, reserved = self.arguments.budget_gpu_hours, hours.used + hours.reserved
             if budget is None:
                 budget = min(ask_of(study, run).budget_gpu_hours for run in study.runs)
-            for row in rows:
+            for row in self.rows[study.name]:
                 folder, line = self.logs / study.name / row.run, ""
                 if row.state in ("complete", *UNDERWAY):
                     line = f"{row.state} (job {row.job})"
@@ -223,7 +219,7 @@ class Watch:
             rows = self.rows[study.name]
             complete = complete and all(row.state == "complete" for row in rows)
             print("\n".join(["", f"{study.name}:", *status.table(rows)]))
-            hours = hours_of(study, self.logs, rows, self.jobs)
+            hours = self.hours(study)
             line = f"{hours.used:.3f} {cluster_of(study).hours} used, {hours.lost:.3f} of them lost"
             if hours.unknown:
                 line += f" ({hours.unknown} jobs count as their time limit: nobody says their time)"

@@ -264,8 +264,8 @@ def test_accounting_knows_what_the_queue_forgets(slurm, tmp_path, monkeypatch):
     wait_for(lambda: jobs()["run2"].state == "RUNNING", 60, "the third to run")
     slurm_says("scancel", str(jobs()["run2"].job_id))
     wait_for(lambda: not {j.state for j in jobs().values()} & states.ACTIVE, 60, "their end")
-    queued, ask = jobs(), states.ask
-    monkeypatch.setattr(states, "ask", lambda words: ask(words) if "sacct" in words else "")
+    queued, ask = jobs(), states.slurm
+    monkeypatch.setattr(states, "slurm", lambda words: ask(words) if "sacct" in words else "")
     facts = ("job_id", "state", "name", "comment", "folder")
 
     def same() -> bool:

@@ -248,6 +248,6 @@ def test_a_job_that_slurm_restarted_has_held_its_nodes_all_the_time():
     line = "7|NODE_FAIL|0:0|None|a|grid|/r|{}\n"
     assert parse(line.format("00:01:40") + line.format("00:00:20"))[7].elapsed_s == 120
     queue = "8|RUNNING|0|None|a|grid|/r|1-02:00:03|\n9|RUNNING|0|None|a|grid|/r|0:00|\n"
-    queued = parse(queue, of_queue=True)
+    queued = parse(queue)
     assert (queued[8].elapsed_s, queued[9].elapsed_s) == (93603, 0)
-    assert parse("8|RUNNING|0|None|a|grid|/r|\n", of_queue=True)[8].elapsed_s is None
+    assert parse("8|RUNNING|0|None|a|grid|/r|\n")[8].elapsed_s is None
