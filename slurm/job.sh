@@ -81,11 +81,11 @@ read_settings() { # NAME=VALUE...
       mount=*) mounts+=("${word#*=}") ;;
       srun=*) srun_options+=("${word#*=}") ;;
       torchrun=*) torchrun_options+=("${word#*=}") ;;
-      run=* | study_file=* | study_folder=* | clusters_file=* | comment=* | ranks=* | lead=* | \
-        requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
-        preflight=* | calibration=* | python=* | environment_tar=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
-        container_image=* | container_python=*) printf -v "${word%%=*}" %s "${word#*=}" ;;
-      *) refuse "slurm/job.sh version $version knows no setting ${word%%=*}: render the script again" ;;
+      *)
+        [[ -v ${word%%=*} ]] ||
+          refuse "slurm/job.sh version $version knows no setting ${word%%=*}: render the script again"
+        printf -v "${word%%=*}" %s "${word#*=}"
+        ;;
     esac
   done
 }
@@ -157,10 +157,9 @@ archive() {
   local mask
   mask=$(umask)
   umask 077
-  rm -f -- "$folder/$attempt".{slurm,study.toml,clusters.toml} # an older one keeps its mode
-  cp -- "$0" "$folder/$attempt.slurm"
-  cp -- "$study_file" "$folder/$attempt.study.toml"
-  cp -- "$clusters_file" "$folder/$attempt.clusters.toml"
+  cp --remove-destination -- "$0" "$folder/$attempt.slurm" # an older one would keep its mode
+  cp --remove-destination -- "$study_file" "$folder/$attempt.study.toml"
+  cp --remove-destination -- "$clusters_file" "$folder/$attempt.clusters.toml"
   umask "$mask"
   "$python" -m parallel.record.environment "$folder/$attempt.env" --hide \
     "$folder/$attempt".{slurm,study.toml,clusters.toml} ||
