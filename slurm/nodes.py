@@ -162,7 +162,7 @@ def option(study: Study, logs: Path, run: str) -> list[str]:
     if not suspected or not ask_of(study, run).leave_out_nodes:
         return []
     nodes = left_out(suspected, job_of(study, run).nodes, nodes_of(cluster))
-    for node in suspected.keys() - set(nodes):
+    for node in (node for node in suspected if node not in nodes):
         print(f"node {node}: not left out: unknown to Slurm here, or {run} may need it")
     # sbatch's own option replaces the script's.
     also = [text.removeprefix("--exclude=") for text in cluster.options if "--exclude=" in text]

@@ -105,10 +105,6 @@ def environment() -> dict[str, str]:
     }
 
 
-class NoAnswer(UsageError):
-    """No Slurm answers."""
-
-
 @contextlib.contextmanager
 def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
     """Make the studies' folders; no other command submits or changes their jobs meanwhile."""
@@ -155,14 +151,14 @@ def ask_slurm() -> dict[int, Job]:
     knows late of jobs that were just submitted.
 
     Raises:
-        NoAnswer: squeue does not answer.
+        UsageError: squeue does not answer.
     """
     wanted = ",".join(f"{column}:|" for column in QUEUE)
     try:
         queue = slurm(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
     except UsageError as error:
         start = "python -m tests.tools.testbed up starts one here"
-        raise NoAnswer(f"no Slurm answers ({error}; {start})") from error
+        raise UsageError(f"no Slurm answers ({error}; {start})") from error
     accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
     jobs = parse(accounts or "")
     for job in parse(queue).values():  # squeue is the fresher

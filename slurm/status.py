@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from datetime import timedelta
 
-from base.errors import command_line, printable, warn
+from base.errors import UsageError, command_line, printable, warn
 from slurm import states
 from slurm.render import each, load_studies, study_parser
 
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     jobs, status = None, 0
     try:
         jobs = states.ask_slurm()
-    except states.NoAnswer as error:
+    except UsageError as error:
         warn("slurm.status", f"{error}; the rows below are from the run folders alone")
     for study in each(studies):
         rows = states.rows(study, arguments.logs, jobs)

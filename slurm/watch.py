@@ -28,7 +28,6 @@ from slurm.render import ROOT, ask_of, cluster_of, job_of, seconds
 
 TRIES = "tries.csv"  # beside the runs of a study
 UNDERWAY = ("pending", "running")
-MOST_REFUSALS = 3  # of Slurm's commands, in rounds after one another
 
 
 class Hours(NamedTuple):
@@ -119,28 +118,20 @@ class Watch:
 
     def until_the_end(self) -> int:
         """The exit status: 0 when every run is complete."""
-        refusals = 0
         while True:
             try:
                 with states.locked(self.studies, self.logs):
                     self.ask()
                     if not self.submit_what_may_start():
                         return self.finish()
-                refusals = 0
-            except states.NoAnswer:
-                refusals = 0
-                self.tell("slurm", "no Slurm answers; waiting for it")
-            except UsageError as error:  # sbatch, say, while Slurm's controller starts again
-                refusals += 1
-                if refusals == MOST_REFUSALS:
-                    raise
-                self.tell("slurm", f"{error}; tried again in {self.arguments.every:g} s")
+                self.told.pop("slurm", None)
+            except UsageError as error:  # Slurm's controller is away, or takes no more jobs now
+                self.tell("slurm", f"{error}; tried again every {self.arguments.every:g} s")
             time.sleep(self.arguments.every)
 
     def ask(self) -> None:
-        """Ask for the state of every run. Raises: states.NoAnswer: no Slurm answers."""
+        """Ask for the state of every run. Raises: UsageError: no Slurm answers."""
         self.jobs = states.ask_slurm()
-        self.told.pop("slurm", None)
         self.rows = rows_of(self.studies, self.logs, self.jobs, self.arguments.cluster)
         for study in self.studies:
             nodes.update(study, self.logs, self.rows[study.name])
