@@ -49,7 +49,8 @@ def calls_of(
     rank: int, node_of: list[str], device: torch.device, precision: str, folder: Path
 ) -> dict[str, tuple[float, Callable[[], object]]]:
     """What this rank repeats: FLOPs or bytes, and the call, by measure. node_of: the node of every
-    rank. A measure in which this rank has no part is absent."""
+    rank. A measure in which this rank has no part is absent; 0 bytes: another rank's time counts,
+    since the ranks of an all-reduce wait for each other."""
     side, products, copy, reduced, written = SIZES[device.type]
     a = torch.randn(side, side, device=device).to(KINDS[precision])
     host = torch.ones(copy << 18, pin_memory=device.type == "cuda")
@@ -72,11 +73,13 @@ def calls_of(
         "matmul": (2.0 * products * side**3, multiply),
         "copy": (host.nbytes, lambda: there.copy_(host)),
     }
+    is_first = rank == node_of.index(node_of[rank])
     if node_of.count(node_of[rank]) > 1:
-        calls["in_node"] = data.nbytes, lambda: dist.all_reduce(data, group=in_node)
+        amount = data.nbytes if is_first else 0
+        calls["in_node"] = amount, lambda: dist.all_reduce(data, group=in_node)
     if len(node_of) > 1:
-        calls["all"] = data.nbytes, lambda: dist.all_reduce(data)
-    if rank == node_of.index(node_of[rank]):
+        calls["all"] = data.nbytes if rank == 0 else 0, lambda: dist.all_reduce(data)
+    if is_first:
         calls["write"] = len(text), write
     return calls
 
@@ -104,7 +107,8 @@ def check(launch: Launch, folder: Path, calibration: Path | None) -> None:
             if name in calls:
                 amount, call = calls[name]
                 rates[name].append(amount / seconds(call, device))
-    measured = Rank(launch.rank, node, {name: values[1:] for name, values in rates.items()})
+    counted = {name: values[1:] for name, values in rates.items() if calls[name][0]}
+    measured = Rank(launch.rank, node, counted)
     ranks: list[Rank] = [measured] * launch.world_size
     dist.all_gather_object(ranks, measured, hosts)
     dist.destroy_process_group()

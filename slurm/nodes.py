@@ -162,8 +162,8 @@ def option(study: Study, logs: Path, run: str) -> list[str]:
     if not suspected or not ask_of(study, run).leave_out_nodes:
         return []
     nodes = left_out(suspected, job_of(study, run).nodes, nodes_of(cluster))
-    for node in (node for node in suspected if node not in nodes):
-        print(f"node {node}: not left out: unknown to Slurm here, or {run} may need it")
+    if kept := ", ".join(node for node in suspected if node not in nodes):
+        print(f"node {kept}: not left out: unknown to Slurm here, or {run} may need it")
     # sbatch's own option replaces the script's.
     also = [text.removeprefix("--exclude=") for text in cluster.options if "--exclude=" in text]
     return [f"--exclude={','.join([*also, *nodes])}"] if nodes else []
@@ -194,12 +194,10 @@ def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> None:
     pending = [row for row in rows if row.state == "pending"]
     pending = [row for row in pending if ask_of(study, row.run).leave_out_nodes]
     if pending and (changes or new):
-        write_changes(logs / study.name, _update_pending(study, pending, [*changes, *new]))
+        write_changes(logs / study.name, _pending(study, pending, [*changes, *new]))
 
 
-def _update_pending(
-    study: Study, rows: list[states.Row], changes: list[Change]
-) -> Iterator[Change]:
+def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Iterator[Change]:
     """Let the jobs that wait leave out what new ones would."""
     ours, suspected = {change.node for change in changes}, suspects(changes)
     takes_jobs, jobs = nodes_of(cluster_of(study)), ",".join(row.job for row in rows)

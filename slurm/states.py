@@ -157,8 +157,8 @@ def ask_slurm() -> dict[int, Job]:
     try:
         queue = slurm(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
     except UsageError as error:
-        start = "python -m tests.tools.testbed up starts one here"
-        raise UsageError(f"no Slurm answers ({error}; {start})") from error
+        hint = "python -m tests.tools.testbed up starts one here"
+        raise UsageError(f"no Slurm answers ({error}; {hint})") from error
     accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
     jobs = parse(accounts or "")
     for job in parse(queue).values():  # squeue is the fresher

@@ -28,6 +28,7 @@ from slurm.render import ROOT, ask_of, cluster_of, job_of, seconds
 
 TRIES = "tries.csv"  # beside the runs of a study
 UNDERWAY = ("pending", "running")
+Rows = dict[str, list[states.Row]]  # of studies, by name
 
 
 class Hours(NamedTuple):
@@ -67,7 +68,7 @@ def why_not(study: Study, row: states.Row, folder: Path, job: states.Job | None)
 
 def rows_of(
     studies: list[Study], logs: Path, jobs: dict[int, states.Job], cluster: str | None
-) -> dict[str, list[states.Row]]:
+) -> Rows:
     """The rows of studies, and of those that they wait for (`after`), by the study's name. Raises:
     UsageError: a study cannot be read."""
     wanted = {study.name: study for study in studies}
@@ -77,9 +78,7 @@ def rows_of(
     return {name: states.rows(study, logs, jobs) for name, study in wanted.items()}
 
 
-def gate(
-    study: Study, run: str, rows: dict[str, list[states.Row]], conditions: dict[str, int]
-) -> str:
+def gate(study: Study, run: str, rows: Rows, conditions: dict[str, int]) -> str:
     """Why a run may not start yet, from `after` and `only_if`; empty where it may. conditions: the
     exit status of each command that was asked already."""
     ask = ask_of(study, run)
@@ -107,7 +106,7 @@ class Watch:
         self.studies, self.arguments, self.submit = studies, arguments, submit
         self.logs = ROOT / arguments.logs
         self.jobs: dict[int, states.Job] = {}
-        self.rows: dict[str, list[states.Row]] = {}
+        self.rows: Rows = {}
         self.told: dict[str, str] = {}
 
     def tell(self, about: str, line: str) -> None:

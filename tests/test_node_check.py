@@ -23,8 +23,10 @@ def ranks_of(noise: float = 0.02, seed: int = 0, nodes: int = 4, **slow: float) 
     for n in range(2 * nodes):
         name = f"node{n // 2}"
         rates = 1e12 * slow.get(name, 1.0) * common * (1 + noise * draw.standard_normal(ROUNDS))
-        every = {"matmul": list(rates), "copy": [1e10] * ROUNDS, "all": [1e9] * ROUNDS}
-        ranks.append(Rank(n, name, every | ({"write": [1e8] * ROUNDS} if n % 2 == 0 else {})))
+        ranks.append(Rank(n, name, {"matmul": list(rates), "copy": [1e10] * ROUNDS}))
+        if n % 2 == 0:
+            ranks[n].rates["write"] = [1e8] * ROUNDS
+    ranks[0].rates["all"] = [1e9] * ROUNDS
     return ranks
 
 
@@ -57,6 +59,13 @@ def test_the_line_says_the_rank_and_the_numbers():
     slow[0].rates["write"][:] = [5e7] * ROUNDS
     _, (line,) = node_rates.report(slow, [], "7", "ddp")
     assert line.endswith("write to the run's folder: 0.05 GB/s on rank 0, 50% less than the others")
+
+
+def test_a_node_whose_own_all_reduce_is_slow_is_named():
+    ranks = ranks_of(0.0)
+    for rank in ranks[::2]:
+        rank.rates["in_node"] = [(3e8 if rank.node == "node2" else 1e9)] * ROUNDS
+    assert slow_nodes(ranks, []) == ["node2"]
 
 
 def earlier(rates: list[float], measure: str = "matmul", short: str = "", nodes: int = 1):

@@ -33,7 +33,8 @@ UNKNOWN = (math.nan, 0.0)  # what is expected, and its spread
 
 
 class Rank(NamedTuple):
-    """What a rank measured: a rate for each round, by measure; a measure may be absent."""
+    """What a rank measured: a rate for each round, by measure; a measure may be absent. Of the
+    all-reduce in a node the node's first rank has it, of that over all nodes rank 0."""
 
     rank: int
     node: str
@@ -93,21 +94,16 @@ def report(
             others = [rank.rates[measure] for rank in measured if rank is not slowest]
             rates = np.array(slowest.rates[measure])
             row[measure] = float(np.median(rates))
-            less = _less(
-                rates,
-                [] if measure == "all" else others,  # all ranks wait for each other
-                [of[measure] for of in before if of[measure]],
-                expected if measure == "matmul" else UNKNOWN,
-            )
+            usual = [of[measure] for of in before if of[measure]]
+            less = _less(rates, others, usual, expected if measure == "matmul" else UNKNOWN)
             if less:
                 texts = of_no_node if measure == "all" else short
                 shown = _shown(measure, row[measure])
                 texts.append(f"{words}: {shown} on rank {slowest.rank}, {less}")
-        row["short"] = "; ".join(short)
-        rows.append(row)
+        rows.append(row | {"short": "; ".join(short)})
         if short:
-            lines.append(f"node {node} is slow: {row['short']}")
-    return Report(rows, lines + of_no_node[:1])
+            lines.append(f"node {node} is slow: {rows[-1]['short']}")
+    return Report(rows, lines + of_no_node)
 
 
 def _less(
