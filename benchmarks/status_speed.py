@@ -59,7 +59,7 @@ def study_of(top: Path, n: int) -> Study:
         (folder / f"{job}.submitted").write_text(json.dumps(facts))
         about = f"None|{name}|{comment}|{ROOT}"
         if kind < 4:
-            queue.append(f"{job}|{STATES[kind]}|{256 if kind == 2 else 0}|{about}|N/A|N/A|")
+            queue.append(f"{job}|{STATES[kind]}|{256 if kind == 2 else 0}|{about}|1:00|")
         if STATUS[kind]:
             (folder / "run.json").write_text(
                 json.dumps(facts | {"scheduler": {"job_id": str(job)}})
@@ -69,7 +69,7 @@ def study_of(top: Path, n: int) -> Study:
             (folder / "status.json").write_text(json.dumps(status))
             (folder / "steps.csv").write_text(HEADER + rows)
             (folder / f"{job}.out").write_text("a line of a log\n" * 4000)
-            accounts.append(f"{job}|{STATES[kind]}|{int(kind == 2)}:0|{about}|{job}")
+            accounts.append(f"{job}|{STATES[kind]}|{int(kind == 2)}:0|{about}|00:01:00")
         if STATUS[kind] == "complete":
             (folder / "RUN_COMPLETE.txt").write_text("complete\n")
     for tool, lines in (("squeue", queue), ("sacct", accounts)):
@@ -111,7 +111,8 @@ def watched(top: Path, study: Study, rounds: int) -> str:
     before = time.process_time()
     for _ in range(rounds):
         with contextlib.redirect_stdout(io.StringIO()):
-            assert watch.submit_what_may_start(watch.ask())
+            watch.ask()
+            assert watch.submit_what_may_start()
         mib.append(resident_mib())
     seconds = (time.process_time() - before) / rounds
     return f"| {len(study.runs)} | {rounds} | {seconds:.2f} | {mib[1]:.1f} | {mib[-1]:.1f} |"

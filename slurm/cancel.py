@@ -22,8 +22,6 @@ def main(argv: list[str] | None = None) -> int:
     for name in arguments.only or ():
         studies[0].run(name)
     jobs = states.ask_slurm()
-    if jobs is None:
-        raise UsageError(states.no_answer())
     ids = [
         row.job
         for study in studies

@@ -10,7 +10,7 @@ set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=7
+version=8
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
@@ -29,10 +29,10 @@ master_addr_suffix=""   # added to the first node's name
 container_runtime=""    # apptainer, pyxis or charliecloud; "" for none
 container_image=""
 container_python=python3
-nsys=0 nccl_logs=0 torchrun_logs=0 dist_debug=0
+nsys=0 nccl_logs=0 torchrun_logs=0
 preflight=0             # 1: measure the nodes before training
 calibration=""          # of the cluster, which the preflight compares with
-runs=()         # run=NAME PLANNED: the run, and what it is in JSON; several in a job array
+run=""                  # NAME PLANNED: the run, and what it is in JSON
 setup=()        # setup=LINE: run before Python
 after=()        # after=LINE: run after the run
 exports=()      # export=NAME=VALUE
@@ -71,26 +71,21 @@ skip() { # REASON: end this job, which has nothing to do
   exit 0
 }
 
-have() { # TOOL WHAT: whether a tool is here; else say what is skipped
-  command -v "$1" >/dev/null || { echo "slurm: skipped $2: no $1 here"; return 1; }
-}
-
 read_settings() { # NAME=VALUE...
   local word
   for word in "$@"; do
     case $word in
-      run=*) runs+=("${word#*=}") ;;
       setup=*) setup+=("${word#*=}") ;;
       after=*) after+=("${word#*=}") ;;
       export=*) exports+=("${word#*=}") ;;
       mount=*) mounts+=("${word#*=}") ;;
       srun=*) srun_options+=("${word#*=}") ;;
       torchrun=*) torchrun_options+=("${word#*=}") ;;
-      study_file=* | study_folder=* | clusters_file=* | comment=* | ranks=* | lead=* | \
-        requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
-        dist_debug=* | preflight=* | calibration=* | python=* | environment_tar=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
-        container_image=* | container_python=*) printf -v "${word%%=*}" %s "${word#*=}" ;;
-      *) refuse "slurm/job.sh version $version knows no setting ${word%%=*}: render the script again" ;;
+      *)
+        [[ -v ${word%%=*} ]] ||
+          refuse "slurm/job.sh version $version knows no setting ${word%%=*}: render the script again"
+        printf -v "${word%%=*}" %s "${word#*=}"
+        ;;
     esac
   done
 }
@@ -162,30 +157,20 @@ archive() {
   local mask
   mask=$(umask)
   umask 077
-  archive_script
-  cp -- "$study_file" "$folder/$attempt.study.toml"
-  cp -- "$clusters_file" "$folder/$attempt.clusters.toml"
+  cp --remove-destination -- "$0" "$folder/$attempt.slurm" # an older one would keep its mode
+  cp --remove-destination -- "$study_file" "$folder/$attempt.study.toml"
+  cp --remove-destination -- "$clusters_file" "$folder/$attempt.clusters.toml"
   umask "$mask"
   "$python" -m parallel.record.environment "$folder/$attempt.env" --hide \
     "$folder/$attempt".{slurm,study.toml,clusters.toml} ||
     fail "no working Python: $python ended with status $?"
-  scontrol show job "$slurm_id" >"$folder/$attempt.job"
+  scontrol show job "$job" >"$folder/$attempt.job"
   export GIT_OPTIONAL_LOCKS=0
   if git rev-parse HEAD >"$folder/$attempt.commit" 2>/dev/null; then
     git diff HEAD -- . ':(exclude)logs' >"$folder/$attempt.diff"
   else
     echo "slurm: no commit is archived: git knows none here"
     rm -- "$folder/$attempt.commit"
-  fi
-}
-
-archive_script() {
-  rm -f -- "$folder/$attempt".{slurm,study.toml,clusters.toml} # an older one keeps its mode
-  if ((${#runs[@]} == 1)); then
-    cp -- "$0" "$folder/$attempt.slurm"
-  else # this script names every run of a job array; the copy names this run, and can be submitted
-    sed "/^#SBATCH --array=/d; s/^#SBATCH --job-name=.*/#SBATCH --job-name=$run/
-      /^  'run=/{/^  'run=${run//./\\.} /!d}" "$0" >"$folder/$attempt.slurm"
   fi
 }
 
@@ -279,7 +264,9 @@ build_command() { # what srun starts on each node, in `launch`
     python=$unpacked/bin/python
   fi
   launch+=("$python" -m slurm.forward_signals)
-  if [[ $NSYS == 1 ]] && { [[ -n $container_runtime ]] || have nsys "the profile"; }; then
+  if [[ $NSYS == 1 && -z $container_runtime ]] && ! command -v nsys >/dev/null; then
+    echo "slurm: skipped the profile: no nsys here"
+  elif [[ $NSYS == 1 ]]; then
     mkdir -p -- "$folder/$attempt.profiles"
     launch+=(nsys profile "--trace=cuda,nvtx,osrt" --force-overwrite=true
       "--output=$folder/$attempt.profiles/nsys_${job}_%h")
@@ -294,23 +281,6 @@ build_command() { # what srun starts on each node, in `launch`
     launch+=(--log-dir "$folder/$attempt.torchrun" --redirects 3 --tee 3)
   fi
   launch+=("${torchrun_options[@]}")
-}
-
-switch_on_debugging() {
-  if [[ $NCCL_LOGS == 1 ]]; then
-    mkdir -p -- "$folder/$attempt.nccl"
-    local nccl
-    nccl=$(realpath -- "$folder")/$attempt.nccl
-    export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH
-    export NCCL_DEBUG_FILE="$nccl/nccl_rank_%h_%p.log"
-    export NCCL_TOPO_DUMP_FILE="$nccl/nccl_topo.xml"
-    have ibstat ibstat.txt && ibstat >"$folder/$attempt.nccl/ibstat.txt"
-    have nvidia-smi topo.txt && nvidia-smi topo -m >"$folder/$attempt.nccl/topo.txt"
-  fi
-  if [[ $DIST_DEBUG == 1 ]]; then
-    # Not DETAIL unless asked for: it checks every collective, and with gloo on CPU ranks crash.
-    export TORCH_DISTRIBUTED_DEBUG="${TORCH_DISTRIBUTED_DEBUG:-INFO}" TORCH_CPP_LOG_LEVEL=INFO
-  fi
 }
 
 # Before the time limit every rank gets SIGUSR1 (forward_signals passes it on): it may save and end.
@@ -346,15 +316,6 @@ run_step() { # -m MODULE ARGUMENT...: sets `status`, and `stopped` to the kind o
   [[ -z $patience ]] || kill "$patience" 2>/dev/null
 }
 
-write_profile_tables() {
-  local report host
-  for report in "$folder/$attempt.profiles"/*.nsys-rep; do
-    [[ -f $report ]] || continue
-    host=${report##*_}
-    nsys stats "$report" >"$folder/$attempt.profiles/nsys_stats_${host%.nsys-rep}.txt"
-  done
-}
-
 record_end() {
   if ((status != 0)); then
     "$python" -m slurm.record_end "$folder" "$attempt" "$status"
@@ -380,7 +341,7 @@ requeue_what_can_go_on() {
   ((requeue && status == 75)) && [[ $stopped == "time limit" ]] &&
     [[ $folder/steps.csv -nt $folder/$attempt.job ]] || return 0
   if ((restart < max_restarts)); then
-    scontrol requeue "$slurm_id"
+    scontrol requeue "$job"
   else
     echo "slurm: not started again: restarted $max_restarts times already (max_restarts)"
   fi
@@ -388,29 +349,21 @@ requeue_what_can_go_on() {
 
 # What happens, in order.
 read_settings "${settings[@]}"
-((${#runs[@]} > 0)) ||
+[[ -n $run ]] ||
   refuse "no run: python -m slurm.submit STUDY submits a study, python -m slurm.render STUDY --run-name RUN prints a script"
 job=${SLURM_JOB_ID:?submit this script with sbatch}
 restart=${SLURM_RESTART_COUNT:-0}
 attempt=$job
 ((restart == 0)) || attempt=$job.restart$restart
-run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}
 planned=${run#* } run=${run%% *}
 folder=$study_folder/$run
 python=${PYTHON:-$python}
 setting_up=""
 : "${NSYS:=$nsys}" "${NCCL_LOGS:=$nccl_logs}" "${TORCHRUN_LOGS:=$torchrun_logs}"
-: "${DIST_DEBUG:=$dist_debug}"
 [[ -f $study_file ]] || refuse "not the repository (no $study_file here): submit from its root"
 
 open_folder
 check_version
-# The jobs of an array have one name until they start, and one of them has the array's number.
-slurm_id=$job
-if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
-  slurm_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-  scontrol update "jobid=$slurm_id" "jobname=$run" || echo "slurm: job $slurm_id is not renamed"
-fi
 skip_what_is_done
 printf '%s\n' "$planned" >"$folder/$job.submitted"
 stop_after_the_last_restart
@@ -440,7 +393,12 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 archive
 find_master
-switch_on_debugging
+if [[ $NCCL_LOGS == 1 ]]; then
+  mkdir -p -- "$folder/$attempt.nccl"
+  logs=$(realpath -- "$folder/$attempt.nccl")
+  export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH
+  export NCCL_DEBUG_FILE="$logs/nccl_rank_%h_%p.log" NCCL_TOPO_DUMP_FILE="$logs/nccl_topo.xml"
+fi
 [[ -z $environment_tar ]] || unpack_environment
 build_command
 stopped=""
@@ -454,7 +412,9 @@ elif ((status == 0)); then
   status=1 # nothing was trained
 fi
 [[ -z $environment_tar ]] || on_each_node rm -rf "$unpacked" "$unpacked.tar"
-write_profile_tables
+for report in "$folder/$attempt.profiles"/*.nsys-rep; do
+  [[ ! -f $report ]] || nsys stats "$report" >"${report%.nsys-rep}.txt"
+done
 record_end
 run_lines_after
 requeue_what_can_go_on

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from base.errors import Parser, command_line
-from parallel.record.ends import Kind, cause, killed_rank, kind_of
+from parallel.record.ends import cause, killed_rank, kind_of
 from parallel.record.writer import RunFolder
 from slurm.states import ran_by, read_end, tail
 
@@ -22,17 +22,11 @@ def record_end(folder: Path, attempt: str, status: int) -> None:
     run, job = RunFolder(folder), os.environ.get("SLURM_JOB_ID")
     if job and (folder / "run.json").exists() and ran_by(folder) != int(job):
         return  # the folder holds an earlier job's run, which ended as it says
-    if noted := read_end(folder, attempt):
-        kind, reason = noted
-        kind = Kind(kind) if kind in list(Kind) else kind_of(reason)
-        surer = True
-    else:
-        log = tail(folder / f"{attempt}.out")
-        why = cause(log)
-        reason = f"exit status {status}: {why}" if why else f"exit status {status}"
-        kind = kind_of(why)  # unknown where there is none
-        surer = bool(killed_rank(log))
-    if surer:
+    noted, log = read_end(folder, attempt), tail(folder / f"{attempt}.out")
+    why = cause(log)
+    exited = f"exit status {status}: {why}" if why else f"exit status {status}"
+    kind, reason = noted or (kind_of(why), exited)
+    if noted or killed_rank(log):
         run.explain(kind, reason)
     run.fail(kind, reason, rank=-1)
 

@@ -35,15 +35,14 @@ from parallel.record.facts import planned
 JOB = ROOT / "slurm" / "job.sh"
 CALIBRATIONS = ROOT / "analysis" / "planner" / "calibrations"
 MARK = "exec bash slurm/study.sh"
-ARRAY_SIZE = 1000  # Slurm's default limit (MaxArraySize) is 1001
-SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
+SWITCHES = ("nsys", "nccl_logs", "torchrun_logs")
 
 
 @dataclass(frozen=True)
 class Ask:
     """What a study's [slurm] table asks for, beyond the run itself.
 
-    The four switches leave proof beside the run; at submission the environment variable of the
+    The three switches leave proof beside the run; at submission the environment variable of the
     same name in capitals (NSYS=1 sbatch ...) overrides each.
     """
 
@@ -56,7 +55,6 @@ class Ask:
     nsys: bool = key(False, "profile with Nsight Systems")
     nccl_logs: bool = key(False, "keep NCCL's logs")
     torchrun_logs: bool = key(False, "keep each rank's output")
-    dist_debug: bool = key(False, "let torch check each collective")
     requeue: bool = key(False, "start again when a node dies, or time is over and it has saved")
     max_restarts: int = key(3, "how often at most", Bounds(0, 10**6))
     tp_across_nodes: bool = key(False, "let tp be larger than a node")
@@ -75,27 +73,20 @@ def ask_of(study: Study, name: str) -> Ask:
     return Ask(**values_of(Ask, study.runs[name].slurm, f"{study.path} [slurm]"))
 
 
-# Slurm takes 99:99:99 for more than four days: whoever wrote it meant something else.
-_LIMITS = (
-    r"(?P<m>\d+)(:(?P<s>[0-5]?\d))?",
-    r"(?P<h>\d+):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)",
-    r"(?P<d>\d+)-(?P<h>[01]?\d|2[0-3])(:(?P<m>[0-5]?\d)(:(?P<s>[0-5]?\d))?)?",
-)
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-
-
-def seconds(limit: str) -> int:
-    """A Slurm time limit: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+def seconds(time: str) -> int:
+    """A time as Slurm reads and writes it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     Raises:
-        UsageError: it is none of these, a part is larger than its unit holds, or it is zero.
+        UsageError: it is none of these. Slurm takes 99:99:99 for more than four days: whoever wrote
+            it meant something else.
     """
-    match = next(filter(None, (re.fullmatch(form, limit) for form in _LIMITS)), None)
-    parts = match.groupdict("0") if match else {}
-    total = sum(int(number) * _UNITS[unit] for unit, number in parts.items())
-    if not total:
-        raise UsageError(f"time limit {limit!r} is none of Slurm's: M:S, H:M:S, D-H:M:S, above 0")
-    return total
+    match = re.fullmatch(r"((\d+)-)?(\d+)(:[0-5]?\d)?(:[0-5]?\d)?", time)
+    if match is None:
+        raise UsageError(f"time limit {time!r} is none of Slurm's: M:S, H:M:S, D-H:M:S")
+    days, *parts = (int(part.strip(":")) for part in match.groups("0")[1:])
+    if match[1] is None and match[5] is None:  # M or M:S
+        parts = [0, *parts]
+    return ((days * 24 + parts[0]) * 60 + parts[1]) * 60 + parts[2]
 
 
 @dataclass(frozen=True)
@@ -171,7 +162,7 @@ def planned_text(study: Study, name: str) -> str:
 
 
 def header(study: Study, job: Job, logs: Path) -> list[str]:
-    """The options of sbatch, without the job's name."""
+    """The options of sbatch."""
     cluster, places = job.cluster, ("account", "partition", "qos", "constraint")
     cores = cluster.cores_per_node * job.ranks_per_node // cluster.gpus_per_node
     gpus = f"{job.ask.gpu_type}:{job.ranks_per_node}" if job.ask.gpu_type else job.ranks_per_node
@@ -180,6 +171,7 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
     )
     memory = job.ask.memory or cluster.memory
     options = [
+        f"--job-name={job.run}",
         f"--comment={comment_of(study, logs)}",
         *(f"--{name}={value}" for name in places if (value := getattr(cluster, name))),
         f"--nodes={job.nodes}",
@@ -198,11 +190,12 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
 
 
 def settings(study: Study, job: Job, logs: Path) -> list[str]:
-    """The settings of slurm/job.sh, as NAME=VALUE, without the run's name."""
+    """The settings of slurm/job.sh, as NAME=VALUE."""
     cluster, ask = job.cluster, job.ask
     calibration = CALIBRATIONS / f"{cluster.name}.toml"
     plain = ("scratch", "python", "environment_tar", "master_addr_suffix")
     single = {
+        "run": f"{job.run} {planned_text(study, job.run)}",
         "study_file": shown(study.path),
         "study_folder": str(logs / study.name),
         "clusters_file": shown(cluster.source),
@@ -232,30 +225,24 @@ def settings(study: Study, job: Job, logs: Path) -> list[str]:
     return lines + [f"{name}={value}" for name, values in several.items() for value in values]
 
 
-def script(study: Study, names: list[str], logs: Path = Path("logs")) -> str:
-    """The whole script of a run, or of a job array of runs that ask for the same: the header, the
-    settings and slurm/job.sh. The same arguments always give the same text.
+def script(study: Study, name: str, logs: Path = Path("logs")) -> str:
+    """The whole script of a run: the header, the settings and slurm/job.sh. The same arguments
+    always give the same text.
 
     Raises:
         UsageError: a value that no #SBATCH line can hold.
     """
-    array, job = len(names) > 1, job_of(study, names[0])
-    options = [f"--job-name={percent_encode(os.fsencode(study.name)) if array else names[0]}"]
-    if array:
-        options.append(f"--array=0-{len(names) - 1}")
-    options += header(study, job, logs)
-    quoted = [f"  {shlex.quote(word)}" for word in settings(study, job, logs)]
-    quoted += [f"  {shlex.quote(f'run={name} {planned_text(study, name)}')}" for name in names]
+    job = job_of(study, name)
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH {option}" for option in options),
+            *(f"#SBATCH {option}" for option in header(study, job, logs)),
             "",
             f"# {words(study.question)}",
             f"# Rendered by python -m slurm.render {words(shown(study.path))} --run-name NAME",
             "# shellcheck disable=SC2016 # bash expands no setting",
             "settings=(",
-            *quoted,
+            *(f"  {shlex.quote(word)}" for word in settings(study, job, logs)),
             ")",
             "",
             "# What follows is slurm/job.sh.",
@@ -281,20 +268,6 @@ def study_script(study: Study) -> str:
             "",
         ]
     )
-
-
-def batches(study: Study, names: list[str], logs: Path) -> list[list[str]]:
-    """The runs, in order, grouped by what they ask for; each group can be one job array."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name in names:
-        job = job_of(study, name)
-        asked = (*header(study, job, logs), *settings(study, job, logs))
-        groups.setdefault(asked, []).append(name)
-    return [
-        group[first : first + ARRAY_SIZE]
-        for group in groups.values()
-        for first in range(0, len(group), ARRAY_SIZE)
-    ]
 
 
 def estimate(study: Study, names: list[str]) -> list[str]:
@@ -373,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
     for study in each(studies):
         if arguments.run_name:
             study.run(arguments.run_name)  # or a UsageError that lists the names
-            print(script(study, [arguments.run_name], arguments.logs), end="")
+            print(script(study, arguments.run_name, arguments.logs), end="")
         elif arguments.list:
             print("\n".join(study.runs))
         else:

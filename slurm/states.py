@@ -7,12 +7,12 @@ Slurm has forgotten the job, and the tables of analysis/ read it.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -25,7 +25,7 @@ from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record import ends, reader
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
-from slurm.render import ROOT, comment_of, planned_text
+from slurm.render import ROOT, comment_of, planned_text, seconds
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
 PENDING |= {"SPECIAL_EXIT"}
@@ -49,7 +49,6 @@ COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
 class Job:
     """A job in Slurm's words. exit: its own status and the signal that ended it, as in 0:125.
 
-    array: as Slurm's commands print and take it where it is of an array, 7_0 for example.
     elapsed_s: how long it has held its nodes; None where Slurm did not say.
     """
 
@@ -60,7 +59,6 @@ class Job:
     name: str = ""
     comment: str = ""
     folder: str = ""
-    array: str = ""
     elapsed_s: int | None = None
 
     @property
@@ -72,7 +70,7 @@ class Job:
 class Row:
     """One run: what it is doing or how it ended, and the line that proves it.
 
-    kind: why it failed; empty where it did not. job: its last job as Slurm's commands print it.
+    kind: why it failed; empty where it did not. job: its last job, - where there is none.
     """
 
     run: str
@@ -83,11 +81,10 @@ class Row:
     eta_s: float | None
     line: str
     kind: str = ""
-    array: str = ""
 
     @property
     def job(self) -> str:
-        return self.array or str(self.job_id or "-")
+        return str(self.job_id or "-")
 
 
 @dataclass(frozen=True)
@@ -108,11 +105,15 @@ def environment() -> dict[str, str]:
     }
 
 
-def no_answer() -> str:
-    """Why no Slurm may answer, and what to do."""
-    conf = os.environ.get("SLURM_CONF")
-    asked = f"SLURM_CONF={conf}" if conf else "SLURM_CONF is not set"
-    return f"no Slurm answers ({asked}; python -m tests.tools.testbed up starts one here)"
+@contextlib.contextmanager
+def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
+    """Make the studies' folders; no other command submits or changes their jobs meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for folder in sorted({logs / study.name for study in studies}):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / ".submit.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def slurm(command: list[str], text: str = "") -> str:
@@ -124,77 +125,66 @@ def slurm(command: list[str], text: str = "") -> str:
     options = {"env": environment(), "input": text, "cwd": ROOT, "timeout": 60}
     try:
         done = subprocess.run(command, capture_output=True, text=True, **options)
-    except OSError as error:
-        raise UsageError(f"{command[0]}: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"{command[0]}: no answer within a minute") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{command[0]}: {error}") from error
     if done.returncode:
         raise UsageError(f"{command[0]}: {' '.join(done.stderr.split())}")
     return done.stdout
 
 
-def ask(command: list[str], text: str = "") -> str | None:
-    """What a Slurm command prints, given `text` as input; None where it is absent or fails."""
+def ask(command: list[str]) -> str | None:
+    """What a Slurm command prints; None where it is absent or fails."""
     try:
-        return slurm(command, text)
+        return slurm(command)
     except UsageError:
         return None
 
 
-QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir")
-QUEUE += ("ArrayJobID", "ArrayTaskID", "TimeUsed")
-ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "JobID")
-ACCOUNTS += ("ElapsedRaw",)
+QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir", "TimeUsed")
+ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "Elapsed")
 
 
-def ask_slurm(queue_needed: bool = False) -> dict[int, Job] | None:
-    """Every job of this user that Slurm knows, by id; None where no Slurm answers. queue_needed:
-    None without squeue's answer, too; sacct knows late of jobs that were just submitted.
+def ask_slurm() -> dict[int, Job]:
+    """Every job of this user that Slurm knows, by id.
 
-    squeue knows those that wait, run or ended lately, sacct those that ended within a month.
+    squeue knows those that wait, run or ended lately, sacct those that ended within a month; it
+    knows late of jobs that were just submitted.
+
+    Raises:
+        UsageError: squeue does not answer.
     """
     wanted = ",".join(f"{column}:|" for column in QUEUE)
-    queue = ask(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
+    try:
+        queue = slurm(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
+    except UsageError as error:
+        hint = "python -m tests.tools.testbed up starts one here"
+        raise UsageError(f"no Slurm answers ({error}; {hint})") from error
     accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
-    if queue is None and (accounts is None or queue_needed):
-        return None
     jobs = parse(accounts or "")
-    for job in parse(queue or "", of_queue=True).values():  # squeue is the fresher
+    for job in parse(queue).values():  # squeue is the fresher
         before = jobs.get(job.job_id, job).elapsed_s  # of all restarts
         jobs[job.job_id] = replace(job, elapsed_s=max(job.elapsed_s or 0, before or 0))
     return jobs
 
 
-def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
+def parse(text: str) -> dict[int, Job]:
     """Jobs from lines of |-separated columns; a line that is none is skipped."""
-    jobs = {}
+    jobs: dict[int, Job] = {}
     for line in text.splitlines():
-        job_id, *columns = (column.strip() for column in line.split("|"))
-        if not job_id.isdigit() or len(columns) < 6:
+        number, *columns = (column.strip() for column in line.split("|"))
+        if not number.isdigit() or len(columns) < 7:
             continue
-        state, status, reason, name, comment, folder, *array = columns
-        if of_queue and status.isdigit():  # as wait() gives it
+        job_id, (state, status, reason, name, comment, folder, time) = int(number), columns[:7]
+        if status.isdigit():  # squeue's, as wait() gives it
             status = f"{int(status) >> 8}:{int(status) & 127}"
+        elapsed_s = None
+        with contextlib.suppress(UsageError):  # squeue may print N/A
+            elapsed_s = seconds(time)
+            if job_id in jobs:  # sacct has a line for each restart
+                elapsed_s += jobs[job_id].elapsed_s or 0
         state = state.partition(" ")[0]
-        columns = 2 if of_queue else 1
-        match = re.match(r"(\d+)_(\d+)(_|$)", "_".join(array[:columns]))
-        number, key = f"{match[1]}_{match[2]}" if match else "", int(job_id)
-        elapsed_s = seconds_of(array[columns]) if len(array) > columns else None
-        if key in jobs and elapsed_s is not None:  # sacct has a line for each restart
-            elapsed_s += jobs[key].elapsed_s or 0
-        said = (state, status, reason, name, comment, folder, number, elapsed_s)
-        jobs[key] = Job(key, *said)
+        jobs[job_id] = Job(job_id, state, status, reason, name, comment, folder, elapsed_s)
     return jobs
-
-
-def seconds_of(text: str) -> int | None:
-    """A time that squeue (D-HH:MM:SS, its leading parts may be missing) or sacct (seconds) prints;
-    None where it is no time."""
-    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)??(?:(\d+):)?(\d+)", text)
-    if not match:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def tail(path: Path, size: int = 65536) -> str:
@@ -231,33 +221,32 @@ def progress(folder: Path) -> tuple[int, float | None]:
     times: dict[int, float] = {}
     for line in tail(folder / "steps.csv", 4096).split("\n")[-11:-1]:  # the last may be cut
         with contextlib.suppress(ValueError):
-            step, seconds = line.split(",")[:2]
-            times[int(step)] = float(seconds)
+            step, step_s = line.split(",")[:2]
+            times[int(step)] = float(step_s)
     return (list(times)[-1], fmean(times.values())) if times else (0, None)
 
 
 def recall(folder: Path, job_id: int) -> Job | None:
     """A job that Slurm has forgotten, as it was written down."""
-    noted = {"array": ""} | read_json_if_whole(folder / f"{job_id}.state")
-    known = {name: str(noted[name]) for name in ("state", "exit", "array") if name in noted}
-    return Job(job_id, **known, elapsed_s=noted.get("elapsed_s")) if len(known) == 3 else None
+    noted = read_json_if_whole(folder / f"{job_id}.state")
+    if not {"state", "exit"} <= noted.keys():
+        return None
+    return Job(job_id, str(noted["state"]), str(noted["exit"]), elapsed_s=noted.get("elapsed_s"))
 
 
-def remember(folder: Path, job: Job, row: Row, planned: Callable[[], str]) -> None:
+def remember(study: Study, folder: Path, job: Job, row: Row) -> None:
     """Write down how a job ended; for one that never started, what it was to run as well."""
     path = folder / f"{job.job_id}.state"
     if job.state in PENDING | ACTIVE:
         path.unlink(missing_ok=True)  # an end before Slurm restarted the job
         return
-    end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "array")}
+    end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "elapsed_s")}
     end |= {"verdict": row.state if row.state in FAILURES else ""}
     end |= {"kind": row.kind, "line": row.line}
-    if job.elapsed_s is not None:
-        end["elapsed_s"] = job.elapsed_s
     if read_json_if_whole(path) != end:
         folder.mkdir(parents=True, exist_ok=True)
         if not reader.is_run_folder(folder):
-            (folder / f"{job.job_id}.submitted").write_text(planned() + "\n")
+            (folder / f"{job.job_id}.submitted").write_text(planned_text(study, row.run) + "\n")
         write_json(path, end)
 
 
@@ -282,7 +271,7 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     eta_s = max(0, steps - step) * step_s if end.state == "running" and step_s is not None else None
     kind = end.kind or FAILURES.get(end.state, "")
     line = " ".join(end.line.split())[:300]
-    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind), job.array)
+    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind))
 
 
 def _doing(folder: Path, status: dict, job: Job, job_id: int | None) -> End | None:
@@ -388,7 +377,7 @@ def ran_by(folder: Path) -> int | None:
 
 
 def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
-    """One row per run of the study; `jobs`: what `ask_slurm` said."""
+    """One row per run of the study; `jobs`: what `ask_slurm` said, None where no Slurm answers."""
     known, comment = jobs or {}, comment_of(study, logs)
     # A job that was submitted by hand and never started has left nothing in its folder.
     unseen: dict[str, list[int]] = {}
@@ -410,6 +399,6 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
             row = replace(row, state="unknown", eta_s=None, line=line, kind="")
         if job is not None:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
-                remember(folder, job, row, partial(planned_text, study, name))
+                remember(study, folder, job, row)
         table.append(of_the_study(with_result(row, folder), folder, spec))
     return table

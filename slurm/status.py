@@ -13,8 +13,9 @@ failed in any way.
 import shlex
 import sys
 from collections import Counter
+from datetime import timedelta
 
-from base.errors import command_line, printable
+from base.errors import UsageError, command_line, printable, warn
 from slurm import states
 from slurm.render import each, load_studies, study_parser
 
@@ -24,24 +25,15 @@ next:
   python -m analysis.page {folder}      # all of it as one offline page, study.html"""
 
 
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds; - where unknown."""
-    if seconds is None:
-        return "-"
-    minutes, secs = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{secs:02}"
-
-
 def table(rows: list[states.Row]) -> list[str]:
     """The rows as text, with a last line that counts the states."""
     wide = max((len(row.run) for row in rows), default=3)
-    ids = max((len(row.job) for row in rows if len(row.job) > 8), default=8)
-    lines = [f"{'run':{wide}}  {'state':12}  {'job':>{ids}}  {'iteration':>13}  {'ETA':>8}  proof"]
+    lines = [f"{'run':{wide}}  {'state':12}  {'job':>8}  {'iteration':>13}  {'ETA':>8}  proof"]
     for row in rows:
         steps = f"{row.step}/{row.steps}"
+        eta = "-" if row.eta_s is None else str(timedelta(seconds=round(row.eta_s)))
         lines.append(
-            f"{row.run:{wide}}  {row.state:12}  {row.job:>{ids}}  {steps:>13}"
-            f"  {duration(row.eta_s):>8}  {row.line}"
+            f"{row.run:{wide}}  {row.state:12}  {row.job:>8}  {steps:>13}  {eta:>8}  {row.line}"
         )
     counts = Counter(row.state for row in rows)
     return [*map(printable, lines), ", ".join(f"{n} {state}" for state, n in counts.most_common())]
@@ -51,11 +43,11 @@ def table(rows: list[states.Row]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     arguments = study_parser("slurm.status", __doc__).parse_args(argv)
     studies = load_studies(arguments)
-    jobs = states.ask_slurm()
-    if jobs is None:
-        says = f"{states.no_answer()}; the rows below are from the run folders alone"
-        print(f"slurm.status: {says}", file=sys.stderr)
-    status = 0
+    jobs, status = None, 0
+    try:
+        jobs = states.ask_slurm()
+    except UsageError as error:
+        warn("slurm.status", f"{error}; the rows below are from the run folders alone")
     for study in each(studies):
         rows = states.rows(study, arguments.logs, jobs)
         print("\n".join(table(rows)))

@@ -7,39 +7,34 @@
     sbatch --dependency=afterany:4711 slurm/layouts.slurm       # when another job has ended
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
-node. Runs that ask for the same nodes, time and settings are one job array.
-Above the study's budget (budget_gpu_hours in [slurm]) it needs --yes.
+node. Above the study's budget (budget_gpu_hours in [slurm]) it needs --yes.
 --watch stays until every run has ended. It submits again what a retry can mend (a lost node, a
 hang, a time limit, a broken connection), at most max_restarts times; DIR/<study>/tries.csv has each
 try. It never asks for more than the budget. It may be ended and started again.
 """
 
 import argparse
-import fcntl
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from base.bounds import check_flags
 from base.errors import UsageError, command_line, warn
-from parallel.config.study import Study, load_study
+from parallel.config.study import Study
 from slurm import nodes, preflight, states
 from slurm.render import (
     ROOT,
     ask_of,
-    batches,
     cluster_of,
+    each,
     estimate,
     job_of,
     load_studies,
     planned_text,
     script,
-    shown,
-    study_files,
     study_parser,
 )
-from slurm.watch import Watch, beside, gate
+from slurm.watch import Watch, gate, rows_of
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
@@ -60,51 +55,23 @@ def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list
     return [name for name, state in startable.items() if name in only or state in wanted]
 
 
-def submit(study: Study, names: list[str], logs: Path) -> list[tuple[str, str]]:
-    """Submit the runs: one job array for those that ask for the same. (run, job) of each.
-
-    Raises:
-        UsageError: sbatch refused one; those before it are submitted, and it says so.
-    """
-    done: list[tuple[str, str]] = []
-    for group in batches(study, names, logs):
-        for name in group:
-            (ROOT / logs / study.name / name).mkdir(parents=True, exist_ok=True)
-        left_out = nodes.option(study, ROOT / logs, group[0])
-        sent = sbatch(script(study, group, logs), cluster_of(study).account, left_out)
-        if sent.returncode:
-            raise UsageError(
-                f"sbatch refused {group[0]} after {len(done)} were submitted:"
-                f" {' '.join(sent.stderr.split())}"
-            )
-        job_id = int(sent.stdout.split(";")[0])
-        for text in left_out:
-            print(f"job {job_id}: {text}")
-        numbers = {}
-        if len(group) > 1:
-            # Each job of an array gets its run's name. Slurm gives it a number of its own when it
-            # is changed alone; where squeue does not print that, the array's number stands.
-            renamed = [f"update jobid={job_id}_{i} jobname={name}" for i, name in enumerate(group)]
-            states.ask(["scontrol"], "\n".join(renamed))
-            asked = ["--array", "--states=all", f"--jobs={job_id}", "--format=%K|%A"]
-            printed = states.ask(["squeue", "--noheader", *asked]) or ""
-            numbers = dict(line.split("|") for line in printed.split() if line.count("|") == 1)
-        ids = [int(numbers.get(str(index), job_id)) for index in range(len(group))]
-        for index, (name, number) in enumerate(zip(group, ids, strict=True)):
-            note = ROOT / logs / study.name / name / f"{number}.submitted"
-            note.write_text(planned_text(study, name) + "\n")
-            done.append((name, f"{job_id}_{index}" if len(group) > 1 else str(job_id)))
-    return done
-
-
-def sbatch(text: str, account: str, more: list[str]) -> subprocess.CompletedProcess:
-    """Hand a script to sbatch. `account`: the cluster's; `more`: options."""
-    environment = states.environment()
-    if not account and (ours := os.environ.get("SLURM_JOB_ACCOUNT")):  # as of sbatch --account
-        environment.setdefault("SBATCH_ACCOUNT", ours)
-    options = {"env": environment, "capture_output": True, "text": True, "cwd": ROOT}
-    command = ["sbatch", "--parsable", f"--chdir={ROOT}", *more]
-    return subprocess.run(command, input=text, **options)
+def submit(study: Study, name: str, logs: Path) -> int:
+    """Submit a run. Its job. Raises: UsageError: sbatch refuses it."""
+    folder = ROOT / logs / study.name / name
+    folder.mkdir(parents=True, exist_ok=True)
+    left_out = nodes.option(study, ROOT / logs, name)
+    command = ["sbatch", "--parsable", f"--chdir={ROOT}", *left_out]
+    account = os.environ.get("SLURM_JOB_ACCOUNT")  # of sbatch --account NAME slurm/*.slurm
+    if account and not cluster_of(study).account and "SBATCH_ACCOUNT" not in os.environ:
+        command.append(f"--account={account}")
+    try:
+        job = int(states.slurm(command, script(study, name, logs)).split(";")[0])
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+    for text in left_out:
+        print(f"job {job}: {text}")
+    (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
+    return job
 
 
 def submit_study(study: Study, arguments: argparse.Namespace) -> None:
@@ -115,25 +82,17 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
             agreed to their cost.
     """
     logs = ROOT / arguments.logs  # the scripts run there
-    (logs / study.name).mkdir(parents=True, exist_ok=True)
     # Two submits at a time would each find the other's runs still missing.
-    with (logs / study.name / ".submit.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        jobs = states.ask_slurm()
-        if jobs is None:
-            raise UsageError(states.no_answer())
-        rows = states.rows(study, logs, jobs)
-        nodes.update(study, logs, rows)
-        names = choose(study, rows, arguments.only)
+    with states.locked([study], logs):
+        rows = rows_of([study], logs, states.ask_slurm(), arguments.cluster)
+        nodes.update(study, logs, rows[study.name])
+        names = choose(study, rows[study.name], arguments.only)
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
-        afters = {ask_of(study, name).after for name in names} - {""}
-        befores = {after: beside(study, after, arguments.cluster) for after in afters}
-        rows_of = {after: states.rows(before, logs, jobs) for after, before in befores.items()}
         conditions: dict[str, int] = {}
         for name in names:
-            if line := gate(study, name, rows_of, conditions):
+            if line := gate(study, name, rows, conditions):
                 raise UsageError(f"{name}: {line}; --watch waits")
         print("\n".join(estimate(study, names)))
         check(study, names, arguments)
@@ -144,8 +103,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
                 f"{total:.1f} {cluster_of(study).hours} at worst exceed the budget of {budget:g}:"
                 " nothing was submitted; give --yes"
             )
-        for name, job in submit(study, names, arguments.logs):
-            print(f"submitted {name}: job {job}")
+        for name in names:
+            print(f"submitted {name}: job {submit(study, name, arguments.logs)}", flush=True)
 
 
 def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None:
@@ -156,8 +115,6 @@ def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None
         for problem in problems:
             warn("slurm.submit", problem)
         raise UsageError("nothing was submitted; --no-preflight submits all the same")
-    if line := preflight.slow_start(study, cluster_of(study), names):
-        warn("slurm.submit", line)
 
 
 def watch(arguments: argparse.Namespace) -> int:
@@ -167,7 +124,6 @@ def watch(arguments: argparse.Namespace) -> int:
     arguments.every = arguments.every or 30.0
     studies = load_studies(arguments)
     for study in studies:
-        (ROOT / arguments.logs / study.name).mkdir(parents=True, exist_ok=True)
         check(study, list(study.runs), arguments)
     return Watch(studies, arguments, submit).until_the_end()
 
@@ -203,12 +159,10 @@ def main(argv: list[str] | None = None) -> int:
     for flag in ("at_most", "every", "budget_gpu_hours"):
         if getattr(arguments, flag) is not None:
             raise UsageError(f"--{flag.replace('_', '-')} belongs to --watch")
-    status, paths = 0, study_files(arguments.studies)
-    for path in paths:
-        if len(paths) > 1:
-            print(f"{shown(path)}:")
+    status = 0
+    for study in each(load_studies(arguments)):
         try:
-            submit_study(load_study(path, arguments.cluster), arguments)
+            submit_study(study, arguments)
         except UsageError as error:  # the other studies are submitted all the same
             warn("slurm.submit", error)
             status = 2

@@ -6,14 +6,12 @@ where a study is, so it can be ended and started again at any time.
 """
 
 import argparse
-import contextlib
-import fcntl
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -29,9 +27,8 @@ from slurm import nodes, states, status
 from slurm.render import ROOT, ask_of, cluster_of, job_of, seconds
 
 TRIES = "tries.csv"  # beside the runs of a study
-COLUMNS = ("time_utc", "run", "try", "job", "job_before", "state", "kind", "why")
 UNDERWAY = ("pending", "running")
-MOST_REFUSALS = 3  # of Slurm's commands, in rounds after one another
+Rows = dict[str, list[states.Row]]  # of studies, by name
 
 
 class Hours(NamedTuple):
@@ -46,29 +43,6 @@ class Hours(NamedTuple):
     unknown: int
 
 
-def hours_of(
-    study: Study, logs: Path, rows: list[states.Row], jobs: dict[int, states.Job]
-) -> Hours:
-    """Of all jobs that the runs ever had. Without sacct a job that Slurm restarted counts from its
-    last start."""
-    used = lost = reserved = 0.0
-    unknown = 0
-    for row in rows:
-        folder, place = logs / study.name / row.run, job_of(study, row.run)
-        for job_id in {*reader.job_ids(folder), row.job_id} - {None}:
-            job = jobs.get(job_id) or states.recall(folder, job_id)
-            elapsed_s = job.elapsed_s if job else None
-            if elapsed_s is None:
-                elapsed_s, unknown = seconds(place.time), unknown + 1
-            its = place.gpus * elapsed_s / 3600
-            used += its
-            if job and job.state in states.PENDING | states.ACTIVE:
-                reserved += max(0.0, place.gpu_hours - its)
-            elif (row.state, row.job_id) != ("complete", job_id):
-                lost += its
-    return Hours(used, lost, reserved, unknown)
-
-
 def tries_of(folder: Path) -> int:
     """How often a run was started and failed; Slurm's own restarts count."""
     tries = 0
@@ -79,9 +53,7 @@ def tries_of(folder: Path) -> int:
 
 
 def why_not(study: Study, row: states.Row, folder: Path, job: states.Job | None) -> str:
-    """Why a run that waits and runs nowhere is not submitted; empty where it may be."""
-    if row.state in ("complete", "unknown", *UNDERWAY):
-        return row.state
+    """Why a run that is missing or has failed is not submitted; empty where it may be."""
     preempted = job is not None and job.state == "PREEMPTED"
     if row.state == "cancelled" and not preempted:
         return "somebody cancelled it"
@@ -94,150 +66,152 @@ def why_not(study: Study, row: states.Row, folder: Path, job: states.Job | None)
     return f"{tries} tries came to nothing (max_restarts {restarts})" if tries > restarts else ""
 
 
-class Round(NamedTuple):
-    """What Slurm and the run folders say at one time."""
-
-    jobs: dict[int, states.Job]
-    rows: dict[str, list[states.Row]]  # of each study, also of those that others wait for
-
-    def underway(self, names: set[str]) -> int:
-        rows = (row for name in names for row in self.rows[name])
-        return sum(row.state in UNDERWAY and row.job_id is not None for row in rows)
-
-
-class Watch:
-    """Rounds over studies until nothing waits, runs or can be submitted. submit: slurm.submit's."""
-
-    def __init__(self, studies: list[Study], arguments: argparse.Namespace, submit: Callable):
-        self.studies, self.arguments, self.submit = studies, arguments, submit
-        self.logs = ROOT / arguments.logs
-        self.told: dict[tuple[str, str], str] = {}  # so that each line is printed once
-
-    def tell(self, study: str, run: str, line: str) -> None:
-        """Print a line about a run, or a study, with the time, unless it is the last one on it."""
-        if self.told.get((study, run)) != line:
-            self.told[study, run] = line
-            about = "/".join(filter(None, (study, run)))
-            print(printable(f"{datetime.now():%H:%M:%S} {about}: {line}"), flush=True)
-
-    def until_the_end(self) -> int:
-        """The exit status: 0 when every run is complete."""
-        refusals = 0
-        while True:
-            try:
-                with self.locked():
-                    now = self.ask()
-                    goes_on = now is None or self.submit_what_may_start(now)
-                    refusals = 0
-            except UsageError as error:  # sbatch, say, while Slurm's controller starts again
-                refusals += 1
-                if refusals == MOST_REFUSALS:
-                    raise
-                self.tell("slurm", "", f"{error}; tried again in {self.arguments.every:g} s")
-                goes_on = True
-            if not goes_on:
-                return self.finish(now)
-            time.sleep(self.arguments.every)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """No other submit of these studies at the same time."""
-        with contextlib.ExitStack() as stack:
-            for study in sorted(self.studies, key=lambda study: study.name):
-                lock = stack.enter_context((self.logs / study.name / ".submit.lock").open("w"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    def ask(self) -> Round | None:
-        """The state of every run; None while no Slurm answers."""
-        jobs = states.ask_slurm(queue_needed=True)
-        if jobs is None:
-            self.tell("slurm", "", f"{states.no_answer().partition(' (')[0]}; waiting for it")
-            return None
-        self.told.pop(("slurm", ""), None)
-        wanted = {study.name: study for study in self.studies}
-        for study in self.studies:
-            for name in study.runs:
-                if (after := ask_of(study, name).after) and after not in wanted:
-                    wanted[after] = beside(study, after, self.arguments.cluster)
-        rows = {name: states.rows(study, self.logs, jobs) for name, study in wanted.items()}
-        for study in self.studies:
-            nodes.update(study, self.logs, rows[study.name])
-        return Round(jobs, rows)
-
-    def submit_what_may_start(self, now: Round) -> bool:
-        """Submit what may start. Whether anything was submitted, waits or runs."""
-        most, conditions = self.arguments.at_most or sys.maxsize, {}
-        active, any_submitted = now.underway({study.name for study in self.studies}), False
-        for study in self.studies:
-            rows = now.rows[study.name]
-            hours = hours_of(study, self.logs, rows, now.jobs)
-            budget, reserved = self.arguments.budget_gpu_hours, hours.used + hours.reserved
-            if budget is None:
-                budget = min(ask_of(study, name).budget_gpu_hours for name in study.runs)
-            for row in rows:
-                folder = self.logs / study.name / row.run
-                line = why_not(study, row, folder, now.jobs.get(row.job_id))
-                if line and row.state in ("complete", *UNDERWAY):
-                    self.tell(study.name, row.run, f"{line} (job {row.job})")
-                elif line:
-                    self.tell(study.name, row.run, f"{row.state}, left so: {line}: {row.line}")
-                elif line := gate(study, row.run, now.rows, conditions):
-                    self.tell(study.name, row.run, line)
-                elif reserved + (cost := job_of(study, row.run).gpu_hours) > budget:
-                    line = f"it may cost {cost:.2f} {cluster_of(study).hours}, and {reserved:.2f}"
-                    line += f" of {budget:g} are used or asked for"
-                    self.tell(study.name, row.run, f"not submitted: {line}")
-                elif active < most:
-                    self.start(study, row)
-                    active, reserved, any_submitted = active + 1, reserved + cost, True
-        counts = Counter(row.state for study in self.studies for row in now.rows[study.name])
-        self.tell("runs", "", ", ".join(f"{n} {state}" for state, n in counts.most_common()))
-        return any_submitted or now.underway(set(now.rows)) > 0
-
-    def start(self, study: Study, row: states.Row) -> None:
-        """Submit a run, print why, and write it down."""
-        ((_, job),) = self.submit(study, [row.run], self.arguments.logs)
-        folder = self.logs / study.name
-        number = tries_of(folder / row.run)
-        # The new job has no end yet, and counts as a try that came to nothing until it has one.
-        self.tell(study.name, row.run, f"submitted: job {job}, try {number}, after {row.line}")
-        before = "" if row.state == "missing" else row.job
-        values = (utc_now(), row.run, number, job, before, row.state, row.kind, row.line)
-        append_rows(folder / TRIES, COLUMNS, [dict(zip(COLUMNS, values, strict=True))])
-
-    def finish(self, now: Round) -> int:
-        """Print the table of each study and what it cost."""
-        for study in self.studies:
-            rows = now.rows[study.name]
-            print("\n".join(["", f"{study.name}:", *status.table(rows)]))
-            hours = hours_of(study, self.logs, rows, now.jobs)
-            line = f"{hours.used:.3f} {cluster_of(study).hours} used, {hours.lost:.3f} of them lost"
-            if hours.unknown:
-                line += f" ({hours.unknown} jobs count as their time limit: nobody says their time)"
-            print(line)
-        return int(any(r.state != "complete" for s in self.studies for r in now.rows[s.name]))
+def rows_of(
+    studies: list[Study], logs: Path, jobs: dict[int, states.Job], cluster: str | None
+) -> Rows:
+    """The rows of studies, and of those that they wait for (`after`), by the study's name. Raises:
+    UsageError: a study cannot be read."""
+    wanted = {study.name: study for study in studies}
+    for study in studies:
+        for after in {ask_of(study, run).after for run in study.runs} - {"", *wanted}:
+            wanted[after] = load_study(study.path.with_name(f"{after}.toml"), cluster)
+    return {name: states.rows(study, logs, jobs) for name, study in wanted.items()}
 
 
-def beside(study: Study, name: str, cluster: str | None) -> Study:
-    """The study that another one names in `after`. Raises: UsageError: it cannot be read."""
-    return load_study(study.path.with_name(f"{name}.toml"), cluster)
-
-
-def gate(
-    study: Study, run: str, rows: dict[str, list[states.Row]], conditions: dict[str, int]
-) -> str:
+def gate(study: Study, run: str, rows: Rows, conditions: dict[str, int]) -> str:
     """Why a run may not start yet, from `after` and `only_if`; empty where it may. conditions: the
     exit status of each command that was asked already."""
     ask = ask_of(study, run)
     if ask.after:
-        done = Counter(row.state for row in rows[ask.after])["complete"]
+        done = sum(row.state == "complete" for row in rows[ask.after])
         if done < len(rows[ask.after]):
             return f"waits for {ask.after}: {done} of {len(rows[ask.after])} runs are complete"
     if ask.only_if and ask.only_if not in conditions:
-        ours = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-        options = {"shell": True, "cwd": ROOT, "env": os.environ | ours, "capture_output": True}
-        conditions[ask.only_if] = subprocess.run(ask.only_if, **options).returncode
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        options = {"shell": True, "cwd": ROOT, "capture_output": True}
+        done = subprocess.run(ask.only_if, env=os.environ | {"PATH": path}, **options)
+        conditions[ask.only_if] = done.returncode
     if ask.only_if and (code := conditions[ask.only_if]):
         return f"not submitted: only_if ended with status {code}: {ask.only_if}"
     return ""
+
+
+class Watch:
+    """Rounds over studies until nothing waits, runs or can be submitted. submit: slurm.submit's.
+
+    jobs, rows: what Slurm and the run folders said last; rows also of studies that others wait for.
+    """
+
+    def __init__(self, studies: list[Study], arguments: argparse.Namespace, submit: Callable):
+        self.studies, self.arguments, self.submit = studies, arguments, submit
+        self.logs = ROOT / arguments.logs
+        self.jobs: dict[int, states.Job] = {}
+        self.rows: Rows = {}
+        self.told: dict[str, str] = {}
+
+    def tell(self, about: str, line: str) -> None:
+        """Print a line with the time, unless it is the last one about this."""
+        if self.told.get(about) != line:
+            self.told[about] = line
+            print(printable(f"{datetime.now():%H:%M:%S} {about}: {line}"), flush=True)
+
+    def until_the_end(self) -> int:
+        """The exit status: 0 when every run is complete."""
+        while True:
+            try:
+                with states.locked(self.studies, self.logs):
+                    self.ask()
+                    if not self.submit_what_may_start():
+                        return self.finish()
+                self.told.pop("slurm", None)
+            except UsageError as error:  # Slurm's controller is away, or takes no more jobs now
+                self.tell("slurm", f"{error}; tried again every {self.arguments.every:g} s")
+            time.sleep(self.arguments.every)
+
+    def ask(self) -> None:
+        """Ask for the state of every run. Raises: UsageError: no Slurm answers."""
+        self.jobs = states.ask_slurm()
+        self.rows = rows_of(self.studies, self.logs, self.jobs, self.arguments.cluster)
+        for study in self.studies:
+            nodes.update(study, self.logs, self.rows[study.name])
+
+    def underway(self, names: Iterable[str]) -> int:
+        """How many jobs of these studies wait or run."""
+        rows = (row for name in names for row in self.rows[name])
+        return sum(row.state in UNDERWAY and row.job_id is not None for row in rows)
+
+    def hours(self, study: Study) -> Hours:
+        """Of all jobs that the runs ever had. Without sacct a job that Slurm restarted counts from
+        its last start."""
+        used = lost = reserved = 0.0
+        unknown = 0
+        for row in self.rows[study.name]:
+            folder, place = self.logs / study.name / row.run, job_of(study, row.run)
+            for job_id in {*reader.job_ids(folder), row.job_id} - {None}:
+                job = self.jobs.get(job_id) or states.recall(folder, job_id)
+                elapsed_s = job.elapsed_s if job else None
+                if elapsed_s is None:
+                    elapsed_s, unknown = seconds(place.time), unknown + 1
+                its = place.gpus * elapsed_s / 3600
+                used += its
+                if job and job.state in states.PENDING | states.ACTIVE:
+                    reserved += max(0.0, place.gpu_hours - its)
+                elif (row.state, row.job_id) != ("complete", job_id):
+                    lost += its
+        return Hours(used, lost, reserved, unknown)
+
+    def submit_what_may_start(self) -> bool:
+        """Submit what may start. Whether anything was submitted, waits or runs."""
+        conditions: dict[str, int] = {}
+        free = (self.arguments.at_most or sys.maxsize) - self.underway(s.name for s in self.studies)
+        any_submitted = False
+        for study in self.studies:
+            hours = self.hours(study)
+            budget, reserved = self.arguments.budget_gpu_hours, hours.used + hours.reserved
+            if budget is None:
+                budget = min(ask_of(study, run).budget_gpu_hours for run in study.runs)
+            for row in self.rows[study.name]:
+                folder, line = self.logs / study.name / row.run, ""
+                if row.state in ("complete", *UNDERWAY):
+                    line = f"{row.state} (job {row.job})"
+                elif why := why_not(study, row, folder, self.jobs.get(row.job_id)):
+                    line = f"{row.state}, left so: {why}: {row.line}"
+                elif why := gate(study, row.run, self.rows, conditions):
+                    line = why
+                elif reserved + (cost := job_of(study, row.run).gpu_hours) > budget:
+                    line = f"not submitted: it may cost {cost:.2f} {cluster_of(study).hours}, and"
+                    line += f" {reserved:.2f} of {budget:g} are used or asked for"
+                elif free > 0:
+                    line = self.start(study, row)
+                    free, reserved, any_submitted = free - 1, reserved + cost, True
+                if line:
+                    self.tell(f"{study.name}/{row.run}", line)
+        counts = Counter(row.state for study in self.studies for row in self.rows[study.name])
+        self.tell("runs", ", ".join(f"{n} {state}" for state, n in counts.most_common()))
+        return any_submitted or self.underway(self.rows) > 0
+
+    def start(self, study: Study, row: states.Row) -> str:
+        """Submit a run, write it down, and say why."""
+        job = self.submit(study, row.run, self.arguments.logs)
+        folder = self.logs / study.name
+        # The new job has no end yet, and counts as a try that came to nothing until it has one.
+        number = tries_of(folder / row.run)
+        before = "" if row.state == "missing" else row.job
+        line = {"time_utc": utc_now(), "run": row.run, "try": number, "job": job}
+        line |= {"job_before": before, "state": row.state, "kind": row.kind, "why": row.line}
+        append_rows(folder / TRIES, line, [line])
+        return f"submitted: job {job}, try {number}, after {row.line}"
+
+    def finish(self) -> int:
+        """Print the table of each study and what it cost; 0 when every run is complete."""
+        complete = True
+        for study in self.studies:
+            rows = self.rows[study.name]
+            complete = complete and all(row.state == "complete" for row in rows)
+            print("\n".join(["", f"{study.name}:", *status.table(rows)]))
+            hours = self.hours(study)
+            line = f"{hours.used:.3f} {cluster_of(study).hours} used, {hours.lost:.3f} of them lost"
+            if hours.unknown:
+                line += f" ({hours.unknown} jobs count as their time limit: nobody says their time)"
+            print(line)
+        return int(not complete)

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from base.errors import UsageError
-from parallel.node_check import ROUNDS, pairs_of
+from parallel.node_check import ROUNDS
 from parallel.record import node_rates
-from parallel.record.node_rates import Rank
+from parallel.record.node_rates import COLUMNS, FILE, Rank
+from parallel.record.reader import read_rows
+from parallel.record.writer import append_rows
 from tests.conftest import run_module
 
 
@@ -21,8 +23,10 @@ def ranks_of(noise: float = 0.02, seed: int = 0, nodes: int = 4, **slow: float) 
     for n in range(2 * nodes):
         name = f"node{n // 2}"
         rates = 1e12 * slow.get(name, 1.0) * common * (1 + noise * draw.standard_normal(ROUNDS))
-        every = {"matmul": list(rates), "copy": [1e10] * ROUNDS, "all": [1e9] * ROUNDS}
-        ranks.append(Rank(n, name, every | ({"write": [1e8] * ROUNDS} if n % 2 == 0 else {})))
+        ranks.append(Rank(n, name, {"matmul": list(rates), "copy": [1e10] * ROUNDS}))
+        if n % 2 == 0:
+            ranks[n].rates["write"] = [1e8] * ROUNDS
+    ranks[0].rates["all"] = [1e9] * ROUNDS
     return ranks
 
 
@@ -49,12 +53,19 @@ def test_the_line_says_the_rank_and_the_numbers():
     slow = ranks_of(0.0)
     slow[5].rates["matmul"][:] = [0.8 * rate for rate in slow[5].rates["matmul"]]
     _, (line,) = node_rates.report(slow, [], "7", "ddp")
-    rate = r"node node2 is slow: matrix product on rank 5: 0\.\d+ TFLOP/s, 20% less than the others"
+    rate = r"node node2 is slow: matrix product: 0\.\d+ TFLOP/s on rank 5, 20% less than the others"
     assert re.fullmatch(rate, line)
     slow = ranks_of()
     slow[0].rates["write"][:] = [5e7] * ROUNDS
     _, (line,) = node_rates.report(slow, [], "7", "ddp")
-    assert line.endswith("write to the run's folder: 0.05 GB/s, 50% less than the others")
+    assert line.endswith("write to the run's folder: 0.05 GB/s on rank 0, 50% less than the others")
+
+
+def test_a_node_whose_own_all_reduce_is_slow_is_named():
+    ranks = ranks_of(0.0)
+    for rank in ranks[::2]:
+        rank.rates["in_node"] = [(3e8 if rank.node == "node2" else 1e9)] * ROUNDS
+    assert slow_nodes(ranks, []) == ["node2"]
 
 
 def earlier(rates: list[float], measure: str = "matmul", short: str = "", nodes: int = 1):
@@ -76,7 +87,8 @@ def test_a_node_is_compared_with_its_earlier_preflights():
     # What all nodes do together names none, but is said.
     rows, (line,) = node_rates.report(now, earlier([2e9] * 3, "all"), "7", "ddp")
     assert rows[0]["short"] == ""
-    assert line == "all-reduce over all nodes: 1 GB/s, 50% less than in 3 earlier preflights"
+    words = "all-reduce over all nodes: 1 GB/s on rank 0, 50% less than in 3 earlier preflights"
+    assert line == words
 
 
 def test_matrix_products_are_compared_with_the_calibration(tmp_path):
@@ -95,40 +107,28 @@ def test_matrix_products_are_compared_with_the_calibration(tmp_path):
         node_rates.expected_flops(path, "bf16")
 
 
-@pytest.mark.parametrize("nodes", range(1, 10))
-def test_each_node_is_paired_with_both_neighbours_and_once_a_turn(nodes):
-    turns = pairs_of(nodes)
-    assert len(turns) <= 3
-    for turn in turns:
-        members = [node for pair in turn for node in pair]
-        assert len(members) == len(set(members))
-    pairs = {frozenset(pair) for turn in turns for pair in turn}
-    ring = {frozenset((i, (i + 1) % nodes)) for i in range(nodes)}
-    assert pairs == {pair for pair in ring if len(pair) == 2}
-
-
 def test_two_ranks_measure_in_a_run_folder_and_keep_the_rates(tmp_path):
-    run = tmp_path / "study" / "ddp"
+    run, path = tmp_path / "study" / "ddp", tmp_path / "study" / FILE
     for times in (1, 2):
         done = run_module(
             "parallel.node_check", str(run), ranks=2, SLURMD_NODENAME="n1", SLURM_JOB_ID="7"
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("preflight: ")
-        assert len(node_rates.read(run.parent)) == times
-    row = node_rates.read(run.parent)[-1]
+        assert len(read_rows(path, COLUMNS)) == times
+    row = read_rows(path, COLUMNS)[-1]
     assert (row["job"], row["run"], row["node"], row["nodes"], row["ranks"]) == (
         *("7", "ddp", "n1", 1, 2),
     )
     known = {name for name in node_rates.MEASURES if row[name]}
-    assert known == {"matmul", "copy", "in_node", "all", "write"}  # one node has no neighbour
+    assert known == {"matmul", "copy", "in_node", "all", "write"}
     assert list(run.iterdir()) == []
-    with (run.parent / node_rates.FILE).open("a") as file:
+    with path.open("a") as file:
         file.write("half a line")  # of a job that was killed
-    assert len(node_rates.read(run.parent)) == 2
-    node_rates.add(run.parent, [row])
-    assert len(node_rates.read(run.parent)) == 3
-    with (run.parent / node_rates.FILE).open("a") as file:
-        file.write(",".join(["x"] * len(node_rates.COLUMNS)) + "\n")
+    assert len(read_rows(path, COLUMNS)) == 2
+    append_rows(path, COLUMNS, [row])
+    assert len(read_rows(path, COLUMNS)) == 3
+    with path.open("a") as file:
+        file.write(",".join(["x"] * len(COLUMNS)) + "\n")
     with pytest.raises(UsageError, match=r"preflights.csv:5: "):
-        node_rates.read(run.parent)
+        read_rows(path, COLUMNS)

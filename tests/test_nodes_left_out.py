@@ -9,6 +9,7 @@ import pytest
 from parallel.config.study import load_study
 from parallel.record import node_rates
 from parallel.record.schema import utc_now
+from parallel.record.writer import append_rows
 from slurm import nodes, states, submit
 from slurm.nodes import Change
 from tests.conftest import study_file
@@ -27,7 +28,7 @@ SMALL, WIDE = "ddp-dp2", "ddp-dp6"
 
 
 class Cluster:
-    """A stand-in for Slurm: what squeue and sinfo print, and what scontrol is told."""
+    """A stand-in for Slurm: what squeue and sinfo print, what scontrol and sbatch are told."""
 
     def __init__(self):
         self.nodes = {f"node{n}": "idle" for n in range(1, 5)}
@@ -37,9 +38,11 @@ class Cluster:
     def __call__(self, command, text=""):
         self.calls.append(command)
         if command[0] == "sinfo":
-            return "".join(f"{n}|test*|{state}|(null)\n" for n, state in self.nodes.items())
+            return "".join(f"{node} {state}\n" for node, state in self.nodes.items())
         if command[0] == "squeue":
             return "".join(f"{job}|{names}\n" for job, names in self.waiting.items())
+        if command[0] == "sbatch":
+            return f"{len(self.calls)}\n"
         if command[1] == "update":
             job, names = (word.partition("=")[2] for word in command[2:])
             self.waiting[job] = names
@@ -61,7 +64,7 @@ def study(tmp_path):
 
 def suspect(logs, *names: str, days: float = 0.0) -> None:
     when = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    rows = [Change(when, name, "suspected", "the reason", f"a file of {name}") for name in names]
+    rows = [Change(when, name, "suspected", "the reason") for name in names]
     nodes.write_changes(logs / "grid", rows)
 
 
@@ -70,7 +73,9 @@ def row(run: str, job: int) -> states.Row:
 
 
 def left_out(study, logs, run: str) -> list[str]:
-    return nodes.excluded(study, logs, run).left_out
+    """The nodes of sbatch's option."""
+    text = "".join(nodes.option(study, logs, run)).removeprefix("--exclude=")
+    return text.split(",") if text else []
 
 
 def test_a_node_that_a_job_lost_is_suspected_and_forgiven_once(study, cluster, tmp_path, capsys):
@@ -121,7 +126,7 @@ def test_a_node_that_a_preflight_found_slow_is_suspected(study, cluster, tmp_pat
     row = dict.fromkeys(node_rates.COLUMNS) | {"time_utc": utc_now(), "nodes": 1, "ranks": 1}
     row |= {"job": "7", "run": SMALL}
     rows = [row | {"node": "node1", "short": ""}, row | {"node": "node2", "short": "copy: 1 GB/s"}]
-    node_rates.add(logs / "grid", rows)
+    append_rows(logs / "grid" / node_rates.FILE, node_rates.COLUMNS, rows)
     for _ in range(2):
         nodes.update(study, logs, [])
     said = "node node2: suspected: preflight of job 7, ddp-dp2: copy: 1 GB/s\n"
@@ -132,7 +137,7 @@ def test_a_node_that_a_preflight_found_slow_is_suspected(study, cluster, tmp_pat
 def test_never_so_many_that_a_run_cannot_start(study, cluster, tmp_path, capsys):
     logs = tmp_path / "logs"
     suspect(logs, "node1", "node2", "node3", "node4")
-    assert nodes.excluded(study, logs, WIDE) == (["node1"], ["node2", "node3", "node4"])
+    assert left_out(study, logs, WIDE) == ["node1"]
     assert left_out(study, logs, SMALL) == ["node1", "node2", "node3"]
     cluster.nodes["node4"] = "down*"
     assert left_out(study, logs, WIDE) == ["node4"]  # it takes no job anyway
@@ -183,24 +188,19 @@ def test_evidence_expires(study, cluster, tmp_path):
     assert "node3" not in {change.node for change in nodes.read_changes(logs / "grid")}
 
 
-def test_submit_leaves_nodes_out_where_the_study_asks(study, cluster, tmp_path, monkeypatch):
-    logs, sent = tmp_path / "logs", []
-
-    def sbatch(text, account, more):
-        sent.append(more)
-        return submit.subprocess.CompletedProcess([], 0, f"{len(sent)}\n", "")
-
-    monkeypatch.setattr(submit, "sbatch", sbatch)
+def test_submit_leaves_nodes_out_where_the_study_asks(study, cluster, tmp_path):
+    logs = tmp_path / "logs"
     suspect(logs, "node3")
-    submit.submit(study, [SMALL], logs)
+    submit.submit(study, SMALL, logs)
     asks_not = load_study(study_file(tmp_path / "grid.toml", ASKS.replace("true", "false")))
-    submit.submit(asks_not, [SMALL], logs)
+    submit.submit(asks_not, SMALL, logs)
+    sent = [call[3:] for call in cluster.calls if call[0] == "sbatch"]
     assert sent == [["--exclude=node3"], []]
 
 
 def test_a_damaged_ledger_is_refused(study, cluster, tmp_path):
     suspect(tmp_path / "logs", "node1")
     with (tmp_path / "logs/grid/nodes.csv").open("a") as file:
-        file.write("yesterday,node2,suspected,why,\n")
+        file.write("yesterday,node2,suspected,why\n")
     with pytest.raises(nodes.UsageError, match="nodes.csv:3: .*'yesterday'"):
-        nodes.excluded(study, tmp_path / "logs", SMALL)
+        nodes.option(study, tmp_path / "logs", SMALL)

@@ -86,7 +86,7 @@ def test_a_slow_node_is_named_and_the_next_jobs_run_on_the_others(slurm, tokens,
     capsys.readouterr()
     assert nodes.main(flags) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"node node1: suspected: preflight of .* matrix product on rank", printed)
+    assert re.search(r"node node1: suspected: preflight of .* matrix product: ", printed)
     assert "node1: left out: job" in printed and excluded(second, folder) == "node1"
     assert submit.main([*flags, "--only", third]) == 0
     assert excluded(third, folder) == "node1"
@@ -98,7 +98,7 @@ def test_a_slow_node_is_named_and_the_next_jobs_run_on_the_others(slurm, tokens,
     (job,) = (folder / second).glob("*.job")
     assert re.search(r"^ +NodeList=node\[2-4\]$", job.read_text(), re.MULTILINE)
     (log,) = (folder / first).glob("*.out")
-    assert log.read_text().count("preflight: node node1 is slow: matrix product on rank") == 1
+    assert log.read_text().count("preflight: node node1 is slow: matrix product: ") == 1
     if rows()[third].state == "pending":
         assert nodes.main([*flags, "--forgive", "node1"]) == 0
         assert excluded(third, folder) == ""

@@ -55,7 +55,7 @@ def written(study, logs: Path) -> list[str]:
     """The script of each run, in a file of its own."""
     scripts = [logs.parent / f"{name}.slurm" for name in study.runs]
     for path in scripts:
-        path.write_text(render.script(study, [path.stem], logs))
+        path.write_text(render.script(study, path.stem, logs))
     return list(map(str, scripts))
 
 
@@ -206,7 +206,6 @@ def requeued(slurm, tokens, tmp_path_factory):
     rows = table(study, logs)
     _, lost, again, goes_on = study.runs
     node = nodes_of(rows[lost].job_id)[0]
-    assert "_" in rows[goes_on].job  # runs that ask for the same are one array
     slurm_says("scancel", "--signal=USR1", "--batch", rows[goes_on].job)
     slurm_says("scontrol", "requeue", rows[again].job)
     testbed.stop_node(node, slurm)
@@ -250,28 +249,24 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
 
 
 def test_accounting_knows_what_the_queue_forgets(slurm, tmp_path, monkeypatch):
-    """Three jobs of an array, which end well, badly and by scancel."""
+    """Three jobs, which end well, badly and by scancel."""
     if missing := testbed.missing_packages(accounting=True):
         pytest.skip(f"no accounting is here (apt-get install {' '.join(missing)})")
     comment = """it's $(x) "now" """.strip()
-    ends = "case $SLURM_ARRAY_TASK_ID in 0) ;; 1) exit 3 ;; 2) sleep 300 ;; esac"
-    flags = ["--array=0-2", "--output=/dev/null", f"--comment={comment}", f"--wrap={ends}"]
-    number = slurm_says("sbatch", "--parsable", *flags).strip()
-    for index in range(3):
-        slurm_says("scontrol", "update", f"jobid={number}_{index}", f"jobname=run{index}")
+    flags = ["--output=/dev/null", f"--comment={comment}"]
+    for index, does in enumerate(("true", "exit 3", "sleep 300")):
+        slurm_says("sbatch", f"--job-name=run{index}", *flags, f"--wrap={does}")
 
     def jobs() -> dict[str, states.Job]:
         return {job.name: job for job in states.ask_slurm().values() if job.comment == comment}
 
     wait_for(lambda: [*sorted(jobs())] == ["run0", "run1", "run2"], 20, "their names")
     wait_for(lambda: jobs()["run2"].state == "RUNNING", 60, "the third to run")
-    slurm_says("scancel", jobs()["run2"].array)
+    slurm_says("scancel", str(jobs()["run2"].job_id))
     wait_for(lambda: not {j.state for j in jobs().values()} & states.ACTIVE, 60, "their end")
-    queued, ask = jobs(), states.ask
-    monkeypatch.setattr(
-        states, "ask", lambda words, text="": ask(words) if "sacct" in words else ""
-    )
-    facts = ("job_id", "state", "name", "comment", "folder", "array")
+    queued, ask = jobs(), states.slurm
+    monkeypatch.setattr(states, "slurm", lambda words: ask(words) if "sacct" in words else "")
+    facts = ("job_id", "state", "name", "comment", "folder")
 
     def same() -> bool:
         kept = jobs()
@@ -363,7 +358,7 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
             folder = clone / "logs" / study.name / name
             (job_id,) = reader.job_ids(folder)
             kept = (folder / f"{job_id}.slurm").read_text()
-            assert f"\n#SBATCH --job-name={name}\n" in kept and "\n#SBATCH --array" not in kept
+            assert f"\n#SBATCH --job-name={name}\n" in kept
             job = (folder / f"{job_id}.job").read_text()
             assert f"JobName={name}\n" in job and " Account=theirs " in job
     assert "nothing to submit" in slurm_says("bash", "slurm/layouts.slurm", cwd=clone)
