@@ -3,8 +3,11 @@ data, a run folder that can be written, Python and the container's image, on the
 submits. Each problem is one line, however many runs have it.
 """
 
+import contextlib
 import os
 import shutil
+import subprocess
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -15,6 +18,9 @@ from parallel.config.data_files import DEFAULT_FOLDER, describe
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record.writer import check_folder
+
+MANY_RANKS = 64  # fewer than this import as soon from a file system as from a disk
+SLOW_S = 10.0  # torch is 1,500 files: 7 ms a file is a server's answer, not a cache's
 
 
 def problems(study: Study, cluster: Cluster, logs: Path, names: Collection[str]) -> list[str]:
@@ -30,6 +36,24 @@ def problems(study: Study, cluster: Cluster, logs: Path, names: Collection[str])
         some = f" ({len(texts)} of {len(names)} runs)" if len(texts) < len(names) else ""
         problems.append(texts[0] + some)
     return problems
+
+
+def slow_start(study: Study, cluster: Cluster, names: Collection[str]) -> str:
+    """A line where so many ranks import from this file system that it may be slow, else ""."""
+    ranks = max(study.runs[name].spec.gpus for name in names)
+    if ranks < MANY_RANKS or cluster.container is not None or cluster.environment_tar:
+        return ""
+    python = os.environ.get("PYTHON") or cluster.python
+    before = time.perf_counter()
+    # A Python that is not there is a problem of its own.
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run([python, "-c", "import torch"], cwd=ROOT, capture_output=True, timeout=120)
+    if (seconds := time.perf_counter() - before) < SLOW_S:
+        return ""
+    return (
+        f"importing torch took {seconds:.0f} s here, and {ranks} ranks will read its files at once:"
+        " a container or the cluster's environment_tar keeps them off this file system"
+    )
 
 
 def _of_cluster(cluster: Cluster) -> Iterator[str]:

@@ -115,6 +115,8 @@ def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None
         for problem in problems:
             warn("slurm.submit", problem)
         raise UsageError("nothing was submitted; --no-preflight submits all the same")
+    if line := preflight.slow_start(study, cluster_of(study), names):
+        warn("slurm.submit", line)
 
 
 def watch(arguments: argparse.Namespace) -> int:

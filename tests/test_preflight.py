@@ -68,3 +68,32 @@ def test_python_and_the_container_are_looked_for(problems, monkeypatch, tmp_path
     for python in ("snake", str(tmp_path / "python")):
         assert problems(TWO, python=python)[0].startswith(f"no Python at {python}: ")
     assert problems(TWO, python="sh") == problems(TWO, python="snake", setup=("module x",)) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "gpus", "changes", "is_told"),
+    [
+        (12.0, 64, {}, True),
+        (9.0, 64, {}, False),
+        (12.0, 32, {}, False),
+        (12.0, 64, {"environment_tar": "gpt.tar"}, False),
+        (12.0, 64, {"container": Container("apptainer", "a.sif")}, False),
+    ],
+)
+def test_an_import_that_is_slow_is_told_to_many_ranks(
+    seconds, gpus, changes, is_told, tmp_path, monkeypatch
+):
+    clock, started = [0.0], []
+
+    def run(command, **_):
+        started.append(command)
+        clock[0] += seconds
+
+    monkeypatch.setattr(preflight.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(preflight.subprocess, "run", run)
+    monkeypatch.setenv("PYTHON", "theirs")
+    run_ = f"[[run]]\nengine = 'ddp'\ngpus = {gpus}\nglobal_batch = 64\n"
+    study = load_study(study_file(tmp_path / "wide.toml", run_), "dgx-h100")
+    line = preflight.slow_start(study, replace(study.cluster, **changes), study.runs)
+    assert started == ([] if changes or gpus < 64 else [["theirs", "-c", "import torch"]])
+    assert ("took 12 s" in line and "64 ranks" in line) if is_told else line == ""
