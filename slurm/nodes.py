@@ -15,7 +15,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from parallel.config.clusters import Cluster
 from parallel.config.study import Study
 from parallel.measure.slow_ranks import slow_nodes
 from parallel.record import node_rates
+from parallel.record.launch import hostnames
 from parallel.record.reader import read_rows
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
@@ -118,14 +118,6 @@ def _lost_nodes(folder: Path) -> Iterator[Change]:
             yield Change(ended, node, SUSPECTED, f"job {job} of {folder.name} lost it")
 
 
-@cache
-def hostnames(text: str) -> tuple[str, ...]:
-    """The nodes of a list as Slurm writes it, node[1-3] for example."""
-    if "[" not in text:
-        return tuple(filter(None, text.split(",")))
-    return tuple(states.slurm(["scontrol", "show", "hostnames", text]).split())
-
-
 # --- what is left out ----------------------------------------------------------------------------
 
 
@@ -142,13 +134,21 @@ def left_out(suspected: Iterable[str], need: int, takes_jobs: dict[str, bool]) -
 
 
 def nodes_of(cluster: Cluster) -> dict[str, bool]:
-    """Each node of the cluster's partition, and whether it takes jobs. Raises: UsageError: no Slurm
-    answers."""
-    command = ["sinfo", "--noheader", "--Node", "--format=%N %t"]
-    if cluster.partition:
-        command.append(f"--partition={cluster.partition}")
-    nodes = (line.split() for line in states.slurm(command).splitlines())
-    return {node: not (state.startswith(_CLOSED) or state.endswith("*")) for node, state in nodes}
+    """Each node of this cluster's partition (without one, of the default), and whether it takes
+    jobs with its constraint. Raises: UsageError: no Slurm answers."""
+    partition = os.environ.get("SBATCH_PARTITION") or cluster.partition
+    command = ["sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f"]
+    if partition:
+        command.append(f"--partition={partition}")
+    kinds = [set(part.split("&")) for part in cluster.constraint.split("|") if part]
+    nodes = {}
+    for line in states.slurm(command).splitlines():
+        node, of, state, features = line.strip().split("|")
+        is_open = not (state.startswith(_CLOSED) or state.endswith("*"))
+        fits = not kinds or any(kind <= set(features.split(",")) for kind in kinds)
+        if partition or of.endswith("*"):
+            nodes[node] = is_open and fits
+    return nodes
 
 
 def option(study: Study, logs: Path, run: str) -> list[str]:

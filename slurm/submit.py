@@ -15,6 +15,7 @@ try. It never asks for more than the budget. It may be ended and started again.
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
-        conditions: dict[str, int] = {}
+        conditions: dict[str, str] = {}
         for name in names:
             if line := gate(study, name, rows, conditions):
                 raise UsageError(f"{name}: {line}; --watch waits")
@@ -123,6 +124,8 @@ def watch(arguments: argparse.Namespace) -> int:
     """Check the studies as `submit_study` does, and watch them."""
     if arguments.only is not None or arguments.yes:
         raise UsageError("--watch takes all runs, within --budget-gpu-hours: no --only, no --yes")
+    if shutil.which("squeue") is None:
+        raise UsageError("no Slurm here: squeue is not found (module load slurm?)")
     arguments.every = arguments.every or 30.0
     studies = load_studies(arguments)
     for study in studies:

@@ -28,6 +28,7 @@ from slurm.render import ROOT, ask_of, cluster_of, job_of, seconds
 
 TRIES = "tries.csv"  # beside the runs of a study
 UNDERWAY = ("pending", "running")
+MOST_REFUSALS = 10
 Rows = dict[str, list[states.Row]]  # of studies, by name
 
 
@@ -78,9 +79,9 @@ def rows_of(
     return {name: states.rows(study, logs, jobs) for name, study in wanted.items()}
 
 
-def gate(study: Study, run: str, rows: Rows, conditions: dict[str, int]) -> str:
-    """Why a run may not start yet, from `after` and `only_if`; empty where it may. conditions: the
-    exit status of each command that was asked already."""
+def gate(study: Study, run: str, rows: Rows, conditions: dict[str, str]) -> str:
+    """Why a run may not start yet, from `after` and `only_if`; empty where it may. conditions: of
+    each command that was asked already, how it failed."""
     ask = ask_of(study, run)
     if ask.after:
         done = sum(row.state == "complete" for row in rows[ask.after])
@@ -88,12 +89,12 @@ def gate(study: Study, run: str, rows: Rows, conditions: dict[str, int]) -> str:
             return f"waits for {ask.after}: {done} of {len(rows[ask.after])} runs are complete"
     if ask.only_if and ask.only_if not in conditions:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        options = {"shell": True, "cwd": ROOT, "capture_output": True}
+        options = {"shell": True, "cwd": ROOT, "capture_output": True, "text": True}
         done = subprocess.run(ask.only_if, env=os.environ | {"PATH": path}, **options)
-        conditions[ask.only_if] = done.returncode
-    if ask.only_if and (code := conditions[ask.only_if]):
-        return f"not submitted: only_if ended with status {code}: {ask.only_if}"
-    return ""
+        words = " ".join((done.stderr or done.stdout).split())[-200:]
+        failed = f"only_if ended with status {done.returncode}: {ask.only_if}: {words}"
+        conditions[ask.only_if] = failed if done.returncode else ""
+    return conditions.get(ask.only_if, "")
 
 
 class Watch:
@@ -116,15 +117,28 @@ class Watch:
             print(printable(f"{datetime.now():%H:%M:%S} {about}: {line}"), flush=True)
 
     def until_the_end(self) -> int:
-        """The exit status: 0 when every run is complete."""
+        """The exit status: 0 when every run is complete.
+
+        Raises:
+            UsageError: a study that others wait for cannot be read, or sbatch refused MOST_REFUSALS
+                times in a row while nothing waited or ran.
+        """
+        rows_of(self.studies, self.logs, {}, self.arguments.cluster)
+        refusals = 0
         while True:
+            answers = False
             try:
                 with states.locked(self.studies, self.logs):
                     self.ask()
+                    answers = True
                     if not self.submit_what_may_start():
                         return self.finish()
+                refusals = 0
                 self.told.pop("slurm", None)
             except UsageError as error:  # Slurm's controller is away, or takes no more jobs now
+                refusals = refusals + 1 if answers and not self.underway(self.rows) else 0
+                if refusals == MOST_REFUSALS:
+                    raise
                 self.tell("slurm", f"{error}; tried again every {self.arguments.every:g} s")
             time.sleep(self.arguments.every)
 
@@ -162,7 +176,7 @@ class Watch:
 
     def submit_what_may_start(self) -> bool:
         """Submit what may start. Whether anything was submitted, waits or runs."""
-        conditions: dict[str, int] = {}
+        conditions: dict[str, str] = {}
         free = (self.arguments.at_most or sys.maxsize) - self.underway(s.name for s in self.studies)
         any_submitted = False
         for study in self.studies:
@@ -209,6 +223,8 @@ class Watch:
             rows = self.rows[study.name]
             complete = complete and all(row.state == "complete" for row in rows)
             print("\n".join(["", f"{study.name}:", *status.table(rows)]))
+            for run in (row.run for row in rows if row.state == "missing"):
+                print(printable(f"{run} was not submitted: {self.told[f'{study.name}/{run}']}"))
             hours = self.hours(study)
             line = f"{hours.used:.3f} {cluster_of(study).hours} used, {hours.lost:.3f} of them lost"
             if hours.unknown:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from parallel.config.clusters import Cluster as Cluster_
 from parallel.config.study import load_study
 from parallel.record import node_rates
 from parallel.record.schema import utc_now
@@ -38,7 +39,7 @@ class Cluster:
     def __call__(self, command, text=""):
         self.calls.append(command)
         if command[0] == "sinfo":
-            return "".join(f"{node} {state}\n" for node, state in self.nodes.items())
+            return "".join(f"{n}|test*|{state}|(null)\n" for n, state in self.nodes.items())
         if command[0] == "squeue":
             return "".join(f"{job}|{names}\n" for job, names in self.waiting.items())
         if command[0] == "sbatch":
@@ -186,6 +187,13 @@ def test_evidence_expires(study, cluster, tmp_path):
     os.utime(folder / "7.out", (0, 0))
     nodes.update(study, logs, [])
     assert "node3" not in {change.node for change in nodes.read_changes(logs / "grid")}
+
+
+def test_only_nodes_that_the_jobs_can_have_count_as_usable(monkeypatch):
+    lines = ["n1|gpu*|idle|h100,ib", "n2|gpu*|idle|a100", "n3|gpu*|drain|h100", "n4|cpu|idle|h100"]
+    monkeypatch.setattr(states, "slurm", lambda command: "\n".join(lines))
+    cluster = Cluster_("mine", None, 4, 8, constraint="h100&ib|v100")
+    assert nodes.nodes_of(cluster) == {"n1": True, "n2": False, "n3": False}
 
 
 def test_submit_leaves_nodes_out_where_the_study_asks(study, cluster, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from typing import NamedTuple
 
 import pytest
@@ -35,11 +36,8 @@ class Cluster:
     """Each sleep of the watch lets jobs that run end, and jobs that wait start."""
 
     def __init__(self, logs, monkeypatch):
-        self.logs, self.jobs, self.ends = (
-            logs,
-            {},
-            {},
-        )  # ends: of each run, of one job after another
+        self.logs, self.jobs = logs, {}
+        self.ends = {}  # of each run, of one job after another
         self.calls: list[str] = []
         self.away = self.most = self.rounds = self.refusals = 0
         self.limit = 40
@@ -106,8 +104,9 @@ def cluster(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def watched(cluster, tmp_path):
+def watched(cluster, tmp_path, monkeypatch):
     """A command that watches studies of tmp_path."""
+    monkeypatch.setattr(submit.shutil, "which", lambda name: name)
 
     def run(*studies, flags=()):
         paths = [str(tmp_path / f"{name}.toml") for name in studies or ("grid",)]
@@ -216,11 +215,22 @@ def test_it_waits_for_a_slurmctld_that_starts_again(cluster, watched, tmp_path, 
     assert len(cluster.jobs) == 2
 
 
-def test_it_goes_on_while_slurm_takes_no_job(cluster, watched, tmp_path, capsys):
+def test_it_ends_when_slurm_goes_on_refusing_and_nothing_runs(cluster, watched, tmp_path, capsys):
     write(tmp_path, RUNS % [1])
     cluster.refusals = 9
     assert watched() == 0 and len(cluster.jobs) == 1
     assert capsys.readouterr().out.count("Socket timed out; tried again every 30 s") == 1
+    cluster.refusals, cluster.jobs = 10, {}
+    shutil.rmtree(cluster.logs)
+    assert watched() == 2
+    assert capsys.readouterr().err == "slurm.submit: ddp-dp2: sbatch: Socket timed out\n"
+
+
+def test_what_is_wrong_at_the_start_ends_the_watch(watched, tmp_path, monkeypatch, capsys):
+    write(tmp_path, '[slurm]\nafter = "nothere"\n' + RUNS % [1])
+    assert watched() == 2 and "nothere.toml: No such file" in capsys.readouterr().err
+    monkeypatch.setattr(submit.shutil, "which", lambda name: None)
+    assert watched() == 2 and "squeue is not found" in capsys.readouterr().err
 
 
 def test_a_study_waits_until_another_is_complete_and_its_condition_holds(

@@ -231,7 +231,7 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
             gpus = span.gpus or record.gpus
             hours = {part: s * gpus / 3600 for part, s in seconds.items()}
             row.update(hours)
-            held = hostnames(span.nodes) if span.nodes else []
+            held = hostnames(span.nodes)
             for node in held:
                 nodes[node].update({part: of / len(held) for part, of in hours.items()})
         queued = sum(span.queued_s for span, _ in jobs.parts) / 3600 if jobs.accounted else None

@@ -66,10 +66,20 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
 
 
 @cache
-def hostnames(nodes: str) -> list[str]:
-    """The nodes of a list as Slurm writes it, node[1-3] for example."""
+def hostnames(nodes: str) -> tuple[str, ...]:
+    """The nodes of a list as Slurm writes it, node[1-3] for example.
+
+    Raises:
+        UsageError: scontrol is needed, and is not here or fails.
+    """
+    if "[" not in nodes:
+        return tuple(filter(None, nodes.split(",")))
     command = ["scontrol", "show", "hostnames", nodes]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UsageError(f"the nodes {nodes} are not known: {error}") from error
+    return tuple(done.stdout.split())
 
 
 def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.environ) -> dict:
