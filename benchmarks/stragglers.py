@@ -1,7 +1,7 @@
 """How often a slow rank is named, how often one that is not, and what looking for it costs.
 
     python benchmarks/stragglers.py [--ranks 2] [--trials 100] [--clean 300] [--blocks 200]
-    srun --nodes 4 --ntasks-per-node 1 python benchmarks/stragglers.py --ranks 4
+    MASTER_ADDR=127.0.0.1 srun --nodes 4 python benchmarks/stragglers.py --ranks 4  # a testbed
 
 One process group trains a small model with steps of tens of milliseconds. In a trial one rank,
 drawn by chance, is slow for 20 steps: it computes 10, 20 or 50 % of its own computing again, or

@@ -9,9 +9,9 @@ data      when it waits longer for batches than they, by more than DATA of a ste
 
 and by more than SPREADS robust spreads over the faster half of the ranks. It counts as
 
-link      when neither holds on any rank and what of a step is neither takes longer than in earlier
-          windows, by more than LINK of the computing: the network, or other work on the cores. No
-          rank is named.
+link      when neither holds on any rank and a step takes longer for as much computing than in
+          earlier windows, by more than LINK: the network, or other work on the cores. No rank is
+          named.
 
 Steps are compared one by one, so what slows all ranks alike cancels. A rank is slow when NEED of
 WINDOWS windows in a row count against it, and when what they show in the mean is more than SPREADS
@@ -37,7 +37,7 @@ from parallel.record.reader import read_rows, read_run
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS, utc_now
 
 STEPS, NEED, WINDOWS = 5, 3, 4
-COMPUTE, DATA, LINK = 0.1, 0.1, 0.25  # shares: of computing, of a step, of computing
+COMPUTE, DATA, LINK = 0.1, 0.1, 0.25  # shares: of computing, of a step, of a step
 SPREADS = 3.0
 ENOUGH = 4  # earlier windows, to know how long a step takes for what is neither
 NOBODY = -1  # the rank of a window that counts as link
