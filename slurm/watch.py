@@ -223,8 +223,9 @@ class Watch:
             rows = self.rows[study.name]
             complete = complete and all(row.state == "complete" for row in rows)
             print("\n".join(["", f"{study.name}:", *status.table(rows)]))
-            for run in (row.run for row in rows if row.state == "missing"):
-                print(printable(f"{run} was not submitted: {self.told[f'{study.name}/{run}']}"))
+            for row in (row for row in rows if row.state == "missing"):
+                why = self.told.get(f"{study.name}/{row.run}", row.line)
+                print(printable(f"{row.run} was not submitted: {why}"))
             hours = self.hours(study)
             line = f"{hours.used:.3f} {cluster_of(study).hours} used, {hours.lost:.3f} of them lost"
             if hours.unknown:

@@ -246,7 +246,7 @@ def test_a_study_waits_until_another_is_complete_and_its_condition_holds(
     assert "waits for first: 0 of 1 runs are complete; --watch waits" in capsys.readouterr().err
     assert watched("then", "first") == 1
     assert len(cluster.jobs) == 1
-    assert "only_if ended with status 1: test -e" in capsys.readouterr().out
+    assert "was not submitted: only_if ended with status 1: test -e" in capsys.readouterr().out
     (tmp_path / "passed").touch()
     assert watched("then") == 0 and len(cluster.jobs) == 2
 
