@@ -49,8 +49,8 @@ def calls_of(
     rank: int, node_of: list[str], device: torch.device, precision: str, folder: Path
 ) -> dict[str, tuple[float, Callable[[], object]]]:
     """What this rank repeats: FLOPs or bytes, and the call, by measure. node_of: the node of every
-    rank. A measure in which this rank has no part is absent; 0 bytes: another rank's time counts,
-    since the ranks of an all-reduce wait for each other."""
+    rank. A measure in which this rank has no part is absent. With 0 bytes it takes part, and
+    another rank's time counts: the ranks of an all-reduce wait for each other."""
     side, products, copy, reduced, written = SIZES[device.type]
     a = torch.randn(side, side, device=device).to(KINDS[precision])
     host = torch.ones(copy << 18, pin_memory=device.type == "cuda")

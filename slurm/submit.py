@@ -10,7 +10,8 @@ It prints what the runs cost at worst, submits them and returns; nothing stays b
 node. Above the study's budget (budget_gpu_hours in [slurm]) it needs --yes.
 --watch stays until every run has ended. It submits again what a retry can mend (a lost node, a
 hang, a time limit, a broken connection), at most max_restarts times; DIR/<study>/tries.csv has each
-try. It never asks for more than the budget. It may be ended and started again.
+try. It never asks for more than the budget. It may be ended and started again. Its exit status is 0
+when every run is complete, 1 when one is not.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from slurm.render import (
     script,
     study_parser,
 )
-from slurm.watch import Watch, gate, rows_of
+from slurm.watch import Watch, awaited, gate
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
@@ -85,7 +86,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
     logs = ROOT / arguments.logs  # the scripts run there
     # Two submits at a time would each find the other's runs still missing.
     with states.locked([study], logs):
-        rows = rows_of([study], logs, states.ask_slurm(), arguments.cluster)
+        jobs, studies = states.ask_slurm(), awaited([study], arguments.cluster).values()
+        rows = {of.name: states.rows(of, logs, jobs) for of in studies}
         nodes.update(study, logs, rows[study.name])
         names = choose(study, rows[study.name], arguments.only)
         if not names:

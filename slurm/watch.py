@@ -67,16 +67,20 @@ def why_not(study: Study, row: states.Row, folder: Path, job: states.Job | None)
     return f"{tries} tries came to nothing (max_restarts {restarts})" if tries > restarts else ""
 
 
-def rows_of(
-    studies: list[Study], logs: Path, jobs: dict[int, states.Job], cluster: str | None
-) -> Rows:
-    """The rows of studies, and of those that they wait for (`after`), by the study's name. Raises:
-    UsageError: a study cannot be read."""
-    wanted = {study.name: study for study in studies}
+def awaited(studies: list[Study], cluster: str | None) -> dict[str, Study]:
+    """The studies and those that they wait for (`after`), by name.
+
+    Raises:
+        UsageError: a study cannot be read, or waits for itself.
+    """
+    by_name = {study.name: study for study in studies}
     for study in studies:
-        for after in {ask_of(study, run).after for run in study.runs} - {"", *wanted}:
-            wanted[after] = load_study(study.path.with_name(f"{after}.toml"), cluster)
-    return {name: states.rows(study, logs, jobs) for name, study in wanted.items()}
+        for after in {ask_of(study, run).after for run in study.runs} - {""}:
+            if after == study.name:
+                raise UsageError(f"{study.path}: `after` names the study itself")
+            if after not in by_name:
+                by_name[after] = load_study(study.path.with_name(f"{after}.toml"), cluster)
+    return by_name
 
 
 def gate(study: Study, run: str, rows: Rows, conditions: dict[str, str]) -> str:
@@ -106,6 +110,7 @@ class Watch:
     def __init__(self, studies: list[Study], arguments: argparse.Namespace, submit: Callable):
         self.studies, self.arguments, self.submit = studies, arguments, submit
         self.logs = ROOT / arguments.logs
+        self.awaited = awaited(studies, arguments.cluster)
         self.jobs: dict[int, states.Job] = {}
         self.rows: Rows = {}
         self.told: dict[str, str] = {}
@@ -120,10 +125,8 @@ class Watch:
         """The exit status: 0 when every run is complete.
 
         Raises:
-            UsageError: a study that others wait for cannot be read, or sbatch refused MOST_REFUSALS
-                times in a row while nothing waited or ran.
+            UsageError: sbatch refused MOST_REFUSALS times in a row while nothing waited or ran.
         """
-        rows_of(self.studies, self.logs, {}, self.arguments.cluster)
         refusals = 0
         while True:
             answers = False
@@ -145,7 +148,8 @@ class Watch:
     def ask(self) -> None:
         """Ask for the state of every run. Raises: UsageError: no Slurm answers."""
         self.jobs = states.ask_slurm()
-        self.rows = rows_of(self.studies, self.logs, self.jobs, self.arguments.cluster)
+        studies = self.awaited.values()
+        self.rows = {of.name: states.rows(of, self.logs, self.jobs) for of in studies}
         for study in self.studies:
             nodes.update(study, self.logs, self.rows[study.name])
 

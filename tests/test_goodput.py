@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 from datetime import UTC, datetime
 
 import pytest
@@ -98,7 +99,7 @@ def test_every_job_counts_or_is_named(run):
     of_runs = table([read(run)], ask=False).content[0]
     row = of_runs.rows[0]
     assert (row["jobs"], 900 * row["failed"]) == (3, pytest.approx(24))
-    assert of_runs.notes[-1].endswith("jobs of which nobody says how long they ran: 2")
+    assert of_runs.notes[-1].endswith(": 2 jobs; how long they ran is not known")
     (run / "9.state").write_text('{"elapsed_s": 60}')
     (run / "9.job").write_text(f"JobId=9\n   StartTime={datetime.fromtimestamp(START + 300)}\n")
     row = table([read(run)], ask=False).content[0].rows[0]
@@ -113,8 +114,33 @@ def test_jobs_of_the_same_number_and_another_name_are_not_the_runs(run):
     parts, known, _ = jobs_of(read(run), {(7, read(run).run): [span]})
     assert [of.start for of, _ in parts] == [START - 5, START + 100] and known == 1
     assert parts[0][1]["starting"] == 15 and sum(parts[0][1].values()) == 45
-    hours = table([read(run)], ask=False).content[0].rows[0]["hours"]
-    assert 900 * hours == pytest.approx(22 + 30)
+
+
+def test_sacct_says_when_a_job_held_how_many_gpus_of_which_nodes(run, monkeypatch):
+    """Two restarts, eight GPUs by --exclusive where the run has four; one that never started."""
+    name, asked = read(run).run, []
+    lines = [
+        f"7|{name}|{START - 60:.0f}|{START:.0f}|{START + 50:.0f}|50|cpu=8,gres/gpu=8|n1,n2",
+        f"7|{name}|{START + 50:.0f}|{START + 90:.0f}|{START + 140:.0f}|50|gres/gpu=8|n1,n3",
+        f"8|{name}|{START:.0f}|Unknown|Unknown|0||None assigned",
+        f"9|another|{START:.0f}|{START:.0f}|{START + 90:.0f}|90||n4",
+    ]
+
+    def sacct(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, "\n".join(lines), "")
+
+    monkeypatch.setattr(subprocess, "run", sacct)
+    for job in (7, 8, 9):
+        (run / f"{job}.submitted").touch()
+    runs, nodes = table([read(run)]).content
+    row = runs.rows[0]
+    assert (row["jobs"], row["hours"], row["queued"]) == (2, 800 / 3600, 100 / 3600)
+    assert sum(row[part] for part in PARTS) == pytest.approx(row["hours"])
+    assert {of["node"]: of["hours"] for of in nodes.rows} == pytest.approx(
+        {"n1": 400 / 3600, "n2": 200 / 3600, "n3": 200 / 3600}
+    )
+    assert len(asked) == 1 and "2 of 2 jobs" in runs.notes[1]
 
 
 def test_an_older_run_says_what_it_lacks(run, capsys):

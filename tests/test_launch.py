@@ -9,7 +9,7 @@ import pytest
 from base.errors import UsageError
 from parallel import train
 from parallel.record import launch
-from parallel.record.launch import Launch, detect, rendezvous_environment
+from parallel.record.launch import Launch, detect, hostnames, rendezvous_environment
 from tests.conftest import ROOT, TRAIN, run_module
 
 SRUN = {
@@ -151,3 +151,10 @@ def test_the_rank_that_waits_for_one_that_ended_by_a_mistake_says_nothing(tokens
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "is no run folder of ours" in line
+
+
+def test_a_list_of_nodes_is_known_only_with_slurm(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert hostnames("n1,n2") == ("n1", "n2") and hostnames("") == ()
+    with pytest.raises(UsageError, match=r"the nodes n\[1-2\] are not known: .*scontrol"):
+        hostnames("n[1-2]")

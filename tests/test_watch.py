@@ -229,6 +229,8 @@ def test_it_ends_when_slurm_goes_on_refusing_and_nothing_runs(cluster, watched, 
 def test_what_is_wrong_at_the_start_ends_the_watch(watched, tmp_path, monkeypatch, capsys):
     write(tmp_path, '[slurm]\nafter = "nothere"\n' + RUNS % [1])
     assert watched() == 2 and "nothere.toml: No such file" in capsys.readouterr().err
+    write(tmp_path, '[slurm]\nafter = "grid"\n' + RUNS % [1])
+    assert watched() == 2 and "names the study itself" in capsys.readouterr().err
     monkeypatch.setattr(submit.shutil, "which", lambda name: None)
     assert watched() == 2 and "squeue is not found" in capsys.readouterr().err
 

@@ -44,9 +44,9 @@ _ASKED = "JobIDRaw,JobName,Submit,Start,End,ElapsedRaw,AllocTRES,NodeList"
 
 
 class Span(NamedTuple):
-    """A job's hold of its GPUs, in Unix seconds; of a run without Slurm, an attempt. went_well: it
-    completed, saved its state or is running. nodes: as Slurm writes a list. gpus: that Slurm says
-    it held, which with --exclusive are all of its nodes; else 0."""
+    """From when to when a job held its GPUs, in Unix seconds; without Slurm, an attempt ran.
+    went_well: it completed, saved its state or is running. nodes: as Slurm writes a list. gpus: how
+    many it held, by Slurm (with --exclusive all of its nodes); 0 where Slurm does not say."""
 
     start: float
     end: float
@@ -77,9 +77,9 @@ def accounted(jobs: Iterable[int]) -> dict[tuple[int, str], list[Span]]:
 
 
 def noted(path: Path, job: int) -> list[Span]:
-    """A job by what its run folder has of its start (<jobid>.job) and of its end (<jobid>.state);
-    none where either says nothing, or where Slurm restarted the job. A job without the first file
-    died in its set-up."""
+    """When a job ran, by the run folder: its start (<jobid>.job) and its length (<jobid>.state).
+    None where one is not known, or Slurm restarted the job: its length is of all restarts. A job
+    without the first file died in its set-up; it did no step, so its start does not matter."""
     elapsed_s = read_json_if_whole(path / f"{job}.state").get("elapsed_s")
     if not elapsed_s or any(path.glob(f"{job}.restart*")):
         return []
@@ -169,7 +169,7 @@ def split(
 
 class Jobs(NamedTuple):
     """The jobs of a run and the seconds of each by part; how many of them sacct knows; how many
-    have begun and left no word of how long they ran."""
+    more began, without a record of how long they ran."""
 
     parts: list[tuple[Span, Counter[str]]]
     accounted: int
@@ -212,7 +212,7 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
     what was refused, a line each. ask: sacct is asked."""
     rows: list[dict[str, Any]] = []
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
-    refused, told, unknown = [], 0, {}
+    refused, lacking, told = [], [], 0
     own = {r.source: r for r in records if r.format == run_folder.FORMAT}
     asked = {job for source in own for job in reader.job_ids(Path(source))} if ask else set()
     known = accounted(asked) if asked else {}
@@ -224,7 +224,9 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
             continue
         told += jobs.accounted
         if jobs.unknown:
-            unknown[name_of(record)] = jobs.unknown
+            lacking.append(
+                f"{name_of(record)}: {jobs.unknown} jobs; how long they ran is not known"
+            )
         row: Counter[str] = Counter()
         for span, parts in jobs.parts:
             seconds = {**parts, "hours": span.end - span.start}
@@ -239,14 +241,7 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
         rows.append({**row, **facts, "queued": queued})
     by_node = [{"node": node, **hours} for node, hours in sorted(nodes.items())]
     of_nodes = Table([Column("node", "node"), *_HOURS], by_node, "GPU-hours by node")
-    return Reading([_of_runs(rows, told, [*_lacking(unknown), *refused]), of_nodes], refused)
-
-
-def _lacking(unknown: dict[str, int]) -> list[str]:
-    """unknown: of runs, how many jobs have left no word of how long they ran."""
-    return [
-        f"{run}: jobs of which nobody says how long they ran: {n}" for run, n in unknown.items()
-    ]
+    return Reading([_of_runs(rows, told, [*lacking, *refused]), of_nodes], refused)
 
 
 def _of_runs(rows: list[dict[str, Any]], told: int, lacking: list[str]) -> Table:

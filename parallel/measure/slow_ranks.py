@@ -14,11 +14,11 @@ link      when neither holds on any rank and a step takes longer for as much com
           named.
 
 Steps are compared one by one, so what slows all ranks alike cancels. A rank is slow when NEED of
-WINDOWS windows in a row count against it, and when what they show in the mean is more than SPREADS
-times its noise. A window's noise is the robust spread over its steps, divided by sqrt(STEPS); that
-of the mean of n windows is divided by sqrt(n). A link's is the spread over earlier windows: other
-work on the cores lasts, so three windows are no more evidence than one. A stage's only rank has
-nobody to be compared with.
+WINDOWS windows in a row count against it and their mean is more than SPREADS times the mean's
+noise. The noise of a window is the robust spread over its steps, divided by sqrt(STEPS). The noise
+of the mean of n windows is that of one, divided by sqrt(n). Of a link, the noise is the spread over
+earlier windows, and three windows do not lower it: other work on the cores lasts for many steps. A
+stage's only rank is compared with nobody.
 """
 
 import math
@@ -106,7 +106,7 @@ class Judge:
             by = (rest - median(self.rests)) / computing
             if by > LINK:
                 noise = spread(np.array(self.rests)) / computing
-                slow["link", NOBODY] = [by, noise * NEED**0.5]
+                slow["link", NOBODY] = [by, noise * NEED**0.5]  # is_slow divides by sqrt(n)
         if not slow:
             self.rests.append(rest)
         rows, new = [], []

@@ -112,7 +112,7 @@ def _less(
     before: list[float],
     expected: tuple[float, float],
 ) -> str:
-    """How much less these rates are, and than what; "" where they are not short.
+    """By how much these rates are too low, and compared with what; "" where they are not.
 
     Rounds of ranks are compared one by one: what slows all ranks alike cancels.
     """
