@@ -45,6 +45,12 @@ def test_a_job_is_cut_into_parts_that_add_up():
         assert split(job._replace(went_well=well), [], 0.0, 2.0)[part] == 36
 
 
+def test_steps_whose_clock_is_behind_the_jobs_end_do_not_add_to_it():
+    """Slurm's times are whole seconds, and a node's clock may be ahead."""
+    parts = split(Span(START, START + 16, went_well=True), [step(12), step(17), step(19)], 0.0, 2.0)
+    assert sum(parts.values()) == 16 and parts["useful"] == 2 + 1
+
+
 @pytest.fixture
 def run(tmp_path):
     """Saved at step 4, killed after 6, went on from 4 and was complete after 10, on four GPUs."""

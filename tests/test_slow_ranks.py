@@ -80,9 +80,22 @@ def test_windows_that_are_noisy_one_by_one_name_a_rank_together():
         times[2:, 5, :, 0] *= 1.3
         named += judged(times)
     assert len(named) >= 19 and all("rank 5 on node c2 computes" in line for line in named)
-    times = windows(6, noise=0.5)
-    times[2:, 5, :, 0] *= 1.3
-    assert judged(times) == []
+
+
+@pytest.mark.parametrize(("noise", "slow"), [(0.11, True), (0.12, False)])
+def test_the_mean_of_three_windows_is_compared_with_three_times_its_noise(noise, slow):
+    """0.2 with 3 x 0.11 / sqrt(3) = 0.19, and with 0.21."""
+    rows = [{"last_step": last, "longer": 0.2, "noise": noise} for last in (5, 10, 15)]
+    assert slow_ranks.is_slow(rows) == slow
+    assert not slow_ranks.is_slow(rows[:2])
+
+
+def test_a_link_is_slow_only_beyond_what_steps_differ_by_anyway():
+    for before, lines in ((0.05, 1), (0.3, 0)):  # a step of 1.5 s takes so much longer, by turns
+        times = windows(16)
+        times[1:12:2, :, :, 2] += before
+        times[12:, :, :, 2] += 1.0
+        assert len(judged(times)) == lines
 
 
 def test_one_slow_window_of_four_is_no_slow_rank():
