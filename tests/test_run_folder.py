@@ -212,6 +212,44 @@ def test_what_somebody_put_into_a_run_folder_stays_where_it_is(tmp_path):
     assert begun(run) == run / "attempts" / "11" and find_runs([tmp_path]) == [run]
 
 
+@pytest.mark.parametrize("kept", ["all", "no run.json"])
+def test_an_attempt_whose_move_was_killed_is_moved_on_by_the_same_command(
+    kept, tmp_path, monkeypatch
+):
+    """SIGKILL after each of the files: the folder stays a run's, and one attempt stays one."""
+    rename = Path.rename
+    for files_moved in range(6):
+        run, moved = tmp_path / f"killed-after-{files_moved}", []
+        begun(run, FACTS | {"repeat": 7})
+        put(run, "RUN_COMPLETE.txt", "checkpoints/step-00000001/manifest.json", "slow_ranks.csv")
+        if kept == "no run.json":
+            (run / "run.json").unlink()
+        names = {path.name for path in run.iterdir()} - {".lock"}
+
+        def killed(path, target, moved=moved, files_moved=files_moved):
+            if len(moved) == files_moved:
+                raise KeyboardInterrupt
+            moved.append(path.name)
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            begun(run)
+        monkeypatch.setattr(Path, "rename", rename)
+        assert len(moved) == files_moved and begun(run) == (aside := run / "attempts" / "1")
+        assert {path.name for path in aside.iterdir()} == names
+        if kept == "all":
+            assert read_run(aside).facts["repeat"] == 7
+
+
+def test_an_attempt_without_a_status_gets_no_files_of_the_next(tmp_path):
+    run = tmp_path / "run"
+    begun(run)
+    put(run, "attempts/3/steps.csv")
+    assert begun(run) == run / "attempts" / "4"
+    assert (run / "attempts" / "3" / "steps.csv").read_text() == "mine"
+
+
 def test_a_run_folder_has_one_writer(folder):
     run = folder.path
     folder.step(row(1))

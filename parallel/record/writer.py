@@ -112,27 +112,35 @@ class RunFolder:
         was_held, aside = self.lock.held, None
         with self.locked():
             if holds_attempt(self.path):
-                aside = self._next_attempt()
-                for name in sorted(os.listdir(self.path)):
-                    if name in also or schema.is_written_by_run(name):
-                        (self.path / name).rename(aside / name)
+                names = os.listdir(self.path)
+                names = [n for n in names if n in also or schema.is_written_by_run(n)]
+                aside = self._next_attempt(names)
+                # These say what the rest is: after a kill it still is a run's, and moves on.
+                last = (schema.MARKER, schema.RUN, schema.STATUS)
+                for name in sorted(names, key=lambda name: (name in last, name)):
+                    (self.path / name).rename(aside / name)
         if not was_held:
             self.close()
         return aside
 
-    def _next_attempt(self) -> Path:
+    def _next_attempt(self, names: Iterable[str]) -> Path:
+        """The folder that gets these files: a new one, or the last where a process was killed while
+        it moved an attempt there, whose status moves last."""
         attempts = self.path / "attempts"
-        numbers = [int(p.name) for p in attempts.glob("*") if p.name.isdigit()]
-        aside = attempts / f"{max(numbers, default=0) + 1}"
-        aside.mkdir(parents=True)
+        last = max((int(p.name) for p in attempts.glob("*") if p.name.isdigit()), default=0)
+        aside = attempts / f"{last}"
+        if not last or any((aside / name).exists() for name in (schema.STATUS, *names)):
+            aside = attempts / f"{last + 1}"
+        aside.mkdir(parents=True, exist_ok=True)
         return aside
 
     def _keep_result(self) -> Path | None:
         """Copy a complete attempt's facts, steps, status and result to attempts/<n>/."""
         if read_status(self.path).get("state") != ends.COMPLETE:
             return None
-        aside = self._next_attempt()
-        for name in (schema.RUN, schema.STEPS, schema.STATUS, schema.METRICS, schema.MARKER):
+        names = (schema.RUN, schema.STEPS, schema.METRICS, schema.MARKER, schema.STATUS)
+        aside = self._next_attempt(names)
+        for name in names:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copy2(self.path / name, aside / name)
         return aside
