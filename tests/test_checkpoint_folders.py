@@ -39,7 +39,8 @@ def test_a_checkpoints_name_is_its_step_in_eight_digits_or_more(save):
     assert [folders.name_of(step) for step in (12, 10**9)] == ["step-00000012", "step-1000000000"]
     assert folders.steps_in(save) == []
     some(save, 30, 4, 10**9)
-    for name in ("step-12", "step-00000012.partial", ".step-00000012", "weights-00000012"):
+    empty = "step-00000012"  # somebody's deletion was stopped: no writer of ours leaves it
+    for name in (empty, "step-12", f"{empty}.partial", f".{empty}", "weights-00000012"):
         (save / name).mkdir()
     assert folders.steps_in(save) == [4, 30, 10**9]
 
@@ -177,6 +178,20 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     assert why().startswith(f"the earlier one cannot be read ({path} is damaged: ")
     path.unlink()
     assert why() == f"the earlier one cannot be read ({path}: No such file or directory)"
+
+
+def test_an_empty_folder_of_a_later_step_keeps_no_run_from_going_on(save, capsys):
+    about = facts("s", None, save_interval=2, steps=7)
+    run = write(save, about, fail="stopped")
+    spec = resolve(("test", {k: v for k, v in about["spec"].items() if v is not None}))
+    fill(run / "checkpoints" / "step-00000006", 6, run=about["run"], spec=about["spec"])
+    (empty := run / "checkpoints" / "step-00000008").mkdir()
+    folder = RunFolder(run)
+    assert attempts.begin(spec, about | {"profiler": None}, folder) == run / "checkpoints"
+    folder.close()
+    assert folders.candidates(run) == [run / "checkpoints" / "step-00000006"]
+    assert capsys.readouterr().out == f"{empty} is empty, and no checkpoint: it is removed\n"
+    assert not empty.exists()
 
 
 def test_a_complete_run_goes_on_only_for_more_steps(save):

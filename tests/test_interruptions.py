@@ -398,7 +398,7 @@ def begin(run: Path, **settings) -> Path | None:
 
 def a_stopped_run(run: Path, step: int = 2) -> None:
     begin(run)
-    (run / "checkpoints" / folders.name_of(step)).mkdir(parents=True)
+    (run / "checkpoints" / folders.name_of(step) / "rank").mkdir(parents=True)
 
 
 def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, capsys):

@@ -128,7 +128,12 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
     if steps != spec.steps:
         line = f"this run goes on to step {spec.steps}; the earlier attempt planned {steps}"
         note(folder, line)
-    return folder.path / folders.SAVES
+    save = folder.path / folders.SAVES
+    for path in sorted(save.iterdir()):
+        if folders.step_of(path) is not None and folders.is_empty(path):
+            path.rmdir()
+            note(folder, f"{path} is empty, and no checkpoint: it is removed")
+    return save
 
 
 def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:

@@ -139,6 +139,8 @@ class Checkpointer:
             return 0
         seconds = time.perf_counter() - began
         self._note("load", **loaded._asdict(), blocked_s=seconds, total_s=seconds)
+        if path == self.save_to:  # a kill after a save may have kept it from deleting
+            self._retain(loaded.step)
         return loaded.step
 
     def due(self, step: int) -> bool:
@@ -221,6 +223,10 @@ class Checkpointer:
         if problem:
             shutil.rmtree(aside, ignore_errors=True)
             return
+        self._retain(step)
+
+    def _retain(self, step: int) -> None:
+        """Delete the checkpoints that are not to be kept, once that of `step` is whole."""
         kept = self.spec.keep_last, self.spec.keep_every
         _, problem = attempt(folders.retain, self.save_to, *kept)
         if problem:

@@ -51,10 +51,15 @@ def step_of(folder: Path) -> int | None:
 
 
 def steps_in(save: Path) -> list[int]:
-    """Steps of the checkpoints in a folder, ascending."""
+    """Steps of the checkpoints in a folder, ascending. An empty folder is none."""
     if not save.is_dir():
         return []
-    return sorted(step for path in save.iterdir() if (step := step_of(path)) is not None)
+    found = (path for path in save.iterdir() if step_of(path) is not None and not is_empty(path))
+    return sorted(map(step_of, found))
+
+
+def is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 # --- the manifest --------------------------------------------------------------------------------
