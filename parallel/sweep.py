@@ -127,8 +127,8 @@ def start(
         run_folder.close()
     lines = console_out.read_bytes()[began_at:].decode(errors="replace").splitlines()
     own = [line for line in lines if line.startswith("parallel.train: ")]
-    reason = own[-1].removeprefix("parallel.train: ") if own else f"exit status {status}"
-    run_folder.fail(kind_of(reason), reason, rank=-1)
+    line = own[-1] if own else f"exit status {status}"
+    run_folder.fail(kind_of(line), line.removeprefix("parallel.train: "), rank=-1)
     return f"{read_status(folder).get('reason')} (see {console_out})"
 
 

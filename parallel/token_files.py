@@ -201,5 +201,5 @@ def kept_scan(name: str, tokens: Tokens, scan: Scan | None = None) -> Scan | Non
         write_json(side, kept | {"crc32": own_crc32(kept)})
     except OSError as error:
         reason = f"cannot keep {side} ({error.strerror})"
-        warn("parallel.train", f"{reason}: every run will read {file} whole before it starts")
+        warn("parallel.data", f"{reason}: every run will read {file} whole before it starts")
     return scan

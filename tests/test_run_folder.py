@@ -143,6 +143,21 @@ def test_a_consequence_makes_room_for_what_is_known_later(tmp_path):
         ("DistBackendError: NCCL error in: x.cpp:1 (rank 2)", Kind.COMMUNICATION),
         ("SIGTERM: the launcher (process 7) is gone (rank 0)", Kind.SIGNAL),
         ("time limit: stopped 60 s before it", Kind.TIME_LIMIT),
+        ("parallel.train: no token files at data/nccl-connection", Kind.REFUSED),
+        ("exit status 2: parallel.train: no token files at gloo: timed out", Kind.REFUSED),
+        ("UsageError: no token files at data/nccl-connection (rank 0)", Kind.REFUSED),
+        ("FileNotFoundError: [Errno 2] No such file: 'NCCL error' (rank 0)", Kind.RAISED),
+        ("ValueError: connection: gloo timed out", Kind.RAISED),
+        ("AssertionError", Kind.RAISED),
+        ("bash: data/gloo-connection: No such file or directory", Kind.REFUSED),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", Kind.RAISED),
+        ("RuntimeError: Gloo connectFullMesh failed with [x] no error", Kind.COMMUNICATION),
+        ("torch.distributed.DistStoreError: 1/2 clients joined", Kind.COMMUNICATION),
+        ("parallel.train: rank 1 did not meet the other 1 ranks at a:1", Kind.COMMUNICATION),
+        ("parallel.train: loss is nan at the end", Kind.DIVERGED),
+        ("exit status 1: parallel.train: gradient norm is nan at the end", Kind.DIVERGED),
+        ("parallel.train: no progress for 3 s: rank 0 hangs", Kind.HANG),
+        ("parallel.train: OSError: [Errno 28] No space left on device", Kind.DISK),
     ],
 )
 def test_a_status_of_before_there_was_a_kind_has_its_reasons(tmp_path, reason, kind):
@@ -158,6 +173,9 @@ def test_an_error_has_a_kind():
     assert kind_of_error(OSError(errno.EDQUOT, "full")) == Kind.DISK
     assert kind_of_error(UsageError("no connection")) == Kind.REFUSED
     assert kind_of_error(MemoryError()) == Kind.MEMORY
+    assert kind_of_error(ValueError("data/nccl-connection: a gloo")) == Kind.RAISED
+    assert kind_of_error(AssertionError()) == kind_of_error(RuntimeError()) == Kind.RAISED
+    assert kind_of_error(ConnectionRefusedError(111, "refused")) == Kind.COMMUNICATION
     assert kind_of_error(type("Broken", (Exception,), {})("it is")) == Kind.RAISED
 
 

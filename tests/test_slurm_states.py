@@ -134,6 +134,27 @@ def test_an_end_that_the_script_made_is_known_by_its_kind(tmp_path, kind, reason
         assert (read_status(folder)["kind"], read_status(folder)["reason"]) == (kind, reason)
 
 
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ('Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError\n', "raised"),
+        ("Traceback (most recent call last):\n  assert x\nAssertionError\n", "raised"),
+        ("Traceback (most recent call last):\n  float(x)\nKeyboardInterrupt\n", "signal"),
+        ("parallel.train: no token files at data/nccl-connection\n", "refused"),
+        ("parallel.train: loss is nan at the end (step 3)\n", "diverged"),
+        ("RuntimeError: NCCL error in: x.cpp:1\n", "communication"),
+        ("[rank 0] a line without a cause\n", "unknown"),
+    ],
+)
+def test_a_run_that_wrote_no_status_has_the_kind_of_its_logs_cause(tmp_path, log, kind):
+    """So that the watch does not try again what would end alike."""
+    folder = folder_of(tmp_path, "", log=log)
+    end = judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9)
+    assert (end.kind or "unknown", end.state) == (kind, "failed")
+    record_end.main([str(folder), "9", "1"])
+    assert read_status(folder)["kind"] == kind
+
+
 def test_a_job_writes_the_kind_of_its_end_also_where_no_run_began(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     folder = folder_of(tmp_path, "running")

@@ -75,7 +75,7 @@ def load(spec: RunSpec, device: Any, kernels: str, draws: bool = True) -> Engine
     starting weights; they are NaN otherwise, for a checkpoint to replace.
 
     Raises:
-        UsageError: the installed library lacks what the engine needs.
+        UsageError: the engine's library cannot be imported.
     """
     from models import gpt  # here: it needs torch
 
@@ -83,8 +83,10 @@ def load(spec: RunSpec, device: Any, kernels: str, draws: bool = True) -> Engine
         module = importlib.import_module(ENGINES[spec.engine].module)
         with contextlib.nullcontext() if draws else gpt.not_drawn():
             return module.build(spec, device, kernels)
-    except (ImportError, AttributeError, TypeError) as error:
-        about = tried(versions())
-        if about == TRIED and not isinstance(error, ImportError):
-            raise  # a defect of ours
-        raise UsageError(f"engine {spec.engine} cannot work here: {error}; {about}") from error
+    except ImportError as error:
+        words = f"engine {spec.engine} cannot work here: {error}; {tried(versions())}"
+        raise UsageError(words) from error
+    except (AttributeError, TypeError) as error:  # ours, or of a library that was not tried
+        if (libraries := tried(versions())) != TRIED:
+            error.add_note(libraries)
+        raise

@@ -2,10 +2,11 @@
 Torch-free.
 
 `state` says where the run is, `kind` why it failed or stopped, and `reason` says that in words for
-a person. A program decides by the kind. A status.json written before there was a kind has none:
-the reader then takes it from the words, with `kind_of`.
+a person. A program decides by the kind. `kind_of` takes it from the words of a log, and of a
+status.json that has no kind.
 """
 
+import builtins
 import errno
 import re
 from enum import StrEnum
@@ -60,21 +61,55 @@ OUT_OF_MEMORY = (
     r"|\boom[-_]kill(?: event|:)|xceeded (?:(?:job|step) )?memory limit|: Out Of Memory"
 )
 
-# Lines of libraries, launchers, Slurm and earlier versions of this program; the first match counts.
-_LINES = {
-    Kind.MEMORY: rf".*(?:{OUT_OF_MEMORY})",
-    Kind.UNKNOWN: r"(exit status \d+(: srun: error: .*)?|srun: error: .*|max_restarts: .*|Slurm: .*"
-    r"|Slurm no longer .*|no status and no log|)$",
-    Kind.DIVERGED: r"(validation )?loss is (nan|-?inf) |gradient norm is nan ",
-    Kind.DISK: r".*(No space left on device|Disk quota exceeded)",
-    Kind.HANG: r".*no progress for \S+ s",
-    Kind.LOST_PEER: r".*(Connection (reset|closed)|Broken pipe|ncclRemoteError|Failed to recv)",
-    Kind.COMMUNICATION: r"(?i).*(nccl|gloo|timed out|connection|did not meet)",
-    Kind.TIME_LIMIT: r"(?i).*time limit",
-    Kind.SIGNAL: r"(?i).*(KeyboardInterrupt|SIGTERM|SIGINT|SIGHUP|cancelled)",
-    Kind.KILLED: r".*\b(Signal \d+|SIG[A-Z]+)\b",
-    Kind.RAISED: r".*\b\w*(Error|Exception|Interrupt)\b",
-}
+# What torch, NCCL and gloo say of a message that did not arrive.
+_BROKEN = (
+    r"NCCL error|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
+    r"|DistBackendError|Watchdog caught collective operation timeout"
+    r"|Some NCCL operations have failed or timed out|RCCL error|Connection reset by peer"
+    r"|Connection closed by peer|Socket Timeout|/gloo/transport/|MPI_ABORT was invoked"
+)
+# Python's own exceptions that say by their name what they are. The others hold a library's or the
+# system's words.
+_SPEAKING = (Exception, RuntimeError, OSError, SystemError, ConnectionError, TimeoutError)
+_MISTAKES = "|".join(
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type)
+    and issubclass(kind, Exception)
+    and kind not in _SPEAKING
+    and not issubclass(kind, (ConnectionError, MemoryError))
+)
+
+# What this program says of its own ends; everything else that it says is a refusal.
+_OWN_LINES = [
+    (Kind.DIVERGED, r"(validation )?loss is (nan|-?inf) |gradient norm is nan "),
+    (Kind.HANG, r"no progress for \S+ s"),
+    (Kind.COMMUNICATION, r"rank \d+ did not meet the other"),
+    (Kind.DISK, r"OSError: .*(No space left on device|Disk quota exceeded)"),
+]
+# Lines of libraries, launchers and Slurm; the first match counts.
+_LINES = [
+    *_OWN_LINES,
+    (Kind.REFUSED, r"UsageError\b"),
+    (Kind.RAISED, rf"(builtins\.)?({_MISTAKES})\b"),
+    (Kind.MEMORY, rf".*(?:{OUT_OF_MEMORY})"),
+    (
+        Kind.UNKNOWN,
+        r"(exit status \d+|srun: error: .*|max_restarts: .*|Slurm: .*|Slurm no longer .*"
+        r"|no status and no log|)$",
+    ),
+    (Kind.DISK, r".*(No space left on device|Disk quota exceeded)"),
+    (Kind.LOST_PEER, r".*(Connection (reset|closed)|Broken pipe|ncclRemoteError|Failed to recv)"),
+    (
+        Kind.COMMUNICATION,
+        rf".*({_BROKEN}|NCCL communicator|Gloo connect|[Tt]imed out"
+        r"|(Connection|Timeout|DistNetwork|DistStore)\w*Error)",
+    ),
+    (Kind.TIME_LIMIT, r"(?i).*time limit"),
+    (Kind.SIGNAL, r"(?i).*(KeyboardInterrupt|SIGTERM|SIGINT|SIGHUP|cancelled)"),
+    (Kind.KILLED, r".*\b(Signal \d+|SIG[A-Z]+)\b"),
+    (Kind.RAISED, r".*\b\w*(Error|Exception|Interrupt)\b"),
+]
 
 
 def kind_of(line: str) -> Kind:
@@ -82,7 +117,10 @@ def kind_of(line: str) -> Kind:
 
     A line that matches nothing says why a run could not start: such lines are in nobody's list.
     """
-    return next((kind for kind, text in _LINES.items() if re.match(text, line)), Kind.REFUSED)
+    line = re.sub(r"exit status \d+: ", "", line, count=1)
+    own = line.removeprefix("parallel.train: ")
+    patterns = _LINES if own == line else _OWN_LINES
+    return next((kind for kind, text in patterns if re.match(text, own)), Kind.REFUSED)
 
 
 def kind_of_error(error: BaseException) -> Kind:
@@ -119,12 +157,7 @@ _WORDS = {
 }
 # Of these the first one counts.
 _SIGNS = {
-    "nccl": re.compile(
-        rb"NCCL error|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
-        rb"|DistBackendError|Watchdog caught collective operation timeout"
-        rb"|Some NCCL operations have failed or timed out|RCCL error|Connection reset by peer"
-        rb"|Connection closed by peer|Socket Timeout|/gloo/transport/|MPI_ABORT was invoked"
-    ),
+    "nccl": re.compile(_BROKEN.encode()),
     "cancelled": re.compile(rb"KeyboardInterrupt|SIGTERM|Received 15 death signal|" + _FRAME),
     "scancel": re.compile(_FRAME),
 }
@@ -246,7 +279,7 @@ _REASONS = [
     for pattern in (
         r"^parallel\.train: .*$",
         r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
-        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt): .*$",
+        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt)(?:: .*|\s*)$",
         r"^.*(?:No such file or directory|Permission denied).*$",
         r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
     )
