@@ -279,7 +279,7 @@ _REASONS = [
     for pattern in (
         r"^parallel\.train: .*$",
         r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
-        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt)(?:: .*|\s*)$",
+        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt)(?:: .*| *)$",
         r"^.*(?:No such file or directory|Permission denied).*$",
         r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
     )
