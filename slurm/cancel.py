@@ -8,7 +8,7 @@ import sys
 
 from base.errors import UsageError, command_line
 from slurm import states
-from slurm.render import load_studies, study_parser
+from slurm.render import ROOT, load_studies, study_parser
 
 
 @command_line("slurm.cancel")
@@ -23,11 +23,11 @@ def main(argv: list[str] | None = None) -> int:
         studies[0].run(name)
     jobs = states.ask_slurm()
     ids = [
-        row.job
+        str(job_id)
         for study in studies
-        for row in states.rows(study, arguments.logs, jobs)
-        if row.state in ("pending", "running") and row.job_id is not None
-        if arguments.only is None or row.run in arguments.only
+        for run, of_run in states.job_ids(study, ROOT / arguments.logs, jobs).items()
+        if arguments.only is None or run in arguments.only
+        for job_id in states.active(of_run, jobs)
     ]
     if ids:
         states.slurm(["scancel", *ids])

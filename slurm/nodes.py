@@ -18,14 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from base.errors import UsageError, command_line, printable
-from base.files import read_json_if_whole
+from base.errors import Reading, UsageError, command_line, printable, warn
 from parallel.config.clusters import Cluster
 from parallel.config.study import Study
 from parallel.measure.slow_ranks import slow_nodes
 from parallel.record import node_rates
 from parallel.record.launch import hostnames
-from parallel.record.reader import read_rows
+from parallel.record.reader import read_job_end, read_rows
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
 from slurm import states
@@ -89,17 +88,30 @@ def _days(study: Study) -> int:
 # --- evidence ------------------------------------------------------------------------------------
 
 
-def evidence(study: Study, logs: Path) -> Iterator[Change]:
-    """What the runs and the preflights of a study show against nodes."""
-    top = logs / study.name
-    for row in read_rows(top / node_rates.FILE, node_rates.COLUMNS):
+def evidence(study: Study, logs: Path) -> Reading[list[Change]]:
+    """What the runs and the preflights of a study show against nodes; a line for each damaged
+    file, which is left out."""
+    top, found = logs / study.name, Reading([], [])
+    sources = [_slow_in_preflights(top), *(_slow_in_run(top / run) for run in study.runs)]
+    for source in [*sources, *(_lost_nodes(top / run) for run in study.runs)]:
+        try:
+            found.content.extend(source)
+        except UsageError as error:
+            found.left_out.append(f"{error}: no evidence against nodes is read from it")
+    return found
+
+
+def _slow_in_preflights(top: Path) -> Iterator[Change]:
+    kinds = {**node_rates.COLUMNS, "time_utc": _time}
+    for row in read_rows(top / node_rates.FILE, kinds):
         if row["short"]:
             why = f"preflight of job {row['job']}, {row['run']}: {row['short']}"
             yield Change(row["time_utc"], row["node"], SUSPECTED, why)
-    for run in study.runs:
-        for node, why, _, time_utc in slow_nodes(top / run):
-            yield Change(time_utc, node, SUSPECTED, f"{run}: {why}")
-        yield from _lost_nodes(top / run)
+
+
+def _slow_in_run(folder: Path) -> Iterator[Change]:
+    for node, why, _, time_utc in slow_nodes(folder):
+        yield Change(time_utc, node, SUSPECTED, f"{folder.name}: {why}")
 
 
 def _lost_nodes(folder: Path) -> Iterator[Change]:
@@ -107,7 +119,7 @@ def _lost_nodes(folder: Path) -> Iterator[Change]:
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     for name in (name for name in names if name.endswith(".out")):
         attempt, job = name.removesuffix(".out"), name.partition(".")[0]
-        died = read_json_if_whole(folder / f"{job}.state").get("verdict") == "node failure"
+        died = read_job_end(folder, job).get("verdict") == "node failure"
         if not died and not any(other.startswith(f"{job}.restart") for other in names):
             continue
         lists = _LOST.findall(states.tail(folder / name))
@@ -153,13 +165,15 @@ def nodes_of(cluster: Cluster) -> dict[str, bool]:
 
 def option(study: Study, logs: Path, run: str) -> list[str]:
     """sbatch's option that leaves nodes out of new jobs, with those of the cluster's own option;
-    none where the study does not ask for it. A line says which suspected nodes stay in use.
-
-    Raises:
-        UsageError: nodes.csv is damaged, or no Slurm answers.
-    """
-    suspected, cluster = suspects(read_changes(logs / study.name)), cluster_of(study)
-    if not suspected or not ask_of(study, run).leave_out_nodes:
+    none where the study does not ask for it, or nodes.csv is damaged, which `update` has said. A
+    line says which suspected nodes stay in use. Raises: UsageError: no Slurm answers."""
+    if not ask_of(study, run).leave_out_nodes:
+        return []
+    try:
+        suspected, cluster = suspects(read_changes(logs / study.name)), cluster_of(study)
+    except UsageError:
+        return []
+    if not suspected:
         return []
     nodes = left_out(suspected, job_of(study, run).nodes, nodes_of(cluster))
     if kept := ", ".join(node for node in suspected if node not in nodes):
@@ -172,18 +186,18 @@ def option(study: Study, logs: Path, run: str) -> list[str]:
 # --- changes -------------------------------------------------------------------------------------
 
 
-def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> None:
+def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> list[str]:
     """Look for new evidence, let old evidence expire, and change the jobs that wait. Each change is
-    written down and printed. Who calls it holds the study's lock.
-
-    Raises:
-        UsageError: nodes.csv is damaged, or no Slurm answers.
-    """
-    changes, days = read_changes(logs / study.name), _days(study)
-    known = {(change.node, change.time_utc) for change in changes}
+    written down and printed. Who calls it holds the study's lock. Returns a line for each damaged
+    file, which is left out. Raises: UsageError: no Slurm answers."""
+    try:
+        changes, days = read_changes(logs / study.name), _days(study)
+    except UsageError as error:
+        return [f"{error}: until it is mended, or moved away, no node is left out"]
+    known, found = {(change.node, change.time_utc) for change in changes}, evidence(study, logs)
     new = [
         change
-        for change in sorted(evidence(study, logs))
+        for change in sorted(found.content)
         if (change.node, change.time_utc) not in known and change.age_days < days
     ]
     for node, change in suspects([*changes, *new]).items():
@@ -195,6 +209,7 @@ def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> None:
     pending = [row for row in pending if ask_of(study, row.run).leave_out_nodes]
     if pending and (changes or new):
         write_changes(logs / study.name, _pending(study, pending, [*changes, *new]))
+    return found.left_out
 
 
 def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Iterator[Change]:
@@ -236,7 +251,7 @@ def main(argv: list[str] | None = None) -> int:
         with states.locked([study], logs):
             if arguments.forgive:
                 forgive(logs / study.name, arguments.forgive)
-            update(study, logs, states.rows(study, logs, jobs))
+            warn("slurm.nodes", *update(study, logs, states.rows(study, logs, jobs)))
         suspected, days = suspects(read_changes(logs / study.name)), _days(study)
         for of in suspected.values():
             print(printable(f"{of.node}  for {of.age_days:.1f} of {days} days  {of.why}"))

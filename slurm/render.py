@@ -14,6 +14,7 @@ root: paths in the scripts are relative to it.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -300,7 +301,7 @@ def study_parser(command: str, doc: str) -> Parser:
         type=Path,
         default=Path("logs"),
         metavar="DIR",
-        help="runs are in DIR/<study>/<run> (default: logs)",
+        help="runs are in DIR/<study>/<run>, below the repository's root (default: logs)",
     )
     parser.add_argument(
         "studies", type=Path, metavar="TOML", nargs="+", help="study files, or their scripts"
@@ -321,7 +322,15 @@ def study_files(paths: list[Path]) -> list[Path]:
 
 def load_studies(arguments: argparse.Namespace) -> list[Study]:
     """The studies that `study_parser`'s arguments name. Raises: UsageError: one cannot be read."""
-    return [load_study(path, arguments.cluster) for path in study_files(arguments.studies)]
+    return [load(path, arguments.cluster) for path in study_files(arguments.studies)]
+
+
+def load(path: Path, cluster: str | None) -> Study:
+    """A study. The data and the DeepSpeed JSON that it names are below the repository's root, where
+    its jobs run. Raises: UsageError: it cannot be read."""
+    path = path if Path.cwd() == ROOT else path.absolute()
+    with contextlib.chdir(ROOT):
+        return load_study(path, cluster)
 
 
 def each(studies: list[Study]) -> Iterator[Study]:

@@ -8,13 +8,16 @@ Slurm has forgotten the job, and the tables of analysis/ read it.
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from base.errors import UsageError
 from base.files import check_file, read_json_if_whole
@@ -23,9 +26,9 @@ from parallel.checkpoint.attempts import changes
 from parallel.config.duration import CIRCUMSTANCES
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study
-from parallel.record import ends, reader
+from parallel.record import ends, reader, schema
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
-from slurm.render import ROOT, comment_of, planned_text, seconds
+from slurm.render import ROOT, comment_of, seconds
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
 PENDING |= {"SPECIAL_EXIT"}
@@ -39,6 +42,10 @@ FAILURES = {"OOM": Kind.MEMORY, "timeout": Kind.TIME_LIMIT, "node failure": Kind
 FAILURES |= {"cancelled": Kind.SIGNAL, INTERRUPTED: Kind.SIGNAL, "failed": Kind.UNKNOWN}
 # What a log says, as find_sign calls it -> the state that it proves.
 EVIDENCE = {"oom": "OOM", "timeout": "timeout", "node": "node failure", "scancel": "cancelled"}
+# Why a job waits that starts only after somebody has changed it, or Slurm's configuration.
+NEVER_STARTS = {"DependencyNeverSatisfied", "BadConstraints", "PartitionConfig"}
+NEVER_STARTS |= {"PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS"}
+NEVER_STARTS |= {"AccountNotAllowed", "QOSNotAllowed", "ReservationDeleted"}
 STOPPED = ("cancelled", INTERRUPTED)  # of these: by somebody, or to go on; no failure of the run
 
 RESTART = re.compile(r"(\d+)\.restart(\d+)\.out")
@@ -60,6 +67,10 @@ class Job:
     comment: str = ""
     folder: str = ""
     elapsed_s: int | None = None
+
+    @property
+    def never_starts(self) -> bool:
+        return self.state in PENDING and self.reason in NEVER_STARTS
 
     @property
     def says(self) -> str:
@@ -222,20 +233,20 @@ def progress(folder: Path) -> tuple[int, float | None]:
     for line in tail(folder / "steps.csv", 4096).split("\n")[-11:-1]:  # the last may be cut
         with contextlib.suppress(ValueError):
             step, step_s = line.split(",")[:2]
-            times[int(step)] = float(step_s)
+            times[schema.count(step)] = schema.amount(step_s)
     return (list(times)[-1], fmean(times.values())) if times else (0, None)
 
 
 def recall(folder: Path, job_id: int) -> Job | None:
     """A job that Slurm has forgotten, as it was written down."""
-    noted = read_json_if_whole(folder / f"{job_id}.state")
-    if not {"state", "exit"} <= noted.keys():
+    noted = reader.read_job_end(folder, job_id)
+    if not (noted.get("state") and noted.get("exit")):
         return None
-    return Job(job_id, str(noted["state"]), str(noted["exit"]), elapsed_s=noted.get("elapsed_s"))
+    return Job(job_id, noted["state"], noted["exit"], elapsed_s=noted.get("elapsed_s"))
 
 
-def remember(study: Study, folder: Path, job: Job, row: Row) -> None:
-    """Write down how a job ended; for one that never started, what it was to run as well."""
+def remember(folder: Path, job: Job, row: Row) -> None:
+    """Write down how a job ended, in the folder that its run has; who submits a run makes it."""
     path = folder / f"{job.job_id}.state"
     if job.state in PENDING | ACTIVE:
         path.unlink(missing_ok=True)  # an end before Slurm restarted the job
@@ -243,10 +254,7 @@ def remember(study: Study, folder: Path, job: Job, row: Row) -> None:
     end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "elapsed_s")}
     end |= {"verdict": row.state if row.state in FAILURES else ""}
     end |= {"kind": row.kind, "line": row.line}
-    if read_json_if_whole(path) != end:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not reader.is_run_folder(folder):
-            (folder / f"{job.job_id}.submitted").write_text(planned_text(study, row.run) + "\n")
+    if folder.is_dir() and read_json_if_whole(path) != end:
         write_json(path, end)
 
 
@@ -277,7 +285,8 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
 def _doing(folder: Path, status: dict, job: Job, job_id: int | None) -> End | None:
     """What a run that has not ended does; None where it has ended."""
     if job.state in PENDING:
-        return End("pending", f"Slurm: {job.state} {job.reason}")
+        why = f"; it never starts so: mend it, or scancel {job_id}" if job.never_starts else ""
+        return End("pending", f"Slurm: {job.state} {job.reason}{why}")
     if job.state in ACTIVE:
         again = restarts(folder, job_id)
         return End("running", f"Slurm: {job.state}" + (f", restart {again}" if again else ""))
@@ -323,6 +332,10 @@ def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End
         return End(ENDS[job.state], job.says)
     if outside or noted:
         return outside or End("failed", noted.reason, noted.kind)
+    is_listed = job.state or (folder / f"{attempt}.exit").exists()
+    if not is_listed and time.time() < _latest_end(folder, attempt):
+        line = f"Slurm here lists no job {job_id} (another cluster?), and it has left no end"
+        return End("unknown", f"{line}; if there is none, delete {job_id}.* in its folder")
     if line := ends.cause(text):
         return End("failed", line, kind_of(line))
     if state == ends.FAILED and why:
@@ -333,9 +346,20 @@ def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End
     return End("failed", line)
 
 
-def with_result(row: Row, folder: Path) -> Row:
+def _latest_end(folder: Path, attempt: str) -> float:
+    """When the time limit of a job's attempt is over, by what Slurm said as it began (unix time);
+    infinite where it has not begun, or has no limit."""
+    limit = re.search(r" TimeLimit=(\S+)", tail(folder / f"{attempt}.job"))
+    with contextlib.suppress(UsageError, OSError):  # UNLIMITED
+        if limit is not None:
+            return (folder / f"{attempt}.job").stat().st_mtime + seconds(limit[1])
+    return math.inf
+
+
+def with_result(row: Row, folder: Path, spec: RunSpec) -> Row:
     """The row of a run whose last job came to no result while the folder holds a complete one of an
-    earlier job: that result with its job, and a word on the later job."""
+    earlier job: that result with its job, and a word on the later job. Where that result is of
+    other settings than the study's and the later job was to train these, the later job counts."""
     if row.state not in FAILURES or row.job_id is None or not (folder / "run.json").exists():
         return row
     if (ran := ran_by(folder)) == row.job_id:
@@ -345,6 +369,9 @@ def with_result(row: Row, folder: Path) -> Row:
         return row
     if row.line == "Slurm: COMPLETED 0:0":  # a run without Slurm has replaced what it did
         return earlier
+    asked = read_json_if_whole(folder / f"{row.job_id}.submitted").get("spec")
+    if changed_settings(folder, spec) and not (isinstance(asked, dict) and _changed(asked, spec)):
+        return row
     later = f"job {row.job}, after it: {row.state}: {row.line}"
     return replace(earlier, line=f"{earlier.line}; {later}")
 
@@ -352,53 +379,68 @@ def with_result(row: Row, folder: Path) -> Row:
 def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
     """The row of a complete run, missing where the study's file says other settings by now: what it
     asks for has not run."""
-    before = row.state == "complete" and read_json_if_whole(folder / "run.json").get("spec")
-    if not isinstance(before, dict):
+    if row.state != "complete" or not (changed := changed_settings(folder, spec)):
         return row
+    line = f"a run of other settings is complete: {', '.join(changed)}; submit trains this one"
+    return replace(row, state="missing", line=line)
+
+
+def changed_settings(folder: Path, spec: RunSpec) -> list[str]:
+    """The settings that a folder's run had and the study's file says otherwise by now."""
+    before = read_json_if_whole(folder / "run.json").get("spec")
+    return _changed(before, spec) if isinstance(before, dict) else []
+
+
+def _changed(before: dict[str, Any], spec: RunSpec) -> list[str]:
     now = spec.settings()
     for name in ("vocab_size", "end_of_text"):  # these may follow from data that are not here
         now[name] = before.get(name) if now[name] is None else now[name]
-    changed = [
+    return [
         f"{change.name} {change.before}, now {change.now}"
         for change in changes(before, now)
         if change.name in now.keys() - CIRCUMSTANCES
     ]
-    if not changed:
-        return row
-    line = f"a run of other settings is complete: {', '.join(changed)}; submit trains this one"
-    return replace(row, state="missing", line=line)
 
 
 def ran_by(folder: Path) -> int | None:
     """The job whose results are in the folder."""
     scheduler = read_json_if_whole(folder / "run.json").get("scheduler")
     job_id = str(scheduler.get("job_id")) if isinstance(scheduler, dict) else ""
-    return int(job_id) if job_id.isdecimal() else None
+    return int(job_id) if re.fullmatch(r"\d{1,18}", job_id) else None
+
+
+def job_ids(study: Study, logs: Path, jobs: dict[int, Job]) -> dict[str, list[int]]:
+    """The jobs of each run: what they left in its folder names them. Of those that were submitted
+    by hand and have not started, Slurm knows the comment."""
+    ids = {name: set(reader.job_ids(logs / study.name / name)) for name in study.runs}
+    comment = comment_of(study, logs)
+    for job in jobs.values():
+        ours = job.comment == comment and job.folder == str(ROOT) and job.name in ids
+        if ours and job.state != "COMPLETED":  # a job that found nothing to do
+            ids[job.name].add(job.job_id)
+    return {name: sorted(found) for name, found in ids.items()}
+
+
+def active(ids: Iterable[int], jobs: dict[int, Job]) -> list[int]:
+    """Those of the jobs that wait or run."""
+    return [i for i in ids if i in jobs and jobs[i].state in PENDING | ACTIVE]
 
 
 def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
     """One row per run of the study; `jobs`: what `ask_slurm` said, None where no Slurm answers."""
-    known, comment = jobs or {}, comment_of(study, logs)
-    # A job that was submitted by hand and never started has left nothing in its folder.
-    unseen: dict[str, list[int]] = {}
-    for job in known.values():
-        if job.comment == comment and job.folder == str(ROOT) and job.state != "COMPLETED":
-            unseen.setdefault(job.name, []).append(job.job_id)
-    table = []
-    for name, spec in study.specs.items():
-        folder = logs / study.name / name
-        ids = reader.job_ids(folder)
-        ids += [i for i in unseen.get(name, ()) if i > max(ids, default=0)]
-        active = [i for i in ids if i in known and known[i].state in PENDING | ACTIVE]
-        job_id = max(active or ids, default=None)
+    known, table = jobs or {}, []
+    for name, ids in job_ids(study, logs, known).items():
+        folder, spec = logs / study.name / name, study.specs[name]
+        waiting = active(ids, known)
+        job_id = max(waiting or ids, default=None)
         job = None if job_id is None else known.get(job_id) or recall(folder, job_id)
         row = judge(name, folder, spec.steps, job, job_id)
-        is_unseen = jobs is None and job is None and job_id is not None
-        if is_unseen and reader.read_status(folder).get("state") in (ends.RUNNING, None):
-            line = "no Slurm answers; it was submitted"
-            row = replace(row, state="unknown", eta_s=None, line=line, kind="")
+        if row.state == "unknown" and jobs is None:
+            row = replace(row, line="no Slurm answers; it was submitted")
+        if others := [str(i) for i in waiting if i != job_id]:
+            row = replace(row, line=f"{row.line}; job {', '.join(others)} of this run, too")
         if job is not None:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
-                remember(study, folder, job, row)
-        table.append(of_the_study(with_result(row, folder), folder, spec))
+                remember(folder, job, row)
+        table.append(of_the_study(with_result(row, folder, spec), folder, spec))
     return table

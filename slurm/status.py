@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from base.errors import UsageError, command_line, printable, warn
 from slurm import states
-from slurm.render import each, load_studies, study_parser
+from slurm.render import ROOT, each, load_studies, shown, study_parser
 
 NEXT = """
 next:
@@ -31,7 +31,9 @@ def table(rows: list[states.Row]) -> list[str]:
     lines = [f"{'run':{wide}}  {'state':12}  {'job':>8}  {'iteration':>13}  {'ETA':>8}  proof"]
     for row in rows:
         steps = f"{row.step}/{row.steps}"
-        eta = "-" if row.eta_s is None else str(timedelta(seconds=round(row.eta_s)))
+        eta_s = row.eta_s
+        known = eta_s is not None and eta_s < timedelta.max.total_seconds()
+        eta = str(timedelta(seconds=round(eta_s))) if known else "-"
         lines.append(
             f"{row.run:{wide}}  {row.state:12}  {row.job:>8}  {steps:>13}  {eta:>8}  {row.line}"
         )
@@ -42,17 +44,17 @@ def table(rows: list[states.Row]) -> list[str]:
 @command_line("slurm.status")
 def main(argv: list[str] | None = None) -> int:
     arguments = study_parser("slurm.status", __doc__).parse_args(argv)
-    studies = load_studies(arguments)
+    studies, logs = load_studies(arguments), ROOT / arguments.logs
     jobs, status = None, 0
     try:
         jobs = states.ask_slurm()
     except UsageError as error:
         warn("slurm.status", f"{error}; the rows below are from the run folders alone")
     for study in each(studies):
-        rows = states.rows(study, arguments.logs, jobs)
+        rows = states.rows(study, logs, jobs)
         print("\n".join(table(rows)))
         if rows and all(row.state in (*states.FAILURES, "complete") for row in rows):
-            print(NEXT.format(folder=shlex.quote(str(arguments.logs / study.name))))
+            print(NEXT.format(folder=shlex.quote(shown(logs / study.name))))
         status |= any(row.state in states.FAILURES for row in rows)
     return int(status)
 

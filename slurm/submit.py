@@ -88,7 +88,7 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
     with states.locked([study], logs):
         jobs, studies = states.ask_slurm(), awaited([study], arguments.cluster).values()
         rows = {of.name: states.rows(of, logs, jobs) for of in studies}
-        nodes.update(study, logs, rows[study.name])
+        warn("slurm.submit", *nodes.update(study, logs, rows[study.name]))
         names = choose(study, rows[study.name], arguments.only)
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")

@@ -6,9 +6,12 @@ where a study is, so it can be ended and started again at any time.
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,18 +20,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import UsageError, printable
-from base.files import read_json_if_whole
-from parallel.config.study import Study, load_study
+from parallel.config.study import Study
 from parallel.record import reader
 from parallel.record.ends import RETRY_MENDS, Kind
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
 from slurm import nodes, states, status
-from slurm.render import ROOT, ask_of, cluster_of, job_of, seconds
+from slurm.render import ROOT, ask_of, cluster_of, job_of, load, seconds
 
 TRIES = "tries.csv"  # beside the runs of a study
-UNDERWAY = ("pending", "running")
+UNDERWAY = ("pending", "running", "unknown")
+WAITS = ("None", "Priority", "Resources", "Dependency", "BeginTime")  # as any job may
 MOST_REFUSALS = 10
+ONLY_IF_S = 60.0  # as any command of Slurm has
 Rows = dict[str, list[states.Row]]  # of studies, by name
 
 
@@ -48,9 +52,22 @@ def tries_of(folder: Path) -> int:
     """How often a run was started and failed; Slurm's own restarts count."""
     tries = 0
     for job_id in reader.job_ids(folder):
-        ended = read_json_if_whole(folder / f"{job_id}.state")
+        ended = reader.read_job_end(folder, job_id)
         tries += states.restarts(folder, job_id) + (ended.get("verdict") != "")
     return tries
+
+
+def advances(folder: Path) -> int:
+    """How often a run was started and saved a later step than any before."""
+    starts = 0
+    for path in (folder, *folder.glob("attempts/*")):
+        newest, is_new = 0, True
+        with contextlib.suppress(UsageError):  # a damaged file says nothing
+            for row in reader.read_checkpoints(path):
+                is_new = is_new or row["event"] == "load"
+                if row["event"] == "save" and not row["problem"] and (row["step"] or 0) > newest:
+                    newest, starts, is_new = row["step"], starts + is_new, False
+    return starts
 
 
 def why_not(study: Study, row: states.Row, folder: Path, job: states.Job | None) -> str:
@@ -63,7 +80,8 @@ def why_not(study: Study, row: states.Row, folder: Path, job: states.Job | None)
         return f"no retry mends this: {row.kind}"
     if row.kind == Kind.TIME_LIMIT and not study.specs[row.run].save_interval:
         return "its time limit ends each try: it has no save_interval"
-    tries, restarts = tries_of(folder), ask_of(study, row.run).max_restarts
+    tries = tries_of(folder) - advances(folder)
+    restarts = ask_of(study, row.run).max_restarts
     return f"{tries} tries came to nothing (max_restarts {restarts})" if tries > restarts else ""
 
 
@@ -79,7 +97,7 @@ def awaited(studies: list[Study], cluster: str | None) -> dict[str, Study]:
             if after == study.name:
                 raise UsageError(f"{study.path}: `after` names the study itself")
             if after not in by_name:
-                by_name[after] = load_study(study.path.with_name(f"{after}.toml"), cluster)
+                by_name[after] = load(study.path.with_name(f"{after}.toml"), cluster)
     return by_name
 
 
@@ -92,13 +110,37 @@ def gate(study: Study, run: str, rows: Rows, conditions: dict[str, str]) -> str:
         if done < len(rows[ask.after]):
             return f"waits for {ask.after}: {done} of {len(rows[ask.after])} runs are complete"
     if ask.only_if and ask.only_if not in conditions:
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        options = {"shell": True, "cwd": ROOT, "capture_output": True, "text": True}
-        done = subprocess.run(ask.only_if, env=os.environ | {"PATH": path}, **options)
-        words = " ".join((done.stderr or done.stdout).split())[-200:]
-        failed = f"only_if ended with status {done.returncode}: {ask.only_if}: {words}"
-        conditions[ask.only_if] = failed if done.returncode else ""
+        conditions[ask.only_if] = _how_failed(ask.only_if)
     return conditions.get(ask.only_if, "")
+
+
+def _how_failed(command: str) -> str:
+    """How `only_if` failed; empty where it succeeded. Others wait meanwhile: it has a minute."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with tempfile.TemporaryFile() as printed:
+        ask = subprocess.Popen(
+            command,
+            shell=True,
+            cwd=ROOT,
+            env=os.environ | {"PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            if ask.wait(ONLY_IF_S) == 0:
+                return ""
+            how = f"ended with status {ask.returncode}"
+        except subprocess.TimeoutExpired:
+            how = f"did not end within {ONLY_IF_S:g} s"
+        finally:
+            if ask.returncode is None:  # the shell and what it has started
+                os.killpg(ask.pid, signal.SIGKILL)
+                ask.wait()
+        printed.seek(0)
+        words = " ".join(printed.read().decode(errors="replace").split())[-200:]
+    return f"only_if {how}: {command}: {words}"
 
 
 class Watch:
@@ -151,12 +193,19 @@ class Watch:
         studies = self.awaited.values()
         self.rows = {of.name: states.rows(of, self.logs, self.jobs) for of in studies}
         for study in self.studies:
-            nodes.update(study, self.logs, self.rows[study.name])
+            for line in nodes.update(study, self.logs, self.rows[study.name]):
+                self.tell(*line.rsplit(": ", 1))
 
     def underway(self, names: Iterable[str]) -> int:
-        """How many jobs of these studies wait or run."""
+        """How many jobs of these studies run, or wait and may start."""
         rows = (row for name in names for row in self.rows[name])
-        return sum(row.state in UNDERWAY and row.job_id is not None for row in rows)
+        return sum(
+            row.state in UNDERWAY and row.job_id is not None and not self.never_starts(row)
+            for row in rows
+        )
+
+    def never_starts(self, row: states.Row) -> bool:
+        return row.job_id in self.jobs and self.jobs[row.job_id].never_starts
 
     def hours(self, study: Study) -> Hours:
         """Of all jobs that the runs ever had. Without sacct a job that Slurm restarted counts from
@@ -179,8 +228,10 @@ class Watch:
         return Hours(used, lost, reserved, unknown)
 
     def submit_what_may_start(self) -> bool:
-        """Submit what may start. Whether anything was submitted, waits or runs."""
+        """Submit what may start. Whether anything was submitted, waits or runs. Raises: UsageError:
+        sbatch refuses a run."""
         conditions: dict[str, str] = {}
+        refused: dict[str, UsageError] = {}
         free = (self.arguments.at_most or sys.maxsize) - self.underway(s.name for s in self.studies)
         any_submitted = False
         for study in self.studies:
@@ -190,22 +241,31 @@ class Watch:
                 budget = min(ask_of(study, run).budget_gpu_hours for run in study.runs)
             for row in self.rows[study.name]:
                 folder, line = self.logs / study.name / row.run, ""
+                job = self.jobs.get(row.job_id)
                 if row.state in ("complete", *UNDERWAY):
                     line = f"{row.state} (job {row.job})"
-                elif why := why_not(study, row, folder, self.jobs.get(row.job_id)):
+                    waits = job is not None and job.state in states.PENDING
+                    if row.state == "unknown" or (waits and job.reason not in WAITS):
+                        line += f": {row.line}"
+                elif why := why_not(study, row, folder, job):
                     line = f"{row.state}, left so: {why}: {row.line}"
                 elif why := gate(study, row.run, self.rows, conditions):
                     line = why
                 elif reserved + (cost := job_of(study, row.run).gpu_hours) > budget:
                     line = f"not submitted: it may cost {cost:.2f} {cluster_of(study).hours}, and"
                     line += f" {reserved:.2f} of {budget:g} are used or asked for"
-                elif free > 0:
-                    line = self.start(study, row)
-                    free, reserved, any_submitted = free - 1, reserved + cost, True
+                elif free > 0 and study.name not in refused:
+                    try:
+                        line = self.start(study, row)
+                        free, reserved, any_submitted = free - 1, reserved + cost, True
+                    except UsageError as error:  # another study's runs may be taken
+                        refused[study.name] = error
                 if line:
                     self.tell(f"{study.name}/{row.run}", line)
         counts = Counter(row.state for study in self.studies for row in self.rows[study.name])
         self.tell("runs", ", ".join(f"{n} {state}" for state, n in counts.most_common()))
+        if refused:
+            raise UsageError("; ".join(map(str, refused.values())))
         return any_submitted or self.underway(self.rows) > 0
 
     def start(self, study: Study, row: states.Row) -> str:

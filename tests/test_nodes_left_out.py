@@ -206,9 +206,17 @@ def test_submit_leaves_nodes_out_where_the_study_asks(study, cluster, tmp_path):
     assert sent == [["--exclude=node3"], []]
 
 
-def test_a_damaged_ledger_is_refused(study, cluster, tmp_path):
-    suspect(tmp_path / "logs", "node1")
-    with (tmp_path / "logs/grid/nodes.csv").open("a") as file:
+def test_while_a_ledger_is_damaged_no_node_is_left_out_and_nothing_is_added_to_it(
+    study, cluster, tmp_path
+):
+    logs = tmp_path / "logs"
+    suspect(logs, "node1")
+    with (logs / "grid/nodes.csv").open("a") as file:
         file.write("yesterday,node2,suspected,why\n")
+    before = (logs / "grid/nodes.csv").read_text()
+    (line,) = nodes.update(study, logs, [row(SMALL, 9)])
+    assert "nodes.csv:3: " in line and "'yesterday'" in line and "no node is left out" in line
+    assert nodes.option(study, logs, SMALL) == []
+    assert (logs / "grid/nodes.csv").read_text() == before
     with pytest.raises(nodes.UsageError, match="nodes.csv:3: .*'yesterday'"):
-        nodes.option(study, tmp_path / "logs", SMALL)
+        nodes.forgive(logs / "grid", ["node1"])

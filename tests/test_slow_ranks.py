@@ -167,7 +167,7 @@ def test_a_node_is_evidence_where_its_rank_was_slow_in_half_of_the_steps(tmp_pat
     (name,) = study.runs
     run = write_slow(tmp_path / "logs/grid", 3, [5, 10, 15])
     run.rename(run.parent / name)
-    (change,) = nodes.evidence(study, tmp_path / "logs")
+    (change,) = nodes.evidence(study, tmp_path / "logs").content
     assert (change.node, change.change) == ("c1", nodes.SUSPECTED)
     assert change.why == f"{name}: slow rank: rank 3 on node c1 computes 18% longer," + (
         " in 3 of 3 windows (steps 1-15)"
@@ -178,13 +178,13 @@ def test_a_node_is_evidence_where_its_rank_was_slow_in_half_of_the_steps(tmp_pat
         facts["spec"]["steps"] = steps
         (run / RUN).write_text(json.dumps(facts))
         (run / STATUS).write_text('{"state": "running"}')
-        assert len(list(nodes.evidence(study, tmp_path / "logs"))) == n
+        assert len(nodes.evidence(study, tmp_path / "logs").content) == n
     path = run / SLOW_RANKS
     (run / STATUS).write_text('{"state": "complete"}')
     path.write_text(path.read_text().replace(",3,c1", ",-1,").replace("compute", "link"))
-    assert list(nodes.evidence(study, tmp_path / "logs")) == []
+    assert nodes.evidence(study, tmp_path / "logs").content == []
     path.write_text(",".join(SLOW_COLUMNS) + "\n")
-    assert list(nodes.evidence(study, tmp_path / "logs")) == []
+    assert nodes.evidence(study, tmp_path / "logs").content == []
 
 
 # --- real ranks ----------------------------------------------------------------------------------

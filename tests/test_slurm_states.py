@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from analysis import tflops
+from analysis import goodput, tflops
 from analysis.logs.parsing.endings import find_failure
 from analysis.logs.parsing.logfile import Log
 from base.errors import UsageError
@@ -20,9 +20,10 @@ from parallel.record import ends, facts
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
-from slurm import cancel, record_end, states, status, submit
-from slurm.render import comment_of
+from slurm import cancel, record_end, render, states, status, submit, watch
+from slurm.render import comment_of, planned_text
 from slurm.states import Job, judge, parse
+from tests import fixture_runs
 from tests.conftest import study_file
 from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
 from tests.tools import testbed
@@ -358,15 +359,53 @@ def test_progress_and_time_left_come_from_the_steps(tmp_path):
 
 
 def test_what_slurm_forgets_was_written_down(tmp_path):
-    study = load_study(study_file(tmp_path / "one.toml", "[[run]]\n"))
     folder = folder_of(tmp_path, "running")
     job = Job(9, "NODE_FAIL", "0:0", elapsed_s=12)
     row = judge("ddp", folder, 10, job, 9)
-    states.remember(study, folder, job, row)
+    states.remember(folder, job, row)
     assert judge("ddp", folder, 10, states.recall(folder, 9), 9) == row
     assert row.state == "node failure" and states.recall(folder, 9) == job
-    states.remember(study, folder, Job(9, "PENDING"), row)  # scontrol requeue
+    states.remember(folder, Job(9, "PENDING"), row)  # scontrol requeue
     assert states.recall(folder, 9) is None
+
+
+@pytest.mark.parametrize("damage", ["[1, 2]", "{", '{"state": [1], "exit": 7}', "\x00", "{}"])
+def test_a_damaged_note_of_a_jobs_end_is_none(tmp_path, damage, capsys):
+    folder = folder_of(tmp_path, "running")
+    (folder / "run.json").write_text(
+        json.dumps(fixture_runs.facts("grid", None) | {"scheduler": {"job_id": "9"}})
+    )
+    for text in (damage, '{"state": "FAILED", "exit": "1:0", "elapsed_s": "long", "verdict": 3}'):
+        (folder / "9.state").write_text(text)
+        assert states.recall(folder, 9) is None and watch.tries_of(folder) == 1
+        assert goodput.main([str(folder)]) in (0, 2) and capsys.readouterr()
+        states.remember(folder, Job(9, "FAILED", "1:0"), judge("ddp", folder, 10, None, 9))
+        assert states.recall(folder, 9) == Job(9, "FAILED", "1:0")
+
+
+def test_a_job_that_slurm_does_not_list_is_waited_for_until_its_time_limit(tmp_path):
+    """squeue and sacct of another cluster do not know it; nor does one that forgot it."""
+    folder = folder_of(tmp_path, log="[W] Warning: FooError: is no end\n")
+    for state in (None, "running"):
+        if state:
+            folder_of(tmp_path, state, log="step 1\n")
+            (folder / "9.job").write_text("   RunTime=00:00:00 TimeLimit=00:05:00 TimeMin=N/A\n")
+        row = judge("run", folder, 10, None, 9)
+        assert row.state == "unknown" and "Slurm here lists no job 9 (another cluster?)" in row.line
+    os.utime(folder / "9.job", (0, 0))
+    row = judge("run", folder, 10, None, 9)
+    assert (row.state, row.line[:27]) == ("failed", "Slurm no longer knows job 9")
+    (folder / "9.job").unlink()
+    (folder / "9.exit").write_text("1\n")
+    assert judge("run", folder, 10, None, 9).state == "failed"
+
+
+def test_a_step_time_that_cannot_be_is_no_time_left(tmp_path):
+    for step_s in ("inf", "nan", "1e300", "-1", "9" * 5000):
+        folder = folder_of(tmp_path, "running")
+        (folder / "steps.csv").write_text(f"step,step_s\n1,{step_s}\n")
+        row = judge("run", folder, 10, Job(9, "RUNNING"), 9)
+        assert "       -  Slurm: RUNNING" in status.table([row])[1]
 
 
 class Bench(NamedTuple):
@@ -487,6 +526,40 @@ def test_status_and_cancel_take_several_studies_and_ask_slurm_twice(four, capsys
     assert four.noted("cancelled").split() == ["7", "12"]
 
 
+def test_cancel_ends_every_job_of_a_run_and_status_names_them(bench, capsys):
+    """Of a run that was submitted twice: by this program, and before that by hand."""
+    queue = "".join(
+        f"{n}|{state}|0|None|{NAME}1|OURS|\n"
+        for n, state in enumerate(("PENDING", "RUNNING", "FAILED", "PENDING"), 5)
+    )
+    study = bench(2, queue)
+    study.folder(f"{NAME}1", **{"8__submitted": ""})
+    assert study(status) == 0
+    assert "Slurm: PENDING None; job 5, 6 of this run, too" in capsys.readouterr().out
+    assert study(cancel) == 0
+    assert study.noted("cancelled").split() == ["5", "6", "8"]
+
+
+def test_logs_are_below_the_repository_and_a_reader_makes_no_folder(four, monkeypatch, capsys):
+    """Wherever the command is typed."""
+    elsewhere = four.top / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    for module in (status, cancel, render):
+        monkeypatch.setattr(module, "ROOT", four.top)
+    (four.top / "ds.json").write_text('{"gradient_clipping": 0.5}')
+    text = four.path.read_text().replace("gpus = 2", "deepspeed_config = 'ds.json', gpus = 2")
+    four.path.write_text(text)
+    folder = four.folder(f"{NAME}1", steps__csv="step,step_s\n3,1.0\n", **{"8__submitted": ""})
+    for command, words in (
+        (status, "cancelled            8           3/20"),
+        (cancel, "cancelled 0 jobs"),
+    ):
+        command.main(["--logs", "logs", str(four.path)])
+        assert words in capsys.readouterr().out
+    assert not os.listdir(elsewhere) and os.listdir(four.logs / "grid") == [folder.name]
+
+
 def test_a_complete_run_of_other_settings_is_missing_and_submitted(four, capsys):
     name = f"{NAME}4"
     settings = load_study(four.path).specs[name].settings()
@@ -507,9 +580,20 @@ def test_a_complete_run_of_other_settings_is_missing_and_submitted(four, capsys)
     assert " missing " in row() and was in row()
     assert four(submit, *SURE, "--only", "missing") == 0
     assert f"submitted {name}: job" in capsys.readouterr().out
+    # And somebody cancels that job before it begins: its end counts, not that of the old settings.
+    (job,) = [p.stem for p in four.folder(name).glob("9*.submitted")]
+    with (four.top / "queue").open("a") as queue:
+        queue.write(f"{job}|CANCELLED|0|None|{name}|||\n")
+    assert f" cancelled {job} " in row()
+    text = text.replace("steps = 200", "steps = 300")
+    four.path.write_text(text)  # and of this one nothing ran yet
+    assert " missing " in row() and "now 300;" in row()
 
 
 def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
+    planned = planned_text(load_study(four.path), f"{NAME}2")
+    four.folder(f"{NAME}2", **{"8__submitted": planned})  # as who submits it leaves it
+
     def table() -> list[dict]:
         capsys.readouterr()
         assert tflops.main([str(four.logs / "grid"), "--format", "json"]) == 0

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -10,10 +11,13 @@ import pytest
 from base.errors import UsageError
 from parallel.config.study import load_study
 from parallel.record.ends import kind_of
-from parallel.record.writer import RunFolder
-from slurm import states, submit, watch
+from parallel.record.schema import CHECKPOINT_COLUMNS, SLOW_COLUMNS
+from parallel.record.writer import RunFolder, append_rows
+from slurm import nodes, states, submit, watch
 from slurm.states import parse
+from tests import fixture_runs
 from tests.conftest import study_file
+from tests.tools import testbed
 
 RUNS = """[[sweep]]
 defaults = { engine = "ddp", gpus = 2, save_interval = 1 }
@@ -39,10 +43,14 @@ class Cluster:
         self.logs, self.jobs = logs, {}
         self.ends = {}  # of each run, of one job after another
         self.calls: list[str] = []
+        self.saves = {}  # of a job: the steps that it loads and saves
+        self.reasons = {}  # why each run's jobs wait, of those that never start
+        self.hidden: set[int] = set()  # jobs that squeue does not list
+        self.refused = ""  # the study whose runs sbatch refuses
         self.away = self.most = self.rounds = self.refusals = 0
         self.limit = 40
         monkeypatch.setattr(states, "slurm", self.answer)
-        monkeypatch.setattr(watch.time, "sleep", self.sleep)
+        monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=self.sleep))
 
     def answer(self, command, text=""):
         if command[0] == "sbatch":
@@ -52,8 +60,9 @@ class Cluster:
             raise UsageError("slurm_load_jobs error: Unable to contact slurm controller")
         if command[0] == "squeue":
             return "".join(
-                f"{n}|{state}|0|None|{name}|{comment}|{states.ROOT}|30:00|\n"
+                f"{n}|{state}|0|{self.reasons.get(name)}|{name}|{comment}|{states.ROOT}|30:00|\n"
                 for n, (state, name, comment) in self.jobs.items()
+                if n not in self.hidden
             )
         return ""
 
@@ -64,6 +73,8 @@ class Cluster:
         lines = dict(
             line[10:].partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line
         )
+        if self.refused and lines["comment"].startswith(self.refused):
+            raise UsageError("sbatch: Invalid account")
         number = 100 + len(self.jobs)
         self.jobs[number] = ("PENDING", lines["job-name"], lines["comment"])
         return f"{number}\n"
@@ -73,7 +84,7 @@ class Cluster:
         assert self.rounds < self.limit, "the watch does not end"
         self.away = max(0, self.away - 1)
         for number, (state, name, comment) in list(self.jobs.items()):
-            if state == "PENDING":
+            if state == "PENDING" and name not in self.reasons:
                 state = "RUNNING"
             elif state == "RUNNING":
                 state = self.end(number, name, comment.split("%20")[0])
@@ -86,6 +97,10 @@ class Cluster:
         end = ends.pop(0) if ends else COMPLETE
         folder = self.logs / study / name
         (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": str(number)}}))
+        if step := self.saves.get(number):
+            rows = [dict.fromkeys(CHECKPOINT_COLUMNS) | {"event": "load", "step": step[0]}]
+            rows.append(rows[0] | {"event": "save", "step": step[1]})
+            append_rows(folder / "checkpoints.csv", CHECKPOINT_COLUMNS, rows)
         status = "complete" if end == COMPLETE else "failed" if end.reason else "running"
         kind = kind_of(end.reason) if end.reason else "unknown"
         RunFolder(folder)._write_status(status, kind, end.reason, 0)
@@ -161,6 +176,101 @@ def test_a_time_limit_without_checkpoints_and_too_many_tries_end_it(
     assert (last["job_before"], last["state"], last["kind"]) == (before, "node failure", "killed")
     assert last["why"] == "Slurm: NODE_FAIL 0:0"
     assert "2.000 rank-hours used, 2.000 of them lost" in out  # one rank, four half hours
+
+
+def test_a_try_that_saved_a_later_step_is_no_try_in_vain(cluster, watched, tmp_path, capsys):
+    """Six time limits; then the run stays where it is."""
+    (run,) = write(tmp_path, "[slurm]\nmax_restarts = 2\n" + RUNS % [1]).runs
+    cluster.ends[run] = [Ends("TIMEOUT")] * 9
+    cluster.saves = {100 + n: (5 * n, 5 * n + 5) for n in range(6)} | {106: (30, 30)}
+    assert watched() == 1 and len(cluster.jobs) == 9
+    assert "3 tries came to nothing (max_restarts 2)" in capsys.readouterr().out
+    assert [row["try"] for row in cluster.tries()] == [str(n) for n in range(1, 10)]
+
+
+SLOW = ",".join(SLOW_COLUMNS) + "\n"
+SLOW += "".join(f"2026-01-01T00:00:00Z,{n},{n + 4},compute,1,n1,0.5,0.01\n" for n in (1, 6, 11))
+DAMAGED = {
+    "slow_ranks.csv": SLOW + "1,2\n1,2\n",
+    "slow_ranks.csv and steps.csv": SLOW,  # steps.csv is read where a rank was slow
+    "slow_ranks.csv and status.json": SLOW,
+    "slow_ranks.csv and run.json": SLOW,
+    "status.json": "[1, 2]",
+    "90.state": '{"state": "FAILED", "exit": "1:0", "elapsed_s": "x"}',
+    "../nodes.csv": "time_utc,node,change,why\nyesterday,n1,suspected,why\n",
+    "../preflights.csv": "time_utc\n\x00\n",
+    "checkpoints.csv": "event,step\nsave,x\n",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_of_one_run_stops_nobody(cluster, watched, tmp_path, name, capsys):
+    """It is named, and the healthy study beside it is submitted."""
+    (run,) = write(tmp_path, RUNS % [1], "old").runs
+    write(tmp_path, RUNS % [1])
+    folder = cluster.logs / "old" / run
+    folder.mkdir(parents=True)
+    (folder / "90.submitted").touch()
+    (folder / "90.exit").write_text("1\n")
+    about = fixture_runs.facts("old", None) | {"scheduler": {"job_id": "90"}}
+    (folder / "run.json").write_text(json.dumps(about))
+    RunFolder(folder)._write_status("failed", "raised", "ValueError: no", 0)
+    first, _, other = name.partition(" and ")
+    (folder / first).write_text(DAMAGED[name])
+    if other:
+        (folder / other).write_bytes(b"\xff\x00\n[1, 2]\n")
+    damaged = other or first.removeprefix("../")
+    paths = [str(tmp_path / f"{study}.toml") for study in ("old", "grid")]
+    assert nodes.main([*paths, "--logs", str(cluster.logs)]) == 2 * (damaged == "nodes.csv")
+    is_read = "csv" in name and damaged != "checkpoints.csv"
+    assert (damaged in capsys.readouterr().err) is is_read
+    assert watched("old", "grid") in (0, 1)
+    out = capsys.readouterr().out
+    assert "grid/ddp-dp2: complete" in out and "tried again" not in out
+    named = [line[9:] for line in out.splitlines() if damaged in line]
+    assert bool(named) is is_read and len(named) == len({*named})
+
+
+def test_a_study_whose_runs_sbatch_refuses_stops_no_other(cluster, watched, tmp_path, capsys):
+    for name in ("first", "second"):
+        write(tmp_path, RUNS % [1, 2], name)
+    cluster.refused = "first"
+    assert watched("first", "second") == 2
+    captured = capsys.readouterr()
+    assert "Invalid account" in captured.err and captured.out.count("tried again") == 1
+    assert [state for state, *_ in cluster.jobs.values()] == ["COMPLETED"] * 2
+
+
+def test_a_job_that_never_starts_ends_the_watch_and_its_reason_is_said(
+    cluster, watched, tmp_path, capsys
+):
+    blocked, held, free = write(tmp_path, RUNS % [1, 2, 3]).runs
+    cluster.reasons = {blocked: "DependencyNeverSatisfied", held: "JobHeldUser"}
+    sleep = watch.time.sleep
+
+    def released(seconds):
+        sleep(seconds)
+        if cluster.rounds == 8:
+            cluster.reasons.pop(held)
+
+    watch.time.sleep = released
+    assert watched(flags=["--at-most", "2"]) == 1
+    out = capsys.readouterr().out
+    why = "Slurm: PENDING DependencyNeverSatisfied; it never starts so: mend it, or scancel 100"
+    assert out.count(f"{blocked}: pending (job 100): {why}") == 1
+    assert f"{held}: pending (job 101): Slurm: PENDING JobHeldUser\n" in out
+    assert [state for state, *_ in cluster.jobs.values()] == ["PENDING", "COMPLETED", "COMPLETED"]
+    assert "2 complete, 1 pending" in out and cluster.rounds > 8
+
+
+def test_a_job_that_squeue_does_not_list_is_not_submitted_again(cluster, watched, tmp_path, capsys):
+    """As sbatch may send it to another cluster."""
+    (run,) = write(tmp_path, RUNS % [1]).runs
+    cluster.hidden = {100}
+    assert watched() == 0 and len(cluster.jobs) == 1
+    out = capsys.readouterr().out
+    assert out.count("unknown (job 100): Slurm here lists no job 100 (another cluster?)") == 1
+    assert f"grid/{run}: complete (job 100)" in out
 
 
 def test_at_most_so_many_jobs_and_one_squeue_and_sacct_a_round(cluster, watched, tmp_path, capsys):
@@ -251,6 +361,22 @@ def test_a_study_waits_until_another_is_complete_and_its_condition_holds(
     assert "was not submitted: only_if ended with status 1: test -e" in capsys.readouterr().out
     (tmp_path / "passed").touch()
     assert watched("then") == 0 and len(cluster.jobs) == 2
+
+
+def test_a_condition_that_does_not_end_is_ended_with_all_that_it_started(
+    cluster, watched, tmp_path, monkeypatch, capsys
+):
+    """While it runs, nobody else submits."""
+    monkeypatch.setattr(watch, "ONLY_IF_S", 0.5)
+    started = tmp_path / "started"
+    write(
+        tmp_path,
+        f'[slurm]\nonly_if = "sleep 300 & echo $! | tee {started}; cat; wait"\n' + RUNS % [1],
+    )
+    assert watched() == 1 and not cluster.jobs
+    number = int(started.read_text())
+    assert "only_if did not end within 0.5 s: sleep 300" in capsys.readouterr().out
+    testbed.wait_for(lambda: not testbed.psutil.pid_exists(number), 10, "its end")
 
 
 def test_a_job_that_slurm_restarted_has_held_its_nodes_all_the_time():

@@ -32,7 +32,6 @@ from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from base.errors import Reading, UsageError
-from base.files import read_json_if_whole
 from parallel.checkpoint import folders
 from parallel.record import reader
 from parallel.record.ends import COMPLETE, INTERRUPTED, RUNNING
@@ -80,7 +79,7 @@ def noted(path: Path, job: int) -> list[Span]:
     """When a job ran, by the run folder: its start (<jobid>.job) and its length (<jobid>.state).
     None where one is not known, or Slurm restarted the job: its length is of all restarts. A job
     without the first file died in its set-up; it did no step, so its start does not matter."""
-    elapsed_s = read_json_if_whole(path / f"{job}.state").get("elapsed_s")
+    elapsed_s = reader.read_job_end(path, job).get("elapsed_s")
     if not elapsed_s or any(path.glob(f"{job}.restart*")):
         return []
     if not (file := path / f"{job}.job").exists():

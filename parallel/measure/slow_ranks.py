@@ -207,7 +207,8 @@ def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:
     if not named:
         return []
     run = read_run(path)
-    steps = run.facts["spec"]["steps"] if run.state == RUNNING else len(run.steps)
+    planned = (run.facts.get("spec") or {}).get("steps")
+    steps = planned if run.state == RUNNING and planned else len(run.steps)
     began = {(row["rank"], row["node"]): row["time_utc"] for row in reversed(read(path))}
     half = [of for of in named if of.n * STEPS >= steps / 2]
     return [(of.node, str(of), run.name, began[of.rank, of.node]) for of in half]

@@ -168,16 +168,23 @@ def job_ids(path: Path) -> list[int]:
     A job that found nothing to do left <jobid>.skipped and does not count.
     """
     try:
-        files = [n.split(".") for n in os.listdir(path) if n.split(".")[0].isdigit()]
+        files = [n.split(".") for n in os.listdir(path) if n.split(".")[0].isdecimal()]
     except OSError:
         return []
     skipped = {int(parts[0]) for parts in files if parts[-1] == "skipped"}
     return sorted({int(parts[0]) for parts in files} - skipped)
 
 
+def read_job_end(path: Path, job_id: int | str) -> dict[str, Any]:
+    """How a job ended, as slurm.status wrote it down (<jobid>.state): its keys are those of
+    schema.JOB_END_KEYS, and `line`. An empty dict where there is none, or a damaged one."""
+    end = read_json_if_whole(path / f"{job_id}.state")
+    return {} if misfit(end, schema.JOB_END_KEYS) else end
+
+
 def _submitted(path: Path) -> int | None:
     """The last job that wrote what it was to run."""
-    files = [p for p in path.glob("[0-9]*.submitted") if p.stem.isdigit() and p.stat().st_size]
+    files = [p for p in path.glob("[0-9]*.submitted") if p.stem.isdecimal() and p.stat().st_size]
     return max((int(file.stem) for file in files), default=None)
 
 
@@ -187,7 +194,7 @@ def _read_job(path: Path) -> Run:
     source = path / f"{job}.submitted"
     facts = schema.checked_facts(read_json(source), source)
     run = Run(path, PENDING, f"job {job} was submitted", facts)
-    end = read_json_if_whole(path / f"{job}.state")
+    end = read_job_end(path, job)
     if end.get("verdict"):
         _take_slurms_word(run, end)
     elif status := read_status(path):
@@ -201,12 +208,12 @@ def _read_job(path: Path) -> Run:
 def _ask_jobs(run: Run) -> None:
     """Where Slurm said how the run's jobs ended, take that for the run's own state."""
     ran_by = str((run.facts.get("scheduler") or {}).get("job_id"))
-    end = read_json_if_whole(run.path / f"{ran_by}.state")
+    end = read_job_end(run.path, ran_by)
     if end.get("verdict") and (run.state in (RUNNING, FAILED) or end["verdict"] == "OOM"):
         _take_slurms_word(run, end)
     last = max(job_ids(run.path), default=0)
-    if ran_by.isdigit() and last > int(ran_by):
-        if (end := read_json_if_whole(run.path / f"{last}.state")).get("verdict"):
+    if ran_by.isdecimal() and last > int(ran_by):
+        if (end := read_job_end(run.path, last)).get("verdict"):
             run.later = f"job {last}, after this one: {end['verdict']}: {end.get('line')}"
 
 

@@ -149,6 +149,7 @@ _FACTS = {
 }
 STATUS_KEYS = {"pid": POSITIVE}
 STATUS_KEYS |= dict.fromkeys(("state", "kind", "reason", "host", "time_utc"), str)
+JOB_END_KEYS = {"state": str, "exit": str, "elapsed_s": COUNT, "verdict": str, "kind": str}
 _METRICS = {"epochs": list, "hardware": {"world_size": POSITIVE}}
 
 
