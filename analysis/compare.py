@@ -6,14 +6,16 @@
 
 With three repeats or more on both sides the unit is the run, and where a study ran them A B A B
 the pair of neighbours; with fewer it is a block of steady iterations within the runs, which cannot
-see what changes from one run to the next, and says so. The verdict is plain: B faster by x % +- y,
-slower, or within noise. On another number of GPUs nothing is faster as such: the ratio of times and
-of GPU-seconds is given. What differs, what no log states and what makes the noise unknown (running
+see what changes from one run to the next, and says so. The ratio is that of the medians, as in all
+tables. The verdict is plain: B is x times as fast, takes x times as long, or is within noise. On
+another number of GPUs nothing is faster as such: the ratio of times and of GPU-seconds is given.
+What differs, what no log states and what makes the noise unknown (running
 averages) is said. Runs whose fixed work differs, or whose commit does (unless --any-commit),
 are not compared: exit 1. Exits 2 when nothing could be read.
 """
 
 import math
+import statistics
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.common.statistics import log_ratio
+from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.common.table import Column, Table, show
 from analysis.logs.fact_flags import facts_of
 from analysis.logs.load import load, name_of
@@ -31,9 +33,10 @@ from analysis.logs.verdict import judge, step_times, timed
 from analysis.measured.fairness import (
     ANY_COMMIT,
     CHANGED,
-    LAYOUT,
+    WORDS,
     busy,
     by_configuration,
+    changes,
     differences,
     group_called,
     is_changed,
@@ -46,11 +49,10 @@ from analysis.measured.fairness import (
 )
 from analysis.measured.run_flags import parser_of
 from base.errors import Reading, UsageError, command_line, warn
-from parallel.measure.steady_time import Window, steady_iterations
+from parallel.measure.steady_time import MIN_STEADY, Window, steady_iterations
 
 RESAMPLES = 10_000
 RUNS, PAIRS, BLOCKS = "runs", "pairs of runs", "blocks of iterations"  # what is resampled
-FEW_REPEATS = 3  # below this many runs a side, blocks of iterations are resampled instead
 COLUMNS = [
     Column("a", "A"),
     Column("b", "B"),
@@ -72,13 +74,13 @@ class TimedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much faster B is than A: time of A over time of B, less one, with a 95 % interval.
+    """How fast B is beside A: the time of A over the time of B, with a 95 % interval.
 
     low, high: None where the noise is unknown. gpus: A's and B's numbers of GPUs where they differ;
     `verdict` then gives the ratios of times and of GPU-seconds.
     """
 
-    gain: float
+    ratio: float
     low: float | None
     high: float | None
     unit: str  # what was compared or resampled
@@ -89,27 +91,30 @@ class Comparison:
     @property
     def is_noise(self) -> bool | None:
         """Whether the interval holds equal times; None where the noise is unknown."""
-        return None if self.low is None or self.high is None else self.low <= 0 <= self.high
+        return None if self.low is None or self.high is None else self.low <= 1 <= self.high
 
     @property
     def verdict(self) -> str:
         """One plain sentence."""
         if self.gpus is not None:
             a, b = self.gpus
-            time, seconds = 1 / (1 + self.gain), b / a / (1 + self.gain)
+            time, seconds = 1 / self.ratio, b / a / self.ratio
             ratio = f"on {b} GPUs instead of {a}, B takes {time:.3f} of A's time per step"
             work = f"and {seconds:.3f} of its GPU-seconds"
             if self.is_noise is None:
                 return f"{ratio} {work}; how much is noise is unknown"
-            ratio += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f}) {work}"
+            ratio += f" ({1 / self.high:.3f} to {1 / self.low:.3f}) {work}"
             return f"{ratio}; the times are equal within noise" if self.is_noise else ratio
         if self.is_noise is None:
-            return f"B takes {1 / (1 + self.gain):.3f} of A's time; how much is noise is unknown"
+            return f"B takes {1 / self.ratio:.3f} of A's time; how much is noise is unknown"
         if self.is_noise:
-            could = f"{self.low:+.1%} to {self.high:+.1%}"
-            return f"within noise: B is {self.gain:+.1%} but could be {could}"
-        word = "faster" if self.gain > 0 else "slower"
-        return f"B is {word} by {abs(self.gain):.1%} ± {(self.high - self.low) / 2:.1%}"
+            could = f"{self.low:.3f} to {self.high:.3f} times"
+            return f"within noise: B is {self.ratio:.3f} times as fast as A but could be {could}"
+        if self.ratio > 1:
+            interval = f"({self.low:.3f} to {self.high:.3f})"
+            return f"B is faster: {self.ratio:.3f} times as fast as A {interval}"
+        interval = f"({1 / self.high:.3f} to {1 / self.low:.3f})"
+        return f"B is slower: it takes {1 / self.ratio:.3f} times as long as A {interval}"
 
 
 def compare(
@@ -117,28 +122,29 @@ def compare(
 ) -> Comparison | None:
     """Compare two sides, each a list of runs, each its steady step times in seconds.
 
-    With FEW_REPEATS runs or more on both sides: Student's t on the logarithms of the runs' medians,
-    of pairs where `paired` (see statistics.py). With fewer: a percentile bootstrap (Efron 1979)
-    on the ratio of medians. Iterations of one run follow each other and are not independent, so
-    blocks of about sqrt(n) of them are drawn with replacement (Kuensch 1989). None where a side has
-    too little to resample (a single number).
+    The ratio is that of each side's median over its runs of their medians. With FEW_REPEATS runs or
+    more on both sides, its interval is `ratio_of_medians`', of pairs where `paired`. With fewer it
+    is a percentile bootstrap (Efron 1979). Iterations of one run follow each other and are not
+    independent, so blocks of about sqrt(n) of them are drawn with replacement (Kuensch 1989). None
+    where a side has too little to resample (a single number).
     """
+    medians = [[float(np.median(run)) for run in side] for side in (a, b)]
     if min(len(a), len(b)) >= FEW_REPEATS:
-        medians = [[float(np.median(run)) for run in side] for side in (a, b)]
-        gains = map(math.expm1, log_ratio(*medians, paired))
-        return Comparison(*gains, PAIRS if paired else RUNS, len(a), len(b))
-    sides = [np.concatenate(side) for side in (a, b)]
-    if min(map(len, sides)) < 2 * FEW_REPEATS:
+        unit = PAIRS if paired else RUNS
+        return Comparison(*ratio_of_medians(*medians, paired), unit, len(a), len(b))
+    points = [sum(map(len, side)) for side in (a, b)]
+    if min(points) < MIN_STEADY:
         return None
     rng = np.random.default_rng(seed)
     drawn = [_block_medians(side, rng) for side in (a, b)]
-    low, high = np.percentile(drawn[0] / drawn[1] - 1, [2.5, 97.5])
-    gain = float(np.median(sides[0]) / np.median(sides[1]) - 1)
-    return Comparison(gain, float(low), float(high), BLOCKS, *map(len, sides))
+    low, high = map(float, np.percentile(drawn[0] / drawn[1], [2.5, 97.5]))
+    ratio = statistics.median(medians[0]) / statistics.median(medians[1])
+    return Comparison(ratio, min(low, ratio), max(high, ratio), BLOCKS, *points)
 
 
 def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Medians of RESAMPLES series made of blocks drawn, with replacement, from each run."""
+    """RESAMPLES times the median over runs of the median of blocks drawn, with replacement, from
+    each."""
     medians = []
     rows = max(1, 2**20 // sum(map(len, runs)))  # all at once would take gigabytes for long runs
     for i in range(0, RESAMPLES, rows):
@@ -147,8 +153,8 @@ def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarr
             blocks = np.lib.stride_tricks.sliding_window_view(x, round(len(x) ** 0.5))
             shape = min(rows, RESAMPLES - i), math.ceil(len(x) / blocks.shape[1])
             blocks = blocks[rng.integers(0, len(blocks), shape)]
-            series.append(blocks.reshape(len(blocks), -1)[:, : len(x)])
-        medians.append(np.median(np.concatenate(series, axis=1), axis=1))
+            series.append(np.median(blocks.reshape(len(blocks), -1)[:, : len(x)], axis=1))
+        medians.append(np.median(series, axis=0))
     return np.concatenate(medians)
 
 
@@ -195,39 +201,12 @@ class Verdict:
         row = vars(self) | dict.fromkeys(("n_a", "n_b", "unit", "ratio", "ratio_ci95", "verdict"))
         del row["comparison"]
         if (c := self.comparison) is not None:
-            row |= {"n_a": c.n_a, "n_b": c.n_b, "unit": c.unit, "ratio": 1 + c.gain}
+            row |= {"n_a": c.n_a, "n_b": c.n_b, "unit": c.unit, "ratio": c.ratio}
             row["verdict"] = c.verdict
             if c.is_noise is not None:
-                row["ratio_ci95"] = [1 + c.low, 1 + c.high]
-                row["ci95"] = f"{1 + c.low:.3f} .. {1 + c.high:.3f}"
+                row["ratio_ci95"] = [c.low, c.high]
+                row["ci95"] = f"{c.low:.3f} .. {c.high:.3f}"
         return row | {"sentence": "; ".join(filter(None, [row["verdict"], *self.doubts]))}
-
-
-# Record's fields that decide a step's time, and the words of two of them.
-_FACTS = (*LAYOUT, "zero_stage", "precision", "recompute", "interval")
-_WORDS = {"gpus": "GPUs", "interval": "iterations per entry"}
-
-
-def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
-    """Name -> (A's, B's value) of what both state and what differs; `settings`: run.json's details,
-    too."""
-    pairs = {name: (getattr(a, name), getattr(b, name)) for name in _FACTS}
-    size = "model" if a.model and b.model else "params"
-    pairs[size] = (getattr(a, size) or None, getattr(b, size) or None)
-    pairs = {name: pair for name, pair in pairs.items() if None not in pair}
-    if settings:
-        mine, theirs = _details(a.facts), _details(b.facts)
-        pairs = {name: (mine[name], theirs[name]) for name in mine if name in theirs} | pairs
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _details(facts: dict[str, Any]) -> dict[str, Any]:
-    """Settings, versions and kernels of run.json, by name."""
-    host = facts.get("host") or {}
-    about = {name: facts.get(name) for name in ("kernels", "attention")}
-    about |= {name: host.get(name) for name in ("cuda", "nccl", "driver")}
-    known = {name: value for name, value in about.items() if value is not None}
-    return (facts.get("spec") or {}) | (facts.get("versions") or {}) | known
 
 
 def judged(
@@ -245,7 +224,7 @@ def judged(
         if names[0] != names[1]:
             break
     told = changes(first, other)
-    values = [f"{_WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in told.items()]
+    values = [f"{WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in told.items()]
 
     def refused(why: str) -> Verdict:
         return Verdict(*names, None, [why], values, other.gpus)
@@ -253,14 +232,13 @@ def judged(
     for name, side in (("A", a), ("B", b)):
         mixed = {k: None for run in side for k in changes(side[0].record, run.record, False)}
         if mixed:
-            words = ", ".join(_WORDS.get(k, k) for k in mixed)
+            words = ", ".join(WORDS.get(k, k) for k in mixed)
             return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {words}")
     unfair = dict.fromkeys(d for r in runs for d in differences(r, first, scaling, any_commit))
     if unfair:
         return refused(f"invalid comparison: {'; '.join(unfair)}")
     order = [[run.record.repeat for run in side] for side in (a, b)]
-    paired = order[0] == order[1] and None not in order[0] and len(set(order[0])) == len(a)
-    comparison = compare([run.step_s for run in a], [run.step_s for run in b], paired=paired)
+    comparison = compare(*([r.step_s for r in side] for side in (a, b)), paired=are_pairs(*order))
     if comparison is None:
         return refused("no verdict: too few points on one side to say what noise is")
     if comparison.unit == BLOCKS and (first.running_average or other.running_average):

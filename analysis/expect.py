@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from analysis.common.table import Column, Reasons, Table, add_table_flags, by_key, show
-from analysis.compare import changes
 from analysis.logs.fact_flags import add_fact_flags, facts_of
 from analysis.logs.load import load, name_of
 from analysis.logs.model import SAME_MODEL, asked, config_of
@@ -30,6 +29,7 @@ from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import MODEL, state
 from analysis.logs.record import Record
 from analysis.measured import rank_times, run_table
+from analysis.measured.fairness import changes
 from analysis.measured.run_flags import unheeded
 from analysis.planner import engines, ranking
 from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration

@@ -18,10 +18,10 @@ and reasons; engine; steps and step_s_mean, _median, _min and _max over all logg
 steady_step_s, steady_n and steady_ci95; tokens_per_s, samples_per_s and printed_tflops; gpus, tp,
 pp, vpp, dp, micro_batch, global_batch, seq_len, model, params. Then what this table adds: run,
 origin (of what the log does not say itself), peak_gb, convention, tflops, mfu, speedup, efficiency,
-parity, missing (which fact each unknown value lacks), precision and gpu_type, and with --predict
-predicted_s and predicted_error; where a run has experts ep, etp, routing (natural, or forced to
-balance), dropped (share of the tokens' choices), expert_load (an expert's most tokens over the mean
-in its worst layer) and dispatcher. Exits 2 when nothing could be read.
+speedup_ci95, parity, missing (which fact each unknown value lacks), precision and gpu_type, and
+with --predict predicted_s and predicted_error; where a run has experts ep, etp, routing (natural,
+or forced to balance), dropped (share of the tokens' choices), expert_load (an expert's most tokens
+over the mean in its worst layer) and dispatcher. Exits 2 when nothing could be read.
 """
 
 import sys

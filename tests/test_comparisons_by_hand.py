@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from analysis import compare as module
-from analysis.common.statistics import log_ratio
-from analysis.compare import Comparison, TimedRun, Verdict, changes, compare, judged, of_study
-from analysis.measured.fairness import ANY_COMMIT, CHANGED
+from analysis.common.statistics import log_ratio, ratio_of_medians
+from analysis.compare import Comparison, TimedRun, Verdict, compare, judged, of_study
+from analysis.measured.fairness import ANY_COMMIT, CHANGED, changes
 from base.errors import UsageError
 from benchmarks.planner.held_out import repeat_noise
 from tests.fixture_runs import facts, logged, write
@@ -38,21 +38,21 @@ def repeated(name, step_s, repeats, **values):
 @pytest.mark.parametrize(
     ("numbers", "gpus", "verdict"),
     [
-        ((0.1, 0.05, 0.15), None, "B is faster by 10.0% ± 5.0%"),
-        ((-0.1, -0.15, -0.05), None, "B is slower by 10.0% ± 5.0%"),
-        ((-0.02, -0.04, 0.0), None, "within noise: B is -2.0% but could be -4.0% to +0.0%"),
-        ((0.25, None, None), None, "B takes 0.800 of A's time; how much is noise is unknown"),
-        ((0.25, 0.1, 1.0), (8, 24), "0.800 of A's time per step (0.500 to 0.909) and 2.400 of its"),
-        ((1.0, None, None), (8, 24), "0.500 of A's time per step and 1.500 of its"),
+        ((1.1, 1.05, 1.15), None, "B is faster: 1.100 times as fast as A (1.050 to 1.150)"),
+        ((0.25, 0.2, 0.5), None, "B is slower: it takes 4.000 times as long as A (2.000 to 5.000)"),
+        ((0.98, 0.96, 1.0), None, "within noise: B is 0.980 times as fast as A but could be 0.960"),
+        ((1.25, None, None), None, "B takes 0.800 of A's time; how much is noise is unknown"),
+        ((1.25, 1.1, 2.0), (8, 24), "0.800 of A's time per step (0.500 to 0.909) and 2.400 of its"),
+        ((2.0, None, None), (8, 24), "0.500 of A's time per step and 1.500 of its"),
     ],
 )
 def test_a_verdict_is_one_plain_sentence(numbers, gpus, verdict):
     comparison = Comparison(*numbers, "runs", 3, 4, gpus=gpus)
     row = Verdict("x", "y", comparison, ["but"], []).row()
     assert verdict in row["verdict"] and row["sentence"] == f"{row['verdict']}; but"
-    assert ("within noise" in row["verdict"]) == (numbers[1] == -0.04)
-    assert row["ratio"] == 1 + numbers[0] and row["n_b"] == 4
-    interval = None if numbers[1] is None else [1 + numbers[1], 1 + numbers[2]]
+    assert ("within noise" in row["verdict"]) == (numbers[1] == 0.96)
+    assert row["ratio"] == numbers[0] and row["n_b"] == 4
+    interval = None if numbers[1] is None else [*numbers[1:]]
     assert row["ratio_ci95"] == interval
 
 
@@ -63,12 +63,12 @@ def test_three_runs_a_side_are_compared_as_runs_and_two_as_blocks():
     )
     runs = compare(a, b)
     assert (runs.unit, runs.n_a, runs.n_b) == ("runs", 3, 4)
-    assert runs.gain == pytest.approx(math.expm1(-2))
+    assert runs.ratio == pytest.approx(math.exp(1) / ((math.exp(2) + math.exp(4)) / 2))
     paired = compare(a, [x * math.e for x in a], paired=True)
-    assert paired.unit == "pairs of runs" and paired.low == pytest.approx(math.expm1(-1))
+    assert paired.unit == "pairs of runs" and paired.low == pytest.approx(math.exp(-1))
     two = compare([np.full(10, 2.0)] * 2, [np.full(10, 1.0)] * 3)
     assert (two.unit, two.n_a, two.n_b) == ("blocks of iterations", 20, 30)
-    assert (two.gain, two.low, two.high) == (1.0, 1.0, 1.0)
+    assert (two.ratio, two.low, two.high) == (2.0, 2.0, 2.0)
     assert compare([np.ones(5)], [np.ones(50)]) is compare([np.ones(50)], [np.ones(5)]) is None
     assert compare([np.ones(6)], [np.ones(6)]) is not None
 
@@ -81,7 +81,7 @@ def drawn(centre, n_runs, between, seed=0):
 
 def test_a_gain_is_found_with_its_size_and_one_within_the_spread_of_repeats_is_noise():
     gain = compare(drawn(1.195, 8, 0.01), drawn(1.0, 8, 0.01, seed=1))
-    assert 0 < gain.low < 0.195 < gain.high
+    assert 1 < gain.low < 1.195 < gain.high
     same = ((drawn(1, 8, 0.1, 2 * s), drawn(1, 8, 0.1, 2 * s + 1)) for s in range(100))
     assert sum(not compare(a, b).is_noise for a, b in same) <= 12  # 5 expected
 
@@ -93,7 +93,7 @@ def test_the_interval_of_blocks_is_that_of_a_median_of_independent_steps():
     found = compare([a], [b])
     wide = 2 * 1.96 * 1.2533 * math.sqrt(2) / math.sqrt(400) / 100
     assert found.high - found.low == pytest.approx(wide, rel=0.25)
-    assert found.low < found.gain < found.high
+    assert found.low < found.ratio < found.high
     assert compare([a], [b]) == found and compare([a], [b], seed=1) != found
 
 
@@ -162,7 +162,7 @@ def test_changes_are_what_both_state_and_what_differs():
 def test_repeats_of_one_number_are_pairs(first, second, unit):
     verdict = judged(repeated("a", 1.0, first), repeated("b", 1.1, second, tp=2))
     assert verdict.comparison.unit == unit
-    assert verdict.comparison.gain == pytest.approx(1 / 1.1 - 1, abs=0.01)
+    assert verdict.comparison.ratio == pytest.approx(1 / 1.1, abs=0.01)
     assert (ONE_OR_TWO in verdict.doubts) == (unit == "blocks of iterations")
 
 
@@ -248,6 +248,17 @@ def test_pairs_are_a_t_interval_of_their_own_ratios():
     drift = [1.0, 50.0, 9.0]
     a = [d * math.exp(k) for d, k in zip(drift, (1, 2, 3), strict=True)]
     assert log_ratio(a, drift, paired=True) == pytest.approx((2, 2 - 2.484, 2 + 2.484), abs=1e-3)
+
+
+def test_a_ratio_is_that_of_the_medians_and_lies_in_its_interval():
+    """A run that was disturbed (9 s) moves neither the ratio of medians nor leaves its interval."""
+    ratio, low, high = ratio_of_medians([2.0, 2.1, 9.0], [1.0, 1.05, 1.1], paired=True)
+    assert ratio == 2 and low < 2 < high
+    alike = ratio_of_medians([2.0, 2.0, 2.2], [1.0, 1.0, 1.0])
+    assert alike.value == 2 and alike.low <= 2 <= alike.high
+    # Six pairs of which five have the ratio 2: the t interval of their logarithms is beyond it.
+    apart = ratio_of_medians([2.0] * 5 + [2e6], [1.0] * 5 + [1.0])
+    assert apart.value == 2 and apart.low <= 2
 
 
 def test_unpaired_sides_are_welchs():

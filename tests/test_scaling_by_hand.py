@@ -94,7 +94,9 @@ def test_what_a_run_does_not_state_is_named_and_so_are_changed_trees():
 def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval():
     assert scaling_curve.above_linear(1.005, 2) == ""
     assert "efficiency 1.01 is above 1" in scaling_curve.above_linear(1.006, 2)
-    assert scaling_curve.above_linear(2.5, 1).startswith("2.50 times as fast")
+    assert scaling_curve.above_linear(2.5, 1).endswith(
+        "as many GPUs: the baseline shared its machine?"
+    )
     for low, word in ((1.0, "may be 1"), (1.01, "superlinear")):
         note = scaling_curve.above_linear(1.5, 2, Interval(low, 1.75))
         assert word in note and f"efficiency 1.50 ({low:.2f} to 1.75)" in note
@@ -104,14 +106,14 @@ def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval()
     assert "1.25 is above 1" in scaling_curve.against(Side("s", 2, (0.4,)), base, "strong").note
     beside = dataclasses.replace(side, shared="a ran beside b")
     withheld = scaling_curve.against(beside, base, "strong")
-    assert withheld == (None, None, "no speedup: a ran beside b", "")
+    assert withheld == (None, None, "no speedup: a ran beside b", "", None)
     assert scaling_curve.against(base, beside, "strong").why.endswith("the baseline a ran beside b")
 
 
 def test_a_row_is_of_medians_and_says_how_far_apart_repeats_are():
     """Baseline 1.0 (0.8, 1.0, 1.8), two GPUs 0.5 (0.4, 0.5, 0.9): medians, not means."""
     one, two = Side("one", 1, (0.8, 1.0, 1.8)), Side("two", 2, (0.4, 0.5, 0.9))
-    rows, share = curve([two, one], one)
+    rows, share, _ = curve([two, one], one)
     assert [row["run"] for row in rows] == ["one", "two"]
     row = rows[1]
     assert (row["step_s"], row["fastest_s"], row["slowest_s"], row["n"]) == (0.5, 0.4, 0.9, 3)
@@ -121,7 +123,7 @@ def test_a_row_is_of_medians_and_says_how_far_apart_repeats_are():
     pair = curve([one, Side("b", 2, (0.5, 0.6))], one)[0][1]
     assert (pair["n"], pair["spread"]) == (2, pytest.approx(0.1 / 0.55))
     slow = Side("slow", 2, (1.0,), Interval(0.98, 1.02))
-    (row, _), _ = curve([slow, Side("fast", 2, (0.8, 0.9, 1.2))], slow)
+    (row, _), *_ = curve([slow, Side("fast", 2, (0.8, 0.9, 1.2))], slow)
     assert "efficiency 1.11 (0.82 to 1.27) may be 1" in row["note"]  # repeats say what is noise
 
 
@@ -245,13 +247,44 @@ def test_each_law_gives_back_its_own_serial_share(share):
 def test_a_serial_share_lies_between_0_and_1_and_its_absence_has_a_reason():
     times = {1: 1.0, 2: 0.4, 4: 1.5, 8: 0.1249}
     sides = [Side(f"dp{gpus}", gpus, (step_s,)) for gpus, step_s in times.items()]
-    rows, share = curve(sides, sides[0])
+    rows, share, _ = found = curve(sides, sides[0])
     assert [row["serial"] for row in rows] == [None] * 4
     none, superlinear, slower, unsure = (row["note"] for row in rows)
     assert none is None and superlinear.startswith("superlinear: ")
     assert "slower than the baseline" in slower and "too little above" in unsure
-    text = table(rows, share, "strong", "dp1").render()
+    text = table(found, "strong", "dp1").render()
     (line,) = (line for line in text.splitlines() if line.startswith("dp2"))
     assert " 2.50?  " in line and " 1.25?  " in line and "superlinear: efficiency 1.25 is" in line
     for wrong in (2.98, -0.2):
-        assert f"{wrong:.3f}" not in table(rows, wrong, "strong", "dp1").render()
+        shown = table(found._replace(share=wrong), "strong", "dp1")
+        assert f"{wrong:.3f}" not in shown.render()
+
+
+def test_shares_have_intervals_and_each_law_says_of_which_time_its_share_is():
+    """On two GPUs a share is 2 / S - 1 by Karp and Flatt and Amdahl, 2 - S by Gustafson."""
+    base, side = Side("a", 1, (1.0,), Interval(0.9, 1.1)), Side("b", 2, (0.7,), Interval(0.6, 0.8))
+    (_, row), share, interval = found = curve([base, side], base)
+    assert row["speedup_ci95"] == pytest.approx([0.9 / 0.8, 1.1 / 0.6])
+    assert row["serial"] == share == pytest.approx(0.4)
+    wanted = [2 * 0.6 / 1.1 - 1, 2 * 0.8 / 0.9 - 1]  # 2 / S - 1
+    assert row["serial_ci95"] == pytest.approx(wanted)
+    assert [*interval] == pytest.approx(wanted)
+    assert (
+        "fits a serial share of 0.400 (0.091 to 0.778) of the b"
+        in table(found, "strong", "a").below[2]
+    )
+    weak = curve([base, Side("b", 2, (1 / 0.615,))], base, "weak")
+    assert (weak.rows[1]["serial"], weak.share) == pytest.approx((0.626, 0.770), abs=1e-3)
+    (line,) = (note for note in table(weak, "weak", "a").below if "Gustafson" in note)
+    assert "0.770 (its noise is not known) of a run's own time as serial, where Karp-" in line
+
+
+def test_a_superlinear_efficiency_names_the_settings_that_differ(tmp_path):
+    base = facts("s", "ddp", engine="megatron", pp=2, gpus=2, micro_batch=1)
+    write(tmp_path, base | {"run": "ddp"})
+    other = facts("s", "ddp", engine="megatron", pp=2, vpp=2, gpus=4, micro_batch=2)
+    write(tmp_path, other, step_s=0.2)
+    row = curve_of(tmp_path).rows[1]
+    assert "superlinear: efficiency 1.25 (1.2" in row["note"] and "caches" not in row["note"]
+    assert "vpp 1 -> 2" in row["note"] and "micro_batch 1 -> 2" in row["note"]
+    assert "grad_accum" not in row["note"] and "dp 1" not in row["note"]

@@ -34,9 +34,16 @@ def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, ca
     assert len(table) == 6 and len(set(table.values())) == 2
     assert table["ddp-r1"] == table["ddp-r2"] == (1, 1)  # no repeat of it is faster than it
     assert scaling.main([str(tmp_path), "--format", "json"]) == 0
-    curve = {r["run"]: (r["speedup"], r["efficiency"]) for r in json.loads(capsys.readouterr().out)}
+    curved = json.loads(capsys.readouterr().out)
+    curve = {r["run"]: (r["speedup"], r["efficiency"]) for r in curved}
+    intervals = {r["run"]: r["speedup_ci95"] for r in curved}
+    assert rows[0]["speedup_ci95"] == intervals["ddp-dp2"] and intervals["ddp"] is None
     assert curve == {"ddp": (1, 1), "ddp-dp2": table["ddp-dp2-r1"]}
     assert curve["ddp-dp2"][0] == pytest.approx(1.2 / 0.6)
+    assert compare.main([str(tmp_path), "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["unit"], row["ratio"]) == ("pairs of runs", curve["ddp-dp2"][0])
+    assert row["ratio_ci95"] == pytest.approx(intervals["ddp-dp2"])
     bars = plots.drawn([tmp_path], None)["splits"].rows
     assert [(bar["bar"], bar["speedup"]) for bar in bars] == [
         ("1 × ddp", 1),
@@ -103,7 +110,7 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
     assert compare.main([str(tmp_path), "--any-commit", "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["a"], row["b"], row["unit"]) == ("ddp", "b", "pairs of runs")
-    assert row["verdict"].startswith("B is faster by 10")
+    assert row["verdict"].startswith("B is faster: 1.10")
     assert row["ratio"] == pytest.approx(1.1, 1e-2) and CHANGED in row["doubts"]
     sides = [str(tmp_path / "ddp-r1"), str(tmp_path / "b-r1")]
     calls = [(compare, sides), (scaling, [str(tmp_path)]), (tflops, [str(tmp_path)])]

@@ -1,9 +1,10 @@
-"""Statistics of repeated runs: the ratio of two configurations' times.
+"""Statistics of repeated runs: the ratio of two configurations' times, as every table has it.
 
 Runs are independent of each other, iterations are not: all iterations of a run share its cores, its
 memory and the other load of the machine.
 """
 
+import statistics
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 CONFIDENCE = 0.95
+FEW_REPEATS = 3  # below this many runs a side, the runs themselves tell no interval
 
 
 class Estimate(NamedTuple):
@@ -19,6 +21,23 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def are_pairs(a: Sequence[int | None], b: Sequence[int | None]) -> bool:
+    """Whether two sides' runs, by the numbers of their repeats, ran in turns: A B A B."""
+    return bool(a) and list(a) == list(b) and None not in a and len(set(a)) == len(a)
+
+
+def ratio_of_medians(a: Sequence[float], b: Sequence[float], paired: bool = False) -> Estimate:
+    """The median of a over the median of b, and `log_ratio`'s interval of it.
+
+    Where noise is symmetric in logarithms, the ratio of medians and that of means are one number,
+    so the interval is of both. It is widened where it does not hold the ratio of these medians.
+    """
+    value = statistics.median(a) / statistics.median(b)
+    with np.errstate(over="ignore"):
+        _, low, high = map(float, np.exp(log_ratio(a, b, paired)))
+    return Estimate(value, min(low, value), max(high, value))
 
 
 def log_ratio(a: Sequence[float], b: Sequence[float], paired: bool = False) -> Estimate:

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from analysis.common.terminal import who
 from analysis.logs.load import called, name_of
@@ -32,7 +32,9 @@ ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a t
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
 SPARE = 0.1  # cores that a machine's own services use, and that disturb no run
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
-WORDS["gpus"] = "GPUs"
+WORDS |= {"gpus": "GPUs", "interval": "iterations per entry"}
+# What decides a step's time, of Record's fields.
+_TIMED = (*LAYOUT, "zero_stage", "precision", "recompute", "interval")
 
 
 def differences(
@@ -82,6 +84,28 @@ def differences(
             continue
         compare(name, getattr(record, name), getattr(baseline, name))
     return findings
+
+
+def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
+    """Name -> (a's, b's value) of what both state and what differs; `settings`: run.json's details,
+    too."""
+    pairs = {name: (getattr(a, name), getattr(b, name)) for name in _TIMED}
+    size = "model" if a.model and b.model else "params"
+    pairs[size] = (getattr(a, size) or None, getattr(b, size) or None)
+    pairs = {name: pair for name, pair in pairs.items() if None not in pair}
+    if settings:
+        mine, theirs = _details(a.facts), _details(b.facts)
+        pairs = {name: (mine[name], theirs[name]) for name in mine if name in theirs} | pairs
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _details(facts: dict[str, Any]) -> dict[str, Any]:
+    """Settings, versions and kernels of run.json, by name."""
+    host = facts.get("host") or {}
+    about = {name: facts.get(name) for name in ("kernels", "attention")}
+    about |= {name: host.get(name) for name in ("cuda", "nccl", "driver")}
+    known = {name: value for name, value in about.items() if value is not None}
+    return (facts.get("spec") or {}) | (facts.get("versions") or {}) | known
 
 
 def _beside(record: Record) -> list[str]:

@@ -38,7 +38,7 @@ from parallel.record.reader import read_run
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
-ADDED = (*ADDED, "parity", "missing", "precision", "gpu_type")
+ADDED = (*ADDED, "speedup_ci95", "parity", "missing", "precision", "gpu_type")
 # Where a run has experts.
 OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
 
@@ -117,6 +117,7 @@ def rows(
         if record.source in partners and partners[record.source] not in ratio.why:
             doubts.append(partners[record.source])
         row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency, "above": ratio.note}
+        row["speedup_ci95"] = ratio.interval and list(ratio.interval)
         row["parity"] = kinds.get(record.source, NOT_VERIFIED)
         row["missing"] |= {key: ratio.why for key in MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
@@ -271,6 +272,7 @@ def of_records(
         Column("seq_len", "sequence length", "d", asked=True),
         Column("steps", "steps", "d", asked=True),
         Column("steady_ci95", "95 % interval", ".4g", asked=True),
+        Column("speedup_ci95", "interval of the speedup", ".2f", asked=True),
         Column("reasons", "reasons", asked=True, long="below"),
         Column("precision", "precision", asked=True),
         Column("gpu_type", "processor", asked=True),

@@ -1,18 +1,22 @@
 """Speedup, efficiency and serial share over repeats at several sizes: the curve of a study."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.common.table import Column, Reasons, Table, by_key
+from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
+from analysis.common.table import Column, Reasons, Table
 from analysis.logs.load import called, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
 from analysis.logs.verdict import averages, judge, timed
 from analysis.measured import throughput
 from analysis.measured.fairness import (
+    WORDS,
     busy,
     by_configuration,
+    changes,
     differences,
     group_called,
     notes_on,
@@ -29,12 +33,13 @@ LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
 
 class Ratio(NamedTuple):
     """A speedup and an efficiency. `why`: why they are withheld. `note`: what is odd about an
-    efficiency above 1, which a table marks."""
+    efficiency above 1, which a table marks. interval: the speedup's, where it is known."""
 
     speedup: float | None
     efficiency: float | None
     why: str = ""
     note: str = ""
+    interval: Interval | None = None
 
 
 def speedup(
@@ -60,13 +65,16 @@ class Timed(NamedTuple):
 @dataclass(frozen=True)
 class Side:
     """The repeats of one configuration on `gpus`: seconds per step of each, and of a single one its
-    95 % interval where that is known. shared: why no ratio of its times is a result, or ""."""
+    95 % interval where that is known. shared: why no ratio of its times is a result, or "".
+    numbers: of the repeats in their study. record: of the first."""
 
     name: str
     gpus: int
     seconds: tuple[float, ...]
     ci95: Interval | None = None
     shared: str = ""
+    numbers: tuple[int | None, ...] = ()
+    record: Record | None = None
 
     @property
     def step_s(self) -> float:
@@ -88,8 +96,21 @@ def side_of(runs: list[Timed], partners: dict[str, str], name: str = "") -> Side
         if run.record.source in partners
     ]
     seconds = tuple(run.time.step_s for run in runs)
-    first = runs[0]
-    return Side(name, first.record.gpus, seconds, first.time.ci95, "; ".join(shared))
+    record, time = runs[0]
+    numbers = tuple(run.record.repeat for run in runs)
+    return Side(name, record.gpus, seconds, time.ci95, "; ".join(shared), numbers, record)
+
+
+def times_ratio(side: Side, base: Side) -> tuple[float, Interval | None]:
+    """The baseline's time over the side's, of the medians of their repeats, and its 95 % interval.
+    With fewer than FEW_REPEATS on a side: the range of repeats, of single runs their intervals,
+    which do not see what changes from run to run; None where these are not known."""
+    if min(len(side.seconds), len(base.seconds)) >= FEW_REPEATS:
+        paired = are_pairs(side.numbers, base.numbers)
+        ratio, *interval = ratio_of_medians(base.seconds, side.seconds, paired)
+        return ratio, Interval(*interval)
+    span = base.span.over(side.span) if base.span and side.span else None
+    return base.step_s / side.step_s, span
 
 
 def against(side: Side, base: Side, scaling: str) -> Ratio:
@@ -98,14 +119,26 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
     shared = side.shared or (base.shared and f"the baseline {base.shared}")
     if shared:
         return Ratio(None, None, f"no speedup: {shared}")
-    ratio = speedup(side.step_s, side.gpus, base.step_s, base.gpus, scaling)
-    interval = None
-    if side.span and base.span:
-        interval = Interval(
-            speedup(side.span.high, side.gpus, base.span.low, base.gpus, scaling).efficiency,
-            speedup(side.span.low, side.gpus, base.span.high, base.gpus, scaling).efficiency,
-        )
-    return ratio._replace(note=above_linear(ratio.efficiency, side.gpus / base.gpus, interval))
+    times, span = times_ratio(side, base)
+    if side.record is base.record is not None:
+        span = None  # nothing is noise beside itself
+    ratio, *ends = (
+        speedup(1 / time, side.gpus, 1.0, base.gpus, scaling) for time in (times, *(span or ()))
+    )
+    allowed = Interval(*(end.efficiency for end in ends)) if ends else None
+    apart = _settings_apart(base.record, side.record) if base.record and side.record else []
+    note = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, apart)
+    interval = Interval(*(end.speedup for end in ends)) if ends else None
+    return ratio._replace(note=note, interval=interval)
+
+
+_FOLLOW = ("gpus", "dp", "global_batch", "grad_accum")  # from the number of GPUs
+
+
+def _settings_apart(base: Record, record: Record) -> list[str]:
+    """The settings beside the number of GPUs that differ, with the baseline's value and this."""
+    pairs = changes(base, record).items()
+    return [f"{WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in pairs if k not in _FOLLOW]
 
 
 def karp_flatt(speedup: float, ratio: float) -> float | None:
@@ -117,25 +150,28 @@ def karp_flatt(speedup: float, ratio: float) -> float | None:
     return None if ratio <= 1 else (1 / speedup - 1 / ratio) / (1 - 1 / ratio)
 
 
-def above_linear(efficiency: float, ratio: float, interval: Interval | None = None) -> str:
+def above_linear(
+    efficiency: float, ratio: float, interval: Interval | None = None, apart: Sequence[str] = ()
+) -> str:
     """What an efficiency above 1 says on `ratio` times the baseline's GPUs, or "".
 
-    `interval`: what the intervals or repeats of both sides allow, where that is known.
+    `interval`: what the intervals or repeats of both sides allow, where that is known. apart: the
+    settings that differ from the baseline's.
     """
     if efficiency <= LINEAR:
         return ""
     span = f" ({interval.low:.2f} to {interval.high:.2f})" if interval else ""
     if interval and interval.low <= 1:
         return f"efficiency {efficiency:.2f}{span} may be 1: too little to be sure of"
+    words = f"superlinear: efficiency {efficiency:.2f}{span} is above 1"
     if ratio == 1:
-        return (
-            f"{efficiency:.2f}{span} times as fast as the baseline on as many GPUs: another split,"
-            " or the baseline shared its machine"
-        )
-    return (
-        f"superlinear: efficiency {efficiency:.2f}{span} is above 1 (each GPU's part fits its"
-        " caches or memory better, or the baseline shared its machine)"
-    )
+        words = f"{efficiency:.2f}{span} times as fast as the baseline on as many GPUs"
+    if apart:
+        return f"{words}; these settings differ: {', '.join(apart)}"
+    shared = "the baseline shared its machine"
+    if ratio == 1:
+        return f"{words}: {shared}?"
+    return f"{words} (each GPU's part fits its caches or memory better, or {shared})"
 
 
 def fit_amdahl(points: list[tuple[float, float]]) -> float | None:
@@ -155,39 +191,52 @@ def _slope(points: list[tuple[float, float]]) -> float | None:
 
 
 class Curve(NamedTuple):
-    """A row a configuration, and the serial share of the law that fits them, if one does."""
+    """A row a configuration, the serial share of the law that fits them, if one does, and the
+    share's interval, where those of the speedups are known."""
 
     rows: list[dict[str, Any]]
     share: float | None
+    interval: Interval | None = None
 
 
 def curve(sides: list[Side], base: Side, scaling: str = "strong") -> Curve:
     """The rows, by GPUs and name, and the serial share that fits them.
 
     A row is a configuration: run, gpus, n repeats, step_s (their median), spread ((slowest -
-    fastest) / median), speedup, efficiency, serial (Karp-Flatt, where it is a share), note (why one
-    is none, and what is odd about the efficiency), missing. The fit is to the fastest configuration
-    of each size: a law is about what the machine can do.
+    fastest) / median), speedup, efficiency, serial (Karp-Flatt, where it is a share), the intervals
+    of speedup and serial, note (why one is none, and what is odd about the efficiency), missing.
+    The fit is to the fastest configuration of each size: a law is about what the machine can do.
+    Its interval is that of the fits to the lowest and to the highest speedups.
     """
     ordered = sorted(sides, key=lambda side: (side.gpus, side.name))
     rows = [_row(side, base, scaling) for side in ordered]
-    best: dict[float, float] = {}
-    for row in rows:
+    best: dict[float, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row["speedup"] or 0.0):
         if (ratio := row["gpus"] / base.gpus) > 1 and row["speedup"] is not None:
-            best[ratio] = max(row["speedup"], best.get(ratio, 0.0))
-    return Curve(rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items())))
+            best[ratio] = row
+    fit = fit_amdahl if scaling == "strong" else fit_gustafson
+    share = fit([(ratio, row["speedup"]) for ratio, row in best.items()])
+    spans = {ratio: row["speedup_ci95"] for ratio, row in best.items()}
+    interval = None
+    if spans and None not in spans.values():
+        ends = [fit([(ratio, span[end]) for ratio, span in spans.items()]) for end in (1, 0)]
+        interval = Interval(*ends)
+    return Curve(rows, share, interval)
 
 
 def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
     ratio = against(side, base, scaling)
     fastest_s, slowest_s = min(side.seconds), max(side.seconds)
-    share = karp_flatt(ratio.speedup, side.gpus / base.gpus) if ratio.speedup else None
-    no_share = None
+    times_gpus, interval = side.gpus / base.gpus, ratio.interval
+    share = karp_flatt(ratio.speedup, times_gpus) if ratio.speedup else None
+    span, no_share = None, None
+    if share is not None and interval:
+        span = [karp_flatt(speedup, times_gpus) for speedup in (interval.high, interval.low)]
     if share is not None and not 0 <= share <= 1:
         no_share = "no serial share: the efficiency is 1 or too little above it to be sure of"
         if share > 1:
             no_share = "no serial share, slower than the baseline on more GPUs"
-        share = None
+        share = span = None
     return {
         "run": side.name,
         "gpus": side.gpus,
@@ -197,8 +246,10 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
         "fastest_s": fastest_s,
         "slowest_s": slowest_s,
         "speedup": ratio.speedup,
+        "speedup_ci95": interval and list(interval),
         "efficiency": ratio.efficiency,
         "serial": share,
+        "serial_ci95": span,
         "note": ratio.why or ratio.note or no_share,
         "above": ratio.note,
         "missing": dict.fromkeys(MARKED, ratio.why) if ratio.why else {},
@@ -214,17 +265,34 @@ _COLUMNS = [
     Column("spread", "spread", ".1%"),
     Column("peak_gb", "peak GB", ".3g"),
     Column("mfu", "MFU", ".1%"),
-    *by_key(("speedup", "efficiency"), ".2f"),
+    Column("speedup", "speedup", ".2f"),
+    Column("speedup_ci95", "interval of the speedup", ".2f", seldom=True),
+    Column("efficiency", "efficiency", ".2f"),
     Column("serial", "serial share (Karp-Flatt)", ".3f"),
+    Column("serial_ci95", "interval of the share", ".3f", seldom=True),
     Column("note", "notes", seldom=True, long="below", tells=(*MARKED, "serial")),
 ]
 
 
-def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baseline: str) -> Table:
+def table(found: Curve, scaling: str, baseline: str) -> Table:
     law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
+    rows, share, interval = found
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
+    if any(row["speedup_ci95"] for row in rows):
+        notes.append(
+            f"intervals: 95 % of {FEW_REPEATS} repeats or more a side; the range of fewer; of"
+            " single runs what their steps allow, without what changes from run to run"
+        )
     if share is not None:
-        fits = f"a serial share of {share:.3f}"
+        span = " (its noise is not known)"
+        if interval:
+            span = f" ({interval.low:.3f} to {interval.high:.3f})"
+        fits = f"a serial share of {share:.3f}{span} of the baseline's time"
+        if scaling == "weak":
+            fits = (
+                f"{share:.3f}{span} of a run's own time as serial, where Karp-Flatt's share is of"
+                " the time that the baseline would take for the same work"
+            )
         if not 0 <= share <= 1:
             why = "above linear" if share < 0 else "slower than the baseline"
             fits = f"no serial share: {why}"
@@ -311,15 +379,15 @@ def report_of(
     groups, partners = by_configuration(fair), shared_cores(records)
     sides = {name: side_of(repeats, partners, name) for name, repeats in groups.items()}
     start = next(n for n, repeats in groups.items() if any(r.record is base for r in repeats))
-    rows, share = curve(list(sides.values()), sides[start], scaling)
-    for row in rows:
+    found = curve(list(sides.values()), sides[start], scaling)
+    for row in found.rows:
         repeats = [run.record for run in groups[row["run"]]]
         mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
         peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
         row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu}
         row["peak_gb"] = max(peaks) / 1e9 if peaks else None
         row["missing"] |= throughput.plain_missing(repeats[0]) | {"mfu": no_mfu}
-    shown = table(rows, share, scaling, f"{start} ({base.gpus} GPUs)")
+    shown = table(found, scaling, f"{start} ({base.gpus} GPUs)")
     if not baseline:
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
