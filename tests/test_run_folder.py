@@ -1,6 +1,7 @@
 """The run folder: what the one writer writes the one reader reads, whole or not at all."""
 
 import errno
+import io
 import json
 import os
 import platform
@@ -326,6 +327,48 @@ def test_a_run_whose_end_the_disk_does_not_take_is_not_complete(full, folder, mo
     run = read_run(folder.path)
     assert run.state == "failed" and "No space left" in run.reason
     assert not (run.path / "RUN_COMPLETE.txt").exists()
+
+
+class FullAtTimes(io.FileIO):
+    """A file on a disk that takes nothing while `is_full`."""
+
+    is_full = False
+
+    def write(self, content):
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(content)
+
+
+@pytest.mark.parametrize("name", ["steps.csv", "train.log"])
+def test_a_line_waits_for_room_on_the_disk_and_the_second_that_finds_none_ends_the_run(
+    name, folder
+):
+    disk = FullAtTimes(folder.path / name, "a")
+    stream = io.TextIOWrapper(io.BufferedWriter(disk), line_buffering=True)
+    attribute = {"steps.csv": "_steps", "train.log": "_log"}[name]
+    getattr(folder, attribute).close()
+    setattr(folder, attribute, stream)
+
+    def write(step: int, is_full: bool) -> None:
+        disk.is_full = is_full
+        folder.step(row(step))
+        folder.log(f"line of step {step}")
+        folder.behind.wait()
+
+    for step, is_full in enumerate((False, True, False, True, False), start=1):
+        write(step, is_full)
+    assert [step["step"] for step in read_run(folder.path).steps] == [1, 2, 3, 4, 5]
+    assert (folder.path / "train.log").read_text().count("line of step") == 5
+    write(6, True)
+    with pytest.raises(OSError, match=rf"No space left on device: '.*{name}'") as full:
+        write(7, True)
+    assert kind_of_error(full.value) == Kind.DISK
+    with pytest.raises(OSError, match="No space left"):
+        folder.step(row(8))  # on the main thread, which ends the run
+    disk.is_full = False
+    with pytest.raises(OSError, match="No space left"):
+        folder.close()
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class RunFolder:
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
         self._columns = list(schema.STEP_COLUMNS)
+        self._full: set[str] = set()  # the files of which the disk did not take the last line
 
     # --- beginning and ending ---
 
@@ -233,23 +234,40 @@ class RunFolder:
     def log(self, line: str) -> None:
         """Append a line to train.log, behind."""
         if self._log is not None:
-            self.behind.call(_disk_may_be_full()(self._log.write), line + "\n")
+            self.behind.call(self._unless_full(schema.LOG)(self._log.write), line + "\n")
 
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step, which is over now, to steps.csv, behind; an unknown value is
         empty."""
         row = row | {"ended_unix_s": round(time.time(), 3)}
-        self.behind.call(_disk_may_be_full()(_write_row), self._steps, self._columns, row)
+        self.behind.call(
+            self._unless_full(schema.STEPS)(_write_row), self._steps, self._columns, row
+        )
 
     def checkpoint(self, row: dict[str, Any]) -> None:
         """Append one save, load or deletion to checkpoints.csv."""
-        with _disk_may_be_full():
+        with self._unless_full(schema.CHECKPOINTS):
             append_rows(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS, [row])
 
     def slow_ranks(self, rows: list[dict[str, Any]]) -> None:
         """Append windows that count against a rank to slow_ranks.csv, behind; none: its header."""
-        path = self.path / schema.SLOW_RANKS
-        self.behind.call(_disk_may_be_full()(append_rows), path, schema.SLOW_COLUMNS, rows)
+        path, write = self.path / schema.SLOW_RANKS, self._unless_full(schema.SLOW_RANKS)
+        self.behind.call(write(append_rows), path, schema.SLOW_COLUMNS, rows)
+
+    @contextlib.contextmanager
+    def _unless_full(self, name: str) -> Iterator[None]:
+        """A line that a full disk does not take stays in its buffer, and is written with the next.
+
+        Raises:
+            OSError: the disk did not take the line before, either: training would go on unrecorded.
+        """
+        try:
+            yield
+            self._full.discard(name)
+        except OSError as error:
+            if error.errno not in ends.FULL or name in self._full:
+                raise OSError(error.errno, error.strerror, str(self.path / name)) from error
+            self._full.add(name)
 
     def sync(self) -> None:
         """Bring train.log and steps.csv to the disk, up to their last line.
@@ -366,17 +384,6 @@ def _end_line(path: Path) -> None:
     with path.open("rb+") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         end = content.rfind(b"\n") + 1
     os.truncate(path, end)
-
-
-@contextlib.contextmanager
-def _disk_may_be_full() -> Iterator[None]:
-    """A line that a full disk does not take stays in its buffer, and training goes on; it is
-    written with a later one, or the end of the run fails for it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in ends.FULL:
-            raise
 
 
 def _write_over(path: Path, text: str, why: OSError) -> None:
