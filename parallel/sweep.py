@@ -99,6 +99,8 @@ def start(
     console_out = folder / "console.out"
     began_at = console_out.stat().st_size if console_out.exists() else 0  # it goes on
     environment = forked_ranks.environment() | {"OMP_NUM_THREADS": str(spec.threads)}
+    if srun:  # sbatch --export=NONE keeps it from passing the environment on
+        environment["SLURM_EXPORT_ENV"] = "ALL"
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with (

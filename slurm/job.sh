@@ -155,23 +155,24 @@ stop_after_the_last_restart() { # Slurm's own restarts, as of a lost node, count
 # environment.
 archive() {
   local mask
-  mask=$(umask)
-  umask 077
-  cp --remove-destination -- "$0" "$folder/$attempt.slurm" # an older one would keep its mode
-  cp --remove-destination -- "$study_file" "$folder/$attempt.study.toml"
-  cp --remove-destination -- "$clusters_file" "$folder/$attempt.clusters.toml"
-  umask "$mask"
-  "$python" -m parallel.record.environment "$folder/$attempt.env" --hide \
-    "$folder/$attempt".{slurm,study.toml,clusters.toml} ||
-    fail "no working Python: $python ended with status $?"
-  scontrol show job "$job" >"$folder/$attempt.job"
+  local -a archived=("$folder/$attempt".{slurm,study.toml,clusters.toml})
   export GIT_OPTIONAL_LOCKS=0
-  if git rev-parse HEAD >"$folder/$attempt.commit" 2>/dev/null; then
+  mask=$(umask)
+  git rev-parse HEAD >"$folder/$attempt.commit" 2>/dev/null || rm -- "$folder/$attempt.commit"
+  umask 077
+  cp --remove-destination -- "$0" "${archived[0]}" # an older one would keep its mode
+  cp --remove-destination -- "$study_file" "${archived[1]}"
+  cp --remove-destination -- "$clusters_file" "${archived[2]}"
+  if [[ -f $folder/$attempt.commit ]]; then
+    archived+=("$folder/$attempt.diff")
     git diff HEAD -- . ':(exclude)logs' >"$folder/$attempt.diff"
   else
     echo "slurm: no commit is archived: git knows none here"
-    rm -- "$folder/$attempt.commit"
   fi
+  umask "$mask"
+  "$python" -m parallel.record.environment "$folder/$attempt.env" --hide "${archived[@]}" ||
+    fail "no working Python: $python ended with status $?"
+  scontrol show job "$job" >"$folder/$attempt.job"
 }
 
 expand() { # WHAT TEXT: set `expanded` to the text with the value of each ${NAME}
@@ -377,6 +378,7 @@ for setting_up in "${setup[@]}"; do
 done
 setting_up=""
 set +e -o pipefail # whatever the set-up did
+export SLURM_EXPORT_ENV=ALL # after sbatch --export=NONE, srun would pass nothing of this on
 for line in "${exports[@]}"; do
   # shellcheck disable=SC2163 # the line is NAME=VALUE
   export "$line" || fail "export ${line%%=*}: not possible"

@@ -130,6 +130,14 @@ def run_on(tmp_path, tools: dict[str, str], variables: dict[str, str] | None = N
     return run_script(tmp_path, script(study, "ddp"), tools, **(variables or {}))
 
 
+def test_ranks_have_the_jobs_environment_where_sbatch_exports_nothing(tmp_path):
+    """sbatch --export=NONE sets SLURM_EXPORT_ENV=NONE, by which srun would pass nothing on."""
+    tools = {"srun": f"echo $SLURM_EXPORT_ENV $NCCL_SOCKET_IFNAME >{tmp_path}/seen\n"}
+    about = {"options": ["--export=NONE"], "environment": {"NCCL_SOCKET_IFNAME": "ib0"}}
+    assert run_on(tmp_path, tools, {"SLURM_EXPORT_ENV": "NONE"}, **about).returncode == 0
+    assert seen(tmp_path) == ["ALL ib0"]
+
+
 def seen(tmp_path) -> list[str]:
     return (tmp_path / "seen").read_text().splitlines()
 
@@ -450,22 +458,26 @@ def test_a_script_without_a_run_and_a_setting_that_is_not_known_are_refused(tmp_
 def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alone(tmp_path):
     path = study_file(tmp_path / "two.toml", TWO)
     git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
-    (tmp_path / "code").write_text("one\n")
+    (tmp_path / "code").write_text("one\r\n")
     for words in (["init", "-q"], ["add", "code"], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *words], cwd=tmp_path, check=True)
-    (tmp_path / "code").write_text("two\n")
+    (tmp_path / "code").write_text('two\r\ntoken = "hunter2"\n')
     study = load_study(path)
     tools = {"srun": "", "scontrol": f'echo "$*" >>{tmp_path}/asked; echo localhost\n'}
-    done = run_script(tmp_path, script(study, "ddp-seed2"), tools)
-    assert done.returncode == 0, done.stderr
+    tools["python"] = f'[[ $2 != parallel.record.* ]] || exec {sys.executable} "$@"\n'
+    variables = {"PYTHONPATH": str(ROOT)}
+    done = run_script(tmp_path, script(study, "ddp-seed2"), tools, **variables)
+    assert done.returncode == 0, done.stdout
     folder = tmp_path / "logs/two/ddp-seed2"
-    kept = {p.name.removeprefix("77."): p.read_text() for p in folder.glob("77.*")}
+    kept = {p.name.removeprefix("77."): p.read_bytes().decode() for p in folder.glob("77.*")}
     assert kept["slurm"] == script(study, "ddp-seed2")
     assert kept["study.toml"] == path.read_text()
     assert kept["clusters.toml"] == (ROOT / "slurm/clusters.toml").read_text()
     head = subprocess.run([*git, "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True)
     assert kept["commit"] == head.stdout
-    assert "-one\n+two\n" in kept["diff"] and kept["exit"] == "0\n"
+    assert '-one\r\n+two\r\n+token = "***"\n' in kept["diff"] and kept["exit"] == "0\n"
+    for name in ("slurm", "study.toml", "clusters.toml", "diff", "env"):
+        assert (folder / f"77.{name}").stat().st_mode & 0o077 == 0, name  # its owner's alone
     assert json.loads(kept["submitted"])["run"] == "ddp-seed2"
     assert (tmp_path / "asked").read_text().startswith("show job 77\n")
 

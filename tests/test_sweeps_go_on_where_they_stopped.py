@@ -132,12 +132,15 @@ def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch, c
     """A stand-in for srun starts its one task; test_slurm_real has what real tasks are told."""
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
-    srun.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >> {tmp_path}/asked\nshift 4\nexec "$@"\n')
+    srun.write_text(
+        f'#!/bin/sh\necho "$1 $2 $3 $4 $SLURM_EXPORT_ENV" >> {tmp_path}/asked\nshift 4\nexec "$@"\n'
+    )
     srun.chmod(0o755)
+    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")  # of sbatch --export=NONE
     monkeypatch.setenv("PATH", f"{srun.parent}{os.pathsep}{os.environ['PATH']}")
     study = two_steps(tmp_path / "one.toml", tokens, "[[run]]\n")
     assert sweep.main([str(study), "--srun", "--logs", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "asked").read_text() == "--nodes 1 --ntasks 1\n"
+    assert (tmp_path / "asked").read_text() == "--nodes 1 --ntasks 1 ALL\n"
     assert read_run(tmp_path / "out" / "one" / "ddp").state == ends.COMPLETE
     assert "Speedup: strong scaling against ddp" in capfd.readouterr().out
     assert (tmp_path / "out" / "one" / "study.html").read_text().startswith("<!DOCTYPE html>")

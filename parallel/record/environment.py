@@ -134,7 +134,8 @@ def main(argv: list[str] | None = None) -> int:
     write(arguments.file)
     for path in arguments.hide:
         os.chmod(path, 0o600)
-        text = _PAIR.sub(_without_secret, path.read_text(errors="surrogateescape"))
+        with path.open(errors="surrogateescape", newline="") as file:  # a diff keeps its \r
+            text = _PAIR.sub(_without_secret, file.read())
         # What is hidden ends at a quote, so that the file is as whole as before.
         _write_private(path, "".join(map(hide, re.split("([\"'])", text))))
     return 0
