@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,13 +78,16 @@ def when_ended(rows: Callable, seconds: float, what: str) -> dict[str, states.Ro
 
 
 def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, tokens, tmp_path):
-    """Two nodes, tp 2 x pp 2, through both libraries."""
+    """Two nodes, tp 2 x pp 2, through both libraries; sbatch exports nothing."""
     study = study_at(
         tmp_path,
         tokens,
         "steps = 2\n[[sweep]]\ndefaults = { nodes = 2, tp = 2, pp = 2, grad_accum = 2 }\n"
         "product = { engine = ['megatron', 'deepspeed_pipe'] }\n",
     )
+    about = {"python": sys.executable, "environment": {"NCCL_SOCKET_IFNAME": "lo"}}
+    about["options"] = (*study.cluster.options, "--export=NONE")
+    study = replace(study, cluster=replace(study.cluster, **about))
     logs = tmp_path / "logs"
     logs.mkdir()
     for path in written(study, logs):
@@ -95,6 +99,8 @@ def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, 
     job_id = reader.job_ids(folder)[0]
     assert f"JobId={job_id} " in (folder / f"{job_id}.job").read_text()
     assert "SLURM_JOB_NODELIST" in (folder / f"{job_id}.env").read_text()
+    rank_0 = json.loads((folder / "launcher_metadata.json").read_text())
+    assert rank_0["environment"]["NCCL_SOCKET_IFNAME"] == "lo"
     assert not list(ROOT.glob("megatron*.out")) + list(ROOT.glob("deepspeed*.out"))  # moved in
 
 
