@@ -58,6 +58,8 @@ def slow_start(study: Study, cluster: Cluster, names: Collection[str]) -> str:
 
 def _of_cluster(cluster: Cluster) -> Iterator[str]:
     """What is wrong for every run."""
+    if not os.access(ROOT, os.W_OK | os.X_OK):
+        yield f"{ROOT} cannot be written: Slurm opens each job's log there"
     python = os.environ.get("PYTHON") or cluster.python
     # A bare name may come from a module that the job's set-up loads.
     here = shutil.which(python if "/" not in python else str(ROOT / python))

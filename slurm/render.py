@@ -36,6 +36,13 @@ from parallel.record.facts import planned
 JOB = ROOT / "slurm" / "job.sh"
 CALIBRATIONS = ROOT / "analysis" / "planner" / "calibrations"
 MARK = "exec bash slurm/study.sh"
+# What slurm/job.sh and slurm.submit give, or take for granted, beside the options of `header`.
+BESIDE = ("--error=%x-%j.out", f"--chdir={ROOT}", "--array (none)")
+OF_SRUN = ("--nodes", "--ntasks", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--output")
+OF_TORCHRUN = ("--nnodes", "--nproc-per-node", "--max-restarts=0", "--rdzv-endpoint")
+SHORT = {"J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time"}
+SHORT |= {"o": "output", "e": "error", "A": "account", "p": "partition", "q": "qos"}
+SHORT |= {"C": "constraint", "D": "chdir", "a": "array", "K": "kill-on-bad-exit"}
 SWITCHES = ("nsys", "nccl_logs", "torchrun_logs")
 
 
@@ -128,7 +135,9 @@ def job_of(study: Study, name: str) -> Job:
     ours = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
     attempts = 1 + ask.max_restarts if ask.requeue else 1
     gpu_hours = attempts * ours * limit_s / 3600
-    return Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, ours, gpu_hours)
+    job = Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, ours, gpu_hours)
+    header(study, job, Path("logs"))  # where the cluster's options contradict it, this says so
+    return job
 
 
 def cluster_of(study: Study) -> Cluster:
@@ -163,7 +172,7 @@ def planned_text(study: Study, name: str) -> str:
 
 
 def header(study: Study, job: Job, logs: Path) -> list[str]:
-    """The options of sbatch."""
+    """The options of sbatch. Raises: UsageError: an option of the cluster contradicts ours."""
     cluster, places = job.cluster, ("account", "partition", "qos", "constraint")
     cores = cluster.cores_per_node * job.ranks_per_node // cluster.gpus_per_node
     gpus = f"{job.ask.gpu_type}:{job.ranks_per_node}" if job.ask.gpu_type else job.ranks_per_node
@@ -171,7 +180,7 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
         cluster.gpu_request, f"--gpus-per-node={gpus}"
     )
     memory = job.ask.memory or cluster.memory
-    options = [
+    first = [
         f"--job-name={job.run}",
         f"--comment={comment_of(study, logs)}",
         *(f"--{name}={value}" for name in places if (value := getattr(cluster, name))),
@@ -180,14 +189,34 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
         f"--cpus-per-task={max(1, cores)}" if cluster.cpus_per_task else "",
         request,
         f"--mem={memory}" if memory else "",
-        *cluster.options,
+    ]
+    last = [
         f"--time={job.time}",
         f"--signal=B:USR1@{job.lead_s}",
         "--requeue" if job.ask.requeue else "--no-requeue",
         "--open-mode=append",
         "--output=%x-%j.out",
     ]
-    return [option for option in options if option]
+    ours = {"sbatch": [*first, *last, *BESIDE], "srun": OF_SRUN, "torchrun": OF_TORCHRUN}
+    for command, theirs in zip(
+        ours, (cluster.options, cluster.srun, cluster.torchrun), strict=True
+    ):
+        for option in theirs:
+            taken = (own for own in ours[command] if _about(own).startswith(_about(option)))
+            if (own := next(taken, option)) != option:
+                raise UsageError(
+                    f"cluster {cluster.name}: {command}'s option {option} contradicts {own}, which"
+                    " each job gives: take it out"
+                )
+    return [option for option in (*first, *cluster.options, *last) if option]
+
+
+def _about(option: str) -> str:
+    """What an option is about: nodes of --nodes=2 and -N2, requeue of --no-requeue."""
+    if not option.startswith("--"):
+        return SHORT.get(option[1:2], option)
+    name = option[2:].partition("=")[0].replace("_", "-")
+    return "requeue" if name == "no-requeue" else name
 
 
 def settings(study: Study, job: Job, logs: Path) -> list[str]:

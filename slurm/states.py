@@ -74,7 +74,10 @@ class Job:
 
     @property
     def says(self) -> str:
-        return f"Slurm: {self.state} {self.exit}" if self.state else ""
+        words = f"Slurm: {self.state} {self.exit}" if self.state else ""
+        if self.exit.endswith(":53"):  # slurmd's own number
+            words += f": its log could not be opened: the node must be able to write {self.folder}"
+        return words
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The house: who may import whom, read from the source with ast."""
 
 import ast
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -109,6 +110,13 @@ def test_planning_and_reading_never_load_torch(part):
     assert names
     heavy = {"torch", "deepspeed", "megatron", "transformers", "vl_convert"}
     assert {name: loaded(name) & heavy for name in names} == dict.fromkeys(names, set())
+
+
+def test_what_submits_and_what_a_job_does_around_its_run_need_python_alone():
+    """A login node, and a node outside its container, may have no package."""
+    names = [name for name in TREES if root_of(name) == "slurm"]
+    for name in [*names, "parallel.record.environment"]:
+        assert loaded(name) <= {*MAY_IMPORT, *sys.stdlib_module_names}, name
 
 
 ENGINE_LIBRARIES = {

@@ -44,6 +44,16 @@ def test_each_problem_is_found_once_for_all_runs(problems, text, words):
     assert problems(TWO) == problems("precision = 'fp16'\n" + TWO, "dgx-a100") == []
 
 
+def test_a_checkout_that_cannot_be_written_is_named(problems, monkeypatch):
+    """On a disk that is mounted to be read, also for root."""
+    access = preflight.os.access
+    monkeypatch.setattr(
+        preflight.os, "access", lambda p, mode: p != preflight.ROOT and access(p, mode)
+    )
+    (problem,) = problems(TWO)
+    assert problem == f"{preflight.ROOT} cannot be written: Slurm opens each job's log there"
+
+
 def test_a_folder_that_cannot_be_written_is_named(problems, tmp_path):
     folders = [tmp_path / "logs" / "two" / f"ddp-seed{seed}" for seed in (1, 2)]
     for folder in folders:

@@ -189,6 +189,41 @@ def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none
         asked("ddp-dp2")
 
 
+@pytest.mark.parametrize(
+    ("key", "option", "own"),
+    [
+        ("options", "--nodes=7", "--nodes=1"),
+        ("options", "-N7", "--nodes=1"),
+        ("options", "--output=mine", "--output=%x-%j.out"),
+        ("options", "--out=mine", "--output=%x-%j.out"),
+        ("options", "-o/dev/null", "--output=%x-%j.out"),
+        ("options", "--error=mine", "--error=%x-%j.out"),
+        ("options", "--ntasks=4", "--ntasks-per-node=1"),
+        ("options", "--time=99", "--time=01:00:00"),
+        ("options", "--requeue", "--no-requeue"),
+        ("options", "--array=1-4", "--array (none)"),
+        ("options", "-pother", "--partition=mine"),
+        ("srun", "--ntasks=4", "--ntasks"),
+        ("srun", "-n4", "--ntasks"),
+        ("torchrun", "--nproc_per_node=4", "--nproc-per-node"),
+    ],
+)
+def test_an_option_of_a_cluster_that_contradicts_a_jobs_own_is_refused(
+    tmp_path, key, option, own
+):
+    study = study_on(tmp_path, **{key: [option]}, partition="mine")
+    with pytest.raises(UsageError) as refused:
+        job_of(study, "ddp")
+    assert f"option {option} contradicts {own}, which each job gives" in str(refused.value)
+
+
+def test_other_options_of_a_cluster_stand_in_the_script_and_its_commands(tmp_path):
+    options = ["--exclusive", "--export=NONE", "--no-kill", "--mem-per-cpu=2G", "--no-requeue"]
+    options += ["--partition=mine", "--nodelist=n1", "--wait-all-nodes=1", "-xn3"]
+    study = study_on(tmp_path, options=options, srun=["--no-kill", "--cpu-bind=none", "--mpi=none"])
+    assert set(options) <= set(header(script(study, "ddp")))
+
+
 def test_the_step_asks_for_cores_where_the_job_did(tmp_path):
     for variables, options in (({}, []), ({"SLURM_CPUS_PER_TASK": "6"}, ["--cpus-per-task=6"])):
         run_on(tmp_path, {}, variables, cpus_per_task=False)

@@ -11,7 +11,8 @@ from base.errors import UsageError
 from parallel.config.study import load_study
 from parallel.measure import ranges, slow_ranks
 from parallel.measure.own_times import OwnTimes
-from parallel.measure.slow_ranks import STEPS, Judge
+from parallel.measure.rank_judge import Judge
+from parallel.measure.slow_ranks import STEPS
 from parallel.record.reader import read_run
 from parallel.record.schema import RUN, SLOW_COLUMNS, SLOW_RANKS, STATUS
 from parallel.record.writer import RunFolder

@@ -98,6 +98,7 @@ interrupted                  | FAILED 1:0 | interrupted | SIGUSR1, saved step 5 
 scancel, and saved           | CANCELLED 0:15 | interrupted | SIGTERM, saved step 5 | | cancelled
 preempted, and saved         | PREEMPTED 0:15 | interrupted | SIGTERM, saved step 5 | | interrupted
 requeued                     | PENDING 0:0 | failed | SIGTERM (rank 0) | | pending
+its log cannot be opened     | FAILED 0:53 | | | | failed
 running                      | RUNNING 0:0 | running | | | running
 """
 KINDS = [[cell.strip() for cell in line.split("|")] for line in KINDS.strip().splitlines()]
@@ -112,6 +113,7 @@ def test_each_end_is_told_from_the_others(tmp_path, slurm, state, reason, log, e
     job = Job(9, *slurm.split()) if slurm else None
     row = judge("run", folder_of(tmp_path, state, reason, log), 10, job, 9)
     assert row.state == expected and row.line
+    assert ("its log could not be opened" in row.line) is (":53" in slurm)
 
 
 @pytest.mark.parametrize(
@@ -493,6 +495,19 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(bench, capsys):
     assert [p.parent.name for p in sorted(study.logs.rglob("9000*.submitted"))] == ended
     assert study(cancel) == 0
     assert sorted(study.noted("cancelled").split()) == ["3", "4", "7", "8"]  # PENDING and RUNNING
+
+
+def test_a_python_without_packages_submits(bench):
+    """As a login node has it: by slurm/study.sh, with Python -S, which finds none."""
+    study = bench(2, "")
+    python = study.top / "bin" / "bare"
+    python.write_text(f'#!/bin/bash\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    ask = ["bash", "slurm/study.sh", str(study.path), "--logs", str(study.logs), *SURE]
+    variables = os.environ | {"PYTHON": str(python), "PYTHONPATH": str(states.ROOT)}
+    done = subprocess.run(ask, cwd=states.ROOT, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("submitted megatron-tp2-seed") == 2
 
 
 def test_only_failed_leaves_out_what_was_stopped_and_says_so(four, capsys):

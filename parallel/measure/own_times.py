@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from parallel.config.layout import Layout
 from parallel.measure import ranges
-from parallel.measure.slow_ranks import STEPS, Judge, Verdict
+from parallel.measure.rank_judge import Judge
+from parallel.measure.slow_ranks import STEPS, Verdict
 
 
 class OwnTimes:

@@ -22,19 +22,16 @@ stage's only rank is compared with nobody.
 """
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from base.errors import UsageError
 from parallel.record.ends import RUNNING
-from parallel.record.node_rates import spread
 from parallel.record.reader import read_rows, read_run
-from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS, utc_now
+from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS
 
 STEPS, NEED, WINDOWS = 5, 3, 4
 COMPUTE, DATA, LINK = 0.1, 0.1, 0.25  # shares: of computing, of a step, of a step
@@ -73,77 +70,13 @@ class Verdict(NamedTuple):
 def verdict(rows: list[dict[str, Any]]) -> Verdict:
     """What rows of one kind and rank say together."""
     first, last = rows[0]["first_step"], max(row["last_step"] for row in rows)
-    longer = float(np.median([row["longer"] for row in rows]))
+    longer = median(row["longer"] for row in rows)
     n, windows = len(rows), round((last - first + 1) / STEPS)
     of = rows[-1]
     return Verdict(of["kind"], of["rank"], of["node"], longer, n, windows, first, last)
 
 
-class Judge:
-    """Rank 0's memory of a run's windows.
-
-    stages: of each rank its pipeline stage. nodes: of each rank its node's name.
-    """
-
-    def __init__(self, stages: list[int], nodes: list[str]):
-        self.groups = [np.flatnonzero(np.array(stages) == stage) for stage in sorted({*stages})]
-        self.nodes = nodes
-        self.rows: dict[tuple[str, int], deque] = defaultdict(lambda: deque(maxlen=WINDOWS))
-        self.rests: deque[float] = deque(maxlen=40)  # of windows that count against nobody
-
-    def window(self, times: np.ndarray, last: int) -> tuple[list[dict[str, Any]], list[Verdict]]:
-        """Judge the window that ends with step `last`.
-
-        times: seconds (ranks, STEPS, 3): computing, waiting for batches, the whole step.
-
-        Returns the rows of slow_ranks.csv, and what is new: each slow rank is told once.
-        """
-        slow = {("compute", rank): by for rank, *by in self._longer(times, 0, COMPUTE)}
-        slow |= {("data", rank): by for rank, *by in self._longer(times, 1, DATA)}
-        rest = _middle(1 - (times[:, :, 0] + times[:, :, 1]).max(0) / times[0, :, 2])
-        if not slow and len(self.rests) >= ENOUGH:
-            computing = max(1 - rest, 0.1)
-            by = (rest - median(self.rests)) / computing
-            if by > LINK:
-                noise = spread(np.array(self.rests)) / computing
-                slow["link", NOBODY] = [by, noise * NEED**0.5]  # is_slow divides by sqrt(n)
-        if not slow:
-            self.rests.append(rest)
-        rows, new = [], []
-        for (kind, rank), (longer, noise) in slow.items():
-            node = "" if rank == NOBODY else self.nodes[rank]
-            row = {"time_utc": utc_now(), "first_step": last - STEPS + 1, "last_step": last}
-            row |= {"kind": kind, "rank": rank, "node": node}
-            rows.append(row | {"longer": float(longer), "noise": float(noise)})
-            earlier = self.rows[kind, rank]
-            told = is_slow(earlier)
-            earlier.append(rows[-1])
-            if is_slow(earlier) and not told:
-                new.append(verdict(_latest(earlier)))
-        return rows, new
-
-    def _longer(
-        self, times: np.ndarray, which: int, share: float
-    ) -> Iterable[tuple[int, float, float]]:
-        """The ranks whose seconds are too many, by which share, and the share's noise."""
-        for ranks in self.groups:
-            if len(ranks) < 2:
-                continue
-            own = times[ranks, :, which]
-            usual = np.sort(own, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
-            longer = (own - usual) / (times[0, :, 2] if which == 1 else np.maximum(usual, 1e-9))
-            by = _middle(longer)
-            others = 1.4826 * np.median(-by[by <= 0])  # of the faster half
-            for i in np.flatnonzero(by > max(share, SPREADS * others)):
-                yield int(ranks[i]), by[i], spread(longer[i]) / STEPS**0.5
-
-
-def _middle(values: np.ndarray) -> np.ndarray:
-    """The median over steps; np.median takes ten times as long, in every window."""
-    return np.sort(values)[..., STEPS // 2]
-
-
-def _latest(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def latest_windows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that are among the last WINDOWS windows."""
     rows = list(rows)
     return [row for row in rows if row["last_step"] > rows[-1]["last_step"] - WINDOWS * STEPS]
@@ -151,7 +84,7 @@ def _latest(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
     """Whether rows of one kind and rank are a verdict at the last of them."""
-    latest = _latest(rows) if rows else []
+    latest = latest_windows(rows) if rows else []
     longer = sum(row["longer"] for row in latest)
     noise = math.hypot(*(row["noise"] for row in latest))
     return len(latest) >= NEED and longer > SPREADS * noise

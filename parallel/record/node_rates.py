@@ -6,10 +6,10 @@ slow; empty where nothing was.
 """
 
 import math
+from collections.abc import Collection
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from base.errors import UsageError
 from base.files import read_toml
@@ -48,9 +48,10 @@ class Report(NamedTuple):
     lines: list[str]
 
 
-def spread(values: np.ndarray) -> float:
+def spread(values: Collection[float]) -> float:
     """1.4826 median absolute deviations: the standard deviation where values are normal."""
-    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+    middle = median(values)
+    return 1.4826 * float(median(abs(value - middle) for value in values))
 
 
 def expected_flops(path: Path, precision: str) -> tuple[float, float]:
@@ -90,10 +91,10 @@ def report(
             own = [rank for rank in measured if rank.node == node]
             if not own:
                 continue
-            slowest = min(own, key=lambda rank: np.median(rank.rates[measure]))
+            slowest = min(own, key=lambda rank: median(rank.rates[measure]))
             others = [rank.rates[measure] for rank in measured if rank is not slowest]
-            rates = np.array(slowest.rates[measure])
-            row[measure] = float(np.median(rates))
+            rates = slowest.rates[measure]
+            row[measure] = median(rates)
             usual = [of[measure] for of in before if of[measure]]
             less = _less(rates, others, usual, expected if measure == "matmul" else UNKNOWN)
             if less:
@@ -107,7 +108,7 @@ def report(
 
 
 def _less(
-    rates: np.ndarray,
+    rates: list[float],
     others: list[list[float]],
     before: list[float],
     expected: tuple[float, float],
@@ -116,14 +117,15 @@ def _less(
 
     Rounds of ranks are compared one by one: what slows all ranks alike cancels.
     """
-    rate = float(np.median(rates))
+    rate = median(rates)
     comparisons = [(rate / expected[0], expected[1], "the cluster's calibration")]
     if others:
-        ratios = rates / np.median(others, axis=0)
-        comparisons.append((float(np.median(ratios)), spread(ratios), "the others"))
+        usual = map(median, zip(*others, strict=True))
+        ratios = [own / other for own, other in zip(rates, usual, strict=True)]
+        comparisons.append((median(ratios), spread(ratios), "the others"))
     if len(before) >= ENOUGH:
-        usual = float(np.median(before))
-        noise = math.hypot(spread(np.array(before)), spread(rates)) / usual
+        usual = median(before)
+        noise = math.hypot(spread(before), spread(rates)) / usual
         comparisons.append((rate / usual, noise, f"in {len(before)} earlier preflights"))
     return " and ".join(
         f"{1 - ratio:.0%} less than {than}"
