@@ -7,7 +7,6 @@ Slurm has forgotten the job, and the tables of analysis/ read it.
 """
 
 import contextlib
-import fcntl
 import math
 import os
 import re
@@ -28,6 +27,7 @@ from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record import ends, reader, schema
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
+from parallel.record.lock import one_at_a_time
 from slurm.render import ROOT, comment_of, seconds
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
@@ -125,8 +125,7 @@ def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for folder in sorted({logs / study.name for study in studies}):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((folder / ".submit.lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            stack.enter_context(one_at_a_time(folder / ".submit.lock"))
         yield
 
 

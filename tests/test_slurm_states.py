@@ -1,5 +1,6 @@
 """What became of a run: Slurm's columns, the run folder's files and the log, without a Slurm."""
 
+import errno
 import json
 import os
 import re
@@ -16,11 +17,11 @@ from analysis.logs.parsing.endings import find_failure
 from analysis.logs.parsing.logfile import Log
 from base.errors import UsageError
 from parallel.config.study import load_study
-from parallel.record import ends, facts
+from parallel.record import ends, facts, lock
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
-from slurm import cancel, record_end, render, states, status, submit, watch
+from slurm import cancel, nodes, record_end, render, states, status, submit, watch
 from slurm.render import comment_of, planned_text
 from slurm.states import Job, judge, parse
 from tests import fixture_runs
@@ -508,6 +509,41 @@ def test_a_python_without_packages_submits(bench):
     done = subprocess.run(ask, cwd=states.ROOT, env=variables, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("submitted megatron-tp2-seed") == 2
+
+
+@pytest.mark.parametrize("why", [errno.ENOLCK, errno.EBADF])
+def test_submit_and_nodes_work_where_a_file_system_has_no_locks_and_say_so(
+    why, bench, capsys, monkeypatch
+):
+    """EBADF: NFS locks no file that may only be read."""
+
+    def no_locks(*_):
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    study = bench(1, "")
+    assert study(submit, *SURE) == 0 and study(nodes) == 0
+    said = capsys.readouterr()
+    assert "submitted megatron-tp2: job 90001" in said.out
+    assert f"{study.logs}/grid/.submit.lock cannot be locked here ({os.strerror(why)})" in said.err
+
+
+def test_the_lock_of_another_user_is_waited_for_all_the_same(bench, capsys, monkeypatch):
+    study, opened = bench(1, ""), Path.open
+
+    def theirs(path, mode="r", *arguments, **settings):
+        if path.name == ".submit.lock" and mode != "r":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, mode, *arguments, **settings)
+
+    (study.logs / "grid").mkdir(parents=True)
+    (study.logs / "grid" / ".submit.lock").touch()
+    monkeypatch.setattr(Path, "open", theirs)
+    locks = []
+    monkeypatch.setattr(lock.fcntl, "flock", lambda file, how: locks.append((file.name, how)))
+    assert study(submit, *SURE) == 0
+    assert (str(study.logs / "grid" / ".submit.lock"), lock.fcntl.LOCK_EX) in locks
+    assert capsys.readouterr().err == ""
 
 
 def test_only_failed_leaves_out_what_was_stopped_and_says_so(four, capsys):

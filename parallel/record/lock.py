@@ -1,9 +1,13 @@
-"""The lock that leaves a run folder to one writer. Torch-free."""
+"""The lock that leaves a run folder to one writer, and the one that makes commands wait for each
+other. Torch-free."""
 
+import contextlib
 import errno
 import fcntl
+import functools
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,7 +19,38 @@ from parallel.record.reader import read_json_if_whole, read_status
 from parallel.record.schema import LOCK, utc_now
 
 LOCK_WAIT_S = 120.0  # for another host's lock: above the lease of an NFS server, 90 s by default
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a file system may have none
+# A file system may have no locks; NFS has none for a file that may only be read (EBADF).
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Inside the block no other process is in a block of the same file; one that comes later waits.
+
+    Where the file system has no locks, a line says so once and nobody waits.
+
+    Raises:
+        OSError: the file cannot be made, or be read where another user made it.
+    """
+    try:
+        file = path.open("a")
+    except PermissionError:
+        file = path.open()  # another user's, in a shared folder
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            _say_once(
+                f"{path} cannot be locked here ({error.strerror}): run one such command at a time"
+            )
+        yield
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class FolderLock:
