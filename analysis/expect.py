@@ -19,8 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.common.table import Column, Reasons, Table, add_table_flags, by_key, show
 from analysis.logs.fact_flags import add_fact_flags, facts_of
 from analysis.logs.load import load, name_of
@@ -31,9 +29,9 @@ from analysis.logs.record import Record
 from analysis.measured import rank_times, run_table
 from analysis.measured.fairness import changes
 from analysis.measured.run_flags import unheeded
-from analysis.planner import engines, ranking
+from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
-from analysis.planner.runs import row_of
+from analysis.planner.runs import ASSUMED, absent, assumed, priced
 from analysis.planner.space import engine_of
 from analysis.published.published_runs import read_published
 from base.bounds import check_flags
@@ -42,8 +40,7 @@ from base.files import ROOT
 from models.config import name_of as preset_of
 from models.config import preset
 from models.gpus import peak_tflops, usual_gpu
-from parallel.config.axes import EXPERT_AXES, MODEL_AXES, SET_AXES, shown_axes
-from parallel.config.layout_arrays import FAMILIES
+from parallel.config.axes import EXPERT_AXES, SET_AXES, shown_axes
 from parallel.config.settings import RunSpec
 from parallel.record.reader import read_run
 
@@ -51,8 +48,10 @@ FLAGS = "flags"  # the source of a run that is not measured
 # How far what differs puts a row from a run: each doubling of a number, or another word.
 FAR = {"experts": 8.0, "params": 2.0, "gpu_type": 2.0, "precision": 2.0, "seq_len": 1.0}
 FAR |= {"active": 1.0, "gpus": 0.5, "recompute": 0.5, "tp": 0.5, "pp": 0.5, "cp": 0.5}
-FAR |= dict.fromkeys(("vpp", "ep", "etp", "micro_batch", "zero_stage", "engine"), 0.25)
-SPLIT = (*SET_AXES, *EXPERT_AXES, "zero_stage")  # taken over from a row together
+FAR |= dict.fromkeys(("vpp", "ep", "etp", "micro_batch", "global_batch"), 0.25)
+FAR |= dict.fromkeys(("zero_stage", "sequence_parallel", "engine"), 0.25)
+# Taken over from a row together.
+SPLIT = (*SET_AXES, *EXPERT_AXES, "zero_stage", "sequence_parallel")
 SIZE = ("params", "active")
 
 
@@ -64,7 +63,7 @@ def of_flags(facts: dict[str, Any], wanted: str | None) -> Record:
         sizes = preset(wanted, **{name: facts[name] for name in MODEL if name in facts})
         record.model, record.seq_len = sizes.as_dict(), facts.get("seq_len", sizes.max_seq_len)
     state(record, facts, "flag")
-    for name in (*MODEL_AXES, "vpp", *EXPERT_AXES, "zero_stage", "recompute", "micro_batch"):
+    for name in (*SPLIT, "recompute", "micro_batch"):
         if getattr(record, name) is None:
             setattr(record, name, RunSpec.__dataclass_fields__[name].default)
     record.engine = record.engine or engine_of(record.zero_stage, False)
@@ -84,26 +83,10 @@ def cluster_of(record: Record, wanted: str | None) -> Answer[Calibration]:
 
 def prediction(record: Record, where: Answer[Calibration]) -> Answer[dict[str, Any]]:
     """The run's row in a plan; without one, which facts are absent."""
-    ranks = math.prod(getattr(record, axis) or 1 for axis in MODEL_AXES)
-    absent = ["micro_batch", "recompute", "zero_stage"][: 3 - (record.dp == 1)]
-    absent += ["tp", "pp"] if ranks * (record.dp or 0) != record.gpus else []
-    absent = [name for name in absent if getattr(record, name) is None]
-    if where.value is None or absent:
-        return Answer(None, "; ".join(filter(None, [where.why, absent and asked(absent)])))
-    cluster, family = where.value, engines.OTHERS.get((record.engine or "").lower())
-    family = {"family": FAMILIES.index(family)} if family and not cluster.is_host else {}
-    try:
-        x = row_of(record, lambda *by: cluster.columns(*by) | family)
-        if cluster.is_host:
-            cluster.precision(record.precision)
-        if (x.gpus != record.gpus) | (x.global_batch != record.global_batch) | (x.layers % x.pp):
-            raise ValueError("its GPUs, layers or batch cannot be split so")
-        r = ranking.rank(x, cluster, ranking.MARGIN)
-        config = config_of(record).value
-        (row,) = ranking.rows_of(r, np.array([0]), config, record.precision)
-    except ValueError as error:
-        return Answer(None, str(error))
-    return Answer(row | {"fits": len(r.order) > 0, "step_s": row["predicted_s"]})
+    if where.value:
+        return priced(record, where.value)
+    names = absent(record)
+    return Answer(None, "; ".join(filter(None, [where.why, names and asked(names)])))
 
 
 def _size(record: Record) -> dict[str, Any]:
@@ -260,6 +243,7 @@ def report(
         table.rows.insert(len(measured), first)
         table.reasons.insert(len(measured), Reasons("predicted", {}, {}))
         notes.append(f"predicted by {cluster.name} ({cluster.source})")
+        notes += [ASSUMED] if assumed(record) else []
         notes += ranking.width_note([first], cluster) + cluster.network_note(record.gpus)
     else:
         notes.append(f"no prediction: {why}")

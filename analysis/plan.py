@@ -175,16 +175,16 @@ def answer(arguments: argparse.Namespace) -> Table:
     if arguments.scale:
         shown = scale.table(ask, arguments.scale == "weak")
         return replace(shown, notes=[*shown.notes, _of_what(ask)])
-    r, precision = ask.ranked(), ask.settings["precision"]
+    r = ask.ranked()
     if not len(r.order):
         raise UsageError(ranking.nothing_fits(r, ask.config, ask.gpus))
     count = arguments.top or 10
     top = ranking.to_measure(r, count) if arguments.study else r.best[:count]
-    rows = ranking.rows_of(r, top, ask.config, precision)
+    rows = ranking.rows_of(r, top, ask.config, ask.gemms)
     if arguments.study:
         _write_study(arguments.study, rows, ask, arguments.cluster or arguments.gpu_type)
     notes = _notes(ask, r, rows, arguments)
-    return ranking.table(rows, notes, ask.cluster.mfu(1.0, precision).why)
+    return ranking.table(rows, notes, ask.cluster.mfu(1.0, ask.gemms).why)
 
 
 def _notes(
@@ -196,7 +196,7 @@ def _notes(
     attention = "flash" if x.flash[0] else "unfused"
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
-        f" {cluster.gemm_precision(precision)} with {attention} attention",
+        f" {ask.gemms} with {attention} attention",
         *ranking.width_note(rows, cluster),
     ]
     notes += ranking.alike_note(r)
@@ -260,7 +260,7 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
         "steps": STEPS,
         "eval_steps": 0,
     }
-    if ask.cluster.gemm_precision(precision) == "tf32":
+    if ask.gemms == "tf32":
         defaults["tf32"] = True
     known = sorted(load_clusters())
     lines = [

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import expect
+from analysis import expect, tflops
 from analysis.logs.published_csv import read_csv
-from analysis.logs.record import steps_table
+from analysis.logs.record import Record, steps_table
 from analysis.measured.throughput import tflops_per_gpu
-from analysis.planner import ranking
-from analysis.planner.calibration import load_calibration
+from analysis.planner import ranking, runs
+from analysis.planner.calibration import from_data_sheet, load_calibration
 from analysis.planner.space import space
 from analysis.published.published_runs import read_published
 from base.errors import Answer
@@ -175,6 +175,93 @@ def test_facts_that_a_log_leaves_out_are_asked_for():
     unknown = replace(row, model={}, params=None, format="nanoGPT")
     assert len(expect.report(unknown, where, None, 3)[0].rows) == 1
     assert expect.prediction(replace(row, tp=3), where).value is None  # 8 GPUs are no multiple
+
+
+# Lines of three programs whose engines have constants of their own, and what tells them apart.
+PROGRAMS = {
+    "nanotron": "iteration: {i} / 30 | consumed_tokens: 512 | elapsed_time_per_iteration_ms: 1K |"
+    " tokens_per_sec: 56.9K | tokens_per_sec_per_gpu: 3.56K | global_batch_size: 64 |"
+    " lm_loss: 5.3 | model_tflops_per_gpu: 0.01 |\n",
+    "NeMo": "Training epoch 0, iteration {i}/30 | lr: 1e-4 | global_step: {i} |"
+    " reduced_train_loss: 9.1 | train_step_timing in s: 1.0\n",
+    "Megatron-LM": " iteration {i:8d}/      30 | consumed samples: {i:8d} | elapsed time per"
+    " iteration (ms): 1000.0 | learning rate: 1.0E-04 | global batch size: 64 | lm loss: 9.0 |\n",
+}
+FACTS = (
+    "--gpus 16 --tp 4 --pp 1 --dp 4 --micro-batch 1 --global-batch 64 --seq-len 8192 --n-layer 32"
+)
+FACTS += " --hidden 4096 --n-head 32 --n-kv-head 8 --ffn-hidden 14336 --activation swiglu --no-tied"
+FACTS += " --vocab-size 128256 --precision bf16 --recompute none --zero-stage 1"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_log_has_one_price_whoever_asks(program, tmp_path, capsys):
+    log = tmp_path / "job.out"
+    log.write_text("".join(PROGRAMS[program].format(i=i) for i in range(1, 31)))
+    flags = [str(log), *FACTS.split(), "--sequence-parallel"]
+    assert tflops.main([*flags, "--predict", "dgx-h100", "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    rows = table(capsys, *flags, "--cluster", "dgx-h100")
+    (guess,) = (of for of in rows if of["run"] == "predicted")
+    assert row["engine"] == program and row["predicted_s"] == guess["predicted_s"]
+    assert tflops.main([*flags[:-1], "--predict", "dgx-h100"]) == 0
+    said = "sequence parallelism is not stated: predicted without (--sequence-parallel): job"
+    assert said in capsys.readouterr().out
+
+
+def test_engines_of_one_family_cost_the_same_and_others_do_not():
+    """Of a dense Llama on 16 H100: nanotron's host takes longer than NeMo's and Megatron-LM's."""
+    facts = {"gpus": 16, "tp": 4, "pp": 1, "dp": 4, "micro_batch": 1, "global_batch": 64}
+    facts |= {"seq_len": 8192, "precision": "bf16", "recompute": "none", "zero_stage": 1}
+    run = Record("a", "b", model=preset("llama3-8b").as_dict(), sequence_parallel=True, **facts)
+    cluster = load_calibration("dgx-h100")
+    nanotron, nemo, bridge, megatron_lm = (
+        runs.priced(replace(run, engine=name), cluster).value["predicted_s"]
+        for name in ("nanotron", "NeMo", "Megatron-Bridge", "Megatron-LM")
+    )
+    assert nemo == bridge < megatron_lm < nanotron
+
+
+def test_sequence_parallelism_of_a_log_is_in_its_gigabytes():
+    """175B on tp 8 x pp 8 with selective recomputation would not fit 80 GB without."""
+    facts = {"gpus": 64, "tp": 8, "pp": 8, "dp": 1, "micro_batch": 1, "global_batch": 64}
+    facts |= {"seq_len": 2048, "precision": "bf16", "recompute": "selective", "zero_stage": 0}
+    run = Record("a", "b", engine="Megatron-LM", model=preset("175b").as_dict(), **facts)
+    prices = [
+        runs.priced(replace(run, sequence_parallel=shared), from_data_sheet("A100 80GB")).value
+        for shared in (False, True)
+    ]
+    assert [price["memory_gb"] for price in prices] == pytest.approx([82.2, 61.5], abs=0.05)
+    assert [price["fits"] for price in prices] == [False, True]
+
+
+def test_sequence_parallelism_of_a_published_row_is_read(tmp_path):
+    head, row = CSV.splitlines()[:2]
+    text = f"{head},sequence_parallel\n" + "".join(
+        f"{row},{yes}\n" for yes in ("1", "yes", "0", "")
+    )
+    (tmp_path / "t.csv").write_text(text)
+    rows = read_published([tmp_path / "t.csv"]).content
+    assert [row.sequence_parallel for row in rows] == [True, True, False, None]
+    assert expect.differing(rows[0], rows[2]) == {"sequence_parallel": (True, False)}
+
+
+def test_the_batch_is_among_what_differs(published):
+    """Four times the batch at pp 8 has a quarter of the bubble: a gap that no card explains."""
+    row = replace(published[0]["t-1"], pp=8, dp=4, recompute="none", zero_stage=1)
+    run = replace(row, source="mine", global_batch=32, format="Megatron-LM")
+    assert expect.differing(run, row) == {"global_batch": (32, 128)}
+    assert expect.distance({"global_batch": (32, 128)}) == 0.5
+    (cause,) = expect.causes(run, [row], expect.cluster_of(run, None)).rows
+    assert cause["cause"] == "global_batch" and cause["gain"] > 0.2
+
+
+def test_mfu_is_over_the_peak_of_the_format_that_is_priced(capsys):
+    """fp32 on an A100 has 19.5 TFLOP/s, of which two thirds are reached; TF32 has 156."""
+    flags = "--preset 1.7b --gpu-type A100 --gpus 8 --tp 1 --global-batch 64 --micro-batch 4"
+    for precision, peak in (("fp32", 19.5), ("tf32", 156.0)):
+        (row, *_) = table(capsys, *flags.split(), "--precision", precision, "--top", 1)
+        assert row["mfu"] == pytest.approx(row["tflops"] / peak) and row["mfu"] > 0.4
 
 
 def test_what_a_run_of_ours_waited_for_comes_first(tmp_path):

@@ -240,13 +240,15 @@ def test_the_convention_falls_back_and_says_so(record_of):
 
 def test_a_prediction_takes_the_model_of_the_log_or_says_what_it_lacks(record_of):
     settings = ({}, {"group_query_attention": False}, {"num_experts": 8, "moe_router_topk": 2})
-    logs = (megatron(global_batch_size=8, **others) + LINES for others in settings)
+    layout = {"global_batch_size": 8, "recompute_granularity": None}
+    layout |= {"use_distributed_optimizer": True}
+    logs = (megatron(**layout, **others) + LINES for others in settings)
     records = [record_of(text, f"{i}.out") for i, text in enumerate(logs)]
     dense, ungrouped, experts = run_table.of_records(records, predict="dgx-h100").rows
     assert dense["model"]["n_kv_head"] == 8 and "n_kv_head" not in ungrouped["model"]
     assert 0 < dense["predicted_s"] < ungrouped["predicted_s"]
     assert experts["predicted_s"] > ungrouped["predicted_s"]  # a token takes two of the experts
-    dropping = megatron(global_batch_size=8, **settings[2], moe_expert_capacity_factor=1.0) + LINES
+    dropping = megatron(**layout, **settings[2], moe_expert_capacity_factor=1.0) + LINES
     (row,) = run_table.of_records([record_of(dropping, "3.out")], predict="dgx-h100").rows
     assert row["predicted_s"] is None
     assert "no formula has the bytes of" in row["missing"]["predicted_s"]

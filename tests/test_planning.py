@@ -13,7 +13,7 @@ from analysis.logs.record import Record
 from analysis.planner import explain, ranking, scale
 from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration
 from analysis.planner.fitting import telling
-from analysis.planner.runs import predicted_seconds, row_of
+from analysis.planner.runs import priced, row_of
 from analysis.planner.space import space
 from base.errors import Parser, UsageError
 from models.config import PRESETS, GPTConfig, preset
@@ -491,13 +491,14 @@ def test_the_plan_predicts_what_the_parity_table_does():
     r = ranking.rank(x, cluster, 0.06)
     split = f"tp={record.tp},pp={record.pp},micro_batch=2,vpp=1"
     row = explain.why(r, f"{split} zero_stage=0 recompute=none sp=no").row
-    assert r.seconds[row] == pytest.approx(predicted_seconds(record, cluster)[0])
+    assert r.seconds[row] == pytest.approx(priced(record, cluster).value["predicted_s"])
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "qwen3-0.6b", "gpt2-124m"])
 def test_the_model_of_a_log_is_predicted_as_the_models_columns(name):
     config = PRESETS[name]
     facts = {"gpus": 2, "global_batch": 4, "seq_len": config.max_seq_len, "precision": "bf16"}
+    facts |= {"micro_batch": 1, "recompute": "none", "zero_stage": 0, "tp": 1, "pp": 1}
     record = Record("a", "b", model=config.as_dict(), **facts)
     x, y = row_of(record, lambda *_: {}), columns(config)
     names = "layers hidden heads head_dim kv_heads ffn glu untied qk_norm dropout vocab seq".split()
@@ -514,20 +515,28 @@ def test_a_record_with_experts_is_predicted_as_the_plans_layout():
     split = (x.tp == 2) & (x.pp == 4) & (x.vpp == 1) & (x.micro_batch == 1) & (x.ep == 8)
     x = x.take(split & (x.etp == 1) & (x.zero_stage == 1) & (x.recompute == 0))
     facts = {"gpus": 64, "global_batch": 256, "seq_len": 4096, "precision": "bf16", "tp": 2}
-    facts |= {"pp": 4, "ep": 8, "etp": 1, "zero_stage": 1, "engine": "Megatron-LM"}
+    facts |= {
+        "micro_batch": 1,
+        "recompute": "none",
+        "sequence_parallel": True,
+        "pp": 4,
+        "ep": 8,
+        "etp": 1,
+        "zero_stage": 1,
+        "engine": "Megatron-LM",
+    }
     record = Record("a", "b", model=config.as_dict(), **facts)
-    record.facts = {"layout": {"sequence_parallel": True}}
-    record.facts["model"] = {"padded_vocab": config.padded_vocab(2)}
+    record.facts = {"model": {"padded_vocab": config.padded_vocab(2)}}
     (planned,) = cluster.fit.seconds(x, cluster.machine_for(x))
-    seconds = predicted_seconds(record, cluster)[0]
+    seconds = priced(record, cluster).value["predicted_s"]
     assert seconds == pytest.approx(planned)
     record.dispatcher = "deepep"  # a token goes to a node once
-    assert predicted_seconds(record, cluster)[0] < seconds
+    assert priced(record, cluster).value["predicted_s"] < seconds
     record.etp = None  # of Megatron-LM: tp
     assert row_of(record, cluster.columns).etp == 2
     for engine, where in (("NeMo", load_calibration("2-core-cpu")), ("ddp", cluster)):
         record.engine = engine
-        assert predicted_seconds(record, where)[1].endswith(f"not for bf16 of {engine} on None")
+        assert priced(record, where).why.endswith(f"not for bf16 of {engine} on None")
 
 
 def test_more_gpus_than_any_run_had_are_said_and_widen_the_interval():

@@ -11,7 +11,7 @@ from analysis import prune, tflops
 from analysis.logs.load import load
 from analysis.measured import predictions
 from analysis.planner.calibration import load_calibration
-from analysis.planner.runs import predicted_seconds, row_of
+from analysis.planner.runs import priced, row_of
 
 RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
 HERE = ["--predict", "2-core-cpu"]
@@ -41,7 +41,7 @@ def test_fp32_is_predicted_in_tf32_only_where_the_run_asked_for_it():
     for precision, peak in (("fp32", 66.9e12), ("tf32", 494.7e12)):
         asked = replace(record, precision=precision)
         assert h100.machine_for(row_of(asked, h100.columns)).peak == pytest.approx(peak)
-        seconds.append(predicted_seconds(asked, h100)[0])
+        seconds.append(priced(asked, h100).value["predicted_s"])
     assert seconds[0] > seconds[1]
 
 

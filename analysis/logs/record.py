@@ -126,6 +126,7 @@ class Record:
     precision: str | None = None
     recompute: str | None = None
     zero_stage: int | None = None
+    sequence_parallel: bool | None = None  # whether tp ranks share what tp leaves whole
     routing: str | None = None  # of experts: natural, or forced, whatever the router says
     dropped: float | None = None  # share of the tokens' choices that no expert took
     expert_load: float | None = None  # an expert's most tokens over the mean, of the worst layer

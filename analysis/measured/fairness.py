@@ -27,6 +27,7 @@ LAYOUT = (
     "global_batch",
     "seq_len",
 )
+POLICY = ("precision", "recompute", "zero_stage", "sequence_parallel")
 UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
@@ -34,7 +35,7 @@ SPARE = 0.1  # cores that a machine's own services use, and that disturb no run
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 WORDS |= {"gpus": "GPUs", "interval": "iterations per entry"}
 # What decides a step's time, of Record's fields.
-_TIMED = (*LAYOUT, "zero_stage", "precision", "recompute", "interval")
+_TIMED = (*LAYOUT, *POLICY, "interval")
 
 
 def differences(
@@ -279,7 +280,7 @@ def busy(records: list[Record]) -> list[str]:
 
 def configuration(record: Record) -> tuple:
     """What two runs must share to be repeats of each other."""
-    facts = [getattr(record, k) for k in (*LAYOUT, "precision", "recompute", "zero_stage")]
+    facts = [getattr(record, k) for k in (*LAYOUT, *POLICY)]
     return (*facts, record.params, repr(sorted(record.model.items())), named(record))
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from analysis.common.terminal import who
+from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from base.errors import Answer
 
@@ -15,10 +17,11 @@ def of_runs(records: list[Record], cluster: str | None) -> list[Answer[float]]:
     if not cluster:
         return [Answer(None) for _ in records]
     from analysis.planner.calibration import load_calibration  # here: --help needs no planner
-    from analysis.planner.runs import predicted_seconds
+    from analysis.planner.runs import priced
 
     calibration = load_calibration(cluster)
-    return [predicted_seconds(record, calibration) for record in records]
+    answers = [priced(record, calibration) for record in records]
+    return [Answer(row and row["predicted_s"], why) for row, why in answers]
 
 
 def notes_on(
@@ -33,11 +36,15 @@ def notes_on(
     if not cluster:
         return []
     from analysis.planner.calibration import load_calibration
+    from analysis.planner.runs import ASSUMED, assumed
 
     calibrated = load_calibration(cluster)
     lines = [f"predicted, not measured, by {calibrated.name} ({calibrated.source})"]
     if known := [abs(value) for value in errors if value is not None]:
         lines[0] += f"; here MAPE {sum(known) / len(known):.1%}, n = {len(known)}"
+    records = list(records)
+    if names := [name_of(record) for record in records if assumed(record)]:
+        lines.append(f"{ASSUMED}: {who(names, len(records))}")
     others = {record.gpu_type for record in records} - {None, calibrated.processor}
     if calibrated.processor and others:
         lines.append(

@@ -123,7 +123,7 @@ class Calibration:
         """
         if self.is_host:
             if wanted not in (None, "fp32"):
-                raise UsageError(f"{self.name} was measured in fp32 alone: --precision fp32")
+                raise UsageError(f"{self.name} is measured in fp32 alone, not {wanted}")
             return "fp32"
         card = planning_gpu(self.gpu)
         if wanted and lacking([wanted], card.name):
@@ -133,9 +133,9 @@ class Calibration:
             )
         return wanted or ("bf16" if "bf16" in card.peaks else "fp16")
 
-    def mfu(self, tflops: float, precision: str) -> Answer[float]:
-        """`models.gpus.mfu` of the card, in the number format of the plan's GEMMs."""
-        return mfu(tflops, self._card(), self.gemm_precision(precision), DEFAULT_CONVENTION)
+    def mfu(self, tflops: float, gemms: str) -> Answer[float]:
+        """`models.gpus.mfu` of the card; gemms: the number format that they run in."""
+        return mfu(tflops, self._card(), gemms, DEFAULT_CONVENTION)
 
     def gemm_precision(self, precision: str) -> str:
         """The number format of a plan's GEMMs: fp32 is planned as TF32 on a card that has it."""

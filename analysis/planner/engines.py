@@ -4,6 +4,7 @@ They were fitted to published tables, with the constants of each cluster at thei
 family does not state is as in Megatron-LM.
 """
 
+import re
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,15 @@ OURS = {
     "deepspeed_pipe": "deepspeed",
     "fsdp2": "fsdp",
 }
-# Other programs, as their logs' readers call them -> their family.
-OTHERS = {"nemo": "megatron_core", "torchtitan": "fsdp", "nanotron": "nanotron"}
-OTHERS |= {"deepspeed": "deepspeed", "megatron-deepspeed": "deepspeed"}
+# What other programs are called, in logs and in published tables -> their family; the first that
+# matches.
+CALLED = {
+    "nanotron": "nanotron",
+    "internevo": "megatron_core",  # not fitted to its own table
+    "deepspeed": "deepspeed",
+    r"fsdp|torchtitan|llm-foundry": "fsdp",
+    r"nemo|megatron-bridge|\bcore\b|\bTE 2": "megatron_core",
+}
 
 
 def of(x: Columns, name: str) -> Array:
@@ -61,10 +68,16 @@ def of(x: Columns, name: str) -> Array:
     return TABLE[name][x.family]
 
 
+def family_of(engine: str) -> int:
+    """An engine's or another program's place in FAMILIES; Megatron's where none is named."""
+    called = (name for words, name in CALLED.items() if re.search(words, engine, re.IGNORECASE))
+    return FAMILIES.index(OURS.get(engine) or next(called, "megatron"))
+
+
 def families(engines: Any) -> Array:
-    """The families of engines of this repository by name, one or many, as `Columns` has them."""
+    """`family_of` of one name or of many."""
     names = np.atleast_1d(engines)
-    family = np.full(names.shape, FAMILIES.index("megatron"))
-    for name, its in OURS.items():
-        family[names == name] = FAMILIES.index(its)
+    family = np.zeros(names.shape, np.int64)
+    for name in set(names.tolist()):
+        family[names == name] = family_of(name)
     return family

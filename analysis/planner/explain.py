@@ -62,7 +62,7 @@ def seconds_of(r: Ranking, i: int) -> dict[str, float]:
     """Seconds of a row by term; compute is split into kernels and messages between tp and cp
     ranks."""
     terms = {name: float(values[i]) for name, values in r.terms.items()}
-    messages = message_seconds(r.x.take([i]), r.cluster)
+    messages = message_seconds(r, [i])
     messages = {name: values.item() for name, values in messages.items()}
     return {"kernels": terms.pop("compute") - sum(messages.values())} | messages | terms
 

@@ -44,24 +44,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flash", action=argparse.BooleanOptionalAction, help=flash)
 
 
-def crowd(x: Columns, cluster: Calibration) -> np.ndarray:
-    """Ranks per core, (n,): more than 1 only on a host CPU, whose cores count as its GPUs."""
-    if not cluster.is_host:
-        return np.ones(len(x))
-    return np.maximum(1.0, x.gpus / cluster.gpus_per_node)
-
-
 class Ranking(NamedTuple):
     """Layouts on a cluster, each predicted once; arrays are (n,).
 
-    terms: seconds by term of a step, and their sum; used: peak bytes of the fullest rank; limit:
-    usable bytes. order: the rows that fit, the fastest first. best: those of `order` that nothing
+    crowd: ranks per core, more than 1 only on a host CPU, whose cores count as its GPUs. terms:
+    seconds by term of a step, and their sum; used: peak bytes of the fullest rank; limit: usable
+    bytes. order: the rows that fit, the fastest first. best: those of `order` that nothing
     beats in time and in memory that differs in the recompute policy (a stage of one layer computes
     again all it holds) or in whether cp or dp cuts the same tokens of a rank.
     """
 
     x: Columns
     cluster: Calibration
+    crowd: np.ndarray
     terms: dict[str, np.ndarray]
     seconds: np.ndarray
     used: np.ndarray
@@ -70,11 +65,16 @@ class Ranking(NamedTuple):
     best: np.ndarray
 
 
-def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
-    """Predict every layout, and put those that fit in order of time."""
-    machine, ranks_per_core = cluster.machine_for(x), crowd(x, cluster)
+def rank(
+    x: Columns, cluster: Calibration, margin: float, threads_per_core: float | None = None
+) -> Ranking:
+    """Predict every layout, and put those that fit in order of time. threads_per_core: of runs on a
+    host CPU; without it each rank has one thread."""
+    machine, crowd = cluster.machine_for(x), np.ones(len(x))
+    if cluster.is_host:
+        crowd = np.maximum(crowd, threads_per_core or x.gpus / cluster.gpus_per_node)
     terms = timemodel.terms(x, machine, cluster.fit.constants)
-    terms = {name: np.broadcast_to(s, (len(x),)) * ranks_per_core for name, s in terms.items()}
+    terms = {name: np.broadcast_to(s, (len(x),)) * crowd for name, s in terms.items()}
     seconds = sum(terms.values())
     used, limit = memory.peak(x, cluster.memory), memory.usable(cluster.gpu_memory_gb, margin)
     if cluster.is_host:  # whose memory its ranks share
@@ -90,7 +90,7 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
         if used[i] < least.get(split, np.inf):
             least[split] = used[i]
             best.append(i)
-    return Ranking(x, cluster, terms, seconds, used, limit, order, np.array(best, int))
+    return Ranking(x, cluster, crowd, terms, seconds, used, limit, order, np.array(best, int))
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,22 @@ class Question:
     settings: dict[str, Any]
     margin: float
 
+    @property
+    def gemms(self) -> str:
+        """The number format that the plan's GEMMs run in."""
+        return self.cluster.gemm_precision(self.settings["precision"])
+
     def ranked(self) -> Ranking:
         """Every layout. Raises: UsageError: none is possible."""
         x = space(self.config, self.cluster, self.gpus, self.global_batch, **self.settings)
         return rank(x, self.cluster, self.margin)
 
 
-def message_seconds(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
-    """Seconds of a step's messages between tp, cp and ep ranks, which its term `compute` holds,
-    (n,)."""
-    machine, c = cluster.machine_for(x), cluster.fit.constants
-    layers = x.n_micro * x.layers / x.pp * crowd(x, cluster)
+def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.ndarray]:
+    """Seconds of a step's messages between tp, cp and ep ranks, which its term `compute` holds, of
+    the chosen rows, (n,)."""
+    x, machine, c = r.x.take(chosen), r.cluster.machine_for(r.x), r.cluster.fit.constants
+    layers = x.n_micro * x.layers / x.pp * r.crowd[chosen]
     return {
         "tensor parallel": layers * timemodel.tensor_parallel(x, machine, c),
         "context parallel": layers * timemodel.context_parallel(x, machine, c),
@@ -168,14 +173,12 @@ def nothing_fits(r: Ranking, config: GPTConfig, gpus: int) -> str:
     )
 
 
-def rows_of(
-    r: Ranking, chosen: np.ndarray, config: GPTConfig, precision: str
-) -> list[dict[str, Any]]:
-    """What is printed of the chosen layouts."""
+def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> list[dict[str, Any]]:
+    """What is printed of the chosen layouts; gemms: the number format that GEMMs run in."""
     x, used = r.x.take(chosen), r.used[chosen]
     seconds, terms = r.seconds[chosen], {name: s[chosen] for name, s in r.terms.items()}
     low, high = r.cluster.fit.interval(seconds, x, r.cluster.machine_for(x))
-    sent = sum(message_seconds(x, r.cluster).values())
+    sent = sum(message_seconds(r, chosen).values())
     sent = sent + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
     allocated = memory.allocated(x) / memory.GB
     cut = np.stack(memory.stage_layers(x), axis=1).astype(int).tolist()
@@ -197,7 +200,7 @@ def rows_of(
             "low_s": float(low[i]),
             "high_s": float(high[i]),
             "tflops": tflops,
-            "mfu": r.cluster.mfu(tflops, precision).value,
+            "mfu": r.cluster.mfu(tflops, gemms).value,
             "tokens_per_s": tokens / t,
             "allocated_gb": float(allocated[i]) if np.isfinite(allocated[i]) else None,
             "memory_gb": float(used[i] / memory.GB),

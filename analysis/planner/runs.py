@@ -12,6 +12,7 @@ from analysis.logs.load import load, name_of
 from analysis.logs.model import asked, config_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
+from analysis.planner import ranking
 from analysis.planner.calibration import Calibration
 from base.errors import Answer, UsageError
 from parallel.config import memory
@@ -19,7 +20,18 @@ from parallel.config.axes import AXES, MODEL_AXES, UNEVEN
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
 from parallel.config.layout_arrays import Columns, columns
 
+ASSUMED = "sequence parallelism is not stated: predicted without (--sequence-parallel)"
 Place = Callable[[Any, Any, Any], dict[str, Any]]
+
+
+def absent(record: Record) -> list[str]:
+    """The facts beside the model's sizes that a prediction needs and that a run does not state."""
+    ranks = math.prod(getattr(record, axis) or 1 for axis in MODEL_AXES)
+    names = ["gpus", "global_batch", "seq_len", "precision", "micro_batch", "recompute"]
+    names += [] if record.dp == 1 else ["zero_stage"]
+    names += ["tp", "pp"] if ranks * (record.dp or 0) != record.gpus else []
+    heads = [] if "n_head" in record.model else ["n_head"]
+    return heads + [name for name in names if getattr(record, name) is None]
 
 
 def row_of(record: Record, place: Place) -> Columns:
@@ -30,17 +42,13 @@ def row_of(record: Record, place: Place) -> Columns:
         ValueError: a fact that the model needs is not in the log.
     """
     config, why = config_of(record)
-    if config is None:
-        raise ValueError(why)
-    absent = [k for k in ("gpus", "global_batch", "seq_len", "precision") if not getattr(record, k)]
-    if "n_head" not in record.model:
-        absent.insert(0, "n_head")
-    if absent:
-        raise ValueError(asked(absent))
+    if config is None or absent(record):
+        facts = asked(absent(record)) if absent(record) else ""
+        raise ValueError("; ".join(filter(None, [why, facts])))
     split = {axis: getattr(record, axis) or 1 for axis in AXES}
     ranks = math.prod(split[axis] for axis in MODEL_AXES)
     dp = split["dp"] = record.dp or max(1, record.gpus // ranks)
-    micro, precision = record.micro_batch or 1, record.precision
+    micro, precision = record.micro_batch, record.precision
     engine = (record.engine or "").lower()
     if config.parts and engine in ("megatron-lm", "nemo"):  # what they run is megatron-core's
         engine = "megatron"
@@ -52,8 +60,8 @@ def row_of(record: Record, place: Place) -> Columns:
         "micro_batch": micro,
         "n_micro": max(1, round(record.global_batch / micro / dp)),
         "zero_stage": record.zero_stage or 0,
-        "recompute": RECOMPUTE.index(record.recompute or "none"),
-        "sequence_parallel": bool(layout.get("sequence_parallel")),
+        "recompute": RECOMPUTE.index(record.recompute),
+        "sequence_parallel": bool(record.sequence_parallel),
         "offload": OFFLOAD.index(layout.get("offload") or "none"),
         "width": width,
         "grad_width": 4 if precision in ("bf16", "fp8") else width,
@@ -76,25 +84,39 @@ def row_of(record: Record, place: Place) -> Columns:
     return x
 
 
-def crowding(record: Record) -> float:
-    """Ranks' threads per core where there are more of them than cores, else 1."""
+def threads_per_core(record: Record) -> float | None:
+    """Threads of the ranks for each core of the run's host; None on GPUs and where no log says."""
     host, spec = record.facts.get("host") or {}, record.facts.get("spec") or {}
     ranks = host.get("ranks_per_node") or record.gpus or 1
     if host.get("gpu") or not host.get("cores"):
-        return 1.0
-    return max(1.0, ranks * (spec.get("threads") or 1) / host["cores"])
+        return None
+    return ranks * (spec.get("threads") or 1) / host["cores"]
 
 
-def predicted_seconds(record: Record, calibration: Calibration) -> Answer[float]:
-    """Seconds per step on a cluster; without them, which of the facts is absent."""
+def assumed(record: Record) -> bool:
+    """Whether ASSUMED is true of a run."""
+    matters = (record.tp or 1) > 1 and not absent(record)
+    return matters and record.sequence_parallel is None
+
+
+def priced(record: Record, cluster: Calibration) -> Answer[dict[str, Any]]:
+    """A run's row in a plan of the cluster, with `fits`; without one, which of the facts are
+    absent, or why it cannot be split so."""
     try:
-        x = row_of(record, calibration.columns)
+        x = row_of(record, cluster.columns)
+        cluster.precision(record.precision)
+        if (
+            (x.gpus != record.gpus)
+            | (x.global_batch != record.global_batch)
+            | (x.pp > x.layers + 2)
+        ):
+            raise ValueError("its GPUs, layers or batch cannot be split so")
+        r = ranking.rank(x, cluster, ranking.MARGIN, threads_per_core(record))
+        config = config_of(record).value
+        (row,) = ranking.rows_of(r, np.array([0]), config, record.precision)
     except ValueError as error:
         return Answer(None, str(error))
-    if calibration.is_host and x.width[0] != 4:
-        return Answer(None, f"{calibration.name} is measured in fp32 alone, not {record.precision}")
-    seconds = calibration.fit.seconds(x, calibration.machine_for(x))[0]
-    return Answer(float(seconds) * (crowding(record) if calibration.is_host else 1.0))
+    return Answer(row | {"fits": len(r.order) > 0, "step_s": row["predicted_s"]})
 
 
 @dataclass
@@ -121,7 +143,14 @@ def read_runs(paths: list[Path], place: Place) -> Runs:
         try:
             if time is None or not time.step_s > 0:
                 raise ValueError("no steady step time")
-            runs.append((name, row_of(record, place), time.step_s, crowding(record)))
+            runs.append(
+                (
+                    name,
+                    row_of(record, place),
+                    time.step_s,
+                    max(1.0, threads_per_core(record) or 1.0),
+                )
+            )
         except ValueError as error:
             left_out.append(f"{name}: {error}")
     if not runs:

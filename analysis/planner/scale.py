@@ -22,7 +22,7 @@ def table(ask: Question, weak: bool) -> Table:
     Raises:
         UsageError: fewer than two counts have a layout that fits.
     """
-    cluster, precision = ask.cluster, ask.settings["precision"]
+    cluster = ask.cluster
     rankings, rows, end = [], [], ""
     while not end:
         gpus, batch = ask.gpus, ask.global_batch
@@ -33,7 +33,7 @@ def table(ask: Question, weak: bool) -> Table:
             end = f"{gpus} GPUs: {error}"
         if not end:
             rankings.insert(0, r)
-            (row,) = ranking.rows_of(r, r.best[:1], ask.config, precision)
+            (row,) = ranking.rows_of(r, r.best[:1], ask.config, ask.gemms)
             rows.insert(0, row | {"per_gpu": row["tokens_per_s"] / row["gpus"]})
             end = "the GPUs or their batch are odd" if gpus % 2 or weak and batch % 2 else ""
         ask = replace(ask, gpus=gpus // 2, global_batch=batch // 2 if weak else batch)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.logs.published_csv import Row, read_csv
+from analysis.planner.engines import family_of
 from analysis.planner.timemodel import Machine, machine_of
 from base.errors import UsageError
 from models.config import Experts, GPTConfig, LatentAttention, SlidingWindow
@@ -140,7 +141,7 @@ def _settings(row: Row) -> Settings:
     split = _split(row)
     engine, pp = row.text("engine"), split["pp"]
     zero = row.number("zero_stage")
-    family = FAMILIES[_family(engine)]
+    family = FAMILIES[family_of(engine)]
     recipe = bool(re.search(r"nemo|megatron-bridge", engine, re.IGNORECASE))  # of NVIDIA's
     sequence_parallel = _yes(row, "sequence_parallel")
     if zero is None and "Megatron-DeepSpeed" in engine:
@@ -247,7 +248,7 @@ def _of_megatron(row: Row, values: dict[str, Any]) -> dict[str, Any]:
     head = latent * _latent(row, ("qk_head_dim", "qk_nope"))
     head = head or row.number("kv_channels") or (has_experts(row) and row.number("head_dim"))
     settings["head_dim"] = head or values["hidden"] / values["heads"]
-    core = FAMILIES[_family(engine)] == "megatron_core" and "InternEvo" not in engine
+    core = FAMILIES[family_of(engine)] == "megatron_core" and "InternEvo" not in engine
     transformer_engine = row.text("transformer_impl") != "local"
     ampere = planning_gpu(row.text("gpu_type")).name.startswith("A100")
     # PyTorch's cuBLAS takes 32 MiB in forward and in backward, 8 on Ampere where it may differ from
@@ -285,22 +286,6 @@ def _of_megatron(row: Row, values: dict[str, Any]) -> dict[str, Any]:
         "workspaces": round(workspaces),
         "te_loss": "_cef" in row.text("table"),  # a case of SimuMax with the loss fused
     }
-
-
-# What a published engine is called -> its family; the first that matches.
-_CALLED = {
-    "nanotron": "nanotron",
-    "internevo": "megatron_core",  # not fitted to its own table
-    "deepspeed": "deepspeed",
-    r"fsdp|torchtitan|llm-foundry": "fsdp",
-    r"nemo|megatron-bridge|\bcore\b|\bTE 2": "megatron_core",
-}
-
-
-def _family(engine: str) -> int:
-    """The family's place in FAMILIES; Megatron's where none is named."""
-    families = (name for words, name in _CALLED.items() if re.search(words, engine, re.IGNORECASE))
-    return FAMILIES.index(next(families, "megatron"))
 
 
 def _gpus(row: Row) -> float | None:

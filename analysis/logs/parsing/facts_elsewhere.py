@@ -123,7 +123,15 @@ def from_name(name: str) -> dict[str, Any]:
 # Record's fields that run.json's table of that name states under the same name.
 _STATED = {
     "spec": ("engine", "seq_len"),
-    "layout": (*AXES, *EXPERT_AXES, "micro_batch", "global_batch", "zero_stage", "recompute"),
+    "layout": (
+        *AXES,
+        *EXPERT_AXES,
+        "micro_batch",
+        "global_batch",
+        "zero_stage",
+        "recompute",
+        "sequence_parallel",
+    ),
 }
 
 

@@ -41,6 +41,7 @@ SETTINGS = {
     "global_batch": Fact(_COUNT, "sequences per optimizer step, all ranks"),
     "seq_len": Fact(_COUNT, "tokens per sequence"),
     "zero_stage": Fact(Count(0, 3), "ZeRO stage"),
+    "sequence_parallel": Fact(bool, "tp ranks share the sequences where tp leaves them whole"),
     "planned_steps": Fact(_COUNT, "optimizer steps that the run was to take"),
     "params": Fact(_AMOUNT, "parameters of the model"),
     "precision": Fact(Words(("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")), "what it trained in"),
@@ -122,6 +123,7 @@ _DTYPES = {
     r"(torch\.)?float16|torch\.half|16-mixed": "fp16",
     r"torch\.float|(torch\.)?float32": "fp32",
 }
+_SHARED = {r"true|yes|1(\.0)?|reduce_scatter": True, r"false|no|0(\.0)?|all_reduce": False}
 # Hugging Face's gated ones, and those without a gate.
 _ACTIVATIONS = {".*glu|silu|swish": "swiglu", "(gelu|relu|squared).*": "gelu"}
 _POSITIONS = {"(rope|rotary).*": "rope", "learned.*": "learned"}
@@ -135,6 +137,7 @@ _RULES = (
     _Rule("recompute", _GRANULARITY, {"selective": "selective", _SAID: "full"}),
     _Rule("recompute", _CHECKPOINT, {_SAID: "full"}),
     _Rule("recompute", f"{_GRANULARITY} {_CHECKPOINT}", {".+": "none"}),
+    _Rule("sequence_parallel", "sequence_parallel tp_mode", _SHARED),  # tp_mode: nanotron's
     _Rule("activation", "swiglu gated_linear_unit", {"true": "swiglu"}),
     _Rule("activation", "mlp_type", {"llama": "swiglu"}),
     _Rule("activation", "activation hidden_act activation_function", _ACTIVATIONS),
@@ -182,7 +185,7 @@ def _setting() -> re.Pattern[bytes]:
 # On a command line these have no value.
 _SWITCH = re.compile(
     rb"--(swiglu|untie-embeddings-and-output-weights|group-query-attention|disable-bias-linear"
-    rb"|multi-latent-attention|no-weight-tying|moe-router-force-load-balancing)(?=[\s\\'\",]|\Z)"
+    rb"|multi-latent-attention|no-weight-tying|moe-router-force-load-balancing|sequence-parallel)(?=[\s\\'\",]|\Z)"
 )
 _CARD = re.compile(
     rb"(?:CUDA capacity: |\bGPU \d{1,3}: |\[GPU\] )((?:NVIDIA|AMD|Tesla) ?[\w .-]{1,40}?)"

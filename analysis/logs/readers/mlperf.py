@@ -49,7 +49,7 @@ _COUNTED = ("block_stop", "eval_start", "eval_stop", "eval_accuracy", "run_stop"
 _LOSSES = ("train_loss", "eval_loss")
 # Of an argument dump; the batch and the steps there are of one GPU, or a limit.
 _SETTINGS = (*SET_AXES, *EXPERT_AXES, "routing", "dropped", "dispatcher")
-_SETTINGS += ("micro_batch", "seq_len", "precision", "recompute")
+_SETTINGS += ("micro_batch", "seq_len", "precision", "recompute", "sequence_parallel")
 # `train_step_timing in s`, `train_step_time_ms`, `iteration_time`, `time_per_step (s)`
 _STEP_TIME = re.compile(
     r"(?:(?:avg|average|mean|median|train|training)[ _]){0,2}"

@@ -7,11 +7,13 @@ import re
 
 from analysis.logs.parsing.fields import labelled, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 
 _ITERATION = re.compile(
     word(b"iteration:") + rb" (?P<iteration>\d{1,9}) / (?P<planned>\d{1,9}) ?\|"
 )
+_MODE = re.compile(rb"\btp_mode=<TensorParallelLinearMode\.(\w{1,40})")
 _FIELDS = {
     "ms": labelled(rb"(?:elapsed_)?time_per_iteration_ms"),
     "loss": labelled(rb"lm_loss"),
@@ -24,6 +26,8 @@ _FIELDS = {
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
+    for mode in _MODE.findall(header)[-1:]:
+        state(record, {"sequence_parallel": mode == b"REDUCE_SCATTER"}, "log")
     if record.seq_len:
         columns["samples_per_s"] = columns["tokens_per_s"] / record.seq_len
     record.notes.append("numbers are printed with three digits")

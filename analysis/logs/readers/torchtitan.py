@@ -136,6 +136,7 @@ def _mesh(header: bytes) -> dict[str, int | None]:
     shard = sizes.get("dp_shard", 1)
     sizes.setdefault("dp_replicate", sizes.pop("dp", 1))
     facts = {"tp": sizes.get("tp", 1), "pp": sizes.get("pp", 1), "cp": sizes.get("cp")}
+    facts["sequence_parallel"] = facts["tp"] > 1  # its norms are always so
     facts |= {axis: sizes[axis] for axis in EXPERT_AXES if axis in sizes}
     if shard > 0:
         facts["dp"] = sizes["dp_replicate"] * shard
