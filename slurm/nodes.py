@@ -39,7 +39,7 @@ _CLOSED = ("down", "dr", "fail", "unk", "inval")  # how the states of nodes that
 
 
 class Change(NamedTuple):
-    """A line of nodes.csv. Evidence against a node is known by its time."""
+    """A line of nodes.csv. Evidence against a node is known by its time, or by its words."""
 
     time_utc: str
     node: str
@@ -79,6 +79,12 @@ def suspects(changes: Iterable[Change]) -> dict[str, Change]:
         elif change.change in (FORGIVEN, EXPIRED):
             suspected.pop(change.node, None)
     return suspected
+
+
+def _marks(change: Change) -> set[tuple[str, str]]:
+    """What tells evidence from other evidence: a slow rank's words grow with the run, and a log has
+    another time where it was copied."""
+    return {(change.node, change.time_utc), (change.node, change.why)}
 
 
 def _days(study: Study) -> int:
@@ -126,8 +132,9 @@ def _lost_nodes(folder: Path) -> Iterator[Change]:
         if died and not lists:
             lists = _ONLY_NODE.findall(states.tail(folder / f"{attempt}.job"))
         ended = datetime.fromtimestamp((folder / name).stat().st_mtime, UTC).isoformat()
+        why = f"job {attempt.replace('.restart', ', restart ')} of {folder.name} lost it"
         for node in sorted({node for text in lists for node in hostnames(text)}):
-            yield Change(ended, node, SUSPECTED, f"job {job} of {folder.name} lost it")
+            yield Change(ended, node, SUSPECTED, why)
 
 
 # --- what is left out ----------------------------------------------------------------------------
@@ -194,11 +201,11 @@ def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> list[str]:
         changes, days = read_changes(logs / study.name), _days(study)
     except UsageError as error:
         return [f"{error}: until it is mended, or moved away, no node is left out"]
-    known, found = {(change.node, change.time_utc) for change in changes}, evidence(study, logs)
+    known, found = set().union(*map(_marks, changes)), evidence(study, logs)
     new = [
         change
         for change in sorted(found.content)
-        if (change.node, change.time_utc) not in known and change.age_days < days
+        if not known & _marks(change) and change.age_days < days
     ]
     for node, change in suspects([*changes, *new]).items():
         if change.age_days >= days:

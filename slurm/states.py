@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -141,7 +142,8 @@ def slurm(command: list[str], text: str = "") -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{command[0]}: {error}") from error
     if done.returncode:
-        raise UsageError(f"{command[0]}: {' '.join(done.stderr.split())}")
+        words = " ".join(done.stderr.split()).replace(f"{command[0]}: ", "")  # before each line
+        raise UsageError(f"{command[0]}: {words}")
     return done.stdout
 
 
@@ -170,8 +172,9 @@ def ask_slurm() -> dict[int, Job]:
     try:
         queue = slurm(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
     except UsageError as error:
-        hint = "python -m tests.tools.testbed up starts one here"
-        raise UsageError(f"no Slurm answers ({error}; {hint})") from error
+        hint = "; python -m tests.tools.testbed up starts one here"
+        hint = "" if shutil.which("squeue") else hint
+        raise UsageError(f"no Slurm answers ({error}{hint})") from error
     accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
     jobs = parse(accounts or "")
     for job in parse(queue).values():  # squeue is the fresher

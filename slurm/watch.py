@@ -289,6 +289,7 @@ class Watch:
             print("\n".join(["", f"{study.name}:", *status.table(rows)]))
             for row in (row for row in rows if row.state == "missing"):
                 why = self.told.get(f"{study.name}/{row.run}", row.line)
+                why = why.removeprefix("not submitted: ")
                 print(printable(f"{row.run} was not submitted: {why}"))
             hours = self.hours(study)
             line = f"{hours.used:.3f} {cluster_of(study).hours} used, {hours.lost:.3f} of them lost"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -93,6 +94,8 @@ def test_a_node_that_a_job_lost_is_suspected_and_forgiven_once(study, cluster, t
     nodes.update(study, logs, [])
     nodes.forgive(logs / "grid", ["node3"])
     nodes.update(study, logs, [])
+    os.utime(folder / "7.out", (now := time.time() + 9, now))  # a copy, or a line behind the end
+    nodes.update(study, logs, [])
     kinds = [change.change for change in nodes.read_changes(logs / "grid")]
     assert kinds == ["suspected", "forgiven"]
     assert left_out(study, logs, SMALL) == []
@@ -118,6 +121,10 @@ def test_a_restarted_job_remembers_the_node_that_it_lost(study, cluster, tmp_pat
     folder.mkdir()
     (folder / "7.out").write_text("srun: error: Node failure on node1\n")
     (folder / "7.restart1.out").write_text("training\n")
+    nodes.update(study, tmp_path / "logs", [])
+    assert left_out(study, tmp_path / "logs", SMALL) == ["node1"]
+    nodes.forgive(tmp_path / "logs/grid", ["node1"])
+    (folder / "7.restart1.out").write_text("srun: error: Node failure on node1\n")  # again
     nodes.update(study, tmp_path / "logs", [])
     assert left_out(study, tmp_path / "logs", SMALL) == ["node1"]
 

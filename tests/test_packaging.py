@@ -1,6 +1,7 @@
 """Exact versions stand in constraints.txt alone, and inside the ranges of setup.py."""
 
 import runpy
+import subprocess
 
 import pytest
 from packaging.requirements import Requirement
@@ -33,6 +34,17 @@ def test_every_package_has_one_exact_version_inside_its_range(said, python):
     for name, version in exact.items():
         assert version in wanted[name].specifier, name
         assert not any(part.operator == "==" for part in wanted[name].specifier), name
+
+
+def test_what_studies_and_runs_leave_keeps_a_clone_clean():
+    studies = {path.stem for path in (ROOT / "slurm").rglob("*.toml")} | {"first", "runs"}
+    left = [f"logs/{name}/{file}" for name in studies for file in ("ddp/run.json", "study.html")]
+    ask = ["git", "check-ignore", "--no-index", *left]
+    done = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True)
+    assert set(left) - set(done.stdout.split()) == set(), done.stderr
+    committed = ["logs/2-core-cpu/parity/ddp/run.json", "logs/published/new.csv"]
+    done = subprocess.run([*ask[:3], *committed], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == ""
 
 
 def test_every_folder_of_code_is_installed(said):

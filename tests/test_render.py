@@ -208,9 +208,7 @@ def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none
         ("torchrun", "--nproc_per_node=4", "--nproc-per-node"),
     ],
 )
-def test_an_option_of_a_cluster_that_contradicts_a_jobs_own_is_refused(
-    tmp_path, key, option, own
-):
+def test_an_option_of_a_cluster_that_contradicts_a_jobs_own_is_refused(tmp_path, key, option, own):
     study = study_on(tmp_path, **{key: [option]}, partition="mine")
     with pytest.raises(UsageError) as refused:
         job_of(study, "ddp")

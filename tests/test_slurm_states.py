@@ -699,6 +699,22 @@ def test_above_the_budget_or_where_every_run_misses_something_nothing_is_submitt
     assert not four.noted("sent")
 
 
+def test_slurms_refusal_is_told_once_and_an_outage_asks_for_no_test_cluster(four, capsys):
+    tools = four.top / "bin"
+    (tools / "sbatch").write_text(
+        "#!/bin/bash\nprintf 'sbatch: error: A\\nsbatch: error: B\\n' >&2; exit 1\n"
+    )
+    assert four(submit, *SURE) == 2
+    told = capsys.readouterr().err
+    assert told.endswith(f"{NAME}2: sbatch: error: A error: B\n") and told.count("\n") == 1
+    (tools / "squeue").write_text(
+        "#!/bin/bash\necho 'slurm_load_jobs error: Timed out' >&2; exit 1\n"
+    )
+    assert four(submit, *SURE) == 2
+    told = capsys.readouterr().err
+    assert told == "slurm.submit: no Slurm answers (squeue: slurm_load_jobs error: Timed out)\n"
+
+
 def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     path = study_file(tmp_path / "one.toml", "[[run]]\n")
@@ -707,6 +723,7 @@ def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monk
     assert study(status) == 0
     printed = capsys.readouterr()
     assert "no Slurm answers" in printed.err and "unknown" in printed.out
+    assert "testbed up starts one here" in printed.err
     assert study(submit) == 2
     assert testbed.main(["up", "--folder", str(tmp_path / "c")]) == 2
     assert "apt-get install munge slurm-wlm" in capsys.readouterr().err

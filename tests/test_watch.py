@@ -290,6 +290,7 @@ def test_it_never_asks_for_more_than_the_budget(cluster, watched, tmp_path, caps
     assert len(cluster.jobs) == 3
     out = capsys.readouterr().out
     assert "it may cost 2.00 rank-hours, and 3.00 of 4.5 are used or asked for" in out
+    assert "submitted: not submitted" not in out and " was not submitted: it may cost 2.00" in out
     assert "3.000 rank-hours used, 1.000 of them lost" in out
     assert watched(flags=["--budget-gpu-hours", "5"]) == 1 and len(cluster.jobs) == 4
 
