@@ -253,20 +253,26 @@ def main(argv: list[str] | None = None) -> int:
     parser = study_parser("slurm.nodes", __doc__)
     parser.add_argument("--forgive", nargs="+", metavar="NODE", help="use these nodes again")
     arguments = parser.parse_args(argv)
-    jobs, logs = states.ask_slurm(), ROOT / arguments.logs
+    jobs, logs, status = states.ask_slurm(), ROOT / arguments.logs, 0
     for study in each(load_studies(arguments)):
-        with states.locked([study], logs):
-            if arguments.forgive:
-                forgive(logs / study.name, arguments.forgive)
-            warn("slurm.nodes", *update(study, logs, states.rows(study, logs, jobs)))
-        suspected, days = suspects(read_changes(logs / study.name)), _days(study)
+        try:
+            with states.locked([study], logs):
+                if arguments.forgive:
+                    forgive(logs / study.name, arguments.forgive)
+                left_out = update(study, logs, states.rows(study, logs, jobs))
+            suspected, days = suspects(read_changes(logs / study.name)), _days(study)
+        except UsageError as error:  # the other studies are looked at all the same
+            warn("slurm.nodes", error)
+            status = 2
+            continue
+        warn("slurm.nodes", *left_out)
         for of in suspected.values():
             print(printable(f"{of.node}  for {of.age_days:.1f} of {days} days  {of.why}"))
         if not suspected:
             print("no node is suspected")
         elif not any(ask_of(study, run).leave_out_nodes for run in study.runs):
             print("none is left out: leave_out_nodes is not set in [slurm]")
-    return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -58,21 +58,22 @@ def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list
 
 
 def submit(study: Study, name: str, logs: Path) -> int:
-    """Submit a run. Its job. Raises: UsageError: sbatch refuses it."""
+    """Submit a run. Its job. Raises: UsageError: sbatch refuses it, or its folder cannot be made
+    or written."""
     folder = ROOT / logs / study.name / name
-    folder.mkdir(parents=True, exist_ok=True)
     left_out = nodes.option(study, ROOT / logs, name)
     command = ["sbatch", "--parsable", f"--chdir={ROOT}", *left_out]
     account = os.environ.get("SLURM_JOB_ACCOUNT")  # of sbatch --account NAME slurm/*.slurm
     if account and not cluster_of(study).account and "SBATCH_ACCOUNT" not in os.environ:
         command.append(f"--account={account}")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         job = int(states.slurm(command, script(study, name, logs)).split(";")[0])
-    except UsageError as error:
+        (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
+    except (UsageError, OSError) as error:
         raise UsageError(f"{name}: {error}") from error
     for text in left_out:
         print(f"job {job}: {text}")
-    (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
     return job
 
 

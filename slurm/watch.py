@@ -140,7 +140,7 @@ def _how_failed(command: str) -> str:
                 ask.wait()
         printed.seek(0)
         words = " ".join(printed.read().decode(errors="replace").split())[-200:]
-    return f"only_if {how}: {command}: {words}"
+    return f"only_if {how}: {command}" + (f": {words}" if words else "")
 
 
 class Watch:

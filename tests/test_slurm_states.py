@@ -1,6 +1,7 @@
 """What became of a run: Slurm's columns, the run folder's files and the log, without a Slurm."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -542,8 +543,21 @@ def test_the_lock_of_another_user_is_waited_for_all_the_same(bench, capsys, monk
     locks = []
     monkeypatch.setattr(lock.fcntl, "flock", lambda file, how: locks.append((file.name, how)))
     assert study(submit, *SURE) == 0
-    assert (str(study.logs / "grid" / ".submit.lock"), lock.fcntl.LOCK_EX) in locks
+    assert str(study.logs / "grid" / ".submit.lock") in [
+        name for name, how in locks if how & fcntl.LOCK_EX
+    ]
     assert capsys.readouterr().err == ""
+
+
+def test_a_command_that_waits_for_another_one_says_so(bench, monkeypatch):
+    study = bench(2, "")
+    study.folder("")
+    said = []
+    with (study.logs / "grid/.submit.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(lock, "_say_once", lambda line: (said.append(line), other.close()))
+        assert study(submit, *SURE) == 0
+    assert said == [f"{study.logs}/grid/.submit.lock is held by another command: waiting for it"]
 
 
 def test_only_failed_leaves_out_what_was_stopped_and_says_so(four, capsys):

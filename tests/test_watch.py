@@ -223,7 +223,11 @@ def test_a_damaged_file_of_one_run_stops_nobody(cluster, watched, tmp_path, name
     paths = [str(tmp_path / f"{study}.toml") for study in ("old", "grid")]
     assert nodes.main([*paths, "--logs", str(cluster.logs)]) == 2 * (damaged == "nodes.csv")
     is_read = "csv" in name and damaged != "checkpoints.csv"
-    assert (damaged in capsys.readouterr().err) is is_read
+    said = capsys.readouterr()
+    assert (said.err.count(damaged), said.out.count("no node is suspected")) == (
+        is_read,
+        1 if damaged == "nodes.csv" else 2,
+    )
     assert watched("old", "grid") in (0, 1)
     out = capsys.readouterr().out
     assert "grid/ddp-dp2: complete" in out and "tried again" not in out
@@ -239,6 +243,17 @@ def test_a_study_whose_runs_sbatch_refuses_stops_no_other(cluster, watched, tmp_
     captured = capsys.readouterr()
     assert "Invalid account" in captured.err and captured.out.count("tried again") == 1
     assert [state for state, *_ in cluster.jobs.values()] == ["COMPLETED"] * 2
+
+
+def test_a_run_whose_folder_cannot_be_made_stops_no_other_study(cluster, watched, tmp_path, capsys):
+    (run,) = write(tmp_path, RUNS % [1], "first").runs
+    write(tmp_path, RUNS % [1], "second")
+    (cluster.logs / "first").mkdir(parents=True)
+    (cluster.logs / "first" / run).touch()
+    assert watched("first", "second") == 2
+    captured = capsys.readouterr()
+    assert f"slurm.submit: {run}: [Errno 17] File exists" in captured.err
+    assert "second/ddp-dp2: complete" in captured.out
 
 
 def test_a_job_that_never_starts_ends_the_watch_and_its_reason_is_said(

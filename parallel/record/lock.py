@@ -38,7 +38,11 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         file = path.open()  # another user's, in a shared folder
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _say_once(f"{path} is held by another command: waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
