@@ -149,11 +149,14 @@ _OUTSIDE = {
         rb"PBS: job killed: walltime|TERM_RUNLIMIT|" + _FRAME + rb"[^\r\n]{0,60}?DUE TO TIME ?LIMIT"
     ),
 }
-# A text with none of these words has no such sign: that is known far sooner than by the patterns.
+# A line without any of these words has no such sign. They are found far sooner than the patterns,
+# so only the lines that hold one are searched.
 _WORDS = {
-    "oom": b"ut of memory|Memory|ALLOC_FAILED|CPUAllocator|allocate memory|oom|emory limit",
-    "node": b"NODE_FAIL|NODE FAIL|ECC error|fallen off|lost connection|ode failure on",
-    "timeout": b"PBS: job|TERM_RUNLIMIT|DUE TO TIME",
+    "oom": b"ut of memory|Out Of Memory|MemoryError|ALLOC_FAILED|CPUAllocator: |allocate memory"
+    b"|oom-kill|oom_kill|emory limit",
+    "node": b"NODE_FAIL|ECC error|fallen off the bus|lost connection to node|ode failure on"
+    b"|DUE TO NODE FAIL",
+    "timeout": b"PBS: job killed|TERM_RUNLIMIT|DUE TO TIME",
 }
 # Of these the first one counts.
 _SIGNS = {
@@ -213,9 +216,22 @@ def line_of(text: bytes, at: int) -> bytes:
 def outside_sign(text: bytes) -> Sign | None:
     """An end for lack of memory, of a node or of time."""
     for kind, pattern in _OUTSIDE.items():
-        is_near = any(text.find(word) >= 0 for word in _WORDS[kind].split(b"|"))
-        if is_near and (match := pattern.search(text)):
-            return Sign(kind, match.start())
+        words = _WORDS[kind].split(b"|")
+        places = [at for word in words if (at := _first_in_lines(pattern, word, text)) is not None]
+        if places:
+            return Sign(kind, min(places))
+    return None
+
+
+def _first_in_lines(pattern: re.Pattern[bytes], word: bytes, text: bytes) -> int | None:
+    """Where the pattern first matches in a line that holds the word."""
+    at = text.find(word)
+    while at >= 0:
+        end = text.find(b"\n", at)
+        end = len(text) if end < 0 else end
+        if match := pattern.search(text, text.rfind(b"\n", 0, at) + 1, end):
+            return match.start()
+        at = text.find(word, end)
     return None
 
 
