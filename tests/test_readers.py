@@ -199,7 +199,7 @@ def test_where_iterations_do_not_follow_each_other_it_is_noted(log):
     assert two.steps["iteration"].tolist() == [1, 2] and times(two) == [1.001, 1.002]
     again = read(log(iterations(range(1, 7)) + "restarting\n" + iterations(range(4, 9), 1200.0)))
     assert again.steps["iteration"].tolist() == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
-    assert "line 8: iterations go back from 6 to 4" in again.notes
+    assert again.doubts == {"restart": "line 8: iterations go back from 6 to 4"}
 
 
 def test_source_code_in_a_log_is_not_read(log):

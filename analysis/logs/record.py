@@ -141,6 +141,7 @@ class Record:
 
     origin: dict[str, str] = field(default_factory=dict)  # field -> one of ORIGINS
     notes: list[str] = field(default_factory=list)  # contradictions, restarts, odd lines
+    doubts: dict[str, str] = field(default_factory=dict)  # what a table must say -> in words
 
     # How to read the entries, and where they stand.
     per_epoch: bool = False  # an entry is the mean over an epoch's micro-steps, not one step

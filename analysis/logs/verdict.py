@@ -194,6 +194,7 @@ def _flags(record: Record, time: Steady | None) -> dict[str, str]:
         flags["all skipped"] = f"all {entries} {unit} skipped: no optimizer step was timed"
     elif (touched := (skipped > 0).sum()) > MANY_SKIPPED * entries:
         flags["skipped"] = f"{touched} of {entries} {unit} skipped the optimizer"
+    flags |= record.doubts
     flags["loss"] = _loss_doubt(record)
     norm = record.steps["grad_norm"][np.isfinite(record.steps["grad_norm"])]
     if zeros := (norm == 0).sum():

@@ -25,14 +25,19 @@ class Format:
     """A log format.
 
     name: what records and tables show. marks: a file with all byte strings of one tuple may hold
-    its entries. banners: byte strings that name the tool even where no entry was printed.
-    embedded: other formats' logs hold its lines too. reader: fills the record of a log, with no
-    entries where the marks stand in something else.
+    its entries. banners: byte strings that name the tool even where no entry was printed. starts:
+    byte strings that it prints once as it starts, before its first entry; ends: those of the lines
+    that it prints at its end, where these tell of the whole run. counts_per_epoch: its counter of
+    iterations starts again with each epoch. embedded: other formats' logs hold its lines too.
+    reader: fills the record of a log, with no entries where the marks stand in something else.
     """
 
     name: str
     marks: tuple[tuple[bytes, ...], ...]
     banners: tuple[bytes, ...] = ()
+    starts: tuple[bytes, ...] = ()
+    ends: tuple[bytes, ...] = ()
+    counts_per_epoch: bool = False
     embedded: bool = False
     reader: Callable[[Log, Record], None] | None = None
 

@@ -22,12 +22,16 @@ _BLANK = b" \t\r\n\0\xef\xbb\xbf"
 class Log(AbstractContextManager):
     """A readable, non-empty log: a file, one in an archive, or a stream; unpacked if gzipped.
 
+    begin: the offset of the attempt that is read, in bytes. Earlier text is another attempt's, and
+    nothing here returns it, but offsets and lines are counted from the file's first byte.
+
     Raises:
         Refusal: it is missing, empty, damaged, no log's kind of file or may not be read.
     """
 
     def __init__(self, path: Path):
         self.path = Path(path)
+        self.begin = 0
         try:
             self._file = open_log(self.path)
             self.size = os.fstat(self._file.fileno()).st_size
@@ -43,8 +47,11 @@ class Log(AbstractContextManager):
         self._file.close()
 
     def slice(self, start: int, end: int) -> bytes:
-        """The file's bytes from `start` up to `end`, both cut to the file."""
-        start, end = max(start, 0), min(end, self.size)
+        """The file's bytes from `start` up to `end`, both cut to the file and its attempt."""
+        start, end = max(start, self.begin), min(end, self.size)
+        return self._bytes(start, end)
+
+    def _bytes(self, start: int, end: int) -> bytes:
         return os.pread(self._file.fileno(), max(end - start, 0), start)
 
     @cached_property
@@ -71,6 +78,7 @@ class Log(AbstractContextManager):
         self, start: int = 0, end: int | None = None, size: int = BLOCK
     ) -> Iterator[tuple[int, bytes]]:
         """(offset, bytes) pieces of [start, end), each ending where a line does."""
+        start = max(start, self.begin)
         end = self.size if end is None else min(end, self.size)
         usual = size
         while start < end:
@@ -103,7 +111,7 @@ class Log(AbstractContextManager):
     def line_no(self, offset: int) -> int:
         """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
         at, lines = 0, 1
-        while at < offset and (block := self.slice(at, min(at + (1 << 18), offset))):
+        while at < offset and (block := self._bytes(at, min(at + (1 << 18), offset))):
             lines += block.count(b"\n")
             at += len(block)
         return lines

@@ -211,7 +211,7 @@ _PADDED_VOCAB = re.compile(
 _PATTERN = re.compile(
     rb"(?<!\w)hybrid[-_](?:layer|override)[-_]pattern[ .:='\"]{1,60}+([-*+A-Z|/]{1,2000}+)(?![\w.])"
 )
-_HEADER = 1 << 19
+_HEADER = 1 << 22
 
 
 def read_header(record: Record, header: bytes) -> None:
@@ -318,10 +318,10 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
 def header_of(log: Log, first: int | None) -> bytes:
     """The text before the first record, without colours; of a long one, its first and its last
     _HEADER bytes."""
-    end = log.size if first is None else first
-    if end <= 2 * _HEADER:
-        return plain(log.slice(0, end))
-    return plain(log.slice(0, _HEADER) + b"\n" + log.slice(end - _HEADER, end))
+    begin, end = log.begin, log.size if first is None else first
+    if end - begin <= 2 * _HEADER:
+        return plain(log.slice(begin, end))
+    return plain(log.slice(begin, begin + _HEADER) + b"\n" + log.slice(end - _HEADER, end))
 
 
 def state(record: Record, facts: dict[str, Any], origin: str) -> None:

@@ -42,7 +42,8 @@ def put_steps(
     for at in back[:1]:
         line = f"line {log.line_no(int(steps['at'][at + 1]))}: iterations go back from"
         often = f"; they do so {len(back)} times" if len(back) > 1 else ""
-        notes.append(f"{line} {number(iteration[at])} to {number(iteration[at + 1])}{often}")
+        back_to = f"{line} {number(iteration[at])} to {number(iteration[at + 1])}{often}"
+        record.doubts["restart"] = back_to
     gaps = np.flatnonzero(ahead > usual)
     # A log that starts at 0 or 1 and goes on at 10, 20 ... has no gap.
     gaps = gaps[(gaps > 0) | (ahead[gaps] > usual + 1)]

@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from analysis.logs.parsing.attempts import read_last_attempt
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.evidence import is_of_a_run, is_source
 from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
@@ -60,7 +61,7 @@ def _read_log(log: Log) -> Record:
         raise Refusal(str(log.path), f"{reason}; copy a log to a name in .log or .txt")
     tried = []
     for form in _candidates(log):
-        record = form.read(log)
+        record = read_last_attempt(form, log)
         if len(record.steps) or record.whole_run:
             return record
         if not form.embedded:

@@ -99,6 +99,8 @@ FORMAT = LineFormat(
     name="DeepSpeed",
     marks=((b"SamplesPerSec=",), (b"iter time (s): ",), (_CHAT_MARKS[1],)),
     banners=(b"DeepSpeed info: version",),
+    starts=(b"DeepSpeed info: version",),
+    counts_per_epoch=True,
     embedded=True,
     scan=_scan,
     facts={"gpus": rb"(?:dist_world_size=|>>> world_size ?= ?)(\d{1,6})"},

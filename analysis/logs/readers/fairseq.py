@@ -54,6 +54,7 @@ FORMAT = LineFormat(
     name="fairseq",
     marks=((b"num_updates", b"wps", b"ups"), (b"| epoch ", b" loss=", b", wps=", b", wpb=")),
     banners=(b"[fairseq", b"fairseq_cli.train"),
+    starts=(b"distributed_world_size",),
     scan=_scan,
     facts={
         "gpus": rb"'distributed_world_size': (\d{1,6})",

@@ -117,6 +117,8 @@ FORMAT = Format(
     name="HF Trainer",
     marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': ")),
     banners=(b"***** Running training *****",),
+    starts=(b"***** Running training *****",),
+    ends=(b"'train_runtime'",),
     embedded=True,
     reader=_read,
 )

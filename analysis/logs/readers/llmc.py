@@ -40,6 +40,7 @@ FORMAT = LineFormat(
         (b"step ", b"tok/s", b"train loss "),
     ),
     lines=((_CONSOLE, _CONSOLE_FIELDS), (_MAIN, {"grad_norm": labelled(rb"norm")})),
+    starts=(b"| Parameter ",),
     arguments=False,
     finish=_finish,
 )

@@ -178,6 +178,7 @@ FORMAT = LineFormat(
         b"NeoXArgs.configure_distributed_args()",
         b"> padded vocab (size:",
     ),
+    starts=(b"using world size:", b" arguments ---", b" micro-batches of "),  # the last: ours
     scan=_scan,
     averages=True,
     prepare=_rates,

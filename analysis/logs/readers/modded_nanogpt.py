@@ -77,6 +77,7 @@ def _prepare(record: Record, columns: Columns, header: bytes) -> None:
 FORMAT = LineFormat(
     name="modded-nanogpt",
     marks=((b"train_time:", b"step_avg:"),),
+    starts=(b"compiled for CUDA",),
     scan=_scan,
     arguments=False,
     prepare=_prepare,

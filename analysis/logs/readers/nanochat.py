@@ -40,6 +40,7 @@ FORMAT = LineFormat(
     name="nanochat",
     marks=((b"| dt: ", b"| tok/sec: "),),
     banners=(b"nanochat.common",),
+    starts=(b"istributed world size: ", b"otal batch size", b"otal desired batch size"),
     lines=((_STEP, _FIELDS),),
     facts={
         "gpus": rb"[Ww]orld size: (\d{1,6})",

@@ -64,6 +64,7 @@ FORMAT = LineFormat(
     name="nanoGPT",
     marks=((b"iter ", b": loss ", b"ms, mfu "), (b"iter ", b": loss ", b", time ")),
     banners=(b"tokens per iteration will be:",),
+    starts=(b"tokens per iteration will be:",),
     lines=((_ITERATION, {}),),
     facts={
         "planned_steps": rb"max_iters(?<!\wmax_iters) {0,3}= {0,3}(\d{1,9})",

@@ -37,6 +37,7 @@ FORMAT = LineFormat(
     name="nanotron",
     marks=((b"iteration: ", b"time_per_iteration_ms: "),),
     banners=(b"nanotron", b"|DP=0|PP=0|TP=0]"),
+    starts=(b"[Start training]",),
     lines=((_ITERATION, _FIELDS),),
     facts={
         "micro_batch": rb"\| mbs: (\d{1,9})",

@@ -100,6 +100,7 @@ FORMAT = LineFormat(
     name="NeMo",
     marks=((b"train_step_timing in s",), (b"Training epoch ", b"reduced_train_loss")),
     banners=(b"nemo_logging:",),
+    starts=(b'"PARAMETER"', b"GPU available: "),
     scan=_scan,
     facts={"planned_steps": rb"max_steps['\"]?[:=] ?(\d{1,9})"},
     first=0,

@@ -154,6 +154,7 @@ FORMAT = LineFormat(
     name="torchtitan",
     marks=((b"step:", b"tps: ", b"memory: "), (b"step:", b"wps: ", b"memory: ")),
     banners=(b"torchtitan", b"[titan]"),
+    starts=(b"Training starts at step", b"Trainer is initialized with"),
     lines=((_STEP, _FIELDS),),
     facts={
         "micro_batch": rb"local batch size {0,2}(\d{1,9})",

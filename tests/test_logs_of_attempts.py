@@ -1,0 +1,163 @@
+"""A log to which several attempts wrote: facts and steps are those of the last one."""
+
+import pytest
+
+from analysis.logs.readers import read
+from analysis.logs.verdict import judge, timed
+
+MEGATRON = (
+    " iteration {i:8d}/      40 | consumed samples: 9 | elapsed time per iteration (ms): {ms} |"
+    " learning rate: 1E-04 | lm loss: 2.{i}E+00 | grad norm: 1.25 |\n"
+)
+TITAN = (
+    "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard={n}, cp=1, tp=1\n"
+    "Training starts at step 1, with local batch size 1, global batch size {n}, total steps 40\n"
+)
+NVIDIA_SMI = "".join(
+    f"|   {i}  NVIDIA H100 80GB HBM3          On  |\n|    {i}   N/A  N/A           91681      C  \n"
+    for i in range(2)
+)
+# What a program prints as it starts on n GPUs (or with a batch of n), a step's line, and the fact.
+FORMATS = {
+    "Megatron-LM": ("using world size: {n}, data-parallel-size: 1 \n", MEGATRON, "gpus"),
+    "an argument dump": (" ---- arguments ----\n  world_size ..... {n}\n", MEGATRON, "gpus"),
+    "GPT-NeoX": (
+        "NeoXArgs.configure_distributed_args() using world size: {n} and model-parallel size: 1 \n",
+        "samples/sec: 7.8 |" + MEGATRON,
+        "gpus",
+    ),
+    "torchtitan": (
+        TITAN,
+        "step: {i}  loss: 7.{i}  grad_norm: 3.{ms}  memory: 1.10GiB(9.25%)  tps: 6,9{i:02d}  mfu:\n",
+        "gpus",
+    ),
+    "nanotron": (
+        "[Start training] datetime: 1 | mbs: 2 | global_batch_size: {n} | sequence_length: 9 |\n",
+        "iteration: {i} / 40 | time_per_iteration_ms: {ms} | lm_loss: 5.{i} | grad_norm: 3.2\n",
+        "global_batch",
+    ),
+    "nanoGPT": (
+        "block_size = 1\ntokens per iteration will be: {n}\n",
+        "iter {i}: loss 9.{i}, time {ms}.35ms, mfu 22.79%\n",
+        "global_batch",
+    ),
+    "nanochat": (
+        "Distributed world size: {n}\n",
+        "step {i:05d}/00040 (0.5%) | loss: 3.{i} | dt: {ms}.04ms | tok/sec: 25,388 | mfu: 0.00\n",
+        "gpus",
+    ),
+    "llm.c": (
+        "| Parameter             | Value |\nworld_size: {n}\n",
+        "step {i:4d}/40 | loss 9.{i} (+nanz)| norm 15.2 (+nanz)| {ms}.10 ms | 419000 tok/s\n",
+        None,
+    ),
+    "modded-nanogpt": (
+        "Running PyTorch 2.8.0 compiled for CUDA 12.6\n",
+        "step:{i}/40 train_loss:7.{i} train_time:{i}{ms}ms step_avg:139.11ms\n",
+        None,
+    ),
+    "NeMo": (
+        'DLLL {{"type": "LOG", "step": "PARAMETER", "data": {{"trainer/num_nodes": {n},'
+        ' "trainer/devices": 1}}}}\n',
+        'DLLL {{"type": "LOG", "step": {i}, "data": {{"train_step_timing in s": {ms}.0}}}}\n',
+        "gpus",
+    ),
+    "fairseq": (
+        "'distributed_world_size': {n}, 'max_update': 40\n",
+        '{{"epoch": 1, "loss": "9.{i}", "wps": "25389.4", "ups": "0.22", "bsz": "404.6",'
+        ' "num_updates": "{i}", "gnorm": "1.{ms}"}}\n',
+        "gpus",
+    ),
+    "DeepSpeed": (
+        "DeepSpeed info: version=0.9\n[config.py:999:print]   world_size ... {n}\n",
+        "steps: {i} loss: 5.{i} iter time (s): {ms}.688 samples/sec: 743.1\n",
+        "gpus",
+    ),
+    "HF Trainer": (
+        "***** Running training *****\n  Instantaneous batch size per device = {n}\n",
+        "{{'loss': 2.{i}, 'grad_norm': 0.{ms}, 'learning_rate': 5e-06, 'epoch': 0.{i}}}\n",
+        "micro_batch",
+    ),
+}
+
+
+def steps(line, numbers, ms=1000):
+    return "".join(line.format(i=i, ms=ms) for i in numbers)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_facts_and_steps_are_of_the_last_attempt(tmp_path, kind):
+    start, line, fact = FORMATS[kind]
+    first, log = start.format(n=16) + steps(line, range(1, 13)), tmp_path / "job.out"
+    log.write_text(first)
+    alone = read(log)
+    assert len(alone.steps) == 12 and not alone.doubts
+    for again in (range(13, 21), range(1, 9)):  # it goes on, or begins once more
+        log.write_text(first + "requeued\n" + start.format(n=2) + steps(line, again, ms=3000))
+        record = read(log)
+        assert len(record.steps) == 8
+        assert record.doubts["attempts"].startswith("2 attempts in one log: the last is read, from")
+        if fact:
+            assert (getattr(alone, fact), getattr(record, fact)) == (16, 2)
+            assert f"before, {fact} was 16" in record.doubts["attempts"]
+        times = [record.steps["step_s"].min(), alone.steps["step_s"].max()]
+        if kind not in ("torchtitan", "fairseq", "HF Trainer", "modded-nanogpt"):
+            assert times[0] > 2 * times[1]
+
+
+def test_a_table_says_that_there_were_several_attempts(tmp_path):
+    log, first = tmp_path / "job.out", FORMATS["Megatron-LM"][0].format(n=16)
+    second = FORMATS["Megatron-LM"][0].format(n=2)
+    log.write_text(
+        first + steps(MEGATRON, range(1, 41)) + second + steps(MEGATRON, range(1, 41), 2000)
+    )
+    record = read(log)
+    judgement = judge(record, timed(record))
+    assert judgement.verdict == "complete" and record.last_line == 82
+    (doubt,) = judgement.doubts
+    assert doubt.text == (
+        "2 attempts in one log: the last is read, from line 42 on; before, gpus was 16"
+    )
+
+
+def test_of_three_attempts_the_last_is_read(tmp_path):
+    log, start = tmp_path / "job.out", FORMATS["Megatron-LM"][0].format(n=8)
+    parts = (start + steps(MEGATRON, range(1, 21), ms) for ms in (9000, 12000, 16000))
+    log.write_text("".join(parts))
+    record = read(log)
+    assert record.steps["step_s"].tolist() == [16.0] * 20 and record.gpus == 8
+    assert record.doubts["attempts"].startswith("3 attempts in one log")
+
+
+def test_what_an_earlier_header_states_is_unknown_where_the_iterations_start_again(tmp_path):
+    log, start = tmp_path / "job.out", FORMATS["Megatron-LM"][0].format(n=8)
+    log.write_text(start + steps(MEGATRON, range(1, 21)) + steps(MEGATRON, range(1, 21), 5000))
+    record = read(log)
+    assert len(record.steps) == 20 and record.steps["step_s"].tolist() == [5.0] * 20
+    assert record.gpus is None and "before, gpus was 8" in record.doubts["attempts"]
+
+
+def test_an_attempt_without_a_step_is_named_and_changes_nothing(tmp_path):
+    log, start = tmp_path / "job.out", FORMATS["Megatron-LM"][0]
+    log.write_text(start.format(n=8) + steps(MEGATRON, range(1, 41)) + start.format(n=4))
+    record = read(log)
+    assert record.gpus == 8 and len(record.steps) == 40
+    assert record.doubts["attempts"] == "another attempt, from line 42 on, logs no step of its own"
+
+
+def test_iterations_that_go_back_without_settings_between_are_in_doubt(tmp_path):
+    log = tmp_path / "job.out"
+    log.write_text(steps(MEGATRON, range(1, 7)) + steps(MEGATRON, range(4, 9), 5000))
+    record = read(log)
+    assert len(record.steps) == 11
+    assert record.doubts["restart"] == "line 7: iterations go back from 6 to 4"
+
+
+def test_facts_count_wherever_they_stand_before_the_first_step(tmp_path):
+    log, noise = (
+        tmp_path / "job.out",
+        "".join(f"{rank}: NCCL INFO ready\n" for rank in range(60000)),
+    )
+    start = FORMATS["an argument dump"][0].format(n=2048)
+    log.write_text(noise + start + noise + steps(MEGATRON, range(1, 9)))
+    assert len(noise) > 1 << 20 and read(log).gpus == 2048
