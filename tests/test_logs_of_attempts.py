@@ -28,7 +28,7 @@ FORMATS = {
     ),
     "torchtitan": (
         TITAN,
-        "step: {i}  loss: 7.{i}  grad_norm: 3.{ms}  memory: 1.10GiB(9.25%)  tps: 6,9{i:02d}  mfu:\n",
+        "step: {i}  loss: 7.{i}  grad_norm: 3.{ms}  memory: 1.1GiB(9.25%)  tps: 6,9{i:02d}  mfu:\n",
         "gpus",
     ),
     "nanotron": (
