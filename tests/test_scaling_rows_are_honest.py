@@ -229,3 +229,50 @@ def test_a_frame_has_the_convention_and_the_columns_of_the_work(tmp_path):
     of_work = ["convention", "global_batch", "seq_len", "precision"]
     assert frame.loc[0, of_work].tolist() == ["megatron", 16, 64, "fp32"]
     assert "gpu_type" in frame
+
+
+def log(path, header, ms, planned):
+    """A log of Megatron-LM on 8 GPUs, where the header does not say otherwise."""
+    line = (
+        " iteration {i:8d}/{planned:8d} | elapsed time per iteration (ms): {ms:.1f} |"
+        " global batch size: 8 | lm loss: 2.5 |\n"
+    )
+    steps = "".join(line.format(i=i, planned=planned, ms=ms + i % 3) for i in range(1, 21))
+    path.write_text(f"  world_size ..... 8\n  seq_length ..... 64\n{header}{steps}")
+    return path
+
+
+def test_a_run_that_stopped_early_is_marked_and_has_its_speedup(tmp_path, capsys):
+    slow = log(tmp_path / "slow.log", "", 3000, 143066)
+    fast = log(tmp_path / "fast.log", "  world_size ..... 16\n", 1600, 143066)
+    row = rows(capsys, slow, fast, "--baseline", "slow.log")["fast.log"]
+    assert float(row["speedup"]) == pytest.approx(3001 / 1601)
+    assert row["verdict"] == "stopped early" and "iteration 20 of 143066" in row["notes"]
+    command = [str(slow), str(fast), "--baseline", "slow.log"]
+    assert scaling.main(command) == 0 and main(command) == 0
+    said = "stopped early, so timed over fewer steps than planned: all"
+    assert capsys.readouterr().out.count(said) == 2
+
+
+PADDED = " > padded vocab (size: {}) with {} dummy tokens (new size: {})\n"
+DUMPED = "  padded_vocab_size ..... {}\n  tensor_model_parallel_size ..... {}\n"
+
+
+@pytest.mark.parametrize(
+    ("here", "fair"),
+    [
+        (PADDED.format(151643, 165, 151808), True),  # 128 x tp 2
+        (PADDED.format(151642, 166, 151808), False),
+        (DUMPED.format(152064, 4), True),
+        (DUMPED.format(152064 + 512, 4), False),  # it would be padded to 512 less
+        (DUMPED.format(151643, 1), True),  # not padded at all
+    ],
+)
+def test_a_vocabulary_that_is_padded_for_tp_is_one_model(tmp_path, capsys, here, fair):
+    base = log(tmp_path / "tp1.log", PADDED.format(151643, 37, 151680), 3000, 20)
+    padded = log(tmp_path / "tp.log", here, 3600, 20)
+    row = rows(capsys, base, padded, "--baseline", "tp1.log")["tp.log"]
+    assert bool(row["speedup"]) == fair
+    if fair:
+        assert float(row["speedup"]) == pytest.approx(3001 / 3601)
+    assert ("invalid comparison: model vocab_size" in row["notes"]) != fair

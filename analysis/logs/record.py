@@ -120,6 +120,8 @@ class Record:
     global_batch: int | None = None
     seq_len: int | None = None
     model: dict[str, Any] = field(default_factory=dict)  # GPTConfig's names where known
+    # The fewest and the most token ids of which padding to a multiple makes model["vocab_size"].
+    token_ids: tuple[int, int] | None = None
     # What the model has that no FLOPs convention counts, in words: "64 experts".
     uncounted: list[str] = field(default_factory=list)
     params: float | None = None

@@ -36,6 +36,7 @@ _STATES = {
     "running": "its status says running",
     "interrupted": "it was asked to stop, and can be gone on with",  # its note gives the reason
 }
+EARLY = "stopped early"
 _FINE = ("complete", "end unknown")
 MANY_SKIPPED = 0.1  # share of skipped iterations that is flagged; fp16 skips one or two
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
@@ -130,9 +131,14 @@ def ending(record: Record) -> Judgement:
 
 
 def unfinished(record: Record) -> str:
-    """How a run ended that did not complete, or "". A log that states no end passes."""
+    """How a run ended that did not complete, or "".
+
+    A log that states no end passes. So does one of another program that only ends before the last
+    step of its plan: benchmarks are made so, and the verdict marks them.
+    """
     verdict = ending(record).verdict
-    return "" if verdict in _FINE else verdict
+    cut = verdict == EARLY and record.state is None and record.failure is None
+    return "" if verdict in _FINE or cut else verdict
 
 
 def _with_loss(record: Record) -> np.ndarray:
@@ -179,9 +185,9 @@ def _ended(record: Record) -> Judgement:
     if planned is not None and reached < planned:
         last = int(numbers.max()) if len(numbers) else "an unknown number"
         proof = f"ended at iteration {last} of {planned}"
-        return Judgement("stopped early", record.last_line, proof)
+        return Judgement(EARLY, record.last_line, proof)
     if record.completed is False:
-        return Judgement("stopped early", record.last_line, "it never says that it completed")
+        return Judgement(EARLY, record.last_line, "it never says that it completed")
     return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 from analysis.common.terminal import who
 from analysis.logs.load import called, name_of
 from analysis.logs.record import Record
+from analysis.logs.verdict import EARLY, ending
 from base.errors import UsageError
 from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES
@@ -57,7 +58,10 @@ def differences(
                 mine, theirs = short_commit(mine), short_commit(theirs)
             findings.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
 
-    for size in sorted(set(record.model) & set(baseline.model)):
+    sizes = set(record.model) & set(baseline.model)
+    if "vocab_size" in sizes and _same_token_ids(record, baseline):
+        sizes.remove("vocab_size")
+    for size in sorted(sizes):
         mine, theirs = record.model[size], baseline.model[size]
         if isinstance(mine, dict) and isinstance(theirs, dict):
             for name in sorted(mine.keys() & theirs.keys()):
@@ -107,6 +111,12 @@ def _details(facts: dict[str, Any]) -> dict[str, Any]:
     about |= {name: host.get(name) for name in ("cuda", "nccl", "driver")}
     known = {name: value for name, value in about.items() if value is not None}
     return (facts.get("spec") or {}) | (facts.get("versions") or {}) | known
+
+
+def _same_token_ids(record: Record, baseline: Record) -> bool:
+    """Whether both vocabularies can be one, padded to multiples of each run's own tp."""
+    ranges = [of.token_ids or (of.model["vocab_size"],) * 2 for of in (record, baseline)]
+    return max(low for low, _ in ranges) <= min(high for _, high in ranges)
 
 
 def _beside(record: Record) -> list[str]:
@@ -203,6 +213,10 @@ def notes_on(compared: list[Record], any_commit: bool = False) -> list[str]:
         notes.insert(0, UNSTATED + ", ".join(unknown))
     if any_commit:
         notes.append(ANY_COMMIT)
+    if early := [name_of(record) for record in compared if ending(record).verdict == EARLY]:
+        notes.append(
+            f"stopped early, so timed over fewer steps than planned: {who(early, len(compared))}"
+        )
     return notes
 
 

@@ -10,7 +10,7 @@ from analysis.common.table import Column, Reasons, Table
 from analysis.logs.load import called, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
-from analysis.logs.verdict import averages, judge, timed
+from analysis.logs.verdict import averages, judge, timed, unfinished
 from analysis.measured import throughput
 from analysis.measured.fairness import (
     WORDS,
@@ -323,7 +323,7 @@ def gather(
             why = f"the same evidence as {record.copy_of}"
         elif judgement.unfit:
             why = "; ".join(map(str, judgement.flags))
-        elif judgement.verdict not in ("complete", "end unknown"):
+        elif unfinished(record):
             why = f"{judgement.verdict}: {judgement.proof}".rstrip(": ")
         elif not record.gpus:
             why = asked(["gpus"])

@@ -16,7 +16,7 @@ from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 from base.bounds import Bounds, Count, Words
-from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS
+from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS, VOCAB_MULTIPLE
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.settings import ROUTING
 
@@ -163,7 +163,7 @@ _RULES = (
     ),
 )
 _UNCOUNTED = ("residual", "variant", "indexed", "hybrid", "predicted")
-_OTHERS = "group_query_attention use_distributed_optimizer"
+_OTHERS = "group_query_attention use_distributed_optimizer make_vocab_size_divisible_by"
 
 
 @cache
@@ -201,10 +201,10 @@ _RANK_PARAMS = re.compile(
     rb"number of parameters on (?:\(tensor, (?:gtp_weight_remat, )?pipeline\) )?model parallel rank"
     rb" {1,3}(\([\d, ]{1,20}\)|\d{1,6}): {0,3}(\d{1,15})"
 )
-# Megatron and NeMo count FLOPs and parameters with the padded size.
+# Megatron and NeMo count FLOPs and parameters with the padded size, a multiple of tp.
 _PADDED_VOCAB = re.compile(
-    rb"(?:padded vocab \(size: (\d{1,9})\) with (\d{1,9}) dummy tokens"
-    rb"|Padded vocab_size: (\d{1,9}), original vocab_size)"
+    rb"(?:padded vocab \(size: (\d{1,9})\) with \d{1,9} dummy tokens \(new size: (\d{1,9})\)"
+    rb"|Padded vocab_size: (\d{1,9}), original vocab_size: (\d{1,9})[,. \r\n])"
 )
 # Megatron's layers of a hybrid model: `*` attention, `-` MLP, `M` Mamba ...; `|` ends a stage, and
 # behind `/` are those that predict further tokens. num_layers counts attention and MLP apart.
@@ -234,8 +234,8 @@ def read_header(record: Record, header: bytes) -> None:
     for name in _SWITCH.findall(header):
         settings.setdefault(name.decode().replace("-", "_"), ["True"])
     facts = read_settings(record, settings)
-    if (padded := _PADDED_VOCAB.findall(header)) and "override_vocab_size" not in settings:
-        facts["vocab_size"] = sum(int(n) for n in padded[-1] if n)
+    if "override_vocab_size" not in settings:
+        _read_vocabulary(record, facts, header, settings)
     for pattern in _PATTERN.findall(header)[-1:]:
         kinds = Counter(pattern.decode().partition("/")[0].replace("|", ""))
         if set(kinds) == {"*", "-"} and kinds["*"] == kinds["-"]:  # a GPT's
@@ -253,6 +253,20 @@ def read_header(record: Record, header: bytes) -> None:
     if card := _CARD.search(header):
         facts["gpu_type"] = card[1].decode().strip()
     state(record, facts, "log")
+
+
+def _read_vocabulary(
+    record: Record, facts: dict[str, Any], header: bytes, settings: Mapping[str, list[str]]
+) -> None:
+    """The padded size of the vocabulary, and of how many token ids it was made."""
+    if padded := _PADDED_VOCAB.findall(header):
+        ids, facts["vocab_size"] = sorted(int(n) for n in padded[-1] if n)
+        record.token_ids = ids, ids
+    elif (rows := settings.get("padded_vocab_size", [""])[-1]).isdigit():
+        multiple = settings.get("make_vocab_size_divisible_by", [""])[-1]
+        step = (int(multiple) if multiple.isdigit() else VOCAB_MULTIPLE) * facts.get("tp", 1)
+        if step and int(rows) % step == 0:
+            record.token_ids = int(rows) - step + 1, int(rows)
 
 
 def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str, Any]:
