@@ -173,7 +173,7 @@ def timed_runs(
         judgement = judge(record, time)
         if judgement.unfit:
             left_out.append(f"{record.source}: {'; '.join(map(str, judgement.flags))}")
-        elif time is None:
+        elif time is None or record.mean_of:
             left_out.append(f"{record.source}: no step was timed")
         else:
             x, steps = step_times(record), record.steps

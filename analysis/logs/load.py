@@ -1,7 +1,6 @@
 """From paths to records, for every command, and what a table calls each run."""
 
 import hashlib
-import math
 import os
 import re
 import traceback
@@ -15,13 +14,11 @@ from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
 from base.errors import Reading, UsageError, printable
 from base.files import below
-from parallel.config.axes import MODEL_AXES, SELDOM
 from parallel.record.reader import is_run_folder
 
 # Of a folder, only these are taken for logs (PBS: name.o123); a file named outright is tried.
 _LOGS = re.compile(r"(?i:\.out|\.log)|\.(?:err|txt|jsonl?|[oe]\d+)\Z")
 _NOT_LOGS = ("run.json", "status.json", "launcher_metadata.json")
-_DATA_PARALLEL = ("HF Trainer", "DeepSpeed", "nanoGPT", "nanochat")
 _MANY = 32  # files; fewer are read in this process, without a bar
 
 
@@ -34,8 +31,6 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> Reading[list
         UsageError: nothing at all could be read.
     """
     records, refusals = read_all(paths, facts)
-    for record in records:
-        _multiply_out(record)
     _find_copies(records)
     shown = distinct([own_name(r) for r in records], [Path(r.source) for r in records])
     for record, name in zip(records, shown, strict=True):
@@ -59,26 +54,6 @@ def _find_copies(records: list[Record]) -> None:
         if digest and first.setdefault(digest, record.source) != record.source:
             record.copy_of = first[digest]
             record.notes.append(f"the same evidence as {record.copy_of} (SHA-256 {digest[:12]})")
-
-
-def _multiply_out(record: Record) -> None:
-    """gpus = tp x pp x dp x cp, where one of gpus and dp is open; dp may follow from the batch.
-
-    Trainers that are data-parallel unless they say otherwise leave tp and pp out.
-    """
-    each = (record.micro_batch or 0) * (record.n_micro or 0)
-    if record.dp is None and record.gpus is None and each and record.global_batch:
-        if record.global_batch % each == 0:
-            record.dp = record.global_batch // each
-            record.origin["dp"] = record.origin.get("global_batch", "log")
-    assumed = MODEL_AXES if record.format in _DATA_PARALLEL else SELDOM
-    ranks = math.prod(getattr(record, a) or (1 if a in assumed else 0) for a in MODEL_AXES)
-    if record.gpus is None and ranks and record.dp:
-        record.gpus = ranks * record.dp
-        record.origin["gpus"] = record.origin.get("dp", "log")
-    elif record.dp is None and record.gpus and ranks and record.gpus % ranks == 0:
-        record.dp = record.gpus // ranks
-        record.origin["dp"] = record.origin.get("gpus", "log")
 
 
 class Name(NamedTuple):

@@ -25,6 +25,7 @@ STEP = np.dtype(
         ("tflops", float),  # as printed, per GPU
         ("samples_per_s", float),
         ("tokens_per_s", float),
+        ("tokens_per_s_per_gpu", float),  # as printed; times the GPUs, it is the one above
         ("skipped", float),  # 0 or 1, or how many of the interval
         ("nan_loss", float),  # 1 where NaN was printed as the loss
         ("at", float),  # where its line begins in the log, bytes
@@ -147,6 +148,7 @@ class Record:
 
     # How to read the entries, and where they stand.
     per_epoch: bool = False  # an entry is the mean over an epoch's micro-steps, not one step
+    mean_of: str = ""  # what totals' step_s_mean is, where it is the time of a step for want of one
     running_average: bool = False  # an entry is a running mean of the steps before it
     whole_run: bool = False  # the log states results of the whole run, so it needs no entries
     nan_iterations: int = 0  # how many iterations had a loss of NaN, by the log's own count

@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.logs.load import name_of
 from analysis.logs.parsing.json_values import known
+from analysis.logs.parsing.rate_words import step_s_of_rates
 from analysis.logs.record import Record
 from base.errors import Reason
 from parallel.config.axes import EXPERT_AXES
@@ -50,17 +51,10 @@ def step_times(record: Record) -> np.ndarray:
     The logged time. Where the log times micro-steps or prints only throughput: the time that the
     global batch takes at the printed tokens or samples per second. Empty where neither is known.
     """
-    steps = record.steps
-    if np.isfinite(steps["step_s"]).any() and not record.per_epoch:
-        return steps["step_s"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if record.global_batch and record.seq_len and np.isfinite(steps["tokens_per_s"]).any():
-            step_s = record.global_batch * record.seq_len / steps["tokens_per_s"]
-        elif record.global_batch and np.isfinite(steps["samples_per_s"]).any():
-            step_s = record.global_batch / steps["samples_per_s"]
-        else:
-            return np.empty(0)
-    return np.where(np.isfinite(step_s), step_s, np.nan)
+    step_s = record.steps["step_s"]
+    if record.per_epoch or not np.isfinite(step_s).any():
+        step_s = step_s_of_rates(record)
+    return step_s if np.isfinite(step_s).any() else np.empty(0)
 
 
 def no_timing(record: Record) -> Reason | None:
@@ -74,10 +68,13 @@ def no_timing(record: Record) -> Reason | None:
 def timed(record: Record, window: Window | None = None) -> Steady | None:
     """`steady` of a run's optimizer steps: how every command here takes a step time.
 
-    None where nothing was timed, or `no_timing` says why no time is taken.
+    None where nothing was timed, or `no_timing` says why no time is taken. Where the log states
+    the mean of the run alone, that is it.
     """
     if no_timing(record):
         return None
+    if record.mean_of and window is None:
+        return Steady(record.totals["step_s_mean"], 1, None, 0, 0)
     steps = record.steps
     return steady(step_times(record), steps["skipped"], steps["iteration"], window)
 
@@ -206,7 +203,7 @@ def _flags(record: Record, time: Steady | None) -> dict[str, str]:
     if zeros := (norm == 0).sum():
         flags["grad norm"] = f"grad norm is zero in {zeros} of {len(norm)} iterations"
     flags["averages"] = _averaged(record)
-    if time is not None and time.n < MIN_STEADY and entries:
+    if time is not None and time.n < MIN_STEADY and entries and not record.mean_of:
         few = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
         flags["few points"] = few
     if time is not None and not time.settled:
@@ -234,6 +231,8 @@ def _weak(record: Record, origin: str, opening: str) -> str:
 
 
 def _averaged(record: Record) -> str:
+    if record.mean_of:
+        return f"s/iter is {record.mean_of}, with the warm-up: the spread of steps is hidden"
     if record.running_average:
         return "running averages are printed as iterations: their spread is hidden"
     if record.interval > 1:
@@ -285,7 +284,8 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
     logged, steps, seq_len = record.step_stats(), record.steps, record.seq_len
     printed = (_median(steps[n]) or record.totals.get(n) for n in ("samples_per_s", "tokens_per_s"))
     samples, tokens = (None, None) if no_timing(record) else printed
-    if time is not None and time.step_s > 0 and record.global_batch:
+    mean = record.mean_of and samples  # a printed rate of the whole run leaves padding out
+    if time is not None and time.step_s > 0 and record.global_batch and not mean:
         samples = record.global_batch / time.step_s
         tokens = None if seq_len else tokens
     if samples and seq_len and not tokens:

@@ -4,18 +4,26 @@ flags, the file's name.
 Also what run.json and training_metrics.json say, as Record's fields.
 """
 
+import math
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from analysis.logs.parsing.json_values import integer, mapping, rows
-from analysis.logs.parsing.setting_names import FACTS, MODEL, SETTINGS, read_settings, state
+from analysis.logs.parsing.setting_names import (
+    ENCODERS,
+    FACTS,
+    MODEL,
+    SETTINGS,
+    read_settings,
+    state,
+)
 from analysis.logs.record import Record, Refusal
 from base.bounds import misfit
 from base.files import check_file, parse_json, parse_toml
 from models.config import PARTS
-from parallel.config.axes import AXES, EXPERT_AXES, SELDOM
+from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SELDOM
 from parallel.config.settings import gemm_precision
 
 # The format of a log -> the files beside it that say what model it trained.
@@ -24,12 +32,13 @@ _CONFIGURATIONS = {
     "nanotron": ("model_config.json", "config.yaml"),
     "NeMo": ("hparams.yaml",),
 }
+_DATA_PARALLEL = ("HF Trainer", "DeepSpeed", "nanoGPT", "nanochat")
 _ENTRY = re.compile(r"""^\s{0,40}(\w{2,60}): {0,3}["']?([\w.-]{1,60})""", re.MULTILINE)
 
 
 def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -> None:
-    """Fill from run.json and the configuration beside the log, a sidecar TOML, flags and, last, the
-    file's name.
+    """Fill from run.json and the configuration beside the log, a sidecar TOML, flags and the file's
+    name, and then what follows from the facts together.
 
     The configuration is the one that the log's own tool saves (`_CONFIGURATIONS`). The sidecar of
     `name.out` is `name.out.toml` or `name.toml`; its keys are Record's fields and GPTConfig's.
@@ -52,6 +61,8 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
             if os.path.isfile(path.parent / name):
                 parse = parse_json if name.endswith(".json") else _entries
                 settings = _parsed(path.parent / name, parse)
+                record.uncounted += [ENCODERS[key] for key in settings if key in ENCODERS]
+                settings |= mapping(settings.get("text_config"))
                 texts = {key: [str(value)] for key, value in settings.items()}
                 state(record, read_settings(record, texts), "config")
         if record.submission:
@@ -64,6 +75,32 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
     if record.submission:
         mlperf_tree.read_names(record)
     state(record, from_name(path.name), "from name")
+    _multiply_out(record)
+
+
+def _multiply_out(record: Record) -> None:
+    """gpus = tp x pp x dp x cp, where one of gpus and dp is open; dp may follow from the batch.
+
+    Trainers that are data-parallel unless they say otherwise leave tp and pp out.
+    """
+    each = (record.micro_batch or 0) * (record.n_micro or 0)
+    if record.dp is None and record.gpus is None and each and record.global_batch:
+        if record.global_batch % each == 0:
+            record.dp = record.global_batch // each
+            record.origin["dp"] = record.origin.get("global_batch", "log")
+    assumed = MODEL_AXES if record.format in _DATA_PARALLEL else SELDOM
+    ranks = math.prod(getattr(record, a) or (1 if a in assumed else 0) for a in MODEL_AXES)
+    if record.gpus is None and ranks and record.dp:
+        record.gpus = ranks * record.dp
+        record.origin["gpus"] = record.origin.get("dp", "log")
+    elif record.dp is None and record.gpus and ranks and record.gpus % ranks == 0:
+        dp = record.gpus // ranks
+        if each and record.global_batch and record.global_batch != dp * each:
+            batch = f"{each} sequences a rank, but the global batch is {record.global_batch}"
+            record.doubts["dp"] = f"{record.gpus} GPUs would be dp {dp} of {batch}: dp is unknown"
+        else:
+            record.dp = dp
+            record.origin["dp"] = record.origin.get("gpus", "log")
 
 
 def _entries(text: str) -> dict[str, str]:

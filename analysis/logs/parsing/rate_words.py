@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.logs.parsing.fields import positive
 from analysis.logs.record import Record
 from models.gpus import find_gpu
 
@@ -42,6 +43,33 @@ def scale_of(step_s: float, counted_s: float, by: str) -> Scale:
         if near(step_s * factor, counted_s, WHOLE_RUN):
             return Scale(factor, f"{both}: read as {unit}" if unit else "")
     return Scale(0.0, f"{both}: the printed times are unknown")
+
+
+def complete_rates(record: Record) -> None:
+    """Fill the rates and times that follow from the printed rates and the facts, wherever these
+    come from: tokens/s of all GPUs, samples/s, seconds a step."""
+    steps = record.steps
+
+    def fill(name: str, values: np.ndarray) -> None:
+        if not np.isfinite(steps[name]).any():
+            steps[name] = values
+
+    fill("tokens_per_s", positive(steps["tokens_per_s_per_gpu"]) * (record.gpus or np.nan))
+    fill("samples_per_s", steps["tokens_per_s"] / (record.seq_len or np.nan))
+    if not (record.per_epoch or np.isfinite(steps["step_s"]).any()):
+        fill("step_s", step_s_of_rates(record))
+        if np.isfinite(steps["step_s"]).any():
+            record.notes.append("step times follow from the printed rate and the batch")
+
+
+def step_s_of_rates(record: Record) -> np.ndarray:
+    """The time that the global batch takes at the tokens or samples per second; NaN where one of
+    them is unknown."""
+    batch, steps = record.global_batch or np.nan, record.steps
+    tokens_per_s = positive(steps["tokens_per_s"])
+    if record.seq_len and np.isfinite(tokens_per_s).any():
+        return batch * record.seq_len / tokens_per_s
+    return batch / positive(steps["samples_per_s"])
 
 
 def judge_rates(record: Record) -> None:

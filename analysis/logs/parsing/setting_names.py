@@ -82,7 +82,8 @@ _ALIASES = {
     " intra_layer_model_parallel_size",
     "pp": "pipeline_model_parallel_size pipe_parallel_size pipeline_parallel_degree",
     "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size context_parallel_degree",
+    "cp": "context_parallel_size context_parallel_degree sequence_parallel_size"
+    " ds_sequence_parallel_size",  # Ulysses' groups, which share a sequence
     "dp": "data_parallel_size",
     "ep": "expert_model_parallel_size moe_expert_parallel_size expert_parallel_degree",
     "etp": "expert_tensor_parallel_size expert_tensor_parallel_degree",
@@ -212,6 +213,11 @@ _PATTERN = re.compile(
     rb"(?<!\w)hybrid[-_](?:layer|override)[-_]pattern[ .:='\"]{1,60}+([-*+A-Z|/]{1,2000}+)(?![\w.])"
 )
 _HEADER = 1 << 22
+# Of a model that reads more than text, Hugging Face's configuration has one for each part.
+ENCODERS = {"vision_config": "an encoder of images", "audio_config": "an encoder of sound"}
+_ENCODER = re.compile(
+    rf"\"({'|'.join(ENCODERS)})\": {{0,3}}\{{(?:[^{{}}]++|\{{[^{{}}]*+\}})*+\}}".encode()
+)
 
 
 def read_header(record: Record, header: bytes) -> None:
@@ -220,6 +226,8 @@ def read_header(record: Record, header: bytes) -> None:
     The last value before training wins; where the same name was given another before, it is noted.
     """
     settings: dict[str, list[str]] = defaultdict(list)
+    record.uncounted += sorted({ENCODERS[name.decode()] for name in _ENCODER.findall(header)})
+    header = _ENCODER.sub(b"", header)
     for match in _setting().finditer(header):
         before = header[max(match.start() - 80, 0) : match.start()]
         # DeepSpeed's own world_size is the data-parallel one; its block_size is of bytes on disk.

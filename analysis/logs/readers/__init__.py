@@ -19,7 +19,7 @@ from analysis.logs.parsing.evidence import is_of_a_run, is_source
 from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.rate_words import judge_rates
+from analysis.logs.parsing.rate_words import complete_rates, judge_rates
 from analysis.logs.parsing.setting_names import header_of, read_header
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record, Refusal
@@ -51,6 +51,7 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
             record = _read_log(log)
             record.last_line = log.line_no(record.last_at) if record.last_at is not None else 0
     complete_from_elsewhere(record, path, flags or {})
+    complete_rates(record)
     judge_rates(record)
     return record
 

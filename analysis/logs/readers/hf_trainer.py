@@ -1,32 +1,41 @@
-"""Hugging Face Trainer's console.
+"""Hugging Face Trainer: its console, trainer_state.json, train_results.json and all_results.json.
 
     {'loss': 2.5893, 'learning_rate': 5e-06, 'epoch': 0.01}
     {'train_runtime': 919.097, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017}
 
 The loss lines carry no step and no time; the end line, one per rank, is about the whole run. The
-mean step time is the runtime over the number of optimizer steps, where both are said.
+mean step time is the runtime over the number of optimizer steps, where both are said. Of a resumed
+run the runtime is that of the last part, and the printed rates, which count all steps, are wrong.
 """
 
+import hashlib
+import math
 import re
 from collections.abc import Hashable, Iterable
 
 import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.fields import labelled, named_number, number, table
-from analysis.logs.parsing.line_format import Columns, Format, last_number
+from analysis.logs.parsing.fields import number, table
+from analysis.logs.parsing.json_values import document, integer, known, rows, steps_of
+from analysis.logs.parsing.line_format import Columns, Format, last_known, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
-from analysis.logs.record import Record
+from analysis.logs.record import Record, Refusal
 
-_LOSS = re.compile(rb"\{'loss': '?" + named_number("loss"))
-_LOSS_FIELDS = {"grad_norm": labelled(rb"grad_norm'", rb": '?")}
-_END = re.compile(rb"\{'train_runtime': '?([\d.]{1,20})[^\r\n{}]{0,600}\}")
+# A number counts only with what stands behind a value of a dict; newer versions print strings.
+_VALUE = rb"'?(-?(?:\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf))'?(?=, '|\})"
+_LOSS = re.compile(rb"\{'loss': ")
+_FIELDS = {n: re.compile(rb"'%b': " % n.encode() + _VALUE) for n in ("loss", "grad_norm", "epoch")}
+_FIELDS["global_step"] = re.compile(rb"'global_step/max_steps': '(\d{1,12})/\d{1,12}'")
+_FIELDS["planned"] = re.compile(rb"'global_step/max_steps': '\d{1,12}/(\d{1,12})'")
+_END = re.compile(rb"\{'train_runtime': " + _VALUE + rb"[^\r\n{}]{0,600}\}")
 _RATE = {
-    "samples_per_s": re.compile(rb"'train_samples_per_second': '?([\d.e+-]{1,24})"),
-    "loss": re.compile(rb"'train_loss': '?(-?[\d.e+-]{1,24})"),
+    "samples_per_s": re.compile(rb"'train_samples_per_second': " + _VALUE),
+    "loss": re.compile(rb"'train_loss': " + _VALUE),
+    "epochs": _FIELDS["epoch"],
 }
 _SIZES = {
     "micro_batch": rb"Instantaneous batch size per device = ([\d,]{1,9})",
@@ -35,18 +44,29 @@ _SIZES = {
     "planned_steps": rb"Total optimization steps = ([\d,]{1,12})",
     "params": rb"Number of trainable parameters = ([\d,]{1,20})",
 }
+_RESUMED = rb"Continuing training from global step ([\d,]{1,12})"
+_EXAMPLES = rb"Num examples = ([\d,]{1,15})"
 _OVERRIDES = re.compile(rb"config_overrides[= ]([^\s'\"]{1,300})")
 _OVERRIDE = re.compile(rb"(n_embd|n_head|n_layer|n_positions)=(\d{1,7})")
 _MODEL_NAME = re.compile(rb"model_name_or_path[= '\"]{1,4}([\w./-]{2,100})")
 _DEEPSPEED_RANKS = rb"config\.py:\d{1,5}:print\][ \t]{1,8}world_size \.{2,40} (\d{1,6})"
 _RUN_CLM = 1024  # run_clm.py cuts longer contexts to it, unless --block_size is given
 _RENAMED = {"n_embd": "hidden", "n_positions": "max_seq_len"}
+_RESULTS = {"wall_s": "train_runtime", "samples_per_s": "train_samples_per_second"}
+_RESULTS |= {"loss": "train_loss", "steps_per_s": "train_steps_per_second"}
+_LEAST = 0.05  # steps per second, of which three decimals are 1 %
+_SAME_LOSS = 0.8  # train_loss over the mean of the losses; a resumed run divides by all steps
 
 
 def _read(log: Log, record: Record) -> None:
     """Read one log. The totals are filled where an end line stands in it."""
     record.engine = "HF Trainer"
-    columns = table(log, _LOSS, _LOSS_FIELDS)
+    if log.head[:1] == b"{" and log.head[:2] != b"{'":
+        try:
+            return _read_document(log, record)
+        except Refusal:
+            record.notes.append("opens like a JSON document, but is none: read as a console log")
+    columns = table(log, _LOSS, _FIELDS)
     # They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
     texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
     keys = [
@@ -54,10 +74,15 @@ def _read(log: Log, record: Record) -> None:
         for number, (text, loss) in enumerate(zip(texts, columns["loss"], strict=True))
     ]
     columns = once(columns, keys, record)
+    if cut := int((np.isnan(columns["loss"]) & (columns["nan_loss"] == 0)).sum()):
+        record.notes.append(f"{cut} lines whose loss is no number")
+    printed = columns["global_step"]
+    columns["iteration"] = np.where(np.isnan(printed), columns["iteration"], printed)
     put_steps(record, columns, log)
     ends = read_ends(record, log)
     header = header_of(log, min([*columns["at"][:1].astype(int), *ends[:1]], default=None))
     facts = {name: last_number(pattern, header) for name, pattern in _SIZES.items()}
+    facts["planned_steps"] = facts["planned_steps"] or last_known(columns["planned"])
     overrides = b"".join(_OVERRIDES.findall(header)[-1:])  # configs printed later do not count
     for name, value in _OVERRIDE.findall(overrides):
         facts[_RENAMED.get(name.decode(), name.decode())] = int(value)
@@ -74,12 +99,89 @@ def _read(log: Log, record: Record) -> None:
         state(record, {"seq_len": block or usual}, "log" if block else "default")
     if ends:
         record.last_at = ends[-1]
+    end_epoch = record.totals.pop("epochs", 0.0)
+    before = last_number(_RESUMED, header) or _steps_before(record, columns["epoch"], end_epoch)
+    early = _ended_early(record, header, end_epoch)
+    _time(record, None if early else record.planned_steps, int(before))
+    judge_end(record, log, None if len(record.steps) else ends)
+
+
+def _steps_before(record: Record, epochs: np.ndarray, end_epoch: float) -> int:
+    """How many steps a resumed run had taken before, by the epochs of its losses: the first loss of
+    a run from the start comes after as long as lies between two."""
+    known = epochs[np.isfinite(epochs)]
+    if not (end_epoch and record.planned_steps) or len(known) < 2 or (np.diff(known) < 0).any():
+        return 0
+    between = float(known[-1] - known[0]) / (len(known) - 1)
+    if not 0 < 2 * between < known[0]:
+        return 0
+    return round(float(known[0] - between) / end_epoch * record.planned_steps)
+
+
+def _ended_early(record: Record, header: bytes, end_epoch: float) -> bool:
+    """Whether the epochs of its end are not those of the planned steps."""
+    examples = last_number(_EXAMPLES, header)
+    if not (examples and record.global_batch and record.planned_steps):
+        return False
+    steps = end_epoch * math.ceil(examples / record.global_batch)
+    early = 0 < steps < 0.9 * record.planned_steps
+    if early:
+        words = f"it ended after about {steps:.0f} of {record.planned_steps} steps"
+        record.doubts["early"] = f"{words}: its mean step time is unknown"
+    return early
+
+
+def _time(record: Record, steps: int | None, before: int = 0) -> None:
+    """The mean step time: the runtime over the steps that it is of."""
     if record.totals:
         record.completed = record.whole_run = True
-    if record.planned_steps and "wall_s" in record.totals:
-        record.totals["step_s_mean"] = record.totals["wall_s"] / record.planned_steps
-        record.notes.append("the mean step time is the runtime over the number of steps")
-    judge_end(record, log, None if len(record.steps) else ends)
+    if before:
+        record.totals.pop("samples_per_s", None)
+        record.doubts["resumed"] = f"resumed at step {before}: its printed rates are wrong"
+    if steps and steps > before and "wall_s" in record.totals:
+        record.totals["step_s_mean"] = record.totals["wall_s"] / (steps - before)
+        part = f"the last {steps - before} of {steps} steps" if before else f"{steps} steps"
+        record.mean_of = f"the runtime over {part}"
+
+
+def _read_document(log: Log, record: Record) -> None:
+    """trainer_state.json, or results, whose trainer_state.json may lie beside them.
+
+    Raises:
+        Refusal: no JSON object.
+    """
+    content = document(str(log.path), log.text(), record.format)
+    beside = log.path.with_name("trainer_state.json")
+    if "log_history" not in content and beside.is_file():
+        content = document(str(beside), beside.read_text(), record.format) | content
+    history = rows(content.get("log_history"))
+    steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
+    record.steps = steps_of(
+        iteration=[row["step"] for row in steps],
+        loss=[row["loss"] for row in steps],
+        grad_norm=[row.get("grad_norm") for row in steps],
+    )
+    facts = {"planned_steps": integer(content.get("max_steps"))}
+    facts["micro_batch"] = integer(content.get("train_batch_size"))
+    taken, steps_per_s = integer(content.get("global_step")), None
+    for end in [row for row in [*history, content] if known(row.get("train_runtime"))][-1:]:
+        totals = {name: known(end.get(key)) for name, key in _RESULTS.items()}
+        steps_per_s = totals.pop("steps_per_s")
+        record.totals = {name: value for name, value in totals.items() if value is not None}
+        record.evidence = hashlib.sha256(repr(record.totals).encode()).hexdigest()
+        taken = integer(end.get("step")) or taken
+        if taken and facts["planned_steps"] not in (None, taken):
+            record.doubts["early"] = f"it ended at step {taken} of {facts['planned_steps']}"
+        facts["planned_steps"] = taken
+    state(record, facts, "log")
+    losses = record.steps["loss"]
+    if len(losses) and record.totals.get("loss", np.inf) < _SAME_LOSS * losses.mean():
+        words = f"train_loss is {record.totals['loss']:.4g}, and the losses are {losses.mean():.4g}"
+        record.doubts["resumed"] = f"{words}: it was resumed, so its times are unknown"
+        record.totals = {"loss": float(losses[-1])}
+    _time(record, taken)
+    if not taken and (steps_per_s or 0) >= _LEAST and record.totals:
+        record.totals["step_s_mean"], record.mean_of = 1 / steps_per_s, "its steps per second"
 
 
 def deepspeed_ranks(header: bytes) -> int | None:
@@ -115,7 +217,7 @@ def read_ends(record: Record, log: Log) -> list[int]:
 
 FORMAT = Format(
     name="HF Trainer",
-    marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': ")),
+    marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',)),
     banners=(b"***** Running training *****",),
     starts=(b"***** Running training *****",),
     ends=(b"'train_runtime'",),

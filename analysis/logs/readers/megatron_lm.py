@@ -37,7 +37,7 @@ _LABELS = {
     "grad_norm": rb"grad[ _-]norm[^|:=\r\n]*+[:=]",
     "tflops": rb"(?:throughput[ _]per[ _][gG]|(?:\[LM\])?TFLOPs|approx[ _]flops)[^|:=\r\n]*+[:=]",
     "samples_per_s": rb"samples[ _]per[ _]second[^|:=\r\n]*+[:=]",
-    "tokens_per_s_per_gpu": rb"tokens(?:[ _]per[ _]gpu|-per-second-per-gpu)[^|:=\r\n]*+[:=]",
+    "tokens_per_s_per_gpu": rb"tokens(?:[ _]per[ _](?i:gpu)|-per-second-per-gpu)[^|:=\r\n]*+[:=]",
     "skipped": rb"number[ _]of[ _]skipped[^|:=\r\n]*+[:=]",
     "nan": rb"number[ _]of[ _]nan[^|:=\r\n]*+[:=]",
     "global_batch": rb"global[ _]batch[^|:=\r\n]*+[:=]",
@@ -159,10 +159,6 @@ def _tool(header: bytes, line: bytes = b"") -> str:
     return "Megatron-LM"
 
 
-def _rates(record: Record, columns: Columns, header: bytes) -> None:
-    columns["tokens_per_s"] = columns["tokens_per_s_per_gpu"] * (record.gpus or np.nan)
-
-
 def _finish(record: Record, log: Log) -> None:
     if len(record.steps) and not record.completed:
         tail = log.slice(record.last_at, record.last_at + (1 << 16))
@@ -181,6 +177,5 @@ FORMAT = LineFormat(
     starts=(b"using world size:", b" arguments ---", b" micro-batches of "),  # the last: ours
     scan=_scan,
     averages=True,
-    prepare=_rates,
     finish=_finish,
 )

@@ -28,8 +28,6 @@ _FIELDS = {
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
     for mode in _MODE.findall(header)[-1:]:
         state(record, {"sequence_parallel": mode == b"REDUCE_SCATTER"}, "log")
-    if record.seq_len:
-        columns["samples_per_s"] = columns["tokens_per_s"] / record.seq_len
     record.notes.append("numbers are printed with three digits")
 
 

@@ -53,8 +53,6 @@ def read(path: Path) -> Record:
         record.expert_load = float(np.mean(loads))
         summary = mapping(run.metrics.get("summary"))
         record.dropped = real(summary["dropped"]) if "dropped" in summary else None
-    if record.seq_len:
-        steps["samples_per_s"] = steps["tokens_per_s"] / record.seq_len
     record.run = facts.get("run", run.path.name)
     record.configuration = facts.get("configuration") or facts.get("run")
     for name in ("repeat", "study", "baseline", "profiler"):

@@ -10,10 +10,8 @@ August 2026 the batch is printed in tokens; a sequence is as long as the longest
 import math
 import re
 
-import numpy as np
-
 from analysis.logs.parsing.expert_settings import parts_of
-from analysis.logs.parsing.fields import ANSI, labelled, number, positive, word
+from analysis.logs.parsing.fields import ANSI, labelled, number, word
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
@@ -34,13 +32,14 @@ _FIELDS = {
     "loss": labelled(rb"loss"),
     "grad_norm": labelled(rb"grad_norm"),
     "tflops": labelled(rb"tflops"),
-    "tps": labelled(rb"[tw]ps"),
+    "tokens_per_s_per_gpu": labelled(rb"[tw]ps"),
     "peak_gib": labelled(rb"memory"),  # reserved by PyTorch
 }
 # `Building llama3 8B with TransformerModelArgs(dim=4096, n_layers=32, ...)`; from 0.2.1 to
 # April 2026 `Building llama3 8Bwith {` and JSON; later without them.
 _BUILDING = re.compile(
-    rb"Building (\w{2,20} [\w.-]{1,20}?)(?: ?with (?:\w{0,40}ModelArgs\(([^\r\n]{1,2000})"
+    rb"Building (?!device mesh)(\w{2,20} [\w.-]{1,20}?)"
+    rb"(?: ?with (?:\w{0,40}ModelArgs\(([^\r\n]{1,2000})"
     rb"|(\{(?s:.{1,4000}?)\n(?:\[\w{1,20}\]:)?\}))|(?![\w.-]))"
 )
 _ARGUMENT = re.compile(rb"\b(\w{2,40})(?:=|\": )([\w.]{1,20})")
@@ -70,12 +69,6 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
     rank_tokens = last_number(_RANK_TOKENS, header)
     if rank_tokens and record.seq_len and not rank_tokens % record.seq_len:
         state(record, {"micro_batch": rank_tokens // record.seq_len}, "log")
-    tokens_per_s = positive(columns["tps"]) * (record.gpus or np.nan)
-    columns["tokens_per_s"] = tokens_per_s
-    if len(tokens_per_s) and record.gpus and record.global_batch and record.seq_len:
-        columns["step_s"] = record.global_batch * record.seq_len / tokens_per_s
-        columns["samples_per_s"] = tokens_per_s / record.seq_len
-        record.notes.append("step times follow from the printed tokens per second")
 
 
 def _model(record: Record, header: bytes) -> None:

@@ -1,0 +1,180 @@
+"""Logs without a time of each step: Hugging Face's, and those that print a rate of one GPU."""
+
+import json
+
+import pytest
+
+from analysis import scaling, tflops
+
+HEADER = """\
+***** Running training *****
+  Num examples = {examples}
+  Num Epochs = 1
+  Instantaneous batch size per device = 8
+  Total train batch size (w. parallel, distributed & accumulation) = 64
+  Gradient Accumulation steps = {accumulated}
+  Total optimization steps = {steps}
+  Number of trainable parameters = 124,439,808
+"""
+RESUMED = "  Continuing training from global step 900\n"
+FLAGS = ["--seq-len", "1024"]
+
+
+def header(steps=1000, accumulated=1):
+    return HEADER.format(examples=f"{64 * steps:,}", steps=f"{steps:,}", accumulated=accumulated)
+
+
+def losses(first=1, last=1000, every=10):
+    """A loss line each `every` steps of 1,000."""
+    return "".join(
+        f"{{'loss': {3 - i / 1000:.4f}, 'grad_norm': 1.2, 'epoch': {i / 1000}}}\n"
+        for i in range(first + every - 1, last + 1, every)
+    )
+
+
+def end(runtime_s, samples_per_s=640.0, epoch=1.0):
+    rates = f"'train_samples_per_second': {samples_per_s}, 'train_steps_per_second': 10.0"
+    return f"{{'train_runtime': {runtime_s}, {rates}, 'train_loss': 2.5, 'epoch': {epoch}}}\n"
+
+
+@pytest.fixture
+def row(tmp_path, capsys):
+    """The row of a log's run in the table of runs."""
+
+    def read(text, *flags, name="job.log"):
+        (tmp_path / name).write_text(text)
+        assert tflops.main([str(tmp_path / name), *flags, "--format", "json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        return found | {"said": "; ".join(found["reasons"])}
+
+    return read
+
+
+def test_the_mean_step_is_the_runtime_over_the_steps_and_says_so(row):
+    found = row(header() + losses() + end(10_000.0, 6.4), *FLAGS)
+    assert found["steady_step_s"] == 10 and found["tokens_per_s"] == pytest.approx(6553.6)
+    assert "s/iter is the runtime over 1000 steps, with the warm-up" in found["said"]
+    assert found["verdict"] == "complete" and "few points" not in found["said"]
+
+
+def test_a_runtime_that_is_printed_with_an_exponent_is_read_whole(row):
+    said = "'train_runtime': '2.534e+04', 'train_samples_per_second': '5.051', 'epoch': '1'"
+    text = header(2000) + "{'loss': '2.981', 'epoch': '0.01'}\n{" + said + "}\n"
+    found = row(text)
+    assert found["steady_step_s"] == 12.67 and found["samples_per_s"] == 5.051
+
+
+@pytest.mark.parametrize("said", [RESUMED, ""])
+def test_the_runtime_of_a_resumed_run_is_of_its_last_steps_alone(row, said):
+    """100 steps of 64 sequences of 1,024 tokens in 100 s; Hugging Face prints the rate of 1,000."""
+    found = row(header() + said + losses(901) + end(100.0), *FLAGS)
+    assert found["steady_step_s"] == 1 and found["tokens_per_s"] == 65_536
+    assert "the runtime over the last 100 of 1000 steps" in found["said"]
+    assert "resumed at step 900" in found["said"]
+    unknown = row(header().replace("Total train", "") + said + losses(901) + end(100.0), *FLAGS)
+    assert unknown["samples_per_s"] is None  # the printed one counts ten times the steps
+
+
+def test_of_an_appended_log_the_last_attempt_counts(row):
+    first = header(accumulated=2) + losses(1, 500) + "Traceback (most recent call last):\n"
+    second = header(accumulated=1) + RESUMED.replace("900", "500") + losses(501) + end(500.0)
+    found = row(first + second, *FLAGS)
+    assert (found["steady_step_s"], found["tokens_per_s"], found["gpus"]) == (1, 65_536, 8)
+    assert found["steps"] == 50 and "2 attempts in one log: the last is read" in found["said"]
+
+
+def test_a_run_that_ended_early_has_no_mean_over_the_planned_steps(row):
+    found = row(header() + losses(1, 300) + end(300.0, epoch=0.3))
+    assert found["steady_step_s"] is None
+    assert "ended after about 300 of 1000 steps: its mean step time is unknown" in found["said"]
+
+
+def test_runs_of_hugging_face_have_a_speedup(tmp_path, capsys):
+    for gpus, runtime_s in ((8, 10_000.0), (16, 5_600.0), (32, 3_300.0)):
+        text = header() + losses() + end(runtime_s, round(64_000 / runtime_s, 3))
+        (tmp_path / f"{gpus}gpus.log").write_text(text.replace("per device = 8", "per device = 2"))
+    for main in (tflops.main, scaling.main):
+        assert main([str(tmp_path), "--baseline", "8gpus.log", "--format", "json"]) == 0
+        rows = {row["gpus"]: row for row in json.loads(capsys.readouterr().out)}
+        for gpus, speedup, efficiency in ((8, 1, 1), (16, 1.786, 0.893), (32, 3.030, 0.758)):
+            assert rows[gpus]["speedup"] == pytest.approx(speedup, abs=5e-4)
+            assert rows[gpus]["efficiency"] == pytest.approx(efficiency, abs=5e-4)
+
+
+def test_a_line_that_is_cut_off_has_no_loss(row):
+    lines = losses().splitlines(keepends=True)
+    lines[12] = "{'loss': 2.8\n"
+    found = row(header() + "".join(lines) + end(1000.0))
+    assert found["steps"] == 100 and "1 lines whose loss is no number" in found["said"]
+
+
+PARTS = """\
+Model config Gemma3Config {
+  "text_config": {
+    "hidden_size": 2560,
+    "num_hidden_layers": 34,
+    "rope_scaling": {
+      "factor": 8.0
+    },
+    "vocab_size": 262208
+  },
+  "vision_config": {
+    "hidden_size": 1152,
+    "num_hidden_layers": 27,
+    "rope_scaling": {
+      "factor": 8.0
+    },
+    "vocab_size": 9
+  }
+}
+"""
+
+
+def test_of_a_model_of_images_and_text_the_language_model_is_read(row, tmp_path):
+    sizes = {"n_layer": 34, "hidden": 2560, "vocab_size": 262208}
+    printed = row(PARTS + header() + losses() + end(1000.0))
+    (tmp_path / "config.json").write_text(PARTS[PARTS.index("{") :])
+    beside = row(header() + losses() + end(1000.0))
+    for found in (printed, beside):
+        assert found["model"] == sizes and "contradiction" not in found["said"]
+        assert "an encoder of images, which no convention counts" in found["missing"]["tflops"]
+
+
+def test_ranks_that_share_a_sequence_are_no_data_parallel_ranks(row):
+    arguments = "world_size: 8\nper_device_train_batch_size=1,\ngradient_accumulation_steps=1,\n"
+    text = arguments + "sequence_parallel_size=2,\nThe global_batch_size: 4\n"
+    line = "{{'loss': '1.7', 'epoch': '0.1', 'global_step/max_steps': '{}/5'}}\n"
+    text += "".join(line.format(i) for i in range(1, 6))
+    text += end(12.01, 3.331)
+    found = row(text)
+    assert (found["dp"], found["cp"], found["steady_step_s"]) == (4, 2, 2.402)
+    unsaid = row(text.replace("sequence_parallel_size=2,\n", ""))
+    assert unsaid["dp"] is None and "would be dp 8 of 1 sequences a rank" in unsaid["said"]
+
+
+TITAN = "[titan] Training starts at step 1, with local batch size 5, global batch size 20, sequence"
+TITAN += " length 8192, total steps 50\n"
+TITAN += "".join(
+    f"[titan] step: {i:2d}  loss: 12.2  memory: 81.67GiB(85.93%)  wps: 112,000\n" for i in range(50)
+)
+MESH = "[titan] Building 1-D device mesh with ['dp_shard'], [4]\n"
+
+
+def test_a_rate_of_one_gpu_counts_with_the_gpus_that_a_flag_gives(row):
+    stated = row(MESH + TITAN)
+    for found in (stated, row(TITAN, "--gpus=4"), row(TITAN, "--dp=4", "--tp=1", "--pp=1")):
+        assert found["gpus"] == 4 and found["tokens_per_s"] == 448_000
+        step_s = pytest.approx(20 * 8192 / 448_000, rel=1e-12)
+        assert found["steady_step_s"] == step_s and found["step_s_mean"] == step_s
+    line = " iteration {} /  3 | elapsed time per iteration (ms): 4000.0 | tokens per GPU"
+    line += " (tokens/s/GPU): 8192.0 | global batch size: 64 | lm loss: 9.1 |\n"
+    found = row("".join(map(line.format, "123")), "--gpus", "8")
+    assert found["tokens_per_s"] == 65_536
+
+
+def test_a_slower_ranks_line_on_its_mesh_hides_no_model(row):
+    sizes = "TransformerModelArgs(dim=4096, n_layers=4, n_heads=32, vocab_size=128256)"
+    late = "[rank1] Building device mesh with parallelism: pp=1, dp_shard=4, cp=1, tp=1\n"
+    found = row(f"[titan] Building llama3 8B with {sizes}\n{late}{TITAN}")
+    assert found["model"]["hidden"] == 4096 and found["model"]["n_layer"] == 4
+    assert found["gpus"] == 4
