@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from base.bounds import check_flags
-from base.errors import UsageError, command_line, warn
+from base.errors import UsageError, command_line, printable, warn
 from parallel.config.study import Study
 from slurm import nodes, preflight, states
 from slurm.render import (
@@ -42,6 +42,9 @@ from slurm.watch import Watch, awaited, gate
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
     """The runs to submit: those asked for that do not wait, run or have completed,
     and whose state is known."""
+    for row in rows:
+        if row.state == "unknown" and (only is None or row.run in only):
+            print(printable(f"{row.run} is left alone: {row.line}"))
     left_alone = ("pending", "running", "complete", "unknown")
     startable = {row.run: row.state for row in rows if row.state not in left_alone}
     if only is None:

@@ -499,6 +499,15 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(bench, capsys):
     assert sorted(study.noted("cancelled").split()) == ["3", "4", "7", "8"]  # PENDING and RUNNING
 
 
+def test_submit_leaves_alone_what_slurm_does_not_list_and_says_so(bench, capsys):
+    study = bench(2, "")
+    study.folder(f"{NAME}1", **{"8__submitted": ""})
+    assert study(submit, *SURE) == 0
+    out = capsys.readouterr().out
+    assert f"{NAME}1 is left alone: Slurm here lists no job 8" in out
+    assert re.findall(r"submitted (\S+):", out) == [f"{NAME}2"]
+
+
 def test_a_python_without_packages_submits(bench):
     """As a login node has it: by slurm/study.sh, with Python -S, which finds none."""
     study = bench(2, "")
