@@ -45,7 +45,10 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 Shapes = dict[str, tuple[int, ...]]  # of parameters, by name
-_SIZE, _DERIVED = Bounds(1, 2**53), Bounds(0, 2**53)  # 0: derived from the other sizes
+# Far beyond any model: a number outside is refused before it can overflow, hang or fill the memory.
+LAYERS, WIDTH, SIZE = Bounds(1, 10**4), Bounds(1, 2**20), Bounds(1, 2**24)
+COUNT = Bounds(1, 2**16)  # of heads, of experts, of numbers in a head
+MAYBE_COUNT, FFN = Bounds(0, 2**16), Bounds(0, 2**22)  # 0: derived from the other sizes, or none
 _ABOVE_0 = Bounds(0, math.inf, above=True, below=True)
 
 
@@ -74,18 +77,18 @@ class Experts:
         one data-parallel rank; it drops those with the smallest weights. 0 drops none.
     """
 
-    num_experts: int = key(MISSING, allowed=Bounds(1, 2**16))
-    moe_router_topk: int = key(MISSING, allowed=_SIZE)
-    moe_ffn_hidden_size: int = key(0, allowed=_DERIVED)
-    moe_shared_expert_intermediate_size: int = key(0, allowed=_DERIVED)
-    first_dense: int = key(0, allowed=_DERIVED)
-    moe_layer_freq: int = key(1, allowed=_SIZE)
+    num_experts: int = key(MISSING, allowed=COUNT)
+    moe_router_topk: int = key(MISSING, allowed=COUNT)
+    moe_ffn_hidden_size: int = key(0, allowed=FFN)
+    moe_shared_expert_intermediate_size: int = key(0, allowed=FFN)
+    first_dense: int = key(0, allowed=MAYBE_COUNT)
+    moe_layer_freq: int = key(1, allowed=COUNT)
     moe_router_score_function: str = key("softmax", allowed=("softmax", "sigmoid"))
     norm_topk_prob: bool = key(True)
     moe_router_topk_scaling_factor: float = key(1.0, allowed=_ABOVE_0)
     moe_router_enable_expert_bias: bool = key(False)
-    moe_router_num_groups: int = key(0, allowed=_DERIVED)
-    moe_router_group_topk: int = key(0, allowed=_DERIVED)
+    moe_router_num_groups: int = key(0, allowed=MAYBE_COUNT)
+    moe_router_group_topk: int = key(0, allowed=MAYBE_COUNT)
     moe_aux_loss_coeff: float = key(0.0, allowed=Bounds(0, math.inf, below=True))
     moe_expert_capacity_factor: float = key(0.0, allowed=Bounds(0, math.inf, below=True))
 
@@ -112,11 +115,11 @@ class LatentAttention:
     v_head_dim: of a value.
     """
 
-    kv_lora_rank: int = key(MISSING, allowed=_SIZE)
-    q_lora_rank: int = key(0, allowed=_DERIVED)
-    qk_head_dim: int = key(128, allowed=_SIZE)
-    qk_pos_emb_head_dim: int = key(64, allowed=_SIZE)
-    v_head_dim: int = key(128, allowed=_SIZE)
+    kv_lora_rank: int = key(MISSING, allowed=WIDTH)
+    q_lora_rank: int = key(0, allowed=FFN)
+    qk_head_dim: int = key(128, allowed=COUNT)
+    qk_pos_emb_head_dim: int = key(64, allowed=COUNT)
+    v_head_dim: int = key(128, allowed=COUNT)
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,8 @@ class SlidingWindow:
     """Attention to the last window_size tokens alone, itself among them, under Megatron-LM's names.
     Of window_attn_skip_freq layers the last attends to all; 0: none does."""
 
-    window_size: int = key(MISSING, allowed=_SIZE)
-    window_attn_skip_freq: int = key(0, allowed=_DERIVED)
+    window_size: int = key(MISSING, allowed=SIZE)
+    window_attn_skip_freq: int = key(0, allowed=MAYBE_COUNT)
 
 
 @dataclass(frozen=True)
@@ -152,14 +155,14 @@ class GPTConfig:
         UsageError: a size is out of its bounds, sizes do not fit together, or a name is not known.
     """
 
-    n_layer: int = key(MISSING, allowed=_SIZE)
-    hidden: int = key(MISSING, allowed=_SIZE)
-    n_head: int = key(MISSING, allowed=_SIZE)
-    vocab_size: int = key(50257, allowed=_SIZE)
-    max_seq_len: int = key(1024, allowed=_SIZE)
-    ffn_hidden: int = key(0, allowed=_DERIVED)
-    n_kv_head: int = key(0, allowed=_DERIVED)
-    kv_channels: int = key(0, allowed=_DERIVED)
+    n_layer: int = key(MISSING, allowed=LAYERS)
+    hidden: int = key(MISSING, allowed=WIDTH)
+    n_head: int = key(MISSING, allowed=COUNT)
+    vocab_size: int = key(50257, allowed=SIZE)
+    max_seq_len: int = key(1024, allowed=SIZE)
+    ffn_hidden: int = key(0, allowed=FFN)
+    n_kv_head: int = key(0, allowed=MAYBE_COUNT)
+    kv_channels: int = key(0, allowed=MAYBE_COUNT)
     position: str = key("learned", allowed=POSITIONS)
     rope_theta: float = key(10000.0, allowed=_ABOVE_0)
     rope_scaling: float = key(1.0, allowed=_ABOVE_0)

@@ -182,6 +182,30 @@ def test_megatron_lm_s_arguments_are_those_of_the_model(tmp_path):
             doors.read(tmp_path / "out", MODEL)
 
 
+@pytest.mark.parametrize(
+    "common",
+    [
+        [1, 2],
+        {"args": 5},
+        {"iteration": "seven"},
+        {"optimizer": {"step": "six"}},
+        {"optimizer": {"step": [6]}},
+    ],
+    ids=str,
+)
+def test_what_megatron_core_does_not_save_beside_tensors_is_one_line(common, tmp_path, capsys):
+    foreign = Foreign(MODEL, 7, 7, ("param",), drawn, {"run": "r", "spec": {}})
+    (tmp_path / "model").mkdir()
+    ours.write(tmp_path / "model", foreign, "fp32")
+    torch_dist.write(tmp_path / "out", foreign, "stacked")
+    torch.save(common, tmp_path / "out" / "iter_0000007" / "common.pt")
+    words = ["import", str(tmp_path / "out"), str(tmp_path / "in"), "--model"]
+    assert checkpoint.main([*words, str(tmp_path / "model")]) == 2
+    said = capsys.readouterr().err
+    assert "is not as megatron-core saves it" in said and said.count("\n") == 1
+    assert not (tmp_path / "in").exists()
+
+
 def test_what_is_damaged_or_may_run_code_is_one_line(tmp_path, capsys):
     foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
     torch_dist.write(tmp_path / "out", foreign, "stacked")

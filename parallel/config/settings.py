@@ -17,10 +17,16 @@ from base.errors import UsageError
 from base.files import parse_json
 from models.config import (
     ACTIVATIONS,
+    COUNT,
+    FFN,
+    LAYERS,
+    MAYBE_COUNT,
     NORMS,
     PARTS,
     POSITIONS,
+    SIZE,
     VOCAB_MULTIPLE,
+    WIDTH,
     Experts,
     GPTConfig,
     in_words,
@@ -44,10 +50,7 @@ ROUTING = NATURAL, FORCED = "natural", "forced"  # see RunSpec.routing
 
 # Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
 _RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
-_LAYERS = Bounds(1, 10**4)
 _MAYBE_STEPS = Bounds(0, 10**9)  # 0: never
-_SIZE = Bounds(1, 2**24)
-_HEADS, _MAYBE_HEADS = Bounds(1, 2**16), Bounds(0, 2**16)
 _SECONDS = Bounds(0, 30 * 86400, above=True)
 _RATE = Bounds(0, 100)
 _STEPS_TRACED = Text(r"\d{1,9}(-\d{1,9})?", "FIRST-LAST or one number")
@@ -84,19 +87,19 @@ class RunSpec:
     engine: str = key("ddp", "what trains", tuple(ENGINES))
     # the model
     preset: str = key("tiny", "model sizes by name; without it, --load of weights takes theirs")
-    n_layer: int | None = key(None, "transformer blocks", _LAYERS)
-    hidden: int | None = key(None, "hidden size", Bounds(1, 2**20))
-    n_head: int | None = key(None, "attention heads", _HEADS)
-    n_kv_head: int | None = key(None, "heads of keys and values; 0: n_head", _MAYBE_HEADS)
-    kv_channels: int | None = key(None, "size of a head; 0: hidden / n_head", _MAYBE_HEADS)
+    n_layer: int | None = key(None, "transformer blocks", LAYERS)
+    hidden: int | None = key(None, "hidden size", WIDTH)
+    n_head: int | None = key(None, "attention heads", COUNT)
+    n_kv_head: int | None = key(None, "heads of keys and values; 0: n_head", MAYBE_COUNT)
+    kv_channels: int | None = key(None, "size of a head; 0: hidden / n_head", MAYBE_COUNT)
     ffn_hidden: int | None = key(
-        None, "feed-forward size; 0: 4 x hidden, with swiglu 8/3 x hidden", Bounds(0, 2**22)
+        None, "feed-forward size; 0: 4 x hidden, with swiglu 8/3 x hidden", FFN
     )
-    vocab_size: int | None = key(None, "token ids; default: the preset's, or the data's", _SIZE)
+    vocab_size: int | None = key(None, "token ids; default: the preset's, or the data's", SIZE)
     vocab_multiple: int = key(
-        VOCAB_MULTIPLE, "masked ids fill the vocabulary to a multiple of this x tp", _HEADS
+        VOCAB_MULTIPLE, "masked ids fill the vocabulary to a multiple of this x tp", COUNT
     )
-    max_seq_len: int | None = key(None, "positions: the longest sequence", _SIZE)
+    max_seq_len: int | None = key(None, "positions: the longest sequence", SIZE)
     position: str | None = key(None, "how positions enter the model", POSITIONS)
     rope_theta: float | None = key(None, "base of the rotary wavelengths", Bounds(1, 10**12))
     rope_scaling: float | None = key(None, "Llama 3.1's stretching of them", Bounds(1, 10**4))
@@ -123,10 +126,10 @@ class RunSpec:
         False, "megatron: the output layer counts as a layer where pp cuts the layers"
     )
     decoder_first_pipeline_num_layers: int | None = key(
-        None, "megatron: layers of the first stage; the others share the rest", _LAYERS
+        None, "megatron: layers of the first stage; the others share the rest", LAYERS
     )
     decoder_last_pipeline_num_layers: int | None = key(
-        None, "megatron: layers of the last stage; the others share the rest", _LAYERS
+        None, "megatron: layers of the last stage; the others share the rest", LAYERS
     )
     ep: int = key(1, f"{EXPERT_AXES['ep']}: of the experts each rank has 1 / ep", _RANKS)
     etp: int = key(1, f"{EXPERT_AXES['etp']}; their dp is tp x cp x dp / (ep x etp)", _RANKS)
@@ -144,8 +147,8 @@ class RunSpec:
     offload: str = key("none", "keep in host memory: optimizer state, or all", OFFLOAD)
     recompute: str = key("none", "activations to drop and recompute", RECOMPUTE)
     micro_batch: int = key(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
-    global_batch: int | None = key(None, "sequences per optimizer step, all ranks", _SIZE)
-    grad_accum: int | None = key(None, "micro-batches per step; or give global_batch", _SIZE)
+    global_batch: int | None = key(None, "sequences per optimizer step, all ranks", SIZE)
+    grad_accum: int | None = key(None, "micro-batches per step; or give global_batch", SIZE)
     moe_router_force_load_balancing: bool = key(
         False, "experts: tokens go to them by turns or at random, for timing alone"
     )
@@ -153,7 +156,7 @@ class RunSpec:
         None, "experts: tokens that each takes, over its even share; 0 drops none", Bounds(0, 2**16)
     )
     # the training
-    seq_len: int | None = key(None, "tokens per sequence (the model's positions)", _SIZE)
+    seq_len: int | None = key(None, "tokens per sequence (the model's positions)", SIZE)
     steps: int = key(20, "optimizer steps, never micro-steps", _STEPS)
     epochs: int | None = key(None, "train so many whole passes' worth instead", Bounds(1, 10**6))
     train_tokens: int | None = key(None, "a budget of tokens instead, all ranks", Bounds(1, 10**18))

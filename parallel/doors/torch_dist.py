@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from parallel.doors.names import Named, Shape, megatron
 
 _TABLE = ".metadata"
 _COMMON, _SINCE_19 = "common.pt", "common_state/shard_0_1"
+_OTHER = "is not as megatron-core saves it"
 _STATE = "optimizer.state."
 # The fp32 weights of a distributed optimizer, and of another.
 _MASTERS = (f"{_STATE}param.", f"{_STATE}fp32_param.")
@@ -96,12 +97,8 @@ class _Store:
 def read(folder: Path, model: GPTConfig) -> Foreign:
     """Raises: UsageError: it is damaged, or of another model."""
     store = _Store(folder)
-    common = {}  # what megatron-core saves beside tensors
-    if (folder / _COMMON).is_file():
-        common = pickles.load(folder / _COMMON)
-    elif _SINCE_19 in store.places:
-        common = store.load(_SINCE_19)[0]
-    _check(common.get("args"), model, folder)
+    common = _read_common(store)
+    _check(common.args, model, folder)
     states: dict[tuple[str, str], str] = {}  # (kind, their name) -> where it is stored
     for key in store.places:
         if match := _KEY.fullmatch(key):
@@ -123,12 +120,12 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
         rest = f"{len(missing)} of {len(names)} tensors, the first {missing[0]}"
         raise UsageError(f"{folder} is incomplete: it has no moments of {rest}")
     if missing:
-        form = (common.get("optimizer") or {}).get("param_state_sharding_type", "none")
-        run, kinds = f"{run} without moments (its optimizer's form: {form})", ("param",)
-    adam_step = next(_adam_steps(common.get("optimizer")), 0)
+        run, kinds = f"{run} without moments (its optimizer's form: {common.form})", ("param",)
+    adam_step = common.adam_step
     if not adam_step and (key := key_of("step", names[0])):
-        adam_step = int(store.tensor(key))
-    step = max(common.get("iteration", 0), adam_step)
+        with pickles.understood(folder, f"{_OTHER}: {key}"):
+            adam_step = int(store.tensor(key))
+    step = max(common.iteration, adam_step)
 
     def tensor(name: str, kind: str) -> Tensor:
         return named.tensor(name, lambda n, layer: store.tensor(key_of(kind, n), layer))
@@ -137,6 +134,32 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
         if not tensor("embedding.word.weight", "param").equal(store.tensor(key_of("param", name))):
             raise UsageError(f"{folder}: {name} is not the embedding, to which the model ties it")
     return Foreign(model, step, adam_step or step, kinds, tensor, {"run": run})
+
+
+class _Common(NamedTuple):
+    """What megatron-core saves beside tensors: Megatron-LM's arguments, the optimizer's form, and
+    how many steps AdamW and the training did, 0 where that is not stated."""
+
+    args: dict[str, Any]
+    form: str
+    adam_step: int
+    iteration: int
+
+
+def _read_common(store: _Store) -> _Common:
+    """Raises: UsageError: it is damaged, may run code, or is not as megatron-core saves it."""
+    path, common = store.folder / _COMMON, {}
+    with pickles.understood(path, _OTHER):
+        if path.is_file():
+            common = pickles.load(path)
+        elif _SINCE_19 in store.places:
+            common = store.load(_SINCE_19)[0]
+        args, optimizer = common.get("args"), common.get("optimizer")
+        form = "none"
+        if isinstance(optimizer, dict):
+            form = optimizer.get("param_state_sharding_type", form)
+        adam_step = next(_adam_steps(optimizer), 0)
+        return _Common(vars(args) if args else {}, form, adam_step, int(common.get("iteration", 0)))
 
 
 def _adam_steps(stored: Any) -> Iterator[int]:
@@ -148,9 +171,9 @@ def _adam_steps(stored: Any) -> Iterator[int]:
         yield from _adam_steps(each)
 
 
-def _check(stated: Any, model: GPTConfig, folder: Path) -> None:
+def _check(args: dict[str, Any], model: GPTConfig, folder: Path) -> None:
     """Raises: UsageError: Megatron-LM's arguments say else of what no name or shape shows."""
-    args, scaled = vars(stated) if stated else {}, model.rope_scaling != 1.0
+    scaled = model.rope_scaling != 1.0
     wanted: dict[str, Any] = {
         **dict.fromkeys(("num_experts", "window_size"), None),
         **dict.fromkeys(("apply_layernorm_1p", "rotary_interleaved", "squared_relu"), False),
