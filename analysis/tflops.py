@@ -21,7 +21,8 @@ origin (of what the log does not say itself), peak_gb, convention, tflops, mfu, 
 speedup_ci95, parity, missing (which fact each unknown value lacks), precision and gpu_type, and
 with --predict predicted_s and predicted_error; where a run has experts ep, etp, routing (natural,
 or forced to balance), dropped (share of the tokens' choices), expert_load (an expert's most tokens
-over the mean in its worst layer) and dispatcher. Exits 2 when nothing could be read.
+over the mean in its worst layer) and dispatcher; where a log times them, compute_s and
+communication_s of the slowest rank. Exits 2 when nothing could be read.
 """
 
 import sys
@@ -54,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         keys = [*SUMMARY, *run_table.ADDED]
         if arguments.predict:
             keys += ["predicted_s", "predicted_error"]
-        of_experts = run_table.OF_EXPERTS
-        keys += [k for k in of_experts if any(row[k] is not None for row in shown.rows)]
+        seldom = (*run_table.OF_RANKS, *run_table.OF_EXPERTS)
+        keys += [k for k in seldom if any(row[k] is not None for row in shown.rows)]
         show_objects([{k: row.get(k) for k in keys} for row in shown.rows], arguments.columns)
     else:
         show([shown], arguments.format, arguments.columns)

@@ -178,3 +178,43 @@ def test_a_slower_ranks_line_on_its_mesh_hides_no_model(row):
     found = row(f"[titan] Building llama3 8B with {sizes}\n{late}{TITAN}")
     assert found["model"]["hidden"] == 4096 and found["model"]["n_layer"] == 4
     assert found["gpus"] == 4
+
+
+RESULTS = {"epoch": 1.0, "train_loss": 2.0, "train_runtime": 1000.0, "train_samples": 6400}
+RESULTS |= {"train_samples_per_second": 6.4, "train_steps_per_second": 0.1}
+
+
+def trainer_state(steps=100, every=10, **known):
+    history = [{"step": i, "loss": 2.0, "epoch": i / 100} for i in range(every, steps + 1, every)]
+    history.append({"step": steps, **RESULTS, **known})
+    state = {"global_step": steps, "max_steps": 100, "train_batch_size": 8, "log_history": history}
+    return json.dumps(state, indent=2)
+
+
+def test_what_the_trainer_saves_is_read(row, tmp_path, capsys):
+    flags = ("--global-batch", "64", *FLAGS)
+    state = row(trainer_state(), *flags, name="trainer_state.json")
+    results = row(json.dumps(RESULTS), *flags, name="all_results.json")
+    (tmp_path / "trainer_state.json").unlink()
+    for found in (state, results, row(json.dumps(RESULTS), *flags, name="train_results.json")):
+        assert (found["steady_step_s"], found["samples_per_s"]) == (10, 6.4)
+        assert found["tokens_per_s"] == pytest.approx(6553.6) and found["verdict"] == "complete"
+    assert state["steps"] == results["steps"] == 10
+    assert (state["micro_batch"], state["reasons"][0]) == (8, "100 of 100 iterations")
+    (tmp_path / "trainer_state.json").write_text(trainer_state())
+    assert tflops.main([str(tmp_path), "--format", "json"]) == 0
+    copies = json.loads(capsys.readouterr().out)
+    assert sum("the same evidence as" in " ".join(c["reasons"]) for c in copies) == 2
+
+
+def test_a_trainers_state_says_how_far_it_came(row):
+    early = row(trainer_state(60), name="trainer_state.json")
+    assert "it ended at step 60 of 100" in early["said"]
+    assert early["steady_step_s"] == pytest.approx(1000 / 60)
+    resumed = row(trainer_state(train_loss=0.2), name="trainer_state.json")
+    assert resumed["steady_step_s"] is None and resumed["samples_per_s"] is None
+    assert "train_loss is 0.2, and the losses are 2: it was resumed" in resumed["said"]
+    running = json.loads(trainer_state(60))
+    running["log_history"].pop()
+    found = row(json.dumps(running), name="trainer_state.json")
+    assert (found["verdict"], found["steady_step_s"]) == ("stopped early", None)

@@ -376,7 +376,7 @@ def test_no_file_of_the_repository_but_its_logs_is_a_run():
 
 def test_a_page_that_quotes_a_log_is_no_log(log, tmp_path):
     with pytest.raises(Refusal, match="code or a page by its name"):
-        read(log(RUN, "page.md"))
+        read(log(RUN, "page.rst"))
     with pytest.raises(UsageError, match="no logs in this folder"):
         load([tmp_path])
 

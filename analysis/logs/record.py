@@ -99,8 +99,9 @@ class Record:
     engine: str | None = None
     steps: np.ndarray = field(default_factory=lambda: np.empty(0, STEP))
     interval: int = 1
-    # What the log says once about all of the run: wall_s, samples_per_s, tokens_per_s, and
-    # step_s_mean, step_s_median ... where it prints statistics and no steps.
+    # What the log says once about all of the run: wall_s, samples_per_s, tokens_per_s; compute_s
+    # and communication_s of an entry's slowest rank; and step_s_mean, step_s_median ... where it
+    # prints statistics and no steps.
     totals: dict[str, float] = field(default_factory=dict)
 
     planned_steps: int | None = None
@@ -148,6 +149,7 @@ class Record:
 
     # How to read the entries, and where they stand.
     per_epoch: bool = False  # an entry is the mean over an epoch's micro-steps, not one step
+    epochs: bool = False  # an entry is a whole epoch, of which no batch or tokens are known
     mean_of: str = ""  # what totals' step_s_mean is, where it is the time of a step for want of one
     running_average: bool = False  # an entry is a running mean of the steps before it
     whole_run: bool = False  # the log states results of the whole run, so it needs no entries

@@ -40,6 +40,7 @@ from parallel.record.reader import read_run
 ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
 ADDED = (*ADDED, "speedup_ci95", "parity", "missing", "precision", "gpu_type")
 # Where a run has experts.
+OF_RANKS = ("compute_s", "communication_s")  # where a log has them, of the slowest rank
 OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
 
 
@@ -139,7 +140,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     values = summary(record, time, judgement)
     missing = throughput.plain_missing(record)
     if time is None:
-        missing["step_s"] = str(no_timing(record) or "no step was timed")
+        missing["step_s"] = str(no_timing(record) or throughput.time_missing(record))
     if values["tokens_per_s"] is None:
         missing["tokens_per_s"] = throughput.tokens_missing(record, time is not None)
     tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
@@ -176,6 +177,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "precision": record.precision,
         "gpu_type": record.gpu_type,
         "peak_gb": record.peak_bytes and record.peak_bytes / 1e9,
+        **{name: record.totals.get(name) for name in OF_RANKS},
         **{name: getattr(record, name) for name in OF_EXPERTS},
         "missing": missing,
         "unfit": unfit,
@@ -255,6 +257,8 @@ def of_records(
         Column("step_s", "s/iter", ".4g"),
         Column("predicted_s", "predicted s/iter", ".4g", seldom=predict is None),
         Column("predicted_error", "error", "+.1%", seldom=predict is None),
+        Column("compute_s", "compute s", ".4g", seldom=True),
+        Column("communication_s", "communication s", ".4g", seldom=True),
         Column("tokens_per_s", "tokens/s", ".0f"),
         Column("tflops", f"TFLOP/s/GPU ({shared})" if shared else "TFLOP/s/GPU", ".3g"),
         Column("convention", "convention", asked=shared is not None),

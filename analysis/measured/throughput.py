@@ -16,6 +16,8 @@ PRINTED = "printed"  # TFLOP/s that the log prints and that no convention here c
 
 def _for_tokens(record: Record) -> list[str]:
     """What tokens/s need beside a time or samples/s, where the log does not state it."""
+    if record.epochs:
+        return []
     rate = any(np.isfinite(record.steps[name]).any() for name in ("samples_per_s", "tokens_per_s"))
     rate = rate or not {"samples_per_s", "tokens_per_s"}.isdisjoint(record.totals)
     needed = ["seq_len"] if rate else ["global_batch", "seq_len"]
@@ -127,7 +129,24 @@ def printed_doubt(record: Record) -> list[str]:
 NO_RATE = "the log has neither a step time nor a rate"
 
 
+def time_missing(record: Record) -> str:
+    """Why a run has no time: which fact a printed rate lacks to be one."""
+    rates = {name: np.isfinite(record.steps[name]).any() for name in _OF_RATE}
+    needed = next((facts for name, facts in _OF_RATE.items() if rates[name]), ())
+    absent = [name for name in needed if not getattr(record, name)]
+    return asked(absent) if absent else "no step was timed"
+
+
+# A printed rate -> what makes it the time of a step.
+_OF_RATE = {"samples_per_s": ("global_batch",), "tokens_per_s": ("global_batch", "seq_len")}
+_OF_RATE["tokens_per_s_per_gpu"] = ("gpus", "global_batch", "seq_len")
+
+
 def tokens_missing(record: Record, timed: bool) -> str:
+    if np.isfinite(record.steps["tokens_per_s_per_gpu"]).any() and not record.gpus:
+        return asked(["gpus"])
+    if record.epochs and timed:
+        return "the log times epochs, and does not state their tokens"
     rate = np.isfinite(record.steps["samples_per_s"]).any() or "samples_per_s" in record.totals
     return asked(_for_tokens(record)) if (timed or rate) and _for_tokens(record) else NO_RATE
 

@@ -49,6 +49,11 @@ _LINES = (
 _EVIDENCE = re.compile(_WHO + rb"(?:" + rb"|".join(_LINES) + rb")", re.MULTILINE)
 
 
+def is_page(log: Log) -> bool:
+    """Whether the file's name is that of a Markdown page, whose fenced blocks may hold a log."""
+    return log.path.suffix.lower() in (".md", ".markdown")
+
+
 def is_source(log: Log) -> bool:
     """Whether the file's name is that of code or a page, which may quote a log."""
     return log.path.suffix.lower() in _SOURCES

@@ -215,6 +215,8 @@ def sharing(facts: dict[str, Any]) -> str:
 
 def peak_bytes(content: dict[str, Any]) -> int | None:
     """Most bytes that a rank held by training_metrics.json: allocated on CUDA, resident on CPU."""
-    keys = ("max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global")
+    keys = ["max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global"]
+    if mapping(content.get("hardware")).get("world_size") == 1:
+        keys.append("max_cuda_mem_allocated_bytes_rank0")
     peaks = [integer(epoch.get(key)) for epoch in rows(content.get("epochs")) for key in keys]
     return max((value for value in peaks if value and value > 0), default=None)

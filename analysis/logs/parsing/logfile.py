@@ -16,6 +16,7 @@ from analysis.logs.record import Refusal
 BLOCK = 1 << 20  # bytes; fits a core's L2 cache
 LONGEST_LINE = 64 << 20  # a longer one is cut at a space: memory stays bounded
 SAMPLE = 1 << 16
+_FENCE = re.compile(rb"^[ \t>]{0,12}(`{3,20}|~{3,20})([^`\r\n]{0,200})\r?\n", re.MULTILINE)
 _BLANK = b" \t\r\n\0\xef\xbb\xbf"
 
 
@@ -103,6 +104,16 @@ class Log(AbstractContextManager):
         for offset, block in self.blocks(start, end):
             for match in pattern.finditer(block):
                 yield offset + match.start(), match
+
+    def fenced_blocks(self) -> Iterator[tuple[int, int]]:
+        """Where the text of each fenced block of a Markdown page begins and ends."""
+        fence, begin = b"", 0
+        for at, match in self.matches(_FENCE):
+            if not fence:
+                fence, begin = match[1], at + len(match[0])
+            elif match[1].startswith(fence) and not match[2].strip():
+                yield begin, at
+                fence = b""
 
     def contains(self, mark: bytes, start: int = 0) -> bool:
         """Whether `mark` stands anywhere in the file, at or behind `start`."""

@@ -49,6 +49,11 @@ def complete_rates(record: Record) -> None:
     """Fill the rates and times that follow from the printed rates and the facts, wherever these
     come from: tokens/s of all GPUs, samples/s, seconds a step."""
     steps = record.steps
+    if record.epochs and record.global_batch:
+        record.doubts["batch"] = (
+            f"the global batch of {record.global_batch} is no epoch's: not used"
+        )
+        record.global_batch = None
 
     def fill(name: str, values: np.ndarray) -> None:
         if not np.isfinite(steps[name]).any():

@@ -5,6 +5,7 @@ what its lines look like into its FORMAT, and add its name to NAMES. Formats are
 order: one whose logs hold another's lines comes before it.
 """
 
+import contextlib
 import importlib
 import os
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 from analysis.logs.parsing.attempts import read_last_attempt
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.evidence import is_of_a_run, is_source
+from analysis.logs.parsing.evidence import is_of_a_run, is_page, is_source
 from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
@@ -27,7 +28,7 @@ from base.errors import UsageError
 
 NAMES = tuple(
     """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc metrics_file
-    megatron_golden nemo mlperf fairseq deepspeed hf_trainer""".split()
+    megatron_golden nemo mlperf fairseq rank_epochs deepspeed hf_trainer""".split()
 )
 UNKNOWN = "unknown"
 
@@ -48,7 +49,7 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
             raise Refusal(str(path), str(error).removeprefix(f"{path}/")) from error
     else:
         with Log(path) as log:
-            record = _read_log(log)
+            record = _read_page(log) if is_page(log) else _read_log(log)
             record.last_line = log.line_no(record.last_at) if record.last_at is not None else 0
     complete_from_elsewhere(record, path, flags or {})
     complete_rates(record)
@@ -56,8 +57,29 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
     return record
 
 
+def _read_page(page: Log) -> Record:
+    """The one log in a fenced block of a Markdown page, as an excerpt: how its run went on is not
+    known."""
+    found: dict[int, Record] = {}  # the first line of a block -> its record
+    for begin, end in page.fenced_blocks():
+        with Log(page.path) as block:
+            block.begin, block.size = begin, end
+            with contextlib.suppress(Refusal):
+                found[page.line_no(begin)] = _read_log(block)
+    found = {line: record for line, record in found.items() if len(record.steps)}
+    if len(found) != 1:
+        where = f"{len(found)} fenced blocks of this page hold a log, at lines"
+        why = f"{where} {', '.join(map(str, found))}" if found else "no fenced block of it is a log"
+        raise Refusal(str(page.path), f"{why}; copy the log to a file of its own")
+    ((line, record),) = found.items()
+    record.doubts["page"] = f"an excerpt on a page, from line {line} on"
+    if not record.completed:
+        record.completed = record.planned_steps = None
+    return record
+
+
 def _read_log(log: Log) -> Record:
-    if is_source(log):
+    if is_source(log) and not is_page(log):
         reason = f"{log.path.suffix} is code or a page by its name, which may quote a log"
         raise Refusal(str(log.path), f"{reason}; copy a log to a name in .log or .txt")
     tried = []

@@ -174,11 +174,13 @@ def _read_document(log: Log, record: Record) -> None:
             record.doubts["early"] = f"it ended at step {taken} of {facts['planned_steps']}"
         facts["planned_steps"] = taken
     state(record, facts, "log")
-    losses = record.steps["loss"]
-    if len(losses) and record.totals.get("loss", np.inf) < _SAME_LOSS * losses.mean():
-        words = f"train_loss is {record.totals['loss']:.4g}, and the losses are {losses.mean():.4g}"
-        record.doubts["resumed"] = f"{words}: it was resumed, so its times are unknown"
-        record.totals = {"loss": float(losses[-1])}
+    logged = record.steps
+    mean, printed = float(logged["loss"].mean()) if len(logged) else 0.0, record.totals.get("loss")
+    if taken and mean < math.inf and logged["iteration"][-1:] >= 0.9 * taken:
+        if printed is not None and printed < _SAME_LOSS * mean:
+            words = f"train_loss is {printed:.4g}, and the losses are {mean:.4g}"
+            record.doubts["resumed"] = f"{words}: it was resumed, so its times are unknown"
+            record.totals = {"loss": float(logged["loss"][-1])}
     _time(record, taken)
     if not taken and (steps_per_s or 0) >= _LEAST and record.totals:
         record.totals["step_s_mean"], record.mean_of = 1 / steps_per_s, "its steps per second"

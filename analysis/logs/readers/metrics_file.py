@@ -1,7 +1,8 @@
-"""training_metrics.json (schema 2.0) and RUN_COMPLETE.txt.
+"""training_metrics.json (schema 2.0, and a short form before it) and RUN_COMPLETE.txt.
 
 One entry per epoch. Its step times are of micro-steps, which is a step's time only where
-nothing is accumulated; its statistics are kept as printed.
+nothing is accumulated; its statistics are kept as printed. The short form has the times of the
+epochs alone, and the rate of one rank; its gpus_tested are the GPUs that the process saw.
 """
 
 import re
@@ -29,6 +30,7 @@ from analysis.logs.record import Record, Refusal
 from parallel.record.schema import METRICS_VERSION
 
 _NAME = "training_metrics.json"
+_EPOCHS = "train_time_per_epoch"
 _SIZES = re.compile(r"(n_layer|n_head|n_embd)=(\d{1,7})")
 
 _CONFIG = {
@@ -62,6 +64,9 @@ def _read(log: Log, record: Record) -> None:
     if log.head[:1] != b"{":
         return
     content = document(str(log.path), log.text(), _NAME)
+    if _EPOCHS in content and "epochs" not in content:
+        _short_form(record, content)
+        return
     if (version := content.get("schema_version")) != METRICS_VERSION:
         why = f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
         raise Refusal(str(log.path), why)
@@ -94,6 +99,18 @@ def _read(log: Log, record: Record) -> None:
         record.notes.append(f"no completion marker: {marker} is not beside it")
 
 
+def _short_form(record: Record, content: dict[str, Any]) -> None:
+    names = {"step_s": _EPOCHS, "loss": "train_loss_per_epoch"}
+    names["tokens_per_s_per_gpu"] = "train_throughput"
+    columns = {name: content.get(key) for name, key in names.items()}
+    columns = {k: values if isinstance(values, list) else [] for k, values in columns.items()}
+    n = len(columns["step_s"])
+    columns = {name: (values + n * [None])[:n] for name, values in columns.items()}
+    record.steps = steps_of(iteration=range(1, n + 1), **columns)
+    record.epochs = record.completed = True
+    record.doubts["epochs"] = "an iteration here is an epoch"
+
+
 def _settings(record: Record, content: dict[str, Any], origin: str) -> None:
     """What the document says of model, layout and hardware."""
     config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
@@ -116,6 +133,7 @@ FORMAT = Format(
     name=_NAME,
     marks=(
         (b'"schema_version"', b'"epochs"', b'"training_config"'),
+        (b'"train_time_per_epoch"', b'"train_loss_per_epoch"'),
         (b"RUN_COMPLETE ", b"tokens_per_sec="),
     ),
     reader=_read,
