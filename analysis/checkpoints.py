@@ -20,7 +20,7 @@ from base.errors import command_line, warn
 
 @command_line("analysis.checkpoints")
 def main(argv: list[str] | None = None) -> int:
-    parser = parser_of("analysis.checkpoints", __doc__, "facts", "table", paths="run, log, folder")
+    parser = parser_of("analysis.checkpoints", __doc__, "table", paths="run, log, folder")
     flags = parser.parse_args(argv)
     costs = checkpoint_costs.table(load_runs("analysis.checkpoints", flags))
     warn("analysis.checkpoints", *costs.refused)

@@ -27,7 +27,7 @@ import numpy as np
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.common.table import Column, Table, show
 from analysis.logs.fact_flags import facts_of
-from analysis.logs.load import load, name_of
+from analysis.logs.load import baseline_of, has_baseline, load, name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, step_times, timed
 from analysis.measured.fairness import (
@@ -38,13 +38,14 @@ from analysis.measured.fairness import (
     by_configuration,
     changes,
     differences,
-    group_called,
+    group_with,
     is_changed,
     named,
     other_kernels,
     other_libraries,
     scaling_of,
     shared_cores,
+    unlike,
     unstated,
 )
 from analysis.measured.run_flags import parser_of
@@ -230,9 +231,9 @@ def judged(
         return Verdict(*names, None, [why], values, other.gpus)
 
     for name, side in (("A", a), ("B", b)):
-        mixed = {k: None for run in side for k in changes(side[0].record, run.record, False)}
-        if mixed:
-            words = ", ".join(WORDS.get(k, k) for k in mixed)
+        apart = dict.fromkeys(k for r in side for k in unlike(side[0].record, r.record, any_commit))
+        if apart:
+            words = ", ".join(apart)
             return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {words}")
     unfair = dict.fromkeys(d for r in runs for d in differences(r, first, scaling, any_commit))
     if unfair:
@@ -291,7 +292,10 @@ def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:
     if len(groups) < 2:
         raise UsageError(f"two things are compared, but there is only {next(iter(groups))}")
     wanted = next((run.record.baseline for run in runs if run.record.baseline), None)
-    start = group_called(wanted, groups) if wanted else None
+    records = [run.record for run in runs]
+    start = None
+    if wanted and has_baseline(wanted, records):
+        start = group_with(baseline_of(wanted, records), groups)
     base = start or min(groups)
     pairs = [(base, name) for name in sorted(groups) if name != base]
     sizes: dict[int, list[str]] = defaultdict(list)
@@ -301,8 +305,8 @@ def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:
             sizes[gpus].append(name)
     for _, (fastest, *others) in sorted(sizes.items()):
         pairs += [(fastest, name) for name in others if base not in (fastest, name)]
-    how = any_commit, scaling_of([run.record for run in runs])
-    verdicts = [judged(groups[a], groups[b], *how) for a, b in pairs]
+    how = any_commit, scaling_of(records)
+    verdicts = [replace(judged(groups[a], groups[b], *how), a=a, b=b) for a, b in pairs]
     if wanted and not start:
         missing = f"the study's baseline {wanted} has no time here: {base} stands in for it"
         n = len(groups) - 1

@@ -20,7 +20,7 @@ from base.errors import UsageError, command_line
 
 @command_line("analysis.goodput")
 def main(argv: list[str] | None = None) -> int:
-    parser = parser_of("analysis.goodput", __doc__, "facts", "table", paths="study or run folder")
+    parser = parser_of("analysis.goodput", __doc__, "table", paths="study or run folder")
     flags = parser.parse_args(argv)
     tables, refused = goodput.table(load_runs("analysis.goodput", flags))
     if not any(table.rows for table in tables):

@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from analysis import goodput
 from analysis.checkpoints import main
 from analysis.logs.readers import read
 from analysis.measured.checkpoint_costs import rows, table
@@ -69,3 +70,10 @@ def test_a_load_of_unknown_bytes_prints_a_dash_and_a_log_is_named(run, tmp_path,
     out, said = capsys.readouterr()
     assert [row["gb"] for row in csv.DictReader(io.StringIO(out))] == [""]
     assert said.endswith(" in megatron.log\n")
+
+
+@pytest.mark.parametrize("command", [main, goodput.main])
+def test_flags_that_would_change_nothing_are_refused(run, command, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command([str(run), "--gpus", "8"])
+    assert "unrecognized arguments: --gpus 8" in capsys.readouterr().err

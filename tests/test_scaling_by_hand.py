@@ -206,7 +206,9 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     assert left_out == ["ddp-dp4", "ddp-dp8"]
     notes = curve_of(tmp_path).notes
     assert fairness.ANY_COMMIT in shown.notes and fairness.ANY_COMMIT not in notes
-    with pytest.raises(UsageError, match="no timed run called 'nobody'; there are: ddp, ddp-dp2"):
+    with pytest.raises(
+        UsageError, match="no run called 'nobody'; there are: ddp, ddp-dp2, ddp-dp4"
+    ):
         curve_of(tmp_path, "nobody")
     larger = curve_of(tmp_path, "ddp-dp2")
     assert larger.notes[0].startswith("strong scaling against ddp-dp2 (2 GPUs)")

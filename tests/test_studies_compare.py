@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import compare, plots, report, scaling, tflops
+from analysis import breakdown, compare, page, parity, plots, report, scaling, tflops
 from analysis.logs.load import read_all
 from analysis.measured.fairness import ANY_COMMIT, CHANGED, other_kernels
 from parallel.config.study import load_study
@@ -120,6 +120,49 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
         assert ANY_COMMIT not in out
         assert command.main([*paths, "--any-commit"]) == 0
         assert "invalid" not in (out := capsys.readouterr().out) and ANY_COMMIT in out
+
+
+def test_runs_of_another_commit_or_bucket_size_are_no_repeats(tmp_path, capsys):
+    """Two of B's runs took 0.5 s at one commit and with one bucket, the others 0.8 and 0.9 s."""
+    write(tmp_path / "a", facts("s", "ddp", engine="ddp"))
+    settings = {"engine": "deepspeed_zero", "gpus": 2, "zero_stage": 1}
+    runs = (("1", 0.5, {}), ("2", 0.5, {}), ("3", 0.8, {"commit": "e" * 40}), ("4", 0.9, {}))
+    for number, (name, step_s, git) in enumerate(runs):
+        about = facts("s", "ddp", **settings)
+        about["git"] |= git
+        about["inputs"] = {"deepspeed_config": "large" if name == "4" else "small"}
+        about |= {"configuration": "zero", "repeat": number + 1, "run": f"zero-r{name}"}
+        write(tmp_path / "b", about, step_s=step_s)
+    assert compare.main([str(tmp_path), "--any-commit", "--format", "json"]) == 0
+    rows = [r for r in json.loads(capsys.readouterr().out) if r["a"] == "ddp"]
+    names = {row["b"]: row["ratio"] for row in rows}
+    assert names == pytest.approx({"zero-r1": 1, "zero-r3": 0.625, "zero-r4": 5 / 9}, rel=1e-2)
+    sides = [str(tmp_path / name) for name in "ab"]
+    assert compare.main(sides) == 1
+    said = capsys.readouterr().out
+    assert "no comparison: B's own 4 runs differ in: commit, deepspeed_config" in said
+    assert compare.main([*sides, "--any-commit"]) == 1
+    assert "4 runs differ in: deepspeed_config" in capsys.readouterr().out
+
+
+def test_a_baseline_may_be_a_configuration_in_every_command(tmp_path, capsys):
+    """Two of the three repeats of ddp are whole; the table says why the first has no ratio."""
+    repeats(tmp_path, {1: [1.0, 1.3, 1.2], 2: [0.9, 0.5, 0.6]}, baseline=None)
+    out = ["--out", str(tmp_path / "x.html")]
+    for command, more in ((tflops, []), (scaling, []), (parity, []), (page, out), (plots, [])):
+        for name in ("ddp", "ddp-r2"):
+            assert command.main([str(tmp_path), "--baseline", name, *more]) == 0, command
+        assert command.main([str(tmp_path), "--baseline", "gone", *more]) == 2, command
+        assert "gone" in capsys.readouterr().err
+    (tmp_path / "ddp-r1" / "training_metrics.json").unlink()  # it did not end
+    for command in (tflops, scaling):
+        argv = [str(tmp_path), "--baseline", "ddp", "--format", "json"]
+        assert command.main(argv) == 0
+        ratios = {row["run"]: row["speedup"] for row in json.loads(capsys.readouterr().out)}
+        of_two = ratios.get("ddp-dp2-r1") or ratios["ddp-dp2"]
+        assert of_two == pytest.approx(1.25 / 0.6)  # the median of what is whole
+    assert breakdown.main([str(tmp_path), "--baseline", "ddp"]) == 2
+    assert "none of 6 runs has a breakdown" in capsys.readouterr().err
 
 
 def test_every_bad_metrics_file_is_one_line_and_the_others_are_reported(tmp_path, shared):

@@ -57,14 +57,17 @@ def _find_copies(records: list[Record]) -> None:
 
 
 class Name(NamedTuple):
-    """What a run is called: in tables, by itself, and where it lies."""
+    """What a run is called: in tables, by itself, and where it lies; which repeat of which
+    configuration it is."""
 
     shown: str
     own: str
     path: Path
+    configuration: str | None = None
+    repeat: int | None = None
 
     def answers_to(self, wanted: str) -> bool:
-        """Whether `--baseline wanted` may mean the run; it may be a path, or its last part."""
+        """Whether the name, the path or its last part is the run's."""
         same = os.path.abspath(wanted) == os.path.abspath(self.path)
         return same or wanted in (self.shown, self.own, self.path.name)
 
@@ -96,13 +99,15 @@ def distinct(names: list[str], paths: list[Path]) -> list[str]:
     return shown
 
 
-def called(wanted: str, record: Record) -> bool:
-    """Whether `--baseline wanted` may mean the run, or its configuration."""
-    return wanted == record.configuration or _name(record).answers_to(wanted)
-
-
-def _name(record: Record) -> Name:
-    return Name(name_of(record), own_name(record), Path(record.source))
+def _fits(wanted: str, names: list[Name]) -> list[int]:
+    """Which runs `--baseline wanted` may mean: a run by its name or its path; or a configuration,
+    which is its first repeat, as in a study. A ratio's sides are of all repeats all the same."""
+    fits = [i for i, name in enumerate(names) if name.answers_to(wanted)]
+    exact = [i for i in fits if names[i].shown == wanted]
+    if fits:
+        return exact if len(exact) == 1 else fits
+    repeats = {i: n.repeat or 0 for i, n in enumerate(names) if n.configuration == wanted}
+    return [i for i, repeat in repeats.items() if repeat == min(repeats.values())]
 
 
 def chosen(wanted: str, names: list[Name]) -> int:
@@ -111,11 +116,9 @@ def chosen(wanted: str, names: list[Name]) -> int:
     Raises:
         UsageError: none or several, with the names to choose from.
     """
-    fits = [i for i, name in enumerate(names) if name.answers_to(wanted)]
-    exact = [i for i in fits if names[i].shown == wanted]
-    for only in (exact, fits):
-        if len(only) == 1:
-            return only[0]
+    fits = _fits(wanted, names)
+    if len(fits) == 1:
+        return fits[0]
     known = ", ".join(names[i].shown for i in fits or range(len(names)))
     if not fits:
         raise UsageError(f"no run called {wanted!r}; there are: {known}")
@@ -128,7 +131,18 @@ def baseline_of(wanted: str, records: list[Record]) -> Record:
     Raises:
         UsageError: none or several, with the names to choose from.
     """
-    return records[chosen(wanted, [_name(record) for record in records])]
+    return records[chosen(wanted, _names(records))]
+
+
+def has_baseline(wanted: str, records: list[Record]) -> bool:
+    """Whether `baseline_of` means a run, or cannot choose between some."""
+    return bool(_fits(wanted, _names(records)))
+
+
+def _names(records: list[Record]) -> list[Name]:
+    return [
+        Name(name_of(r), own_name(r), Path(r.source), r.configuration, r.repeat) for r in records
+    ]
 
 
 def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:

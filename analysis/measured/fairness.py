@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from analysis.common.terminal import who
-from analysis.logs.load import called, name_of
+from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import EARLY, ending
-from base.errors import UsageError
 from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES
+from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.settings import FORCED
 
 Run = TypeVar("Run", bound=tuple)  # whose first part is a Record
@@ -37,6 +37,8 @@ WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type
 WORDS |= {"gpus": "GPUs", "interval": "iterations per entry"}
 # What decides a step's time, of Record's fields.
 _TIMED = (*LAYOUT, *POLICY, "interval")
+# Settings that leave a step's time as it is: repeats may differ in them.
+_NOT_TIMED = CIRCUMSTANCES - {"threads", "breakdown"} | {*WORK, "seed", "save", "export_weights"}
 
 
 def differences(
@@ -294,8 +296,35 @@ def busy(records: list[Record]) -> list[str]:
 
 def configuration(record: Record) -> tuple:
     """What two runs must share to be repeats of each other."""
-    facts = [getattr(record, k) for k in (*LAYOUT, *POLICY)]
-    return (*facts, record.params, repr(sorted(record.model.items())), named(record))
+    return (named(record), *map(repr, _work(record).values()))
+
+
+def _work(record: Record) -> dict[str, Any]:
+    """What repeats share beside their name, by name: the split, the model, the code, and of our own
+    runs every setting that can change a step's time."""
+    work = {name: getattr(record, name) for name in (*LAYOUT, *POLICY, *FIXED, "params")}
+    spec = record.facts.get("spec") or {}
+    settings = {k: v for k, v in spec.items() if v is not None and k not in _NOT_TIMED}
+    inputs = record.facts.get("inputs") or {}
+    return work | {
+        "commit": record.code or record.commit,
+        "model": sorted(record.model.items()),
+        "settings": sorted(settings.items()),
+        "deepspeed_config": inputs.get("deepspeed_config"),
+    }
+
+
+def unlike(record: Record, other: Record, any_commit: bool = False) -> list[str]:
+    """In what two runs of one side differ, that are to be repeats of each other; what one of them
+    does not state is not compared."""
+    mine, theirs = _work(record), _work(other)
+    apart = [n for n in mine if None not in (mine[n], theirs[n]) and mine[n] != theirs[n]]
+    if any_commit and "commit" in apart:
+        apart.remove("commit")
+    if "settings" in apart:
+        apart.remove("settings")
+        apart += [n for n in changes(record, other) if n in dict(mine["settings"])]
+    return [WORDS.get(name, name) for name in dict.fromkeys(apart)]
 
 
 def named(record: Record) -> str | None:
@@ -316,14 +345,12 @@ def by_configuration(runs: Sequence[Run]) -> dict[str, list[Run]]:
     }
 
 
-def group_called(wanted: str, groups: dict[str, list[Run]]) -> str | None:
-    """Which of `by_configuration`'s names a baseline's name means; None where it means none.
-
-    Raises:
-        UsageError: it means several.
-    """
-    fits = [name for name, runs in groups.items() if any(called(wanted, run[0]) for run in runs)]
-    if len(fits) > 1:
-        names = ", ".join(name_of(run[0]) for name in fits for run in groups[name])
-        raise UsageError(f"the baseline {wanted} fits {names}; name one of these with --baseline")
-    return fits[0] if fits else None
+def group_with(record: Record, groups: dict[str, list[Run]]) -> str | None:
+    """Which of `by_configuration`'s names has the run, or repeats of it; None where none has."""
+    for name, runs in groups.items():
+        if any(run[0] is record for run in runs):
+            return name
+    if record.configuration is None:
+        return None
+    wanted = configuration(record)
+    return next((n for n, runs in groups.items() if configuration(runs[0][0]) == wanted), None)

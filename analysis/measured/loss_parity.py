@@ -230,7 +230,11 @@ def called(wanted: str, runs: list[Run]) -> Run:
         UsageError: none or several, with the names to choose from.
     """
     shown = _names(runs)
-    names = [Name(name, run.name, run.path) for name, run in zip(shown, runs, strict=True)]
+    facts = [(run.facts.get("configuration"), run.facts.get("repeat")) for run in runs]
+    names = [
+        Name(name, run.name, run.path, *of_study)
+        for name, run, of_study in zip(shown, runs, facts, strict=True)
+    ]
     return runs[chosen(wanted, names)]
 
 

@@ -263,7 +263,10 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
     scaling, partners = scaling or scaling_of(records), shared_cores(records)
     named = None
     if baseline:
-        runs = [Name(run.name, run.run.name, run.run.path) for run in breakdowns]
+        runs = [
+            Name(b.name, b.run.name, b.run.path, b.record.configuration, b.record.repeat)
+            for b in breakdowns
+        ]
         named = breakdowns[chosen(baseline, runs)]
     names = list(parts(breakdowns[0]))
     notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]

@@ -15,7 +15,10 @@ from models.gpus import peak_tflops
 
 GROUPS = {"times": add_time_flags, "facts": add_fact_flags, "table": add_table_flags}
 OWN = {
-    "baseline": {"metavar": "NAME", "help": "the run to compare with; or its path"},
+    "baseline": {
+        "metavar": "NAME",
+        "help": "the run to compare with: its name or path; or a configuration, with all repeats",
+    },
     "scaling": {
         "choices": ("strong", "weak"),
         "help": "what stays the same: the global batch, or the batch per GPU (default: weak"

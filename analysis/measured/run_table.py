@@ -103,6 +103,9 @@ def rows(
     for record, row in zip(records, rows, strict=True):
         base, why = Answer(named) if named else _baseline_of(record, records)
         doubts = [why] if why else []
+        timed_repeats = [run.record for run in repeats[_repeated(base)]] if base else []
+        if timed_repeats and not any(repeat is base for repeat in timed_repeats):
+            base = timed_repeats[0]
         if not row["fit"]:
             ratio = Ratio(None, None, "; ".join(row["unfit"]) or row["missing"]["step_s"])
         elif base is None:

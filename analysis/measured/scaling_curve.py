@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.common.table import Column, Reasons, Table
-from analysis.logs.load import called, name_of
+from analysis.logs.load import baseline_of, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
 from analysis.logs.verdict import averages, judge, timed, unfinished
@@ -18,7 +18,7 @@ from analysis.measured.fairness import (
     by_configuration,
     changes,
     differences,
-    group_called,
+    group_with,
     notes_on,
     scaling_of,
     shared_cores,
@@ -340,6 +340,25 @@ def gather(
     return Reading(runs, left_out)
 
 
+def _baseline_of(
+    wanted: str | None, records: list[Record], runs: list[Timed], left_out: list[tuple[str, str]]
+) -> Record:
+    """The baseline among the timed runs; left_out: why others have no time.
+
+    Raises:
+        UsageError: there is no such run, or neither it nor a repeat of it has a time.
+    """
+    if not wanted:
+        return min((run.record for run in runs), key=lambda record: record.gpus)
+    named, groups = baseline_of(wanted, records), by_configuration(runs)
+    if (group := group_with(named, groups)) is None:
+        why = dict(left_out).get(name_of(named), "no steady time")
+        names = ", ".join(name_of(run.record) for run in runs)
+        raise UsageError(f"the baseline {name_of(named)} is left out: {why}; there are: {names}")
+    repeats = [run.record for run in groups[group]]
+    return named if any(record is named for record in repeats) else repeats[0]
+
+
 def report_of(
     records: list[Record],
     refused: list[str],
@@ -353,8 +372,7 @@ def report_of(
 
     Args:
         refused: the lines of what could not be read.
-        baseline: the name or path of a run or configuration, of which the one on the fewest GPUs
-            is taken; default: of all.
+        baseline: the name or path of a run or configuration; default: the run on the fewest GPUs.
         scaling: strong or weak; None takes what the runs are (fairness.py).
         window: the iterations to use, by the numbers in the log.
         any_commit: also compare runs of different commits.
@@ -363,11 +381,7 @@ def report_of(
         UsageError: nothing was timed, or there is no such baseline.
     """
     runs, left_out = gather(records, refused, window)
-    if baseline and not group_called(baseline, by_configuration(runs)):
-        names = ", ".join(name_of(run.record) for run in runs)
-        raise UsageError(f"no timed run called {baseline!r}; there are: {names}")
-    wanted = [run.record for run in runs if not baseline or called(baseline, run.record)]
-    base = min(wanted, key=lambda record: record.gpus)
+    base = _baseline_of(baseline, records, runs, left_out)
     scaling = scaling or scaling_of([run.record for run in runs])
     fair = []
     for run in runs:
