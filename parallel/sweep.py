@@ -134,6 +134,14 @@ def start(
     return f"{read_status(folder).get('reason')} (see {console_out})"
 
 
+def check_inputs(study: Study, names: Sequence[str]) -> None:
+    """Raises: UsageError: none of these runs could train, as its data or its checkpoint are not
+    there, say."""
+    problems = [(name, next(attempts.input_problems(study.run(name)), "")) for name in names]
+    if names and all(problem for _, problem in problems):
+        raise UsageError("; ".join(by_reason(problems)))
+
+
 def sweep(
     study: Study,
     names: list[str],
@@ -144,15 +152,20 @@ def sweep(
 ) -> list[str]:
     """Run the named runs into out/<name>, in this order; the names of those that failed. A terminal
     shows a bar of runs. side_by_side: GPUs that runs share out; the times of such runs say little.
+
+    Raises:
+        UsageError: no run could train on its data.
     """
     commit = facts.git(ROOT)
+    to_train = [n for n in names if fresh or not is_done(out / n, study.run(n), commit)]
+    check_inputs(study, to_train)
     failed: list[str] = []
     bar = tqdm(total=len(names), desc=study.name, unit="run", disable=None)
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def run(number: int, name: str, gpus: Sequence[str]) -> None:
         spec, folder, before = study.run(name), out / name, time.monotonic()
-        if not fresh and is_done(folder, spec, commit):
+        if name not in to_train:
             outcome = "already complete"
         else:
             try:

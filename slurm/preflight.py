@@ -13,9 +13,8 @@ from pathlib import Path
 
 from base.errors import UsageError
 from base.files import ROOT
+from parallel.checkpoint.attempts import input_problems
 from parallel.config.clusters import Cluster
-from parallel.config.data_files import DEFAULT_FOLDER, describe
-from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record.writer import check_folder
 
@@ -28,7 +27,7 @@ def problems(study: Study, cluster: Cluster, logs: Path, names: Collection[str])
     findings: dict[str, list[str]] = {}
     for name in names:
         folder = ROOT / logs / study.name / name
-        for text in (*_of_inputs(study.runs[name].spec), *_of_folder(folder)):
+        for text in (*input_problems(study.runs[name].spec, ROOT), *_of_folder(folder)):
             # Each run has a folder of its own: one is named, and the others are counted.
             findings.setdefault(text.replace(str(folder), ""), []).append(text)
     problems = list(_of_cluster(cluster))
@@ -69,27 +68,6 @@ def _of_cluster(cluster: Cluster) -> Iterator[str]:
     by_name = "$" in image or "://" in image or "/" not in image
     if image and not by_name and not (ROOT / image).exists():
         yield f"no container image at {image}"
-
-
-def _of_inputs(spec: RunSpec) -> Iterator[str]:
-    """Why the run cannot train on its data, by their sizes and headers, or load its checkpoint."""
-    path = ROOT / spec.data
-    if spec.load is not None and not (ROOT / spec.load).exists():
-        yield f"no checkpoint at {spec.load}"
-    if not path.exists() and not Path(f"{path}.idx").exists():
-        flags = "" if spec.data == DEFAULT_FOLDER else f" --input TEXT --out {spec.data}"
-        yield f"no token files at {spec.data}: python -m parallel.data{flags} makes them"
-        return
-    try:
-        described = describe(path)
-    except UsageError as error:
-        yield str(error)
-        return
-    tokens, ids = described.train.stop - described.train.first, described.vocab_size
-    if tokens <= spec.seq_len:
-        yield f"{spec.data} has {tokens} tokens, too few for one sequence of {spec.seq_len} + 1"
-    elif ids is not None and ids > spec.model.vocab_size:
-        yield f"{spec.data} has {ids} token ids, but the model has {spec.model.vocab_size}"
 
 
 def _of_folder(folder: Path) -> Iterator[str]:

@@ -127,10 +127,12 @@ def test_a_run_killed_without_a_word_is_not_running_for_ever(tokens, tmp_path):
 def test_a_refused_rerun_does_not_leave_the_old_result_in_its_place(tokens, tmp_path):
     study, run = tmp_path / "small.toml", tmp_path / "out" / "small" / "ddp"
     text = 'question = "?"\n[[run]]\nmax_seq_len = 32\nsteps = 2\ndevice = "cpu"\n'
-    for folder, status in ((tokens, 0), ("nowhere", 1)):
-        study.write_text(f'{text}data = "{folder}"\n')
+    (bad := np.zeros(4000, dtype=np.uint16))[3000] = 400  # beyond the vocabulary: the run sees it
+    bad.tofile(tmp_path / "bad.bin")
+    for data, status in ((tokens, 0), (tmp_path / "bad.bin", 1)):
+        study.write_text(f'{text}data = "{data}"\n')
         assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == status
-    assert (read_run(run).state, read_run(run).reason) == ("failed", "no token files at nowhere")
+    assert read_run(run).state == "failed" and "token id 400" in read_run(run).reason
     assert read_run(run / "attempts" / "1").state == "complete"
 
 

@@ -101,6 +101,12 @@ def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path):
         ("[[sweep]]\nproduct = { gpus = [1, 1] }", "a second run called ddp"),
         ("[[sweep]]\ndefaults = { label = 'a b' }", "label 'a b' is not a word"),
         ("[[run]]\n[walltime]", "unknown walltime; known: question, baseline, cluster, slurm"),
+        ("[[run]]\nrepeats = 3", r"\[\[run\]\] 1: repeats belongs to a \[\[sweep\]\]"),
+        ("[[sweep]]\ndefaults = { zip = {} }", r"1 defaults: zip belongs to a \[\[sweep\]\]"),
+        (
+            "[[sweep]]\nlabel = 'x'",
+            r"\[\[sweep\]\] 1: label belongs to \[defaults\], a \[\[run\]\]",
+        ),
         ("[[sweep]]\ninclude = { tp = 1 }", "include must be a list of tables"),
         ("[[sweep]]\ninclude = [{ slurm = 5 }]", "slurm must be a table"),
         ("question = ", "grid.toml is not TOML"),
@@ -109,6 +115,20 @@ def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path):
     ):
         with pytest.raises(UsageError, match=words):
             study_of(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("repeats = 3", "a [[sweep]]"),
+        ("gpus = 2", "[defaults], a [[run]] or a [[sweep]]'s defaults"),
+    ],
+)
+def test_a_key_in_the_wrong_table_is_told_where_it_belongs(line, place, tmp_path):
+    with pytest.raises(UsageError) as refused:
+        study_of(tmp_path, "[[run]]", f'question = "?"\n{line}\n')
+    path, name = tmp_path / "grid.toml", line.split()[0]
+    assert str(refused.value) == f"study {path}: {name} belongs to {place}"
 
 
 @pytest.mark.parametrize("line", ["baseline = []", "baseline = { tp = 1 }", "cluster = [1]"])

@@ -58,6 +58,7 @@ def started(monkeypatch) -> list[str]:
 
     names_that_fail.clear()
     monkeypatch.setattr(sweep, "start", start)
+    monkeypatch.setattr(sweep, "check_inputs", lambda *_: None)
     monkeypatch.setattr(sweep, "report", lambda *_, **__: None)
     monkeypatch.setattr(facts, "git", lambda folder: CLEAN)
     return names
@@ -86,6 +87,20 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     assert started == [ORDER[2], ORDER[0], ORDER[3]]
 
 
+def test_a_sweep_of_which_no_run_could_train_starts_none_and_says_why_once(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    runs = "[[run]]\n[[run]]\nseed = 2\n"
+    study = two_steps(tmp_path / "two.toml", "data/stdlib", runs)
+    study.write_text(f'baseline = "ddp-seed2"\n{study.read_text()}')
+    assert sweep.main([str(study), "--logs", "logs"]) == 2
+    said = capsys.readouterr()
+    why = "no token files at data/stdlib: python -m parallel.data makes them"
+    assert said.err == f"parallel.sweep: ddp-seed1234: {why}; likewise 1 more: ddp-seed2\n"
+    assert said.out == "" and not (tmp_path / "logs").exists()
+
+
 def test_runs_side_by_side_have_gpus_of_their_own(tmp_path, monkeypatch):
     """Two at a time of two GPUs; the run of all four waits for both."""
     runs = "".join(f"[[run]]\ngpus = {n}\nseed = {s}\n" for s, n in enumerate((2, 2, 4, 2, 2)))
@@ -106,6 +121,7 @@ def test_runs_side_by_side_have_gpus_of_their_own(tmp_path, monkeypatch):
         return ""
 
     monkeypatch.setattr(sweep, "start", start)
+    monkeypatch.setattr(sweep, "check_inputs", lambda *_: None)
     gpus = ["4", "5", "6", "GPU-7"]
     names = list(study.runs)
     assert sweep.sweep(study, names, tmp_path, False, side_by_side=gpus) == [names[4]]
@@ -152,6 +168,7 @@ def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept
     out = tmp_path / "out" / "ab"
     (out / ORDER[0]).mkdir(parents=True)
     (out / ORDER[0] / "thesis.tex").write_text("mine")
+    monkeypatch.setattr(sweep, "check_inputs", lambda *_: None)
     monkeypatch.setattr(sweep, "report", lambda *_, **__: None)
     command = [sys.executable, "-c", "print('parallel.train: no data')\nraise SystemExit(2)"]
     monkeypatch.setattr(sweep, "command_of", lambda *_: command)

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from base.errors import UsageError, drop_output
 from models.config import GPTConfig
 from models.weights_config import model_of
 from parallel.checkpoint import folders
+from parallel.config.data_files import DEFAULT_FOLDER, describe
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.settings import DEFAULTS, RunSpec
 from parallel.record.ends import COMPLETE
@@ -148,6 +149,28 @@ def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
     if differ := list(filter(matters, changes(stated, ours))):
         words = ", ".join(map(str, differ))
         raise UsageError(f"{newest} is another run's ({words}): take its checkpoints out of {save}")
+
+
+def input_problems(spec: RunSpec, below: Path = Path()) -> Iterator[str]:
+    """Why a run that starts in the folder `below` cannot train on its data, by their sizes and
+    headers, or load its checkpoint."""
+    path = below / spec.data
+    if spec.load is not None and not (below / spec.load).exists():
+        yield f"no checkpoint at {spec.load}"
+    if not path.exists() and not Path(f"{path}.idx").exists():
+        flags = "" if spec.data == DEFAULT_FOLDER else f" --input TEXT --out {spec.data}"
+        yield f"no token files at {spec.data}: python -m parallel.data{flags} makes them"
+        return
+    try:
+        described = describe(path)
+    except UsageError as error:
+        yield str(error)
+        return
+    tokens, ids = described.train.stop - described.train.first, described.vocab_size
+    if tokens <= spec.seq_len:
+        yield f"{spec.data} has {tokens} tokens, too few for one sequence of {spec.seq_len} + 1"
+    elif ids is not None and ids > spec.model.vocab_size:
+        yield f"{spec.data} has {ids} token ids, but the model has {spec.model.vocab_size}"
 
 
 def check_first(spec: RunSpec, first: Path) -> None:

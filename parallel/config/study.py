@@ -46,7 +46,7 @@ from models.config import preset
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
 from parallel.config.run_names import IN_NAME, name_alone, run_name
-from parallel.config.settings import COMMAND_LINE, RunSpec, check_setting, merge, resolve
+from parallel.config.settings import COMMAND_LINE, DEFAULTS, RunSpec, check_setting, merge, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
 MOST_RUNS = 10_000  # of a study, points that are left out and repeats included
@@ -244,6 +244,7 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
             f"study {path}: its scripts and logs go to a folder called {path.stem!r}: call the file"
             " NAME.toml, with a NAME that does not begin with a dot"
         )
+    _refuse_misplaced(table, _File, f"study {path}")
     file = _File(**values_of(_File, table, f"study {path}"))
     if not file.run and not file.sweep:
         raise UsageError(f"study {path} has no [[run]] table and no [[sweep]]")
@@ -303,6 +304,7 @@ def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
 
 def _sweep(table: dict[str, Any], source: str) -> _Sweep:
     """Raises: UsageError: a part of a sweep that is not what its name says."""
+    _refuse_misplaced(table, _Sweep, source)
     sweep = _Sweep(**values_of(_Sweep, table, source))
     for kind in ("product", "zip"):
         for name, values in getattr(sweep, kind).items():
@@ -316,6 +318,16 @@ def _sweep(table: dict[str, Any], source: str) -> _Sweep:
     return sweep
 
 
+def _refuse_misplaced(table: dict[str, Any], kind: type, source: str) -> None:
+    """Raises: UsageError: a key of another table than `kind` describes; it says of which."""
+    for name in table.keys() - {f.name for f in fields(kind)}:
+        if name in _Sweep.__dataclass_fields__:
+            raise UsageError(f"{source}: {name} belongs to a [[sweep]]")
+        if kind is not _Beside and (name in DEFAULTS or name in _BESIDE):
+            places = "[defaults], a [[run]] or a [[sweep]]'s defaults"
+            raise UsageError(f"{source}: {name} belongs to {places}")
+
+
 def check_settings(layers: Layers) -> None:
     """Refuse what is wrong wherever it stands: an unknown setting, a wrong type, an unknown name.
 
@@ -323,6 +335,7 @@ def check_settings(layers: Layers) -> None:
         UsageError: so that a typo is never taken for a point that cannot run.
     """
     for source, settings in layers:
+        _refuse_misplaced(settings, _Beside, source)
         for name, value in settings.items():
             if name in _BESIDE:
                 checked(_BESIDE[name], value, f"{source}: {name}")
