@@ -71,8 +71,8 @@ def _read_page(page: Log) -> Record:
         where = f"{len(found)} fenced blocks of this page hold a log, at lines"
         why = f"{where} {', '.join(map(str, found))}" if found else "no fenced block of it is a log"
         raise Refusal(str(page.path), f"{why}; copy the log to a file of its own")
-    ((line, record),) = found.items()
-    record.doubts["page"] = f"an excerpt on a page, from line {line} on"
+    (record,) = found.values()
+    record.doubts["page"] = "an excerpt on a page"
     if not record.completed:
         record.completed = record.planned_steps = None
     return record

@@ -29,7 +29,7 @@ _TIME = rb"|%b time: {0,4}(?P<%b>\d{1,9}(?:\.\d{0,9})?) {0,4}seconds"
 _ANY = re.compile(
     rb"(?:Rank (?P<rank>\d{1,6}) )?Epoch (?P<epoch>\d{1,9}) timing breakdown:"
     rb"|(?P<average>Average metrics:)"
-    rb"|(?:Train|Average) [Ll]oss: {0,4}(?P<loss>\d{1,9}(?:\.\d{0,9})?|nan)(?=\s)"
+    rb"|(?:Train|Average) [Ll]oss: {0,4}(?P<loss>\d{1,9}(?:\.\d{0,9})?|nan)(?=[\s\x1b])"
     + b"".join(_TIME % (words, name.encode()) for name, words in _TIMES.items())
 )
 
