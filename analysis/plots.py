@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.common.colours import GREY, of_engines
 from analysis.logs.load import load
+from analysis.logs.model import asked
 from analysis.measured import drawn_rows, run_table
 from analysis.measured.drawn_rows import Bars, Points
 from analysis.measured.fairness import by_configuration, scaling_of
@@ -40,13 +41,13 @@ def drawn(paths: list[Path], baseline: str | None) -> dict[str, Points | Bars]:
     records, left_out = load(paths)
     kind = scaling_of(records)
     rows = run_table.rows(records, baseline=baseline, kind=kind)
-    for record, row in zip(records, rows, strict=True):
+    for row in rows:
         drawn = {"tflops": row["tflops"] and row["gpus"], "scaling": row["efficiency"]}
         if missing := [name for name, value in drawn.items() if not value]:
-            why = row["notes"] if row["verdict"] == "complete" else row["verdict"]
-            if not (why or baseline or record.baseline):
-                why = "no baseline is stated (--baseline NAME)"
-            why = why or "a fact that it needs is not known"
+            keys = {"tflops": "tflops", "scaling": "efficiency"}
+            whys = dict.fromkeys(filter(None, (row["missing"].get(keys[name]) for name in missing)))
+            why = "; ".join(whys) if row["verdict"] == "complete" else row["verdict"]
+            why = why or asked(["gpus"])
             left_out.append(f"{row['run']}: not in {' and '.join(missing)}: {why}")
     groups = by_configuration(list(zip(records, rows, strict=True)))
     firsts = []  # the repeats of a configuration share their speedup
@@ -62,7 +63,7 @@ def drawn(paths: list[Path], baseline: str | None) -> dict[str, Points | Bars]:
     }
     pictures = {name: picture for name, picture in pictures.items() if picture is not None}
     if not pictures:
-        why = "no run here has a number of GPUs and a steady time: nothing to draw"
+        why = "nothing to draw: no run here has a speedup or TFLOP/s"
         raise UsageError("; ".join([why, *left_out]))
     for line in left_out:
         warn("analysis.plots", line)

@@ -85,7 +85,7 @@ def test_of_an_appended_log_the_last_attempt_counts(row):
 
 def test_a_run_that_ended_early_has_no_mean_over_the_planned_steps(row):
     found = row(header() + losses(1, 300) + end(300.0, epoch=0.3))
-    assert found["steady_step_s"] is None
+    assert found["steady_step_s"] is None and found["samples_per_s"] is None
     assert "ended after about 300 of 1000 steps: its mean step time is unknown" in found["said"]
 
 
@@ -99,6 +99,18 @@ def test_runs_of_hugging_face_have_a_speedup(tmp_path, capsys):
         for gpus, speedup, efficiency in ((8, 1, 1), (16, 1.786, 0.893), (32, 3.030, 0.758)):
             assert rows[gpus]["speedup"] == pytest.approx(speedup, abs=5e-4)
             assert rows[gpus]["efficiency"] == pytest.approx(efficiency, abs=5e-4)
+
+
+def test_a_runs_rate_and_the_batch_are_a_time_and_what_is_missing_is_named(row):
+    marker = "RUN_COMPLETE run_id=r world_size=4 tokens_per_sec=65536.0\n"
+    bare = row(marker, name="RUN_COMPLETE.txt")
+    asked = "the log does not state global batch (--global-batch), sequence length (--seq-len)"
+    assert bare["steady_step_s"] is None and bare["missing"]["step_s"] == asked
+    found = row(marker, "--global-batch=128", *FLAGS, name="RUN_COMPLETE.txt")
+    assert (found["steady_step_s"], found["tokens_per_s"]) == (2, 65_536)
+    assert "s/iter is the batch over the run's rate, with the warm-up" in found["said"]
+    alone = row(TITAN)
+    assert alone["missing"]["step_s"] == "the log does not state GPUs (--gpus)"
 
 
 def test_a_line_that_is_cut_off_has_no_loss(row):
@@ -210,7 +222,7 @@ def test_what_the_trainer_saves_is_read(row, tmp_path, capsys):
 def test_a_trainers_state_says_how_far_it_came(row):
     early = row(trainer_state(60), name="trainer_state.json")
     assert "it ended at step 60 of 100" in early["said"]
-    assert early["steady_step_s"] == pytest.approx(1000 / 60)
+    assert early["steady_step_s"] == pytest.approx(1000 / 60) and early["samples_per_s"] is None
     resumed = row(trainer_state(train_loss=0.2), name="trainer_state.json")
     assert resumed["steady_step_s"] is None and resumed["samples_per_s"] is None
     assert "train_loss is 0.2, and the losses are 2: it was resumed" in resumed["said"]

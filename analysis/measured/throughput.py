@@ -131,7 +131,8 @@ NO_RATE = "the log has neither a step time nor a rate"
 
 def time_missing(record: Record) -> str:
     """Why a run has no time: which fact a printed rate lacks to be one."""
-    rates = {name: np.isfinite(record.steps[name]).any() for name in _OF_RATE}
+    printed = {name: np.isfinite(record.steps[name]).any() for name in _OF_RATE}
+    rates = {name: found or name in record.totals for name, found in printed.items()}
     needed = next((facts for name, facts in _OF_RATE.items() if rates[name]), ())
     absent = [name for name in needed if not getattr(record, name)]
     return asked(absent) if absent else "no step was timed"

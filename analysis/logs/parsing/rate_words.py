@@ -65,6 +65,16 @@ def complete_rates(record: Record) -> None:
         fill("step_s", step_s_of_rates(record))
         if np.isfinite(steps["step_s"]).any():
             record.notes.append("step times follow from the printed rate and the batch")
+        elif not record.mean_of:
+            _mean_of_rate(record)
+
+
+def _mean_of_rate(record: Record) -> None:
+    """The mean step time by the rate of the whole run, where that alone is printed."""
+    batch, of = record.global_batch or 0, record.totals
+    for rate, amount in (("tokens_per_s", batch * (record.seq_len or 0)), ("samples_per_s", batch)):
+        if amount and of.get(rate, 0) > 0 and not record.mean_of:
+            of["step_s_mean"], record.mean_of = amount / of[rate], "the batch over the run's rate"
 
 
 def step_s_of_rates(record: Record) -> np.ndarray:

@@ -128,6 +128,7 @@ def _ended_early(record: Record, header: bytes, end_epoch: float) -> bool:
     if early:
         words = f"it ended after about {steps:.0f} of {record.planned_steps} steps"
         record.doubts["early"] = f"{words}: its mean step time is unknown"
+        record.totals.pop("samples_per_s", None)  # it counts the planned steps
     return early
 
 
@@ -172,6 +173,7 @@ def _read_document(log: Log, record: Record) -> None:
         taken = integer(end.get("step")) or taken
         if taken and facts["planned_steps"] not in (None, taken):
             record.doubts["early"] = f"it ended at step {taken} of {facts['planned_steps']}"
+            record.totals.pop("samples_per_s", None)  # it counts the planned steps
         facts["planned_steps"] = taken
     state(record, facts, "log")
     logged = record.steps
