@@ -6,7 +6,9 @@ from tests.test_flags import COMMANDS
 from tests.tools import bad_commands, bad_input
 
 
-@pytest.mark.parametrize(("campaign", "n"), [("logs", 40), ("neutral", 30), ("folders", 3)])
+@pytest.mark.parametrize(
+    ("campaign", "n"), [("logs", 40), ("numbers", 250), ("neutral", 30), ("folders", 3)]
+)
 def test_bad_input_ends_in_no_traceback(campaign, n):
     assert bad_input.findings(bad_input.run(campaign, "a few", n)) == []
 
@@ -20,6 +22,7 @@ def test_every_command_is_given_bad_lines():
     ("campaign", "n"),
     [
         ("logs", 200),
+        ("numbers", 4000),
         ("neutral", 150),
         ("folders", 20),
         ("manifests", 30),

@@ -11,7 +11,8 @@ MEGATRON = (
 )
 TITAN = (
     "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard={n}, cp=1, tp=1\n"
-    "Training starts at step 1, with local batch size 1, global batch size {n}, total steps 40\n"
+    "Training starts at step 1, with local batch size 1, global batch size {n}, total steps 40"
+    " (warmup 2)\n"
 )
 NVIDIA_SMI = "".join(
     f"|   {i}  NVIDIA H100 80GB HBM3          On  |\n|    {i}   N/A  N/A           91681      C  \n"
@@ -63,7 +64,7 @@ FORMATS = {
         "gpus",
     ),
     "fairseq": (
-        "'distributed_world_size': {n}, 'max_update': 40\n",
+        "'distributed_world_size': {n}, 'max_update': 40, \n",
         '{{"epoch": 1, "loss": "9.{i}", "wps": "25389.4", "ups": "0.22", "bsz": "404.6",'
         ' "num_updates": "{i}", "gnorm": "1.{ms}"}}\n',
         "gpus",

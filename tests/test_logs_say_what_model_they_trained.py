@@ -114,7 +114,8 @@ TITAN = """\
 [titan] Building {built}
 [titan] CUDA capacity: NVIDIA H100 80GB HBM3 with 79.10GiB memory
 [titan] Model {name} size: {params} total parameters
-[titan] Trainer is initialized with local batch size 1, global batch size 8, sequence length 8192
+[titan] Trainer is initialized with local batch size 1, global batch size 8, sequence length 8192,\
+ total steps 9 (warmup 2)
 """ + "".join(
     f"[titan] step: {i:2d}  loss:  7.9  grad_norm: 1.0  memory: 10.0GiB(12%)  tps: 6,000  tflops:"
     " 300.00  mfu: 30.0%\n"

@@ -148,6 +148,65 @@ def test_a_cut_number_is_no_number(log, kind):
             assert np.isnan(known[-1]) or known[-1] == pytest.approx(value), (cut, name)
 
 
+CUT = {  # a line -> the value that is unknown for it, in a log of what stands around it
+    "  seq_length ..................... 20time to load\n": "seq_len",
+    "  seq_length ..................... 20  hidden_size ......... 64\n": "seq_len",
+    "  seq_length ..................... 8,192\n": "seq_len",
+    "using world size: 20\n": "gpus",
+}
+
+
+@pytest.mark.parametrize("line", CUT)
+def test_a_cut_setting_is_unknown(log, line):
+    assert getattr(read(log(line + RUN)), CUT[line]) is None
+
+
+def test_a_number_of_megatrons_that_is_none_is_unknown_and_counted(log):
+    for ms, loss in (("1time to load", "9.90E+00"), ("9853,7", "9.90E+00"), ("6.9k", "9.9")):
+        text = RUN.replace("(ms): 1002.0", f"(ms): {ms}").replace("2.980000E+00", loss)
+        record = read(log(text))
+        assert len(record.steps) == 39 and "2" not in record.steps["iteration"]
+    record = read(log(RUN.replace("2.980000E+00", "2,98000E+00")))
+    assert np.isnan(record.steps["loss"][1]) and record.steps["loss"][2] == 2.97
+    (doubt,) = judge(record).doubts
+    assert doubt.text == "what is cut or no whole number is unknown: loss (1)"
+
+
+def test_a_step_time_of_zero_is_unknown(log):
+    text = "".join(megatron(i, ms=10_000.0 * (i % 2)) for i in range(1, 41))
+    record = read(log(text))
+    assert timed(record).step_s == 10.0
+    (doubt,) = (flag.text for flag in judge(record).flags)
+    assert doubt == "20 values of step_s are zero, negative or infinite: unknown"
+
+
+TITAN = """[titan] Building 1-D device mesh with ['dp_shard'], [16]
+[titan] Training starts at step 1, with local batch size 4, global batch size 64, {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "line", "unknown"),
+    [
+        ("sequence length 8192, total steps 4 (warmup 2)", "loss: 7.9  memory: 60.1GiB(75%)", ""),
+        ("sequence length 8", "loss: 7.9  memory: 60.1GiB(75%)", "seq_len (1)"),
+        (
+            "sequence length 8192, total steps 4 (warmup 2)",
+            "loss: 11,8812  memory: 60,10GiB(75,25%)",
+            "loss (4), peak_gib (4), tps (4)",
+        ),
+    ],
+)
+def test_torchtitans_numbers_count_as_they_are_printed_or_not_at_all(log, end, line, unknown):
+    steps = (f"step: {i}  {line}  tps: 3,3{i}8  mfu: 30.01%\n" for i in range(1, 5))
+    record = read(log(TITAN.format(end=end) + "".join(steps)))
+    known = 64 * 8192 / (16 * np.array([3318, 3328, 3338, 3348]))
+    assert times(record) == pytest.approx([np.nan] * 4 if unknown else known, nan_ok=True)
+    assert record.doubts.get("numbers", "").endswith(unknown) and bool(record.doubts) == bool(
+        unknown
+    )
+
+
 def test_a_last_line_without_its_newline_counts_when_every_field_is_there(log):
     numbers = {"nanotron": "n: 2", "nanoGPT": "iter 10", "nanochat": "122", "torchtitan": "p: 10"}
     for kind, number in numbers.items():
@@ -325,7 +384,8 @@ def test_a_traceback_after_completion_is_no_failure(log):
 
 
 def test_a_run_that_died_before_its_first_iteration_is_a_run(log):
-    text = "using world size: 16\n  seq_length ........ 2048\nCUDA out of memory. Tried\n"
+    text = "using world size: 16, data-parallel-size: 16\n  seq_length ........ 2048\n"
+    text += "CUDA out of memory. Tried\n"
     record = read(log(text))
     assert record.format == "Megatron-LM" and record.failure.line_no == 3
     assert record.gpus == 16 and record.seq_len == 2048 and len(record.steps) == 0

@@ -4,7 +4,7 @@ A reader turns one log (or run folder) into one `Record`. What the log does not 
 leave it unknown rather than guess. `origin` says where each fact came from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,6 +175,14 @@ class Record:
 
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how
+
+    def doubt_numbers(self, counts: Mapping[str, int | bool], why: str = "") -> None:
+        """Say of how many values the log prints something that is no whole number."""
+        none = ", ".join(f"{name} ({int(count)})" for name, count in counts.items() if count)
+        if none:
+            words = f"{why}what is cut or no whole number is unknown: {none}"
+            known = self.doubts.get("numbers")
+            self.doubts["numbers"] = f"{known}; {words}" if known else words
 
     def step_stats(self) -> dict[str, float | int | None]:
         """n, mean, median, min and max (seconds) over all logged steps; None where unknown.

@@ -12,6 +12,7 @@ manifests  a forged manifest of a checkpoint with a matching checksum: verify, e
 commands   command lines with bad numbers, empty values, wrong files, devices, unknown words
 output     every command where its output is closed, full, or read no further than one line
 not-runs   files of this repository and of installed packages that are not runs: each is refused
+numbers    a number of a line is cut, joined or written otherwise: it is unknown, and never another
 neutral    bytes that change no fact (line ends, colours, padding ...): no field of a record changes
 
 One row per campaign: how many cases were tried, how many ended in a traceback (an exception that is
@@ -27,6 +28,7 @@ import dataclasses
 import functools
 import io
 import json
+import math
 import os
 import random
 import re
@@ -35,6 +37,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -127,6 +130,39 @@ def one_folder(chance: random.Random, folder: Path, loud: bool) -> list[Problem]
         if module not in stopped and expected - {victim} - shown[module]:
             problems.append((WRONG, f"{module}: an unharmed run is not shown"))
     return problems
+
+
+# --- damaged numbers -----------------------------------------------------------------------------
+
+
+@functools.cache
+def number_cases() -> list[tuple[str, dict[str, Any], str, str]]:
+    """(format, what its line states, the way, a log with one damaged line of three)."""
+    kinds = tomllib.loads((ROOT / "tests" / "log_lines.toml").read_text())
+    return [
+        (kind, row, way, text)
+        for kind, row in kinds.items()
+        for way, text in spoil.damaged_numbers(row["line"])
+    ]
+
+
+def one_number(chance: random.Random, folder: Path, loud: bool, number: int) -> list[Problem]:
+    """Read one log with one damaged number: every value is what its line states, or unknown."""
+    kind, stated, way, text = number_cases()[number]
+    path = folder / "damaged.out"
+    path.write_text(text)
+    if loud:
+        print(text)
+    record, problems = watched(lambda: readers.read(path), loud)
+    if problems or isinstance(record, UsageError):
+        return problems
+    others = [
+        f"{name} {value:g} in place of {stated[name]:g}"
+        for name in stated.keys() - {"line", "iteration"}
+        for value in record.steps[name].tolist()
+        if not math.isnan(value) and not math.isclose(value, stated[name], rel_tol=1e-6)
+    ]
+    return [(WRONG, f"{way} of {kind}: {other}") for other in others]
 
 
 # --- neutral bytes -------------------------------------------------------------------------------
@@ -271,6 +307,7 @@ CAMPAIGNS: dict[str, tuple[Callable[..., list[Problem]], int | Callable[[], list
     "tokens": (bad_files.one_tokens, 500),
     "commands": (bad_commands.one_command, 1500),
     "output": (bad_commands.one_output, bad_commands.outputs),
+    "numbers": (one_number, number_cases),
     "neutral": (one_neutral, neutral_cases),
     "not-runs": (one_no_run, no_runs),
 }

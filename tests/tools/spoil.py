@@ -8,7 +8,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,28 @@ def harm(chance: random.Random, path: Path) -> str:
         way = chance.choice(list(ways))
         ways[way]()
     return f"{way} file"
+
+
+def damaged_numbers(line: str) -> Iterator[tuple[str, str]]:
+    """(the way, a log): of three lines the first has one number that is cut, runs into other text,
+    has a unit of nobody's or a decimal comma."""
+    *head, last = line.splitlines(keepends=True)
+    for number in re.finditer(r"\d[\d,.]*(?:[eE][-+]?\d+)?", last):
+        before, digits, after = last[: number.start()], number[0], last[number.end() :]
+        ways = {
+            "a unit": before + digits + "k" + after,
+            "a decimal comma": before + digits.replace(".", ",") + after,
+            "a comma": before + digits.replace(".", ",") + "5" * ("." in digits) + after,
+        }
+        for cut in range(1, len(digits)) if after.strip() else ():  # else the line's end is whole
+            ways[f"cut to {digits[:cut]}"] = before + digits[:cut] + "\n"
+            ways[f"joined behind {digits[:cut]}"] = before + digits[:cut] + "time to load\n"
+        for way, damaged in ways.items():
+            if damaged != last:
+                yield (
+                    way,
+                    "".join([*head, damaged, last, last]),
+                )  # of one iteration the first counts
 
 
 # Neutral changes: a pattern, and what takes its place.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.fields import number, positive, ranks_of_rates, table
+from analysis.logs.parsing.fields import BEHIND, NOT_LAST, number, positive, ranks_of_rates, table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
@@ -102,16 +102,23 @@ class LineFormat(Format):
         judge_end(record, log)
         return record
 
-    def _first_kind(self, log: Log, _: Record) -> Columns:
+    def _first_kind(self, log: Log, record: Record) -> Columns:
         for start, fields in self.lines:
-            columns = table(log, start, fields)
+            columns = table(log, start, fields, record)
             if len(columns["at"]):
                 break
         return columns
 
+    def _is_cut(self, fact: str, header: bytes) -> bool:
+        """Whether a fact that is never the last of its line stands at a line's end."""
+        open_end = self.facts[fact].removesuffix(NOT_LAST)
+        return open_end != self.facts[fact] and re.search(open_end, header) is not None
+
     def _settle_facts(self, record: Record, columns: Columns, header: bytes) -> None:
         """What the lines and the text before them say once about all of the run."""
         facts = {name: last_number(pattern, header) for name, pattern in self.facts.items()}
+        cut = {name: self._is_cut(name, header) for name in facts if facts[name] is None}
+        record.doubt_numbers(cut)
         tokens = facts.pop("batch_tokens", None)
         if planned := last_known(columns.pop("planned", ())):
             facts["planned_steps"] = planned
@@ -135,7 +142,7 @@ class LineFormat(Format):
 
 def last_number(pattern: bytes, text: bytes) -> int | float | None:
     """The number in the last match's group: what is said last before training counts."""
-    matches = re.findall(pattern, text)
+    matches = re.findall(pattern + BEHIND, text)
     value = number(matches[-1].replace(b"_", b"")) if matches else np.nan
     if not np.isfinite(value):
         return None

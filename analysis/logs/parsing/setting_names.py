@@ -178,11 +178,12 @@ def _setting() -> re.Pattern[bytes]:
         (
             rf"\b(?<![./])(?<![a-z]-)({'|'.join(sorted(set(names))).replace('_', '[-_]')})(?![\w-])"
             r"""['"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['"\[]?"""
-            r"(\d{1,15}(?![\d.]\d|\w)|None|null|[A-Za-z][\w.-]{0,30})"
+            r"(\d{1,15}(?![\d.,]\d|\w)|None|null|[A-Za-z][\w.-]{0,30})"
         ).encode()
     )
 
 
+_DUMP_END = re.compile(rb"[ \t\"',\])]{0,16}(?:[\r\n\x1b]|\.\.|\Z)")  # behind dots and a value
 # On a command line these have no value.
 _SWITCH = re.compile(
     rb"--(swiglu|untie-embeddings-and-output-weights|group-query-attention|disable-bias-linear"
@@ -194,7 +195,7 @@ _CARD = re.compile(
 )
 # Each rank says how many ranks it is connected to; Megatron's largest such group is dp x cp.
 _GLOO = re.compile(rb"\[Gloo\][^\r\n]{0,80} number of connected peer ranks is : (\d{1,6})\b")
-_USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})([^\r\n]{0,400})")
+_USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})(?=,| and )([^\r\n]{0,400})")
 _USING_SIZES = re.compile(
     rb"(?<![\w-])(data|context|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
 )
@@ -226,6 +227,7 @@ def read_header(record: Record, header: bytes) -> None:
     The last value before training wins; where the same name was given another before, it is noted.
     """
     settings: dict[str, list[str]] = defaultdict(list)
+    cut: Counter[str] = Counter()  # how often another line runs into the value
     record.uncounted += sorted({ENCODERS[name.decode()] for name in _ENCODER.findall(header)})
     header = _ENCODER.sub(b"", header)
     for match in _setting().finditer(header):
@@ -235,8 +237,12 @@ def read_header(record: Record, header: bytes) -> None:
         name, value = match[1].decode().replace("-", "_"), match[2].decode().partition("..")[0]
         between = header[match.end(1) : match.start(2)].strip(b" \t")
         prose = not between and value[0].isalpha() and not before.endswith(b"--")
-        if not of_ranks and not prose and b"aio_config" not in before:
+        number = between.startswith(b"..") and b"[" not in between and value.isdigit()
+        if number and not _DUMP_END.match(header, match.end()):
+            cut[name] += 1
+        elif not of_ranks and not prose and b"aio_config" not in before:
             settings[name].append(value)
+    record.doubt_numbers(cut)
     for name, value in expert_settings.LONG.findall(header):
         settings[name.decode().replace("-", "_")].append(value.decode())
     for name in _SWITCH.findall(header):

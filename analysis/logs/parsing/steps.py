@@ -61,9 +61,13 @@ def _possible(record: Record, steps: np.ndarray) -> np.ndarray:
         record.notes.append(f"{(~numbered).sum()} lines whose iteration is no number are left out")
         steps = steps[numbered]
     for name in _NOT_NEGATIVE:
-        wrong = (steps[name] < 0) | np.isinf(steps[name])
+        wrong = (
+            (steps[name] < 0) | np.isinf(steps[name]) | ((steps[name] == 0) & (name == "step_s"))
+        )
         if wrong.any():
-            record.notes.append(f"{wrong.sum()} values of {name} are negative or infinite: unknown")
+            zero = "zero, " if name == "step_s" else ""
+            words = f"{wrong.sum()} values of {name} are {zero}negative or infinite: unknown"
+            record.doubts[f"impossible {name}"] = words
             steps[name][wrong] = np.nan
     return steps
 

@@ -39,16 +39,16 @@ _THROUGHPUT = re.compile(
 _THROUGHPUT_FIELDS = {
     "samples_per_s": labelled(rb"CurrSamplesPerSec"),
     "running": labelled(rb"(?:RunningAvg)?SamplesPerSec"),
-    "peak_gib": labelled(rb"MaxMemAllocated"),
+    "peak_gib": labelled(rb"MaxMemAllocated", unit=rb"GB"),
 }
 
 
 def _scan(log: Log, record: Record) -> Columns:
-    columns = table(log, _PIPE, _PIPE_FIELDS)
+    columns = table(log, _PIPE, _PIPE_FIELDS, record)
     if not len(columns["at"]) and any(log.contains(mark) for mark in _CHAT_MARKS):
         columns = _chat(log, record)
     if not len(columns["at"]):
-        columns = table(log, _THROUGHPUT, _THROUGHPUT_FIELDS)
+        columns = table(log, _THROUGHPUT, _THROUGHPUT_FIELDS, record)
         if len(columns["at"]) and np.isnan(columns["samples_per_s"]).all():
             columns["samples_per_s"] = columns["running"]
             record.running_average = True
@@ -87,7 +87,7 @@ def _finish(record: Record, log: Log) -> None:
 def _chat(log: Log, record: Record) -> Columns:
     """A line for each step, which carries no number: the line of losses above it tells it from a
     line that was printed twice."""
-    columns = table(log, _CHAT, _CHAT_FIELDS)
+    columns = table(log, _CHAT, _CHAT_FIELDS, record)
     steps = [(at, match[0]) for at, match in log.matches(_CHAT_STEP)]
     above = np.searchsorted([at for at, _ in steps], columns["at"]) - 1
     times = zip(above.tolist(), columns["step_s"], strict=True)

@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled, table
+from analysis.logs.parsing.fields import NOT_LAST, labelled, table
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
@@ -35,7 +35,7 @@ _FIELDS = {
 
 
 def _scan(log: Log, record: Record) -> Columns:
-    columns = table(log, _START, _FIELDS)
+    columns = table(log, _START, _FIELDS, record)
     counted = (columns["epoch"] - 1) * columns["updates"] + columns["within"]
     numbered = np.isfinite(columns["iteration"])  # in 2018 its updates were not
     columns["iteration"] = np.where(numbered, columns["iteration"], counted)
@@ -57,8 +57,8 @@ FORMAT = LineFormat(
     starts=(b"distributed_world_size",),
     scan=_scan,
     facts={
-        "gpus": rb"'distributed_world_size': (\d{1,6})",
-        "planned_steps": rb"'max_update': (\d{1,9})",
+        "gpus": rb"'distributed_world_size': (\d{1,6})" + NOT_LAST,
+        "planned_steps": rb"'max_update': (\d{1,9})" + NOT_LAST,
     },
     averages=True,
     finish=_finish,

@@ -28,7 +28,10 @@ from analysis.logs.record import Record, Refusal
 # A number counts only with what stands behind a value of a dict; newer versions print strings.
 _VALUE = rb"'?(-?(?:\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf))'?(?=, '|\})"
 _LOSS = re.compile(rb"\{'loss': ")
-_FIELDS = {n: re.compile(rb"'%b': " % n.encode() + _VALUE) for n in ("loss", "grad_norm", "epoch")}
+_FIELDS = {
+    name: re.compile(rb"'%b': (?:" % name.encode() + _VALUE + rb")?")
+    for name in ("loss", "grad_norm", "epoch")
+}
 _FIELDS["global_step"] = re.compile(rb"'global_step/max_steps': '(\d{1,12})/\d{1,12}'")
 _FIELDS["planned"] = re.compile(rb"'global_step/max_steps': '\d{1,12}/(\d{1,12})'")
 _END = re.compile(rb"\{'train_runtime': " + _VALUE + rb"[^\r\n{}]{0,600}\}")
@@ -66,7 +69,7 @@ def _read(log: Log, record: Record) -> None:
             return _read_document(log, record)
         except Refusal:
             record.notes.append("opens like a JSON document, but is none: read as a console log")
-    columns = table(log, _LOSS, _FIELDS)
+    columns = table(log, _LOSS, _FIELDS, record)
     # They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
     texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
     keys = [

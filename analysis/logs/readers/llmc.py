@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import NUMBER, labelled, named_number, word
+from analysis.logs.parsing.fields import BEHIND, NUMBER, labelled, named_number, word
 from analysis.logs.parsing.line_format import LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
@@ -24,7 +24,7 @@ _CONSOLE_FIELDS = {
     "ms": re.compile(rb"[|(] {0,4}" + NUMBER + rb" ms"),
     "tokens_per_s": re.compile(rb"[|,] {0,4}" + NUMBER + rb" tok/s"),
 }
-_MAIN = re.compile(word(b"s:") + rb"(?P<iteration>\d{1,9}) trl:" + named_number("loss"))
+_MAIN = re.compile(word(b"s:") + rb"(?P<iteration>\d{1,9}) trl:" + named_number("loss") + BEHIND)
 
 
 def _finish(record: Record, log: Log) -> None:

@@ -9,12 +9,14 @@ All have fields between bars, in any order: one expression reads a line. A field
 is behind it, for a number without may be cut.
 """
 
+import math
 import re
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 
-from analysis.logs.parsing.fields import LINE, is_nan, leading_number
+from analysis.logs.parsing.fields import LINE, is_nan, lone_number
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of
@@ -92,7 +94,7 @@ def scan(log: Log, record: Record) -> Columns:
     """
     names = ("iteration", "planned", *_LABELS, "nan_loss", "at")
     parts: dict[str, list[np.ndarray]] = {name: [np.empty(0)] for name in names}
-    averages = 0
+    averages, none = 0, Counter()
     for at, block in log.blocks():
         if b"elapsed" not in block:
             continue
@@ -108,6 +110,9 @@ def scan(log: Log, record: Record) -> Columns:
         if "samples" in columns:
             columns["samples_per_s"] = columns["samples"]
         columns["nan_loss"] = np.zeros(len(lines.matches))
+        for name in texts.keys() & _LABELS.keys():
+            if np.isnan(columns[name]).any():
+                none[name] += sum(map(_is_none, texts[name]))
         if "loss" in texts and np.isnan(columns["loss"]).any():
             columns["nan_loss"] = np.array(list(map(is_nan, texts["loss"])), float)
         averages += b"".join(texts.get("ms", ()) + texts.get("step_s", ())).count(b"/")
@@ -117,7 +122,13 @@ def scan(log: Log, record: Record) -> Columns:
             parts[name].append(columns[name][timed])
     if averages:
         record.notes.append(f"{averages} values print current/average: the current one is used")
+    record.doubt_numbers(none)
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def _is_none(text: bytes) -> bool:
+    """Whether something is printed that is no number, and not NaN either."""
+    return bool(text.strip()) and math.isnan(lone_number(text)) and not is_nan(text)
 
 
 def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
@@ -126,7 +137,7 @@ def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
     try:
         numbers = np.array(list(map(float, distinct)))
     except ValueError:  # one is missing, `current/average` or `13.3TFLOPS`
-        numbers = np.array([leading_number(text) for text in distinct])
+        numbers = np.array([lone_number(text) for text in distinct])
     return np.broadcast_to(numbers, len(texts))
 
 

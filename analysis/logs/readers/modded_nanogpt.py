@@ -27,8 +27,8 @@ _GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O
 
 
 def _scan(log: Log, record: Record) -> Columns:
-    columns = table(log, _STEP, {})
-    validated = table(log, _VALIDATION, {})
+    columns = table(log, _STEP, {}, record)
+    validated = table(log, _VALIDATION, {}, record)
     offsets, places = columns["at"], validated["at"]
     last = validated if len(places) and places[-1] > max(offsets, default=-1) else columns
     if len(offsets):

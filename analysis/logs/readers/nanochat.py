@@ -6,7 +6,7 @@ step    12 | loss: 9.3 | lr 6.0e-04 | norm: 1.2 | dt: 95.21ms | tok/sec: 172000.
 
 import re
 
-from analysis.logs.parsing.fields import labelled, word
+from analysis.logs.parsing.fields import THOUSANDS, labelled, word
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
@@ -18,8 +18,8 @@ _STEP = re.compile(
 _FIELDS = {
     "loss": labelled(rb"loss"),
     "grad_norm": labelled(rb"(?:grad )?norm"),
-    "ms": labelled(rb"dt"),
-    "tokens_per_s": labelled(rb"tok/sec"),
+    "ms": labelled(rb"dt", unit=rb"ms"),
+    "tokens_per_s": labelled(rb"tok/sec", number=THOUSANDS),
 }
 _MICRO = re.compile(rb"Tokens / micro-batch / rank: (\d{1,6}) x (\d{1,8})")
 

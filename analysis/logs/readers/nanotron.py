@@ -5,7 +5,7 @@ Numbers keep three digits and carry K, M, G or T. Newer versions say `time_per_i
 
 import re
 
-from analysis.logs.parsing.fields import labelled, word
+from analysis.logs.parsing.fields import NOT_LAST, labelled, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
@@ -38,13 +38,13 @@ FORMAT = LineFormat(
     starts=(b"[Start training]",),
     lines=((_ITERATION, _FIELDS),),
     facts={
-        "micro_batch": rb"\| mbs: (\d{1,9})",
-        "global_batch": rb"\| global_batch_size: (\d{1,9})",
-        "seq_len": rb"\| sequence_length: (\d{1,9})",
-        "planned_steps": rb"\| train_steps: (\d{1,9})",
-        "tp": rb"ParallelismArgs\([^)\r\n]{0,80}\btp=(\d{1,6})",
-        "pp": rb"ParallelismArgs\([^)\r\n]{0,80}\bpp=(\d{1,6})",
-        "dp": rb"ParallelismArgs\([^)\r\n]{0,80}\bdp=(\d{1,6})",
+        "micro_batch": rb"\| mbs: (\d{1,9})" + NOT_LAST,
+        "global_batch": rb"\| global_batch_size: (\d{1,9})" + NOT_LAST,
+        "seq_len": rb"\| sequence_length: (\d{1,9})" + NOT_LAST,
+        "planned_steps": rb"\| train_steps: (\d{1,9})" + NOT_LAST,
+        "tp": rb"ParallelismArgs\([^)\r\n]{0,80}\btp=(\d{1,6})" + NOT_LAST,
+        "pp": rb"ParallelismArgs\([^)\r\n]{0,80}\bpp=(\d{1,6})" + NOT_LAST,
+        "dp": rb"ParallelismArgs\([^)\r\n]{0,80}\bdp=(\d{1,6})" + NOT_LAST,
         "params": rb"Total number of parameters: ([\d.,]{1,16}[KMGBT]?)",
     },
     prepare=_derive,

@@ -41,7 +41,7 @@ def _scan(log: Log, record: Record) -> Columns:
     for start in (_DLL, _CONSOLE):
         if len(columns["at"]):
             return columns
-        columns = table(log, start, _FIELDS)
+        columns = table(log, start, _FIELDS, record)
         columns.setdefault("iteration", columns["global_step"])
         used = ~np.isnan(columns["step_s"])
         if start is _CONSOLE and not used.any():  # its timer can be off

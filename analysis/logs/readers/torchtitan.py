@@ -11,7 +11,7 @@ import math
 import re
 
 from analysis.logs.parsing.expert_settings import parts_of
-from analysis.logs.parsing.fields import ANSI, labelled, number, word
+from analysis.logs.parsing.fields import ANSI, NOT_LAST, THOUSANDS, labelled, number, word
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
@@ -32,8 +32,8 @@ _FIELDS = {
     "loss": labelled(rb"loss"),
     "grad_norm": labelled(rb"grad_norm"),
     "tflops": labelled(rb"tflops"),
-    "tokens_per_s_per_gpu": labelled(rb"[tw]ps"),
-    "peak_gib": labelled(rb"memory"),  # reserved by PyTorch
+    "tokens_per_s_per_gpu": labelled(rb"[tw]ps", number=THOUSANDS),
+    "peak_gib": labelled(rb"memory", unit=rb"GiB"),  # reserved by PyTorch
 }
 # `Building llama3 8B with TransformerModelArgs(dim=4096, n_layers=32, ...)`; from 0.2.1 to
 # April 2026 `Building llama3 8Bwith {` and JSON; later without them.
@@ -150,11 +150,11 @@ FORMAT = LineFormat(
     starts=(b"Training starts at step", b"Trainer is initialized with"),
     lines=((_STEP, _FIELDS),),
     facts={
-        "micro_batch": rb"local batch size {0,2}(\d{1,9})",
-        "global_batch": rb"global batch size {0,2}(\d{1,9})",
+        "micro_batch": rb"local batch size {0,2}(\d{1,9})" + NOT_LAST,
+        "global_batch": rb"global batch size {0,2}(\d{1,9})" + NOT_LAST,
         "batch_tokens": rb"(\d{1,15}) tokens per train step",
-        "seq_len": rb"(?:sequence length|maximum context length) {0,2}(\d{1,9})",
-        "planned_steps": rb"total steps {0,2}(\d{1,9})",
+        "seq_len": rb"(?:sequence length|maximum context length) {0,2}(\d{1,9})" + NOT_LAST,
+        "planned_steps": rb"total steps {0,2}(\d{1,9})" + NOT_LAST,
         "params": rb"size: {0,2}([\d,]{4,24}) total parameters",
     },
     averages=True,
