@@ -193,7 +193,7 @@ TITAN = """[titan] Building 1-D device mesh with ['dp_shard'], [16]
         (
             "sequence length 8192, total steps 4 (warmup 2)",
             "loss: 11,8812  memory: 60,10GiB(75,25%)",
-            "loss (4), peak_gib (4), tps (4)",
+            "loss (4), peak_gib (4), tokens_per_s_per_gpu (4)",
         ),
     ],
 )
