@@ -232,7 +232,12 @@ def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Ite
         if nodes == before:
             continue
         names = ",".join(sorted(nodes))
-        states.slurm(["scontrol", "update", f"jobid={row.job}", f"excnodelist={names}"])
+        try:
+            states.slurm(["scontrol", "update", f"jobid={row.job}", f"excnodelist={names}"])
+        except UsageError as error:
+            if "no longer pending" in str(error):  # it has started just now
+                continue
+            raise
         where = f"job {row.job} of {row.run}, which waits"
         for node in sorted(nodes ^ before):
             yield Change(utc_now(), node, LEFT_OUT if node in nodes else PUT_BACK, where)

@@ -135,9 +135,7 @@ def job_of(study: Study, name: str) -> Job:
     ours = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
     attempts = 1 + ask.max_restarts if ask.requeue else 1
     gpu_hours = attempts * ours * limit_s / 3600
-    job = Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, ours, gpu_hours)
-    header(study, job, Path("logs"))  # where the cluster's options contradict it, this says so
-    return job
+    return Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, ours, gpu_hours)
 
 
 def cluster_of(study: Study) -> Cluster:
@@ -301,9 +299,12 @@ def study_script(study: Study) -> str:
 
 
 def estimate(study: Study, names: list[str]) -> list[str]:
-    """What the named runs ask for, cost at worst and leave out, as lines."""
+    """What the named runs ask for, cost at worst and leave out, as lines. Raises: UsageError: the
+    script of one cannot be rendered."""
     cluster = cluster_of(study)
     jobs = [job_of(study, name) for name in names]
+    for job in jobs:
+        header(study, job, Path("logs"))
     total = sum(job.gpu_hours for job in jobs)
     wide = max((len(job.run) for job in jobs), default=3)
     hours_wide = len(cluster.hours) + 10

@@ -135,6 +135,7 @@ def watch(arguments: argparse.Namespace) -> int:
     arguments.every = arguments.every or 30.0
     studies = load_studies(arguments)
     for study in studies:
+        estimate(study, list(study.runs))
         check(study, list(study.runs), arguments)
     return Watch(studies, arguments, submit).until_the_end()
 

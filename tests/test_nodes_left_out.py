@@ -35,6 +35,7 @@ class Cluster:
     def __init__(self):
         self.nodes = {f"node{n}": "idle" for n in range(1, 5)}
         self.waiting: dict[str, str] = {}
+        self.started: set[str] = set()  # jobs that start after squeue has listed them
         self.calls: list[list[str]] = []
 
     def __call__(self, command, text=""):
@@ -47,6 +48,10 @@ class Cluster:
             return f"{len(self.calls)}\n"
         if command[1] == "update":
             job, names = (word.partition("=")[2] for word in command[2:])
+            if job in self.started:
+                raise nodes.UsageError(
+                    f"scontrol: Job is no longer pending execution for job {job}"
+                )
             self.waiting[job] = names
         return ""
 
@@ -164,10 +169,12 @@ def test_a_name_that_slurm_does_not_know_is_not_given_to_it(study, cluster, tmp_
 
 def test_waiting_jobs_get_the_exclusion_and_lose_it(study, cluster, tmp_path, capsys):
     logs = tmp_path / "logs"
-    cluster.waiting = {"8": "node4", "9": ""}
-    rows = [row(WIDE, 8), row(SMALL, 9), row(SMALL, 10)]  # job 10 has started meanwhile
+    cluster.waiting, cluster.started = {"7": "", "8": "node4", "9": ""}, {"7"}
+    # Job 10 has started before squeue was asked.
+    rows = [row(SMALL, 7), row(WIDE, 8), row(SMALL, 9), row(SMALL, 10)]
     suspect(logs, "node2")
     nodes.update(study, logs, rows)
+    del cluster.waiting["7"]
     assert cluster.waiting == {"8": "node2,node4", "9": "node2"}  # node4: not by this command
     calls = len(cluster.calls)
     nodes.update(study, logs, rows)

