@@ -53,7 +53,7 @@ def row(tmp_path, capsys):
 def test_the_mean_step_is_the_runtime_over_the_steps_and_says_so(row):
     found = row(header() + losses() + end(10_000.0, 6.4), *FLAGS)
     assert found["steady_step_s"] == 10 and found["tokens_per_s"] == pytest.approx(6553.6)
-    assert "s/iter is the runtime over 1000 steps, with the warm-up" in found["said"]
+    assert "s/iter is the runtime over 1000 steps, with warm-up, evaluations and saves" in found["said"]
     assert found["verdict"] == "complete" and "few points" not in found["said"]
 
 
@@ -108,7 +108,7 @@ def test_a_runs_rate_and_the_batch_are_a_time_and_what_is_missing_is_named(row):
     assert bare["steady_step_s"] is None and bare["missing"]["step_s"] == asked
     found = row(marker, "--global-batch=128", *FLAGS, name="RUN_COMPLETE.txt")
     assert (found["steady_step_s"], found["tokens_per_s"]) == (2, 65_536)
-    assert "s/iter is the batch over the run's rate, with the warm-up" in found["said"]
+    assert "s/iter is the batch over the run's rate, with warm-up, evaluations and saves" in found["said"]
     alone = row(TITAN)
     assert alone["missing"]["step_s"] == "the log does not state GPUs (--gpus)"
 

@@ -18,7 +18,7 @@ from parallel.record.reader import is_run_folder
 
 # Of a folder, only these are taken for logs (PBS: name.o123); a file named outright is tried.
 _LOGS = re.compile(r"(?i:\.out|\.log)|\.(?:err|txt|jsonl?|[oe]\d+)\Z")
-_NOT_LOGS = ("run.json", "status.json", "launcher_metadata.json")
+_NOT_LOGS = ("run.json", "config.json", "status.json", "launcher_metadata.json")
 _MANY = 32  # files; fewer are read in this process, without a bar
 
 
