@@ -53,7 +53,10 @@ def row(tmp_path, capsys):
 def test_the_mean_step_is_the_runtime_over_the_steps_and_says_so(row):
     found = row(header() + losses() + end(10_000.0, 6.4), *FLAGS)
     assert found["steady_step_s"] == 10 and found["tokens_per_s"] == pytest.approx(6553.6)
-    assert "s/iter is the runtime over 1000 steps, with warm-up, evaluations and saves" in found["said"]
+    assert (
+        "s/iter is the runtime over 1000 steps, with warm-up, evaluations and saves"
+        in found["said"]
+    )
     assert found["verdict"] == "complete" and "few points" not in found["said"]
 
 
@@ -71,6 +74,11 @@ def test_the_runtime_of_a_resumed_run_is_of_its_last_steps_alone(row, said):
     assert found["steady_step_s"] == 1 and found["tokens_per_s"] == 65_536
     assert "the runtime over the last 100 of 1000 steps" in found["said"]
     assert "resumed at step 900" in found["said"]
+    for damaged in ("nan", "1e999", "1.2.3", "'inf'"):
+        text = header() + said + losses(901) + end(100.0)
+        row(text.replace("'epoch': 1.0}", f"'epoch': {damaged}}}"))
+        odd = row(text.replace("'train_runtime': 100.0", f"'train_runtime': {damaged}"))
+        assert odd["steady_step_s"] is None
     unknown = row(header().replace("Total train", "") + said + losses(901) + end(100.0), *FLAGS)
     assert unknown["samples_per_s"] is None  # the printed one counts ten times the steps
 
@@ -108,7 +116,10 @@ def test_a_runs_rate_and_the_batch_are_a_time_and_what_is_missing_is_named(row):
     assert bare["steady_step_s"] is None and bare["missing"]["step_s"] == asked
     found = row(marker, "--global-batch=128", *FLAGS, name="RUN_COMPLETE.txt")
     assert (found["steady_step_s"], found["tokens_per_s"]) == (2, 65_536)
-    assert "s/iter is the batch over the run's rate, with warm-up, evaluations and saves" in found["said"]
+    assert (
+        "s/iter is the batch over the run's rate, with warm-up, evaluations and saves"
+        in found["said"]
+    )
     alone = row(TITAN)
     assert alone["missing"]["step_s"] == "the log does not state GPUs (--gpus)"
 
@@ -117,7 +128,7 @@ def test_a_line_that_is_cut_off_has_no_loss(row):
     lines = losses().splitlines(keepends=True)
     lines[12] = "{'loss': 2.8\n"
     found = row(header() + "".join(lines) + end(1000.0))
-    assert found["steps"] == 100 and "1 lines whose loss is no number" in found["said"]
+    assert found["steps"] == 100 and "unknown: loss (1)" in found["said"]
 
 
 PARTS = """\

@@ -232,7 +232,8 @@ def _weak(record: Record, origin: str, opening: str) -> str:
 
 def _averaged(record: Record) -> str:
     if record.mean_of:
-        return f"s/iter is {record.mean_of}, with warm-up, evaluations and saves: the spread of steps is hidden"
+        mean = f"s/iter is {record.mean_of}, with warm-up, evaluations and saves"
+        return f"{mean}: the spread of steps is hidden"
     if record.running_average:
         return "running averages are printed as iterations: their spread is hidden"
     if record.interval > 1:

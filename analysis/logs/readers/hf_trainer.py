@@ -77,8 +77,6 @@ def _read(log: Log, record: Record) -> None:
         for number, (text, loss) in enumerate(zip(texts, columns["loss"], strict=True))
     ]
     columns = once(columns, keys, record)
-    if cut := int((np.isnan(columns["loss"]) & (columns["nan_loss"] == 0)).sum()):
-        record.notes.append(f"{cut} lines whose loss is no number")
     printed = columns["global_step"]
     columns["iteration"] = np.where(np.isnan(printed), columns["iteration"], printed)
     put_steps(record, columns, log)
@@ -102,7 +100,7 @@ def _read(log: Log, record: Record) -> None:
         state(record, {"seq_len": block or usual}, "log" if block else "default")
     if ends:
         record.last_at = ends[-1]
-    end_epoch = record.totals.pop("epochs", 0.0)
+    end_epoch = np.nan_to_num(record.totals.pop("epochs", 0.0), posinf=0.0)
     before = last_number(_RESUMED, header) or _steps_before(record, columns["epoch"], end_epoch)
     early = _ended_early(record, header, end_epoch)
     _time(record, None if early else record.planned_steps, int(before))
@@ -142,7 +140,7 @@ def _time(record: Record, steps: int | None, before: int = 0) -> None:
     if before:
         record.totals.pop("samples_per_s", None)
         record.doubts["resumed"] = f"resumed at step {before}: its printed rates are wrong"
-    if steps and steps > before and "wall_s" in record.totals:
+    if steps and steps > before and 0 < record.totals.get("wall_s", 0.0) < math.inf:
         record.totals["step_s_mean"] = record.totals["wall_s"] / (steps - before)
         part = f"the last {steps - before} of {steps} steps" if before else f"{steps} steps"
         record.mean_of = f"the runtime over {part}"
