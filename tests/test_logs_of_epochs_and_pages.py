@@ -44,6 +44,7 @@ def test_an_epoch_lasts_as_long_as_its_slowest_rank(table):
     assert (one["gpus"], one["steady_step_s"], two["gpus"]) == (1, 2233.50, 2)
     assert two["steady_step_s"] == 1384.64 and round(two["speedup"], 2) == 1.61
     assert (two["compute_s"], two["communication_s"]) == (1335.39, 41.09)
+    assert "an iteration is an epoch here" in two["said"]
     assert "1095.70 s are the mean over ranks; the slowest takes 1384.64 s" in two["said"]
 
 
@@ -93,6 +94,8 @@ def test_the_log_in_a_fenced_block_of_a_named_page_is_read(table, tmp_path, caps
     assert quoted["steady_step_s"] == plain["steady_step_s"] and quoted["steps"] == 40
     assert quoted["model"] == {} and quoted["verdict"] == "end unknown"
     assert "an excerpt on a page" in quoted["said"]
+    (unclosed,) = table({"end.md": f"- A step:\n\n  ```\n{RUN}"}).values()
+    assert unclosed["steady_step_s"] == plain["steady_step_s"]
     assert tflops.main([str(tmp_path), "--format", "json"]) == 0  # of a folder no page is read
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["log.out"]
 

@@ -231,6 +231,8 @@ def _weak(record: Record, origin: str, opening: str) -> str:
 
 
 def _averaged(record: Record) -> str:
+    if record.epochs:
+        return "an iteration is an epoch here: the spread of steps is hidden"
     if record.mean_of:
         mean = f"s/iter is {record.mean_of}, with warm-up, evaluations and saves"
         return f"{mean}: the spread of steps is hidden"

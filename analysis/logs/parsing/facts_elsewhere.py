@@ -61,7 +61,8 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
             if os.path.isfile(path.parent / name):
                 parse = parse_json if name.endswith(".json") else _entries
                 settings = _parsed(path.parent / name, parse)
-                record.uncounted += [ENCODERS[key] for key in settings if key in ENCODERS]
+                parts = [words for key, words in ENCODERS.items() if settings.get(key)]
+                record.uncounted += [words for words in parts if words not in record.uncounted]
                 settings |= mapping(settings.get("text_config"))
                 texts = {key: [str(value)] for key, value in settings.items()}
                 state(record, read_settings(record, texts), "config")

@@ -114,6 +114,8 @@ class Log(AbstractContextManager):
             elif match[1].startswith(fence) and not match[2].strip():
                 yield begin, at
                 fence = b""
+        if fence:  # the page ends in it
+            yield begin, self.size
 
     def contains(self, mark: bytes, start: int = 0) -> bool:
         """Whether `mark` stands anywhere in the file, at or behind `start`."""
