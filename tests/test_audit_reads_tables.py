@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from analysis.audit import main
+from analysis.published.audit import audit_paths
 from analysis.published.read_tables import KNOWN, NAMES, meaning
 
 MARKDOWN = "| GPUs | TP | PP | DP |\n|---|---|---|---|\n| 8 | 2 | 2 | {dp} |\n"
@@ -99,3 +102,38 @@ def test_no_heading_is_listed_for_two_columns_and_ours_are_known():
     for heading in ("local batch", "Batch size", "theoretical peak FLOP/s", "GB/s", "eval batch"):
         assert meaning(heading, {}) == ""
     assert [meaning(h, {}) for h in ("MFU (%)", "mfu_pct", "MFU")] == ["mfu_pct", "mfu_pct", "mfu"]
+
+
+def found(tmp_path, text, name="t.md"):
+    (tmp_path / name).write_text(text)
+    return [f"{f.line} {f.kind}" for f in audit_paths([tmp_path / name]).findings]
+
+
+def test_nodes_times_gpus_in_one_cell_are_the_gpus(tmp_path):
+    head = "| GPUs | Step time (s) | Speedup |\n|---|---|---|\n| 1x H100 SXM | 16.0 | 1.00x |\n"
+    for cell in ("2x8xH100 SXM", "2 x 8 H100 SXM", "2×8", "16x80GB H100"):
+        assert found(tmp_path, head + f"| {cell} | 1.25 | 12.80x |\n") == []
+        assert found(tmp_path, head + f"| {cell} | 0.8 | 20.0x |\n") == ["4 efficiency"]
+
+
+def test_mfu_without_a_precision_is_over_one_of_the_cards_peaks(tmp_path):
+    head = "| GPU | TFLOP/s/GPU | MFU |\n|---|---|---|\n"
+    for card, tflops, mfu in (("H100 SXM", 460, 46.5), ("B200", 441, 19.6), ("B200", 900, 20.0)):
+        assert found(tmp_path, head + f"| {card} | {tflops} | {mfu}% |\n") == []
+        assert found(tmp_path, head + f"| {card} | {tflops} | {mfu / 1.2:.1f}% |\n") == ["3 mfu"]
+    stated = head.replace("| MFU |", "| MFU | precision |").replace("|\n|-", "|\n|---|-")
+    assert found(tmp_path, stated + "| B200 | 900 | 20.0% | bf16 |\n") == ["3 mfu"]
+
+
+def test_a_share_far_above_one_can_only_be_percent(tmp_path):
+    head = "gpus,gpu_type,tflops,mfu,efficiency\n"
+    rows = "256,A100,121.5,38.96,98.2\n512,A100,118.1,37.86,{}\n"
+    assert found(tmp_path, head + rows.format(95.4), "t.csv") == []
+    assert found(tmp_path, head + rows.format(125.4), "t.csv") == ["3 efficiency"]
+    assert found(tmp_path, "gpus,efficiency\n1,1\n2,1.4\n4,0.9\n", "t.csv") == ["3 efficiency"]
+
+
+@pytest.mark.parametrize("case", ["2x8-gpus.md", "mfu-h100.md", "mfu-b200.md", "mfu-percent.csv"])
+def test_public_tables_that_are_right_have_no_finding(case, shared, capsys):
+    assert main([str(shared / "cases" / f"audit-{case}")]) == 0
+    assert "nothing" in capsys.readouterr().out

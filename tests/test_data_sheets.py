@@ -1,17 +1,20 @@
 """The table of cards against what its numbers are made of: units, clocks, buses, lanes."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from analysis import tflops
 from analysis.planner.calibration import from_data_sheet
 from base.errors import UsageError
 from models.gpus import GPUS, MODEL_FLOPS, find_gpu, joined, mfu, peak_tflops, planning_gpu
 
-# From the makers' architecture papers and data sheets: units; FLOPs of a unit and clock and boost
-# clock in GHz, in 16 bit and in 32 bit without tensor cores; bits of the memory's bus, Gb/s of a
-# pin, GB before what is spared and reserved; links to other cards (NVLink 1 to 5, xGMI), GB/s of
-# one in one direction. "-": not in the papers, or none.
+# From the makers' architecture papers and data sheets, of what a rank has (of MI250X and Max 1550
+# one of a card's two chips): units; FLOPs of a unit and clock and boost clock in GHz, in 16 bit and
+# in 32 bit without tensor cores; bits of the memory's bus, Gb/s of a pin, GB before what is spared
+# and reserved; links to other cards (NVLink 1 to 5, xGMI), GB/s of one in one direction. "-": not
+# in the papers, or none.
 CARDS = """
 card       | units | FLOPs |   GHz | FLOPs32 | GHz32 |  bus |   pin |  GB | links | GB/s
 T4         |    40 |  1024 |  1.59 |     128 |  1.59 |  256 |    10 |  16 |     - |    -
@@ -36,10 +39,10 @@ B200       |     - |     - |     - |       - |     - | 8192 |     8 | 192 |    1
 GB300      |     - |     - |     - |       - |     - | 8192 |     8 | 288 |    18 |   50
 B300       |     - |     - |     - |       - |     - | 8192 |     8 | 288 |    18 |   50
 MI300A     |   228 |  2048 |   2.1 |     256 |   2.1 | 8192 |   5.2 | 128 |     6 |   64
-Max 1550   |   128 |  4096 |   1.6 |     256 |   1.6 | 8192 |   3.2 | 128 |    16 | 26.5
+Max 1550   |    64 |  4096 |   1.6 |     256 |   1.6 | 4096 |   3.2 |  64 |     8 | 26.5
 Gaudi 2    |     - |     - |     - |       - |     - | 6144 |  3.27 |  96 |    21 | 12.5
 Gaudi 3    |     - |     - |     - |       - |     - | 8192 |   3.6 | 128 |    21 |   25
-MI250X     |   220 |  1024 |   1.7 |       - |     - | 8192 |   3.2 | 128 |     - |    -
+MI250X     |   110 |  1024 |   1.7 |       - |     - | 4096 |   3.2 |  64 |     3 |   50
 MI300X     |   304 |  2048 |   2.1 |     256 |   2.1 | 8192 |   5.2 | 192 |     7 |   64
 MI325X     |   304 |  2048 |   2.1 |     256 |   2.1 | 8192 |     6 | 256 |     7 |   64
 MI350X     |   256 |  4096 |   2.2 |       - |     - | 8192 |     8 | 288 |     7 | 76.8
@@ -112,6 +115,17 @@ def test_links_are_as_fast_as_their_lanes():
     amd = {"MI300X", "MI300A", "MI325X", "MI350X", "MI355X"}
     assert meshes == amd | {"P100 SXM2", "V100 SXM2", "Max 1550", "Gaudi 2", "Gaudi 3"}
     assert {gpu.name for gpu in GPUS} == set(MEMORY)
+
+
+def test_a_rank_has_one_chip_of_a_card_of_two(capsys, shared):
+    """Eight ranks a node of four MI250X (12 of six Max 1550), as the public logs of Frontier."""
+    log = shared / "cases" / "stopped-128.log"
+    for card, peak in (("MI250X", 191.5), ("Max 1550", 419.4)):
+        assert tflops.main([str(log), "--gpu-type", card, "--format", "json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["tflops"] == pytest.approx(49.7, abs=0.05)
+        assert row["mfu"] == pytest.approx(49.7 / peak, rel=1e-3)
+        assert from_data_sheet(card).gpu_memory_gb == 64
 
 
 def test_a_bare_name_is_the_makers_servers_card_to_plan_with_but_has_no_peak():

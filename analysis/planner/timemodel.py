@@ -500,9 +500,12 @@ def hidden(x: Columns, traffic_s: Array, micro_s: Array) -> Array:
 
 
 def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
-    """The all-reduce of a tied embedding's gradient between the first and the last stage."""
+    """The all-reduce of a tied embedding's gradient between the first and the last stage, which are
+    on two nodes wherever there are two."""
     volume = x.vocab * x.hidden / x.tp * x.grad_width
-    rate = machine.network * c["network"] / x.gpus_per_node
+    inside = inside_rate(np.array(2), x.gpus_per_node, machine, c)
+    outside = machine.network * c["network"] / x.gpus_per_node
+    rate = np.where(x.gpus <= x.gpus_per_node, inside, outside)
     return np.where((x.pp > 1) & (x.zero_stage < 3) & ~x.untied, volume / rate, 0.0)
 
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from analysis.logs.parsing.model_names import ACTIVE
@@ -231,12 +232,22 @@ def _understood(
                 _put(line, name, heading, text)
         if card := usual_gpu(line.words.get("gpu_type", "")):
             precision = re.search(r"bf16|fp16|fp8|fp4|fp32|tf32", line.words.get("precision", ""))
-            peak = card.peaks.get(precision[0]) if precision else max(card.peaks.values())
-            if peak:
-                line.values["peak"] = Value(peak, Interval(peak, peak), card.name, f"{peak:g}")
+            most = card.peaks.get(precision[0]) if precision else max(card.peaks.values())
+            peaks = {"peak": most}
+            if not precision:
+                peaks |= {"peak_16": card.peaks["fp16"], "peak_8": card.peaks.get("fp8")}
+            for name, peak in peaks.items():
+                if peak:
+                    line.values[name] = Value(peak, Interval(peak, peak), card.name, f"{peak:g}")
         rows.append(line)
     _settle_rates(rows)
+    _settle_percents(rows)
     return RunTable(f"{file}:{table.line_no}", columns, unread, rows)
+
+
+_PRODUCT = re.compile(
+    r"^[\s*~]*(\d{1,6})\s*[x×*]\s*(\d{1,6})(?!\d|\s*[GM]i?B)(?=\s*(?:[x×*]\s*)?(?:[A-Za-z]|$))"
+)
 
 
 def _put(line: Line, name: str, heading: str, text: str) -> None:
@@ -245,6 +256,8 @@ def _put(line: Line, name: str, heading: str, text: str) -> None:
         return
     name, factor = FACTORS.get(name, (name, 1.0))
     units = {}
+    if name == "gpus":  # 2x8xH100: two nodes of eight
+        text = _PRODUCT.sub(lambda sizes: str(int(sizes[1]) * int(sizes[2])), text)
     if name in ("step_s", "wall_s"):
         units = SECONDS
     elif name in ("mfu", "efficiency"):
@@ -272,3 +285,19 @@ def _settle_rates(rows: list[Line]) -> None:
         value = row.values.pop("tokens_per_s_some", None)
         if value and max(votes.values()):
             row.values.setdefault(max(votes, key=votes.get), value)
+
+
+def _settle_percents(rows: list[Line]) -> None:
+    """Take MFU or efficiency as percent where most numbers of the table are above 2, which no share
+    is."""
+    for name in ("mfu", "efficiency"):
+        values = [row.values[name] for row in rows if name in row.values]
+        if values and median(value.number for value in values) > 2:
+            for row in rows:
+                if value := row.values.get(name):
+                    low, high = value.interval
+                    share = {
+                        "number": value.number / 100,
+                        "interval": Interval(low / 100, high / 100),
+                    }
+                    row.values[name] = value._replace(**share)
