@@ -32,9 +32,10 @@ from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line, warn
 from base.files import add_force_flag
 from base.storage import output
+from base.units import GIB
 from models.config import PRESETS, name_of, preset
 from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
-from parallel.config import memory, settings
+from parallel.config import settings
 from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.clusters import load_clusters
 
@@ -68,7 +69,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--gpu-type", metavar="NAME", help="a card, where there is no cluster")
     count("--gpus-per-node", help="with --gpu-type (default: 8)")
     about = "with --gpu-type (default: its data sheet's)"
-    add("--gpu-memory", type=float, metavar="GB", help=about)
+    add("--gpu-memory", type=float, metavar="GIB", help=about)
     network = f"a node's network, in place of the cluster's: {NETWORK}"
     add("--network", metavar="WORDS", help=network)
     count("--gpus", required=True, help="GPUs, all nodes")
@@ -226,8 +227,8 @@ def _notes(
     return [
         *notes,
         *cluster.network_note(ask.gpus),
-        f"{len(r.order)} of {len(x)} possible layouts fit in {r.limit / memory.GB:.1f} GB"
-        f" ({cluster.gpu_memory_gb:.4g} GB less --margin {ask.margin:g}{shared}); tight: less"
+        f"{len(r.order)} of {len(x)} possible layouts fit in {r.limit / GIB:.1f} GiB"
+        f" ({cluster.gpu_memory_gb:.4g} GiB less --margin {ask.margin:g}{shared}); tight: less"
         f" than {ranking.TIGHT:.0%} of that is left",
         *ranking.refusals(r),
     ]
@@ -274,7 +275,7 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
     for row in rows:
         lines += [
             "",
-            f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",
+            f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gib']:.1f} GiB",
             f'engine = "{row["engine"]}"',
             *(f"{k} = {row[k]}" for k in (*SET_AXES, "micro_batch", "zero_stage")),
             *(f"{k} = {row[k]}" for k in EXPERT_AXES if k in row),
@@ -313,9 +314,9 @@ def explanation(ask: Question, layout: str) -> str:
         f"{_of_what(ask)}\n{explain.title(r.x, i)}\n{chosen}"
         f"predicted {r.seconds[i]:.4g} s per iteration:\n"
         f"{explain.bars(explain.seconds_of(r, i), 's')}"
-        f"predicted {r.used[i] / memory.GB:.1f} GB on the fullest rank,"
-        f" {verdict} {r.limit / memory.GB:.1f} GB:\n"
-        f"{explain.bars(ranking.gigabytes(r.x.take([i]), r.cluster), 'GB')}"
+        f"predicted {r.used[i] / GIB:.1f} GiB on the fullest rank,"
+        f" {verdict} {r.limit / GIB:.1f} GiB:\n"
+        f"{explain.bars(ranking.gigabytes(r.x.take([i]), r.cluster), 'GiB')}"
     )
 
 

@@ -19,12 +19,13 @@ from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, load_calibration
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line
+from base.units import GIB
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import load_study
 
-_PREDICTED = ("predicted_s", "low_s", "high_s", "tokens_per_s", "memory_gb")
+_PREDICTED = ("predicted_s", "low_s", "high_s", "tokens_per_s", "memory_gib")
 
 
 def row_of(
@@ -47,7 +48,7 @@ def row_of(
     r = ranking.rank(x, cluster, margin)
     (row,) = ranking.rows_of(r, np.array([0]), spec.model, spec.gemm_precision)
     fits = len(r.order) > 0
-    needs = f"needs {row['memory_gb']:.1f} GB, has {r.limit / memory.GB:.1f}"
+    needs = f"needs {row['memory_gib']:.1f} GiB, has {r.limit / GIB:.1f}"
     predicted = {name: row[name] for name in _PREDICTED}
     return run | predicted | {"fits": fits, "verdict": "fits" if fits else needs}
 
@@ -78,7 +79,7 @@ def report(
         *cluster.network_note(max((spec.gpus for spec in study.specs.values()), default=0)),
     ]
     if any(spec.reset_at_documents for spec in study.specs.values()):
-        notes.append("reset_at_documents: GB with its masks, of torch's attention; no time of it")
+        notes.append("reset_at_documents: GiB with its masks, of torch's attention; no time of it")
     notes += [f"cannot run: {line}" for line in by_reason(study.left_out)]
     command = f": python -m slurm.submit {path} --only {' '.join(kept)}" if kept else ""
     notes.append(f"{len(kept)} of {len(rows)} runs kept{command}")
@@ -87,7 +88,7 @@ def report(
         Column("gpus", "GPUs", "d"),
         *ranking.SECONDS,
         Column("tokens_per_s", "tokens/s", ".0f"),
-        Column("memory_gb", "GB", ".1f"),
+        Column("memory_gib", "GiB", ".1f"),
         Column("verdict", "verdict"),
     ]
     return Table(columns, rows, notes=notes)

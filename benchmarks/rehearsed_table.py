@@ -17,7 +17,7 @@ from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
 from base.errors import Parser, command_line
 from base.files import ROOT
-from parallel.config.memory import GB
+from base.units import GIB
 from parallel.config.study import Study, load_study
 from parallel.rehearse import KINDS, card_gb_of, memory_rows, too_much, unrehearsed
 
@@ -26,7 +26,7 @@ MARK = "<!-- what follows is written by benchmarks/rehearsed_table.py -->\n\n"
 
 
 def rank_of(study: Study, row: Row) -> dict[str, Any]:
-    """A line of the file as GB at the peak beside the formula, and what is wrong."""
+    """A line of the file as GiB at the peak beside the formula, and what is wrong."""
     stage = int(row.number("stage"))
     if error := row.text("error"):
         return {"stage": stage, "wrong": f"cannot train a step: {error}"}
@@ -34,12 +34,12 @@ def rank_of(study: Study, row: Row) -> dict[str, Any]:
     most = memory_rows(study.specs[row.text("run")], stage, peak)[-1]
     return {
         "stage": stage,
-        "held": most.rehearsed / GB,
+        "held": most.rehearsed / GIB,
         "wrong": too_much(int(row.number("rank")), stage, peak, card_gb_of(study.cluster)),
     } | (
         {}
         if most.formula is None
-        else {"formula": most.formula / GB, "off": most.formula / most.rehearsed - 1}
+        else {"formula": most.formula / GIB, "off": most.formula / most.rehearsed - 1}
     )
 
 
@@ -82,12 +82,12 @@ def table(path: Path = REHEARSED) -> Table:
         [
             Column("study", "study"),
             Column("run", "run"),
-            Column("card", "card GB", "g"),
-            Column("first_held", "first stage GB", ".2f"),
-            Column("first_formula", "formula GB", ".2f"),
+            Column("card", "card GiB", "g"),
+            Column("first_held", "first stage GiB", ".2f"),
+            Column("first_formula", "formula GiB", ".2f"),
             Column("first_off", "difference", "+.1%"),
-            Column("last_held", "last stage GB", ".2f"),
-            Column("last_formula", "formula GB", ".2f"),
+            Column("last_held", "last stage GiB", ".2f"),
+            Column("last_formula", "formula GiB", ".2f"),
             Column("last_off", "difference", "+.1%"),
             Column("else", "else", long="below"),
         ],
@@ -98,7 +98,7 @@ def table(path: Path = REHEARSED) -> Table:
             f" {kinds['wrong']} do not, {kinds['missing']} are not rehearsed",
             f"the formula is within 3 % on {near} of {len(differences)} ranks;"
             " docs/rehearse.md says where it is not",
-            "a GB is 2^30 bytes; the CUDA context, NCCL and what an allocator wastes are not",
+            "the CUDA context, NCCL and what an allocator wastes are not",
             f"lines by the commit of the code that rehearsed: {of_code}",
         ],
     )

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from base.errors import Parser, UsageError, command_line, printable
 from base.files import ROOT
+from base.units import GIB
 from models.gpus import find_gpu, lacking
 from parallel import sweep
-from parallel.config.memory import GB
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.forked_ranks import environment
@@ -38,7 +38,7 @@ RATE_BAR = 0.5  # of the data sheet's
 SLOWEST_BAR = 0.8  # of the median GPU's rate
 FREE_BAR = 0.9  # of a GPU's memory
 LOSS_BAR = 0.05  # nats, of a run in fewer bits than fp32 beside its baseline
-MEMORY_BAR = 0.25  # of the formula's, from a GB on: below, workspaces are most of it
+MEMORY_BAR = 0.25  # of the formula's, from a GiB on: below, workspaces are most of it
 
 
 class Row(NamedTuple):
@@ -208,10 +208,10 @@ def run_row(spec: RunSpec, run: Run, baseline: Run | None, parity: dict[str, Any
     told = [] if wrong else [f"loss within {apart:.1e}"]
     if peak := run.metrics["epochs"][-1]["max_cuda_mem_allocated_bytes_global"]:
         formula = max(sum(memory_by_formula(spec, at).values()) for at in range(spec.pp))
-        ratio = f"peak {peak / GB:.2f} GB, {peak / formula:.2f} x the formula"
-        off = formula >= GB and abs(peak / formula - 1) > MEMORY_BAR
+        ratio = f"peak {peak / GIB:.2f} GiB, {peak / formula:.2f} x the formula"
+        off = formula >= GIB and abs(peak / formula - 1) > MEMORY_BAR
         (wrong if off else told).append(ratio)
-        expected += f", peak within {MEMORY_BAR:.0%}" if formula >= GB else ""
+        expected += f", peak within {MEMORY_BAR:.0%}" if formula >= GIB else ""
     told += [run.facts["attention"], f"{run.metrics['summary']['total_wall_time_sec']:.0f} s"]
     return Row(run.name, verdict_of(not wrong), "; ".join(wrong + told), expected)
 

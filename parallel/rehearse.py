@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import Parser, UsageError, command_line, warn
+from base.units import GIB
 from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
 from parallel.config import clusters, memory
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout_arrays import columns_of
-from parallel.config.memory import GB
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, add_flags, from_flags
 from parallel.config.study import choose_runs
@@ -202,7 +202,7 @@ def memory_rows(spec: RunSpec, stage: int, peak: dict[str, int]) -> list[Compari
 def comparison(spec: RunSpec, rehearsal: Rehearsal) -> list[Comparison]:
     """A rank's bytes at its peak, and the messages of the rehearsed micro-batches."""
     rows = [
-        Comparison(f"{part} GB", size / GB, formula if formula is None else formula / GB)
+        Comparison(f"{part} GiB", size / GIB, formula if formula is None else formula / GIB)
         for part, size, formula in memory_rows(spec, rehearsal.stage, rehearsal.peak)
     ]
     volumes = step_volumes(shortened(spec, rehearsal.stage), rehearsal.rank)
@@ -210,7 +210,7 @@ def comparison(spec: RunSpec, rehearsal: Rehearsal) -> list[Comparison]:
         calls, size = rehearsal.messages.get(axis, (0, 0.0))
         volume = volumes.get(axis)
         rows.append(Comparison(f"{axis} calls", calls, volume and volume.calls))
-        rows.append(Comparison(f"{axis} GB", size / GB, volume and volume.bytes / GB))
+        rows.append(Comparison(f"{axis} GiB", size / GIB, volume and volume.bytes / GIB))
     return rows
 
 
@@ -220,9 +220,9 @@ def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> st
     if rehearsal.error:
         return f"{where} could not train a step: {rehearsal.error}"
     peak = memory_rows(spec, rehearsal.stage, rehearsal.peak)[-1]
-    sizes = f"{peak.rehearsed / GB:.2f} GB at the peak"
+    sizes = f"{peak.rehearsed / GIB:.2f} GiB at the peak"
     if peak.formula is not None:
-        sizes += f", {peak.formula / GB:.2f} by formula"
+        sizes += f", {peak.formula / GIB:.2f} by formula"
     lines = [f"{where} trains a step: {sizes}"]
     if not details:
         return lines[0]
@@ -243,7 +243,7 @@ def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> st
 
 
 def card_gb_of(cluster: clusters.Cluster | None) -> float | None:
-    """GB of a cluster's GPU; None where it is not known or there is none."""
+    """GiB of a cluster's GPU; None where it is not known or there is none."""
     return cluster.gpu_memory_gb if cluster and cluster.gpu else None
 
 
@@ -268,9 +268,9 @@ def too_much(rank: int, stage: int, peak: dict[str, int], card_gb: float | None)
     if card_gb is None or taken <= memory.usable(card_gb):
         return ""
     return (
-        f"rank {rank} (stage {stage}) does not fit: its tensors take {tensors / GB:.1f} GB, with"
-        f" CUDA, NCCL and the allocator about {taken / GB:.1f}, and a step may use"
-        f" {memory.usable(card_gb) / GB:.1f} of the card's {card_gb:g}"
+        f"rank {rank} (stage {stage}) does not fit: its tensors take {tensors / GIB:.1f} GiB, with"
+        f" CUDA, NCCL and the allocator about {taken / GIB:.1f}, and a step may use"
+        f" {memory.usable(card_gb) / GIB:.1f} of the card's {card_gb:g}"
     )
 
 

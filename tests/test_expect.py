@@ -231,7 +231,7 @@ def test_sequence_parallelism_of_a_log_is_in_its_gigabytes():
         runs.priced(replace(run, sequence_parallel=shared), from_data_sheet("A100 80GB")).value
         for shared in (False, True)
     ]
-    assert [price["memory_gb"] for price in prices] == pytest.approx([82.2, 61.5], abs=0.05)
+    assert [price["memory_gib"] for price in prices] == pytest.approx([82.2, 61.5], abs=0.05)
     assert [price["fits"] for price in prices] == [False, True]
 
 

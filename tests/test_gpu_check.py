@@ -13,9 +13,9 @@ from packaging.specifiers import SpecifierSet
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from base.errors import UsageError
+from base.units import GIB
 from models.gpus import find_gpu
 from parallel import gpu_check, microbench
-from parallel.config.memory import GB
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from parallel.engines import devices, kernels, load
@@ -126,7 +126,7 @@ def run_of(spec, tmp_path, loss=5.0, peak=None, **state):
 def test_a_run_fails_by_its_loss_its_memory_or_its_end(tmp_path):
     (spec,) = [s for s in SPECS if s.engine == "megatron" and s.precision == "fp8"]
     formula = sum(memory_by_formula(spec, 0).values())
-    assert formula > 10 * GB
+    assert formula > 10 * GIB
     baseline = run_of(spec, tmp_path)
     for settings, verdict, words in (
         ({"peak": 1.1 * formula}, OK, "1.10 x the formula"),
@@ -141,7 +141,7 @@ def test_a_run_fails_by_its_loss_its_memory_or_its_end(tmp_path):
     assert run_row(spec, baseline, None, {"max_loss_diff": None}).verdict == FAILED
     tiny = next(iter(STUDIES[-1].specs.values()))  # workspaces are most of its peak
     fp32 = {"max_loss_diff": 1e-7, "verdict": "equal"}
-    assert run_row(tiny, run_of(tiny, tmp_path, peak=GB), baseline, fp32).verdict == OK
+    assert run_row(tiny, run_of(tiny, tmp_path, peak=GIB), baseline, fp32).verdict == OK
     assert run_row(tiny, baseline, baseline, fp32 | {"verdict": "DIFFERS: x"}).verdict == FAILED
 
 

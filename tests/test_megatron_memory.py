@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from base.files import ROOT
+from base.units import GIB
 from benchmarks.planner.published_rows import read_rows
 from models.config import PRESETS
 from parallel.config import megatron_memory, memory
@@ -66,7 +67,7 @@ def test_each_rank_of_a_pipeline_has_its_own_bytes():
     rows = simumax()
     x = rows.x.take([rows.ids.index("simumax_b200-001")])
     for stage, gib in (("first", 66.55), ("last", 62.97)):
-        assert memory.allocated(x, stage)[0] / memory.GB == pytest.approx(gib, rel=3e-3)
+        assert memory.allocated(x, stage)[0] / GIB == pytest.approx(gib, rel=3e-3)
 
 
 def test_states_of_a_small_gpt():
@@ -192,4 +193,4 @@ def test_only_what_every_tensor_is_counted_of_is_called_allocated():
     unknown = columns(**SMALL | MIXTRAL | {"megatron": False})
     assert math.isnan(memory.peak(unknown)[0])
     known = columns(**SMALL | MIXTRAL)
-    assert memory.peak(known)[0] > memory.allocated(known)[0] + 4 * memory.GB
+    assert memory.peak(known)[0] > memory.allocated(known)[0] + 4 * GIB

@@ -1,21 +1,27 @@
-"""Micro-batch, peak GB and MFU are columns; a `-` has a note that names the missing fact."""
+"""Micro-batch, peak GiB and MFU are columns; a `-` has a note that names the missing fact."""
 
 import json
 import re
 
 import pytest
 
+from analysis import plan, prune
+from analysis.logs.load import load
 from analysis.logs.record import Record
-from analysis.measured import run_table, throughput
+from analysis.measured import checkpoint_costs, run_table, throughput
+from analysis.pages import cost_views
+from analysis.planner.calibration import load_calibration
+from base.errors import Parser
+from tests.conftest import ROOT
 from tests.fixture_runs import curve_of, facts, logged, table_of, write
 
 KEYS = ("max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global")
 
 
-def test_peak_gb_is_that_of_the_fullest_rank_over_all_epochs(tmp_path):
+def test_peak_gib_is_that_of_the_fullest_rank_over_all_epochs(tmp_path):
     peaks = {
-        "gpu": [{KEYS[0]: 3_000_000_000, KEYS[1]: None}, {KEYS[0]: 4_250_000_000}],
-        "cpu": [{KEYS[0]: None, KEYS[1]: 500_000_000}],
+        "gpu": [{KEYS[0]: 3 * 2**30, KEYS[1]: None}, {KEYS[0]: 17 * 2**28}],
+        "cpu": [{KEYS[0]: None, KEYS[1]: 2**29}],
         "bad": [{KEYS[0]: "much", KEYS[1]: -1}, "no epoch"],
     }
     for gpus, (name, epochs) in zip((1, 2, 4), peaks.items(), strict=True):
@@ -23,8 +29,8 @@ def test_peak_gb_is_that_of_the_fullest_rank_over_all_epochs(tmp_path):
         metrics = write(tmp_path, about | {"run": name}) / "training_metrics.json"
         metrics.write_text(json.dumps({"schema_version": "2.0", "epochs": epochs}))
     shown, curve = table_of(tmp_path), curve_of(tmp_path)
-    assert [row["peak_gb"] for row in shown.rows] == [None, 0.5, 4.25]  # bad, cpu, gpu
-    assert [row["peak_gb"] for row in curve.rows] == [4.25, 0.5, None]
+    assert [row["peak_gib"] for row in shown.rows] == [None, 0.5, 4.25]  # bad, cpu, gpu
+    assert [row["peak_gib"] for row in curve.rows] == [4.25, 0.5, None]
     assert [row["micro_batch"] for row in curve.rows] == [2, 2, 2]
 
 
@@ -47,7 +53,7 @@ def test_a_log_that_states_nothing_names_every_missing_fact_and_the_flag_that_gi
     batch = ["--global-batch", "--seq-len"]
     assert flags == {
         "micro_batch": ["--micro-batch"],
-        "peak_gb": [],
+        "peak_gib": [],
         "tokens_per_s": batch,
         "tflops": ["--n-layer", "--hidden", "--vocab-size", "--gpus", *batch],
         "mfu": [],
@@ -68,3 +74,24 @@ def test_mfu_says_which_cards_a_name_may_mean():
     record.gpu_type = None
     why = throughput.utilisation(record, 400.0, "megatron")[1]
     assert why == "the log does not state gpu_type (--gpu-type)"
+
+
+def test_a_heading_of_bytes_has_one_unit():
+    """GiB of memory, measured, planned, rehearsed or pruned; GB of files and of rates. A committed
+    calibration of a host counts its memory so, too: 25.28e9 bytes are 23.54 GiB."""
+    assert load_calibration("2-core-cpu").gpu_memory_gb == pytest.approx(25.276514304e9 / 2**30)
+    memory = {"peak_gib", "memory_gib", "allocated_gib", "predicted_gib"}
+    parser = Parser()
+    plan.add_flags(parser)
+    flags = "--preset 18b --cluster selene --gpus 64 --global-batch 192 --top 1".split()
+    runs = load([ROOT / "logs" / "2-core-cpu" / "parity" / "ddp"]).content
+    tables = [
+        plan.answer(parser.parse_args(flags)),
+        prune.report(ROOT / "slurm" / "2-core-gpt2-124m-fp32.toml", "2-core-cpu"),
+        run_table.of_records(runs),
+        cost_views.memory_view(runs).tables["memory"],
+        checkpoint_costs.table(runs).table,
+    ]
+    for column in (column for table in tables for column in table.columns):
+        assert ("GiB" in column.heading) == (column.key in memory)
+        assert ("GB" in column.heading) == column.key.startswith("gb")

@@ -16,6 +16,7 @@ from analysis.planner.fitting import telling
 from analysis.planner.runs import priced, row_of
 from analysis.planner.space import space
 from base.errors import Parser, UsageError
+from base.units import GIB
 from models.config import PRESETS, GPTConfig, preset
 from models.gpus import network_rate
 from parallel.config import memory
@@ -139,7 +140,7 @@ def test_175b_on_512_gpus_is_planned_in_order_of_time():
     best = int(r.order[0])
     assert sum(explain.seconds_of(r, best).values()) == pytest.approx(r.seconds[best])
     gigabytes = sum(ranking.gigabytes(r.x.take([best]), cluster).values())
-    assert gigabytes == pytest.approx(r.used[best] / memory.GB)
+    assert gigabytes == pytest.approx(r.used[best] / GIB)
 
 
 def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(tmp_path):
@@ -292,7 +293,7 @@ def test_a_host_keeps_its_engines_apart_and_shares_its_memory():
     deepspeed = ~megatron & ~x.fsdp2
     assert x.deepspeed[deepspeed].all() and not x.deepspeed[x.fsdp2].any() and x.fsdp2.any()
     assert memory.buckets(x)[deepspeed].all() and not memory.buckets(x)[~deepspeed].any()
-    assert ranking.rank(x, host, 0.0).limit == host.gpu_memory_gb * memory.GB / 2
+    assert ranking.rank(x, host, 0.0).limit == host.gpu_memory_gb * GIB / 2
 
 
 def test_why_explains_the_fastest_layout_that_fits_where_one_does():
@@ -427,7 +428,7 @@ def test_a_plan_of_one_kind_holds_no_other_and_is_pruned_as_planned(more, tmp_pa
     assert {row["engine"] for row in table.rows} == {"fsdp2" if "fsdp2" in more else "megatron"}
     assert (plan.FSDP2 in table.notes) == ("fsdp2" in more)
     pruned = prune.report(path)
-    for name in ("engine", "predicted_s", "memory_gb"):
+    for name in ("engine", "predicted_s", "memory_gib"):
         rows = [[row[name] for row in t.rows] for t in (table, pruned)]
         assert rows[1] == pytest.approx(rows[0])
     names = [row["run"] for row in pruned.rows]
@@ -440,7 +441,7 @@ def test_speed_is_printed_as_mfu_and_tokens_and_a_tight_layout_is_marked():
     for row in shown.rows:
         assert row["mfu"] == pytest.approx(row["tflops"] / 312)
         assert row["tokens_per_s"] == pytest.approx(64 * 2048 / row["predicted_s"])
-        tight = row["memory_gb"] > 0.95 * 80 * (1 - ranking.MARGIN)
+        tight = row["memory_gib"] > 0.95 * 80 * (1 - ranking.MARGIN)
         assert row["tight"] == ("tight" if tight else "")
     assert {row["tight"] for row in shown.rows} == {"tight", ""}
     shown = answer("--cluster 2-core-cpu --gpus 2 --global-batch 16 --preset tiny")
@@ -455,7 +456,7 @@ def test_a_study_is_pruned_with_the_attention_that_is_asked_for():
         prune.report(study, "selene", flash=flag).rows[0] for flag in (None, False, True)
     )
     assert plain == unfused
-    assert flash["predicted_s"] < plain["predicted_s"] and flash["memory_gb"] < plain["memory_gb"]
+    assert flash["predicted_s"] < plain["predicted_s"] and flash["memory_gib"] < plain["memory_gib"]
 
 
 def test_what_does_not_fit_is_pruned(tmp_path, capsys):

@@ -96,7 +96,7 @@ def test_messages_and_states_are_those_of_the_formulas(tmp_path):
                 size -= rank["stage"] < 3  # a first step describes what a stage sends on
             if what.startswith("dp ") and spec.engine == "ddp":
                 assert size == 0, about  # the C++ reducer's all-reduces are not rehearsed
-            elif what == "peak GB":
+            elif what == "peak GiB":
                 assert size == pytest.approx(formula, rel=0.03), about
             elif what.startswith(("tp", "pp", "dp", "cp", "embedding")) and formula is not None:
                 assert size == pytest.approx(formula, rel=1e-3), about

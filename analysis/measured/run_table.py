@@ -1,4 +1,4 @@
-"""The table of runs: one row each with seconds, TFLOP/s, MFU, peak GB, speedup and efficiency."""
+"""The table of runs: one row each with seconds, TFLOP/s, MFU, peak GiB, speedup and efficiency."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -31,13 +31,14 @@ from analysis.measured.fairness import (
 from analysis.measured.loss_parity import NOT_VERIFIED, verify
 from analysis.measured.scaling_curve import MARKED, Ratio, Side, Timed, side_of
 from base.errors import Answer
+from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
 from parallel.measure.steady_time import Steady, Window
 from parallel.record.reader import read_run
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
-ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
+ADDED = ("run", "origin", "peak_gib", "convention", "tflops", "mfu", "speedup", "efficiency")
 ADDED = (*ADDED, "speedup_ci95", "parity", "missing", "precision", "gpu_type")
 # Where a run has experts.
 OF_RANKS = ("compute_s", "communication_s")  # where a log has them, of the slowest rank
@@ -179,7 +180,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "mfu": utilisation,
         "precision": record.precision,
         "gpu_type": record.gpu_type,
-        "peak_gb": record.peak_bytes and record.peak_bytes / 1e9,
+        "peak_gib": record.peak_bytes and record.peak_bytes / GIB,
         **{name: record.totals.get(name) for name in OF_RANKS},
         **{name: getattr(record, name) for name in OF_EXPERTS},
         "missing": missing,
@@ -266,7 +267,7 @@ def of_records(
         Column("tflops", f"TFLOP/s/GPU ({shared})" if shared else "TFLOP/s/GPU", ".3g"),
         Column("convention", "convention", asked=shared is not None),
         Column("printed_tflops", "printed", ".3g", seldom=True),
-        Column("peak_gb", "peak GB", ".3g"),
+        Column("peak_gib", "peak GiB", ".3g"),
         Column("mfu", "MFU", ".1%"),
         Column("routing", "routing", seldom=True),
         Column("dropped", "dropped", ".2%", seldom=True),

@@ -25,6 +25,7 @@ from analysis.measured.fairness import (
 )
 from base.errors import Reading, UsageError, by_reason
 from base.intervals import Interval
+from base.units import GIB
 from parallel.measure.steady_time import Steady, Window
 
 MARKED = ("speedup", "efficiency")  # the columns of a value above linear
@@ -263,7 +264,7 @@ _COLUMNS = [
     Column("n", "runs", "d"),
     Column("step_s", "s/iter", ".4g"),
     Column("spread", "spread", ".1%"),
-    Column("peak_gb", "peak GB", ".3g"),
+    Column("peak_gib", "peak GiB", ".3g"),
     Column("mfu", "MFU", ".1%"),
     Column("speedup", "speedup", ".2f"),
     Column("speedup_ci95", "interval of the speedup", ".2f", seldom=True),
@@ -399,7 +400,7 @@ def report_of(
         mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
         peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
         row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu}
-        row["peak_gb"] = max(peaks) / 1e9 if peaks else None
+        row["peak_gib"] = max(peaks) / GIB if peaks else None
         row["missing"] |= throughput.plain_missing(repeats[0]) | {"mfu": no_mfu}
     shown = table(found, scaling, f"{start} ({base.gpus} GPUs)")
     if not baseline:

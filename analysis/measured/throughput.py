@@ -186,7 +186,7 @@ def plain_missing(record: Record) -> dict[str, str]:
     if record.micro_batch is None:
         missing["micro_batch"] = asked(["micro_batch"])
     if record.peak_bytes is None:
-        missing["peak_gb"] = "the log has no peak of memory"
+        missing["peak_gib"] = "the log has no peak of memory"
     if experts := record.model.get("experts"):
         if record.routing is None:
             missing["routing"] = asked(["routing"])

@@ -11,6 +11,7 @@ from analysis.measured import checkpoint_costs, goodput, rank_times
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from base.errors import Reading, UsageError
+from base.units import GIB
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
 from parallel.record.reader import read_run
@@ -54,7 +55,7 @@ def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[
 
 
 def memory_view(records: list[Record]) -> Section:
-    """Predicted GB of the fullest stage by part, and the measured peak as a mark."""
+    """Predicted GiB of the fullest stage by part, and the measured peak as a mark."""
     section = Section("Memory")
     rows, bars, marks = [], [], []
     for record in records:
@@ -69,22 +70,22 @@ def memory_view(records: list[Record]) -> Section:
             continue
         x = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
         fullest = memory.fullest(x, tensors_alone=on_host)
-        parts = {k.replace("_", " "): size / 1e9 for k, size in fullest.items()}
-        name, peak = name_of(record), record.peak_bytes / 1e9
-        rows.append({"run": name, "peak_gb": peak, "predicted_gb": sum(parts.values())} | parts)
-        bars += [{"bar": name, "part": part, "gb": gb} for part, gb in parts.items() if gb]
+        parts = {k.replace("_", " "): size / GIB for k, size in fullest.items()}
+        name, peak = name_of(record), record.peak_bytes / GIB
+        rows.append({"run": name, "peak_gib": peak, "predicted_gib": sum(parts.values())} | parts)
+        bars += [{"bar": name, "part": part, "gib": gib} for part, gib in parts.items() if gib]
         marks.append({"bar": name, "mark": peak})
     if not rows:
         return section
-    columns = [Column("run", "run"), Column("peak_gb", "measured peak GB", ".3g")]
-    columns.append(Column("predicted_gb", "predicted GB", ".3g"))
+    columns = [Column("run", "run"), Column("peak_gib", "measured peak GiB", ".3g")]
+    columns.append(Column("predicted_gib", "predicted GiB", ".3g"))
     notes = [
         "predicted: the fullest stage by parallel/config/memory.py; on a CPU its tensors alone,"
         " while the measured resident memory holds Python and its libraries, too"
     ]
     section.tables["memory"] = Table(columns, rows, notes=notes)
-    spec = altair_charts.parts(bars, "gb", "GB", marks[: altair_charts.MOST])
-    section.charts.append(Chart(spec, "Predicted GB by part; the mark is the measured peak."))
+    spec = altair_charts.parts(bars, "gib", "GiB", marks[: altair_charts.MOST])
+    section.charts.append(Chart(spec, "Predicted GiB by part; the mark is the measured peak."))
     return section
 
 

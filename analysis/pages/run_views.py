@@ -20,7 +20,7 @@ from parallel.record.reader import read_run
 
 Rows = list[dict[str, Any]]
 RESULTS = ("gpus", "engine", "speedup", "efficiency", "step_s", "tokens_per_s", "tflops", "mfu")
-RESULTS = (*RESULTS, "predicted_s", "predicted_error", "peak_gb", "parity", "verdict")
+RESULTS = (*RESULTS, "predicted_s", "predicted_error", "peak_gib", "parity", "verdict")
 _SETTINGS = (
     Column("n_micro", "micro-batches", "d", seldom=True),
     Column("global_batch", "global batch", "d", seldom=True),

@@ -11,6 +11,7 @@ from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.space import engine_of, space
 from base.bounds import Bounds
+from base.units import GIB
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from parallel.config import memory
@@ -132,7 +133,7 @@ def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.
 
 def gigabytes(x: Columns, cluster: Calibration) -> dict[str, float]:
     """Gigabytes of one layout by part, on its fullest rank; x: one row."""
-    return {name: b / memory.GB for name, b in memory.fullest(x, cluster.memory).items()}
+    return {name: b / GIB for name, b in memory.fullest(x, cluster.memory).items()}
 
 
 def policy(x: Columns, i: int) -> str:
@@ -155,9 +156,9 @@ def refusals(r: Ranking) -> list[str]:
         part = max(parts, key=parts.get)
         lines.append(
             f"tp {tp} x pp {', '.join(map(str, np.unique(r.x.pp[here])))}: all {len(here)} layouts"
-            f" need more than {r.limit / memory.GB:.0f} GB, the least"
-            f" {r.used[least] / memory.GB:.1f} GB (pp {r.x.pp[least]}, {policy(r.x, least)}), of it"
-            f" {parts[part]:.1f} GB {part}"
+            f" need more than {r.limit / GIB:.0f} GiB, the least"
+            f" {r.used[least] / GIB:.1f} GiB (pp {r.x.pp[least]}, {policy(r.x, least)}), of it"
+            f" {parts[part]:.1f} GiB {part}"
         )
     return lines
 
@@ -167,8 +168,8 @@ def nothing_fits(r: Ranking, config: GPTConfig, gpus: int) -> str:
     x, least = r.x, int(np.argmin(r.used))
     return (
         f"{config.n_params / 1e9:.1f}B parameters do not fit on {gpus} GPUs of"
-        f" {r.limit / memory.GB:.1f} GB: the least of {len(x)} layouts needs"
-        f" {r.used[least] / memory.GB:.1f} GB (tp {x.tp[least]}, pp {x.pp[least]},"
+        f" {r.limit / GIB:.1f} GiB: the least of {len(x)} layouts needs"
+        f" {r.used[least] / GIB:.1f} GiB (tp {x.tp[least]}, pp {x.pp[least]},"
         f" {policy(x, least)})"
     )
 
@@ -180,7 +181,7 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
     low, high = r.cluster.fit.interval(seconds, x, r.cluster.machine_for(x))
     sent = sum(message_seconds(r, chosen).values())
     sent = sent + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
-    allocated = memory.allocated(x) / memory.GB
+    allocated = memory.allocated(x) / GIB
     cut = np.stack(memory.stage_layers(x), axis=1).astype(int).tolist()
     rows = []
     for i in range(len(x)):
@@ -202,8 +203,8 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
             "tflops": tflops,
             "mfu": r.cluster.mfu(tflops, gemms).value,
             "tokens_per_s": tokens / t,
-            "allocated_gb": float(allocated[i]) if np.isfinite(allocated[i]) else None,
-            "memory_gb": float(used[i] / memory.GB),
+            "allocated_gib": float(allocated[i]) if np.isfinite(allocated[i]) else None,
+            "memory_gib": float(used[i] / GIB),
             "tight": "tight" if used[i] > (1 - TIGHT) * r.limit else "",
             "bubble": float(terms["bubble"][i] / t),
             "communication": float(sent[i] / t),
@@ -273,8 +274,8 @@ def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
         Column("tflops", "TFLOP/s/GPU", "#.4g"),
         Column("mfu", "MFU", ".1%"),
         Column("tokens_per_s", "tokens/s", ".0f"),
-        Column("allocated_gb", "allocated GB", ".1f"),
-        Column("memory_gb", "GB", ".1f"),
+        Column("allocated_gib", "allocated GiB", ".1f"),
+        Column("memory_gib", "GiB", ".1f"),
         Column("tight", "memory"),
         *by_key(("bubble", "communication"), ".1%"),
     ]

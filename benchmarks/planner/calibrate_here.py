@@ -21,6 +21,7 @@ from analysis.planner.calibration import Calibration, host_columns
 from analysis.planner.runs import read_runs
 from analysis.planner.timemodel import Machine
 from base.errors import Parser, UsageError, command_line
+from base.units import GIB
 from parallel.record.facts import cores, cpu_name
 
 # A host CPU is no GPU: its peaks are measured, so efficiencies start at 1, and Python launches.
@@ -70,7 +71,7 @@ def here() -> Calibration:
         "this machine",
         "this machine",
         HERE_CORES,
-        psutil.virtual_memory().total / 1e9,
+        psutil.virtual_memory().total / GIB,
         fitting.prior_fit(HERE_PRIORS),
         memory={"library_gb": 0.6, "fragments": 1.05},
         machine_override=Machine(*rates, cores=HERE_CORES),

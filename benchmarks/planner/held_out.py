@@ -19,6 +19,7 @@ from analysis.common.table import Column, Table
 from analysis.planner import fitting
 from base.errors import Parser, command_line
 from base.files import ROOT
+from base.units import GIB
 from benchmarks.planner.published_rows import CRASHED, Rows, healthy, read_rows
 from parallel.config import memory
 from parallel.config.layout_arrays import Columns
@@ -170,7 +171,7 @@ def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
     def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
         constants = memory_constants(rows, known, count)
         library = np.where(rows.tensors_alone[unknown], constants["library_gb"], 0.0)
-        peaks = first_rank(rows.x.take(unknown), constants) / memory.GB
+        peaks = first_rank(rows.x.take(unknown), constants) / GIB
         return peaks - library, np.nan
 
     return _held_out(rows, _has_peak(rows), "random", predict)
@@ -202,7 +203,7 @@ def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
         return dict(zip(names, np.exp(centre + z * MEMORY_WIDTHS), strict=True))
 
     def residuals(z: np.ndarray) -> np.ndarray:
-        r = np.log(first_rank(x, constants(z)) / memory.GB / gigabytes) / MEMORY_NOISE
+        r = np.log(first_rank(x, constants(z)) / GIB / gigabytes) / MEMORY_NOISE
         return np.concatenate([np.sign(r) * fitting.soft_l1(r), z])
 
     return constants(least_squares(residuals, np.zeros(len(names))).x)
@@ -216,7 +217,7 @@ def refused(rows: Rows) -> dict[str, Any]:
         here = np.flatnonzero(keys == key)
         known = np.intersect1d(here, _has_peak(rows))
         constants = memory_constants(rows, known, fitting.MAX_ROWS)
-        full[here] = memory.peak(rows.x.take(here), constants) / memory.GB
+        full[here] = memory.peak(rows.x.take(here), constants) / GIB
     known = np.isfinite(rows.gpu_memory_gb) & ~rows.guessed & ~rows.x.fp8
     refuses = (full > rows.gpu_memory_gb) | ~rows.can_start
     crashed = known & np.isin(rows.status, CRASHED)

@@ -17,6 +17,7 @@ from analysis.logs.published_csv import Row, read_csv
 from analysis.planner.engines import family_of
 from analysis.planner.timemodel import Machine, machine_of
 from base.errors import UsageError
+from base.units import GIB
 from models.config import Experts, GPTConfig, LatentAttention, SlidingWindow
 from models.flops import sc21
 from models.gpus import joined, planning_gpu
@@ -79,7 +80,7 @@ class Rows:
         """Gigabytes that PyTorch allocates on the rank of memory_gb, nan where no formula counts
         every tensor, (n,)."""
         last = memory.allocated(self.x, "last")
-        return np.where(self.last_stage, last, memory.allocated(self.x)) / memory.GB
+        return np.where(self.last_stage, last, memory.allocated(self.x)) / GIB
 
     @property
     def has_step_memory(self) -> np.ndarray:
@@ -340,7 +341,7 @@ def _model(row: Row) -> Settings:
 def _weights_fit(row: Row, split: dict[str, float]) -> bool:
     """Whether a rank's weights and gradients in 16 bits fit the card without cutting them by dp."""
     each = (row.number("params_b") or 0) / (split["tp"] * split["pp"]) * 1e9
-    return 4 * each < planning_gpu(row.text("gpu_type")).memory_gb * memory.GB
+    return 4 * each < planning_gpu(row.text("gpu_type")).memory_gb * GIB
 
 
 def _untied(row: Row, sizes: dict[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from analysis.logs.published_csv import column_name
 from analysis.planner import calibration, fitting
 from base.errors import Parser, command_line
 from base.files import ROOT
+from base.units import GIB
 from benchmarks.planner.held_out import fit_some, scored
 from benchmarks.planner.published_rows import NEEDED, Rows, read_rows
 from models.gpus import planning_gpu
@@ -61,7 +62,7 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
     limit = np.array([planning_gpu(name).memory_gb for name in rows.gpu])
     limit = np.where(np.isfinite(rows.gpu_memory_gb), rows.gpu_memory_gb, limit)
     allocated = rows.allocated
-    full, start, fp8 = memory.peak(rows.x) / memory.GB, rows.can_start, rows.x.fp8
+    full, start, fp8 = memory.peak(rows.x) / GIB, rows.can_start, rows.x.fp8
     for card in np.unique(cards):
         here = np.flatnonzero(cards == card)
         fit = fits.get(card) or fitting.prior_fit(fitting.priors_of(card))

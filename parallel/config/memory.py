@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from base.errors import UsageError
+from base.units import GIB
 from models.config import GPTConfig, in_words
 from parallel.config import megatron_memory
 from parallel.config.layout_arrays import Columns
@@ -23,7 +24,6 @@ FULL, SELECTIVE = 2, 1
 STAGES = ("first", "middle", "last")
 PARTS = ("weights", "gradients", "optimizer", "fp8_copies", "activations", "keys_and_values")
 PARTS += ("masks", "logits", "buckets", "library")
-GB = 2.0**30  # what cards have and tools print as a GB
 LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
 # No formula gives these. library_gb: CUDA context, NCCL's buffers, workspaces. fragments: factor on
 # activations, for the allocator's fragments.
@@ -32,15 +32,15 @@ MARGIN = 0.06  # share of a card that is left free, because the bytes are estima
 
 
 def usable(card_gb: float, margin: float = MARGIN) -> float:
-    """Bytes that a step may take on a card of card_gb GB."""
-    return card_gb * GB * (1.0 - margin)
+    """Bytes that a step may take on a card of card_gb GiB."""
+    return card_gb * GIB * (1.0 - margin)
 
 
 def taken(tensors: float, coming_and_going: float) -> float:
     """Bytes that tensors take on a card: with the allocator's fragments of those that do not stay,
     the CUDA context and NCCL's buffers."""
     fragments = (CONSTANTS["fragments"] - 1.0) * coming_and_going
-    return tensors + fragments + CONSTANTS["library_gb"] * GB
+    return tensors + fragments + CONSTANTS["library_gb"] * GIB
 
 
 class ByStage(NamedTuple):
@@ -410,7 +410,7 @@ def parts(
         "masks": masks(x, s.flying),
         "logits": s.head,
         "buckets": passing(x, s) if tensors_alone else buckets(x),
-        "library": c["library_gb"] * GB + 0.0 * s.n,
+        "library": c["library_gb"] * GIB + 0.0 * s.n,
     }
     unknown = np.where((x.experts > 0) & (not tensors_alone), np.nan, 0.0)  # no formula above
     return {k: np.where(exact, counted.get(k, 0), v + unknown) for k, v in sizes.items()}
@@ -421,7 +421,7 @@ def _counted(x: Columns, stage: str | None, c: dict[str, Any]) -> dict[str, np.n
     sizes = dict.fromkeys(PARTS, 0.0 * x.layers) | allocated_parts(x, stage)
     for part in ("activations", "logits"):
         sizes[part] = sizes[part] * c["fragments"]
-    return sizes | {"library": sizes["library"] + c["library_gb"] * GB}
+    return sizes | {"library": sizes["library"] + c["library_gb"] * GIB}
 
 
 def is_exact(x: Columns) -> np.ndarray:

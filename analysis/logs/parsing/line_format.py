@@ -15,6 +15,7 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Record
+from base.units import GIB
 
 Columns = dict[str, np.ndarray]
 Fields = Mapping[str, re.Pattern[bytes]]
@@ -127,7 +128,7 @@ class LineFormat(Format):
             read_header(record, header)
         peaks = columns.pop("peak_gib", np.empty(0))
         if np.isfinite(peaks).any():
-            record.peak_bytes = int(np.nanmax(peaks) * 2**30)
+            record.peak_bytes = int(np.nanmax(peaks) * GIB)
         last = {name: last_known(columns.pop(name, ())) for name in ("global_batch", "seq_len")}
         if "per_gpu" in columns:
             last["gpus"] = ranks_of_rates(columns["tokens_per_s"], columns["per_gpu"])
