@@ -32,7 +32,7 @@ from analysis.measured.run_flags import unheeded
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
 from analysis.planner.runs import ASSUMED, absent, assumed, priced
-from analysis.planner.space import engine_of
+from analysis.planner.space import engine_of, pipelines
 from analysis.published.published_runs import read_published
 from base.bounds import check_flags
 from base.errors import Answer, Parser, UsageError, command_line, warn
@@ -41,6 +41,7 @@ from models.config import name_of as preset_of
 from models.config import preset
 from models.gpus import peak_tflops, usual_gpu
 from parallel.config.axes import EXPERT_AXES, SET_AXES, shown_axes
+from parallel.config.layout import Ends
 from parallel.config.settings import RunSpec
 from parallel.record.reader import read_run
 
@@ -56,8 +57,8 @@ SIZE = ("params", "active")
 
 
 def of_flags(facts: dict[str, Any], wanted: str | None) -> Record:
-    """The run that flags describe; what they leave out is as in parallel.train,
-    and the engine as in analysis.plan."""
+    """The run that flags describe; what they leave out is as in parallel.train, and the engine, the
+    vocabulary's padding and the stages of an uneven pipeline as in analysis.plan."""
     record = Record(FLAGS, FLAGS)
     if wanted:
         sizes = preset(wanted, **{name: facts[name] for name in MODEL if name in facts})
@@ -67,11 +68,21 @@ def of_flags(facts: dict[str, Any], wanted: str | None) -> Record:
         if getattr(record, name) is None:
             setattr(record, name, RunSpec.__dataclass_fields__[name].default)
     record.engine = record.engine or engine_of(record.zero_stage, False)
+    if config := config_of(record).value:
+        record.facts["model"] = {"padded_vocab": config.padded_vocab(record.tp)}
+        for vpp, *ends in pipelines(config).get(record.pp, ()):
+            if any(ends) and vpp == record.vpp:
+                record.facts["layout"] = Ends(*ends).settings(vpp)
     return record
 
 
-def cluster_of(record: Record, wanted: str | None) -> Answer[Calibration]:
-    """Where the run is predicted, or why nowhere."""
+def cluster_of(
+    record: Record, wanted: str | None, network: str | None = None
+) -> Answer[Calibration]:
+    """Where the run is predicted, or why nowhere; network: another between its nodes."""
+    if network:
+        cluster, why = cluster_of(record, wanted)
+        return Answer(cluster and cluster.on_network(network, record.gpus or math.inf), why)
     if wanted:
         return Answer(load_calibration(wanted))
     if not record.gpu_type:
@@ -263,6 +274,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--preset", metavar="NAME", help="the model that the run trains, or is said to train")
     add("--cluster", metavar="NAME|FILE", help="a calibration or a cluster of clusters.toml")
     add("--top", type=int, default=5, metavar="N", help="published rows (default: 5)")
+    ranking.add_network_flag(parser)
     add_fact_flags(parser)
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
@@ -282,7 +294,7 @@ def main(argv: list[str] | None = None) -> int:
             read_name(record, claimed)
     else:
         record = of_flags(facts, claimed)
-    where = cluster_of(record, arguments.cluster)
+    where = cluster_of(record, arguments.cluster, arguments.network)
     if record.source == FLAGS and where.value:
         record.precision = record.precision or where.value.precision(None)
     show(report(record, where, claimed, arguments.top), arguments.format, arguments.columns)

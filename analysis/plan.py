@@ -34,7 +34,7 @@ from base.files import add_force_flag
 from base.storage import output
 from base.units import GIB
 from models.config import PRESETS, name_of, preset
-from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
+from models.gpus import find_gpu, planning_gpu
 from parallel.config import settings
 from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.clusters import load_clusters
@@ -70,8 +70,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     count("--gpus-per-node", help="with --gpu-type (default: 8)")
     about = "with --gpu-type (default: its data sheet's)"
     add("--gpu-memory", type=float, metavar="GIB", help=about)
-    network = f"a node's network, in place of the cluster's: {NETWORK}"
-    add("--network", metavar="WORDS", help=network)
     count("--gpus", required=True, help="GPUs, all nodes")
     count("--global-batch", required=True, help="sequences")
     precision = "default: bf16; fp16 on a card without; fp32 on a CPU"
@@ -142,11 +140,7 @@ def question(arguments: argparse.Namespace) -> Question:
     else:
         cluster = load_calibration(arguments.cluster)
     if arguments.network is not None:
-        if cluster.is_host or arguments.gpus <= cluster.joined:
-            where = cluster.name if cluster.is_host else f"{arguments.gpus} GPUs of {cluster.name}"
-            raise UsageError(f"--network: {where} is one node, and nothing leaves it")
-        check_network(arguments.network, cluster.gpus_per_node, "--network")
-        cluster = replace(cluster, network=arguments.network)
+        cluster = cluster.on_network(arguments.network, arguments.gpus)
     return Question(
         config=config,
         preset=name_of(config, arguments.preset),

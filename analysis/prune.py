@@ -21,6 +21,7 @@ from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line
 from base.units import GIB
 from parallel.config import memory
+from parallel.config.clusters import is_named
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import load_study
@@ -59,6 +60,7 @@ def report(
     top: int | None = None,
     margin: float = ranking.MARGIN,
     flash: bool | None = None,
+    network: str | None = None,
 ) -> Table:
     """The study's runs, and the command that submits those that are kept: the `top` fastest of
     those that fit, or all that fit, in the study's order.
@@ -66,10 +68,13 @@ def report(
     Raises:
         UsageError: no such study or cluster, or the study names none and none is given.
     """
-    study = load_study(path)
+    submitted_to = wanted if wanted and is_named(wanted) else None  # a cluster of Slurm
+    study = load_study(path, submitted_to)
     if wanted is None and study.cluster is None:
         raise UsageError(f"{path} names no cluster: say where with --cluster NAME")
     cluster = load_calibration(wanted or study.cluster.name)
+    if network is not None:
+        cluster = cluster.on_network(network, max(spec.gpus for spec in study.specs.values()))
     rows = [row_of(name, spec, cluster, margin, flash) for name, spec in study.specs.items()]
     fastest = sorted((r for r in rows if r["fits"]), key=lambda r: -r["tokens_per_s"])[:top]
     kept = [row["run"] for row in rows if row in fastest]
@@ -81,7 +86,12 @@ def report(
     if any(spec.reset_at_documents for spec in study.specs.values()):
         notes.append("reset_at_documents: GiB with its masks, of torch's attention; no time of it")
     notes += [f"cannot run: {line}" for line in by_reason(study.left_out)]
-    command = f": python -m slurm.submit {path} --only {' '.join(kept)}" if kept else ""
+    if wanted and not submitted_to and any(run.nodes for run in study.runs.values()):
+        notes.append(
+            f"nodes have the GPUs of {study.cluster.name}: {wanted} is no cluster of clusters.toml"
+        )
+    flags = f" --cluster {submitted_to}" if submitted_to else ""
+    command = f": python -m slurm.submit {path}{flags} --only {' '.join(kept)}" if kept else ""
     notes.append(f"{len(kept)} of {len(rows)} runs kept{command}")
     columns = [
         *by_key(("run", "engine")),
@@ -110,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     check_flags(arguments, top=(1, 10_000), margin=ranking.MARGINS)
     settings = arguments.cluster, arguments.top, arguments.margin, arguments.flash
-    shown = report(arguments.study, *settings)
+    shown = report(arguments.study, *settings, arguments.network)
     show([shown], arguments.format, arguments.columns)
     return 0
 

@@ -21,6 +21,10 @@ origin (of what the log does not say itself), peak_gib, convention, tflops, mfu,
 efficiency, speedup_ci95, parity, missing (which fact each unknown value lacks), precision and
 gpu_type, and with --predict predicted_s and predicted_error; where a run has experts ep, etp,
 routing (natural, or forced to balance), dropped (share of the tokens' choices), expert_load (an
+origin (of what the log does not say itself), peak_gib, convention, tflops, mfu, speedup,
+efficiency, speedup_ci95, parity, missing (which fact each unknown value lacks), precision and
+gpu_type, and with --predict predicted_s and predicted_error; where a run has experts ep, etp,
+routing (natural, or forced to balance), dropped (share of the tokens' choices), expert_load (an
 expert's most tokens over the mean in its worst layer) and dispatcher; where a log times them,
 compute_s and communication_s of the slowest rank. Exits 2 when nothing could be read.
 """

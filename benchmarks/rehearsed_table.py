@@ -98,7 +98,7 @@ def table(path: Path = REHEARSED) -> Table:
             f" {kinds['wrong']} do not, {kinds['missing']} are not rehearsed",
             f"the formula is within 3 % on {near} of {len(differences)} ranks;"
             " docs/rehearse.md says where it is not",
-            "the CUDA context, NCCL and what an allocator wastes are not",
+            "the CUDA context, NCCL and what an allocator wastes are not counted",
             f"lines by the commit of the code that rehearsed: {of_code}",
         ],
     )

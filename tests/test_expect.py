@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import expect, tflops
+from analysis import expect, plan, tflops
 from analysis.logs.published_csv import read_csv
 from analysis.logs.record import Record, steps_table
 from analysis.measured.throughput import tflops_per_gpu
@@ -262,6 +262,31 @@ def test_mfu_is_over_the_peak_of_the_format_that_is_priced(capsys):
     for precision, peak in (("fp32", 19.5), ("tf32", 156.0)):
         (row, *_) = table(capsys, *flags.split(), "--precision", precision, "--top", 1)
         assert row["mfu"] == pytest.approx(row["tflops"] / peak) and row["mfu"] > 0.4
+
+
+def test_an_uneven_pipeline_that_plan_makes_is_priced_as_there(capsys):
+    """405B has 126 layers: 7-8-7 on 16 stages, as Meta trained it."""
+    flags = "--preset llama3-405b --cluster dgx-h100 --gpus 2048 --global-batch 512"
+    assert plan.main([*flags.split(), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    row = next(row for row in rows if row["uneven"])
+    names = ("tp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "recompute")
+    layout = [f"--{name.replace('_', '-')}={row[name]}" for name in names]
+    layout += ["--sequence-parallel"] if row["sequence_parallel"] else []
+    (guess, *_) = table(capsys, *flags.split(), *layout, "--top", 1)
+    assert [guess[k] for k in ("predicted_s", "memory_gib", "stages")] == [
+        row[k] for k in ("predicted_s", "memory_gib", "stages")
+    ]
+
+
+def test_a_network_can_be_given_where_the_note_asks_for_it(capsys):
+    run = [*LLAMA, "--global-batch", "64", "--top", "1", "--micro-batch", "1"]
+    assert expect.main(run) == 0
+    assert "state yours with --network" in capsys.readouterr().out
+    slow, fast = (table(capsys, *run, "--network", words)[0] for words in ("10 GbE", "8x NDR"))
+    assert slow["predicted_s"] > 2 * fast["predicted_s"]
+    assert expect.main([*run[:4], "--gpus", "8", *run[6:], "--network", "10 GbE"]) == 2
+    assert "8 GPUs of H100 SXM is one node" in capsys.readouterr().err
 
 
 def test_what_a_run_of_ours_waited_for_comes_first(tmp_path):

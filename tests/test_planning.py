@@ -459,6 +459,27 @@ def test_a_study_is_pruned_with_the_attention_that_is_asked_for():
     assert flash["predicted_s"] < plain["predicted_s"] and flash["memory_gib"] < plain["memory_gib"]
 
 
+def test_a_study_is_pruned_for_the_cluster_that_it_will_be_submitted_to(tmp_path):
+    """Two nodes are 8 GPUs there and 16 here; a calibration alone has no nodes of Slurm."""
+    path = tmp_path / "nodes.toml"
+    path.write_text(
+        'question = "?"\ncluster = "jean-zay-v100-32g"\n[defaults]\npreset = "1.7b"\n'
+        'global_batch = 16\nprecision = "fp16"\nengine = "megatron"\nzero_stage = 1\n'
+        "tp = 4\n[[run]]\nnodes = 2\n"
+    )
+    for wanted, gpus, flag in ((None, 8, ""), ("dgx-a100", 16, " --cluster dgx-a100")):
+        pruned = prune.report(path, wanted)
+        (row,) = pruned.rows
+        assert row["gpus"] == gpus and row["fits"]
+        assert pruned.notes[-1].endswith(f"slurm.submit {path}{flag} --only {row['run']}")
+    pruned = prune.report(path, "selene")
+    said = "nodes have the GPUs of jean-zay-v100-32g: selene is no cluster of clusters.toml"
+    assert pruned.rows[0]["gpus"] == 8 and said in pruned.notes
+    assert "--cluster" not in pruned.notes[-1]
+    slow = prune.report(path, "dgx-a100", network="10 GbE").rows[0]["predicted_s"]
+    assert slow > prune.report(path, "dgx-a100").rows[0]["predicted_s"]
+
+
 def test_what_does_not_fit_is_pruned(tmp_path, capsys):
     path = tmp_path / "large.toml"
     path.write_text(

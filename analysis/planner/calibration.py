@@ -144,6 +144,18 @@ class Calibration:
     def _card(self) -> str:
         return self.gpu if self.is_host else planning_gpu(self.gpu).name
 
+    def on_network(self, words: str, gpus: float) -> "Calibration":
+        """The cluster with another network between its nodes, as --network describes it.
+
+        Raises:
+            UsageError: `gpus` GPUs are one node, or the words state no rate.
+        """
+        if self.is_host or gpus <= self.joined:
+            where = self.name if self.is_host else f"{gpus} GPUs of {self.name}"
+            raise UsageError(f"--network: {where} is one node, and nothing leaves it")
+        check_network(words, self.gpus_per_node, "--network")
+        return replace(self, network=words)
+
     def network_note(self, gpus: float = math.inf) -> list[str]:
         """A line about the network between the nodes as it is planned with, and where that is known
         from; none where no message of `gpus` GPUs leaves a node."""

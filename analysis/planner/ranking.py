@@ -14,6 +14,7 @@ from base.bounds import Bounds
 from base.units import GIB
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
+from models.gpus import NETWORK
 from parallel.config import memory
 from parallel.config.axes import AXES, EXPERT_AXES, shown_axes
 from parallel.config.layout import RECOMPUTE
@@ -37,8 +38,13 @@ SECONDS = (
 )
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_network_flag(parser: argparse.ArgumentParser) -> None:
+    network = f"a node's network, in place of the cluster's: {NETWORK}"
+    parser.add_argument("--network", metavar="WORDS", help=network)
 
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_network_flag(parser)
     margin = f"share of memory left free (default: {MARGIN})"
     parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=margin)
     flash = "flash attention (default: as the cluster was calibrated)"
