@@ -25,6 +25,7 @@ from analysis.logs.record import Refusal
 from analysis.logs.verdict import judge, timed
 from base.errors import UsageError
 from parallel.config.settings import resolve
+from parallel.record.ends import outside_sign
 from parallel.record.lines import iteration_line
 from tests.conftest import ROOT
 from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
@@ -170,6 +171,15 @@ def test_a_number_of_megatrons_that_is_none_is_unknown_and_counted(log):
     assert np.isnan(record.steps["loss"][1]) and record.steps["loss"][2] == 2.97
     (doubt,) = judge(record).doubts
     assert doubt.text == "what is cut or no whole number is unknown: loss (1)"
+
+
+def test_one_word_in_a_line_does_not_change_the_program(log):
+    fork = RUN.replace(
+        "| learning rate", "| iteration time: 4.0 s samples/sec: 16.0 | learning rate"
+    )
+    record = read(log(fork))
+    assert record.format == "Megatron-LM" and record.steps["samples_per_s"][0] != 16.0
+    assert read(log("samples/sec: 16.0 |" + RUN, "neox.out")).format == "GPT-NeoX"
 
 
 def test_a_step_time_of_zero_is_unknown(log):
@@ -324,6 +334,49 @@ def test_the_line_that_proves_how_a_run_ended_is_found(log, line):
             assert read(log(text)).failure.kind == kind
     with pytest.raises(Refusal, match="no format that is known"):
         read(log(f"When it says `{line}`, then the run died.\n", "page.txt"))
+
+
+OUTSIDE = {
+    "oom": [
+        "CUDA out of memory. Tried to",
+        "torch.OutOfMemoryError: x",
+        "ncclUnhandledCudaError: 'out of memory'",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling",
+        "DefaultCPUAllocator: can't allocate memory: you tried",
+        "DefaultCPUAllocator: not enough memory: you tried",
+        "MemoryError: ",
+        "numpy._core._exceptions._ArrayMemoryError: Unable to",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "Out of memory: Killed process 7",
+        "python invoked oom-killer: gfp_mask",
+        "error: Detected 1 oom-kill event(s) in StepId",
+        "oom_kill: 1",
+        "slurmstepd: error: Exceeded job memory limit at some point.",
+        "srun: error: n1: task 0: Out Of Memory",
+    ],
+    "node": [
+        "slurmstepd: error: NODE_FAIL",
+        "Xid 48: uncorrectable ECC error",
+        "GPU has fallen off the bus",
+        "lost connection to node n3",
+        "srun: error: Node failure on n3",
+        "*** STEP 1.0 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO NODE FAILURE ***",
+    ],
+    "timeout": [
+        "=>> PBS: job killed: walltime 7 exceeded",
+        "TERM_RUNLIMIT: job killed",
+        "*** JOB 1 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO TIME LIMIT ***",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_each_sign_from_outside_is_found_among_words_that_are_none(kind):
+    words = "bloom-176b: room for memory; except MemoryError:\nMemory usage: 9 (emory limit)\n"
+    assert outside_sign(words.encode()) is None
+    for line in OUTSIDE[kind]:
+        sign = outside_sign(f"{words}{line}\n{words}".encode())
+        assert sign and sign.kind == kind and len(words) <= sign.at < len(words + line), line
 
 
 NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.bin'"

@@ -22,13 +22,14 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of
 from analysis.logs.record import Record
 
-# Tool -> what only it prints: in an iteration line, or before training.
-_TOOLS: tuple[tuple[str, tuple[bytes, ...], tuple[bytes, ...]], ...] = (
-    ("GPT-NeoX", (b"approx flops per GPU", b"samples/sec:"), (b"NeoXArgs",)),
+# Tool -> what only it prints: in an iteration line, or before training. A fork's line may hold
+# `samples/sec:`, but only GPT-NeoX's begins with it.
+_TOOLS = (
+    ("GPT-NeoX", rb"approx flops per GPU|samples/sec: [^|]{1,30}\| {0,4}iteration", rb"NeoXArgs"),
     (
         "Megatron-DeepSpeed",
-        (b"consumed tokens:", b"consumed_tokens=", b"| TFLOPs:", b"samples per second:"),
-        (b"DeepSpeed info: version", b"DeepSpeedEngine", b"deepspeed.initialize"),
+        rb"consumed tokens:|consumed_tokens=|\| TFLOPs:|samples per second:",
+        rb"DeepSpeed info: version|DeepSpeedEngine|deepspeed.initialize",
     ),
 )
 _TIME = rb"elapsed[ _-]time[ _-]per[ _-]iteration[ _]?\(?%b\b[^|:=\r\n]*+[:=]"
@@ -165,7 +166,7 @@ def _scan(log: Log, record: Record) -> Columns:
 def _tool(header: bytes, line: bytes = b"") -> str:
     """Whose log it is, from the text before training and an iteration line (or nothing)."""
     for name, in_line, in_header in _TOOLS:
-        if any(mark in line for mark in in_line) or any(mark in header for mark in in_header):
+        if re.search(in_line, line) or re.search(in_header, header):
             return name
     return "Megatron-LM"
 
