@@ -161,4 +161,8 @@ def test_facts_count_wherever_they_stand_before_the_first_step(tmp_path):
     )
     start = FORMATS["an argument dump"][0].format(n=2048)
     log.write_text(noise + start + noise + steps(MEGATRON, range(1, 9)))
-    assert len(noise) > 1 << 20 and read(log).gpus == 2048
+    record = read(log)
+    assert len(noise) > 1 << 20 and record.gpus == 2048 and not record.doubts
+    log.write_text(5 * noise + start + 5 * noise + steps(MEGATRON, range(1, 9)))
+    record = read(log)
+    assert record.gpus is None and "the middle was not searched" in record.doubts["header"]

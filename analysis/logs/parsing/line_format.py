@@ -12,7 +12,7 @@ import numpy as np
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import BEHIND, NOT_LAST, number, positive, ranks_of_rates, table
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.setting_names import header_of, read_header, state
+from analysis.logs.parsing.setting_names import HEADER, header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Record
 from base.units import GIB
@@ -87,7 +87,11 @@ class LineFormat(Format):
     def read(self, log: Log) -> Record:
         record = Record(source=str(log.path), format=self.name, engine=self.name)
         columns = (self.scan or self._first_kind)(log, record)
-        header = header_of(log, int(columns["at"][0]) if len(columns["at"]) else None)
+        first = int(columns["at"][0]) if len(columns["at"]) else None
+        header = header_of(log, first)
+        if first and first - log.begin > 2 * HEADER:
+            words = "bytes before the first step, of which the middle was not searched for settings"
+            record.doubts["header"] = f"{first - log.begin:,} {words}"
         self._settle_facts(record, columns, header)
         if "ms" in columns:
             timed = columns.get("step_s", np.nan)

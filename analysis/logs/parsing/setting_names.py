@@ -213,7 +213,7 @@ _PADDED_VOCAB = re.compile(
 _PATTERN = re.compile(
     rb"(?<!\w)hybrid[-_](?:layer|override)[-_]pattern[ .:='\"]{1,60}+([-*+A-Z|/]{1,2000}+)(?![\w.])"
 )
-_HEADER = 1 << 22
+HEADER = 1 << 22
 # Of a model that reads more than text, Hugging Face's configuration has one for each part.
 ENCODERS = {"vision_config": "an encoder of images", "audio_config": "an encoder of sound"}
 _ENCODER = re.compile(
@@ -345,11 +345,11 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
 
 def header_of(log: Log, first: int | None) -> bytes:
     """The text before the first record, without colours; of a long one, its first and its last
-    _HEADER bytes."""
+    HEADER bytes."""
     begin, end = log.begin, log.size if first is None else first
-    if end - begin <= 2 * _HEADER:
+    if end - begin <= 2 * HEADER:
         return plain(log.slice(begin, end))
-    return plain(log.slice(begin, begin + _HEADER) + b"\n" + log.slice(end - _HEADER, end))
+    return plain(log.slice(begin, begin + HEADER) + b"\n" + log.slice(end - HEADER, end))
 
 
 def state(record: Record, facts: dict[str, Any], origin: str) -> None:
