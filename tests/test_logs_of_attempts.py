@@ -166,3 +166,14 @@ def test_facts_count_wherever_they_stand_before_the_first_step(tmp_path):
     log.write_text(5 * noise + start + 5 * noise + steps(MEGATRON, range(1, 9)))
     record = read(log)
     assert record.gpus is None and "the middle was not searched" in record.doubts["header"]
+
+
+def test_step_times_that_rise_have_no_steady_time_and_it_is_said(tmp_path):
+    log = tmp_path / "job.out"
+    jump = steps(MEGATRON, range(1, 21)) + steps(MEGATRON, range(21, 41), 1600)
+    grows = "".join(steps(MEGATRON, [i], 1000 + 50 * i) for i in range(1, 41))
+    for text, rise in ((jump, "takes 1 s a step, the last 1.6"), (grows, ""), (jump[:3500], None)):
+        log.write_text(text)
+        record = read(log)
+        doubts = [flag.text for flag in judge(record, timed(record)).flags if flag.kind == "rising"]
+        assert len(doubts) == (rise is not None) and all(rise in doubt for doubt in doubts)
