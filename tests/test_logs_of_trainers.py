@@ -1,6 +1,7 @@
 """Logs without a time of each step: Hugging Face's, and those that print a rate of one GPU."""
 
 import json
+import re
 
 import pytest
 
@@ -203,6 +204,25 @@ def test_a_slower_ranks_line_on_its_mesh_hides_no_model(row):
     found = row(f"[titan] Building llama3 8B with {sizes}\n{late}{TITAN}")
     assert found["model"]["hidden"] == 4096 and found["model"]["n_layer"] == 4
     assert found["gpus"] == 4
+
+
+def test_the_runtime_that_newer_versions_print_in_each_line_times_the_steps(row):
+    """A first step of 27 s, then 3.5 s a step, of 64 sequences of 1,024 tokens."""
+    clock = "'epoch': {0}, 'num_input_tokens_seen': {1}, 'train_runtime': {2}, 'x': 1}}"
+    lines = "".join(
+        "{'loss': 2.5, " + clock.format(i / 40, i * 65_536, 27 + 3.5 * (i - 1)) + "\n"
+        for i in [*range(1, 12), *range(31, 41)]
+    )
+    last = end(200.0, 12.8).replace("}", ", 'num_input_tokens_seen': 2621440}")
+    found = row(header(40) + lines + last)
+    assert (found["steady_step_s"], found["step_s_max"], found["steady_n"]) == (3.5, 27, 20)
+    assert found["seq_len"] == 1024 and found["tokens_per_s"] == pytest.approx(65_536 / 3.5)
+    coarse = row(header(40) + re.sub(r"'num_input\w+': \d+, |(?<=\.\d)\d+(?=, 'num)", "", lines))
+    assert coarse["steady_step_s"] is None  # nothing tells how many steps lie between two lines
+    history = [{"step": i, "loss": 2.5, "train_runtime": 27 + 3.5 * (i - 1)} for i in range(1, 31)]
+    state = {"log_history": history, "max_steps": 40, "global_step": 30}
+    running = row(json.dumps(state), name="trainer_state.json")
+    assert (running["steady_step_s"], running["verdict"]) == (3.5, "stopped early")
 
 
 RESULTS = {"epoch": 1.0, "train_loss": 2.0, "train_runtime": 1000.0, "train_samples": 6400}

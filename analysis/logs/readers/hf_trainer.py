@@ -12,12 +12,13 @@ import hashlib
 import math
 import re
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import number, table
-from analysis.logs.parsing.json_values import document, integer, known, rows, steps_of
+from analysis.logs.parsing.json_values import document, integer, known, real, rows, steps_of
 from analysis.logs.parsing.line_format import Columns, Format, last_known, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
@@ -30,7 +31,7 @@ _VALUE = rb"'?(-?(?:\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf))'?(?=, '|
 _LOSS = re.compile(rb"\{'loss': ")
 _FIELDS = {
     name: re.compile(rb"'%b': (?:" % name.encode() + _VALUE + rb")?")
-    for name in ("loss", "grad_norm", "epoch")
+    for name in ("loss", "grad_norm", "epoch", "train_runtime", "num_input_tokens_seen")
 }
 _FIELDS["global_step"] = re.compile(rb"'global_step/max_steps': '(\d{1,12})/\d{1,12}'")
 _FIELDS["planned"] = re.compile(rb"'global_step/max_steps': '\d{1,12}/(\d{1,12})'")
@@ -38,7 +39,8 @@ _END = re.compile(rb"\{'train_runtime': " + _VALUE + rb"[^\r\n{}]{0,600}\}")
 _RATE = {
     "samples_per_s": re.compile(rb"'train_samples_per_second': " + _VALUE),
     "loss": re.compile(rb"'train_loss': " + _VALUE),
-    "epochs": _FIELDS["epoch"],
+    "epoch": _FIELDS["epoch"],
+    "num_input_tokens_seen": _FIELDS["num_input_tokens_seen"],
 }
 _SIZES = {
     "micro_batch": rb"Instantaneous batch size per device = ([\d,]{1,9})",
@@ -58,6 +60,7 @@ _RENAMED = {"n_embd": "hidden", "n_positions": "max_seq_len"}
 _RESULTS = {"wall_s": "train_runtime", "samples_per_s": "train_samples_per_second"}
 _RESULTS |= {"loss": "train_loss", "steps_per_s": "train_steps_per_second"}
 _LEAST = 0.05  # steps per second, of which three decimals are 1 %
+_QUIET = np.errstate(invalid="ignore", divide="ignore", over="ignore")  # damaged numbers
 _SAME_LOSS = 0.8  # train_loss over the mean of the losses; a resumed run divides by all steps
 
 
@@ -66,9 +69,11 @@ def _read(log: Log, record: Record) -> None:
     record.engine = "HF Trainer"
     if log.head[:1] == b"{" and log.head[:2] != b"{'":
         try:
-            return _read_document(log, record)
+            content = document(str(log.path), log.text(), record.format)
         except Refusal:
             record.notes.append("opens like a JSON document, but is none: read as a console log")
+        else:
+            return _read_document(log, record, content)
     columns = table(log, _LOSS, _FIELDS, record)
     # They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
     texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
@@ -77,9 +82,6 @@ def _read(log: Log, record: Record) -> None:
         for number, (text, loss) in enumerate(zip(texts, columns["loss"], strict=True))
     ]
     columns = once(columns, keys, record)
-    printed = columns["global_step"]
-    columns["iteration"] = np.where(np.isnan(printed), columns["iteration"], printed)
-    put_steps(record, columns, log)
     ends = read_ends(record, log)
     header = header_of(log, min([*columns["at"][:1].astype(int), *ends[:1]], default=None))
     facts = {name: last_number(pattern, header) for name, pattern in _SIZES.items()}
@@ -100,11 +102,46 @@ def _read(log: Log, record: Record) -> None:
         state(record, {"seq_len": block or usual}, "log" if block else "default")
     if ends:
         record.last_at = ends[-1]
-    end_epoch = np.nan_to_num(record.totals.pop("epochs", 0.0), posinf=0.0)
-    before = last_number(_RESUMED, header) or _steps_before(record, columns["epoch"], end_epoch)
-    early = _ended_early(record, header, end_epoch)
-    _time(record, None if early else record.planned_steps, int(before))
+    at_end = {name: record.totals.pop(name, 0.0) for name in ("num_input_tokens_seen", "epoch")}
+    at_end = {name: value if 0 < value < math.inf else 0.0 for name, value in at_end.items()}
+    before = last_number(_RESUMED, header)
+    before = int(before or _steps_before(record, columns["epoch"], at_end["epoch"]))
+    early = _ended_early(record, header, at_end["epoch"])
+    numbers = _iterations(columns, 0 if early else record.planned_steps or 0, at_end)
+    state(record, {"seq_len": _tokens_each(columns, numbers, record.global_batch)}, "log")
+    columns["step_s"] = _clocked(numbers, columns.pop("train_runtime"), before)
+    columns["iteration"] = np.where(np.isnan(numbers), columns["iteration"], numbers)
+    put_steps(record, columns, log, averages=bool(np.isfinite(columns["step_s"]).any()))
+    _time(record, None if early else record.planned_steps, before)
     judge_end(record, log, None if len(record.steps) else ends)
+
+
+@_QUIET
+def _iterations(columns: Columns, planned: int, at_end: dict[str, float]) -> np.ndarray:
+    """The step of each loss line: as it says, else by its tokens or its epoch over those of the end
+    of the planned steps, where these are fine enough; NaN where nothing tells it."""
+    for name, end in at_end.items():
+        steps = columns[name] * planned / (end or np.nan)
+        whole = np.round(steps)
+        if len(steps) and (np.abs(steps - whole) < 0.1).all() and (np.diff(whole) > 0).all():
+            return whole
+    return columns["global_step"]
+
+
+@_QUIET
+def _tokens_each(columns: Columns, numbers: np.ndarray, batch: int | None) -> int | None:
+    """The tokens of a sequence; None where they are not said, or not always the same."""
+    each = columns["num_input_tokens_seen"] / (numbers * (batch or np.nan))
+    alike = len(each) and 1 <= each[0] < math.inf and (each == np.round(each[0])).all()
+    return int(each[0]) if alike else None
+
+
+@_QUIET
+def _clocked(iteration: np.ndarray, runtime_s: np.ndarray, before: int = 0) -> np.ndarray:
+    """Seconds a step between lines that print the runtime so far, which newer versions do."""
+    steps, seconds = np.diff(iteration, prepend=before), np.diff(runtime_s, prepend=0.0)
+    known = (steps > 0) & (seconds > 0)
+    return np.where(known, seconds / np.where(known, steps, 1), np.nan)
 
 
 def _steps_before(record: Record, epochs: np.ndarray, end_epoch: float) -> int:
@@ -140,33 +177,34 @@ def _time(record: Record, steps: int | None, before: int = 0) -> None:
     if before:
         record.totals.pop("samples_per_s", None)
         record.doubts["resumed"] = f"resumed at step {before}: its printed rates are wrong"
-    if steps and steps > before and 0 < record.totals.get("wall_s", 0.0) < math.inf:
+    timed = np.isfinite(record.steps["step_s"]).any()
+    if steps and steps > before and not timed and 0 < record.totals.get("wall_s", 0.0) < math.inf:
         record.totals["step_s_mean"] = record.totals["wall_s"] / (steps - before)
         part = f"the last {steps - before} of {steps} steps" if before else f"{steps} steps"
         record.mean_of = f"the runtime over {part}"
 
 
-def _read_document(log: Log, record: Record) -> None:
+def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
     """trainer_state.json, or results, whose trainer_state.json may lie beside them.
 
     Raises:
-        Refusal: no JSON object.
+        Refusal: that is damaged.
     """
-    content = document(str(log.path), log.text(), record.format)
     beside = log.path.with_name("trainer_state.json")
     if "log_history" not in content and beside.is_file():
-        content = document(str(beside), beside.read_text(), record.format) | content
+        with Log(beside) as state_log:
+            content = document(str(beside), state_log.text(), record.format) | content
     history = rows(content.get("log_history"))
     steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
-    record.steps = steps_of(
-        iteration=[row["step"] for row in steps],
-        loss=[row["loss"] for row in steps],
-        grad_norm=[row.get("grad_norm") for row in steps],
-    )
+    names = {"iteration": "step", "loss": "loss", "grad_norm": "grad_norm"}
+    columns = {name: [row.get(key) for row in steps] for name, key in names.items()}
+    numbers = [[real(row.get(key)) for row in steps] for key in ("step", "train_runtime")]
+    record.steps = steps_of(**columns, step_s=_clocked(*map(np.array, numbers)))
     facts = {"planned_steps": integer(content.get("max_steps"))}
     facts["micro_batch"] = integer(content.get("train_batch_size"))
     taken, steps_per_s = integer(content.get("global_step")), None
-    for end in [row for row in [*history, content] if known(row.get("train_runtime"))][-1:]:
+    ends = [row for row in [*history, content] if "loss" not in row and "train_runtime" in row]
+    for end in ends[-1:]:
         totals = {name: known(end.get(key)) for name, key in _RESULTS.items()}
         steps_per_s = totals.pop("steps_per_s")
         record.totals = {name: value for name, value in totals.items() if value is not None}
@@ -182,7 +220,7 @@ def _read_document(log: Log, record: Record) -> None:
     if taken and mean < math.inf and logged["iteration"][-1:] >= 0.9 * taken:
         if printed is not None and printed < _SAME_LOSS * mean:
             words = f"train_loss is {printed:.4g}, and the losses are {mean:.4g}"
-            record.doubts["resumed"] = f"{words}: it was resumed, so its times are unknown"
+            record.doubts["resumed"] = f"{words}: it was resumed, so its runtime is a part's"
             record.totals = {"loss": float(logged["loss"][-1])}
     _time(record, taken)
     if not taken and (steps_per_s or 0) >= _LEAST and record.totals:
@@ -225,7 +263,7 @@ FORMAT = Format(
     marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',)),
     banners=(b"***** Running training *****",),
     starts=(b"***** Running training *****",),
-    ends=(b"'train_runtime'",),
+    ends=(b"{'train_runtime'",),
     embedded=True,
     reader=_read,
 )
