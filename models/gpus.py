@@ -151,7 +151,8 @@ def planning_gpu(name: str | None) -> Gpu:
     if name and (card := usual_gpu(name)):
         return card
     what = f"unknown GPU {name!r}" if name else "no GPU type"
-    raise UsageError(f"{what}; known: {', '.join(g.name for g in GPUS)}")
+    remedy = "; describe another card by a table of models/gpus.toml" if name else ""
+    raise UsageError(f"{what}; known: {', '.join(g.name for g in GPUS)}{remedy}")
 
 
 def card_memory(name: str) -> float:

@@ -69,8 +69,9 @@ def test_an_epochs_entry_is_of_its_own_steps():
     assert (epoch["epoch_idx"], epoch["epoch_wall_time_sec"]) == (1, 15.0)
     assert epoch["tokens_processed_global"] == 210 and epoch["tokens_per_sec_global"] == 14
     optimizer = [epoch[f"optimizer_step_time_{k}_sec"] for k in ("mean", "p50", "p95")]
-    assert optimizer == [2.5, 2.0, 5.0]
-    assert [epoch[f"step_time_{k}_sec"] for k in ("mean", "p50", "p95")] == [0.625, 0.5, 1.25]
+    assert optimizer == pytest.approx([2.5, 2.0, 4.5])  # three quarters of the way from 3 to 5
+    micro = [epoch[f"step_time_{k}_sec"] for k in ("mean", "p50", "p95")]
+    assert micro == pytest.approx([s / 4 for s in optimizer])
     assert epoch["dataload_time_mean_sec"] == 12 / 24
     assert (epoch["train_loss_avg_global"], epoch["val_loss_avg_global"]) == (55 / 6, 3.5)
     assert epoch["max_cuda_mem_allocated_bytes_rank0"] == 1
@@ -85,7 +86,9 @@ def test_an_epochs_entry_is_of_its_own_steps():
     assert epoch["dataload_time_mean_sec"] is epoch["max_resident_bytes_global"] is None
     hundred = [STEPS[0] | {"step_s": float(i)} for i in range(100)]
     (epoch,) = metrics_of(about(), hundred, MEASURED)["epochs"]
-    assert epoch["optimizer_step_time_p95_sec"] == 95.0
+    assert epoch["optimizer_step_time_p95_sec"] == pytest.approx(94.05)
+    (epoch,) = metrics_of(about(), hundred[:20], MEASURED)["epochs"]
+    assert epoch["optimizer_step_time_p95_sec"] == pytest.approx(18.05)  # 19 is the largest
 
 
 def test_the_steady_speed_is_of_the_median_step():

@@ -619,6 +619,7 @@ def test_counts_to_measure_leave_the_least_unknown():
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
+        (SCALE.replace("H100", "RTX4090"), "describe another card by a table of models/gpus.toml"),
         (f"{SCALE} --top 3 --leave 8", "of each count: no --top, --leave"),
         (f"{SCALE} --why tp=8", "of each count: no --why"),
         (SCALE.replace("16384", "32"), "or more: 70.6B parameters do not fit on 16"),

@@ -21,7 +21,7 @@ gpu_request = "none"
 memory = "1000M"
 time = "00:05:00"
 options = ["--exclusive"]
-environment = { GLOO_SOCKET_IFNAME = "lo", SLOW_NODE = "node1" }
+environment = { GLOO_SOCKET_IFNAME = "lo", SCALING_ONE_MACHINE = "1", SLOW_NODE = "node1" }
 """
 STUDY = """question = "?"
 cluster = "single"

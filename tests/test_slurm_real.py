@@ -408,7 +408,7 @@ memory = "1900M"
 time = "00:05:00"
 srun = ["--cpu-bind=none"]
 setup = ["export SET_UP=1"]
-environment = {{ GLOO_SOCKET_IFNAME = "lo" }}
+environment = {{ GLOO_SOCKET_IFNAME = "lo", SCALING_ONE_MACHINE = "1" }}
 
 [contained.container]
 runtime = "charliecloud"

@@ -48,7 +48,7 @@ def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
         try:
             planning_gpu(facts["gpu_type"])
         except UsageError as error:
-            raise UsageError(f"{error}; another card needs --peak-tflops") from error
+            raise UsageError(f"{error}; for MFU alone give --peak-tflops, too") from error
     return facts
 
 
