@@ -43,6 +43,10 @@ form, sc21 and palm a whole window for each token. Megatron-LM counts all tokens
 Megatron Bridge windows since its release 26.06. What others print of models with experts stands
 beside what is counted in logs/published/moe-flops.md.
 
+Where attention ends with each document of a packed sequence, seq_len is the sum of the squares of
+the documents' lengths over the sequence's (parallel.batches.attended_seq_len): attention's work is
+that of sequences of so many tokens. Megatron-LM and others count whole sequences.
+
 Vocabularies count as GPTConfig has them, without padding, so that a model's FLOPs do not depend on
 tp. Megatron-LM counts the padded one: 0.09 % more for GPT-2 124M (50,304 rows, not 50,257).
 """
@@ -66,7 +70,7 @@ def _attention(config: GPTConfig) -> int:
     return from_token + h * (kv + of.qk_pos_emb_head_dim) + up + values * h
 
 
-def _scores(config: GPTConfig, seq_len: int, causal: bool) -> float:
+def _scores(config: GPTConfig, seq_len: float, causal: bool) -> float:
     """Multiply-adds of one token in all layers' scores and contexts. Of a window of w tokens the
     first w of a sequence see half, on average, where the mask counts."""
     value = config.mla.v_head_dim if config.mla else config.head_dim
@@ -80,7 +84,7 @@ def _scores(config: GPTConfig, seq_len: int, causal: bool) -> float:
     return numbers * (windows + (whole - in_windows) * (2 - causal) * seq_len)
 
 
-def _blocks(config: GPTConfig, seq_len: int, causal: bool) -> float:
+def _blocks(config: GPTConfig, seq_len: float, causal: bool) -> float:
     """Multiply-adds of one token in all blocks, forward: their matrices, but the routers', and
     scores and context."""
     h, blocks, sparse = config.hidden, config.n_blocks, config.expert_layers
@@ -97,7 +101,7 @@ def _logits(config: GPTConfig) -> int:
     return (1 + config.mtp_num_layers) * config.hidden * config.vocab_size
 
 
-def megatron(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = True) -> float:
+def megatron(config: GPTConfig, seq_len: float, recompute: bool, causal: bool = True) -> float:
     """Model FLOPs per token as in Megatron-LM's `num_floating_point_operations`.
 
     3 * 2 * [ L * (2h*a*d + 2h*k*d + 2*h*f + s*a*d) + h*V ]: forward plus twice that for backward; a
@@ -107,7 +111,7 @@ def megatron(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = Tr
     return 6.0 * (_blocks(config, seq_len, causal) + _logits(config))
 
 
-def sc21(config: GPTConfig, seq_len: int, recompute: bool) -> float:
+def sc21(config: GPTConfig, seq_len: float, recompute: bool) -> float:
     """Narayanan et al. SC'21 equation 3, divided by B*s, for any shape of the layers.
 
     With recomputation, f = 4h and a head for each key: 96 L h^2 (1 + s/(6h) + V/(16 L h)). The
@@ -117,7 +121,7 @@ def sc21(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     return 2.0 * (passes * _blocks(config, seq_len, causal=False) + 3 * _logits(config))
 
 
-def palm(config: GPTConfig, seq_len: int, recompute: bool) -> float:
+def palm(config: GPTConfig, seq_len: float, recompute: bool) -> float:
     """Chowdhery et al. 2022 (PaLM), appendix B: 6 P + 12 L a d s, without recomputation.
 
     P leaves out learned positions and an untied input embedding, which are looked up; a word
@@ -129,7 +133,7 @@ def palm(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     return 6.0 * (config.n_active - looked_up * config.hidden + attention)
 
 
-def six_n(config: GPTConfig, seq_len: int, recompute: bool) -> float:
+def six_n(config: GPTConfig, seq_len: float, recompute: bool) -> float:
     """Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: 6 FLOPs per parameter and token.
 
     All parameters, as the papers of GPT-3 and Llama 3 multiply them; Kaplan leaves embeddings out.
@@ -137,12 +141,12 @@ def six_n(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     return 6.0 * config.n_active
 
 
-def seed(config: GPTConfig, seq_len: int, recompute: bool) -> float:
+def seed(config: GPTConfig, seq_len: float, recompute: bool) -> float:
     """The Jean Zay tables' rule: 2 * 4 per parameter with recomputation, 2 * 3 without."""
     return (8.0 if recompute else 6.0) * config.n_active
 
 
-CONVENTIONS: dict[str, Callable[[GPTConfig, int, bool], float]] = {
+CONVENTIONS: dict[str, Callable[[GPTConfig, float, bool], float]] = {
     "megatron": megatron,
     "megatron-full": partial(megatron, causal=False),
     "sc21": sc21,
@@ -154,7 +158,7 @@ CONVENTIONS: dict[str, Callable[[GPTConfig, int, bool], float]] = {
 
 def tflops_per_gpu(
     config: GPTConfig,
-    seq_len: int,
+    seq_len: float,
     tokens: float,
     seconds: float,
     gpus: int,

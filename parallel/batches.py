@@ -16,6 +16,8 @@ from parallel.config.settings import RunSpec
 from parallel.engines import Batch
 from parallel.token_files import Tokens
 
+MEASURED = 1024  # sequences whose documents are measured
+
 
 def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int) -> np.ndarray:
     """Where each of the step's `global_batch` sequences starts, from (seed, step) alone."""
@@ -34,6 +36,19 @@ def batches(tokens: Tokens, spec: RunSpec, dp_rank: int, step: int) -> Iterator[
     per_micro = starts.reshape(layout.n_micro, layout.dp, layout.micro_batch)
     for micro in range(layout.n_micro):
         yield tokens.batch(per_micro[micro, dp_rank], spec.seq_len, spec.model.vocab_size)
+
+
+def attended_seq_len(tokens: Tokens, spec: RunSpec) -> float:
+    """The length of whole sequences in which attention would do as much work as in this run's
+    documents, where it ends with each: the mean over sequences of the sum of the squares of the
+    documents' lengths, over seq_len. It is measured on the sequences of the run's first steps."""
+    global_batch, squares = spec.layout.global_batch, []
+    for step in range(min(spec.steps, -(-MEASURED // global_batch))):
+        for start in offsets(len(tokens.ids), spec.seq_len, global_batch, spec.seed, step):
+            is_end = tokens.ids[start : start + spec.seq_len - 1] == spec.end_of_text
+            lengths = np.diff(np.flatnonzero(is_end) + 1, prepend=0, append=spec.seq_len)
+            squares.append(float(np.square(lengths).sum()))
+    return float(np.mean(squares)) / spec.seq_len
 
 
 def unread(spec: RunSpec, stage: int, device: torch.device) -> Batch | None:

@@ -151,6 +151,9 @@ class Trainer:
     def _write_header(self) -> None:
         if self.is_rank_0:
             self.facts |= {"engine": self.engine.describe(), "data": self.data.facts()}
+            if self.spec.end_of_text is not None:
+                attended = batches.attended_seq_len(self.data.train, self.spec)
+                self.facts["data"]["attended_seq_len"] = attended
             self.folder.update(self.facts)
             for line in lines.header(self.spec, self.facts):
                 self._say(line)
@@ -234,7 +237,9 @@ class Trainer:
             rows, self.rows_since_line = self.rows_since_line, []
             skipped = sum(row["skipped"] for row in rows)
             nans = sum(row["loss"] != row["loss"] for row in rows)
-            self._say(lines.iteration_line(self.spec, rows, skipped, nans, gpu, held))
+            attended = self.facts["data"].get("attended_seq_len")
+            line = lines.iteration_line(self.spec, rows, skipped, nans, gpu, held, attended)
+            self._say(line)
 
     def _report_slow_ranks(self, rows: list[dict[str, Any]], verdicts: list[Verdict]) -> None:
         if rows:

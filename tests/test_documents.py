@@ -1,6 +1,7 @@
 """Packed documents: a run says what its sequences cross, and with reset_at_documents each document
 is computed as if it were alone, in every engine."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from analysis.logs.load import load
+from analysis.logs.model import config_of
+from analysis.measured import throughput
 from base.errors import UsageError
 from models import gpt, hf_model
 from models.config import PRESETS
-from parallel import data
+from models.flops import megatron
+from parallel import batches, data, token_files
 from parallel.config.settings import resolve
 from parallel.record.reader import read_run
 from tests.conftest import ROOT
+from tests.fixture_runs import facts, write
 from tests.test_parity import train_all
 
 END = 256  # the byte tokenizer's
@@ -66,6 +72,36 @@ def test_a_packed_document_has_the_losses_that_it_has_alone(preset, monkeypatch)
         assert difference[:11].max() < 1e-5 and difference[11:].max() > 0.1
 
 
+def test_attention_works_as_in_sequences_of_the_squares_of_documents_lengths(short_documents):
+    """The mask has len (len + 1) / 2 pairs of each document; the run's first steps are measured."""
+    data = {"data": str(short_documents), "reset_at_documents": True, "max_seq_len": 32}
+    spec = resolve(("test", data | {"global_batch": 8, "steps": 3, "preset": "tiny"}))
+    tokens = token_files.load(short_documents, 32, 257).train
+    made = [batches.batches(tokens, spec, 0, step) for step in range(3)]
+    pairs = [gpt.positions(rows, END)[1].sum(dim=(1, 2, 3)) for step in made for rows, _ in step]
+    squares = 2.0 * torch.cat(pairs) - 32
+    attended = batches.attended_seq_len(tokens, spec)
+    assert len(squares) == 24 and attended == pytest.approx(float(squares.mean()) / 32)
+    assert 6 < attended < 14
+    more = batches.attended_seq_len(tokens, replace(spec, steps=10**6))
+    assert more == batches.attended_seq_len(tokens, replace(spec, steps=128))  # 1,024 sequences
+
+
+def test_flops_are_of_the_attention_within_documents_and_an_old_folder_says_what_it_lacks(tmp_path):
+    counted = {}
+    for name, seen in (("whole", None), ("documents", 16.0), ("old", 0.0)):
+        about = facts(name, name, gpus=1)
+        about["spec"]["reset_at_documents"] = name != "whole"
+        about["data"] |= {"attended_seq_len": seen} if seen else {}
+        ((record,), _) = load([write(tmp_path / name, about)])
+        counted[name] = throughput.per_token(record, "megatron")
+        assert throughput.per_token(record, "6n").value
+    config = config_of(record).value
+    assert counted["whole"].value == megatron(config, record.seq_len, False)
+    assert counted["documents"].value == megatron(config, 16.0, False) < counted["whole"].value
+    assert counted["old"].why.endswith("and run.json has no data.attended_seq_len")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["tiny", "tiny-llama"])
 def test_every_engine_resets_alike_and_parity_knows(preset, short_documents, tmp_path, capsys):
@@ -89,6 +125,12 @@ def test_every_engine_resets_alike_and_parity_knows(preset, short_documents, tmp
     parity.main([str(resetting.path.parent)])
     assert "reset_at_documents False, baseline 256" in capsys.readouterr().out
     assert "at id 256" in (resetting.path / "train.log").read_text()
+    seen = [run.facts["data"].get("attended_seq_len") for run in (crossing, resetting)]
+    assert seen[0] is None and 6 < seen[1] < 14
+    log, metrics = load([resetting.path]).content[0], resetting.metrics["summary"]
+    per_token = throughput.per_token(log, "megatron").value
+    rate = metrics["steady_tokens_per_sec_global"] / 1e12
+    assert metrics["tflops_per_gpu"] == pytest.approx(per_token * rate)
     assert "at id 256" not in (crossing.path / "train.log").read_text()
 
 

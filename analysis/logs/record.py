@@ -121,6 +121,9 @@ class Record:
     n_micro: int | None = None  # micro-batches of a step on one rank, where that is stated
     global_batch: int | None = None
     seq_len: int | None = None
+    # Of a run whose attention ends with each document: the length of whole sequences with as much
+    # work in attention; 0 where its folder does not say.
+    attended_seq_len: float | None = None
     model: dict[str, Any] = field(default_factory=dict)  # GPTConfig's names where known
     # The fewest and the most token ids of which padding to a multiple makes model["vocab_size"].
     token_ids: tuple[int, int] | None = None

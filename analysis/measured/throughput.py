@@ -14,6 +14,10 @@ from models.gpus import GPUS, find_gpu, mfu, peak_tflops
 PRINTED = "printed"  # TFLOP/s that the log prints and that no convention here can compute
 
 
+# A run folder of before.
+UNMEASURED = "attention ends with each document, and run.json has no data.attended_seq_len"
+
+
 def _for_tokens(record: Record) -> list[str]:
     """What tokens/s need beside a time or samples/s, where the log does not state it."""
     if record.epochs:
@@ -48,7 +52,10 @@ def per_token(record: Record, convention: str) -> Answer[float]:
         return Answer(None, why)
     if not record.seq_len:
         return Answer(None, asked(_open(record)))
-    return Answer(CONVENTIONS[convention](config, record.seq_len, recompute))
+    if record.attended_seq_len == 0:
+        return Answer(None, UNMEASURED)
+    seen = record.attended_seq_len or record.seq_len
+    return Answer(CONVENTIONS[convention](config, seen, recompute))
 
 
 def tflops_per_gpu(record: Record, tokens_per_s: float | None, convention: str) -> Answer[float]:

@@ -215,7 +215,8 @@ def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]
     )
     assert time is not None, "every step is timed"
     tokens = facts["layout"]["global_batch"] * spec["seq_len"]
-    tflops = tflops_per_gpu(_config(facts), spec["seq_len"], tokens, time.step_s, gpus)
+    attended = facts["data"].get("attended_seq_len") or spec["seq_len"]
+    tflops = tflops_per_gpu(_config(facts), attended, tokens, time.step_s, gpus)
     precision = gemm_precision(spec["precision"], spec.get("tf32"))
     utilization, why = mfu(tflops, facts["host"]["gpu"], precision, DEFAULT_CONVENTION)
     return {

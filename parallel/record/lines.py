@@ -25,7 +25,7 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         f"kernels: {facts['kernels']}; attention: {facts['attention']}"
         f"; {' '.join(name for name, used in facts['engine'].items() if used is True)}",
         *kept(spec, facts["variables"]),
-        _documents(spec, facts["data"]["documents"]),
+        _documents(spec, facts["data"]),
         f"watchdog: no progress for {spec.hang_after_s:g} s ends the run",
     ]
     if facts["host"].get("gpus_visible_to_rank_0") == 1 < facts["host"]["ranks_per_node"]:
@@ -61,14 +61,16 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _documents(spec: RunSpec, documents: int | None) -> str:
+def _documents(spec: RunSpec, data: dict[str, Any]) -> str:
     """How many documents there are, and what happens where a sequence crosses a document's end."""
+    documents = data["documents"]
     if documents == 1:
         return f"documents of {spec.data}: 1, so no sequence crosses a document's end"
     number = "unknown (the token files do not say)" if documents is None else f"{documents:,}"
     crossing = "and attention crosses them too (--reset-at-documents stops that)"
     if spec.reset_at_documents:
         crossing = f"positions start again and attention stops there, at id {spec.end_of_text}"
+        crossing += f", as if sequences had {data['attended_seq_len']:.5g} tokens"
     return (
         f"documents of {spec.data}: {number}, in one stream of tokens; sequences cross their ends,"
         f" {crossing}"
@@ -82,15 +84,17 @@ def iteration_line(
     nans: int,
     gpu: str | None,
     peak_bytes: int,
+    attended_seq_len: float | None = None,
 ) -> str:
     """Megatron-LM's iteration line over `rows`, the steps since the last one. Three fields more
     stand at its end: tokens/s of a GPU, MFU where the peak of `gpu` is known, and the most bytes
     that rank 0 has held (allocated on CUDA, resident on CPU); with experts a fourth before them,
-    their load in the last step."""
+    their load in the last step. attended_seq_len: `batches.attended_seq_len` of documents."""
     last = rows[-1]
     step_s = sum(r["step_s"] for r in rows) / len(rows)
     loss = sum(r["loss"] for r in rows) / len(rows)
-    tflops = tflops_per_gpu(spec.model, spec.seq_len, spec.tokens_per_step, step_s, spec.gpus)
+    seen = attended_seq_len or spec.seq_len
+    tflops = tflops_per_gpu(spec.model, seen, spec.tokens_per_step, step_s, spec.gpus)
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
     tokens_per_s = spec.tokens_per_step / spec.gpus / step_s
     share, _ = mfu(tflops, gpu, spec.gemm_precision, DEFAULT_CONVENTION)

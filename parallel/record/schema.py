@@ -136,7 +136,7 @@ _FACTS = {
     | dict.fromkeys(("n_kv_head", "kv_channels"), COUNT)
     | dict.fromkeys(("position", "norm", "activation"), str)
     | dict.fromkeys(("qk_norm", "tied", "bias"), bool),
-    "data": {"sha256": str},
+    "data": {"sha256": str, "attended_seq_len": _NUMBER},
     "host": dict.fromkeys(("hostname", "cpu", "gpu", "cuda", "nccl", "driver"), str)
     | {"cores": POSITIVE, "ranks_per_node": POSITIVE, "gpus_visible": COUNT},
     # Of rank 0's machine; cpu_s: of all ranks over wall_s, machine_cpu_s: of whatever ran there.

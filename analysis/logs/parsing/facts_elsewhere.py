@@ -184,6 +184,9 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
     return fields | {
         "precision": gemm_precision(parts["spec"].get("precision"), parts["spec"].get("tf32")),
         "planned_steps": parts["spec"].get("steps"),
+        "attended_seq_len": mapping(facts.get("data")).get("attended_seq_len", 0.0)
+        if parts["spec"].get("reset_at_documents")
+        else None,
         "gpus": parts["layout"].get("world_size"),
         # Older files do not state cp, and a file does not state that experts are not split.
         **{a: parts["layout"].get(a, 1) if parts["layout"] else None for a in seldom},
