@@ -15,6 +15,7 @@ import json
 import re
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from models.gpus import mfu
 from parallel.config.settings import gemm_precision
 from parallel.record import schema
 from parallel.record.ends import RUNNING
-from parallel.record.reader import Run, find_runs, read_facts, read_run
+from parallel.record.reader import Run, find_runs, read_facts, read_run, read_status
 
 NAME = "analysis.curves"
 EVERY_S = 5.0  # between two looks of --follow
@@ -130,8 +131,9 @@ def config_of(facts: dict[str, Any]) -> dict[str, int | float | str | bool]:
 
 
 def points_of(run: Run) -> list[Point]:
-    """A run's steps with Unix times: the last one ended when steps.csv was written last, and each
-    began its own seconds before. A value that is not known has no tag."""
+    """A run's steps with the Unix times when they ended. Where an older version wrote none,
+    the last step ended when status.json says that the run did, and each began its own seconds
+    before. A value that is not known has no tag."""
     sizes = run.facts["model"].items()
     model = GPTConfig(**{k: v for k, v in sizes if k in GPTConfig.__dataclass_fields__})
     spec, gpus = run.facts["spec"], run.facts["layout"]["world_size"]
@@ -139,8 +141,11 @@ def points_of(run: Run) -> list[Point]:
     log = run.path / schema.LOG
     text = log.read_text(errors="replace") if log.exists() else ""
     validation = {int(step): float(loss) for step, loss in _VALIDATION.findall(text)}
-    points, end_s = [], (run.path / schema.STEPS).stat().st_mtime if run.steps else 0.0
+    points, end_s = [], time.time()
+    if (ended_utc := read_status(run.path).get("time_utc")) and run.state != RUNNING:
+        end_s = datetime.fromisoformat(ended_utc).timestamp()
     for row in reversed(run.steps):
+        end_s = run.ended.get(row["step"]) or end_s
         values = {
             "train/loss": row["loss"],
             "train/grad_norm": row["grad_norm"],

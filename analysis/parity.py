@@ -8,7 +8,7 @@ ln(vocabulary) + hidden x 0.0002; a tied output layer may make it less where tok
 that began from a checkpoint is compared at its own steps. Only fp32 runs of the same model, data
 and schedule can be compared; of the others it says what differs. Without --baseline each run is
 compared with the one that its run.json names. Exits 1 when a run DIFFERS (with --check also when
-one is not verified), 2 when nothing could be read.
+one is not verified or cannot be read), 2 when nothing could be read.
 """
 
 import sys
@@ -24,7 +24,11 @@ def main(argv: list[str] | None = None) -> int:
     """Print the parity table; 0 when no run differs, 1 when one does, 2 for a user's mistake."""
     names = ("baseline", "table")
     parser = parser_of("analysis.parity", __doc__, *names, paths="run folder or study")
-    parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit 1 also when one is not verified or cannot be read",
+    )
     flags = parser.parse_args(argv)
     runs, damaged = loss_parity.read_runs(flags.paths)
     warn("analysis.parity", *damaged)
@@ -34,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     shown = loss_parity.table(parities, flags.baseline or ", ".join(own))
     show([shown], flags.format, flags.columns)
     kinds = {parity.verdict.kind for parity in parities}
-    return int(bool(kinds - {loss_parity.EQUAL}) if flags.check else loss_parity.DIFFERS in kinds)
+    if flags.check:
+        return int(bool(damaged or kinds - {loss_parity.EQUAL}))
+    return int(loss_parity.DIFFERS in kinds)
 
 
 if __name__ == "__main__":

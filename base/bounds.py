@@ -7,7 +7,9 @@ login node would take two thirds longer for.)
 
 import argparse
 import re
+import time
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from datetime import datetime
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -47,6 +49,22 @@ class Text(NamedTuple):
     def problem(self, name: str, text: str) -> str:
         matches = re.fullmatch(self.pattern, text)
         return "" if matches else f"{name} {shown(text)} is not {self.wanted}"
+
+
+class Moment(NamedTuple):
+    """A time with its zone, as 2026-01-31T12:00:00Z, that has been: no clock is a day ahead."""
+
+    first_year: int = 2000
+
+    def problem(self, name: str, text: str) -> str:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            return f"{name} {shown(text)} is no time"
+        if moment.tzinfo is None or moment.year < self.first_year:
+            return f"{name} {shown(text)} is no time of a run"
+        ahead_s = moment.timestamp() - time.time()
+        return f"{name} {shown(text)} is in the future" if ahead_s > 86400 else ""
 
 
 class Words(tuple[str, ...]):
@@ -138,8 +156,9 @@ class Whole(dict[str, Any]):
 def misfit(value: Any, allowed: Any, name: str = "") -> str:
     """What in a JSON file's value, called `name`, cannot be, as "NAME cannot be VALUE"; "" if none.
 
-    allowed: a type; Bounds; Text; Words; a dict of an object's keys, where a key may be absent or
-    null unless it is a Whole; or [what each item of a list can be]. A text must be printable.
+    allowed: a type; Bounds; Text; Moment; Words; a dict of an object's keys, where a key may be
+    absent or null unless it is a Whole; or [what each item of a list can be]. A text must be
+    printable.
     """
     if isinstance(allowed, dict) and isinstance(value, dict):
         inner = {k: value.get(k) for k in allowed}
@@ -155,7 +174,7 @@ def misfit(value: Any, allowed: Any, name: str = "") -> str:
 def _fits(value: Any, allowed: Any) -> bool:
     if isinstance(allowed, type):
         return isinstance(value, allowed) and (allowed is not str or value.isprintable())
-    kinds = {Count: (int,), Bounds: (int, float), Text: (str,), Words: (str,)}
+    kinds = {Count: (int,), Bounds: (int, float), Text: (str,), Words: (str,), Moment: (str,)}
     return type(value) in kinds.get(type(allowed), ()) and not allowed.problem("", value)
 
 

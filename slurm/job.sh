@@ -172,7 +172,7 @@ archive() {
   umask "$mask"
   "$python" -m parallel.record.environment "$folder/$attempt.env" --hide "${archived[@]}" ||
     fail "no working Python: $python ended with status $?"
-  scontrol show job "$job" >"$folder/$attempt.job"
+  SLURM_TIME_FORMAT=%s scontrol show job "$job" >"$folder/$attempt.job" # Unix times: no time zone
 }
 
 expand() { # WHAT TEXT: set `expanded` to the text with the value of each ${NAME}

@@ -4,6 +4,7 @@ Read back with the tools' own libraries."""
 
 import json
 import shutil
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,11 +68,17 @@ def test_tensorboard_has_each_step_of_a_growing_run_once(growing, tmp_path, caps
     assert [step for step, _ in tags["val/loss"]] == [20]
 
 
-def test_times_end_at_the_last_step_and_are_a_step_apart():
-    points, run = curves.points_of(read_run(DDP)), read_run(DDP)
-    assert points[-1].time_s == (DDP / "steps.csv").stat().st_mtime
+def test_times_are_those_that_the_run_wrote_or_a_step_apart_before_its_end(tmp_path):
+    """Of a copy they are the same."""
+    shutil.copytree(DDP, tmp_path / "ddp", copy_function=shutil.copyfile)
+    run = read_run(tmp_path / "ddp")
+    points = curves.points_of(run)
+    ended = json.loads((DDP / "status.json").read_text())["time_utc"]
+    assert points[-1].time_s == datetime.fromisoformat(ended).timestamp()
     gaps = [b.time_s - a.time_s for a, b in pairwise(points)]
     assert gaps == pytest.approx([step["step_s"] for step in run.steps[1:]], abs=1e-5)
+    run.ended = {step["step"]: 1.7e9 + 2 * step["step"] for step in run.steps}
+    assert [p.time_s for p in curves.points_of(run)] == [*run.ended.values()]
 
 
 def test_follow_ends_when_the_run_has_ended(growing, tmp_path, monkeypatch):

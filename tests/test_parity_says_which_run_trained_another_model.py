@@ -121,6 +121,23 @@ def test_what_cannot_be_compared_is_not_verified_and_says_why(study, change, wor
     assert main([str(study), "--check"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("run.json", "{"), ("steps.csv", "step,loss\n"), ("1.submitted", None)],
+)
+def test_a_check_of_what_cannot_be_read_or_has_not_begun_fails(study, name, content, capsys):
+    assert main([str(study), "--check"]) == 0
+    bad = write(study, facts("s", "ddp", engine="ddp", gpus=4))
+    if content is None:
+        (bad / "run.json").rename(bad / name)
+    else:
+        (bad / name).write_text(content)
+    assert main([str(study)]) == 0
+    assert main([str(study), "--check"]) == 1
+    said = "".join(capsys.readouterr())
+    assert ("not verified: the run is" if content is None else f"ddp-dp4/{name}") in said
+
+
 def test_a_failed_run_and_a_short_one_are_not_verified(study):
     write(study, facts("s", "ddp", engine="ddp", gpus=2), fail="rank 1 died")
     write(study, facts("s", "ddp", engine="megatron", gpus=2, tp=2), loss=losses(19))

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -130,6 +131,65 @@ def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file):
         assert command([str(tmp_path)]) == 0
         said = "".join(capsys.readouterr())
         assert all(name in said for name in (str(tmp_path / "ddp-dp2"), file, "ddp-dp4"))
+
+
+def _edit(path, change):
+    """Give every row of a CSV file, as a dict, to `change`, and write what it leaves."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        change(row)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_times_and_steps_that_cannot_be_are_no_result(tmp_path, capsys):
+    """The clock says 0.5 s a step."""
+
+    def clocked(row, step_s=0.5):
+        row |= {"ended_unix_s": 1.7e9 + 0.5 * int(row["step"]), "step_s": step_s}
+
+    def late(row):
+        row["step"] = int(row["step"]) + 10**9
+
+    changes = {
+        "ddp": clocked,
+        "tenth": lambda row: clocked(row, 0.05),
+        "endless": lambda row: clocked(row, 1e300 if row["step"] == "9" else 0.5),
+        "late": late,
+    }
+    for name, change in changes.items():
+        write(tmp_path, facts("s", "ddp") | {"run": name})
+        _edit(tmp_path / name / "steps.csv", change)
+    long = write(tmp_path, facts("s", "ddp") | {"run": "long"}, loss=[5.0] * 50)
+    assert len((long / "steps.csv").read_text().splitlines()) == 51
+    found = rows(capsys, tmp_path)
+    assert float(found["ddp"]["step_s"]) == 0.5
+    for name, why in {
+        "tenth": "steps.csv says 0.05 s a step, its steps end 0.5 s apart",
+        "endless": "step 9 took 1e+300 s by steps.csv, where it ended 0.5 s after the one before",
+        "late": "steps.csv goes to step 1000000020 of 20",
+        "long": "steps.csv goes to step 50 of 20",
+    }.items():
+        assert found[name]["step_s"] == found[name]["speedup"] == "", name
+        assert why in found[name]["notes"], name
+
+
+@pytest.mark.parametrize("moment", ["Unknown", "2999-01-01T00:00:00Z", "2026-01-01T00:00:00"])
+@pytest.mark.parametrize("key", ["time_utc", "started_utc"])
+def test_a_time_that_has_not_been_is_named_and_the_other_runs_are_shown(
+    tmp_path, capsys, key, moment
+):
+    write(tmp_path, facts("s", "ddp"))
+    bad = write(tmp_path, facts("s", "ddp") | {"run": "bad"})
+    file = bad / ("status.json" if key == "time_utc" else "run.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: moment}))
+    assert main([str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert f"bad: {file.name} is damaged: {key} cannot be '{moment}'" in err
+    assert "ddp" in out and "bad" not in out
 
 
 def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):

@@ -169,6 +169,7 @@ class Record:
     state: str | None = None  # of parallel.record.ends: complete, running, failed ...
     ended_utc: str | None = None
     missing_steps: str = ""  # which steps a complete run should hold and does not
+    off_clock: str = ""  # how its step times contradict the times of day when the steps ended
     schedule_note: str = ""  # how its learning rate changed when it was resumed
     facts: dict[str, Any] = field(default_factory=dict)  # run.json as it stands
     shown: str = ""  # what tables call the run; `load` sets it

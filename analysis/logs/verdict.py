@@ -43,7 +43,12 @@ MANY_SKIPPED = 0.1  # share of skipped iterations that is flagged; fp16 skips on
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
 RISEN = 1.25  # the last third's step time over the first third's that no single time describes
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
-UNFIT = ("profiled", "rows missing", "all skipped")  # kinds of flags that rule out a step time
+UNFIT = (
+    "profiled",
+    "off the clock",
+    "rows missing",
+    "all skipped",
+)  # kinds of flags that rule out a step time
 
 
 def step_times(record: Record) -> np.ndarray:
@@ -63,6 +68,8 @@ def no_timing(record: Record) -> Reason | None:
     if record.profiler:  # it slows the steps that it watches
         tool = record.profiler.get("tool", "an unknown tool")
         return Reason("profiled", f"profiled with {tool}: not a timing")
+    if record.off_clock:
+        return Reason("off the clock", record.off_clock)
     return Reason("rows missing", record.missing_steps) if record.missing_steps else None
 
 

@@ -15,6 +15,7 @@ failed      after the last step of a job that did not, all of a job without a st
 Times are seconds of the wall clock; GPU-hours are times on all GPUs of the run.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -75,20 +76,54 @@ def accounted(jobs: Iterable[int]) -> dict[tuple[int, str], list[Span]]:
     return spans
 
 
-def noted(path: Path, job: int) -> list[Span]:
-    """When a job ran, by the run folder: its start (<jobid>.job) and its length (<jobid>.state).
-    None where one is not known, or Slurm restarted the job: its length is of all restarts. A job
-    without the first file died in its set-up; it did no step, so its start does not matter."""
-    elapsed_s = reader.read_job_end(path, job).get("elapsed_s")
-    if not elapsed_s or any(path.glob(f"{job}.restart*")):
-        return []
-    if not (file := path / f"{job}.job").exists():
-        return [Span(0.0, elapsed_s)]
-    began = re.search(r"^ +StartTime=(\S+)", file.read_text(errors="replace"), re.MULTILINE)
-    if began is None:
-        return []
-    start = datetime.fromisoformat(began[1]).timestamp()
-    return [Span(start, start + elapsed_s)]
+def noted(path: Path, attempts: list[Span]) -> dict[int, Span]:
+    """When jobs ran, by the run folder: their starts (<jobid>.job) and lengths (<jobid>.state).
+    Without those of which one is not known, or that Slurm restarted: the length is of all restarts.
+    A job without the first file died in its set-up; it did no step, so its start does not matter.
+    """
+    spans, of_clusters_zone = {}, []
+    for job in reader.job_ids(path):
+        elapsed_s = reader.read_job_end(path, job).get("elapsed_s")
+        if not elapsed_s or any(path.glob(f"{job}.restart*")):
+            continue
+        if not (file := path / f"{job}.job").exists():
+            spans[job] = Span(0.0, elapsed_s)
+            continue
+        began = re.search(r"^ +StartTime=(\S+)", file.read_text(errors="replace"), re.MULTILINE)
+        if began is None:
+            continue
+        if not began[1].isdecimal():  # an earlier job.sh let scontrol choose the format
+            of_clusters_zone.append(job)
+        with contextlib.suppress(ValueError):  # SLURM_TIME_FORMAT was a person's own
+            start = float(began[1]) if began[1].isdecimal() else _unix_s(began[1])
+            spans[job] = Span(start, start + elapsed_s)
+    of_clusters_zone = [job for job in of_clusters_zone if job in spans]
+    shift_s = _zone_shift([spans[job] for job in of_clusters_zone], attempts)
+    for job in of_clusters_zone:
+        span = spans[job]
+        spans[job] = Span(span.start + shift_s, span.end + shift_s)
+    return spans
+
+
+def _zone_shift(jobs: list[Span], attempts: list[Span]) -> float:
+    """Seconds to add to jobs' times that were read in this machine's zone, and written in the
+    cluster's: it is another one where attempts, whose times are UTC, do not begin in their jobs."""
+
+    def delays(shift_s: float) -> list[float]:
+        starts = [(a.start - job.start - shift_s, job) for a in attempts for job in jobs]
+        return [delay for delay, job in starts if -1 <= delay <= job.end - job.start]
+
+    def fit(shift_s: float) -> tuple[int, float]:
+        return len(delays(shift_s)), -sum(delays(shift_s))
+
+    best = max((quarter * 900.0 for quarter in range(-56, 57)), key=fit)
+    here, there = delays(0.0), delays(best)
+    late = sum(here) > 3600 * len(here)  # a program starts within an hour of its job
+    return best if len(there) > len(here) or late else 0.0
+
+
+def _unix_s(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def recorded(run: reader.Run, rows: list[dict[str, Any]]) -> list[Span]:
@@ -96,12 +131,12 @@ def recorded(run: reader.Run, rows: list[dict[str, Any]]) -> list[Span]:
     newest to its status."""
     ended_utc, over = reader.read_status(run.path).get("time_utc"), time.time()
     if run.state != RUNNING and ended_utc:  # the start, where a status still says running
-        over = datetime.fromisoformat(ended_utc).timestamp()
+        over = _unix_s(ended_utc)
     spans: list[Span] = []
     for of in reversed([*(run.facts.get("attempts") or []), run.facts]):
         if not of.get("started_utc"):  # of an older version
             break
-        start = datetime.fromisoformat(of["started_utc"]).timestamp()
+        start = _unix_s(of["started_utc"])
         following = spans[-1].start if spans else math.inf
         ends = [row["ended_unix_s"] for row in rows if start < row["ended_unix_s"] < following]
         if of is run.facts:
@@ -183,12 +218,13 @@ def jobs_of(record: Record, known: dict[tuple[int, str], list[Span]]) -> Jobs:
     """
     run, steady = reader.read_run(Path(record.source)), timed(record)
     rows, spans, accounted, unknown = steps_of(run.path), [], 0, 0
+    attempts = recorded(run, rows)
+    by_folder = noted(run.path, attempts)
     for job in reader.job_ids(run.path):
         accounted += len(known.get((job, run.name), []))
-        own = known.get((job, run.name)) or noted(run.path, job)
+        own = known.get((job, run.name)) or ([by_folder[job]] if job in by_folder else [])
         spans += own
         unknown += not own and (run.path / f"{job}.out").exists()
-    attempts = recorded(run, rows)
     others = [a for a in attempts if not any(s.start - 1 <= a.start <= s.end for s in spans)]
     spans = sorted([*spans, *others])
     if not spans:

@@ -13,7 +13,7 @@ from base.errors import Reading, Reason, UsageError
 from models.config import INIT_STD, PARTS, GPTConfig
 from parallel.config.settings import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
-from parallel.record.reader import Run, find_runs, read_run
+from parallel.record.reader import Run, find_runs, is_run_folder, read_run
 
 LOSS_BAR = 2e-4  # absolute, nats per token
 GRAD_NORM_BAR = 2e-3  # relative to the baseline's
@@ -207,13 +207,14 @@ def _names(runs: list[Run]) -> list[str]:
 
 
 def read_runs(paths: list[Path]) -> Reading[list[Run]]:
-    """The runs at the paths; one line for each run folder that is damaged.
+    """The runs at the paths, also those that have not begun; one line for each folder that cannot
+    be read.
 
     Raises:
         UsageError: every one is damaged, or there is none.
     """
     runs, damaged = [], []
-    for path in find_runs(paths):
+    for path in find_runs(paths, is_run_folder, damaged):
         try:
             runs.append(read_run(path))
         except UsageError as error:  # the others are still reported

@@ -110,7 +110,7 @@ def printed_rate(record: Record) -> float | None:
     per token, ours over the printed. The median of its entries; None where it prints none."""
     batch = (record.global_batch or 0) * (record.seq_len or 0)
     step_s, tflops = record.steps["step_s"], record.steps["tflops"]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         rate = batch / (step_s * (record.gpus or np.nan) * 1e12) / tflops
     rate = rate[np.isfinite(rate) & (rate > 0)]
     return float(np.median(rate)) if len(rate) else None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from base.bounds import misfit
@@ -16,6 +17,8 @@ from base.files import below, check_file, read_json, read_json_if_whole, shown
 from parallel.record import schema
 from parallel.record.ends import COMPLETE, FAILED, INTERRUPTED, PENDING, RUNNING, Kind, kind_of
 from parallel.record.process import ran_here, runs_here
+
+CLOCKS_APART_S = 3600.0  # by which a machine's clock may be set between two steps
 
 
 @dataclass
@@ -31,8 +34,10 @@ class Run:
     facts: run.json, or what the job was to run where it died before there was one.
     steps: one dict per optimizer step with STEP_COLUMNS, and with EXPERT_COLUMNS where they are
     there, unknown values None; of a step that was run again after a kill, the last.
+    ended: when each step was over, in Unix seconds; None where an older version wrote it.
     metrics: training_metrics.json, empty when the run did not complete.
-    missing: which steps have no row where they should have one, in words.
+    missing: which steps have no row where they should have one, or have one and were not planned,
+    in words. off_clock: how the times of steps contradict the times of day when they ended.
     """
 
     path: Path
@@ -40,11 +45,13 @@ class Run:
     reason: str
     facts: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
+    ended: dict[int, float | None] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
     verdict: str = ""
     later: str = ""
     missing: str = ""
+    off_clock: str = ""
 
     @property
     def name(self) -> str:
@@ -65,7 +72,15 @@ def read_run(path: Path) -> Run:
         return _read_job(path)
     facts = read_facts(path)
     state, kind, reason = _end_of(path)
-    run = Run(path, state, reason, facts, _read_steps(path / schema.STEPS), kind=kind)
+    rows = _read_steps(path / schema.STEPS)
+    off_clock = _off_clock(rows, facts)
+    ended = {row["step"]: row.pop("ended_unix_s", None) for row in rows}
+    # After a kill, the steps since the last checkpoint are run again.
+    steps = sorted({row["step"]: row for row in rows}.values(), key=lambda row: row["step"])
+    run = Run(path, state, reason, facts, steps, kind=kind, ended=ended, off_clock=off_clock)
+    planned = (facts.get("spec") or {}).get("steps")
+    if facts.get("attempts") and planned is not None:  # an earlier one may have planned more
+        run.steps = [step for step in steps if step["step"] <= planned]
     _ask_jobs(run)
     if run.state == COMPLETE:
         source = path / schema.METRICS
@@ -130,6 +145,8 @@ def _missing(run: Run) -> str:
     """
     there = [step["step"] for step in run.steps]
     planned = (run.facts.get("spec") or {}).get("steps")
+    if there and planned is not None and there[-1] > planned:
+        return f"{schema.STEPS} goes to step {there[-1]} of {planned}"
     first, last = (there[0], there[-1]) if there else (1, 0)
     if run.state == COMPLETE and planned is not None:
         last = max(last, planned)
@@ -227,14 +244,39 @@ def _take_slurms_word(run: Run, end: dict[str, Any]) -> None:
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
-    steps = read_rows(path, schema.STEP_COLUMNS, schema.EXPERT_COLUMNS)
+    """The rows of steps.csv as they were written."""
+    steps = read_rows(path, schema.STEP_COLUMNS, schema.EXPERT_COLUMNS | schema.CLOCK_COLUMNS)
     for step in steps:
         if step["step"] is None or not (step["step_s"] is None or 0 < step["step_s"] < math.inf):
             raise UsageError(
                 f"{path}: step {step['step']} cannot have taken {step['step_s']} seconds"
             )
-    # After a kill, the steps since the last checkpoint are run again.
-    return sorted({step["step"]: step for step in steps}.values(), key=lambda step: step["step"])
+    return steps
+
+
+def _off_clock(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
+    """How the times of steps contradict when they ended, in words, or "". Older files say no ends.
+
+    What is no training (validation, saves) stands between an end and the next step, so most steps
+    follow the one before at once; no step takes longer than since the end of the one before.
+    """
+    gaps, spec = [], facts.get("spec") or {}
+    for before, row in pairwise(rows):
+        ends = before.get("ended_unix_s"), row.get("ended_unix_s")
+        if row["step"] != before["step"] + 1 or None in (*ends, row["step_s"]):
+            continue
+        gaps.append((ends[1] - ends[0], row["step_s"]))
+        if row["step_s"] > gaps[-1][0] + CLOCKS_APART_S:
+            took = f"step {row['step']} took {row['step_s']:.4g} s by {schema.STEPS}"
+            return f"{took}, where it ended {gaps[-1][0]:.4g} s after the one before"
+    always = 1 in (spec.get("eval_interval"), spec.get("save_interval"))
+    if len(gaps) < 4 or always:
+        return ""
+    beside_s = sorted(gap - 2 * step_s for gap, step_s in gaps)[len(gaps) // 4]
+    if beside_s <= 0.01:
+        return ""
+    gap, step_s = (median(each) for each in zip(*gaps, strict=True))
+    return f"{schema.STEPS} says {step_s:.4g} s a step, its steps end {gap:.4g} s apart"
 
 
 def read_step_times(path: Path) -> list[dict[str, Any]]:
@@ -370,9 +412,12 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UsageError(f"{path} is damaged: {error}") from error
 
 
-def find_runs(paths: list[Path]) -> list[Path]:
+def find_runs(
+    paths: list[Path], is_run: Callable[[Path], bool] = has_run, unread: list[str] | None = None
+) -> list[Path]:
     """The run folders at or below each path, in name order; earlier attempts are left out, and
-    jobs that died before there was a run. A folder that cannot be read is named on stderr.
+    unless `is_run` says otherwise jobs that died before there was a run. A folder that cannot be
+    read is named in `unread`, or on stderr.
 
     Raises:
         UsageError: a path does not exist, or has no run folder at or below it.
@@ -382,10 +427,12 @@ def find_runs(paths: list[Path]) -> list[Path]:
         if not top.exists():
             raise UsageError(f"{top}: no such folder")
         before = len(runs)
-        for folder, why in below(top, has_run, "attempts".__eq__):
+        for folder, why in below(top, is_run, "attempts".__eq__):
             if why and folder == top:
                 raise UsageError(f"{top}: {why}")
-            if why:
+            if why and unread is not None:
+                unread.append(f"{folder}: {why}")
+            elif why:
                 print(f"{folder}: {why}: left out", file=sys.stderr)
             elif folder.is_dir():
                 runs.append(folder)

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from base.bounds import Bounds, Count, misfit
+from base.bounds import Bounds, Count, Moment, misfit
 from base.errors import UsageError
 from base.files import shown
 from parallel.config import axes
@@ -118,13 +118,14 @@ def may_stand_beside(name: str) -> bool:
 
 # What readers rely on: key -> its type. null means that the writer did not know; a key may be
 # absent.
-_NAMES = "run study configuration baseline started_utc go_on kernels attention routing"
+_NAMES = "run study configuration baseline go_on kernels attention routing"
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
 _SPLIT = ("micro_batch", "n_micro", "world_size", "global_batch", "fsdp_shard")
 _SPLIT = (*axes.AXES, *axes.EXPERT_AXES, *_SPLIT)
-_ATTEMPT = {"started_utc": str, "reason": str, "steps": COUNT, "kept_to": COUNT}
+_ATTEMPT = {"started_utc": Moment(), "reason": str, "steps": COUNT, "kept_to": COUNT}
 _FACTS = {
     **dict.fromkeys(_NAMES.split(), str),
+    "started_utc": Moment(),
     "repeat": COUNT,
     "attempts": [_ATTEMPT],
     "spec": dict.fromkeys(("engine", "preset", "precision"), str)
@@ -148,7 +149,8 @@ _FACTS = {
     "work": {},
 }
 STATUS_KEYS = {"pid": POSITIVE}
-STATUS_KEYS |= dict.fromkeys(("state", "kind", "reason", "host", "time_utc"), str)
+STATUS_KEYS |= dict.fromkeys(("state", "kind", "reason", "host"), str)
+STATUS_KEYS["time_utc"] = Moment()
 JOB_END_KEYS = {"state": str, "exit": str, "elapsed_s": COUNT, "verdict": str, "kind": str}
 _METRICS = {"epochs": list, "hardware": {"world_size": POSITIVE}}
 

@@ -58,6 +58,7 @@ def read(path: Path) -> Record:
     for name in ("repeat", "study", "baseline", "profiler"):
         setattr(record, name, facts.get(name))
     record.facts, record.state, record.missing_steps = facts, run.state, run.missing
+    record.off_clock = run.off_clock
     record.sharing = sharing(facts)
     record.peak_bytes = peak_bytes(run.metrics)
     if record.peak_bytes is None and (printed := _printed_peak(run.path / LOG)):
