@@ -5,7 +5,9 @@ update (on a GPU each waits for all that was asked of it), "later reads", those 
 reads", how many the libraries read before it, too; "host", what a step asks a host to do
 needlessly; "curves", loss and gradient norm of two
 steps; "masters", how far DeepSpeed's first fp32 weights are from the model's; "activations", how
-far megatron-core's fused ones are from the reference GPT's; "configured", its settings on a GPU.
+far megatron-core's fused ones are from the reference GPT's; "configured", its settings on a GPU;
+"model", the class that ddp steps on one rank; "compiler", what is said where 0.19 has none;
+"shards", which ranks hold a copy of FSDP2's with rank 3 of 4.
 """
 
 import json
@@ -21,9 +23,11 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from base.errors import UsageError
 from models.gpt import gelu
 from parallel import engines
 from parallel.config.settings import resolve
@@ -150,6 +154,34 @@ def configured() -> dict[str, dict]:
     return found
 
 
+def no_compiler() -> str:
+    from parallel.engines import megatron_versions
+
+    def fail() -> None:
+        raise RuntimeError("ninja is not here")
+
+    megatron_versions.random._get_share_storage = fail
+    try:
+        megatron_versions.check_norms_computed_again()
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def shards() -> dict[str, list[int]]:
+    """By the dimensions of FSDP2's mesh; the groups are stand-ins."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=3, world_size=4, store=FakeStore())
+    found = {}
+    for size in (2, 4):
+        settings = {"engine": "fsdp2", "zero_stage": 3, "gpus": 4, "fsdp_shard": size, **SIZES}
+        spec = resolve(("test", settings | {"global_batch": 4}))
+        engine = engines.load(spec, torch.device("cpu"), "torch")
+        mesh = next(engine.module.parameters()).device_mesh
+        found[" ".join(mesh.mesh_dim_names)] = dist.get_process_group_ranks(engine.shard_group)
+    return found
+
+
 def main() -> None:
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo")
@@ -178,12 +210,15 @@ def main() -> None:
         found["all reads"][name] = reads.number
         found["squares"][name] = reads.operations["square"] + reads.operations["pow"]
         found["curves"][name] = [[step.loss, step.grad_norm] for step in both]
+        if name == "ddp":
+            found["model"] = type(built.model).__name__
         if engine in ("megatron", "deepspeed_pipe"):
             found["configured"][name] = {of: built.describe()[of] for of in FUSIONS}
             sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
     found["host"] = host_work()
     found["activations"] = fused_activations()
     found["configured"] |= configured()
+    found["compiler"], found["shards"] = no_compiler(), shards()
     print(json.dumps(found), flush=True)
 
 

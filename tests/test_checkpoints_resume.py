@@ -164,7 +164,7 @@ def test_the_loss_scaler_goes_on_as_it_was(tokens, tmp_path):
 
 def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(tokens, tmp_path):
     """And divides it by the scale that it was multiplied with, which DeepSpeed raises at step 2."""
-    names = [f"deepspeed_{e},precision=fp16" for e in ("zero:tp=2", "pipe:pp=2")]
+    names = [f"deepspeed_{e},precision=fp16" for e in ("zero:tp=2", "pipe:tp=2", "pipe:pp=2")]
     found = work(2, tmp_path / "raised", tokens, "ddp", *names)
     baseline = checkpoint(tmp_path / "raised" / "ddp")
     for name in names:

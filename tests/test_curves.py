@@ -4,13 +4,16 @@ Read back with the tools' own libraries."""
 
 import json
 import shutil
+import sys
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from analysis import curves
+from analysis.measured import curve_tools
 from analysis.measured.curve_tools import TOOLS
 from parallel.record.reader import read_run
 from tests.conftest import ROOT
@@ -113,6 +116,18 @@ def test_a_library_that_is_absent_is_named_with_the_command_that_installs_it(mon
     monkeypatch.setitem(TOOLS, "wandb", missing)
     assert curves.main([str(DDP), "--to", "wandb"]) == 2
     assert "pip install -c constraints.txt -e '.[wandb]'" in capsys.readouterr().err
+
+
+def test_wandb_says_nothing_and_watches_neither_the_console_nor_the_machine(tmp_path, monkeypatch):
+    asked = {}
+    library = ModuleType("wandb")
+    library.Settings, library.init = dict, lambda **how: asked.update(how)
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    curve_tools.WandB("study", "ddp", {"lr": 1.0}, tmp_path / "ddp", {})
+    assert asked["settings"] == {"silent": True, "console": "off", "x_disable_stats": True}
+    assert (asked["mode"], asked["resume"], asked["name"]) == ("offline", "allow", "ddp")
 
 
 @pytest.mark.slow

@@ -49,3 +49,8 @@ def test_a_flag_takes_one_kind_of_value_in_all_commands(actions):
         for flag in action.option_strings:
             kinds.setdefault(flag, set()).add((action.nargs == 0, number))
     assert [flag for flag, kind in kinds.items() if len(kind) > 1] == []
+
+
+def test_words_of_a_flag_are_joined_by_dashes(actions):
+    joined = {flag for _, action in actions for flag in action.option_strings if "_" in flag}
+    assert joined == {"--local_rank"}  # as DeepSpeed's launcher spells it

@@ -11,7 +11,7 @@ from analysis.logs.record import Record
 from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
 from parallel.checkpoint.attempts import changes
-from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SET_AXES, UNEVEN
+from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SET_AXES, UNEVEN, shown_axes
 from parallel.config.layout import Layout, split_world, uneven_ends
 from parallel.config.layout_arrays import FAMILIES, FLAGS, Columns, columns, columns_of
 from parallel.config.settings import RunSpec, resolve
@@ -281,3 +281,11 @@ def test_a_runs_settings_are_a_row(engine, precision, width, grad_width):
     assert (x.width[0], x.grad_width[0], x.seq[0]) == (width, grad_width, 32)
     assert x.deepspeed[0] == x.slower[0] == (engine == "deepspeed_pipe")
     assert (x.layers[0], x.hidden[0]) == (spec.model.n_layer, spec.model.hidden)
+
+
+def test_a_table_shows_the_seldom_axes_only_where_a_row_has_more_than_one_of_them():
+    usual = ["tp", "pp", "vpp", "dp"]
+    rows = [{"tp": 8, "cp": 1, "ep": None}, {"cp": None, "etp": 1}]
+    assert shown_axes(rows) == shown_axes([]) == usual
+    assert shown_axes([*rows, {"cp": 2}]) == ["tp", "cp", "pp", "vpp", "dp"]
+    assert shown_axes([*rows, {"etp": 2}]) == [*usual, "etp"]

@@ -193,6 +193,13 @@ def test_only_timed_runs_of_one_batch_are_repeats_and_each_counts_once(tree, cap
     assert "no table compares with 'nothing'" in capsys.readouterr().err
 
 
+def test_a_baseline_that_one_of_the_tables_has_is_taken_there(tree, capsys):
+    """The weak table of the other batch has no system of 64 nodes with this one."""
+    assert scaling.main([str(tree), "--baseline", "made_n128"]) == 0
+    _, strong, weak = capsys.readouterr().out.split("\n\n")
+    assert "against v4.1 Made made_n128" in weak and "made_n128" not in strong
+
+
 def test_the_argument_dump_of_a_log_states_the_layout(tmp_path):
     dump = "      tensor_model_parallel_size: 4\n      pipeline_model_parallel_size: 1\n"
     dump += "      micro_batch_size: 1\n      max_steps: 1024\n      global_batch_size: 48\n"

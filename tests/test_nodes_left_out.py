@@ -187,6 +187,23 @@ def test_waiting_jobs_get_the_exclusion_and_lose_it(study, cluster, tmp_path, ca
     assert capsys.readouterr().out.count("\n") == len(written)
 
 
+def test_the_first_suspicion_reaches_a_waiting_job_and_nobody_is_asked_without_need(
+    study, cluster, tmp_path
+):
+    folder = tmp_path / "logs/grid" / WIDE
+    folder.mkdir()
+    cluster.waiting = {"9": ""}
+    nodes.update(study, tmp_path / "logs", [row(SMALL, 9)])
+    assert cluster.calls == []  # nothing is suspected
+    (folder / "7.out").write_text("srun: error: Node failure on node3\n")
+    (folder / "7.state").write_text(json.dumps({"verdict": "node failure"}))
+    nodes.update(study, tmp_path / "logs", [])
+    assert cluster.calls == []  # no job waits
+    (tmp_path / "logs/grid/nodes.csv").unlink()
+    nodes.update(study, tmp_path / "logs", [row(SMALL, 9)])
+    assert cluster.waiting == {"9": "node3"}
+
+
 def test_evidence_expires(study, cluster, tmp_path):
     logs = tmp_path / "logs"
     suspect(logs, "node1", days=6.9)

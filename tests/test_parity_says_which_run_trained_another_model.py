@@ -72,6 +72,19 @@ def test_a_run_from_a_checkpoint_is_compared_with_the_baselines_last_steps(study
     assert said["ddp-dp8"].startswith("not verified: 8 steps recorded, 20 in the baseline")
 
 
+@pytest.mark.parametrize("gpus", [1, 2])  # the baseline's, and the run's that is compared with it
+@pytest.mark.parametrize(("key", "words"), [("loss", "loss"), ("grad_norm", "grad norm")])
+def test_a_step_without_a_loss_or_a_norm_is_not_equal_to_anything(tmp_path, gpus, key, words):
+    for n in (1, 2):
+        path = write(tmp_path, facts("s", "ddp", engine="ddp", gpus=n)) / "steps.csv"
+        if n == gpus:
+            head, *rows = (line.split(",") for line in path.read_text().splitlines())
+            rows[4][head.index(key)] = ""
+            path.write_text("".join(",".join(row) + "\n" for row in (head, *rows)))
+    said = verdicts(tmp_path)["ddp-dp2"]
+    assert said == f"not verified: {'ddp' if gpus == 1 else 'ddp-dp2'} has no {words} at step 5"
+
+
 @pytest.mark.parametrize(
     ("tied", "below", "verdict"),
     [

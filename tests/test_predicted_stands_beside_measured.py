@@ -11,7 +11,8 @@ from analysis import prune, tflops
 from analysis.logs.load import load
 from analysis.measured import predictions
 from analysis.planner.calibration import load_calibration
-from analysis.planner.runs import priced, row_of
+from analysis.planner.runs import priced, read_runs, row_of
+from base.errors import UsageError
 
 RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
 HERE = ["--predict", "2-core-cpu"]
@@ -64,3 +65,18 @@ def test_a_calibrated_cpu_says_where_runs_are_of_another_processor():
     _, line = predictions.notes_on("2-core-cpu", [], [replace(record, gpu_type="EPYC 9654")])
     assert "2.50GHz" in line and "EPYC 9654" in line
     assert len(predictions.notes_on("dgx-h100", [], [record])) == 1
+
+
+def test_a_calibration_takes_each_run_with_its_own_numbers_and_names_the_others(tmp_path):
+    for name in ("ddp", "ddp-dp2"):
+        shutil.copytree(RUNS / name, tmp_path / name)
+    path = shutil.copytree(RUNS / "ddp", tmp_path / "stopped") / "steps.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    place = load_calibration("2-core-cpu").columns
+    runs = read_runs([tmp_path], place)
+    assert runs.ids == ["ddp (ddp)", "ddp-dp2"] and runs.x.dp.tolist() == [1, 2]
+    assert runs.measured == pytest.approx([0.2083, 0.1186], abs=1e-4)  # as README has them
+    (why,) = runs.left_out
+    assert why.startswith("ddp (stopped): no steady step time")
+    with pytest.raises(UsageError, match="no run with a time and all its settings; ddp: no "):
+        read_runs([tmp_path / "stopped"], place)

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,7 +24,17 @@ from parallel.record import ends, facts, lock
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
-from slurm import cancel, nodes, record_end, render, states, status, submit, watch
+from slurm import (
+    cancel,
+    forward_signals,
+    nodes,
+    record_end,
+    render,
+    states,
+    status,
+    submit,
+    watch,
+)
 from slurm.render import comment_of, planned_text
 from slurm.states import Job, judge, parse
 from tests import fixture_runs
@@ -768,6 +779,21 @@ def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(t
         assert subprocess.run(ask, cwd=states.ROOT).returncode == code
         said = capfd.readouterr().err.strip()
         assert command in said and ends.cause(said) == said
+
+
+def test_a_signal_reaches_all_processes_below_and_ends_none_that_is_not_ready():
+    """srun's signal may come before a rank has its handler: until then it is ignored."""
+    words = ["sh", "-c", "sleep 5 & echo $!; wait"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        grandchild = int(parent.stdout.readline())
+        assert set(forward_signals.below(os.getpid())) >= {parent.pid, grandchild}
+        assert forward_signals.below(parent.pid) == [grandchild]
+        assert forward_signals.below(grandchild) == []
+        os.kill(grandchild, signal.SIGKILL)
+    command = ["grep", "SigIgn", "/proc/self/status"]
+    ask = [sys.executable, "-m", "slurm.forward_signals", *command]
+    said = subprocess.run(ask, cwd=states.ROOT, capture_output=True, text=True, check=True).stdout
+    assert int(said.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1
 
 
 def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):

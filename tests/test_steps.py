@@ -111,6 +111,36 @@ def test_the_next_batch_is_made_while_one_is_used_and_what_is_wrong_is_raised_wh
         assert list(ahead) == [7]
 
 
+def test_one_rank_has_no_wrapper_that_reduces_its_gradients(steps):
+    assert steps["model"] == "GPT"
+
+
+def test_the_shards_of_a_copy_are_neighbours_and_one_copy_has_no_dimension(steps):
+    assert steps["shards"] == {"copy shard": [2, 3], "shard": [0, 1, 2, 3]}
+
+
+def test_norms_that_cannot_be_recomputed_for_want_of_a_compiler_are_refused_in_words(steps):
+    assert "megatron-core compiles C++ for it with ninja" in steps["compiler"]
+    assert steps["compiler"].endswith("here: ninja is not here")
+
+
+def test_gathered_parts_may_differ_in_length(monkeypatch):
+    """gloo gathers equal parts alone: these go by all-to-all, each whole to every rank."""
+    mine, other = torch.arange(12.0).view(2, 3, 2), torch.arange(6.0).view(1, 3, 2)
+
+    def exchange(received, sent, lengths, sent_lengths, group):
+        assert (lengths, sent_lengths) == ([2, 1], [2, 2]) and sent.equal(torch.cat([mine] * 2))
+        torch.cat([mine, other], out=received)
+
+    monkeypatch.setattr(cpu.dist, "all_to_all_single", exchange)
+    parts = [torch.empty_like(mine), torch.empty_like(other)]
+    cpu._gather_any_parts(None)(parts, mine)
+    assert parts[0].equal(mine) and parts[1].equal(other)
+    alike = []
+    cpu._gather_any_parts(lambda *all_of_it: alike.append(all_of_it))([mine, mine], mine)
+    assert len(alike) == 1
+
+
 def test_ranks_that_may_use_the_same_cores_share_them(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
     # torchrun: 8 ranks on the node's 16 cores; srun: each rank has cores of its own.

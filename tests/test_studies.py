@@ -80,6 +80,15 @@ def test_an_impossible_point_is_left_out_with_every_reason(tmp_path):
         study_of(tmp_path, IMPOSSIBLE.replace("[1, 3, 4]", "[3]"))
 
 
+def test_tp_is_larger_than_a_node_only_where_the_study_asks_for_it(tmp_path):
+    wide = "[[run]]\nengine = 'megatron'\ngpus = 4\ntp = 4\n"
+    with pytest.raises(UsageError, match="tp 4 exceeds the 2 GPUs of a node"):
+        study_of(tmp_path, wide)
+    assert list(study_of(tmp_path, f"[slurm]\ntp_across_nodes = true\n{wide}").runs) == [
+        "megatron-tp4"
+    ]
+
+
 def test_a_cluster_bounds_what_can_be_placed(tmp_path):
     dgx = 'question = "which?"\n[defaults]\npreset = "tiny"\n'
     text = "[[sweep]]\nproduct = { gpus = [2, 12, 16] }"

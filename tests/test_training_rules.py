@@ -18,7 +18,7 @@ from models.config import PRESETS
 from models.flops import tflops_per_gpu
 from parallel import trainer
 from parallel.config.settings import resolve
-from parallel.engines import kernels
+from parallel.engines import kernels, optim
 from parallel.engines.optim import lr_at, param_groups
 from parallel.record import lines
 from parallel.record.ends import Kind
@@ -35,6 +35,21 @@ def test_learning_rate_warms_up_then_follows_the_cosine():
     assert rates[4:] == sorted(rates[4:], reverse=True)
     constant = resolve(("x", {"lr_schedule": "constant", "steps": 5}))
     assert {lr_at(constant, step) for step in range(5)} == {constant.lr}
+
+
+def test_a_loss_and_a_wish_to_stop_are_one_message_of_two_fp32_numbers(monkeypatch):
+    """Also where the share is in bf16, which has no 1000.1."""
+    sent = []
+
+    def add_others(both):
+        sent.append((both.dtype, both.tolist()))
+        both += torch.tensor([1000.0, 1.0])
+
+    monkeypatch.setattr(optim.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(optim.dist, "all_reduce", add_others)
+    share = torch.tensor([0.1], dtype=torch.bfloat16)
+    assert optim.mean_over_ranks(share, 2) == (pytest.approx(500.05, abs=1e-4), True)
+    assert sent == [(torch.float32, [float(share), 0.0])]
 
 
 def test_biases_and_norms_are_not_decayed():

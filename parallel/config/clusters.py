@@ -91,7 +91,7 @@ class Cluster:
         """The unit of what a run costs."""
         return "rank-hours" if self.gpu_request == "none" else "GPU-hours"
 
-    def problems(self, spec: RunSpec, tp_across_nodes: bool = False) -> list[str]:
+    def problems(self, spec: RunSpec, tp_across_nodes: bool) -> list[str]:
         """Every reason why the run cannot be placed here, with the numbers."""
         problems = []
         most = self.domain or joined(self.gpu, self.gpus_per_node)
