@@ -458,6 +458,7 @@ def test_adam_goes_on_with_its_step_wherever_it_counts(kind, first):
         return [optim.adam_step(adam), *(tensor.tolist() for tensor in held)]
 
     straight = trained(first + 3)
+    # Exact: one process, the same operations; a list of fp32 numbers loses no bit of them.
     assert straight[0] == first + 3 and trained(3, trained(first)) == straight
 
 

@@ -100,6 +100,7 @@ def trained(tmp_path_factory, tokens):
 @pytest.mark.parametrize(("model", "name"), ROWS)
 def test_the_same_layout_goes_on_bit_for_bit(model, name, trained):
     _, found = trained(model)
+    # Exact: the same ranks of one machine do the same operations in the same order.
     assert found["same"][name] == found["straight"][name][2:]
     assert found["bits"][name]  # weights and both moments of every rank, after the last step
 
@@ -160,6 +161,7 @@ def test_the_loss_scaler_goes_on_as_it_was(tokens, tmp_path):
         straight, (before, after) = found["straight"][name], found["scaler"][name]
         assert before == after and before["scale"] > 1, name
         assert straight[0][1] is straight[1][1] is None, name  # skipped
+        # Exact: one process does the same operations in the same order.
         assert found["same"][name] == straight[2:], name
         assert found["bits"][name], name
     assert found["scaler"][names[0]][0] == {"scale": 2.0**32, "good_steps": 0}
@@ -177,6 +179,7 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
         ):
             assert abs(norm / exact - 1) <= 2e-3 and scale == 2.0**10, name
         assert [scale for _, _, scale in found["straight"][name][2:]] == [2.0**11] * 2, name
+        # Exact: the same ranks do the same operations in the same order.
         assert found["same"][name] == found["straight"][name][2:] and found["bits"][name], name
         ours, off, size = checkpoint(save_of(tmp_path / "raised", name)), 0.0, 0.0
         for parameter in baseline.shapes:

@@ -32,6 +32,7 @@ def test_ranks_that_share_a_sequence_train_the_same_model_and_save_it_whole(mode
     for ours, theirs in zip(found["straight"][name], found["straight"][alone], strict=True):
         assert ours[0] == pytest.approx(theirs[0], abs=2e-4)
         assert ours[1] == pytest.approx(theirs[1], rel=2e-3)
+    # Exact: the same ranks of one machine do the same operations in the same order.
     assert found["same"][name] == found["straight"][name][2:] and found["bits"][name]
     for went_on in (found["crossed"][name], found["crossed"][alone]):
         for ours, theirs in zip(went_on, found["straight"][alone][2:], strict=True):

@@ -109,7 +109,8 @@ def test_megatron_core_s_checkpoint_comes_in_and_goes_out_bit_for_bit(n, run, tm
     assert checkpoint.main(["export", *exported]) == 0
     run_worker("doors_worker", "megatron", n, "load", tmp_path, tokens, run)
     same(tmp_path / "back", imported)
-    # Nothing is lost beside the state: both go on as the run that did not stop.
+    # Nothing is lost beside the state: both go on as the run that did not stop. Exact: the same
+    # ranks of one machine do the same operations in the same order, by the same (fused) AdamW.
     uninterrupted = json.loads((tmp_path / "save.json").read_text())
     assert json.loads((tmp_path / "load.json").read_text()) == uninterrupted
     if n != 2:

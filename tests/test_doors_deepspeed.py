@@ -88,6 +88,7 @@ def test_a_run_from_deepspeeds_files_equals_the_uninterrupted_one(saved, tokens)
     words = ["import", str(source), str(out / "imported"), "--model", str(out / "sizes")]
     assert checkpoint.main(words) == 0
     curves = work(2, out, tokens, "load", *RESUMED)
+    # Exact: the same ranks of one machine do the same operations in the same order.
     assert curves[RUNS[0]][0] == straight[RUNS[0]][2:]
     for name in RESUMED:
         imported, own = curves[name]

@@ -101,7 +101,7 @@ def test_choice_weights_and_balance_are_megatron_cores(name):
             logits, of.moe_router_topk, how
         )
         if layer.router.expert_bias is None and not of.moe_router_num_groups:
-            assert torch.equal(routing, chosen)
+            assert torch.equal(routing, chosen)  # of booleans
         wanted = moe_utils.switch_load_balancing_loss_func(
             scores, routing.sum(0), 48, of.moe_router_topk, of.num_experts, of.moe_aux_loss_coeff
         )
@@ -121,7 +121,7 @@ def test_the_loss_is_the_cross_entropy_and_its_gradient_has_the_balance_too():
         loss.backward()
         losses.append(float(loss.detach()))
         gradients.append(model.blocks[0].mlp.router.weight.grad)
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1]  # exact: one process, the same forward pass
     # Even shares have the smallest balance, the coefficient; its gradient is not small.
     assert float((gradients[1] - gradients[0]).norm()) > 0.01 * float(gradients[0].norm())
 

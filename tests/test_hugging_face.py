@@ -311,6 +311,7 @@ def test_rotary_frequencies_are_not_rounded_where_zero_3_builds_the_class(monkey
     model = hf_model.HuggingFaceGPT(LLAMA)
     monkeypatch.undo()
     found = model.theirs.model.rotary_emb.inv_freq
+    # Exact: both do the same fp32 operations, in one process.
     assert torch.equal(found, gpt.rope_frequencies(LLAMA)) and found.dtype == torch.float32
 
 
@@ -496,6 +497,7 @@ def test_a_llama_that_was_loaded_or_is_hugging_faces_goes_on_bit_for_bit(
     load = weights if implementation == "gpt" else None
     straight = checkpoint_worker.train(spec, saved, corpus, load)
     again = checkpoint_worker.train(spec, saved, corpus, saved / "step-00000002")
+    # Exact: one process does the same operations in the same order.
     assert (straight.first, again.first) == (0, 2) and again.curve == straight.curve[2:]
     assert straight.curve[0][0] > straight.curve[-1][0]
     assert all(torch.equal(a, b) for a, b in zip(again.bits, straight.bits, strict=True))

@@ -63,6 +63,7 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
     run, other = read_run(folder), read_run(alone)
     assert run.state == ends.COMPLETE and len(run.facts["attempts"]) == 2
     assert len(run.steps) == 250
+    # Exact: the same ranks of one machine do the same operations in the same order.
     for key in ("step", "loss", "grad_norm", "lr"):
         assert [s[key] for s in run.steps] == [s[key] for s in other.steps]
     assert run.metrics["epochs"][0]["optimizer_steps"] == 250

@@ -240,6 +240,7 @@ def test_model_is_causal(name):
     changed = tokens.clone()
     changed[0, 10] = (tokens[0, 10] + 1) % TINY.vocab_size
     before, after = model.logits(tokens), model.logits(changed)
+    # Exact: the same operations on the same shapes, a row of which sees no other row.
     assert torch.equal(before[:, :10], after[:, :10])
     assert not torch.allclose(before[:, 10:], after[:, 10:])
 
@@ -264,6 +265,7 @@ def test_recompute_changes_no_gradient():
         gpt.initialise(model, seed=0)
         model(tokens, labels).backward()
         grads.append([p.grad for p in model.parameters()])
+    # Exact: what is computed again is computed by the same operations in one process.
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*grads, strict=True))
 
 

@@ -134,6 +134,7 @@ def test_ranks_on_cpu_are_forked_and_torchrun_starts_the_others(tokens, tmp_path
     assert sweep.main([str(study), "--logs", str(tmp_path)]) == 0
     runs = [read_run(tmp_path / "two" / name) for name in ("ddp-dp2", "ddp-dp2-auto")]
     assert [run.facts["launcher"] for run in runs] == ["fork", "torchrun"]
+    # Exact: both have one thread a rank, as their study states, and add in the same order.
     assert runs[0].steps[1]["loss"] == runs[1].steps[1]["loss"]
 
 
