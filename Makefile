@@ -11,16 +11,23 @@ PIP_ARGS ?=
 PY := .venv/bin/python
 LLAMA = ddp megatron-tp2
 PYTEST = $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# What another Python, PyTorch or megatron-core can break: engines and one study, checkpoints and their
+# doors, readers of what libraries write. The other tests are of our own words and numbers.
+LIBRARIES = parity steps train_loop training_rules models experts routing documents middle_stages \
+  transformer_engine rehearsal hugging_face weights_only_folders checkpoints_resume checkpoints_on_disk \
+  checkpoints_read_ranges doors doors_deepspeed nothing_is_unpickled data breakdowns_add_up \
+  profiles_tell_where_time_goes curves pictures page failures launch gpus_are_set_up gpu_check
 PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 
-.PHONY: help setup study measure render report picture test test-all test-newest check format clean
+.PHONY: help setup study measure render report picture test test-all test-libraries test-newest check format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make study    train every engine and split on this machine, a Llama, and experts; print the tables"
 	@echo "make test     make check, then the tests without the slow ones, in two processes"
 	@echo "make test-all make check, then every test, as CI does"
-	@echo "make test-newest   make test on Debian 13, with the newest libraries; needs root and 7 GB for a while"
+	@echo "make test-libraries   of make test what another version of a library can break"
+	@echo "make test-newest   make test-libraries on Debian 13, with the newest libraries; needs root and 7 GB for a while"
 	@echo "make setup    only build .venv"
 	@echo "make check    check the format, the lint rules and that every table in Markdown is current"
 	@echo "make report   write the tables, pictures and offline pages again"
@@ -75,6 +82,9 @@ test: setup check
 
 test-all: setup check
 	$(PYTEST)
+
+test-libraries: setup
+	$(PYTEST) -m "not slow" $(LIBRARIES:%=tests/test_%.py)
 
 test-newest:
 	.ci/newest
