@@ -177,7 +177,7 @@ def shards() -> dict[str, list[int]]:
         settings = {"engine": "fsdp2", "zero_stage": 3, "gpus": 4, "fsdp_shard": size, **SIZES}
         spec = resolve(("test", settings | {"global_batch": 4}))
         engine = engines.load(spec, torch.device("cpu"), "torch")
-        mesh = next(engine.module.parameters()).device_mesh
+        mesh = next(engine.model.parameters()).device_mesh
         found[" ".join(mesh.mesh_dim_names)] = dist.get_process_group_ranks(engine.shard_group)
     return found
 
