@@ -89,7 +89,7 @@ RUNS = [
     (1, "megatron:zero_stage=1"),
     (1, f"megatron:{LLAMA},precision=bf16"),
     pytest.param(2, f"megatron:tp=2,zero_stage=1,{LLAMA}", marks=pytest.mark.slow),
-    (4, "megatron:tp=2,pp=2"),
+    pytest.param(4, "megatron:tp=2,pp=2", marks=pytest.mark.slow),
 ]
 
 

@@ -87,8 +87,8 @@ def long_run(folder, tokens, engine: str, ranks: int, *flags: str, steps: int = 
     ("engine", "flags", "victim", "number"),
     [
         ("ddp", [], 1, signal.SIGKILL),
-        ("ddp", [], 0, signal.SIGSEGV),
-        ("deepspeed_pipe", ["--pp", "2"], 0, signal.SIGABRT),
+        pytest.param("ddp", [], 0, signal.SIGSEGV, marks=pytest.mark.slow),
+        pytest.param("deepspeed_pipe", ["--pp", "2"], 0, signal.SIGABRT, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_dies_ends_the_run_as_failed(engine, flags, victim, number, tokens, tmp_path):

@@ -183,6 +183,7 @@ save_interval = 2
 """
 
 
+@pytest.mark.slow
 def test_a_study_is_trained_saved_resumed_and_reshaped_in_one_table(
     tokens, tmp_path, monkeypatch, capfd
 ):

@@ -1,5 +1,6 @@
 """The offline page, opened in a real Chromium that has no network."""
 
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -64,6 +65,11 @@ def opened(chromium, tmp_path):
     assert wrong == []
 
 
+@functools.cache
+def page_of(path: Path) -> Page:
+    return page_at([path])
+
+
 def texts_of(tab, name: str) -> list[list[str]]:
     """The cells of a table as they are shown, with its headings first."""
     rows = f"document.querySelectorAll('#table-{name} tr:not([hidden])')"
@@ -73,7 +79,7 @@ def texts_of(tab, name: str) -> list[list[str]]:
 
 @needs_chromium
 def test_the_runs_have_the_numbers_of_the_command(opened):
-    tab = opened(html_of(page_at([PARITY])))
+    tab = opened(html_of(page_of(PARITY)))
     (heads, *rows) = texts_of(tab, "runs")
     records, _ = load([PARITY])
     expected = {row["run"]: row for row in run_table.of_records(records, None).rows}
@@ -86,9 +92,9 @@ def test_the_runs_have_the_numbers_of_the_command(opened):
 
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("paths", [PARITY, BREAKDOWN], ids=["parity", "breakdown"])
-def test_nothing_needs_sideways_scrolling_and_every_chart_is_drawn(opened, paths, width):
-    page = page_at([paths])
+@pytest.mark.parametrize("path", [PARITY, BREAKDOWN], ids=["parity", "breakdown"])
+def test_nothing_needs_sideways_scrolling_and_every_chart_is_drawn(opened, path, width):
+    page = page_of(path)
     tab = opened(html_of(page), width)
     assert tab.evaluate("drawAll().then(drawn => drawn.length)") == sum(
         len(section.charts) for section in page.sections
@@ -154,4 +160,4 @@ def test_a_log_cannot_put_script_into_the_page():
 
 def test_the_committed_page_is_what_the_command_writes():
     """`make report` writes it again."""
-    assert html_of(page_at([PARITY])) == COMMITTED.read_text()
+    assert html_of(page_of(PARITY)) == COMMITTED.read_text()

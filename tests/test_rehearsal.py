@@ -12,16 +12,16 @@ from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from tests.conftest import ROOT, run_module
 
-# One run an engine at least.
-RUNS = """
+HEAD = """
 question = "Are the formulas right?"
-baseline = "ddp-dp2"
 [defaults]
 preset = "1.7b"
 n_layer = 4
 seq_len = 2048
 micro_batch = 4
 grad_accum = 8
+"""
+EVERY_ENGINE = """
 [[sweep]]
 include = [
   { engine = "ddp", gpus = 2, precision = "fp32" },
@@ -32,6 +32,8 @@ include = [
   { engine = "fsdp2", gpus = 8, zero_stage = 3, precision = "fp32", fsdp_shard = 4, tied = false },
   { engine = "fsdp2", gpus = 8, zero_stage = 2, precision = "fp32", recompute = "selective" },
 ]
+"""
+MEGATRONS = """
 [[run]]
 engine = "megatron"
 preset = "llama3-8b"
@@ -78,15 +80,20 @@ end_of_text = 3
 LLAMA_OUTSIDE = 128256 * 4096 // 2 + 4 * 4096
 
 
-def test_messages_and_states_are_those_of_the_formulas(tmp_path):
-    (tmp_path / "runs.toml").write_text(RUNS)
+@pytest.mark.parametrize(
+    ("runs", "n_ranks"),  # one of each stage
+    [(EVERY_ENGINE, 5 + 2 * 2), pytest.param(MEGATRONS, 1 + 2 * 3, marks=pytest.mark.slow)],
+    ids=["every engine", "megatrons"],
+)
+def test_messages_and_states_are_those_of_the_formulas(runs, n_ranks, tmp_path):
+    (tmp_path / "runs.toml").write_text(HEAD + runs)
     study = load_study(tmp_path / "runs.toml")
     command = ["parallel.rehearse", "--study", str(study.path), "--format", "json"]
-    done = run_module(*command, timeout=1200)  # 40 s of a core
+    done = run_module(*command, timeout=1200)
     ranks = json.loads(done.stdout)["ranks"]
     assert not [rank["error"] for rank in ranks if rank["error"]]
     assert done.returncode == 0, done.stderr
-    assert len(ranks) == 6 + 2 * 5
+    assert len(ranks) == n_ranks
     for rank in ranks:
         spec, number = study.specs[rank["run"]], rank["rank"]
         for row in rank["beside"]:

@@ -128,6 +128,7 @@ for steps in ('1', '2'):  # the second goes on where the first ended
     assert counts[0] > 100_000 and counts[1] == 0
 
 
+@pytest.mark.slow
 def test_the_deepspeed_launcher_starts_it(tokens, tmp_path):
     """And test_slurm_real.py has srun."""
     launcher, port = Path(sys.executable).with_name("deepspeed"), forked_ranks.free_port()
