@@ -21,7 +21,7 @@ from parallel.config.settings import resolve
 from parallel.record.reader import read_run
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
-from tests.test_parity import train_all
+from tests.test_parity import STEPS, train_all
 
 END = 256  # the byte tokenizer's
 
@@ -114,7 +114,7 @@ def test_every_engine_resets_alike_and_parity_knows(preset, short_documents, tmp
     trained = {name: read_run(folder) for name, folder in folders.items()}
     for name, run in trained.items():
         assert run.state == "complete", run.reason
-        assert len(run.steps) == 20
+        assert len(run.steps) == STEPS
         for ours, theirs in zip(run.steps, trained["ddp"].steps, strict=True):
             if name != "ddp-crossing":
                 assert ours["loss"] == pytest.approx(theirs["loss"], abs=2e-4), name

@@ -1,8 +1,8 @@
 """The same GPT, whatever the engine and the split: the runs of the first study, and some of the
-studies of Llama's and Qwen3's architecture. A step has 8 sequences of 32 tokens here; in the
-studies it has 16 of 128.
+studies of Llama's and Qwen3's architecture. 12 steps of 8 sequences of 32 tokens here; the studies
+have 20 of 16 of 128.
 
-fp32, 20 steps of clipped AdamW. Gradient norms are compared because a loss can look sane on wrong
+fp32, clipped AdamW. Gradient norms are compared because a loss can look sane on wrong
 gradients. Each run's time is broken down, which must change nothing; what the ranks sent is what
 the closed formulas say.
 """
@@ -21,6 +21,7 @@ from parallel.record.reader import Run, read_breakdown, read_run
 from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES
 from tests.conftest import ROOT
 
+STEPS = 12
 STUDIES = {
     "first": ROOT / "slurm" / "parity.toml",
     "more": ROOT / "tests" / "studies" / "more_splits.toml",
@@ -56,9 +57,10 @@ def train_all(path: Path, tokens: Path, out: Path, runs: tuple[str, ...] = ()) -
     """Train a study's runs, all by default, on `tokens` into out/<run>; the folders by run name."""
     copy = out / path.name
     text, ours = path.read_text(), f'[defaults]\ndata = "{tokens}"\nbreakdown = true'
-    if "max_seq_len" not in text:
-        ours += "\nmax_seq_len = 32"
+    for key, value in (("max_seq_len", 32), ("eval_steps", 1)):
+        ours += "" if key in text else f"\n{key} = {value}"
     text = text.replace("global_batch = 16", "global_batch = 8")
+    text = text.replace("steps = 20", f"steps = {STEPS}")
     if path == STUDIES["moe"]:  # AutoEP's messages have no column
         text = text.replace("ep = 2\nzero_stage", "ep = 2\nbreakdown = false\nzero_stage", 2)
     copy.write_text(text.replace("[defaults]", ours))
@@ -91,7 +93,7 @@ def baseline_of(key: str, trained: dict) -> Run:
 def test_every_split_trains_the_same_model(key, name, trained):
     run, baseline = read_run(trained[key, name]), baseline_of(key, trained)
     assert run.state == "complete", run.reason
-    assert len(run.steps) == len(baseline.steps) == 20
+    assert len(run.steps) == len(baseline.steps) == STEPS
     for ours, theirs in zip(run.steps, baseline.steps, strict=True):
         assert abs(ours["loss"] - theirs["loss"]) <= 2e-4
         assert abs(ours["grad_norm"] / theirs["grad_norm"] - 1) <= 2e-3
@@ -126,7 +128,7 @@ def test_every_rank_sends_what_the_formulas_say_and_its_parts_add_up(key, name, 
                     continue
                 assert volume.calls in (None, sent[0]), axis
                 assert sent[1:] == [volume.bytes, pytest.approx(volume.wire_bytes)], axis
-        assert [row["last_step"] for row in rows] == list(range(1, 21))
+        assert [row["last_step"] for row in rows] == list(range(1, STEPS + 1))
         # A rank can lose its core between two readings of the clock, so one row proves nothing.
         parts = CATEGORIES + (EXPERT_AXES if spec.model.experts else ())
         shares = [sum(row[f"{part}_s"] for part in parts) / row["elapsed_s"] for row in rows]
@@ -146,9 +148,10 @@ def test_the_run_learns_is_clipped_and_its_folder_says_what_ran(trained):
     assert run.facts["model"]["vocab_size"] == 257 and run.facts["model"]["padded_vocab"] == 512
     assert run.facts["kernels"] == "torch" and run.facts["versions"]["megatron-core"]
     log = (run.path / "train.log").read_text()
-    assert log.count("elapsed time per iteration (ms)") == 20
+    assert log.count("elapsed time per iteration (ms)") == STEPS
     assert "vocabulary padded from 257 to 512 rows, a multiple of 128 x tp 2" in log
-    counts = {"optimizer_steps": 20, "micro_steps": 20 * 4, "tokens_processed_global": 20 * 8 * 32}
+    counts = {"optimizer_steps": STEPS, "micro_steps": STEPS * 4}
+    counts |= {"tokens_processed_global": STEPS * 8 * 32}
     assert counts.items() <= run.metrics["epochs"][0].items()
 
 
