@@ -59,6 +59,7 @@ def test_the_mean_step_is_the_runtime_over_the_steps_and_says_so(row):
         in found["said"]
     )
     assert found["verdict"] == "complete" and "few points" not in found["said"]
+    assert found["reasons"][0] == "line 109: 1000 of 1000 iterations"  # where it says its runtime
 
 
 def test_a_runtime_that_is_printed_with_an_exponent_is_read_whole(row):

@@ -100,8 +100,6 @@ def _read(log: Log, record: Record) -> None:
         block = last_number(rb"--block_size[= ]{1,3}(\d{1,7})", header)
         usual = min(record.model.get("max_seq_len", 0), _RUN_CLM) or None
         state(record, {"seq_len": block or usual}, "log" if block else "default")
-    if ends:
-        record.last_at = ends[-1]
     at_end = {name: record.totals.pop(name, 0.0) for name in ("num_input_tokens_seen", "epoch")}
     at_end = {name: value if 0 < value < math.inf else 0.0 for name, value in at_end.items()}
     before = last_number(_RESUMED, header)
@@ -112,6 +110,8 @@ def _read(log: Log, record: Record) -> None:
     columns["step_s"] = _clocked(numbers, columns.pop("train_runtime"), before)
     columns["iteration"] = np.where(np.isnan(numbers), columns["iteration"], numbers)
     put_steps(record, columns, log, averages=bool(np.isfinite(columns["step_s"]).any()))
+    if ends:
+        record.last_at = ends[-1]
     _time(record, None if early else record.planned_steps, before)
     judge_end(record, log, None if len(record.steps) else ends)
 
