@@ -15,6 +15,7 @@ one, than rows): what it waited for by its own record, and what differs from fas
 
 import math
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from base.errors import Answer, Parser, UsageError, command_line, warn
 from base.files import ROOT
 from models.config import name_of as preset_of
 from models.config import preset
-from models.gpus import peak_tflops, usual_gpu
+from models.gpus import card_memory, peak_tflops, usual_gpu
 from parallel.config.axes import EXPERT_AXES, SET_AXES, shown_axes
 from parallel.config.layout import Ends
 from parallel.config.settings import RunSpec
@@ -89,7 +90,10 @@ def cluster_of(
         return Answer(None, asked(["gpu_type"]) + "; or give --cluster")
     if (card := usual_gpu(record.gpu_type)) is None:
         return Answer(None, f"{record.gpu_type} is no known card: say where with --cluster")
-    return Answer(from_data_sheet(card.name, memory_gb=card.memory_gb))
+    memory_gb = card.memory_gb
+    with suppress(UsageError):  # sold with several sizes, and the log names none: the largest
+        memory_gb = card_memory(record.gpu_type)
+    return Answer(from_data_sheet(card.name, memory_gb=memory_gb))
 
 
 def prediction(record: Record, where: Answer[Calibration]) -> Answer[dict[str, Any]]:

@@ -279,6 +279,12 @@ def test_an_uneven_pipeline_that_plan_makes_is_priced_as_there(capsys):
     ]
 
 
+def test_a_card_has_the_memory_that_its_name_states():
+    for name, gib in (("NVIDIA A100-SXM4-40GB", 40), ("A100-SXM4-80GB", 80), ("A100", 80)):
+        run = Record("a", "b", gpu_type=name)
+        assert expect.cluster_of(run, None).value.gpu_memory_gb == gib
+
+
 def test_a_network_can_be_given_where_the_note_asks_for_it(capsys):
     run = [*LLAMA, "--global-batch", "64", "--top", "1", "--micro-batch", "1"]
     assert expect.main(run) == 0
