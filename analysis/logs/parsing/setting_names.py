@@ -201,7 +201,7 @@ _USING_SIZES = re.compile(
 )
 _RANK_PARAMS = re.compile(
     rb"number of parameters on (?:\(tensor, (?:gtp_weight_remat, )?pipeline\) )?model parallel rank"
-    rb" {1,3}(\([\d, ]{1,20}\)|\d{1,6}): {0,3}(\d{1,15})"
+    rb" {1,3}(\([\d, ]{1,20}\)|\d{1,6}): {0,3}(\d{1,15})(?![.,]?\w)"
 )
 # Megatron and NeMo count FLOPs and parameters with the padded size, a multiple of tp.
 _PADDED_VOCAB = re.compile(
