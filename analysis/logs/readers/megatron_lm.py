@@ -53,7 +53,8 @@ _HEAD = rb"iteration[ :=]{1,16}+(\d{1,12})[ \t]{0,16}+/[ \t]{0,16}+(\d{1,12})[ \
 _NEOX = rb"(?:samples/sec: {1,3}([\d.]{1,20}) ?\| {0,4})?"
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _PEAK = re.compile(
-    rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,24})(?= {0,2}\|)"
+    rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,24})"
+    rb"(?= {0,2}\|)"
 )
 _SOON = 1 << 20  # bytes behind the first iteration, in which it prints its memory
 _DONE = (b"[after training is done]", b"[exiting program at iteration", b"training finished")

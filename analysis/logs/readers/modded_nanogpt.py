@@ -49,8 +49,10 @@ _SOURCE = {
     for name in ("n_layer", "n_head", "n_embd", "vocab_size")
 }
 _SOURCE["hidden"] = _SOURCE.pop("n_embd")
-_SOURCE["global_batch"] = rb"\n {4}batch_size {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
-_SOURCE["seq_len"] = rb"\n {4}sequence_length {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
+_SOURCE["global_batch"] = rb"batch_size(?<!\wbatch_size) {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
+_SOURCE["seq_len"] = (
+    rb"sequence_length(?<!\wsequence_length) {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
+)
 
 
 def _prepare(record: Record, columns: Columns, header: bytes) -> None:
