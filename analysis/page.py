@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from analysis.pages.section import Page
 
 
+TITLE = 100  # characters of the names in a title
+
+
 def page_at(
     paths: list[Path],
     facts: dict[str, Any] | None = None,
@@ -58,8 +61,10 @@ def page_at(
         Section("About", run_views.about(records)),
         run_views.provenance(records, refused),
     ]
-    summary = run_views.summary(records, table, kind, refused)
-    return Page(f"Scaling study: {', '.join(names)}", summary, sections, refused)
+    summary = run_views.summary(records, table, kind, refused, base)
+    title = ", ".join(names)
+    title = title if len(title) <= TITLE else f"{len(names)} logs and folders"
+    return Page(f"Scaling study: {title}", summary, sections, refused)
 
 
 @command_line("analysis.page")

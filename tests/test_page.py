@@ -107,6 +107,28 @@ def test_nothing_needs_sideways_scrolling_and_every_chart_is_drawn(opened, path,
 
 
 @needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+def test_long_names_leave_every_column_readable(opened, width):
+    """Seventeen columns beside names of 121 letters: a row has a few lines, all is shown."""
+    columns = [Column(f"c{n}", f"words of {n}", "d") for n in range(16)]
+    rows = [{"run": f"{'a_long_name_' * 10}{n}"} for n in range(10)]
+    for n, row in enumerate(rows):
+        row |= {column.key: 10**6 + n for column in columns}
+    table = Table([Column("run", "run"), *columns], rows)
+    tab = opened(html_of(Page("t", [], [Section("Runs", tables={"runs": table})], [])), width)
+    heights = "[...document.querySelectorAll('#table-runs tbody tr')].map(row => row.offsetHeight)"
+    assert max(tab.evaluate(heights)) < (110 if width > 700 else 300)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    cells = "[...document.querySelectorAll('#table-runs td')]"
+    shown = f"Math.max(...{cells}.map(cell => cell.getBoundingClientRect().right))"
+    assert tab.evaluate(shown) <= width
+    names = [row[0] for row in texts_of(tab, "runs")[1:]]
+    assert len(set(names)) == 10 and max(map(len, names)) <= 48
+    tips = f"{cells}.map(cell => cell.title).filter(tip => tip)"
+    assert tab.evaluate(tips) == [row["run"] for row in rows]
+
+
+@needs_chromium
 def test_a_click_sorts_by_value_and_the_filter_takes_words(opened):
     rows = [{"run": f"run {n}", "s": value} for n, value in enumerate((10.0, 9.0, None, 1e3, 2.5))]
     table = Table([Column("run", "run"), Column("s", "s", ".4g")], rows)
@@ -128,6 +150,45 @@ def test_the_first_screen_says_what_won_whether_losses_are_equal_and_what_is_in_
     assert "on 2 " in fastest and "fast, speedup 1.82, efficiency 0.91" in fastest
     assert "slow" not in fastest and "1 DIFFERS" in losses and "(slow)" in losses
     assert doubts.startswith("3 of 3 runs are complete and timed.")
+
+
+def test_the_first_screen_is_against_the_baseline_that_was_asked_for(tmp_path):
+    """The losses of dp2 and dp4 are equal; those of ddp, the study's own baseline, are others."""
+    for gpus, step_s in ((1, 1.0), (2, 0.6), (4, 0.4)):
+        loss = [9.0] * 20 if gpus == 1 else None
+        fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s, loss)
+    fastest, losses, _ = page_at([tmp_path], baseline="ddp-dp2").summary
+    assert "scaling against ddp-dp2): on 1 " in fastest and "speedup 1.50" in fastest
+    assert "ddp-dp2, speedup" not in fastest
+    assert losses.startswith("Losses beside ddp-dp2's at every step: 2 equal, 1 DIFFERS")
+    fastest, losses, _ = page_at([tmp_path]).summary
+    assert "scaling against ddp): on 2 " in fastest and "1 equal, 2 DIFFERS" not in losses
+
+
+def test_the_first_screen_doubts_what_the_table_doubts(tmp_path):
+    """Other programs took the cores of three runs; the steps of the fourth grow to 0.8 s."""
+    for name in ("ddp", "a", "b", "grows"):
+        about = fixture_runs.facts("s", "ddp") | {"run": name}
+        if name != "grows":
+            about["load"] = {"cpu_s": 10.0, "machine_cpu_s": 90.0, "wall_s": 10.0}
+        path = fixture_runs.write(tmp_path, about) / "steps.csv"
+        if name == "grows":
+            head, *lines = path.read_text().splitlines()
+            rows = [line.split(",") for line in lines]
+            for row in rows:
+                row[1] = str(0.3 + 0.5 * int(row[0]) / 20)
+            path.write_text("\n".join([head, *map(",".join, rows)]) + "\n")
+    page = page_at([tmp_path])
+    runs = next(section for section in page.sections if section.title == "Runs").tables["runs"]
+    assert runs.doubts[0].startswith("the machine was busy") and runs.doubts[0] in page.summary[2]
+    assert "no steady time (grows)" in page.summary[2]
+    assert "no steady time: steps took 0.4375 s, then 0.6875 s" in runs.rows[-1]["notes"]
+    quiet = tmp_path / "quiet"
+    fixture_runs.write(quiet, fixture_runs.facts("s", "ddp"))
+    page = page_at([quiet])
+    runs = next(section for section in page.sections if section.title == "Runs").tables["runs"]
+    assert page.summary[2].endswith("Nothing is in doubt.") and not runs.doubts
+    assert not any(row["notes"] for row in runs.rows)
 
 
 def test_an_efficiency_above_1_is_marked_in_its_row_and_doubtful_on_the_first_screen(tmp_path):

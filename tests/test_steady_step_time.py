@@ -64,6 +64,14 @@ def test_a_second_half_that_is_two_percent_faster_says_that_the_warmup_is_not_ov
     assert steady(noisy).settled  # 3 % faster, which is less than its noise
 
 
+def test_a_second_half_that_is_a_fifth_slower_is_told_with_both_medians():
+    for later, risen in ((1.19, None), (1.21, (1.0, 1.21)), (0.5, None)):
+        assert steady(np.r_[np.ones(10), np.full(10, later)]).risen == risen
+    noisy = np.r_[np.linspace(0.5, 1.5, 10), np.linspace(0.75, 1.75, 10)]
+    assert steady(noisy).risen is None  # a quarter slower, which is less than its noise
+    assert steady(np.r_[np.ones(5), np.full(5, 2.0)]).risen is None  # too few for an interval
+
+
 def test_the_interval_covers_the_median_nineteen_times_in_twenty():
     rng = np.random.default_rng(2)
     for n in (6, 25, 200, 1500):

@@ -56,7 +56,8 @@ class Reasons(NamedTuple):
 
 @dataclass
 class Table:
-    """Rows are dicts with raw values; None is unknown. `notes` are printed below the rows.
+    """Rows are dicts with raw values; None is unknown. `notes` are printed below the rows, and then
+    `doubts`: why what the rows say may not be so.
 
     reasons: of each row, or of none; printed where the column is and no other one `tells` it.
     """
@@ -66,6 +67,7 @@ class Table:
     title: str = ""
     notes: list[str] = field(default_factory=list)
     reasons: Sequence[Reasons] = ()
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def shown(self) -> list[Column]:
@@ -87,7 +89,7 @@ class Table:
                 for why, columns in headings.items():
                     groups[f"{', '.join(columns)} {mark}: {why}"].append(name)
         whys = [f"{why}: {terminal.who(rows, len(self.rows))}" for why, rows in groups.items()]
-        return [printable(note) for note in (*self.notes, *whys)]
+        return [printable(note) for note in (*self.notes, *self.doubts, *whys)]
 
     def texts(self, column: Column) -> list[str]:
         texts = [cell(row.get(column.key), column.spec) for row in self.rows]

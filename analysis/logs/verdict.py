@@ -40,6 +40,7 @@ _STATES = {
 EARLY = "stopped early"
 _FINE = ("complete", "end unknown")
 MANY_SKIPPED = 0.1  # share of skipped iterations that is flagged; fp16 skips one or two
+WIDE = 1.25  # high over low of a median's interval, from which the run is unsteady
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
 RISEN = 1.25  # the last third's step time over the first third's that no single time describes
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
@@ -217,6 +218,12 @@ def _flags(record: Record, time: Steady | None) -> dict[str, str]:
     if time is not None and not time.settled:
         flags["warm-up"] = "warm-up not over: the second half of the steady iterations is faster"
     flags["rising"] = _rise(record, time) if time and time.n >= 3 * MIN_STEADY else ""
+    if time is not None and time.risen:
+        earlier, later = time.risen
+        flags["rising"] = f"no steady time: steps took {earlier:.4g} s, then {later:.4g} s"
+    elif time is not None and time.ci95 and time.ci95.high > WIDE * time.ci95.low:
+        low, high = time.ci95
+        flags["wide"] = f"unsteady: the median may be {low:.4g} to {high:.4g} s (95 %)"
     if time is not None and time.spikes:
         spikes = f"{time.spikes} of {time.n} steady iterations are"
         uneven = time.spikes > UNEVEN * time.n

@@ -21,6 +21,7 @@ from analysis.measured import predictions, scaling_curve, throughput
 from analysis.measured.fairness import (
     CHANGED,
     busy,
+    changed,
     configuration,
     differences,
     is_changed,
@@ -121,6 +122,8 @@ def rows(
             doubts += filter(None, [ratio.note, ratio.why if ratio.why != SHARE else ""])
         if record.source in partners and partners[record.source] not in ratio.why:
             doubts.append(partners[record.source])
+        row["baseline"] = base and name_of(base)
+        row["is_baseline"] = base is not None and _repeated(record) == _repeated(base)
         row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency, "above": ratio.note}
         row["speedup_ci95"] = ratio.interval and list(ratio.interval)
         row["parity"] = kinds.get(record.source, NOT_VERIFIED)
@@ -285,14 +288,21 @@ def of_records(
         Column("precision", "precision", asked=True),
         Column("gpu_type", "processor", asked=True),
     ]
+    against = f"{kind} scaling against {', '.join(baselines)}"
+    if not baselines:
+        against = "none, for no baseline is stated (--baseline NAME)"
     note = (
         f"s/iter: {describe_rule(window)}. TFLOP/s: {shared or 'the named'} convention. Speedup:"
-        f" {kind} scaling against {', '.join(baselines) or 'none stated (--baseline NAME)'}."
+        f" {against}."
     )
     pairs = list(zip(records, run_rows, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]
     if len({_repeated(record) for record in compared}) < len(compared):
         note += " Repeats: the medians of both sides."
-    notes = [note, *busy(records), *notes_on(compared, any_commit)]
-    notes += predictions.notes_on(predict, [row["predicted_error"] for row in run_rows], records)
-    return Table(columns, run_rows, notes=notes, reasons=scaling_curve.reasons(run_rows))
+    errors = [row["predicted_error"] for row in run_rows]
+    notes = [note, *predictions.notes_on(predict, errors, records)]
+    doubts = [*busy(records), *notes_on(compared, any_commit)]
+    if not compared:
+        doubts += changed(records)
+    reasons = scaling_curve.reasons(run_rows)
+    return Table(columns, run_rows, notes=notes, doubts=doubts, reasons=reasons)

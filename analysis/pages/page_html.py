@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import UNKNOWN, Column, Table
+from analysis.common.terminal import cut_apart
 from analysis.pages.section import Page, Section
 from base.errors import UsageError, printable
 from base.storage import finite
 
 MARK = '<meta http-equiv="Content-Security-Policy"'  # no page of others begins as ours do
 DIGITS = 6  # of every number: what a page shows does not depend on a processor's last digits
+LONGEST = 48  # characters of a row's name; all of it is in its tip, and in the provenance
 FEW = 4  # rows of a table that needs no filter
 _HERE = Path(__file__).parent
 
@@ -106,6 +108,8 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
     varied.sort(key=lambda column: order.get(column.key, len(order)))
     columns = [first, *varied]
     numeric = {column.key: table.is_numeric(column) for column in columns}
+    cells = [table.texts(column) for column in columns]
+    cells[0] = cut_apart(cells[0], LONGEST)
     notes = [*_row_notes(table), *table.below]
     if unknown:
         notes.append(f"not known in any row: {', '.join(unknown)}")
@@ -120,7 +124,7 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
                 _cell(text, row.get(column.key), column, numeric[column.key])
                 for text, column in zip(texts, columns, strict=True)
             ]
-            for row, *texts in zip(table.rows, *map(table.texts, columns), strict=True)
+            for row, *texts in zip(table.rows, *cells, strict=True)
         ],
         "notes": notes,
     }
@@ -128,7 +132,8 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
 
 def _cell(text: str, value: Any, column: Column, number: bool) -> dict[str, Any]:
     raw = finite(value, DIGITS) if number and text != UNKNOWN else None
-    return {"text": text, "number": number, "raw": raw, "head": column.heading}
+    full = printable(str(value)) if len(text) == LONGEST else ""  # it may be cut
+    return {"text": text, "number": number, "raw": raw, "head": column.heading, "full": full}
 
 
 def _row_notes(table: Table) -> list[str]:

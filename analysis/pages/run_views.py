@@ -1,12 +1,13 @@
 """The first screen of a page of runs, their table, scaling, and where each stands."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table, by_key
-from analysis.common.terminal import who
+from analysis.common.terminal import cut, who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.measured import drawn_rows, loss_parity
@@ -21,6 +22,8 @@ from parallel.record.reader import read_run
 Rows = list[dict[str, Any]]
 RESULTS = ("gpus", "engine", "speedup", "efficiency", "step_s", "tokens_per_s", "tflops", "mfu")
 RESULTS = (*RESULTS, "predicted_s", "predicted_error", "peak_gib", "parity", "verdict")
+NAME = 32  # characters of a run's name in a sentence
+FEW = 3  # kinds of doubts of single rows that the first screen names
 _SETTINGS = (
     Column("n_micro", "micro-batches", "d", seldom=True),
     Column("global_batch", "global batch", "d", seldom=True),
@@ -30,20 +33,22 @@ _SETTINGS = (
 )
 
 
-def summary(records: list[Record], table: Table, kind: str, refused: list[str]) -> list[str]:
-    """What won and by how much, whether the losses are equal, and what is doubtful."""
+def summary(
+    records: list[Record], table: Table, kind: str, refused: list[str], base: Record | None = None
+) -> list[str]:
+    """What won and by how much, whether the losses are equal, and what is doubtful: of the rows of
+    `table`. base: the baseline that was asked for."""
     on_cpu = all(r.facts and not (r.facts.get("host") or {}).get("gpu") for r in records)
     unit = "CPU ranks" if on_cpu else "GPUs"
-    baselines = sorted({r.baseline for r in records if r.baseline})
     return [
-        _fastest(table.rows, kind, unit, " / ".join(baselines)),
-        _losses(records),
-        _doubts(records, table.rows, refused),
+        _fastest(table.rows, kind, unit),
+        _losses(records, base),
+        _doubts(table, refused),
     ]
 
 
-def _fastest(rows: Rows, kind: str, unit: str, baseline: str) -> str:
-    best = [row for row in winners(rows) if row["run"] != baseline]
+def _fastest(rows: Rows, kind: str, unit: str) -> str:
+    best = [row for row in winners(rows) if not row["is_baseline"]]
     if not best:
         known = [row for row in rows if row["tokens_per_s"]]
         if not known:
@@ -55,8 +60,8 @@ def _fastest(rows: Rows, kind: str, unit: str, baseline: str) -> str:
         )
     shown = best if len(best) <= 4 else [best[0], best[len(best) // 2], best[-1]]
     each = "; ".join(f"on {row['gpus']} {unit} {row['run']}, {_ratio(row)}" for row in shown)
-    against = f" against {baseline}" if baseline else ""
-    return f"Fastest ({kind} scaling{against}): {each}."
+    baselines = " / ".join(dict.fromkeys(row["baseline"] for row in best))
+    return f"Fastest ({kind} scaling against {baselines}): {each}."
 
 
 def _ratio(row: dict[str, Any]) -> str:
@@ -67,15 +72,16 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"speedup {row['speedup']:.2f}, {share}"
 
 
-def _losses(records: list[Record]) -> str:
+def _losses(records: list[Record], base: Record | None) -> str:
     runs = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
-    verdicts = list(loss_parity.verify(runs).values())
+    verdicts = list(loss_parity.verify(runs, Path(base.source) if base else None).values())
     if not verdicts:
         return "Losses: these logs are not compared; only run folders of this repository are."
     kinds = Counter(verdict.verdict.kind for verdict in verdicts)
     known = [v for v in verdicts if v.max_loss_diff is not None]
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    line = f"Losses beside the baseline's at every step: {counts}"
+    whose = f"{name_of(base)}'s" if base else "the baseline's"
+    line = f"Losses beside {whose} at every step: {counts}"
     if known:
         worst = max(known, key=lambda verdict: verdict.max_loss_diff)
         line += f"; the largest difference is {worst.max_loss_diff:.1e} ({worst.run}), the bar"
@@ -83,18 +89,25 @@ def _losses(records: list[Record]) -> str:
     return line + "."
 
 
-def _doubts(records: list[Record], rows: Rows, refused: list[str]) -> str:
-    """How many runs count, and the reasons for doubt with the runs that they are about."""
+def _doubts(table: Table, refused: list[str]) -> str:
+    """How many runs count, and the doubts that the table prints: those of most rows, and its own
+    without what stands in brackets."""
+    rows = table.rows
     good = [row for row in rows if row["fit"] and row["verdict"] == "complete"]
     reasons: dict[str, list[str]] = {}
-    for record, row in zip(records, rows, strict=True):
+    for row in rows:
         notes = row["notes"].split("; ") if row["notes"] else []
-        if is_changed(record):
-            notes.append("run from a changed working tree")
+        notes = [re.sub(r"^line \d+: ", f"{row['verdict']}: ", note) for note in notes]
         for note in dict.fromkeys(note.partition(":")[0] for note in notes):
             reasons.setdefault(note, []).append(row["run"])
-    common = sorted(reasons.items(), key=lambda item: -len(item[1]))[:3]
-    each = [f"{reason} ({who(runs, len(rows))})" for reason, runs in common]
+    common = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    each = [doubt.partition(" (")[0] for doubt in table.doubts]
+    each += [
+        f"{reason} ({who([cut(run, NAME) for run in runs], len(rows))})"
+        for reason, runs in common[:FEW]
+    ]
+    if len(common) > FEW:
+        each.append(f"{len(common) - FEW} more doubts below the table")
     if refused:
         each.append(f"{len(refused)} files could not be read")
     line = f"{len(good)} of {len(rows)} runs are complete and timed."

@@ -15,6 +15,7 @@ from base.intervals import Interval
 SPIKE_MADS = 5.0  # robust standard deviations above the median that make a step a spike
 SPIKE_SHARE = 0.05  # and at least this share above it, or a very even run has "spikes" of noise
 FALLEN = 0.02  # how much faster the second half may be before the warm-up is not over
+RISEN = 0.2  # how much slower it may be before no single time is the run's
 MIN_STEADY = 6  # the fewest points of which min and max bracket the median with 95 % confidence
 
 
@@ -32,6 +33,7 @@ class Steady:
     step_s: median seconds per iteration; n: how many logged iterations it is of; first: index of
     the first of them; spikes: how many of them are outliers above (evaluation, checkpoints).
     settled: False when its second half was still faster than its first: the warm-up was not over.
+    risen: the medians of the halves, where the second is slower by more than noise and RISEN.
     """
 
     step_s: float
@@ -40,6 +42,7 @@ class Steady:
     first: int
     spikes: int
     settled: bool = True
+    risen: tuple[float, float] | None = None
 
 
 def _spike_bound(step_s: np.ndarray) -> float:
@@ -114,7 +117,8 @@ def steady(
     x = step_s[where]
     settled = window is not None or not _falls(x)
     spikes = int(np.sum(x > _spike_bound(x)))
-    return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[0]), spikes, settled)
+    ci95, first = median_ci95(x), int(where[0])
+    return Steady(float(np.median(x)), len(x), ci95, first, spikes, settled, _rises(x))
 
 
 def steady_iterations(
@@ -145,3 +149,12 @@ def _falls(x: np.ndarray) -> bool:
         return False
     later = float(np.median(x[half:]))
     return later < interval[0] and later / float(np.median(x[:half])) < 1 - FALLEN
+
+
+def _rises(x: np.ndarray) -> tuple[float, float] | None:
+    """The medians of both halves, where the second is slower by more than noise and by RISEN."""
+    half = len(x) // 2
+    if (interval := median_ci95(x[:half])) is None:
+        return None
+    earlier, later = float(np.median(x[:half])), float(np.median(x[half:]))
+    return (earlier, later) if later > interval[1] and later / earlier > 1 + RISEN else None
