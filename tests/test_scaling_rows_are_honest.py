@@ -275,7 +275,9 @@ def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, capsys):
     line = " iteration {}/ 9 | elapsed time per iteration (ms): {} | lm loss: 2.0E+00 |\n"
     for gpus in (1, 2):
         text = "".join(line.format(i, 1000.0 / gpus) for i in range(1, 10))
-        (tmp_path / f"dp{gpus}.log").write_text(f"using world size: {gpus}\n{text}")
+        (tmp_path / f"dp{gpus}.log").write_text(
+            f"using world size: {gpus}, data-parallel-size: {gpus}\n{text}"
+        )
     for command in (main, scaling.main):
         assert command([str(tmp_path), "--baseline", "dp1.log"]) == 0
         out = capsys.readouterr().out
