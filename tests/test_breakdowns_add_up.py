@@ -1,5 +1,6 @@
 """A breakdown's parts are exclusive and add up, and so do the parts of a lost efficiency."""
 
+import _thread
 import random
 import threading
 
@@ -126,6 +127,51 @@ def test_a_batch_of_messages_is_waited_for_as_a_single_one_is(
     row = read_breakdown(tmp_path, 1)[0][0][0]
     assert (row["pp_s"], row["bubble_s"]) == (2, 3)
     assert (row["pp_calls"], row["pp_bytes"]) == (1, 400)
+
+
+def in_python_thread(work) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def in_autograds_thread(work) -> None:
+    """In one that Python does not know, as C++ starts it."""
+    done = threading.Event()
+    _thread.start_new_thread(lambda: (work(), done.set()), ())
+    assert done.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("run", "parts"),
+    [
+        (in_python_thread, {"forward": 2 + 4 + 8}),
+        (in_autograds_thread, {"forward": 2 + 8, "dp": 4}),
+    ],
+)
+def test_the_messages_of_a_save_in_the_background_are_no_part_of_a_step(
+    run, parts, clock, tmp_path, monkeypatch
+):
+    """Its threads are Python's; backward's, which are autograd's, are part of it."""
+    spec = settings(gpus=2, steps=1)
+    measured = step_parts.Breakdown(spec, torch.device("cpu"), 0, tmp_path)
+    measured.axis_of_group["stages"] = "dp"
+    message, work = [torch.zeros(100)], Group()
+
+    def exchange() -> None:
+        began = measured.call(lambda *_: clock(1) or work, "all_reduce", 0, Group, [message], {})
+        measured.wait(lambda _: clock(3), began, (), {})
+
+    measured.enter("forward")
+    clock(2)
+    run(exchange)
+    clock(8)
+    measured.leave("forward")
+    measured.lap(1, 14.0)
+    measured.file.close()
+    row = read_breakdown(tmp_path, 1)[0][0][0]
+    assert {name: row[f"{name}_s"] for name in CATEGORIES if row[f"{name}_s"]} == parts
+    assert (row["dp_calls"], row["dp_bytes"]) == ((1, 400) if "dp" in parts else (0, 0))
 
 
 def test_off_means_that_nothing_listens_and_nothing_is_wrapped(tmp_path):

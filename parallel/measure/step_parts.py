@@ -32,6 +32,7 @@ calls      collectives entered, and messages sent (receiving one is not a call)
 bytes      their payload; wire_bytes: what this rank sends, `message_bytes.wire_bytes`
 """
 
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -228,6 +229,8 @@ class Breakdown:
         self, original: Callable, kind: str, which: int, group: Any, args: Any, kw: Any
     ) -> Any:
         """Make one of ProcessGroup's calls, counted and timed."""
+        if not _trains():
+            return original(group, *args, **kw)
         arguments = (*args, *kw.values())
         peer = arguments[1] if kind in ("send", "recv") else None
         axis, n = self._axis(group, peer), group.size() if peer is None else 2
@@ -249,7 +252,7 @@ class Breakdown:
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
-        region = self._region_of.get(work)
+        region = self._region_of.get(work) if _trains() else None
         with nullcontext() if region is None else self._within(region):
             return original(work, *args, **kw)
 
@@ -269,6 +272,13 @@ class Breakdown:
         if name not in self.axis_of_group:
             self.axis_of_group[name] = axis_of(self.layout, dist.get_process_group_ranks(group))
         return self.axis_of_group[name]
+
+
+def _trains() -> bool:
+    """Whether this thread trains: the main one, or one of autograd's, which Python did not start. A
+    save in the background has threads of Python's, and messages of its own."""
+    thread = threading.current_thread()
+    return thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
 
 
 def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
