@@ -138,7 +138,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
             check_inputs(spec)
             model = spec.trained.as_dict() | {"n_params": spec.model.n_params}
             described = {"run": facts["run"], "folder": str(path), "model": model}
-            print(json.dumps(described | facts["spec"]))
+            print(json.dumps(described | spec.settings()))
             return 0
         return train(spec, facts, path, launch, interruption)
     except UsageError as error:

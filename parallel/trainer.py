@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from parallel.record import lines
 from parallel.record.ends import Kind
 from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun
 from parallel.record.reader import read_run, read_saves
+from parallel.record.schema import HANGS
 from parallel.record.signals_and_hangs import Interruption, Watchdog
 from parallel.record.writer import RunFolder
 
@@ -90,7 +90,7 @@ class Trainer:
         if self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device)
             gpu = functools.partial(devices.gpu_work, stream, self.rank)
-        self.watchdog = Watchdog(path / "hang", self.rank, self.world, spec.hang_after_s, hung, gpu)
+        self.watchdog = Watchdog(path / HANGS, self.rank, self.world, spec.hang_after_s, hung, gpu)
         self.save_to = path / folders.SAVES
         self.ranks.on_progress = self.watchdog.tick
         self.checkpointer = Checkpointer(
@@ -115,7 +115,6 @@ class Trainer:
             OSError: the disk did not take the run's end.
         """
         with self.watchdog, contextlib.ExitStack() as stack:
-            shutil.rmtree(self.watchdog.folder, ignore_errors=True)  # of an earlier attempt
             vocab_size = self.spec.model.vocab_size
             self.data = token_files.scanned(self.data, vocab_size, self.ranks)
             self._write_header()

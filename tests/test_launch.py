@@ -43,13 +43,15 @@ def test_half_an_environment_is_refused():
         detect({"RANK": "zero", "WORLD_SIZE": "2"})
 
 
-def test_two_jobs_on_a_node_do_not_meet():
+def test_no_two_steps_of_jobs_on_a_node_meet():
     ports = {
-        rendezvous_environment(detect(env), env)["MASTER_PORT"]
+        int(rendezvous_environment(detect(env), env)["MASTER_PORT"])
         for job in range(100, 150)
-        if (env := SRUN | {"SLURM_JOB_ID": str(job)})
+        for step in range(50)
+        if (env := SRUN | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
     }
-    assert len(ports) == 50
+    assert len(ports) == 50 * 50
+    assert max(ports) < 32768  # from there on Linux gives ports to connections
 
 
 def test_a_rank_ends_with_its_launcher(tmp_path):

@@ -37,7 +37,9 @@ def test_what_is_committed_is_what_the_study_renders_to(path):
         assert resolve(("job", json.loads(planned_text(study, name))["spec"])) == spec
 
 
-def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then(tmp_path, capsys):
+def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then(
+    tmp_path, capsys, monkeypatch
+):
     path = study_file(tmp_path / "one.toml", "[[sweep]]\nrepeats = 2\n[defaults]\nsteps = 7\n")
     job, study = tmp_path / "9.submitted", load_study(path)
     job.write_text(planned_text(study, "ddp-r2"))
@@ -58,6 +60,10 @@ def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then
         (tmp_path / "other").write_text(job.read_text().replace(there, here, 1))
         assert train.main(["--planned", str(tmp_path / "other"), "--check"]) == 2
         assert words in capsys.readouterr().err
+    monkeypatch.setattr(subprocess, "run", None)  # of 1,024 ranks, one asks git
+    ranks = {"host": {"ranks_per_node": 1}, "run": "ddp-r2", "profiler": None}
+    other = facts.run_facts(study.run("ddp-r2"), replace(launch, rank=1), {"run": "ddp-r2"})
+    assert other == ranks
 
 
 def test_every_script_is_of_a_study_and_passes_shellcheck():

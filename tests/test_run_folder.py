@@ -98,6 +98,17 @@ def folder(tmp_path) -> RunFolder:
     return folder
 
 
+def test_an_attempt_that_goes_on_begins_without_the_hang_of_the_one_before(tmp_path):
+    """Removed by rank 0, before any rank's watchdog begins."""
+    begun(tmp_path / "run")
+    (tmp_path / "run" / "hang").mkdir()
+    (tmp_path / "run" / "hang" / "verdict.txt").write_text("no progress for 10 s")
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(FACTS, go_on=True)
+    folder.close()
+    assert not (tmp_path / "run" / "hang").exists()
+
+
 def test_partial_results_stay_and_are_labelled(folder):
     folder.step(row(1))
     folder.fail(Kind.RAISED, "RuntimeError: peer gone (rank 1)", rank=1)

@@ -16,6 +16,7 @@ from functools import cache
 from base.errors import UsageError
 
 LAUNCHER = "SCALING_LAUNCHER"  # set by a launcher of ours, to its name
+PORTS, STEPS_OF_A_JOB = range(20000, 32768), 128  # of masters under srun
 TIME_LIMIT_SIGNAL = "SIGUSR1"  # Slurm sends it before a job's time limit
 _launcher = 0  # its process id, once this process is to end with it
 
@@ -86,7 +87,8 @@ def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.e
     """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torch.distributed wants them.
 
     Under srun the master is the step's first host and the port follows from the job and step id,
-    so that two jobs on one node do not meet.
+    so that neither two jobs on one node meet nor two steps of a job. It is below the ports that
+    Linux gives to connections (from 32768 on).
     """
     variables = {
         "RANK": str(launch.rank),
@@ -100,7 +102,7 @@ def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.e
         variables["MASTER_ADDR"] = hostnames(environment["SLURM_STEP_NODELIST"])[0]
     if by_srun and "MASTER_PORT" not in environment:
         job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
-        variables["MASTER_PORT"] = str(20000 + (job * 31 + step) % 20000)
+        variables["MASTER_PORT"] = str(PORTS.start + (job * STEPS_OF_A_JOB + step) % len(PORTS))
     return variables
 
 

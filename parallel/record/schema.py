@@ -39,10 +39,11 @@ RUN, STATUS, LOG, LOCK = "run.json", "status.json", "train.log", ".lock"
 STEPS, CHECKPOINTS = "steps.csv", "checkpoints.csv"
 SLOW_RANKS = "slow_ranks.csv"
 TOLD = ".told"  # made by the rank that prints the mistake that ends an attempt
+HANGS = "hang"  # where each rank was when no rank made progress
 MARKER, METRICS = "RUN_COMPLETE.txt", "training_metrics.json"
 # What a run writes at the top of its folder. Only this is moved to attempts/.
 _WRITTEN = {RUN, STATUS, METRICS, MARKER, STEPS, CHECKPOINTS, LOG, "launcher_metadata.json"}
-_WRITTEN |= {SLOW_RANKS, TOLD, "checkpoints", "breakdown", "profiles", "hang"}
+_WRITTEN |= {SLOW_RANKS, TOLD, "checkpoints", "breakdown", "profiles", HANGS}
 _ASIDE = re.compile(r"\.([\w.]+)\.\d+")  # write_synced's, of a writer that was killed
 # What jobs and sweeps write beside a run, from before it begins.
 _BESIDE = re.compile(

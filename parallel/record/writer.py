@@ -69,6 +69,7 @@ class RunFolder:
             self._write_status(ends.RUNNING, "", "", 0)
             for name in (schema.MARKER, schema.METRICS, schema.TOLD):
                 (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / schema.HANGS, ignore_errors=True)
             self.update(facts)
             _end_line(self.path / schema.LOG)
             self._log = (self.path / schema.LOG).open("a", buffering=1)
