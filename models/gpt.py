@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from models.config import INIT_STD, LLAMA3_ROPE, Experts, GPTConfig, parameter_shapes
 from models.config import LatentAttention as LatentSizes
@@ -38,10 +38,17 @@ _KEPT = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default] + [
         "flash_attention_for_cpu",
     )
 ]
-# `context_fn` of torch's checkpoint, for each kind of recomputation.
-RECOMPUTED: dict[str, Callable] = {
-    "selective": partial(create_selective_checkpoint_contexts, _KEPT),
-    "full": noop_context_fn,
+# What torch's checkpoint is told, for each kind of recomputation. "full" repeats all of a block, as
+# Megatron-LM does; torch alone leaves out what comes after the last tensor that backward needs.
+# "reentrant" does the same for ZeRO-3, whose hooks take a module's weights away after its forward
+# pass: in "full" that is between a repeated forward pass and the backward pass that began before.
+RECOMPUTED: dict[str, dict] = {
+    "selective": {
+        "use_reentrant": False,
+        "context_fn": partial(create_selective_checkpoint_contexts, _KEPT),
+    },
+    "full": {"use_reentrant": False, "early_stop": False},
+    "reentrant": {"use_reentrant": True},
 }
 _DRAWN_AT_ONCE = 2**16  # elements, which stay in a core's cache
 _draws = ContextVar("draws", default=True)
@@ -515,7 +522,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             call = block
             if self.training and (how := RECOMPUTED.get(self.recompute)):
-                call = partial(checkpoint, block, use_reentrant=False, context_fn=how)
+                call = partial(checkpoint, block, **how)
             x_BSH, balance = call(x_BSH, angles, mask)
             if balance is not None:
                 balances.append(balance)

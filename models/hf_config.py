@@ -26,8 +26,9 @@ class Architecture:
     transposed: the matrices of the blocks are stored [in, out].
     sizes: config.json's name -> GPTConfig's; 0 is one that follows from the others. biases:
         config.json's names of GPTConfig's bias.
-    experts: config.json's name -> that of models.config.Experts; without an expert's size, that is
-        ffn_hidden. What has no name is as Experts has it by default.
+    experts: config.json's name -> that of models.config.Experts, whose coefficient of balance is
+        converted (`_balance_share`); without an expert's size, that is ffn_hidden. What has no name
+        is as Experts has it by default.
     absent: what transformers takes where config.json does not say. A size that is not among them
         must be there.
     arithmetic: config.json's name -> the values that mean what our GPT does. The first is written.
@@ -67,7 +68,7 @@ _READ = _read_classes()
 _WRITTEN = [_READ[kind] for kind in ("gpt2", "llama", "qwen3", "mixtral", "qwen3_moe")]
 # What GPTConfig leaves to be derived, and config.json states.
 _DERIVED = {"n_kv_head": "kv_heads", "kv_channels": "head_dim"}
-_WIDTH = "moe_ffn_hidden_size"
+_WIDTH, _BALANCE = "moe_ffn_hidden_size", "moe_aux_loss_coeff"
 
 
 def architecture(config: GPTConfig) -> Architecture:
@@ -130,7 +131,8 @@ def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
     experts = {}
     if config.experts:
         width = getattr(config.experts, _WIDTH) or config.ffn_hidden
-        stated = asdict(config.experts) | {_WIDTH: width}
+        balance = config.experts.moe_aux_loss_coeff / _balance_share(config)
+        stated = asdict(config.experts) | {_WIDTH: width, _BALANCE: float(f"{balance:.12g}")}
         experts = {theirs: stated[ours] for theirs, ours in of.experts.items()}
         if _WIDTH not in of.experts.values():
             config = replace(config, ffn_hidden=width)
@@ -183,9 +185,22 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
     if of.ours["position"] == "rope":
         ours |= _rope(values, path)
     try:
-        return GPTConfig(**ours), of
+        config = GPTConfig(**ours)
+        if config.experts:
+            coefficient = config.experts.moe_aux_loss_coeff * _balance_share(config)
+            experts = replace(config.experts, moe_aux_loss_coeff=coefficient)
+            config = replace(config, experts=experts)
+        return config, of
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def _balance_share(config: GPTConfig) -> float:
+    """Our moe_aux_loss_coeff over transformers' router_aux_loss_coef. Its loss is the mean over
+    layers where ours is their sum, and it adds up the shares of a token's k choices, which makes it
+    k times as large (load_balancing_loss_func)."""
+    assert config.experts
+    return config.experts.moe_router_topk / config.expert_layers
 
 
 def _rope(values: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -49,8 +49,7 @@ class HuggingFaceGPT(nn.Module):
             # DeepSpeed's zero.Init rounds what the class computes them from to 16 bits.
             self.theirs.model.rotary_emb.inv_freq = rope_frequencies(config)
         if how := RECOMPUTED.get(recompute):
-            settings = {"use_reentrant": False, "context_fn": how}
-            self.theirs.gradient_checkpointing_enable(settings)
+            self.theirs.gradient_checkpointing_enable(how)
 
     @property
     def theirs(self) -> nn.Module:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from base.errors import Parser, UsageError, command_line, printable
 from base.files import ROOT
 from base.units import GIB
+from models.config import in_words
 from models.gpus import find_gpu, lacking
 from parallel import sweep
 from parallel.config.settings import RunSpec
@@ -208,7 +209,10 @@ def run_row(spec: RunSpec, run: Run, baseline: Run | None, parity: dict[str, Any
     told = [] if wrong else [f"loss within {apart:.1e}"]
     if peak := run.metrics["epochs"][-1]["max_cuda_mem_allocated_bytes_global"]:
         formula = max(sum(memory_by_formula(spec, at).values()) for at in range(spec.pp))
-        ratio = f"peak {peak / GIB:.2f} GiB, {peak / formula:.2f} x the formula"
+        if formula:
+            ratio = f"peak {peak / GIB:.2f} GiB, {peak / formula:.2f} x the formula"
+        else:
+            ratio = f"peak {peak / GIB:.2f} GiB (no formula with {in_words(spec.model.parts)})"
         off = formula >= GIB and abs(peak / formula - 1) > MEMORY_BAR
         (wrong if off else told).append(ratio)
         expected += f", peak within {MEMORY_BAR:.0%}" if formula >= GIB else ""

@@ -5,7 +5,7 @@
 Each FIRST is a run such as `engine:tp=2,pp=2`. It is trained for 4 steps and saved after 2. Then it
 is built again, loads its own checkpoint and repeats steps 3 and 4. In fp32 it also does so from the
 first run's checkpoint. In fp16, training starts with a loss scale that overflows; if OUT's name is
-`raised`, it starts with a scale that DeepSpeed raises after two good steps, and learns slowly.
+`raised`, it starts with a scale that is doubled after two good steps, and learns slowly.
 Prints one JSON line:
 {"straight": {name: [[loss, norm, scale], ...]}, "same": ..., "crossed": ..., "scaler": ...}.
 """
@@ -82,7 +82,7 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     saver = Checkpointer(engine, spec, facts, save, ranks, torch.device("cpu"))
     if spec.precision == "fp16" and load is None:
         raised = save.parent.name == "raised"
-        scale, good_steps = (2.0**10, 999) if raised else (2.0**34, 3)
+        scale, good_steps = (2.0**10, 998) if raised else (2.0**34, 3)
         engine.restore(0, {"scale": scale, "good_steps": good_steps})
     first, curve = saver.load(load), []
     scaler = engine.state().scaler

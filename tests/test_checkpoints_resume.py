@@ -20,7 +20,7 @@ NAMES = {
         "megatron:tp=2,pp=2",
         "deepspeed_pipe:pp=2,tp=2",
         "ddp",
-        "deepspeed_zero:zero_stage=3",
+        "deepspeed_zero:zero_stage=3,recompute=full",
         "fsdp2:zero_stage=3,fsdp_shard=2",
         "megatron:pp=2,decoder_first_pipeline_num_layers=3",
     ),
@@ -60,6 +60,8 @@ NAMES = {
     ),
 }
 for _key, _preset in (
+    ("gpt2", "qk_norm=true"),
+    ("gpt2, other splits", "qk_norm=true"),
     ("llama", "preset=tiny-llama,n_kv_head=2,qk_norm=true"),
     ("moe", "preset=tiny-moe,n_kv_head=2"),
     ("mla", "preset=tiny-mla-moe"),
@@ -106,17 +108,18 @@ def test_the_same_layout_goes_on_bit_for_bit(model, name, trained):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"),  # that hold a weight's parts
+    ("run", "ranks"),  # that hold a weight's parts
     [
-        ("ddp", 1),
-        ("deepspeed_zero:zero_stage=3", 4),
-        ("megatron:tp=2,pp=2", 2),
-        ("fsdp2:zero_stage=3,fsdp_shard=2", 2),
-        pytest.param("deepspeed_zero:tp=2,zero_stage=1", 2, marks=pytest.mark.slow),
-        pytest.param("megatron:tp=4", 4, marks=pytest.mark.slow),
+        ("ddp:", 1),
+        ("deepspeed_zero:zero_stage=3,recompute=full,", 4),
+        ("megatron:tp=2,pp=2,", 2),
+        ("fsdp2:zero_stage=3,fsdp_shard=2,", 2),
+        pytest.param("deepspeed_zero:tp=2,zero_stage=1,", 2, marks=pytest.mark.slow),
+        pytest.param("megatron:tp=4,", 4, marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_draws_what_it_holds_and_nothing_before_a_load(name, ranks, trained):
+def test_a_rank_draws_what_it_holds_and_nothing_before_a_load(run, ranks, trained):
+    name = f"{run}qk_norm=true"
     _, found = trained(next(model for model, names in NAMES.items() if name in names))
     sizes = parameter_shapes(GPTConfig(**SIZES)).items()
     weights = {name: math.prod(shape) for name, shape in sizes if len(shape) > 1}
@@ -149,6 +152,10 @@ def test_every_parameter_has_the_same_gradients(model, name, trained):
     assert ours.shapes == theirs.shapes
     for parameter in ours.shapes:
         gradient, exact = (of.gathered(parameter, "exp_avg") for of in (ours, theirs))
+        if parameter.endswith("k_norm.bias"):  # it adds the same to all scores of a query
+            weight = theirs.gathered(parameter.replace("bias", "weight"), "exp_avg")
+            assert max(gradient.norm(), exact.norm()) <= 1e-4 * weight.norm()
+            continue
         assert float((gradient - exact).norm()) <= 2e-3 * float(exact.norm()), parameter
 
 
@@ -164,13 +171,21 @@ def test_the_loss_scaler_goes_on_as_it_was(tokens, tmp_path):
         # Exact: one process does the same operations in the same order.
         assert found["same"][name] == straight[2:], name
         assert found["bits"][name], name
-    assert found["scaler"][names[0]][0] == {"scale": 2.0**32, "good_steps": 0}
-    assert "hysteresis" in found["scaler"][names[-1]][1]
+        # The first of two overflows is let pass, whatever the engine.
+        assert before == {"scale": 2.0**33, "good_steps": 0, "hysteresis": 1}, name
 
 
-def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(tokens, tmp_path):
-    """And divides it by the scale that it was multiplied with, which DeepSpeed raises at step 2."""
-    names = [f"deepspeed_{e},precision=fp16" for e in ("zero:tp=2", "pipe:tp=2", "pipe:pp=2")]
+def test_fp16_measures_and_clips_the_gradient_of_the_whole_model(tokens, tmp_path):
+    """And divides it by the scale that it was multiplied with, which every engine doubles after
+    step 2, the thousandth good one."""
+    runs = ("ddp:", "deepspeed_zero:tp=2,", "deepspeed_zero:zero_stage=1,", "deepspeed_zero:")
+    runs += (
+        "deepspeed_zero:zero_stage=3,",
+        "deepspeed_pipe:tp=2,",
+        "deepspeed_pipe:pp=2,",
+        "megatron:tp=2,",
+    )
+    names = [f"{run}precision=fp16" for run in runs]
     found = work(2, tmp_path / "raised", tokens, "ddp", *names)
     baseline = checkpoint(tmp_path / "raised" / "ddp")
     for name in names:
@@ -202,13 +217,13 @@ def test_the_loss_that_balances_experts_is_multiplied_by_the_scale_too(tokens, t
 
 def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, tmp_path):
     out, found = trained("gpt2")
-    load = str(out / "megatron-tp2-pp2" / folders.name_of(2))
-    settings = SIZES | RULES | {"device": "cpu", "data": tokens, "load": load}
+    load = str(out / "megatron-tp2-pp2-qk_normtrue" / folders.name_of(2))
+    settings = SIZES | RULES | {"device": "cpu", "data": tokens, "load": load, "qk_norm": True}
 
     def train(folder, **changes) -> str:
         flags = []
         for name, value in (settings | changes | {"out": folder}).items():
-            flags += ["--" + name.replace("_", "-"), str(value)]
+            flags += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
         done = run_module("parallel.train", *flags)
         assert done.returncode == 0, done.stderr
         return done.stdout

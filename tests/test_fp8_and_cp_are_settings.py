@@ -2,16 +2,20 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
+import torch
 
 from analysis.logs.load import load
 from analysis.measured.fairness import configuration
 from base.errors import UsageError
+from models.config import PRESETS, preset
 from parallel import train
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
+from parallel.engines.kernels import attention_of
 from tests.fixture_runs import facts, table_of, write
 
 LLAMA = {"engine": "megatron", "preset": "llama3-8b", "gpus": 16, "precision": "bf16"}
@@ -69,6 +73,44 @@ def test_a_check_says_which_machine_it_is_for_where_this_one_may_not_do(capsys, 
 def test_elsewhere_one_line_says_why_not(capsys, flags, words):
     status, printed = check(capsys, flags)
     assert status == 2 and words in printed and printed.count("\n") == 1
+
+
+DEEPSEEK = {"preset": "deepseek-v2", "engine": "megatron", "gpus": 8, "tp": 2, "precision": "fp8"}
+DEEPSEEK |= {"sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("mla", "experts", "wrong"),
+    [
+        ({}, {}, ""),
+        ({"kv_lora_rank": 520}, {}, "kv_lora_rank is 520"),
+        ({"q_lora_rank": 1528}, {}, "q_lora_rank is 1528"),
+        ({"qk_pos_emb_head_dim": 60}, {}, "kv_lora_rank + qk_pos_emb_head_dim is 572"),
+        ({}, {"moe_ffn_hidden_size": 1528}, "an expert's width / etp is 764"),
+        (
+            {},
+            {"moe_shared_expert_intermediate_size": 3080},
+            "the shared experts' width / tp is 1540",
+        ),
+    ],
+)
+def test_fp8_knows_the_sides_of_experts_and_of_latent_attention(mla, experts, wrong, monkeypatch):
+    model = preset("deepseek-v2")
+    parts = {"mla": replace(model.mla, **mla), "experts": replace(model.experts, **experts)}
+    monkeypatch.setitem(PRESETS, f"with {wrong}", replace(model, **parts))
+    asked = ("test", DEEPSEEK | {"etp": 2, "preset": f"with {wrong}"})
+    if not wrong:
+        assert resolve(asked).precision == "fp8"
+        return
+    with pytest.raises(UsageError, match=re.escape(f"multiples of 16, and {wrong}")):
+        resolve(asked)
+
+
+def test_fp8_computes_the_attention_of_documents_that_cannot_be_packed_in_bf16():
+    """Those of latent attention are never packed."""
+    spec = resolve(("test", DEEPSEEK | {"reset_at_documents": True, "end_of_text": 3}))
+    small = replace(spec, seq_len=32)
+    assert "scaled_dot_product_attention" in attention_of(small, "te", torch.device("cpu"))
 
 
 def test_a_study_sweeps_cp_and_leaves_out_what_its_cluster_cannot_run(tmp_path):

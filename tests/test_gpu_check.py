@@ -145,6 +145,14 @@ def test_a_run_fails_by_its_loss_its_memory_or_its_end(tmp_path):
     assert run_row(tiny, baseline, baseline, fp32 | {"verdict": "DIFFERS: x"}).verdict == FAILED
 
 
+@pytest.mark.parametrize("preset", ["tiny-moe", "tiny-mla-moe"])
+def test_a_peak_that_no_formula_knows_fails_nothing(preset, tmp_path):
+    spec = resolve(("test", {"preset": preset}))
+    about = {"max_loss_diff": 0.0, "verdict": "equal"}
+    row = run_row(spec, run_of(spec, tmp_path, peak=2 * GIB), None, about)
+    assert row.verdict == OK and "peak 2.00 GiB (no formula with experts" in row.value
+
+
 SMALL = """
 question = "?"
 baseline = "ddp"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -32,11 +33,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from base.errors import UsageError
 from models import gpt, hf, hf_model, hf_weights
 from models.config import LLAMA3_ROPE, PRESETS, Experts, GPTConfig, parameter_shapes, preset
-from models.hf_config import config_of, hugging_face_config
+from models.hf_config import architecture, config_of, hugging_face_config
 from models.hf_weights import Tokenizer, export_hugging_face
 from models.weights import write_weights
 from parallel import token_files
@@ -160,6 +162,37 @@ def test_an_imported_model_has_the_same_logits_and_comes_back_bit_for_bit(kind, 
     write_weights(tmp_path / "weights", read.config, read.tensor, read.dtype)
     export_hugging_face(tmp_path / "weights", tmp_path / "again")
     assert_same_files(tmp_path / "theirs", tmp_path / "again")
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3 moe"])
+def test_experts_are_balanced_as_much_as_transformers_does(kind):
+    """Its loss is a mean over layers and counts each of a token's k choices; ours is a sum over
+    layers of shares."""
+    ours, _ = OURS[kind]
+    ours = replace(ours, n_layer=6, experts=replace(ours.experts, moe_aux_loss_coeff=1e-3))
+    theirs = hugging_face_config(ours)
+    k, E = ours.experts.moe_router_topk, ours.experts.num_experts
+    assert theirs["router_aux_loss_coef"] == pytest.approx(1e-3 * 6 / k)
+    described = theirs | {"model_type": architecture(ours).model_type}
+    assert config_of(described, Path("config.json"))[0] == ours
+    logits_TE = torch.randn(100, E)
+    whole = theirs["router_aux_loss_coef"] * load_balancing_loss_func((logits_TE,) * 6, E, k)
+    scores_TE = logits_TE.softmax(-1)
+    tokens_E = scores_TE.topk(k).indices.flatten().bincount(minlength=E)
+    one = gpt.MixtureOfExperts.balance_loss(ours.experts, scores_TE, tokens_E)
+    assert float(whole) == pytest.approx(6 * float(one), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "coefficient"),
+    [("mixtral-8x7b", 0.02), ("mixtral-8x22b", 1e-3), ("qwen3-30b-a3b", 1e-3)]
+    + [("qwen3-235b-a22b", 1e-3)],
+)
+def test_a_preset_is_the_released_model_with_its_balance(name, coefficient):
+    described = hugging_face_config(PRESETS[name])
+    assert described["router_aux_loss_coef"] == coefficient
+    described["model_type"] = architecture(PRESETS[name]).model_type
+    assert config_of(described, Path("config.json"))[0] == PRESETS[name]
 
 
 def assert_same_files(before, after):

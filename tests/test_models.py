@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from base.errors import UsageError
-from models import gpt
+from models import flops, gpt, hf_model
 from models.config import (
     PRESETS,
     Experts,
@@ -260,24 +260,30 @@ def test_keys_repeated_for_their_queries_change_no_attention(monkeypatch):
 def test_recompute_changes_no_gradient():
     tokens, labels = torch.randint(TINY.vocab_size, (2, 2, 32))
     grads = []
-    for recompute in ("none", "selective", "full"):
+    for recompute in ("none", *gpt.RECOMPUTED):
         model = gpt.GPT(TINY, recompute)
         gpt.initialise(model, seed=0)
         model(tokens, labels).backward()
         grads.append([p.grad for p in model.parameters()])
     # Exact: what is computed again is computed by the same operations in one process.
-    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*grads, strict=True))
+    assert all(all(map(exact.equal, others)) for exact, *others in zip(*grads, strict=True))
 
 
-def test_selective_recomputation_repeats_no_product_and_no_attention():
-    flops, attention = {}, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    for recompute in ("none", "selective", "full"):
-        more = {attention: lambda *_, **__: 1}  # torch has no count for it
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("implementation", [gpt.GPT, hf_model.HuggingFaceGPT])
+def test_recomputation_repeats_no_product_or_all_of_every_block(implementation):
+    """Four passes through the layers, as `sc21` counts full recomputation."""
+    counted, attention = {}, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    more = {attention: lambda q_BNSD, *_, **__: 4 * math.prod(q_BNSD) * q_BNSD[2]}
+    for recompute in ("none", *gpt.RECOMPUTED):
         with FlopCounterMode(display=False, custom_mapping=more) as counter:
-            model = gpt.GPT(TINY, recompute)
+            model = implementation(TINY, recompute)
             model(*torch.randint(TINY.vocab_size, (2, 2, 32))).backward()
-        flops[recompute] = counter.get_total_flops()
-    assert flops["none"] == flops["selective"] < flops["full"]
+        counted[recompute] = counter.get_total_flops()
+    assert counted["none"] == counted["selective"]
+    one_pass = flops.sc21(TINY, 32, recompute=True) - flops.sc21(TINY, 32, recompute=False)
+    for whole in ("full", "reentrant"):
+        assert counted[whole] - counted["none"] == 2 * 32 * one_pass
 
 
 def test_a_part_of_a_parameter_is_drawn_without_the_rest_and_is_that_part(monkeypatch):

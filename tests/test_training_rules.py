@@ -19,7 +19,7 @@ from models.flops import tflops_per_gpu
 from parallel import trainer
 from parallel.config.settings import resolve
 from parallel.engines import kernels, optim
-from parallel.engines.optim import lr_at, param_groups
+from parallel.engines.optim import LossScale, ScaleRule, lr_at, param_groups
 from parallel.record import lines
 from parallel.record.ends import Kind
 from parallel.record.launch import TIME_LIMIT_SIGNAL
@@ -33,6 +33,9 @@ def test_learning_rate_warms_up_then_follows_the_cosine():
     assert rates[4] == 1e-3 and rates[-1] == pytest.approx(1e-4)
     assert rates[7] == pytest.approx((1e-3 + 1e-4) / 2)
     assert rates[4:] == sorted(rates[4:], reverse=True)
+    for steps in (3, 6):  # with warm-up up to the last step but one, and none
+        short = resolve(("x", {"steps": steps, "warmup_steps": 5, "lr": 1e-3, "min_lr": 1e-4}))
+        assert lr_at(short, 5) == short.min_lr and lr_at(short, 2) == short.lr * 3 / 5
     constant = resolve(("x", {"lr_schedule": "constant", "steps": 5}))
     assert {lr_at(constant, step) for step in range(5)} == {constant.lr}
 
@@ -50,6 +53,22 @@ def test_a_loss_and_a_wish_to_stop_are_one_message_of_two_fp32_numbers(monkeypat
     share = torch.tensor([0.1], dtype=torch.bfloat16)
     assert optim.mean_over_ranks(share, 2) == (pytest.approx(500.05, abs=1e-4), True)
     assert sent == [(torch.float32, [float(share), 0.0])]
+
+
+def test_the_loss_scale_is_halved_from_the_second_overflow_on_and_doubled_after_good_steps():
+    """As megatron-core's DynamicGradScaler, with one home for every engine."""
+    rule, scale = ScaleRule(window=3), LossScale()
+    seen = []
+    for step in "..x..x.x...x":
+        scale = scale.after(step == "x", rule)
+        seen.append((scale.scale / 2**16, scale.good_steps, scale.hysteresis))
+    good = [(1, 1, 2), (1, 2, 2), (1, 0, 1), (1, 1, 1), (1, 2, 1), (0.5, 0, 1), (0.5, 1, 1)]
+    assert seen == [*good, (0.25, 0, 1), (0.25, 1, 1), (0.25, 2, 1), (0.5, 0, 2), (0.5, 0, 1)]
+    assert LossScale(1.0, 5, 1).after(True) == (1.0, 0, 1)  # never below
+    assert LossScale(8.0, 0, 1).after(False, ScaleRule(refills=True)) == (8.0, 1, 2)
+    # A checkpoint of torch's GradScaler counts to 2,000 and has no hysteresis.
+    assert LossScale.of({"scale": 8.0, "good_steps": 1500}) == (8.0, 999, 2)
+    assert LossScale.of({"scale": 8.0, "good_steps": 0, "hysteresis": 0}) == (8.0, 0, 1)
 
 
 def test_biases_and_norms_are_not_decayed():

@@ -247,13 +247,16 @@ def test_rotary_positions_let_the_embedding_scatter_the_sequence():
 
 
 def test_norms_of_queries_and_keys_are_summed_over_tp():
-    """Two of 4 numbers in each layer: once a step, or by DeepSpeed in every backward pass."""
-    for engine, calls, bytes_ in (
-        ("megatron", 1, 4 * 4 * 2 * 4),
-        ("deepspeed_zero", M * 4 * 2, M * 4 * 2 * 4 * 4),
+    """Two of 4 numbers in each layer, of LayerNorm their biases, too: once a step, or by DeepSpeed
+    in every backward pass."""
+    for engine, norm, calls, bytes_ in (
+        ("megatron", "rmsnorm", 1, 4 * 4 * 2 * 4),
+        ("megatron", "layernorm", 1, 4 * 4 * 4 * 4),
+        ("deepspeed_zero", "rmsnorm", M * 4 * 2, M * 4 * 2 * 4 * 4),
+        ("deepspeed_zero", "layernorm", M * 4 * 4, M * 4 * 4 * 4 * 4),
     ):
         normed, plain = (
-            step_volumes(llama(2, tp=2, engine=engine, qk_norm=qk_norm), 0)["tp"]
+            step_volumes(llama(2, tp=2, engine=engine, norm=norm, qk_norm=qk_norm), 0)["tp"]
             for qk_norm in (True, False)
         )
         assert (normed.calls - plain.calls, normed.bytes - plain.bytes) == (calls, bytes_)

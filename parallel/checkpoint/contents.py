@@ -65,8 +65,7 @@ class State:
     dropout, and the order of the data depends on (seed, step) alone.
 
     adam_step: AdamW's step count, without skipped steps.
-    scaler: empty without fp16. With fp16 {"scale", "good_steps"} and, where the engine tolerates
-        some overflows before it lowers the scale, how many are left ("hysteresis").
+    scaler: empty without fp16, else the parts of engines.optim.LossScale.
     """
 
     pieces: list[Piece]

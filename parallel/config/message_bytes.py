@@ -178,7 +178,9 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     first, last = stage == 0, stage == layout.pp - 1
     again = layout.recompute == "full"
     volume = Volume()
-    summed = 2 * layers * model.head_dim * model.qk_norm  # gradients that are summed over tp
+    norm = 1 + (model.norm == "layernorm")  # vectors of a norm
+    of_heads = 2 * layers * norm * model.qk_norm  # vectors whose gradients are summed over tp
+    summed = of_heads * model.head_dim
     if layout.sequence_parallel:
         # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
         # scattered gradient, per row-parallel layer the gathered gradient.
@@ -190,7 +192,6 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
         volume.add("reduce_scatter", n, hidden, m * scatters)
         # What every tp rank holds whole but sees with a part of the sequence: norms, routers and
         # the biases after row-parallel layers.
-        norm = 1 + (model.norm == "layernorm")
         summed += model.hidden * (layers * 2 * (norm + model.bias) + last * norm)
         if of:
             summed += routed * of.num_experts * (model.hidden + model.bias)
@@ -199,7 +200,7 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     if summed and spec.engine == "megatron":
         volume.add("all_reduce", n, GRAD_BYTES * summed)
     elif summed:
-        volume.add("all_reduce", n, _width(spec) * model.head_dim, m * 2 * layers)
+        volume.add("all_reduce", n, _width(spec) * model.head_dim, m * of_heads)
     if last:
         per_token = layout.micro_batch * spec.seq_len // layout.cp * 4
         if spec.te_loss:  # four numbers of each rank, once

@@ -482,15 +482,31 @@ def profiled_steps(spec: RunSpec) -> range:
 def _fp8_problems(spec: RunSpec) -> list[str]:
     """The sides of a rank's GEMMs that are no multiples of 16 numbers, which is what cuBLAS takes
     in fp8 (megatron-core's `get_fp8_align_size`)."""
-    model, layout = spec.model, spec.layout
-    shared = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    model, layout, tp = spec.model, spec.layout, spec.layout.tp
+    shared = layout.cp * (tp if layout.sequence_parallel else 1)
     sides = {
         "hidden": model.hidden,
-        "n_head x head size / tp": model.n_head * model.head_dim // layout.tp,
-        "kv heads x head size / tp": model.kv_heads * model.head_dim // layout.tp,
-        "ffn_hidden / tp": model.ffn_hidden // layout.tp,
+        "n_head x head size / tp": model.n_head * model.head_dim // tp,
         "a rank's tokens of a micro-batch": layout.micro_batch * spec.seq_len // shared,
     }
+    if latent := model.mla:
+        sides |= {
+            "q_lora_rank": latent.q_lora_rank,
+            "kv_lora_rank": latent.kv_lora_rank,
+            "kv_lora_rank + qk_pos_emb_head_dim": latent.kv_lora_rank + latent.qk_pos_emb_head_dim,
+            "n_head x (qk_head_dim + v_head_dim) / tp": model.n_head
+            * (latent.qk_head_dim + latent.v_head_dim)
+            // tp,
+            "n_head x v_head_dim / tp": model.n_head * latent.v_head_dim // tp,
+        }
+    else:
+        sides["kv heads x head size / tp"] = model.kv_heads * model.head_dim // tp
+    if not all(model.blocks.values()):
+        sides["ffn_hidden / tp"] = model.ffn_hidden // tp
+    if experts := model.experts:  # whose tokens megatron-core pads
+        width = experts.moe_ffn_hidden_size or model.ffn_hidden
+        sides["an expert's width / etp"] = width // layout.etp
+        sides["the shared experts' width / tp"] = experts.moe_shared_expert_intermediate_size // tp
     return [
         f"fp8 GEMMs need multiples of 16, and {what} is {size}"
         for what, size in sides.items()

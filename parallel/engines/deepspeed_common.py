@@ -106,6 +106,17 @@ def auto_ep(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def scale_rule(spec: RunSpec) -> optim.ScaleRule:
+    """The rule of fp16's loss scale, with what the user's JSON says of it."""
+    stated, usual = config(spec)["fp16"], optim.USUAL_RULE
+    return optim.ScaleRule(
+        stated.get("loss_scale_window", usual.window),
+        stated.get("hysteresis", usual.hysteresis),
+        stated.get("consecutive_hysteresis", usual.refills),
+        stated.get("min_loss_scale", usual.least),
+    )
+
+
 def clips_itself(spec: RunSpec) -> bool:
     """Whether our AdamW measures and clips the gradient: in fp32 and fp16 without ZeRO.
 
@@ -235,10 +246,13 @@ class DeepSpeedEngine:
             # That decays its fp32 weights: take them from the model again.
             self.outer.refresh_fp32_params()
             optim.set_adam_step(self.adam, 0)
-            # DeepSpeed 0.19 raises the scale before it unscales gradients of the lower one. So its
-            # own update only lowers the scale, and `step` raises it.
-            update = self.outer._update_scale
-            self.outer._update_scale = lambda skip: update(skip) if skip else None
+        if self.fp16:
+            # DeepSpeed 0.19 doubles the scale before it unscales gradients of the lower one, and
+            # without ZeRO it knows no hysteresis. So `step` changes the scale, by everybody's rule.
+            self.outer._update_scale = lambda *_: None
+            self.scale_rule = scale_rule(spec)
+            first = float(self._scaler().cur_scale)
+            self.loss_scale = optim.LossScale(first, 0, self.scale_rule.hysteresis)
 
     def _scaler(self) -> Any:
         """The object with fp16's scale and counts."""
@@ -254,16 +268,21 @@ class DeepSpeedEngine:
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
         skipped = self.engine.skipped_steps
-        scale = float(self._scaler().cur_scale) if self.fp16 else 1.0
+        scale = self.loss_scale.scale if self.fp16 else 1.0
         optim.set_lr(self.outer.param_groups, lr)
         loss, stopped = self._train(batches, stop)
-        if self.engine.skipped_steps > skipped:
+        overflowed = self.engine.skipped_steps > skipped
+        if self.fp16 and not config(self.spec)["fp16"].get("loss_scale"):  # which would be fixed
+            self._set_scale(self.loss_scale.after(overflowed, self.scale_rule))
+        if overflowed:
             return StepResult(loss, None, scale, skipped=True, stop=stopped)
-        if self.unfused:
-            type(self.outer)._update_scale(self.outer, False)  # the class's own: see __init__
         by_us = clips_itself(self.spec)
         norm = self.adam._global_grad_norm if by_us else self.engine.get_global_grad_norm()
         return StepResult(loss, None if norm is None else float(norm), scale, stop=stopped)
+
+    def _set_scale(self, loss_scale: optim.LossScale) -> None:
+        self.loss_scale = loss_scale
+        self._scaler().cur_scale = loss_scale.scale
 
     def _trained(self) -> Iterator[tuple[nn.Parameter, dict[str, torch.Tensor], int]]:
         """For `pieces_of`: each parameter, and this rank's fp32 tensors of it.
@@ -304,13 +323,7 @@ class DeepSpeedEngine:
         partitioned = layout.zero_stage > 0 or hasattr(self.outer, "update_lp_params")
         shards = layout.dp if partitioned else 1
         pieces = pieces_of(self._trained(), layout, dist.get_rank(), shards)
-        scaler = {}
-        if self.fp16:
-            current = self._scaler()
-            good_steps = max(0, int(current.cur_iter - current.last_overflow_iter - 1))
-            scaler = {"scale": float(current.cur_scale), "good_steps": good_steps}
-            if hasattr(current, "cur_hysteresis"):
-                scaler["hysteresis"] = int(current.cur_hysteresis)
+        scaler = self.loss_scale._asdict() if self.fp16 else {}
         return State(pieces, optim.adam_step(self.adam), scaler)
 
     @torch.no_grad()
@@ -318,11 +331,7 @@ class DeepSpeedEngine:
         outer = self.outer
         optim.set_adam_step(self.adam, adam_step)
         if scaler and self.fp16:
-            current = self._scaler()
-            current.cur_scale = scaler["scale"]
-            current.last_overflow_iter, current.cur_iter = -1, int(scaler["good_steps"])
-            if "hysteresis" in scaler and hasattr(current, "cur_hysteresis"):
-                current.cur_hysteresis = int(scaler["hysteresis"])
+            self._set_scale(optim.LossScale.of(scaler, self.scale_rule))
         # Copy the filled fp32 weights to the weights that the model computes with.
         if self.spec.layout.zero_stage == 3:
             outer._partition_all_parameters()

@@ -44,6 +44,11 @@ def problem(kernels: str) -> str:
     return "" if error < 1e-4 else f"Transformer Engine's layer norm is {error:.1e} off PyTorch's"
 
 
+def compute_dtype(spec: RunSpec) -> torch.dtype:
+    """Of weights and activations. With fp8 they are bf16, and the layers' GEMMs alone are fp8."""
+    return torch.bfloat16 if spec.precision == "fp8" else DTYPES[spec.precision]
+
+
 def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
     """What computes attention in a run, for run.json: Transformer Engine, or torch and the kernel
     that it picks for the run's shapes, precision, mask and device."""
@@ -52,7 +57,7 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
     if kernels == "te" and spec.end_of_text is None:
         return "Transformer Engine"
     model, b, s = spec.model, spec.micro_batch, spec.seq_len
-    kind = {"dtype": DTYPES[spec.precision], "device": device, "requires_grad": True}
+    kind = {"dtype": compute_dtype(spec), "device": device, "requires_grad": True}
     q, k, v = (
         torch.empty((b, heads // spec.tp, s, model.head_dim), **kind)
         for heads in (model.n_head, model.kv_heads, model.kv_heads)
@@ -70,7 +75,7 @@ def packs_documents(spec: RunSpec, kernels: str) -> bool:
     if kernels != "te" or spec.end_of_text is None or spec.engine != "megatron" or spec.model.mla:
         return False
     heads, shared = spec.model.n_head // spec.tp, spec.model.kv_heads // spec.tp
-    dtype, size = DTYPES[spec.precision.replace("fp8", "bf16")], spec.model.head_dim
+    dtype, size = compute_dtype(spec), spec.model.head_dim
     q, k, v = (
         torch.randn(64, n, size, dtype=dtype, device="cuda", requires_grad=True)
         for n in (heads, shared, shared)

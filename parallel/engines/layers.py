@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from models import gpt
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import Held, fill, fused_attention, gelu, positions, rope_frequencies
-from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
 from parallel.doors.names import MEGATRON_LAYER, MEGATRON_TOP
 from parallel.engines.cpu import import_megatron
-from parallel.engines.kernels import adds_up_gradients, packs_documents
+from parallel.engines.kernels import adds_up_gradients, compute_dtype, packs_documents
 from parallel.engines.megatron_versions import (
     check_norms_computed_again,
     index_of,
@@ -55,11 +54,6 @@ _EXPERT = re.compile(
     r"mlp\.experts\.(local_experts\.(?P<alone>\d+)\.)?"
     r"(?P<inner>linear_fc[12]\.(weight|bias))(?P<grouped>\d*)"
 )
-
-
-def compute_dtype(spec: RunSpec) -> torch.dtype:
-    """Of weights and activations. With fp8 they are bf16, and the layers' GEMMs alone are fp8."""
-    return torch.bfloat16 if spec.precision == "fp8" else DTYPES[spec.precision]
 
 
 def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
@@ -490,7 +484,7 @@ def reference_value(
     if (split or of_expert) and not is_split(parameter):
         dimension = split[0] if split else 0
         tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
-    of_heads = names[0].endswith(("q_norm.weight", "k_norm.weight"))
+    of_heads = names[0].split(".")[-2] in ("q_norm", "k_norm")
     if of_heads and tp > 1 and spec.engine != "megatron":  # there megatron-core does it
         parameter.register_hook(_sum_over_tp)
     return values[0] if len(values) == 1 else torch.cat(values)

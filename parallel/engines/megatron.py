@@ -14,7 +14,7 @@ from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch, StepResult, layers, optim
 from parallel.engines.cpu import import_megatron
-from parallel.engines.kernels import packs_documents
+from parallel.engines.kernels import compute_dtype, packs_documents
 from parallel.engines.megatron_versions import batch_on_this_cp_rank
 from parallel.measure.ranges import megatron_timer, region
 from parallel.measure.step_parts import name_group
@@ -37,7 +37,7 @@ class MegatronEngine:
         cuda = device.type == "cuda"
         copies = layout.dp * layout.cp  # the ranks that hold the same parameters
         self.shares = copies * layout.tp  # of the loss
-        dtype = layers.compute_dtype(spec)
+        dtype = compute_dtype(spec)
         self.packs = packs_documents(spec, kernels)
         config = layers.start(spec, cuda)
         ddp = distributed.DistributedDataParallelConfig(
@@ -78,7 +78,10 @@ class MegatronEngine:
                 params_dtype=dtype,
                 bf16=dtype == torch.bfloat16,
                 fp16=spec.precision == "fp16",
-                initial_loss_scale=2.0**16,
+                initial_loss_scale=optim.LossScale().scale,
+                loss_scale_window=optim.USUAL_RULE.window,
+                hysteresis=optim.USUAL_RULE.hysteresis,
+                min_loss_scale=optim.USUAL_RULE.least,
                 use_distributed_optimizer=layout.zero_stage == 1,
                 overlap_param_gather=ddp.overlap_param_gather,
             ),
@@ -183,8 +186,9 @@ class MegatronEngine:
         step = max(optim.adam_step(optimizer.optimizer) for optimizer in self._optimizers())
         if self.spec.precision == "fp16":
             stored = self._optimizers()[0].grad_scaler.state_dict()
-            scaler = {"scale": float(stored["scale"]), "good_steps": int(stored["growth_tracker"])}
-            scaler["hysteresis"] = int(stored["hysteresis_tracker"])
+            good_steps, left = stored["growth_tracker"], stored["hysteresis_tracker"]
+            named = {"scale": stored["scale"], "good_steps": good_steps, "hysteresis": left}
+            scaler = optim.LossScale.of(named)._asdict()
         return State(pieces, step, scaler)
 
     def _trained(self) -> Iterator[tuple[Tensor, dict[str, Tensor], int]]:
@@ -211,10 +215,10 @@ class MegatronEngine:
                 optimizer._copy_main_params_to_model_params()
             if scaler and self.spec.precision == "fp16":
                 stored = optimizer.grad_scaler.state_dict()
-                stored["scale"].fill_(scaler["scale"])
-                stored["growth_tracker"] = int(scaler["good_steps"])
-                hysteresis = scaler.get("hysteresis", stored["hysteresis_tracker"])
-                stored["hysteresis_tracker"] = int(hysteresis)
+                scale = optim.LossScale.of(scaler)
+                stored["scale"].fill_(scale.scale)
+                stored["growth_tracker"] = scale.good_steps
+                stored["hysteresis_tracker"] = scale.hysteresis
                 optimizer.grad_scaler.load_state_dict(stored)
         if self.spec.layout.zero_stage == 1:
             for chunk in self.chunks:

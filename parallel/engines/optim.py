@@ -3,7 +3,7 @@ learning-rate schedule."""
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,50 @@ def mean_over_ranks(share: Tensor, parts: int, stop: bool = False) -> Reduced:
     return Reduced(total / parts, stops > 0)
 
 
+class ScaleRule(NamedTuple):
+    """When fp16's loss scale changes (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2): as
+    megatron-core has it, and in every engine.
+
+    window: good steps in a row that double it. hysteresis: overflows until it is halved, and with
+    every further one; a doubling sets the count back. refills: so does every good step. least: the
+    scale is never halved below this.
+    """
+
+    window: int = 1000
+    hysteresis: int = 2
+    refills: bool = False
+    least: float = 1.0
+
+
+USUAL_RULE = ScaleRule()
+
+
+class LossScale(NamedTuple):
+    """fp16's loss scale, the good steps in a row, and at which overflow from now on it is halved:
+    what a checkpoint stores."""
+
+    scale: float = 2.0**16
+    good_steps: int = 0
+    hysteresis: int = USUAL_RULE.hysteresis
+
+    @classmethod
+    def of(cls, stored: dict[str, float], rule: ScaleRule = USUAL_RULE) -> "LossScale":
+        """That of a checkpoint. Another program's may count on beyond the window, and below 1."""
+        good_steps = min(int(stored["good_steps"]), rule.window - 1)
+        hysteresis = max(int(stored.get("hysteresis", rule.hysteresis)), 1)
+        return cls(float(stored["scale"]), good_steps, hysteresis)
+
+    def after(self, skipped: bool, rule: ScaleRule = USUAL_RULE) -> "LossScale":
+        """The scale of the next step. skipped: this step's gradients overflowed."""
+        if skipped:
+            halved = max(self.scale / 2, rule.least) if self.hysteresis == 1 else self.scale
+            return LossScale(halved, 0, max(self.hysteresis - 1, 1))
+        if self.good_steps + 1 == rule.window:
+            return LossScale(2 * self.scale, 0, rule.hysteresis)
+        left = rule.hysteresis if rule.refills else self.hysteresis
+        return LossScale(self.scale, self.good_steps + 1, left)
+
+
 def lr_at(spec: RunSpec, step: int) -> float:
     """Learning rate of optimizer step `step` (counted from 0): linear warm-up, then cosine.
 
@@ -38,8 +82,8 @@ def lr_at(spec: RunSpec, step: int) -> float:
         return spec.lr * (step + 1) / spec.warmup_steps
     if spec.lr_schedule == "constant":
         return spec.lr
-    span = max(1, spec.steps - 1 - spec.warmup_steps)
-    progress = min(1.0, (step - spec.warmup_steps) / span)
+    span = spec.steps - 1 - spec.warmup_steps
+    progress = min(1.0, (step - spec.warmup_steps) / span) if span > 0 else 1.0
     return spec.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (spec.lr - spec.min_lr)
 
 

@@ -30,14 +30,17 @@ def build_reference(
     Ours is built without memory and filled on the device: the host never has more of it than one
     parameter. ZeRO-3 puts each where it belongs. Hugging Face's is built in host memory.
     """
+    recompute = spec.recompute
+    if recompute == "full" and held is not gpt.undivided:
+        recompute = "reentrant"
     if spec.implementation == "hf":
         from models import hf_model
 
-        model = hf_model.HuggingFaceGPT(spec.model, spec.recompute, spec.end_of_text)
+        model = hf_model.HuggingFaceGPT(spec.model, recompute, spec.end_of_text)
         hf_model.initialise(model, spec.seed, held)
     else:
         with torch.device("meta") if held is gpt.undivided else nullcontext():
-            model = our_gpt(spec)
+            model = our_gpt(spec, recompute)
         if held is gpt.undivided:
             model.to(dtype).to_empty(device=device)
         gpt.initialise(model, spec.seed, held)
@@ -45,9 +48,9 @@ def build_reference(
     return model
 
 
-def our_gpt(spec: RunSpec) -> gpt.GPT:
+def our_gpt(spec: RunSpec, recompute: str) -> gpt.GPT:
     forced = spec.moe_router_force_load_balancing
-    return gpt.GPT(spec.trained, spec.recompute, spec.end_of_text, spec.padded_vocab, forced)
+    return gpt.GPT(spec.trained, recompute, spec.end_of_text, spec.padded_vocab, forced)
 
 
 def name_parameters(model: nn.Module, config: GPTConfig) -> None:
@@ -111,6 +114,7 @@ class DataParallelEngine:
         self.optimizer = optim.adamw(self.parameters, spec)
         layers = {n: m for n, m in evaluated.named_modules() if isinstance(m, gpt.MixtureOfExperts)}
         self.biased = {n: m for n, m in layers.items() if m.router.expert_bias is not None}
+        self.loss_scale = optim.LossScale()
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
     def grad_norm(self) -> Tensor:
@@ -138,14 +142,13 @@ class DataParallelEngine:
             norm = self.grad_norm()
             optim.clip_gradients(self.parameters, self.spec, norm)
             optim.set_lr(self.optimizer.param_groups, lr)
-            # The scale used above: `get_scale` would wait, and `update` writes to the scaler's own.
-            one = torch.ones((), device=self.device) if self.scaler.is_enabled() else 1.0
-            scale = self.scaler.scale(one)
             self.scaler.step(self.optimizer)
-            self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-        norm, scale = float(norm), float(scale)  # only now: reading waits for the device
-        skipped = self.spec.precision == "fp16" and not norm < float("inf")
+        norm, scale = float(norm), 1.0  # only now: reading waits for the device
+        skipped = self.scaler.is_enabled() and not norm < float("inf")
+        if self.scaler.is_enabled():
+            scale, self.loss_scale = self.loss_scale.scale, self.loss_scale.after(skipped)
+            self.scaler.update(self.loss_scale.scale)  # torch's own rule has no hysteresis
         if self.biased and not skipped:
             optim.balance([m.router.expert_bias for m in mixtures], tokens_E)
         loss, stopped = optim.mean_over_ranks(total, self.spec.layout.dp, stop())
@@ -160,17 +163,15 @@ class DataParallelEngine:
         pieces = pieces_of(trained, self.spec.layout, dist.get_rank(), self.shards)
         biases = ((f"{name}.router", m.router) for name, m in self.biased.items())
         pieces += optim.biases_of(biases, self.spec.layout)
-        scaler = {}
-        if self.scaler.is_enabled():
-            stored = self.scaler.state_dict()
-            scaler = {"scale": stored["scale"], "good_steps": stored["_growth_tracker"]}
+        scaler = self.loss_scale._asdict() if self.scaler.is_enabled() else {}
         return State(pieces, optim.adam_step(self.optimizer), scaler)
 
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
         optim.set_adam_step(self.optimizer, adam_step)
         if scaler and self.scaler.is_enabled():
-            restored = {"scale": scaler["scale"], "_growth_tracker": int(scaler["good_steps"])}
-            self.scaler.load_state_dict(self.scaler.state_dict() | restored)
+            self.loss_scale = optim.LossScale.of(scaler)
+            own = self.scaler.state_dict() | {"scale": self.loss_scale.scale}
+            self.scaler.load_state_dict(own)
 
     def describe(self) -> dict[str, Any]:
         return {}
