@@ -152,6 +152,18 @@ def test_steps_that_were_run_again_count_once_and_a_restarts_nodes_are_told_apar
     assert [(of.node, of.n, of.windows) for of in slow_ranks.verdicts(run)] == [("c9", 3, 3)]
 
 
+def test_a_verdict_looks_at_each_window_a_few_times_however_long_the_run_is(tmp_path, monkeypatch):
+    looked_at, is_slow = [], slow_ranks.is_slow
+
+    def noted(rows) -> bool:
+        looked_at.append(len(rows))
+        return is_slow(rows)
+
+    monkeypatch.setattr(slow_ranks, "is_slow", noted)
+    slow_ranks.verdicts(write_slow(tmp_path, 3, list(range(5, 505, 5)), longer=0.01))
+    assert len(looked_at) == 98 and max(looked_at) == slow_ranks.WINDOWS
+
+
 def test_a_damaged_line_is_refused_with_its_number(tmp_path, capsys):
     path = write_slow(tmp_path, 3, [5]) / SLOW_RANKS
     path.write_text(path.read_text() + "now,1,x,compute,3,c1,0.1,0.02\n")

@@ -121,7 +121,7 @@ def verdicts(folder: Path) -> list[Verdict]:
     slow = [
         verdict(rows)
         for rows in by_rank.values()
-        if any(is_slow(rows[:n]) for n in range(NEED, len(rows) + 1))
+        if any(is_slow(rows[max(0, n - WINDOWS) : n]) for n in range(NEED, len(rows) + 1))
     ]
     return sorted(slow, key=lambda of: -of.n)
 
