@@ -119,7 +119,8 @@ def run_of(spec, tmp_path, loss=5.0, peak=None, **state):
     epochs = [{"max_cuda_mem_allocated_bytes_global": peak}]
     metrics = {"epochs": epochs, "summary": {"total_wall_time_sec": 20.0}}
     about = {"run": "x", "attention": "flash"}
-    run = Run(tmp_path, "complete", "", about, [{"step": 1, "loss": loss}], metrics)
+    steps = [{"step": 1, "loss": loss}]
+    run = Run(tmp_path, "complete", "", about, steps=steps, metrics=metrics)
     return replace(run, **state)
 
 
