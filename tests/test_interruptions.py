@@ -69,6 +69,7 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
     assert run.metrics["epochs"][0]["optimizer_steps"] == 250
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named(tokens, tmp_path):
     folder = tmp_path / "run"
     with start(folder, tokens, 1_000_000, "--hang-s", "10") as launcher:

@@ -1,5 +1,6 @@
 """Exact versions stand in constraints.txt alone, and inside the ranges of setup.py."""
 
+import re
 import runpy
 import subprocess
 
@@ -54,3 +55,12 @@ def test_every_folder_of_code_is_installed(said):
         for path in (ROOT / room).rglob("*.py")
     }
     assert folders <= set(said["packages"])
+
+
+def test_each_test_file_that_starts_an_engine_or_imports_a_library_runs_with_other_versions():
+    lists = re.search(r"^LIBRARIES = ((.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.M)[1]
+    names = {f"test_{name}" for name in lists.replace("\\\n", " ").split()}
+    texts = {path.stem: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
+    kinds = r"run_worker\(|from (transformers|megatron|deepspeed|safetensors|tensorboard)"
+    assert {name for name, text in texts.items() if re.search(kinds, text)} <= names
+    assert names <= texts.keys()

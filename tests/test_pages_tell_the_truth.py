@@ -92,7 +92,7 @@ NOT_RUN = {
 ENDS = {"analysis.audit": 1, "--preset gpt2-1.5b --check": 2}
 
 
-LONG = ("planner-accuracy.md",)  # its commands predict every published run
+LONG = ("planner-accuracy.md", "plan.md")  # their commands predict every published run, and plan
 RUN = [pytest.param(p, marks=[pytest.mark.slow] if p.name in LONG else []) for p in PAGES]
 
 

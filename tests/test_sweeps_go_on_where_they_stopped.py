@@ -128,6 +128,7 @@ def test_runs_side_by_side_have_gpus_of_their_own(tmp_path, monkeypatch):
     assert seen[2] == (4, gpus) and len(seen) == 5
 
 
+@pytest.mark.slow
 def test_ranks_on_cpu_are_forked_and_torchrun_starts_the_others(tokens, tmp_path):
     runs = '[[run]]\ngpus = 2\n[[run]]\ngpus = 2\ndevice = "auto"\nlabel = "auto"\n'
     study = two_steps(tmp_path / "two.toml", tokens, runs)
