@@ -43,6 +43,7 @@ from analysis.measured.fairness import (
     named,
     other_kernels,
     other_libraries,
+    question_of,
     scaling_of,
     shared_cores,
     unlike,
@@ -345,6 +346,7 @@ def main(argv: list[str] | None = None) -> int:
     shown = table(verdicts, flags.any_commit)
     if len(sides) == 2 and verdicts[0].values:
         shown.notes.append(f"they differ in: {', '.join(verdicts[0].values)}")
+    shown.title = question_of([run.record for side in sides for run in side])
     show([shown], flags.format, flags.columns)
     return 0 if all(verdict.comparison for verdict in verdicts) else 1
 

@@ -183,8 +183,8 @@ def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Pa
     """Whether a command may write a file; `mark` is text that each file of this writer has.
 
     Raises:
-        UsageError: the file is an input; it is a folder, or in none; or its writer is another and
-            `force` is false.
+        UsageError: the file is an input, or in a folder that is one and another writer's; it is a
+            folder, or in none; or its writer is another and `force` is false.
     """
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: no folder {path.parent}")
@@ -192,12 +192,19 @@ def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Pa
         raise UsageError(f"cannot write {path}: it is a folder: name a file")
     if not path.is_file():
         return  # new, or a device
-    if any(file.exists() and file.samefile(path) for file in inputs):
+    inputs = [file for file in inputs if file.exists()]
+    if any(file.samefile(path) for file in inputs):
         raise UsageError(f"cannot write {path}: it is an input: name another file")
-    if not force and not _has_mark(path, mark):
+    ours, here = _has_mark(path, mark), path.resolve()
+    if not force and not ours:
         raise UsageError(
             f"cannot write {path}: it exists, and this command did not write it: name another"
             " file, or replace it with --force"
+        )
+    if not ours and any(file.is_dir() and here.is_relative_to(file.resolve()) for file in inputs):
+        raise UsageError(
+            f"cannot write {path}: it is in a folder that is read, and this command did not write"
+            " it: name another file"
         )
 
 

@@ -137,3 +137,12 @@ def test_a_share_far_above_one_can_only_be_percent(tmp_path):
 def test_public_tables_that_are_right_have_no_finding(case, shared, capsys):
     assert main([str(shared / "cases" / f"audit-{case}")]) == 0
     assert "nothing" in capsys.readouterr().out
+
+
+def test_a_number_that_nothing_measures_is_no_traceback(tmp_path):
+    largest, path = "1.7976931348623157e308", tmp_path / "t.csv"
+    for heading in ("step_s", "tokens_per_s", "tflops", "params_b", "global_batch", "mfu"):
+        path.write_text(
+            f"gpus,{heading},global_batch,seq_len\n1,{largest},16,8\n2,4,16,{largest}\n{largest},1,1,1\n"
+        )
+        assert not [f for f in audit_paths([path]).findings if largest in f.printed]

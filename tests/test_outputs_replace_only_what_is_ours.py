@@ -49,6 +49,17 @@ def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys):
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_no_flag_replaces_the_evidence_that_is_read(tmp_path, runs, capsys):
+    for evidence in runs.rglob("steps.csv"):
+        before = evidence.read_bytes()
+        for given in (runs, evidence.parent):
+            assert page.main([str(given), "--out", str(evidence), "--force"]) == 2
+            assert "it is in a folder that is read" in capsys.readouterr().err
+        assert evidence.read_bytes() == before
+    for _ in range(2):  # its own page in that folder is replaced
+        assert page.main([str(runs), "--out", str(runs / "x.html")]) == 0
+
+
 def test_a_picture_of_others_stays_in_a_folder_of_pictures(runs, tmp_path, capsys):
     folder = tmp_path / "plots"
     folder.mkdir()

@@ -47,7 +47,10 @@ def other(**changes):
         ({"precision": "fp16"}, "precision fp16 here, bf16 in the baseline"),
         ({"recompute": "none"}, "recompute none here, full in the baseline"),
         ({"gpu_type": "H100"}, "processor H100 here, A100 in the baseline"),
-        ({"commit": "fedcba9876543210"}, "commit fedcba9876 here, 0123456789 in the baseline"),
+        (
+            {"commit": "fedcba9876543210"},
+            "commit fedcba9876 here, 0123456789 in the baseline (--any-commit ",
+        ),
         ({"commit": RUN.commit + "+dirty"}, "commit 0123456789+dirty here, 0123456789 in the"),
         ({"facts": {"spec": {"reset_at_documents": True}}}, "reset_at_documents True here, False"),
         ({"model": {"n_layer": 24, "hidden": 768}}, "model n_layer 24 here, 12 in the baseline"),
@@ -174,6 +177,21 @@ def test_three_runs_that_are_too_many_together_name_each_other():
     partners = shared_cores([on_host(name, 10 + i, 20) for i, name in enumerate("abc")])
     for name, others in (("a", "b, c"), ("b", "a, c"), ("c", "a, b")):
         assert partners[name].startswith(f"ran at the same time as {others} on h: ")
+
+
+def test_who_shared_cores_is_found_without_comparing_all_with_all(monkeypatch):
+    """Of 2,000 runs at one time each names three; each begins to be compared a few times alone."""
+    records = [on_host(f"r{i}", "10", "12") for i in range(2000)]
+    named = []
+    monkeypatch.setattr(fairness, "name_of", lambda record: named.append(record) or record.run)
+    partners = shared_cores(records)
+    assert partners["r7"].startswith("ran at the same time as 1999 of 2000 runs: r0, r1, r2 ...")
+    assert len(partners) == 2000 and len(named) <= 2000 * 9
+    # On four cores, two threads each: a and b fit; with c there are six; d comes when a has gone.
+    stays = [("a", "10", "20"), ("b", "11", "40"), ("c", "12", "15"), ("d", "20", "30")]
+    partners = shared_cores([on_host(*stay) for stay in stays])
+    assert set(partners) == {"a", "b", "c"}
+    assert partners["b"].startswith("ran at the same time as a, c, d on h")
 
 
 @pytest.mark.parametrize(

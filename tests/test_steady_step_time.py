@@ -104,6 +104,11 @@ def test_skipped_iterations_are_left_out_unless_all_were():
     assert steady(np.r_[np.nan, x, np.inf]).n == 20  # what has no time is left out
 
 
+def test_of_times_that_no_step_has_nothing_is_steady():
+    """A log that states the mean of the run alone has iterations without times."""
+    assert steady(np.empty(0), iteration=np.arange(5.0), window=Window(0, 0)) is None
+
+
 def test_a_window_is_in_the_logs_own_numbers():
     x, numbers = np.arange(10.0), np.arange(100, 110)
     time = steady(x, iteration=numbers, window=Window(103, 105))

@@ -9,6 +9,7 @@ from analysis import breakdown, compare, page, parity, plots, report, scaling, t
 from analysis.logs.load import read_all
 from analysis.measured.fairness import ANY_COMMIT, CHANGED, other_kernels
 from parallel.config.study import load_study
+from parallel.record.facts import planned
 from parallel.sweep import command_of
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, logged, write
@@ -120,6 +121,18 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
         assert ANY_COMMIT not in out
         assert command.main([*paths, "--any-commit"]) == 0
         assert "invalid" not in (out := capsys.readouterr().out) and ANY_COMMIT in out
+
+
+def test_the_question_of_a_study_stands_above_its_tables(tmp_path, capsys):
+    question = "Which split is fastest?"
+    repeats(tmp_path, {1: [1.0], 2: [0.6]}, question=question)
+    for command in (tflops, scaling, compare):
+        assert command.main([str(tmp_path)]) == 0
+        assert capsys.readouterr().out.startswith(f"{question}\n"), command
+    assert page.page_at([tmp_path]).summary[0] == question
+    study = load_study(ROOT / "slurm/2-core_bucket_ab.toml")
+    about = planned(study, study.baseline)
+    assert about["question"].endswith("?")
 
 
 def test_runs_of_another_commit_or_bucket_size_are_no_repeats(tmp_path, capsys):

@@ -156,6 +156,12 @@ def test_a_name_does_not_end_a_markdown_cell_and_is_no_tag():
     assert "<" not in shown and shown.count("&lt;img src=x onerror=alert(1)> &amp;lt;b>") == 3
 
 
+def test_a_name_is_no_link_and_no_picture_in_markdown():
+    for name in ("[x](javascript:alert(1))", "![x](https://tracker/x.png)"):
+        shown = Table([Column("run", name)], [{"run": name}], name, [name]).render("markdown")
+        assert "](" not in shown and shown.count("x&#93;(") == 4
+
+
 def test_no_cell_of_a_csv_is_a_formula():
     words = ["=1+1", "+1+1", "-1+1", "@sum(a)", "\t=1", " =1", "=cmd|' /C calc'!A0"]
     numbers = ["-", "-1.5", "+2e-3", "12.5 %", "-0.1 %", "plain", "a=b"]

@@ -142,8 +142,8 @@ def _text(table: Table) -> str:
 
 
 def no_html(text: str) -> str:
-    """Text for Markdown in which a name is no tag."""
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    """Text for Markdown in which a name is no tag, no link and no picture."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("](", "&#93;(")
 
 
 def _markdown(table: Table) -> str:

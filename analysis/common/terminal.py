@@ -29,14 +29,15 @@ class Shown:
     long: str = ""
 
 
-def who(names: list[str], total: int) -> str:
+def who(names: list[str], total: int, n: int | None = None) -> str:
     """Which of `total` runs a note is about: all, their names, or of many how many, and the first
-    ones; `--format json` says it of each run."""
-    if len(names) == total > 1:
+    ones; `--format json` says it of each run. n: how many, where only the first ones are named."""
+    n = len(names) if n is None else n
+    if n == total > 1:
         return "all"
-    if len(names) <= FEW:
+    if n <= FEW:
         return ", ".join(names)
-    return f"{len(names)} of {total} runs: {', '.join(names[:3])} ..."
+    return f"{n} of {total} runs: {', '.join(names[:3])} ..."
 
 
 def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:

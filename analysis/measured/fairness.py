@@ -1,10 +1,13 @@
 """What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from analysis.common.terminal import who
+from analysis.common.terminal import FEW, who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import EARLY, ending
@@ -58,7 +61,9 @@ def differences(
         if mine is not None and theirs is not None and mine != theirs:
             if name == "commit":
                 mine, theirs = short_commit(mine), short_commit(theirs)
-            findings.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
+            flag = " (--any-commit compares them)" if name == "commit" else ""
+            name = WORDS.get(name, name)
+            findings.append(f"{name} {mine} here, {theirs} in the baseline{flag}")
 
     sizes = set(record.model) & set(baseline.model)
     if "vocab_size" in sizes and _same_token_ids(record, baseline):
@@ -222,6 +227,12 @@ def notes_on(compared: list[Record], any_commit: bool = False) -> list[str]:
     return notes
 
 
+def question_of(records: list[Record]) -> str:
+    """What the study of all these runs asks, by run.json; "" where they have no such study."""
+    questions = {record.facts.get("question") for record in records}
+    return (questions.pop() or "") if len(questions) == 1 else ""
+
+
 def _threads(record: Record) -> int:
     """Threads that the run had on rank 0's machine; 0 where it does not say."""
     host, spec = record.facts.get("host") or {}, record.facts.get("spec") or {}
@@ -256,22 +267,48 @@ def shared_cores(records: list[Record]) -> dict[str, str]:
     partners: dict[str, str] = {}
     for name, stays in hosts.items():
         stays.sort(key=lambda stay: stay[:2])
-        crowded: set[str] = set()
-        for stay in stays:
-            present = [o for o in stays if o is stay or o.began <= stay.began < o.ended]
-            if len(present) > 1 and sum(o.threads for o in present) > max(o.cores for o in present):
-                crowded |= {o.record.source for o in present}
-        for stay in (stay for stay in stays if stay.record.source in crowded):
-            others = [
-                name_of(other.record)
-                for other in stays
-                if other is not stay and other.began < stay.ended and stay.began < other.ended
-            ]
+        crowded = _crowded(stays)
+        begins = [stay.began for stay in stays]
+        ends = sorted(stay.ended for stay in stays)
+        for stay in crowded:
+            # Who began before this one ended, less who ended before it began.
+            before = bisect_left(begins, stay.ended)
+            others = (o for o in stays[:before] if o is not stay and stay.began < o.ended)
+            n = before - bisect_right(ends, stay.began) - 1
+            names = [name_of(other.record) for other in islice(others, FEW + 1)]
             partners[stay.record.source] = (
-                f"ran at the same time as {who(others, len(stays))} on {name}:"
+                f"ran at the same time as {who(names, len(stays), n)} on {name}:"
                 " they may have shared its cores"
             )
     return partners
+
+
+def _crowded(stays: list[_Stay]) -> list[_Stay]:
+    """Those, of one host and in the order of their beginnings, that at some moment had together
+    with others more threads than cores."""
+    present: dict[int, _Stay] = {}  # by number, of those that have not ended
+    alone: set[int] = set()  # of these, the numbers of those that were in no crowd yet
+    crowded: list[int] = []
+    ends: list[tuple[str, int]] = []
+    threads, cores = 0, Counter()
+    for number, stay in enumerate(stays):
+        while ends and ends[0][0] <= stay.began:
+            _, over = heappop(ends)
+            gone = present.pop(over)
+            alone.discard(over)
+            threads -= gone.threads
+            cores[gone.cores] -= 1
+        present[number] = stay
+        alone.add(number)
+        heappush(ends, (stay.ended, number))
+        threads += stay.threads
+        cores[stay.cores] += 1
+        if [s.began for s in stays[number + 1 : number + 2]] == [stay.began]:
+            continue  # the next one was there at this moment, too
+        if len(present) > 1 and threads > max(n for n, count in cores.items() if count):
+            crowded += alone
+            alone.clear()
+    return [stays[number] for number in sorted(crowded)]
 
 
 def busy(records: list[Record]) -> list[str]:

@@ -26,6 +26,7 @@ from analysis.measured.fairness import (
     differences,
     is_changed,
     notes_on,
+    question_of,
     scaling_of,
     shared_cores,
 )
@@ -305,4 +306,5 @@ def of_records(
     if not compared:
         doubts += changed(records)
     reasons = scaling_curve.reasons(run_rows)
-    return Table(columns, run_rows, notes=notes, doubts=doubts, reasons=reasons)
+    title = question_of(records)
+    return Table(columns, run_rows, title, notes, doubts=doubts, reasons=reasons)

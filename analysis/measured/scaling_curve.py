@@ -20,6 +20,7 @@ from analysis.measured.fairness import (
     differences,
     group_with,
     notes_on,
+    question_of,
     scaling_of,
     shared_cores,
 )
@@ -403,6 +404,7 @@ def report_of(
         row["peak_gib"] = max(peaks) / GIB if peaks else None
         row["missing"] |= throughput.plain_missing(repeats[0]) | {"mfu": no_mfu}
     shown = table(found, scaling, f"{start} ({base.gpus} GPUs)")
+    shown.title = question_of(records)
     if not baseline:
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)

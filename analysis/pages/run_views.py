@@ -36,11 +36,12 @@ _SETTINGS = (
 def summary(
     records: list[Record], table: Table, kind: str, refused: list[str], base: Record | None = None
 ) -> list[str]:
-    """What won and by how much, whether the losses are equal, and what is doubtful: of the rows of
-    `table`. base: the baseline that was asked for."""
+    """The study's question, what won and by how much, whether the losses are equal, and what is
+    doubtful: of the rows of `table`. base: the baseline that was asked for."""
     on_cpu = all(r.facts and not (r.facts.get("host") or {}).get("gpu") for r in records)
     unit = "CPU ranks" if on_cpu else "GPUs"
     return [
+        *filter(None, [table.title]),
         _fastest(table.rows, kind, unit),
         _losses(records, base),
         _doubts(table, refused),
@@ -125,7 +126,7 @@ def runs(records: list[Record], table: Table) -> Table:
         columns += _SETTINGS if column.key == "step_s" else ()
         columns.append(column)
     rows = ranked(rows)
-    return replace(table, columns=columns, rows=rows, reasons=reasons(rows))
+    return replace(table, title="", columns=columns, rows=rows, reasons=reasons(rows))
 
 
 def about(records: list[Record]) -> list[str]:

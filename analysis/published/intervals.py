@@ -1,6 +1,5 @@
 """Printed numbers as intervals: what their digits leave open, and what follows from several."""
 
-import math
 import re
 from statistics import median
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from base.intervals import Interval
 AVERAGED = 0.002  # numbers that were averaged apart do not divide exactly
 EXACT = 0.0008  # what single rows of an exact table miss by
 MOST_AVERAGED = 0.02  # averaging explains no more
+LARGEST = 1e30  # nothing that is measured is more, nor less than 1 over it; products stay finite
 FEW = 8  # fewer rows do not show how far apart their numbers were averaged
 _NUMBER = re.compile(
     r"^[~≈*_`\s$]*(?P<number>[+-]?(?:\d{1,3}(?:[,' _]\d{3})+|\d+)?(?:\.\d+)?)"
@@ -47,7 +47,7 @@ def read_value(
         return None
     digits = re.sub(r"[,' _]", "", match["number"])
     number = float(digits + (match["power"] or ""))
-    if not 0 < number < math.inf:
+    if not 1 / LARGEST < number < LARGEST:
         return None
     power = float("1" + (match["power"] or ""))
     place = 10.0 ** -len(digits.partition(".")[2]) * power

@@ -132,6 +132,8 @@ def steady_iterations(
     every one did. Empty where nothing was timed."""
     step_s = np.asarray(step_s, dtype=float)
     kept = np.isfinite(step_s)
+    if not kept.any():
+        return np.empty(0, int)
     if window is not None:
         numbers = np.arange(len(step_s)) if iteration is None else np.asarray(iteration)
         return np.flatnonzero(kept & (numbers >= window.first) & (numbers <= window.last))

@@ -168,7 +168,8 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
     }
 
 
-OF_STUDY = ("study", "run", "configuration", "repeat", "baseline")  # what a study knows of its run
+# What a study knows of its run.
+OF_STUDY = ("study", "question", "run", "configuration", "repeat", "baseline")
 
 
 def planned(study: Study, run: str) -> dict[str, Any]:
@@ -179,6 +180,7 @@ def planned(study: Study, run: str) -> dict[str, Any]:
     split = ("world_size", *axes, "micro_batch", "global_batch")
     return {
         "study": study.name,
+        "question": study.question,
         "run": run,
         "configuration": point.configuration,
         "repeat": point.repeat or None,

@@ -119,7 +119,7 @@ def may_stand_beside(name: str) -> bool:
 
 # What readers rely on: key -> its type. null means that the writer did not know; a key may be
 # absent.
-_NAMES = "run study configuration baseline go_on kernels attention routing"
+_NAMES = "run study question configuration baseline go_on kernels attention routing"
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
 _SPLIT = ("micro_batch", "n_micro", "world_size", "global_batch", "fsdp_shard")
 _SPLIT = (*axes.AXES, *axes.EXPERT_AXES, *_SPLIT)
