@@ -19,7 +19,8 @@ from typing import NamedTuple, NoReturn
 from base.files import ROOT
 from base.storage import publish
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # they end a process without a handler
+# They end a process without a handler. SIGINT is Ctrl-C's, which torchrun passes on to its ranks.
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 LINGER_S = 2.0  # a rank that ends breaks the connections of those that have yet to read its verdict
 LISTENED = (*ENDING, signal.SIGUSR1)  # SIGUSR1: sent by Slurm before the time limit
 
@@ -37,9 +38,9 @@ class Interruption:
     def attend(self, fail: Callable[[str], None], grace_s: float | None) -> None:
         """Act on signals from now on, and on those that came before.
 
-        SIGTERM and SIGHUP call `fail` with the signal's name and end the process with 128 + their
-        number. Without `grace_s` they do so at once. With it they first set `signal`, and the run
-        has that long to see it after a step, save and end by itself. SIGUSR1 only sets `signal`.
+        SIGTERM, SIGHUP and SIGINT call `fail` with the signal's name and end the process with 128 +
+        their number. Without `grace_s` they do so at once. With it they first set `signal`, and the
+        run has that long to see it after a step, save and end by itself. SIGUSR1 only sets it.
         """
         with self._lock:
             self._fail, self._grace_s = fail, grace_s
@@ -88,8 +89,8 @@ def _end(status: int, line: str) -> NoReturn:
 
 @contextlib.contextmanager
 def on_signals() -> Iterator[Interruption]:
-    """Inside the block a thread passes SIGTERM, SIGHUP and SIGUSR1 to the yielded Interruption,
-    which keeps them until `attend` is called. Under nohup SIGHUP stays ignored.
+    """Inside the block a thread passes LISTENED to the yielded Interruption, which keeps them until
+    `attend` is called. Under nohup SIGHUP stays ignored, and SIGINT in a shell's background.
 
     A plain Python handler would wait until the main thread returns from C++, which it may never
     do when it waits for a rank that is dead. C writes the wakeup file descriptor at once.
@@ -106,8 +107,9 @@ def on_signals() -> Iterator[Interruption]:
 
     threading.Thread(target=listen, daemon=True, name="signals").start()
     # slurm.forward_signals has SIGUSR1 ignored by all that it starts, until a rank handles it.
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    handled = [n for n in LISTENED if n != signal.SIGHUP or not ignored]
+    may_be_ignored = (signal.SIGHUP, signal.SIGINT)
+    ignored = [n for n in may_be_ignored if signal.getsignal(n) is signal.SIG_IGN]
+    handled = [n for n in LISTENED if n not in ignored]
     # The descriptor is set while each handler is: a signal between the two would be lost.
     old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     old_handlers = [signal.signal(number, lambda *_: None) for number in handled]
