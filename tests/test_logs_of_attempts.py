@@ -172,7 +172,7 @@ def test_step_times_that_rise_have_no_steady_time_and_it_is_said(tmp_path):
     log = tmp_path / "job.out"
     jump = steps(MEGATRON, range(1, 21)) + steps(MEGATRON, range(21, 41), 1600)
     grows = "".join(steps(MEGATRON, [i], 1000 + 50 * i) for i in range(1, 41))
-    for text, rise in ((jump, "takes 1 s a step, the last 1.6"), (grows, ""), (jump[:3500], None)):
+    for text, rise in ((jump, "took 1 s, then 1.6 s"), (grows, ""), (jump[:3500], None)):
         log.write_text(text)
         record = read(log)
         doubts = [flag.text for flag in judge(record, timed(record)).flags if flag.kind == "rising"]

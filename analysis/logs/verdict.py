@@ -18,7 +18,7 @@ from analysis.logs.parsing.rate_words import step_s_of_rates
 from analysis.logs.record import Record
 from base.errors import Reason
 from parallel.config.axes import EXPERT_AXES
-from parallel.measure.steady_time import MIN_STEADY, Steady, Window, median_ci95, steady
+from parallel.measure.steady_time import MIN_STEADY, Steady, Window, steady
 
 # A failure's kind as the readers name it -> the verdict.
 VERDICTS = {
@@ -42,7 +42,6 @@ _FINE = ("complete", "end unknown")
 MANY_SKIPPED = 0.1  # share of skipped iterations that is flagged; fp16 skips one or two
 WIDE = 1.25  # high over low of a median's interval, from which the run is unsteady
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
-RISEN = 1.25  # the last third's step time over the first third's that no single time describes
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
 UNFIT = (
     "profiled",
@@ -217,7 +216,6 @@ def _flags(record: Record, time: Steady | None) -> dict[str, str]:
         flags["few points"] = few
     if time is not None and not time.settled:
         flags["warm-up"] = "warm-up not over: the second half of the steady iterations is faster"
-    flags["rising"] = _rise(record, time) if time and time.n >= 3 * MIN_STEADY else ""
     if time is not None and time.risen:
         earlier, later = time.risen
         flags["rising"] = f"no steady time: steps took {earlier:.4g} s, then {later:.4g} s"
@@ -235,17 +233,6 @@ def _flags(record: Record, time: Steady | None) -> dict[str, str]:
     flags["default"] = _weak(record, "default", "defaults of the tool: ")
     flags["from name"] = _weak(record, "from name", "from name: ")
     return flags
-
-
-def _rise(record: Record, time: Steady) -> str:
-    """That the last third of the steady iterations is slower than the first by more than noise."""
-    x = step_times(record)[time.first :]
-    first, *_, last = np.array_split(x[np.isfinite(x)][: time.n], 3)
-    before, after = median_ci95(first), median_ci95(last)
-    from_s, to_s = float(np.median(first)), float(np.median(last))
-    if before is None or after is None or after.low <= before.high or to_s < RISEN * from_s:
-        return ""
-    return f"no steady time: the first third takes {from_s:.4g} s a step, the last {to_s:.4g}"
 
 
 def _weak(record: Record, origin: str, opening: str) -> str:
