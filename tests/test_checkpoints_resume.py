@@ -204,6 +204,20 @@ def test_fp16_measures_and_clips_the_gradient_of_the_whole_model(tokens, tmp_pat
         assert off <= 1e-3**2 * size, (name, (off / size) ** 0.5)
 
 
+def test_a_step_that_doubles_the_scale_has_its_gradients_of_the_scale_before(tokens, tmp_path):
+    """Where nothing is clipped, DeepSpeed's ZeRO alone would halve them."""
+    ddp, zero = (f"{of}clip_grad=100" for of in ("ddp:", "deepspeed_zero:zero_stage=1,"))
+    work(2, tmp_path / "raised", tokens, ddp, f"{zero},precision=fp16")
+    runs = (save_of(tmp_path / "raised", name) for name in (ddp, f"{zero},precision=fp16"))
+    exact, ours = map(checkpoint, runs)
+    off, size = 0.0, 0.0
+    for parameter in exact.shapes:
+        gradient, true = (of.gathered(parameter, "exp_avg") for of in (ours, exact))
+        off += float((gradient - true).square().sum())
+        size += float(true.square().sum())
+    assert off <= 1e-3**2 * size, (off / size) ** 0.5
+
+
 def test_the_loss_that_balances_experts_is_multiplied_by_the_scale_too(tokens, tmp_path):
     """A pipeline stage adds its gradient by itself; it is most of a router's first gradients."""
     ddp, pipe = (f"{of}preset=tiny-moe" for of in ("ddp:", "deepspeed_pipe:pp=2,precision=fp16,"))
