@@ -18,6 +18,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from analysis.common.table import Column, Table, show
 from analysis.logs.fact_flags import facts_of
 from analysis.logs.load import baseline_of, has_baseline, load, name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import judge, step_times, timed
+from analysis.logs.verdict import judge, step_times, time_doubts, timed
 from analysis.measured.fairness import (
     ANY_COMMIT,
     CHANGED,
@@ -50,7 +51,7 @@ from analysis.measured.fairness import (
     unstated,
 )
 from analysis.measured.run_flags import parser_of
-from base.errors import Reading, UsageError, command_line, warn
+from base.errors import Reading, UsageError, by_reason, command_line, warn
 from parallel.measure.steady_time import MIN_STEADY, Window, steady_iterations
 
 RESAMPLES = 10_000
@@ -68,10 +69,11 @@ COLUMNS = [
 
 
 class TimedRun(NamedTuple):
-    """A run and its steady step times, seconds."""
+    """A run, its steady step times in seconds, and what is doubtful about them."""
 
     record: Record
     step_s: np.ndarray
+    doubts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,15 @@ def timed_runs(
         judgement = judge(record, time)
         if judgement.unfit:
             left_out.append(f"{record.source}: {'; '.join(map(str, judgement.flags))}")
-        elif time is None or record.mean_of:
+        elif record.mean_of:
+            alone = f"its time is {record.mean_of} alone, so its noise is unknown"
+            left_out.append(f"{record.source}: {alone}: analysis.scaling compares such times")
+        elif time is None:
             left_out.append(f"{record.source}: no step was timed")
         else:
             x, steps = step_times(record), record.steps
             steady = steady_iterations(x, steps["skipped"], steps["iteration"], window)
-            runs.append(TimedRun(record, x[steady]))
+            runs.append(TimedRun(record, x[steady], time_doubts(record, time)))
     if not runs:
         where = ", ".join(map(str, paths))
         raise UsageError("; ".join([f"{where}: nothing here was timed", *left_out]))
@@ -254,7 +259,7 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], comparison: Comparison) -> lis
     """What limits the verdict: noise, unfinished or oversubscribed runs, missing facts."""
     runs = [run.record for run in (*a, *b)]
     first, other = a[0].record, b[0].record
-    doubts = []
+    doubts = by_reason([(name_of(run.record), doubt) for run in (*a, *b) for doubt in run.doubts])
     if comparison.gpus and first.global_batch and other.global_batch:
         if (work := other.global_batch / first.global_batch) != 1:
             doubts.append(f"weak scaling: a step of B is {work:g} times A's work")

@@ -123,7 +123,7 @@ def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     skipped.steps["skipped"] = 1  # it has a time, but no optimizer step
     bad = [untimed, profiled, skipped]
     monkeypatch.setattr(module, "load", lambda paths, facts: ([*bad, good.record], ["x: refused"]))
-    ((record, x),), left_out = module.timed_runs([tmp_path])
+    ((record, x, doubts),), left_out = module.timed_runs([tmp_path])
     assert record is good.record and set(x) <= set(good.step_s) and len(x) > 20 and min(x) > 0.9
     names = [line.partition(":")[0] for line in left_out]
     assert names == ["x", "untimed.log", "profiled.log", "skipped.log"]
@@ -144,8 +144,10 @@ def test_changes_are_what_both_state_and_what_differs():
     assert changes(a, b) == {"tp": (1, 2)} | versions
     b.params, a.model = 2e9, {"n_layer": 1}
     assert changes(a, b)["params"] == (1e9, 2e9)  # B does not state sizes
-    b.model = {"n_layer": 2}
-    assert "params" not in changes(a, b) and changes(a, b)["model"] == (a.model, b.model)
+    a.model |= {"hidden": 8, "experts": {"num_moe_experts": 4, "moe_router_topk": 2}}
+    b.model = {"n_layer": 2, "hidden": 8, "experts": {"num_moe_experts": 8, "moe_router_topk": 2}}
+    sizes = {"n_layer": (1, 2), "num_moe_experts": (4, 8)}
+    assert changes(a, b) == {"tp": (1, 2)} | sizes | versions
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from analysis import compare, scaling
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge, timed
 
@@ -177,3 +178,87 @@ def test_step_times_that_rise_have_no_steady_time_and_it_is_said(tmp_path):
         record = read(log)
         doubts = [flag.text for flag in judge(record, timed(record)).flags if flag.kind == "rising"]
         assert len(doubts) == (rise is not None) and all(rise in doubt for doubt in doubts)
+
+
+PREFIXES = {"srun -l": "{rank}: ", "torchrun": "[rank{rank}]:", "tee": "[default{rank}]:"}
+
+
+@pytest.mark.parametrize("who", PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize("kind", ("torchtitan", "an argument dump"))
+def test_a_rank_that_prints_its_start_late_begins_no_attempt(tmp_path, kind, who):
+    start, line, _ = FORMATS[kind]
+    log = tmp_path / "job.out"
+
+    def of(rank, text):
+        return "".join(who.format(rank=rank) + row for row in text.splitlines(keepends=True))
+
+    first, second = (of(0, steps(line, numbers)) for numbers in (range(1, 9), range(9, 17)))
+    log.write_text(of(0, start.format(n=16)) + first + of(1, start.format(n=16)) + second)
+    record = read(log)
+    assert len(record.steps) == 16 and record.gpus == 16 and not record.doubts
+    again = of(1, start.format(n=2)) + of(0, start.format(n=2))
+    log.write_text(log.read_text() + again + of(0, steps(line, range(17, 25), 3000)))
+    record = read(log)
+    assert len(record.steps) == 8 and record.gpus == 2
+    assert record.doubts["attempts"].startswith("2 attempts in one log")
+
+
+def test_lines_that_are_printed_twice_stay_with_their_attempt(tmp_path):
+    """Primus prints each line of its last rank again, so that a copy stands before the start."""
+    log, header = tmp_path / "job.out", FORMATS["Megatron-LM"][0]
+    for twice in ("{0}{0}", "{0}[rank-7/8] {0}"):
+        first, second = (
+            "".join(twice.format(MEGATRON.format(i=i, ms=ms)) for i in range(1, 9))
+            for ms in (9000, 3000)
+        )
+        log.write_text(header.format(n=16) + first + header.format(n=2) + second)
+        record = read(log)
+        assert record.steps["step_s"].tolist() == [3.0] * 8 and record.gpus == 2
+        assert record.doubts["attempts"].startswith("2 attempts in one log")
+
+
+def test_an_attempt_that_failed_before_its_first_step_states_nothing(tmp_path):
+    share = " > number of parameters on (tensor, pipeline) model parallel rank ({}, 0): 1000\n"
+    log, start = tmp_path / "job.out", FORMATS["an argument dump"][0]
+    failure = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: no\n'
+    dead = start.format(n=64) + "  seq_length ..... 4096\n" + "".join(map(share.format, range(4)))
+    live = start.format(n=2) + "".join(map(share.format, range(2)))
+    log.write_text(dead + failure + live + steps(MEGATRON, range(1, 9)))
+    record = read(log)
+    assert (record.gpus, record.params, record.seq_len) == (2, 2000, None)
+    assert record.doubts["attempts"].startswith("2 attempts in one log: the last is read, from")
+    log.write_text(dead + live + steps(MEGATRON, range(1, 9)))  # no failure: ranks, maybe
+    assert not read(log).doubts
+
+
+def test_of_three_attempts_the_one_without_a_step_is_named(tmp_path):
+    log, start = tmp_path / "job.out", FORMATS["Megatron-LM"][0]
+    parts = [start.format(n=n) + steps(MEGATRON, range(1, 9), ms) for n, ms in ((8, 9), (4, 7))]
+    log.write_text("".join(parts) + start.format(n=2))
+    record = read(log)
+    assert record.gpus == 4 and "the last is read, from line 10 on" in record.doubts["attempts"]
+    assert "another attempt, from line 19 on, logs no step" in record.doubts["attempts"]
+
+
+def test_a_number_that_the_first_step_runs_into_is_cut(tmp_path):
+    log, start = tmp_path / "job.out", FORMATS["HF Trainer"][0].format(n=8)
+    losses = steps(FORMATS["HF Trainer"][1], range(1, 9))
+    log.write_text(start + "  Number of trainable parameters = 12" + losses)
+    assert read(log).params is None
+    dump = ' {\n    "num_hidden_layers": 32,\n    "hidden_size": 25    "initializer_range": 0.02,\n'
+    log.write_text(start + dump + losses)
+    record = read(log)
+    assert record.model == {"n_layer": 32} and "hidden_size (1)" in record.doubts["numbers"]
+
+
+@pytest.mark.parametrize("main", (scaling.main, compare.main))
+def test_each_table_of_times_says_what_is_doubtful_about_them(tmp_path, capsys, main):
+    header = FORMATS["Megatron-LM"][0].format(n=8)
+    jump = header + steps(MEGATRON, range(1, 31)) + steps(MEGATRON, range(31, 61), 1600)
+    twice = header + steps(MEGATRON, range(1, 61)) + header + steps(MEGATRON, range(1, 61), 900)
+    for name, text in (("jump.log", jump), ("twice.log", twice)):
+        (tmp_path / name).write_text(text)
+    assert main([str(tmp_path / name) for name in ("jump.log", "twice.log")]) == 0
+    said = capsys.readouterr().out
+    assert "jump.log: no steady time: steps took 1 s, then 1.6 s" in said
+    assert "twice.log: 2 attempts in one log: the last is read, from line 62 on" in said

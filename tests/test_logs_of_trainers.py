@@ -93,6 +93,38 @@ def test_of_an_appended_log_the_last_attempt_counts(row):
     assert found["steps"] == 50 and "2 attempts in one log: the last is read" in found["said"]
 
 
+def test_a_resumed_run_without_a_header_has_no_rate(row):
+    found = row(losses(501) + end(500.0, 128.0), *FLAGS)
+    assert found["samples_per_s"] is None and found["tokens_per_s"] is None
+    assert "resumed after 50% of its epochs: its printed rates are wrong" in found["said"]
+    whole = row(losses() + end(1000.0, 64.0), *FLAGS)
+    assert whole["tokens_per_s"] == 65_536 and "resumed" not in whole["said"]
+    back = row(losses(1, 600) + losses(501).replace("2.", "1.") + end(500.0, 128.0), *FLAGS)
+    assert "line 61: epochs go back from 0.6 to 0.51" in back["said"]
+
+
+def test_a_resumed_run_with_one_loss_is_told_by_its_mean_loss(row):
+    """Hugging Face divides the losses since the resume by all steps."""
+    found = row(header() + losses(501, every=500) + end(500.0, 128.0).replace("2.5", "1.0"))
+    assert found["steady_step_s"] is None and found["samples_per_s"] is None
+    assert "train_loss is 1, and the losses are 2: it was resumed" in found["said"]
+    whole = row(header() + losses(every=1000) + end(1000.0, 64.0))
+    assert whole["steady_step_s"] == 1 and "it was resumed" not in whole["said"]
+
+
+def test_a_loss_behind_the_end_begins_another_run(row):
+    first, second = losses() + end(1000.0, 64.0), losses().replace("2.", "1.") + end(250.0, 256.0)
+    found = row(first + second, *FLAGS)
+    assert found["samples_per_s"] == 256 and found["steps"] == 100
+    assert "2 attempts in one log: the last is read, from line 102 on" in found["said"]
+    same = row(first + losses() + end(250.0, 256.0), *FLAGS)  # to the last digit
+    assert same["samples_per_s"] is None
+    assert "its ends print runtimes of 250 to 1000 s, of several runs: unknown" in same["said"]
+    ranks = row(header() + losses() + end(1000.0, 64.0) + end(1000.4, 64.0), *FLAGS)
+    assert ranks["tokens_per_s"] == pytest.approx(65_536, rel=1e-3)
+    assert "several" not in ranks["said"] and "attempts" not in ranks["said"]
+
+
 def test_a_run_that_ended_early_has_no_mean_over_the_planned_steps(row):
     found = row(header() + losses(1, 300) + end(300.0, epoch=0.3))
     assert found["steady_step_s"] is None and found["samples_per_s"] is None

@@ -90,6 +90,15 @@ def test_what_a_block_will_train_is_not_counted_at_its_start(tmp_path):
     assert len(record.steps) == 270 and timed(record).step_s == pytest.approx(2.23)
 
 
+@pytest.mark.parametrize("later_s", (3600, -3600))
+def test_another_run_in_the_file_is_said_in_every_table(tmp_path, later_s):
+    record = read(write(tmp_path, TEXT))
+    moved = re.sub(r'("time_ms": )(\d+)', lambda m: f"{m[1]}{int(m[2]) + 1000 * later_s}", TEXT)
+    both = read(write(tmp_path, TEXT + moved))
+    assert both.doubts["attempts"].endswith("on: the first is read")
+    assert timed(both) == timed(record) and "attempts" not in record.doubts
+
+
 TWO = ["config_DGXH200_64x8x128xtp4pp1cp2.sh", "config_DGXH200_64x8x128xtp2pp1cp4.sh"]
 ONE = "config_DGXH100_64x8x192x4x8_mbs1.sh"
 UNKNOWN = (None, None, None, None)

@@ -338,3 +338,7 @@ def test_a_vocabulary_that_is_padded_for_tp_is_one_model(tmp_path, capsys, here,
     if fair:
         assert float(row["speedup"]) == pytest.approx(3001 / 3601)
     assert ("invalid comparison: model vocab_size" in row["notes"]) != fair
+    assert compare.main([str(base), str(padded)]) == (0 if fair else 1)
+    if fair:  # no dict of all sizes
+        one = "vocab_size (one vocabulary, padded to multiples of tp) 151680 -> "
+        assert one in capsys.readouterr().out.partition("they differ in: ")[2]

@@ -125,6 +125,12 @@ def judge(record: Record, time: Steady | None = None) -> Judgement:
     return replace(ended, flags=flags, notes=ended.notes + record.notes)
 
 
+def time_doubts(record: Record, time: Steady | None) -> list[str]:
+    """What each table that shows the run's time must say of it."""
+    flags = judge(record, time).flags
+    return [flag.text for flag in flags if flag.kind == "rising" or flag.kind in record.doubts]
+
+
 def ending(record: Record) -> Judgement:
     """How a run ended: decided once, and kept in the record."""
     if record.ending is None:

@@ -35,6 +35,7 @@ POLICY = ("precision", "recompute", "zero_stage", "sequence_parallel")
 UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
+PADDED = "vocab_size (one vocabulary, padded to multiples of tp)"  # a setting that differs
 SPARE = 0.1  # cores that a machine's own services use, and that disturb no run
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 WORDS |= {"gpus": "GPUs", "interval": "iterations per entry"}
@@ -102,13 +103,29 @@ def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any,
     """Name -> (a's, b's value) of what both state and what differs; `settings`: run.json's details,
     too."""
     pairs = {name: (getattr(a, name), getattr(b, name)) for name in _TIMED}
-    size = "model" if a.model and b.model else "params"
-    pairs[size] = (getattr(a, size) or None, getattr(b, size) or None)
+    if a.model and b.model:
+        pairs |= _sizes(a, b)
+    else:
+        pairs["params"] = (a.params, b.params)
     pairs = {name: pair for name, pair in pairs.items() if None not in pair}
     if settings:
         mine, theirs = _details(a.facts), _details(b.facts)
         pairs = {name: (mine[name], theirs[name]) for name in mine if name in theirs} | pairs
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _sizes(a: Record, b: Record) -> dict[str, tuple[Any, Any]]:
+    """Name -> both values of each size of the model that both state, experts' among them."""
+    both = a.model.keys() & b.model.keys()
+    padded = "vocab_size" in both and _same_token_ids(a, b)
+    sizes: dict[str, tuple[Any, Any]] = {}
+    for name in (name for name in a.model if name in both):
+        mine, theirs = a.model[name], b.model[name]
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            sizes |= {key: (mine[key], theirs[key]) for key in mine if key in theirs}
+        else:
+            sizes[PADDED if padded and name == "vocab_size" else name] = mine, theirs
+    return sizes
 
 
 def _details(facts: dict[str, Any]) -> dict[str, Any]:

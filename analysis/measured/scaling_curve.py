@@ -10,7 +10,7 @@ from analysis.common.table import Column, Reasons, Table
 from analysis.logs.load import baseline_of, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
-from analysis.logs.verdict import averages, judge, timed, unfinished
+from analysis.logs.verdict import averages, judge, time_doubts, timed, unfinished
 from analysis.measured import throughput
 from analysis.measured.fairness import (
     WORDS,
@@ -408,5 +408,7 @@ def report_of(
     if not baseline:
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
+    doubted = [(name_of(run.record), "; ".join(time_doubts(*run))) for run in fair]
+    shown.notes += [f"in doubt: {line}" for line in by_reason([d for d in doubted if d[1]])]
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown

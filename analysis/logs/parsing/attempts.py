@@ -2,13 +2,16 @@
 GPUs or with another batch: facts and steps of two attempts do not belong together.
 """
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import SETTINGS
+from analysis.logs.parsing.steps import rank_of
 from analysis.logs.record import Record
+from parallel.record.ends import find_sign
 
 if TYPE_CHECKING:  # a format is declared with this module's help
     from analysis.logs.parsing.line_format import Format
@@ -18,38 +21,83 @@ def read_last_attempt(form: "Format", log: Log) -> Record:
     """The record of the last attempt in the log; a doubt says what was left out.
 
     Another attempt begins where the program prints between two entries what it prints as it starts
-    (`form.starts`), or where the iterations start again from the first. What the earlier header
-    states is unknown then, unless the attempt states it itself.
+    (`form.starts`), or before the first entry, behind a failure; where an entry follows the end of
+    a run; or where the iterations start again from the first. What the earlier header states is
+    unknown then, unless the attempt states it itself.
     """
-    record = form.read(log)
-    steps = record.steps[np.isfinite(record.steps["at"])]
-    entries = np.sort(np.concatenate([steps["at"], _places(log, form.ends)])).astype(int)
+    first = attempt = form.read(log)
+    words, count = [], 0
+    while begins := _begins(form, log, attempt):  # again: a line that was left out may stand first
+        count = count or len(begins) + 1
+        log.begin = begins[-1]
+        attempt = form.read(log)
+    entries = _entries(form, log, attempt)
+    if len(entries) and (failures := _failed_starts(form, log, entries[0])):
+        count = (count or 1) + len(failures)
+        log.begin = failures[-1]
+        attempt = form.read(log)
+    if count:
+        read = f"{count} attempts in one log: the last is read, from line"
+        changed = [
+            f"{name} was {getattr(first, name)}"
+            for name in SETTINGS
+            if getattr(first, name) not in (None, getattr(attempt, name))
+        ]
+        words = [f"{read} {log.line_no(log.begin)} on", ", ".join(changed)]
+        words = ["; before, ".join(filter(None, words))]
+    if len(entries) > 1 and (later := _places(log, form.starts, entries[-1])):
+        line = log.line_no(min(later))
+        words.append(f"another attempt, from line {line} on, logs no step of its own")
+    if words:
+        attempt.doubts["attempts"] = "; ".join(words)
+    return attempt
+
+
+def _entries(form: "Format", log: Log, record: Record) -> np.ndarray:
+    """Where the steps and the ends of the run stand, in bytes and in order."""
+    at = record.steps["at"]
+    return np.sort(np.concatenate([at[np.isfinite(at)], _places(log, form.ends)])).astype(int)
+
+
+def _begins(form: "Format", log: Log, record: Record) -> list[int]:
+    """Where each attempt but the first begins: behind the line of the entry before it."""
+    entries = _entries(form, log, record)
     if len(entries) < 2:
-        return record
-    before = np.searchsorted(entries, _places(log, form.starts, *entries[[0, -1]]))
+        return []
+    before = np.searchsorted(entries, _starts(form, log, *entries[[0, -1]]))
+    steps = record.steps[np.isfinite(record.steps["at"])]
+    is_step = np.isin(entries, steps["at"].astype(int))
+    before = np.concatenate([before, np.flatnonzero(is_step[1:] & ~is_step[:-1]) + 1])
     if len(steps) and not form.counts_per_epoch:
         iteration = steps["iteration"]
         again = np.flatnonzero((iteration[1:] <= iteration[0]) & (np.diff(iteration) < 0)) + 1
         before = np.concatenate([before, np.searchsorted(entries, steps["at"][again])])
-    begins = np.unique(before[(before > 0) & (before < len(entries))])
-    if later := [place for place in _places(log, form.starts, entries[-1])]:
-        words = f"another attempt, from line {log.line_no(min(later))} on, logs no step of its own"
-        record.doubts["attempts"] = words
-    if not len(begins):
-        return record
-    first, last = entries[begins[-1] - 1 :][:2]
-    end_of_line = log.slice(first, last).find(b"\n") + 1
-    log.begin = int(first + end_of_line if end_of_line else last)
-    attempt = form.read(log)
-    words = f"{len(begins) + 1} attempts in one log: the last is read, from line"
-    words = f"{words} {log.line_no(log.begin)} on"
-    changed = [
-        f"{name} was {getattr(record, name)}"
-        for name in SETTINGS
-        if getattr(record, name) not in (None, getattr(attempt, name))
-    ]
-    attempt.doubts["attempts"] = "; before, ".join(filter(None, [words, ", ".join(changed)]))
-    return attempt
+    begins = []
+    for after in np.unique(before[(before > 0) & (before < len(entries))]).astype(int):
+        last, following = entries[after - 1 : after + 1].tolist()
+        end_of_line = log.slice(last, following).find(b"\n") + 1
+        begins.append(last + end_of_line if end_of_line else following)
+    return begins
+
+
+def _failed_starts(form: "Format", log: Log, first: int) -> list[int]:
+    """Where each attempt failed that logged no step before the first entry: behind a failure's
+    line, where the program starts again later."""
+    failures = []
+    for start, following in pairwise(sorted(_places(log, form.starts, end=first))):
+        if sign := find_sign(log.slice(start, following)):
+            failures.append(start + sign.at + log.slice(start + sign.at, following).find(b"\n") + 1)
+    return failures
+
+
+def _starts(form: "Format", log: Log, start: int, end: int) -> list[int]:
+    """Where the program starts in [start, end). A rank that prints no start before the first entry,
+    where others do, is late; its line begins no attempt."""
+    starts = _places(log, form.starts, start, end)
+    ranks = {at: rank_of(log, at) for at in starts}
+    header = _places(log, form.starts, 0, start) if any(ranks.values()) else []
+    early = {rank_of(log, at) for at in header}
+    return [at for at in starts if not (early and ranks[at]) or ranks[at] in early]
 
 
 def _places(log: Log, marks: tuple[bytes, ...], start: int = 0, end: int | None = None) -> list:

@@ -183,7 +183,9 @@ def _setting() -> re.Pattern[bytes]:
     )
 
 
-_DUMP_END = re.compile(rb"[ \t\"',\])]{0,16}(?:[\r\n\x1b]|\.\.|\Z)")  # behind dots and a value
+# What stands behind a value that dots lead to, and behind one of JSON.
+_DUMP_END = re.compile(rb"[ \t\"',\])]{0,16}(?:[\r\n\x1b]|\.\.|\Z)")
+_JSON_END = re.compile(rb"['\"]?[ \t]{0,16}(?:[,}\])\r\n\x1b]|\Z)")
 # On a command line these have no value.
 _SWITCH = re.compile(
     rb"--(swiglu|untie-embeddings-and-output-weights|group-query-attention|disable-bias-linear"
@@ -237,8 +239,9 @@ def read_header(record: Record, header: bytes) -> None:
         name, value = match[1].decode().replace("-", "_"), match[2].decode().partition("..")[0]
         between = header[match.end(1) : match.start(2)].strip(b" \t")
         prose = not between and value[0].isalpha() and not before.endswith(b"--")
-        number = between.startswith(b"..") and b"[" not in between and value.isdigit()
-        if number and not _DUMP_END.match(header, match.end()):
+        end = _JSON_END if between[:1] in b"'\"" and b":" in between else None
+        end = _DUMP_END if between.startswith(b"..") and b"[" not in between else end
+        if end and value.isdigit() and not end.match(header, match.end()):
             cut[name] += 1
         elif not of_ranks and not prose and b"aio_config" not in before:
             settings[name].append(value)
@@ -345,8 +348,8 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
 
 def header_of(log: Log, first: int | None) -> bytes:
     """The text before the first record, without colours; of a long one, its first and its last
-    HEADER bytes."""
-    begin, end = log.begin, log.size if first is None else first
+    HEADER bytes. It ends with the record's first byte: a number right before that is cut."""
+    begin, end = log.begin, log.size if first is None else first + 1
     if end - begin <= 2 * HEADER:
         return plain(log.slice(begin, end))
     return plain(log.slice(begin, begin + HEADER) + b"\n" + log.slice(end - HEADER, end))

@@ -84,6 +84,8 @@ def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
         return steps  # restarts; interleaved ranks go back all the time
     printer = np.array([_printer(log, int(at)) for at in steps["at"]])
     printers, counts = np.unique(printer, return_counts=True)
+    if "" in printers and (np.diff(steps["iteration"]) <= 0).sum() == 1:
+        return steps  # one restart in a short log; a line that says no rank is of no other rank
     kept = printers[np.argmax(counts)]
     mine = printer == kept
     if not mine.all():
@@ -96,8 +98,18 @@ def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
     return steps[~again]
 
 
+def rank_of(log: Log, offset: int) -> str:
+    """The rank that printed the line at `offset`, where its number stands before it; else ""."""
+    match = _who(log, offset)
+    return next(filter(None, match.groups()[:3]), b"").decode() if match else ""
+
+
 def _printer(log: Log, offset: int) -> str:
+    match = _who(log, offset)
+    return match[0].decode("utf-8", "replace") if match else ""
+
+
+def _who(log: Log, offset: int) -> re.Match[bytes] | None:
     before = log.slice(offset - 300, offset)
     line = before[max(before.rfind(b"\n"), before.rfind(b"\r")) + 1 :]
-    match = _WHO.search(re.sub(rb"\x1b\[[0-9;]{0,20}m", b"", line))
-    return match[0].decode("utf-8", "replace") if match else ""
+    return _WHO.search(re.sub(rb"\x1b\[[0-9;]{0,20}m", b"", line))

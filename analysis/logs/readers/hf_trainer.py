@@ -61,6 +61,7 @@ _RESULTS = {"wall_s": "train_runtime", "samples_per_s": "train_samples_per_secon
 _RESULTS |= {"loss": "train_loss", "steps_per_s": "train_steps_per_second"}
 _LEAST = 0.05  # steps per second, of which three decimals are 1 %
 _QUIET = np.errstate(invalid="ignore", divide="ignore", over="ignore")  # damaged numbers
+_SAME_TIME = 1.1  # a factor between the runtimes that the ranks of a run print
 _SAME_LOSS = 0.8  # train_loss over the mean of the losses; a resumed run divides by all steps
 
 
@@ -102,8 +103,8 @@ def _read(log: Log, record: Record) -> None:
         state(record, {"seq_len": block or usual}, "log" if block else "default")
     at_end = {name: record.totals.pop(name, 0.0) for name in ("num_input_tokens_seen", "epoch")}
     at_end = {name: value if 0 < value < math.inf else 0.0 for name, value in at_end.items()}
-    before = last_number(_RESUMED, header)
-    before = int(before or _steps_before(record, columns["epoch"], at_end["epoch"]))
+    share = _share_before(columns["epoch"], at_end["epoch"])
+    before = int(last_number(_RESUMED, header) or round(share * (record.planned_steps or 0)))
     early = _ended_early(record, header, at_end["epoch"])
     numbers = _iterations(columns, 0 if early else record.planned_steps or 0, at_end)
     state(record, {"seq_len": _tokens_each(columns, numbers, record.global_batch)}, "log")
@@ -111,7 +112,10 @@ def _read(log: Log, record: Record) -> None:
     columns["iteration"] = np.where(np.isnan(numbers), columns["iteration"], numbers)
     put_steps(record, columns, log, averages=bool(np.isfinite(columns["step_s"]).any()))
     if ends:
-        record.last_at = ends[-1]
+        record.last_at, record.completed, record.whole_run = ends[-1], True, True
+        _doubt_epochs(record, log, columns, share)
+        if not before and len(record.steps) == 1:  # its epoch tells nothing
+            _doubt_losses(record)
     _time(record, None if early else record.planned_steps, before)
     judge_end(record, log, None if len(record.steps) else ends)
 
@@ -144,16 +148,39 @@ def _clocked(iteration: np.ndarray, runtime_s: np.ndarray, before: int = 0) -> n
     return np.where(known, seconds / np.where(known, steps, 1), np.nan)
 
 
-def _steps_before(record: Record, epochs: np.ndarray, end_epoch: float) -> int:
-    """How many steps a resumed run had taken before, by the epochs of its losses: the first loss of
-    a run from the start comes after as long as lies between two."""
+def _share_before(epochs: np.ndarray, end_epoch: float) -> float:
+    """The share of its epochs that a resumed run had behind it, by those of its losses: the first
+    loss of a run from the start comes after as long as lies between two."""
     known = epochs[np.isfinite(epochs)]
-    if not (end_epoch and record.planned_steps) or len(known) < 2 or (np.diff(known) < 0).any():
-        return 0
+    if not end_epoch or len(known) < 2 or (np.diff(known) < 0).any():
+        return 0.0
     between = float(known[-1] - known[0]) / (len(known) - 1)
-    if not 0 < 2 * between < known[0]:
-        return 0
-    return round(float(known[0] - between) / end_epoch * record.planned_steps)
+    return float(known[0] - between) / end_epoch if 0 < 2 * between < known[0] else 0.0
+
+
+def _doubt_epochs(record: Record, log: Log, columns: Columns, share: float) -> None:
+    """Say that epochs go back; remove the rate of a run that was resumed, for it counts all steps
+    of the run over a part's time."""
+    epochs = columns["epoch"]
+    for at in np.flatnonzero(np.diff(epochs) < 0)[:1]:
+        where = f"line {log.line_no(int(columns['at'][at + 1]))}: epochs go back from"
+        words = f"{where} {epochs[at]:g} to {epochs[at + 1]:g}"
+        record.doubts["resumed"] = f"{words}: if it was resumed there, its printed rates are wrong"
+    if share and not record.planned_steps:
+        record.totals.pop("samples_per_s", None)
+        words = f"resumed after {share:.0%} of its epochs"
+        record.doubts["resumed"] = f"{words}: its printed rates are wrong"
+
+
+def _doubt_losses(record: Record) -> None:
+    """Remove the time and the rate of a run whose printed mean loss is too low for its losses: it
+    was resumed, for this mean is the sum since then over all steps."""
+    logged, printed = record.steps["loss"], record.totals.get("loss")
+    mean = float(logged.mean()) if len(logged) else 0.0
+    if printed is not None and 0 < mean < math.inf and printed < _SAME_LOSS * mean:
+        words = f"train_loss is {printed:.4g}, and the losses are {mean:.4g}"
+        record.doubts["resumed"] = f"{words}: it was resumed, so its runtime is a part's"
+        record.totals = {"loss": float(logged[-1])}
 
 
 def _ended_early(record: Record, header: bytes, end_epoch: float) -> bool:
@@ -215,13 +242,8 @@ def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
             record.totals.pop("samples_per_s", None)  # it counts the planned steps
         facts["planned_steps"] = taken
     state(record, facts, "log")
-    logged = record.steps
-    mean, printed = float(logged["loss"].mean()) if len(logged) else 0.0, record.totals.get("loss")
-    if taken and mean < math.inf and logged["iteration"][-1:] >= 0.9 * taken:
-        if printed is not None and printed < _SAME_LOSS * mean:
-            words = f"train_loss is {printed:.4g}, and the losses are {mean:.4g}"
-            record.doubts["resumed"] = f"{words}: it was resumed, so its runtime is a part's"
-            record.totals = {"loss": float(logged["loss"][-1])}
+    if taken and record.steps["iteration"][-1:] >= 0.9 * taken:
+        _doubt_losses(record)
     _time(record, taken)
     if not taken and (steps_per_s or 0) >= _LEAST and record.totals:
         record.totals["step_s_mean"], record.mean_of = 1 / steps_per_s, "its steps per second"
@@ -247,13 +269,17 @@ def once(columns: Columns, keys: Iterable[Hashable], record: Record) -> Columns:
 
 def read_ends(record: Record, log: Log) -> list[int]:
     """Where the end lines are: one per rank, all of the same run. Their mean is its rate, the
-    longest its time."""
+    longest its time. Where their times are of several runs, both are unknown."""
     ends = list(log.matches(_END)) if log.contains(b"{'train_runtime'") else []
-    if ends:
-        record.totals["wall_s"] = max(number(match[1]) for _, match in ends)
+    times = [number(match[1]) for _, match in ends]
+    if ends and max(times) > _SAME_TIME * min(times):
+        words = f"its ends print runtimes of {min(times):g} to {max(times):g} s"
+        record.doubts["ends"] = f"{words}, of several runs: unknown"
+    elif ends:
+        record.totals["wall_s"] = max(times)
     for name, pattern in _RATE.items():
         rates = [number(rate[1]) for _, match in ends if (rate := pattern.search(match[0]))]
-        if rates:
+        if rates and "ends" not in record.doubts:
             record.totals[name] = float(np.mean(rates))
     return [at for at, _ in ends]
 

@@ -135,8 +135,9 @@ def _lines(log: Log, record: Record) -> Iterator[_Line]:
         if not math.isfinite(time_s):
             continue
         if key == "run_start":
-            if time_s - started_s > _LATE_S:
-                record.notes.append(f"line {log.line_no(at)}: another run: the first is read")
+            if math.isfinite(started_s) and abs(time_s - started_s) > _LATE_S:
+                words = f"another run, from line {log.line_no(at)} on: the first is read"
+                record.doubts["attempts"] = words
                 return
             started_s = min(started_s, time_s)
         yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
