@@ -27,6 +27,7 @@ from analysis.logs.model import SAME_MODEL, asked, config_of
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import MODEL, state
 from analysis.logs.record import Record
+from analysis.logs.verdict import time_doubts, timed
 from analysis.measured import rank_times, run_table
 from analysis.measured.fairness import changes
 from analysis.measured.run_flags import unheeded
@@ -235,7 +236,8 @@ def report(
 ) -> list[Table]:
     """The tables of one run; claimed: the preset that it is said to train."""
     config, why = config_of(record)
-    notes = [f"another model than is claimed: {why}"] if "are stated" in why else []
+    notes = [f"in doubt: {words}" for words in time_doubts(record, timed(record))]
+    notes += [f"another model than is claimed: {why}"] if "are stated" in why else []
     if config and claimed and preset_of(config, claimed) != claimed:
         sizes = f"{config.n_params:,} parameters, not {preset(claimed).n_params:,}"
         notes.append(f"another model than {claimed}: {sizes}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis import compare, scaling
+from analysis import compare, expect, scaling
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge, timed
 
@@ -251,14 +251,16 @@ def test_a_number_that_the_first_step_runs_into_is_cut(tmp_path):
     assert record.model == {"n_layer": 32} and "hidden_size (1)" in record.doubts["numbers"]
 
 
-@pytest.mark.parametrize("main", (scaling.main, compare.main))
+@pytest.mark.parametrize("main", (scaling.main, compare.main, expect.main))
 def test_each_table_of_times_says_what_is_doubtful_about_them(tmp_path, capsys, main):
     header = FORMATS["Megatron-LM"][0].format(n=8)
     jump = header + steps(MEGATRON, range(1, 31)) + steps(MEGATRON, range(31, 61), 1600)
     twice = header + steps(MEGATRON, range(1, 61)) + header + steps(MEGATRON, range(1, 61), 900)
     for name, text in (("jump.log", jump), ("twice.log", twice)):
         (tmp_path / name).write_text(text)
-    assert main([str(tmp_path / name) for name in ("jump.log", "twice.log")]) == 0
+    paths = [str(tmp_path / name) for name in ("jump.log", "twice.log")]
+    for command in [paths] if main is not expect.main else ([path] for path in paths):
+        assert main(command) == 0
     said = capsys.readouterr().out
-    assert "jump.log: no steady time: steps took 1 s, then 1.6 s" in said
-    assert "twice.log: 2 attempts in one log: the last is read, from line 62 on" in said
+    assert ": no steady time: steps took 1 s, then 1.6 s" in said
+    assert ": 2 attempts in one log: the last is read, from line 62 on" in said

@@ -191,6 +191,16 @@ def test_the_first_screen_doubts_what_the_table_doubts(tmp_path):
     assert not any(row["notes"] for row in runs.rows)
 
 
+def test_the_first_screen_says_that_nothing_is_faster_than_the_baseline(tmp_path):
+    for name, step_s in (("ddp", 1.0), ("slow", 2.0)):
+        fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp") | {"run": name}, step_s)
+    fastest = page_at([tmp_path], baseline="ddp").summary[0]
+    assert fastest == (
+        "No run is faster than the baseline, ddp: the next is slow, speedup 0.50, efficiency 0.50."
+    )
+    assert page_at([tmp_path / "ddp"]).summary[0].startswith("No run has a speedup against a")
+
+
 def test_an_efficiency_above_1_is_marked_in_its_row_and_doubtful_on_the_first_screen(tmp_path):
     for step_s, gpus in ((1.0, 1), (0.4, 2), (0.3, 4)):
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s=step_s)

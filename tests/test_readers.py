@@ -188,6 +188,12 @@ def test_a_step_time_of_zero_is_unknown(log):
     assert timed(record).step_s == 10.0
     (doubt,) = (flag.text for flag in judge(record).flags)
     assert doubt == "20 values of step_s are zero, negative or infinite: unknown"
+    header = (
+        "block_size = 1024\nnumber of parameters: 123.59M\ntokens per iteration will be: 491,520\n"
+    )
+    steps = (f"iter {i}: loss 9.1, time 0.00ms, mfu 22.82%\n" for i in range(1, 41))
+    record = read(log(header + "".join(steps)))
+    assert record.model["n_layer"] == 12 and record.gpus is None and timed(record) is None
 
 
 TITAN = """[titan] Building 1-D device mesh with ['dp_shard'], [16]

@@ -54,6 +54,10 @@ def _fastest(rows: Rows, kind: str, unit: str) -> str:
         known = [row for row in rows if row["tokens_per_s"]]
         if not known:
             return "No run has a time, so nothing is compared."
+        if slower := [row for row in rows if row["speedup"] and not row["is_baseline"]]:
+            second = max(slower, key=lambda row: row["speedup"])
+            next_best = f"the next is {second['run']}, {_ratio(second)}"
+            return f"No run is faster than the baseline, {second['baseline']}: {next_best}."
         most = max(known, key=lambda row: row["tokens_per_s"])
         return (
             f"No run has a speedup against a baseline. {most['run']} has the most tokens/s:"

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import named_number, ranks_of_rates, word
+from analysis.logs.parsing.fields import named_number, positive, ranks_of_rates, word
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
@@ -48,7 +48,7 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
     if record.gpus is None and record.global_batch and record.seq_len and len(first):
         flops = palm(config, record.seq_len, recompute=False)
         flops *= record.global_batch * record.seq_len
-        total = flops / (columns["step_s"][first] * 1e12)
+        total = flops / (positive(columns["step_s"])[first] * 1e12)
         gpus = ranks_of_rates(total, columns["tflops"][first])
         state(record, {"gpus": gpus}, "log")
         record.notes.append("the number of GPUs follows from its first MFU")
