@@ -182,6 +182,19 @@ def test_one_word_in_a_line_does_not_change_the_program(log):
     assert read(log("samples/sec: 16.0 |" + RUN, "neox.out")).format == "GPT-NeoX"
 
 
+def test_two_runs_in_one_file_are_no_ranks_of_one(log):
+    for who in (("", ""), ("0: ", "1: ")):
+        for other_s, in_doubt in ((10.4, False), (5.0, True)):
+            pairs = (
+                (who[0] + megatron(i, ms=1e4), who[1] + megatron(i, ms=1e3 * other_s))
+                for i in range(1, 11)
+            )
+            record = read(log("".join(line for pair in pairs for line in pair)))
+            assert record.steps["step_s"].tolist() == [10.0] * 10
+            said = "lines of the same iterations take 5 s and 10 s: are they of one run?"
+            assert [text.startswith(said) for text in record.doubts.values()] == [True] * in_doubt
+
+
 def test_a_step_time_of_zero_is_unknown(log):
     text = "".join(megatron(i, ms=10_000.0 * (i % 2)) for i in range(1, 41))
     record = read(log(text))

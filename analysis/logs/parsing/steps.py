@@ -14,6 +14,7 @@ from analysis.logs.record import STEP, Record, steps_table
 _WHO = re.compile(
     rb"\[default(\d+)\]|\[?rank[-= ]?(\d+)|^ ?(\d{1,5}): |^([A-Za-z][\w.-]{0,60}): ", re.IGNORECASE
 )
+ONE_RUN = 1.25  # a factor; the ranks of a run take the same time for a step
 _NOT_NEGATIVE = ("step_s", "tflops", "samples_per_s", "tokens_per_s", "skipped")
 
 
@@ -90,12 +91,25 @@ def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
     mine = printer == kept
     if not mine.all():
         record.notes.append(f"{(~mine).sum()} lines of other ranks dropped: {kept} is kept")
+        _doubt_times(record, steps, mine)
         steps = steps[mine]
     # The same iteration again, measured by another rank: the first one stays.
     again = np.diff(steps["iteration"], prepend=np.nan) == 0
     if again.any():
         record.notes.append(f"{again.sum()} lines repeat an iteration with other values: dropped")
+        _doubt_times(record, steps, ~again)
     return steps[~again]
+
+
+def _doubt_times(record: Record, steps: np.ndarray, kept: np.ndarray) -> None:
+    """Say so where the dropped lines' times are not those of a rank of the same run."""
+    timed = np.isfinite(steps["step_s"])
+    if not (timed & kept).any() or not (timed & ~kept).any():
+        return
+    mine, others = (float(np.median(steps["step_s"][timed & of])) for of in (kept, ~kept))
+    if not 1 / ONE_RUN < others / mine < ONE_RUN:
+        words = f"lines of the same iterations take {others:.4g} s and {mine:.4g} s"
+        record.doubts["repeats"] = f"{words}: are they of one run? The latter are read"
 
 
 def rank_of(log: Log, offset: int) -> str:
