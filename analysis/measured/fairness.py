@@ -14,7 +14,7 @@ from analysis.logs.verdict import EARLY, ending
 from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.duration import CIRCUMSTANCES, WORK
-from parallel.config.settings import FORCED
+from parallel.config.settings import DEFAULTS, FORCED
 
 Run = TypeVar("Run", bound=tuple)  # whose first part is a Record
 
@@ -358,7 +358,9 @@ def _work(record: Record) -> dict[str, Any]:
     runs every setting that can change a step's time."""
     work = {name: getattr(record, name) for name in (*LAYOUT, *POLICY, *FIXED, "params")}
     spec = record.facts.get("spec") or {}
-    settings = {k: v for k, v in spec.items() if v is not None and k not in _NOT_TIMED}
+    # An older run.json lacks settings that were added since: they had their defaults.
+    stated = {name: value for name, value in spec.items() if value != DEFAULTS.get(name)}
+    settings = {name: value for name, value in stated.items() if name not in _NOT_TIMED}
     inputs = record.facts.get("inputs") or {}
     return work | {
         "commit": record.code or record.commit,
