@@ -243,8 +243,11 @@ def test_of_three_attempts_the_one_without_a_step_is_named(tmp_path):
 def test_a_number_that_the_first_step_runs_into_is_cut(tmp_path):
     log, start = tmp_path / "job.out", FORMATS["HF Trainer"][0].format(n=8)
     losses = steps(FORMATS["HF Trainer"][1], range(1, 9))
-    log.write_text(start + "  Number of trainable parameters = 12" + losses)
-    assert read(log).params is None
+    for cut in ("12", "124,"):
+        log.write_text(start + f"  Number of trainable parameters = {cut}" + losses)
+        assert read(log).params is None
+    log.write_text(start + "  Total train batch size (w. parallel) = 6  Gradient" + losses)
+    assert read(log).global_batch is None and read(log).micro_batch == 8
     dump = ' {\n    "num_hidden_layers": 32,\n    "hidden_size": 25    "initializer_range": 0.02,\n'
     log.write_text(start + dump + losses)
     record = read(log)

@@ -49,6 +49,9 @@ _SIZES = {
     "planned_steps": rb"Total optimization steps = ([\d,]{1,12})",
     "params": rb"Number of trainable parameters = ([\d,]{1,20})",
 }
+_SIZES = {
+    name: size + rb"(?=[ \t]{0,8}[\r\n\x1b])" for name, size in _SIZES.items()
+}  # the line's end
 _RESUMED = rb"Continuing training from global step ([\d,]{1,12})"
 _EXAMPLES = rb"Num examples = ([\d,]{1,15})"
 _OVERRIDES = re.compile(rb"config_overrides[= ]([^\s'\"]{1,300})")
