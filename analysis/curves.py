@@ -59,14 +59,23 @@ def main(argv: list[str] | None = None) -> int:
         )
     store = flags.out / flags.to
     store.mkdir(parents=True, exist_ok=True)
-    feeds, failed = [Feed(flags.to, folder, store) for folder in find_runs(flags.paths)], False
+    feeds, damaged, failed = [], [], False
+    for folder in find_runs(flags.paths):
+        try:
+            feeds.append(Feed(flags.to, folder, store))
+        except UsageError as error:
+            damaged.append(str(error))
+    if not feeds:
+        raise UsageError("; ".join(damaged))
+    warn(NAME, *damaged)
     while feeds:
         training = []
         for feed in feeds:
             try:
                 ended = feed.write(flags.follow)
-            except UsageError:
-                raise
+            except UsageError as error:
+                warn(NAME, str(error))
+                ended = True
             except Exception as error:  # a tool's library raises what it likes
                 reason = printable(f"{type(error).__name__}: {error}").partition("\n")[0]
                 warn(NAME, f"{feed.folder}: {flags.to} failed: {reason}")
@@ -138,6 +147,9 @@ def points_of(run: Run) -> list[Point]:
     model = GPTConfig(**{k: v for k, v in sizes if k in GPTConfig.__dataclass_fields__})
     spec, gpus = run.facts["spec"], run.facts["layout"]["world_size"]
     precision = gemm_precision(spec["precision"], spec.get("tf32"))
+    attended = spec["seq_len"]
+    if spec.get("reset_at_documents"):  # older runs do not say it
+        attended = (run.facts.get("data") or {}).get("attended_seq_len")
     log = run.path / schema.LOG
     text = log.read_text(errors="replace") if log.exists() else ""
     validation = {int(step): float(loss) for step, loss in _VALIDATION.findall(text)}
@@ -157,11 +169,12 @@ def points_of(run: Run) -> list[Point]:
         if spec["precision"] == "fp16":
             values["train/loss_scale"] = row["loss_scale"]
         if row["step_s"] and row["tokens"]:
-            tflops = tflops_per_gpu(model, spec["seq_len"], row["tokens"], row["step_s"], gpus)
+            values["throughput/tokens_per_s"] = row["tokens"] / row["step_s"]
+        if row["step_s"] and row["tokens"] and attended:
+            tflops = tflops_per_gpu(model, attended, row["tokens"], row["step_s"], gpus)
             utilization, _ = mfu(
                 tflops, run.facts["host"].get("gpu"), precision, DEFAULT_CONVENTION
             )
-            values["throughput/tokens_per_s"] = row["tokens"] / row["step_s"]
             values["throughput/tflops_per_gpu"] = tflops
             values["throughput/mfu"] = utilization
         known = {tag: float(value) for tag, value in values.items() if value is not None}

@@ -2,8 +2,8 @@
 
     python -m analysis.scaling PATH... [--baseline NAME] [--scaling strong|weak]
 
-The baseline is the run on the fewest GPUs where --baseline names no other. One row per
-configuration: the median over the repeats at that size with their spread, speedup,
+The baseline is the study's, else the run on the fewest GPUs, where --baseline names no other. One
+row per configuration: the median over the repeats at that size with their spread, speedup,
 efficiency and Karp and Flatt's serial share; below, the serial share that Amdahl's law (strong)
 or Gustafson's (weak) fits to all rows. A run whose fixed work is not the baseline's, or whose
 commit is not (unless --any-commit), is left out of the fit and says what differs.

@@ -168,7 +168,7 @@ def card_memory(name: str) -> float:
     raise UsageError(
         f"{card.name} has {' or '.join(f'{size:g}' for size in sizes)} GB, {name!r} states"
         f" {f'{size:g}' if size else 'none'}: name it as '{card.name} {sizes[0]:g}GB', or give"
-        " analysis.plan --gpu-memory GB (a cluster: the key gpu_memory_gb)"
+        " analysis.plan --gpu-memory GIB (a cluster: the key gpu_memory_gb)"
     )
 
 

@@ -111,6 +111,19 @@ def test_a_tool_that_fails_is_named_and_ends_with_1(tmp_path, monkeypatch, capsy
     assert "ddp: tensorboard failed: OSError: no server" in capsys.readouterr().err
 
 
+def test_a_damaged_run_is_named_and_the_others_are_written(tmp_path, capsys):
+    for name, file in (("a", "run.json"), ("b", "steps.csv"), ("c", None)):
+        shutil.copytree(DDP, tmp_path / "runs" / name)
+        if file:
+            (tmp_path / "runs" / name / file).write_text("{")
+    flags = ["--to", "tensorboard", "--out", str(tmp_path / "out")]
+    assert curves.main([str(tmp_path / "runs"), *flags]) == 0
+    out, err = capsys.readouterr()
+    assert "ddp: 20 steps written" in out
+    assert "a/run.json is damaged" in err and "b/steps.csv" in err
+    assert curves.main([str(tmp_path / "runs" / "a"), *flags]) == 2
+
+
 def test_a_library_that_is_absent_is_named_with_the_command_that_installs_it(monkeypatch, capsys):
     missing = TOOLS["wandb"]._replace(modules=("no_such_module",))
     monkeypatch.setitem(TOOLS, "wandb", missing)

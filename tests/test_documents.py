@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from analysis import curves
 from analysis.logs.load import load
 from analysis.logs.model import config_of
 from analysis.measured import throughput
@@ -88,18 +89,25 @@ def test_attention_works_as_in_sequences_of_the_squares_of_documents_lengths(sho
 
 
 def test_flops_are_of_the_attention_within_documents_and_an_old_folder_says_what_it_lacks(tmp_path):
-    counted = {}
+    counted, shown = {}, {}
     for name, seen in (("whole", None), ("documents", 16.0), ("old", 0.0)):
         about = facts(name, name, gpus=1)
         about["spec"]["reset_at_documents"] = name != "whole"
         about["data"] |= {"attended_seq_len": seen} if seen else {}
-        ((record,), _) = load([write(tmp_path / name, about)])
+        folder = write(tmp_path / name, about)
+        ((record,), _) = load([folder])
         counted[name] = throughput.per_token(record, "megatron")
+        values = curves.points_of(read_run(folder))[-1].values
+        shown[name] = values.get("throughput/tflops_per_gpu"), values["throughput/tokens_per_s"]
         assert throughput.per_token(record, "6n").value
     config = config_of(record).value
     assert counted["whole"].value == megatron(config, record.seq_len, False)
     assert counted["documents"].value == megatron(config, 16.0, False) < counted["whole"].value
     assert counted["old"].why.endswith("and run.json has no data.attended_seq_len")
+    for name in ("whole", "documents"):
+        tflops, tokens_per_s = shown[name]
+        assert tflops == pytest.approx(counted[name].value * tokens_per_s / 1e12)
+    assert shown["old"][0] is None
 
 
 @pytest.mark.slow

@@ -98,6 +98,20 @@ def test_steps_of_a_run_that_came_to_nothing_are_failed(run):
     assert (row["useful"], 900 * row["failed"]) == (0, pytest.approx(10 * 2 + 12))
 
 
+def test_a_run_without_a_status_held_its_gpus_until_its_last_step_and_not_until_today(run):
+    (run / "status.json").unlink()
+    row = table([read(run)], ask=False).content[0].rows[0]
+    assert 900 * row["hours"] == pytest.approx(22 + 18)
+
+
+def test_a_run_whose_step_times_contradict_its_clock_is_named_and_not_cut_into_parts(run):
+    steps = run / "steps.csv"
+    steps.write_text(steps.read_text().replace(",2.0,", ",0.2,"))
+    hours, refused = table([read(run)], ask=False)
+    assert not hours[0].rows
+    assert refused == [f"{run}: steps.csv says 0.2 s a step, its steps end 2 s apart"]
+
+
 def test_every_job_counts_or_is_named(run):
     """A job that died in its set-up, one that only its attempt tells of, two that left no word."""
     (run / "7.state").write_text('{"elapsed_s": 24}')

@@ -241,7 +241,8 @@ def test_a_wrong_plan_is_one_line(capsys):
         (f"{PLAN} --gpus-per-node 4", "goes with --gpu-type"),
         (
             PLAN.replace("--cluster selene", "--gpu-type A100"),
-            "A100 has 40 or 80 GB, 'A100' states none",
+            "A100 has 40 or 80 GB, 'A100' states none: name it as 'A100 40GB', or give"
+            " analysis.plan --gpu-memory GIB",
         ),
         (f"{PLAN} --why tp=3", "there are: tp 1, 2, 4, 8"),
         (f"{PLAN} --why tq=3,tp=1", "--why: unknown 'tq'; known: cp, dp, micro_batch"),

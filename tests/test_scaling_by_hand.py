@@ -228,9 +228,24 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
         UsageError, match="no run called 'nobody'; there are: ddp, ddp-dp2, ddp-dp4"
     ):
         curve_of(tmp_path, "nobody")
+    (tmp_path / "ddp-dp4" / "run.json").write_text("{")
+    with pytest.raises(UsageError, match=r"there are: ddp, .*; not read: .*ddp-dp4: run.json is d"):
+        curve_of(tmp_path, "ddp-dp4")
     larger = curve_of(tmp_path, "ddp-dp2")
     assert larger.notes[0].startswith("strong scaling against ddp-dp2 (2 GPUs)")
     assert larger.rows[1]["speedup"] == 1 and larger.rows[0]["efficiency"] == pytest.approx(1.2)
+
+
+def test_the_baseline_is_the_studys_else_of_the_fewest_gpus(tmp_path):
+    for gpus, step_s in ((1, 0.5), (2, 0.3)):
+        write(tmp_path, facts("s", "ddp-dp2", engine="ddp", gpus=gpus), step_s=step_s)
+    studys = curve_of(tmp_path)
+    assert studys.notes[0].startswith("strong scaling against ddp-dp2 (2 GPUs)")
+    assert "the baseline: the study's" in studys.notes[0]
+    (tmp_path / "ddp-dp2" / "steps.csv").unlink()
+    others = curve_of(tmp_path)
+    assert others.notes[0].startswith("strong scaling against ddp (1 GPUs)")
+    assert "the baseline: fewest GPUs" in others.notes[0]
 
 
 def known(source="a.log", gpus=8, step_s=1.0, n=30, **extra):

@@ -175,6 +175,9 @@ def test_times_and_steps_that_cannot_be_are_no_result(tmp_path, capsys):
     }.items():
         assert found[name]["step_s"] == found[name]["speedup"] == "", name
         assert why in found[name]["notes"], name
+    main([str(tmp_path), "--format", "json"])
+    missing = {run["run"]: run["missing"] for run in json.loads(capsys.readouterr().out)}
+    assert missing["tenth"]["tokens_per_s"] == missing["tenth"]["step_s"]
 
 
 @pytest.mark.parametrize("moment", ["Unknown", "2999-01-01T00:00:00Z", "2026-01-01T00:00:00"])

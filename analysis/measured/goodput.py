@@ -130,8 +130,8 @@ def recorded(run: reader.Run, rows: list[dict[str, Any]]) -> list[Span]:
     """The attempts of a run as its folder knows them: from their starts to their last step, the
     newest to its status."""
     ended_utc, over = reader.read_status(run.path).get("time_utc"), time.time()
-    if run.state != RUNNING and ended_utc:  # the start, where a status still says running
-        over = _unix_s(ended_utc)
+    if run.state != RUNNING:  # ended_utc: the start, where a status still says running
+        over = _unix_s(ended_utc) if ended_utc else 0.0
     spans: list[Span] = []
     for of in reversed([*(run.facts.get("attempts") or []), run.facts]):
         if not of.get("started_utc"):  # of an older version
@@ -214,9 +214,12 @@ def jobs_of(record: Record, known: dict[tuple[int, str], list[Span]]) -> Jobs:
     """What sacct knows of each job, else what was noted of it, else the attempts of the run.
 
     Raises:
-        UsageError: a file is damaged, or does not say when steps ended; no job has begun.
+        UsageError: a file is damaged, does not say when steps ended, or contradicts it; no job has
+            begun.
     """
     run, steady = reader.read_run(Path(record.source)), timed(record)
+    if run.off_clock:
+        raise UsageError(f"{run.path}: {run.off_clock}")
     rows, spans, accounted, unknown = steps_of(run.path), [], 0, 0
     attempts = recorded(run, rows)
     by_folder = noted(run.path, attempts)

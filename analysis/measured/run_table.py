@@ -147,10 +147,11 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     fit = time is not None and not judgement.unfit
     values = summary(record, time, judgement)
     missing = throughput.plain_missing(record)
+    untimed = no_timing(record)
     if time is None:
-        missing["step_s"] = str(no_timing(record) or throughput.time_missing(record))
+        missing["step_s"] = str(untimed or throughput.time_missing(record))
     if values["tokens_per_s"] is None:
-        missing["tokens_per_s"] = throughput.tokens_missing(record, time is not None)
+        missing["tokens_per_s"] = str(untimed or throughput.tokens_missing(record, bool(time)))
     tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
     flags = [flag for flag in judgement.flags if flag.kind in UNFIT]
     unfit = [flag.text for flag in flags]

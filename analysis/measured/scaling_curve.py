@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.common.table import Column, Reasons, Table
-from analysis.logs.load import baseline_of, name_of
+from analysis.logs.load import baseline_of, name_of, own_name
 from analysis.logs.model import asked
 from analysis.logs.record import Record
 from analysis.logs.verdict import averages, judge, time_doubts, timed, unfinished
@@ -342,16 +342,25 @@ def gather(
     return Reading(runs, left_out)
 
 
+def _usual_baseline(runs: list[Timed]) -> tuple[Record, str]:
+    """The timed run that is the baseline of all runs' study, else that on the fewest GPUs; which
+    of the two it is, in words."""
+    records = [run.record for run in runs]
+    names = {record.baseline for record in records}
+    of_study = [record for record in records if {own_name(record)} == names]
+    if len(of_study) == 1:
+        return of_study[0], "the study's"
+    return min(records, key=lambda record: record.gpus), "fewest GPUs"
+
+
 def _baseline_of(
-    wanted: str | None, records: list[Record], runs: list[Timed], left_out: list[tuple[str, str]]
+    wanted: str, records: list[Record], runs: list[Timed], left_out: list[tuple[str, str]]
 ) -> Record:
     """The baseline among the timed runs; left_out: why others have no time.
 
     Raises:
         UsageError: there is no such run, or neither it nor a repeat of it has a time.
     """
-    if not wanted:
-        return min((run.record for run in runs), key=lambda record: record.gpus)
     named, groups = baseline_of(wanted, records), by_configuration(runs)
     if (group := group_with(named, groups)) is None:
         why = dict(left_out).get(name_of(named), "no steady time")
@@ -374,7 +383,8 @@ def report_of(
 
     Args:
         refused: the lines of what could not be read.
-        baseline: the name or path of a run or configuration; default: the run on the fewest GPUs.
+        baseline: the name or path of a run or configuration; default: the study's, or the run on
+            the fewest GPUs.
         scaling: strong or weak; None takes what the runs are (fairness.py).
         window: the iterations to use, by the numbers in the log.
         any_commit: also compare runs of different commits.
@@ -383,7 +393,11 @@ def report_of(
         UsageError: nothing was timed, or there is no such baseline.
     """
     runs, left_out = gather(records, refused, window)
-    base = _baseline_of(baseline, records, runs, left_out)
+    usual, which = _usual_baseline(runs)
+    try:
+        base = _baseline_of(baseline, records, runs, left_out) if baseline else usual
+    except UsageError as error:
+        raise UsageError("; not read: ".join([str(error), *refused])) from None
     scaling = scaling or scaling_of([run.record for run in runs])
     fair = []
     for run in runs:
@@ -406,7 +420,7 @@ def report_of(
     shown = table(found, scaling, f"{start} ({base.gpus} GPUs)")
     shown.title = question_of(records)
     if not baseline:
-        shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
+        shown.notes[0] += f"; the baseline: {which} (--baseline NAME takes another)"
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
     doubted = [(name_of(run.record), "; ".join(time_doubts(*run))) for run in fair]
     shown.notes += [f"in doubt: {line}" for line in by_reason([d for d in doubted if d[1]])]
