@@ -66,7 +66,7 @@ def watched(action: Callable[[], Any], loud: bool = False) -> tuple[Any, list[Pr
 
 
 def command(module: str, argv: list[str], loud: bool = False) -> tuple[str, list[Problem]]:
-    """The output of `python -m module argv`, and the problems of its output and its end."""
+    """The output of `python -m module argv`, or what it refused with, and the problems of both."""
     package = (ROOT / module.replace(".", "/")).is_dir()
     main = importlib.import_module(f"{module}.__main__" if package else module).main
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
@@ -86,7 +86,7 @@ def command(module: str, argv: list[str], loud: bool = False) -> tuple[str, list
     if status == 2 and not any(line.startswith(names) for line in said.splitlines()):
         problems.append((WRONG, f"{module}: ends with 2 and does not say why"))
     problems += [(WRONG, f"{module}: {what}") for what in complaints(argv, printed, said)]
-    return printed, problems
+    return said if status == 2 else printed, problems
 
 
 def complaints(argv: list[str], printed: str, said: str) -> Iterator[str]:
