@@ -260,6 +260,7 @@ def report(
         table.rows.insert(len(measured), first)
         table.reasons.insert(len(measured), Reasons("predicted", {}, {}))
         notes.append(f"predicted by {cluster.name} ({cluster.source})")
+        notes += cluster.processor_note([record.gpu_type])
         notes += [ASSUMED] if assumed(record) else []
         notes += ranking.width_note([first], cluster) + cluster.network_note(record.gpus)
     else:

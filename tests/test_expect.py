@@ -141,6 +141,13 @@ def test_mistakes_are_one_line(words, line, capsys):
     assert line in said and said.count("\n") == 1
 
 
+def test_a_run_of_another_processor_than_the_calibrated_one_says_so(capsys):
+    run = str(PARITY / "megatron-tp2")
+    assert expect.main([run, "--cluster", "2-core-cpu"]) == 0
+    words = "runs here are of AMD EPYC: their predicted times are of the other processor"
+    assert words in capsys.readouterr().out
+
+
 def test_why_a_run_is_slower_is_ranked_by_what_the_planner_expects():
     """A run with full recomputation, at half the predicted speed, on a layout that others ran."""
     rows = read_published([ROOT / "logs/published/dgx_h100.csv"]).content

@@ -45,10 +45,4 @@ def notes_on(
     records = list(records)
     if names := [name_of(record) for record in records if assumed(record)]:
         lines.append(f"{ASSUMED}: {who(names, len(records))}")
-    others = {record.gpu_type for record in records} - {None, calibrated.processor}
-    if calibrated.processor and others:
-        lines.append(
-            f"{calibrated.name} was calibrated on {calibrated.processor}, and runs here are of"
-            f" {', '.join(sorted(others))}: their predicted times are of the other processor"
-        )
-    return lines
+    return lines + calibrated.processor_note(record.gpu_type for record in records)

@@ -7,6 +7,7 @@ its card's data sheet and the priors of analysis/planner/fitting.py.
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,16 @@ class Calibration:
             raise UsageError(f"--network: {where} is one node, and nothing leaves it")
         check_network(words, self.gpus_per_node, "--network")
         return replace(self, network=words)
+
+    def processor_note(self, processors: Iterable[str | None]) -> list[str]:
+        """Which runs' processors are not the host CPU that was calibrated, in words."""
+        others = set(processors) - {None, self.processor}
+        if not (self.processor and others):
+            return []
+        return [
+            f"{self.name} was calibrated on {self.processor}, and runs here are of"
+            f" {', '.join(sorted(others))}: their predicted times are of the other processor"
+        ]
 
     def network_note(self, gpus: float = math.inf) -> list[str]:
         """A line about the network between the nodes as it is planned with, and where that is known

@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from base.storage import STATE_BYTES_PER_PARAM, publish, state_bytes
+from base.units import GIB
 from parallel.checkpoint import folders, loading
 from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.host_copy import HostCopy
@@ -107,7 +108,7 @@ class Checkpointer:
             free = min(free, allowed * 2**20 - ranks * psutil.Process().memory_info().rss)
         free = min(self.ranks.gather(free))
         sizes = (
-            f"copies of the state, {needed / 1e9:.2f} GB on a node with {free / 1e9:.2f} GB free"
+            f"copies of the state, {needed / GIB:.2f} GiB on a node with {free / GIB:.2f} GiB free"
         )
         if needed > free:
             return f" saving while training waits: no memory for {sizes}"

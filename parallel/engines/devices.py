@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from base.errors import UsageError
+from base.units import GIB
 from models.gpus import lacking
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
@@ -141,8 +142,8 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
         needed = ranks * float((held["weights"] + held["optimizer"])[0])
     if needed > (free := psutil.virtual_memory().available):
         raise UsageError(
-            f"{spec.model.n_params:,} parameters need {needed / 1e9:.1f} GB on this machine for"
-            f" weights and AdamW alone (ranks: {ranks}), but {free / 1e9:.1f} GB of memory are"
+            f"{spec.model.n_params:,} parameters need {needed / GIB:.1f} GiB on this machine for"
+            f" weights and AdamW alone (ranks: {ranks}), but {free / GIB:.1f} GiB of memory are"
             " available: take a smaller model, or see the run without starting it with --check"
         )
 
