@@ -61,12 +61,19 @@ def _fastest(rows: Rows, kind: str, unit: str) -> str:
         most = max(known, key=lambda row: row["tokens_per_s"])
         return (
             f"No run has a speedup against a baseline. {most['run']} has the most tokens/s:"
-            f" {most['tokens_per_s']:.0f} on {most['gpus'] or '-'} {unit}."
+            f" {most['tokens_per_s']:.0f} on {_counted(most['gpus'] or '-', unit)}."
         )
     shown = best if len(best) <= 4 else [best[0], best[len(best) // 2], best[-1]]
-    each = "; ".join(f"on {row['gpus']} {unit} {row['run']}, {_ratio(row)}" for row in shown)
+    each = "; ".join(
+        f"on {_counted(row['gpus'], unit)} {row['run']}, {_ratio(row)}" for row in shown
+    )
     baselines = " / ".join(dict.fromkeys(row["baseline"] for row in best))
     return f"Fastest ({kind} scaling against {baselines}): {each}."
+
+
+def _counted(count: int | str, plural: str) -> str:
+    """The count and its noun: 1 file, 2 files."""
+    return f"{count} {plural.removesuffix('s') if count == 1 else plural}"
 
 
 def _ratio(row: dict[str, Any]) -> str:
@@ -112,9 +119,9 @@ def _doubts(table: Table, refused: list[str]) -> str:
         for reason, runs in common[:FEW]
     ]
     if len(common) > FEW:
-        each.append(f"{len(common) - FEW} more doubts below the table")
+        each.append(f"{_counted(len(common) - FEW, 'more doubts')} below the table")
     if refused:
-        each.append(f"{len(refused)} files could not be read")
+        each.append(f"{_counted(len(refused), 'files')} could not be read")
     line = f"{len(good)} of {len(rows)} runs are complete and timed."
     return f"{line} In doubt: {'; '.join(each)}." if each else f"{line} Nothing is in doubt."
 
