@@ -120,7 +120,7 @@ def _agrees(record: Record, name: str, done: float, amount: float, within: float
     if near(done, amount, within):
         return True
     words = f"{name} x seconds a step is {done:.6g}, but a step is {amount:.6g}"
-    record.notes.append(f"{words}: it is unknown")
+    record.doubts[f"contradictory {name}"] = f"{words}: it is unknown"
     return False
 
 
@@ -138,7 +138,8 @@ def _judge_tflops(record: Record, counted: float) -> None:
     most = _NO_CONVENTION if unusual else 1.25 * 8 / 6 * (1 + attention)
     if not 1 / _NO_CONVENTION <= times <= most:
         words = f"{times:.4g} times 6 x parameters x tokens"
-        record.notes.append(f"the printed TFLOP/s are {words} a second and GPU: unknown")
+        doubt = f"the printed TFLOP/s are {words} a second and GPU: unknown"
+        record.doubts["contradictory tflops"] = doubt
         tflops[:] = np.nan
 
 
@@ -163,7 +164,7 @@ def _judge_speed(record: Record, name: str) -> None:
     card = find_gpu(record.gpu_type)
     fastest = max(card.peaks.values()) if card else _FASTEST
     if needed > fastest:
-        record.notes.append(
+        record.doubts[f"contradictory {name}"] = (
             f"{name} {middle:.4g} would need {needed:.4g} TFLOP/s of a GPU, above the {fastest:.5g}"
             f" of {card.name if card else 'any card'}: unknown"
         )
