@@ -39,7 +39,10 @@ from tests.conftest import (
         (["--steps", "-1"], "train: --steps must be at least 1 and at most 1000000000, not -1"),
         (["--data", "{tokens}", "--load", "{tmp}/nowhere"], "no checkpoint at"),
         (["--data", "{tmp}/bare.bin", "--device", "cpu"], "token id 400"),  # beyond the vocabulary
-        (["--data", "{tokens}", "--device", "cpu", "--preset", "175b"], "parameters need 2"),  # TB
+        (
+            ["--data", "{tokens}", "--device", "cpu", "--preset", "175b"],
+            "parameters need 1951.3 GiB",
+        ),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_2(flags, words, tokens, tmp_path):
@@ -153,7 +156,7 @@ def test_the_memory_that_is_asked_for_is_what_the_split_leaves(
     monkeypatch.setattr(
         devices.psutil, "virtual_memory", lambda: SimpleNamespace(available=available)
     )
-    with pytest.raises(UsageError, match="GB of memory"):
+    with pytest.raises(UsageError, match="GiB of memory"):
         devices.check_memory(spec, 2)
     available *= 1.2
     devices.check_memory(spec, 2)
