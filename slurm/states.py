@@ -427,7 +427,7 @@ def job_ids(study: Study, logs: Path, jobs: dict[int, Job]) -> dict[str, list[in
 
 
 def active(ids: Iterable[int], jobs: dict[int, Job]) -> list[int]:
-    """Those of the jobs that wait or run."""
+    """Returns the ids whose jobs wait or run."""
     return [i for i in ids if i in jobs and jobs[i].state in PENDING | ACTIVE]
 
 

@@ -61,8 +61,8 @@ def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list
 
 
 def submit(study: Study, name: str, logs: Path) -> int:
-    """Submit a run. Its job. Raises: UsageError: sbatch refuses it, or its folder cannot be made
-    or written."""
+    """Submits a run and returns the number of its job. Raises: UsageError: sbatch refuses it, or
+    its folder cannot be made or written."""
     folder = ROOT / logs / study.name / name
     left_out = nodes.option(study, ROOT / logs, name)
     command = ["sbatch", "--parsable", f"--chdir={ROOT}", *left_out]

@@ -228,8 +228,8 @@ class Watch:
         return Hours(used, lost, reserved, unknown)
 
     def submit_what_may_start(self) -> bool:
-        """Submit what may start. Whether anything was submitted, waits or runs. Raises: UsageError:
-        sbatch refuses a run."""
+        """Submits what may start; returns whether anything was submitted, waits or runs. Raises:
+        UsageError: sbatch refuses a run."""
         conditions: dict[str, str] = {}
         refused: dict[str, UsageError] = {}
         free = (self.arguments.at_most or sys.maxsize) - self.underway(s.name for s in self.studies)

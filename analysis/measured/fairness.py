@@ -301,8 +301,8 @@ def shared_cores(records: list[Record]) -> dict[str, str]:
 
 
 def _crowded(stays: list[_Stay]) -> list[_Stay]:
-    """Those, of one host and in the order of their beginnings, that at some moment had together
-    with others more threads than cores."""
+    """Returns the stays that, at some moment, had more threads than cores together with others. All
+    stays are on one host and come in the order in which they began."""
     present: dict[int, _Stay] = {}  # by number, of those that have not ended
     alone: set[int] = set()  # of these, the numbers of those that were in no crowd yet
     crowded: list[int] = []

@@ -143,14 +143,8 @@ def read_runs(paths: list[Path], place: Place) -> Runs:
         try:
             if time is None or not time.step_s > 0:
                 raise ValueError("no steady step time")
-            runs.append(
-                (
-                    name,
-                    row_of(record, place),
-                    time.step_s,
-                    max(1.0, threads_per_core(record) or 1.0),
-                )
-            )
+            crowding = max(1.0, threads_per_core(record) or 1.0)
+            runs.append((name, row_of(record, place), time.step_s, crowding))
         except ValueError as error:
             left_out.append(f"{name}: {error}")
     if not runs:

@@ -45,7 +45,8 @@ def problem(kernels: str) -> str:
 
 
 def compute_dtype(spec: RunSpec) -> torch.dtype:
-    """Of weights and activations. With fp8 they are bf16, and the layers' GEMMs alone are fp8."""
+    """Returns the dtype of weights and activations. With fp8 it is bf16: the layers' GEMMs alone
+    are fp8."""
     return torch.bfloat16 if spec.precision == "fp8" else DTYPES[spec.precision]
 
 

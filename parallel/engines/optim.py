@@ -57,7 +57,8 @@ class LossScale(NamedTuple):
 
     @classmethod
     def of(cls, stored: dict[str, float], rule: ScaleRule = USUAL_RULE) -> "LossScale":
-        """That of a checkpoint. Another program's may count on beyond the window, and below 1."""
+        """The scale that a checkpoint stores. Another program may have counted good steps beyond
+        the window, and overflows below 1."""
         good_steps = min(int(stored["good_steps"]), rule.window - 1)
         hysteresis = max(int(stored.get("hysteresis", rule.hysteresis)), 1)
         return cls(float(stored["scale"]), good_steps, hysteresis)
