@@ -152,7 +152,6 @@ LEVELS = {
         {"config"},
         {"record"},
         {"checkpoint", "measure"},
-        {"doors"},
         {"engines"},
         {"token_files"},
         {"batches"},

@@ -17,12 +17,11 @@ from models.config import GPTConfig, parameter_shapes, preset
 from models.hf_config import hugging_face_names
 from models.hf_weights import to_hugging_face
 from models.weights import write_weights
-from parallel import doors
 from parallel.checkpoint import __main__ as checkpoint
-from parallel.checkpoint import folders
+from parallel.checkpoint import doors, folders
+from parallel.checkpoint.doors import Foreign, ours, pickles, torch_dist
 from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
-from parallel.doors import Foreign, ours, pickles, torch_dist
 from tests.conftest import run_worker
 from tests.tools.tiny_checkpoint import SIZES, Engine, saver_of
 

@@ -14,12 +14,11 @@ from models.config import GPTConfig, parameter_shapes
 from models.hf_config import hugging_face_names
 from models.hf_weights import to_hugging_face
 from models.weights import write_weights
-from parallel import doors
 from parallel.checkpoint import __main__ as checkpoint
-from parallel.checkpoint import folders
+from parallel.checkpoint import doors, folders
+from parallel.checkpoint.doors import ours
 from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
-from parallel.doors import ours
 from tests.checkpoint_worker import SIZES, save_of
 from tests.conftest import run_worker
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from base.errors import UsageError
-from parallel.doors import pickles
+from parallel.checkpoint.doors import pickles
 from tests.conftest import ROOT
 from tests.test_architecture import FILES
 
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 NEVER = {"read_pickle", "unsafe_load", "full_load", "unpickle"}
-READER = ROOT / "parallel" / "doors" / "pickles.py"
+READER = ROOT / "parallel" / "checkpoint" / "doors" / "pickles.py"
 TORCH_STORES = "torch.distributed.checkpoint"  # its readers unpickle .metadata
 # The classes of what is in it.
 TABLES = tuple(f"{TORCH_STORES}.{name}" for name in ("metadata.", "filesystem._StorageInfo"))

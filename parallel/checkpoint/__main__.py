@@ -52,7 +52,7 @@ def _export(path: Path, out: Path, dtype: str | None, form: str) -> str:
     folder = folders.candidates(path)[0]
     if folders.step_of(folder) is None:
         raise UsageError(f"{folder} holds weights alone already: use python -m models.hf export")
-    from parallel.doors import deepspeed, ours, torch_dist
+    from parallel.checkpoint.doors import deepspeed, ours, torch_dist
 
     checkpoint = ours.read(folder)
     if form == "weights":
@@ -76,8 +76,8 @@ def _import(path: Path, out: Path, model: str) -> str:
     """
     refuse_existing(out)
     sizes = model_of(Path(model)) if Path(model).exists() else preset(model)
-    from parallel import doors
-    from parallel.doors import ours
+    from parallel.checkpoint import doors
+    from parallel.checkpoint.doors import ours
 
     foreign = doors.read(path, sizes)
     ours.write(out, foreign)

@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 SAVES = "checkpoints"  # where a run folder has its checkpoints
 _NAME = re.compile(r"step-(\d{8,})")
 LATEST = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
-# What others' checkpoints have -> the module of parallel/doors that reads them.
+# What others' checkpoints have -> the module of parallel/checkpoint/doors that reads them.
 _FORMS = {".metadata": "torch_dist", "*mp_rank_00_model_states.pt": "deepspeed"}
 # What a writer of ours leaves where it is killed; other names are somebody else's.
 _LEFT = re.compile(r"\.step-\d{8,}\.(partial|old)")
@@ -196,7 +196,7 @@ def candidates(path: Path) -> list[Path]:
 
 
 class OthersCheckpoint(NamedTuple):
-    """A checkpoint of another program. form: the module of parallel/doors that reads it."""
+    """A checkpoint of another program. form: the module of doors/ that reads it."""
 
     folder: Path
     form: str

@@ -22,8 +22,8 @@ from models import gpt
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import Held, fill, fused_attention, gelu, positions, rope_frequencies
 from parallel.checkpoint.contents import is_split
+from parallel.checkpoint.doors.names import MEGATRON_LAYER, MEGATRON_TOP
 from parallel.config.settings import RunSpec
-from parallel.doors.names import MEGATRON_LAYER, MEGATRON_TOP
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import adds_up_gradients, compute_dtype, packs_documents
 from parallel.engines.megatron_versions import (

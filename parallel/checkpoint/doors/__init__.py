@@ -40,7 +40,7 @@ def read(path: Path, model: GPTConfig) -> Foreign:
         UsageError: no format knows it; or as that format's `read`.
     """
     if newest := others_checkpoint(path):
-        door = importlib.import_module(f"parallel.doors.{newest.form}")
+        door = importlib.import_module(f"parallel.checkpoint.doors.{newest.form}")
         return door.read(newest.folder, model)
     if not path.exists():
         raise UsageError(f"{path} does not exist")

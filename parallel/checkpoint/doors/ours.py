@@ -13,10 +13,10 @@ from models.config import GPTConfig, parameter_shapes
 from models.weights import new_folder, write_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.contents import Piece
+from parallel.checkpoint.doors import Foreign
 from parallel.checkpoint.manifest import IMPORTED, KINDS, rank_file
 from parallel.checkpoint.rank_files import Reader, write_rank_file
 from parallel.config.layout import Layout
-from parallel.doors import Foreign
 from parallel.record.schema import utc_now
 
 FILE_BYTES = 1 << 30  # of one file; a larger parameter has its own
