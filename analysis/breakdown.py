@@ -18,8 +18,8 @@ file, is named; the others are still reported. Exits 2 when nothing could be rea
 import sys
 
 from analysis.common.table import show
-from analysis.measured import rank_times
-from analysis.measured.run_flags import parser_of
+from analysis.runs import rank_times
+from analysis.runs.run_flags import parser_of
 from base.errors import command_line, warn
 
 

@@ -13,8 +13,8 @@ others'. What is not known prints `-`. Exits 2 when nothing could be read.
 import sys
 
 from analysis.common.table import show
-from analysis.measured import checkpoint_costs
-from analysis.measured.run_flags import load_runs, parser_of
+from analysis.runs import checkpoint_costs
+from analysis.runs.run_flags import load_runs, parser_of
 from base.errors import command_line, warn
 
 

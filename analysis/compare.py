@@ -31,7 +31,7 @@ from analysis.logs.fact_flags import facts_of
 from analysis.logs.load import baseline_of, has_baseline, load, name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, step_times, time_doubts, timed
-from analysis.measured.fairness import (
+from analysis.runs.fairness import (
     ANY_COMMIT,
     CHANGED,
     WORDS,
@@ -50,7 +50,7 @@ from analysis.measured.fairness import (
     unlike,
     unstated,
 )
-from analysis.measured.run_flags import parser_of
+from analysis.runs.run_flags import parser_of
 from base.errors import Reading, UsageError, by_reason, command_line, warn
 from parallel.measure.steady_time import MIN_STEADY, Window, steady_iterations
 

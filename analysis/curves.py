@@ -19,8 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.measured.curve_tools import TOOLS, Point, Sink
-from analysis.measured.run_flags import parser_of
+from analysis.runs.curve_tools import TOOLS, Point, Sink
+from analysis.runs.run_flags import parser_of
 from base.errors import UsageError, command_line, printable, warn
 from base.files import named_folder, read_json_if_whole
 from base.storage import write_synced

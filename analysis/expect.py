@@ -28,14 +28,14 @@ from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import MODEL, state
 from analysis.logs.record import Record
 from analysis.logs.verdict import time_doubts, timed
-from analysis.measured import rank_times, run_table
-from analysis.measured.fairness import changes
-from analysis.measured.run_flags import unheeded
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
 from analysis.planner.runs import ASSUMED, absent, assumed, priced
 from analysis.planner.space import engine_of, pipelines
 from analysis.published.published_runs import read_published
+from analysis.runs import rank_times, run_table
+from analysis.runs.fairness import changes
+from analysis.runs.run_flags import unheeded
 from base.bounds import check_flags
 from base.errors import Answer, Parser, UsageError, command_line, warn
 from base.files import ROOT

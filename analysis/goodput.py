@@ -13,8 +13,8 @@ nothing could be read.
 import sys
 
 from analysis.common.table import show
-from analysis.measured import goodput
-from analysis.measured.run_flags import load_runs, parser_of
+from analysis.runs import gpu_hours
+from analysis.runs.run_flags import load_runs, parser_of
 from base.errors import UsageError, command_line
 
 
@@ -22,7 +22,7 @@ from base.errors import UsageError, command_line
 def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.goodput", __doc__, "table", paths="study or run folder")
     flags = parser.parse_args(argv)
-    tables, refused = goodput.table(load_runs("analysis.goodput", flags))
+    tables, refused = gpu_hours.table(load_runs("analysis.goodput", flags))
     if not any(table.rows for table in tables):
         raise UsageError("; ".join(refused) or "these are no run folders of this repository")
     show([table for table in tables if table.rows], flags.format, flags.columns)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.logs.fact_flags import facts_of
 from analysis.logs.load import baseline_of, load
-from analysis.measured import run_table
-from analysis.measured.fairness import scaling_of
-from analysis.measured.run_flags import parser_of
+from analysis.runs import run_table
+from analysis.runs.fairness import scaling_of
+from analysis.runs.run_flags import parser_of
 from base.errors import command_line, printable, warn
 from base.files import add_force_flag
 from base.storage import check_output, output

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from analysis.common.colours import GREY, of_engines
 from analysis.logs.load import load
 from analysis.logs.model import asked
-from analysis.measured import drawn_rows, run_table
-from analysis.measured.drawn_rows import Bars, Points
-from analysis.measured.fairness import by_configuration, scaling_of
-from analysis.measured.run_flags import parser_of
+from analysis.runs import drawn_rows, run_table
+from analysis.runs.drawn_rows import Bars, Points
+from analysis.runs.fairness import by_configuration, scaling_of
+from analysis.runs.run_flags import parser_of
 from base.errors import UsageError, command_line, warn
 from base.files import add_force_flag, named_folder
 from base.storage import output

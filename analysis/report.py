@@ -67,7 +67,7 @@ def _paths(arguments: list[str]) -> list[Path]:
 
 
 def _losses(arguments: list[str]) -> Table:
-    from analysis.measured.rank_times import report
+    from analysis.runs.rank_times import report
 
     tables, problems = report(_paths(arguments))
     if problems:

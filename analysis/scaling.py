@@ -19,8 +19,8 @@ import sys
 from analysis.common.table import show
 from analysis.logs.fact_flags import facts_of
 from analysis.logs.load import load
-from analysis.measured import scaling_curve, submissions
-from analysis.measured.run_flags import parser_of, unheeded
+from analysis.runs import scaling_curve, submissions
+from analysis.runs.run_flags import parser_of, unheeded
 from base.errors import command_line, warn
 
 

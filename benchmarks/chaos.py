@@ -28,7 +28,7 @@ from pathlib import Path
 import psutil
 
 from analysis.logs.load import load
-from analysis.measured import goodput
+from analysis.runs import gpu_hours
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line
 from base.files import ROOT
@@ -190,9 +190,9 @@ class Chaos:
         printed = re.findall(r"([\d.]+) rank-hours used, ([\d.]+) of them lost", self.text())[-1]
         if [f"{used:.3f}", f"{lost:.3f}"] != list(printed):
             wrong.append(f"sacct: {used:.3f} hours used, {lost:.3f} lost; --watch: {printed}")
-        runs, _ = goodput.table(load([self.logs / self.study.name]).content).content
+        runs, _ = gpu_hours.table(load([self.logs / self.study.name]).content).content
         split = runs.rows[-1]
-        if abs(sum(split[part] for part in goodput.PARTS) - used) > 0.01 * used:
+        if abs(sum(split[part] for part in gpu_hours.PARTS) - used) > 0.01 * used:
             wrong.append(f"sacct: {used:.3f} hours used; analysis.goodput: {split}")
         with (self.logs / self.study.name / "tries.csv").open() as file:
             tries = list(csv.DictReader(file))
@@ -218,7 +218,7 @@ class Chaos:
             ("of them lost, by --watch and by sacct", f"{printed[1]}, {lost:.3f}"),
             (
                 "rank-hours by analysis.goodput",
-                told(f"{part} {split[part]:.3f}" for part in goodput.PARTS),
+                told(f"{part} {split[part]:.3f}" for part in gpu_hours.PARTS),
             ),
             ("minutes", f"{took_s / 60:.1f}"),
         ]

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.logs.load import load
 from analysis.logs.record import Record
-from analysis.measured import throughput
-from analysis.measured.run_table import rows
+from analysis.runs import throughput
+from analysis.runs.run_table import rows
 from base.errors import Parser, command_line
 
 COLUMNS = tuple(

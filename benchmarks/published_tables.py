@@ -17,7 +17,7 @@ import pandas
 from analysis import report
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
-from analysis.measured.scaling_curve import karp_flatt
+from analysis.runs.scaling_curve import karp_flatt
 from base.errors import UsageError, command_line
 from base.files import ROOT
 from base.storage import BYTES, state_bytes

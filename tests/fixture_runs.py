@@ -10,7 +10,7 @@ import numpy as np
 from analysis.common.table import Table
 from analysis.logs.load import load
 from analysis.logs.record import STEP, Record, steps_table
-from analysis.measured import run_table, scaling_curve
+from analysis.runs import run_table, scaling_curve
 from models.config import GPTConfig
 from parallel.config.settings import resolve
 from parallel.record.ends import kind_of

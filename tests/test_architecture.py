@@ -29,7 +29,7 @@ HOMES = {
     "transformers": {"models.hf_model"},
     "apex": set(),  # probed by name in parallel/engines/kernels.py
     "transformer_engine": set(),
-    **dict.fromkeys(("tensorboard", "wandb", "mlflow"), {"analysis.measured.curve_tools"}),
+    **dict.fromkeys(("tensorboard", "wandb", "mlflow"), {"analysis.runs.curve_tools"}),
     "vl_convert": {"analysis.pages.page_html"},
     "altair": {"analysis.pages.altair_charts"},
 }
@@ -146,7 +146,7 @@ def test_no_files_import_each_other_in_a_circle():
 # The rooms inside a room, lowest first; rooms of one line do not import each other. Every other
 # file there is a command, and stands above them all.
 LEVELS = {
-    "analysis": [{"common"}, {"logs"}, {"planner"}, {"measured"}, {"published"}, {"pages"}],
+    "analysis": [{"common"}, {"logs"}, {"planner"}, {"runs"}, {"published"}, {"pages"}],
     "analysis.logs": [{"record"}, {"parsing"}, {"readers"}, {"load"}],
     "parallel": [
         {"config"},

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from analysis import breakdown as command
-from analysis.measured import rank_times as tables
-from analysis.measured.scaling_curve import speedup
+from analysis.runs import rank_times as tables
+from analysis.runs.scaling_curve import speedup
 from parallel.config.settings import resolve
 from parallel.measure import ranges, step_parts
 from parallel.record import writer

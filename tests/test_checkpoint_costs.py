@@ -8,7 +8,7 @@ import pytest
 from analysis import goodput
 from analysis.checkpoints import main
 from analysis.logs.readers import read
-from analysis.measured.checkpoint_costs import rows, table
+from analysis.runs.checkpoint_costs import rows, table
 from base.errors import UsageError
 from parallel.record.reader import read_checkpoints
 from tests.fixture_runs import facts, write

@@ -11,7 +11,7 @@ import pytest
 from analysis import compare as module
 from analysis.common.statistics import log_ratio, ratio_of_medians
 from analysis.compare import Comparison, TimedRun, Verdict, compare, judged, of_study
-from analysis.measured.fairness import ANY_COMMIT, CHANGED, changes
+from analysis.runs.fairness import ANY_COMMIT, CHANGED, changes
 from base.errors import UsageError
 from benchmarks.planner.held_out import repeat_noise
 from tests.fixture_runs import facts, logged, write

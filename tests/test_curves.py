@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from analysis import curves
-from analysis.measured import curve_tools
-from analysis.measured.curve_tools import TOOLS
+from analysis.runs import curve_tools
+from analysis.runs.curve_tools import TOOLS
 from parallel.record.reader import read_run
 from tests.conftest import ROOT
 

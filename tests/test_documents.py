@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from analysis import curves
 from analysis.logs.load import load
 from analysis.logs.model import config_of
-from analysis.measured import throughput
+from analysis.runs import throughput
 from base.errors import UsageError
 from models import gpt, hf_model
 from models.config import PRESETS

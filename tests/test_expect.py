@@ -9,11 +9,11 @@ import pytest
 from analysis import expect, plan, tflops
 from analysis.logs.published_csv import read_csv
 from analysis.logs.record import Record, steps_table
-from analysis.measured.throughput import tflops_per_gpu
 from analysis.planner import ranking, runs
 from analysis.planner.calibration import from_data_sheet, load_calibration
 from analysis.planner.space import space
 from analysis.published.published_runs import read_published
+from analysis.runs.throughput import tflops_per_gpu
 from base.errors import Answer
 from models.config import preset
 from models.flops import megatron

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.logs.load import load
-from analysis.measured.fairness import configuration
+from analysis.runs.fairness import configuration
 from base.errors import UsageError
 from models.config import PRESETS, preset
 from parallel import train

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import goodput as command
 from analysis.logs.readers import read
-from analysis.measured.goodput import PARTS, Span, jobs_of, split, table
+from analysis.runs.gpu_hours import PARTS, Span, jobs_of, split, table
 from tests.fixture_runs import facts, write
 
 START = 1_750_000_000.0

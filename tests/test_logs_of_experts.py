@@ -12,9 +12,9 @@ from analysis.logs.model import config_of
 from analysis.logs.parsing.expert_settings import placed_in
 from analysis.logs.parsing.facts_elsewhere import stated
 from analysis.logs.parsing.mlperf_tree import _CONFIG
-from analysis.measured import fairness, run_table
-from analysis.measured.throughput import per_token
 from analysis.published.audit import audit_paths
+from analysis.runs import fairness, run_table
+from analysis.runs.throughput import per_token
 from models.config import PRESETS, Experts, LatentAttention
 from models.flops import CONVENTIONS
 from tests.test_logs_say_what_model_they_trained import (

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.logs.load import load
 from analysis.logs.model import config_of
-from analysis.measured import run_table
+from analysis.runs import run_table
 from analysis.tflops import main
 from models.config import PRESETS, GPTConfig
 from models.flops import CONVENTIONS

@@ -8,9 +8,9 @@ import pytest
 from analysis import plan, prune
 from analysis.logs.load import load
 from analysis.logs.record import Record
-from analysis.measured import checkpoint_costs, run_table, throughput
 from analysis.pages import cost_views
 from analysis.planner.calibration import load_calibration
+from analysis.runs import checkpoint_costs, run_table, throughput
 from base.errors import Parser
 from tests.conftest import ROOT
 from tests.fixture_runs import curve_of, facts, logged, table_of, write

@@ -11,7 +11,7 @@ from analysis import scaling
 from analysis.logs.load import load
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge, timed
-from analysis.measured import run_table
+from analysis.runs import run_table
 from tests.tools.mlperf_tree import describe, line, result, write
 
 LORA = {"step_key": None, "block_steps": 48, "blocks": 6, "tokens": False}

@@ -9,11 +9,11 @@ import pytest
 
 from analysis.common.table import Column, Table, cell
 from analysis.logs.load import load
-from analysis.measured import run_table
 from analysis.page import page_at
 from analysis.pages import altair_charts
 from analysis.pages.page_html import html_of
 from analysis.pages.section import Chart, Page, Section
+from analysis.runs import run_table
 from tests import fixture_runs
 from tests.conftest import ROOT
 

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from analysis.measured.loss_parity import first_losses, verify
 from analysis.parity import main
+from analysis.runs.loss_parity import first_losses, verify
 from models import gpt
 from models.config import preset
 from parallel.record.reader import find_runs, read_run

@@ -5,8 +5,8 @@ from matplotlib.colors import to_rgb
 
 from analysis import plots
 from analysis.common import colours
-from analysis.measured import drawn_rows
 from analysis.pages import altair_charts, cost_views
+from analysis.runs import drawn_rows
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES, EXPERT_AXES
 from tests.fixture_runs import facts, write

@@ -9,9 +9,9 @@ import pytest
 
 from analysis import prune, tflops
 from analysis.logs.load import load
-from analysis.measured import predictions
 from analysis.planner.calibration import load_calibration
 from analysis.planner.runs import priced, read_runs, row_of
+from analysis.runs import predictions
 from base.errors import UsageError
 
 RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"

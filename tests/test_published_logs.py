@@ -8,7 +8,7 @@ import pytest
 
 from analysis.logs.load import load
 from analysis.logs.model import config_of
-from analysis.measured import run_table, throughput
+from analysis.runs import run_table, throughput
 from benchmarks.published_logs import AGREES, NO_VOCABULARY, beside_printed, table, text
 from models.flops import CONVENTIONS
 from tests.conftest import ROOT

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from analysis.logs.published_csv import read_csv
-from analysis.measured.scaling_curve import karp_flatt
+from analysis.runs.scaling_curve import karp_flatt
 from benchmarks import published_tables
 from models.config import PRESETS, GPTConfig
 from models.flops import CONVENTIONS

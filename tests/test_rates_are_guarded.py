@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.logs.parsing.rate_words import judge_rates, near, scale_of
-from analysis.measured.throughput import PRINTED, best_tflops_per_gpu
+from analysis.runs.throughput import PRINTED, best_tflops_per_gpu
 from models.flops import DEFAULT_CONVENTION
 from tests.fixture_runs import logged
 

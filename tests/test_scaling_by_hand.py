@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from analysis.logs.record import Record
-from analysis.measured import fairness, scaling_curve
-from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
-from analysis.measured.scaling_curve import (
+from analysis.runs import fairness, scaling_curve
+from analysis.runs.fairness import batch_per_gpu, differences, shared_cores
+from analysis.runs.scaling_curve import (
     Side,
     curve,
     fit_amdahl,

@@ -14,9 +14,9 @@ from analysis import checkpoints, compare, parity, scaling
 from analysis.logs.load import load
 from analysis.logs.model import config_of
 from analysis.logs.record import Record
-from analysis.measured import run_table
-from analysis.measured.fairness import CHANGED, UNSTATED
-from analysis.measured.throughput import tflops_per_gpu
+from analysis.runs import run_table
+from analysis.runs.fairness import CHANGED, UNSTATED
+from analysis.runs.throughput import tflops_per_gpu
 from analysis.tflops import main
 from models.flops import CONVENTIONS
 from tests.conftest import ROOT

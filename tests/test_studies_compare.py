@@ -7,7 +7,7 @@ import pytest
 
 from analysis import breakdown, compare, page, parity, plots, report, scaling, tflops
 from analysis.logs.load import read_all
-from analysis.measured.fairness import ANY_COMMIT, CHANGED, other_kernels
+from analysis.runs.fairness import ANY_COMMIT, CHANGED, other_kernels
 from parallel.config.study import load_study
 from parallel.record.facts import planned
 from parallel.sweep import command_of

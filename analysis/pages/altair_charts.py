@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from analysis.common import colours
-from analysis.measured.drawn_rows import MOST
+from analysis.runs.drawn_rows import MOST
 
 Rows = list[dict[str, Any]]
 BAR = 20  # pixels

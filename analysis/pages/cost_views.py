@@ -7,9 +7,9 @@ from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
-from analysis.measured import checkpoint_costs, goodput, rank_times
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
+from analysis.runs import checkpoint_costs, gpu_hours, rank_times
 from base.errors import Reading, UsageError
 from base.units import GIB
 from parallel.config import memory
@@ -112,14 +112,14 @@ def clock_view(records: list[Record]) -> Section:
     section.words += damaged
     if saves.rows:
         section.tables["saves"] = saves
-    hours = goodput.table(records, ask=False).content[0]
+    hours = gpu_hours.table(records, ask=False).content[0]
     if hours.rows:
         hours.title = "GPU-hours (analysis.goodput asks Slurm's accounting, too)"
         section.tables["goodput"] = hours
         bars = [
             {"bar": row["run"], "part": part, "hours": row[part]}
             for row in hours.rows[:-1]
-            for part in goodput.PARTS
+            for part in gpu_hours.PARTS
             if row[part]
         ]
         section.charts.append(Chart(altair_charts.parts(bars, "hours", "GPU-hours"), "GPU-hours."))

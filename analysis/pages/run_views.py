@@ -10,12 +10,12 @@ from analysis.common.table import Column, Table, by_key
 from analysis.common.terminal import cut, who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.measured import drawn_rows, loss_parity
-from analysis.measured.drawn_rows import ranked, winners
-from analysis.measured.fairness import is_changed
-from analysis.measured.scaling_curve import reasons
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
+from analysis.runs import drawn_rows, loss_parity
+from analysis.runs.drawn_rows import ranked, winners
+from analysis.runs.fairness import is_changed
+from analysis.runs.scaling_curve import reasons
 from base.errors import printable
 from parallel.record.reader import read_run
 

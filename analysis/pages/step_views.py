@@ -10,10 +10,10 @@ import numpy as np
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import step_times, timed
-from analysis.measured import loss_parity
-from analysis.measured.loss_parity import StepDifference
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
+from analysis.runs import loss_parity
+from analysis.runs.loss_parity import StepDifference
 from parallel.record.reader import read_run
 
 POINTS = 3000  # of all runs together

@@ -7,7 +7,7 @@ from analysis.logs.model import config_of
 from analysis.logs.parsing.setting_names import read_settings, state
 from analysis.logs.published_csv import Row, read_csv
 from analysis.logs.record import Record
-from analysis.measured.throughput import per_token
+from analysis.runs.throughput import per_token
 from base.errors import Reading
 from models.gpus import planning_gpu
 

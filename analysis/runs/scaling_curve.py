@@ -11,8 +11,8 @@ from analysis.logs.load import baseline_of, name_of, own_name
 from analysis.logs.model import asked
 from analysis.logs.record import Record
 from analysis.logs.verdict import averages, judge, time_doubts, timed, unfinished
-from analysis.measured import throughput
-from analysis.measured.fairness import (
+from analysis.runs import throughput
+from analysis.runs.fairness import (
     WORDS,
     busy,
     by_configuration,

@@ -11,8 +11,8 @@ from analysis.logs.load import Name, chosen, distinct
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
-from analysis.measured.fairness import differences, scaling_of, shared_cores
-from analysis.measured.scaling_curve import Side, against
+from analysis.runs.fairness import differences, scaling_of, shared_cores
+from analysis.runs.scaling_curve import Side, against
 from base.errors import Reading, UsageError
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, check_setting

@@ -17,8 +17,8 @@ from analysis.logs.verdict import (
     timed,
     unfinished,
 )
-from analysis.measured import predictions, scaling_curve, throughput
-from analysis.measured.fairness import (
+from analysis.runs import predictions, scaling_curve, throughput
+from analysis.runs.fairness import (
     CHANGED,
     busy,
     changed,
@@ -30,8 +30,8 @@ from analysis.measured.fairness import (
     scaling_of,
     shared_cores,
 )
-from analysis.measured.loss_parity import NOT_VERIFIED, verify
-from analysis.measured.scaling_curve import MARKED, Ratio, Side, Timed, side_of
+from analysis.runs.loss_parity import NOT_VERIFIED, verify
+from analysis.runs.scaling_curve import MARKED, Ratio, Side, Timed, side_of
 from base.errors import Answer
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION

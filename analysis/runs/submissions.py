@@ -13,8 +13,8 @@ from typing import Any
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.record import Record
-from analysis.measured.scaling_curve import Timed, gather, report_of
-from analysis.measured.throughput import model_utilisation
+from analysis.runs.scaling_curve import Timed, gather, report_of
+from analysis.runs.throughput import model_utilisation
 from base.errors import UsageError, by_reason
 from parallel.config.axes import SET_AXES
 from parallel.measure.steady_time import Window
