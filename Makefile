@@ -33,7 +33,7 @@ help:
 	@echo "make report   write the tables, pictures and offline pages again"
 	@echo "make measure  train the runs of logs/2-core-cpu again; from a clean tree, then make report picture"
 	@echo "make picture  take README's picture of the offline page; needs chromium"
-	@echo "make render   write slurm/<study>.slurm of every study again"
+	@echo "make render   write slurm/<study>.slurm of every study in slurm/ again"
 	@echo "make format   let ruff format the code"
 	@echo "make clean    remove .venv (logs stay)"
 
@@ -66,7 +66,7 @@ measure: setup
 	  echo "- code: $$(git rev-parse --short HEAD)" >> logs/2-core-cpu/parity-$$model.md || exit 1; done
 
 render: setup
-	$(PY) -m slurm.render slurm/*.toml slurm/published/*.toml
+	$(PY) -m slurm.render slurm/*.toml
 
 report: setup
 	$(PY) -m benchmarks.published_tables $(PAGES)

@@ -20,7 +20,7 @@ setup(
     packages=find_namespace_packages(include=[f"{room}*" for room in ROOMS]),
     package_data={
         "models": ["*.toml"],
-        "slurm": ["*.toml", "*.sh", "*.slurm", "published/*", "deepspeed/*.json"],
+        "slurm": ["*.toml", "*.sh", "*.slurm", "published/*.toml", "deepspeed/*.json"],
         "parallel.record": ["*.json", "*.txt"],
         "analysis.planner": ["calibrations/*.toml"],
         "analysis.pages": ["page.html", "page.css", "page.js"],

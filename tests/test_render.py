@@ -30,9 +30,11 @@ STUDIES = [p for p in sorted((ROOT / "slurm").rglob("*.toml")) if p.name != "clu
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_what_is_committed_is_what_the_study_renders_to(path):
-    """And a job's planned run is the run that the study resolves to."""
+    """And a job's planned run is the run that the study resolves to. The scripts of the published
+    studies are written when asked."""
     study = load_study(path)
-    assert path.with_suffix(".slurm").read_text() == study_script(study)
+    if path.parent.name == "slurm":
+        assert path.with_suffix(".slurm").read_text() == study_script(study)
     for name, spec in study.specs.items():
         assert resolve(("job", json.loads(planned_text(study, name))["spec"])) == spec
 
@@ -68,10 +70,11 @@ def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then
 
 def test_every_script_is_of_a_study_and_passes_shellcheck():
     """Rendered ones differ in their settings alone: one that has every kind of them is checked."""
-    assert set((ROOT / "slurm").rglob("*.slurm")) == {p.with_suffix(".slurm") for p in STUDIES}
+    own = {path.with_suffix(".slurm") for path in STUDIES if path.parent.name == "slurm"}
+    assert set((ROOT / "slurm").glob("*.slurm")) == own
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not here (apt-get install shellcheck)")
-    files = [*(ROOT / "slurm").rglob("*.sh"), *(ROOT / "slurm").rglob("*.slurm"), "-"]
+    files = [*(ROOT / "slurm").rglob("*.sh"), *sorted(own), "-"]
     study = load_study(ROOT / "slurm/published/gpt2-two-nodes.toml")
     whole = max((script(study, name) for name in study.runs), key=len)
     done = subprocess.run(["shellcheck", *files], input=whole, capture_output=True, text=True)
