@@ -27,7 +27,7 @@ import numpy as np
 
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.common.table import Column, Table, show
-from analysis.logs.fact_flags import facts_of
+from analysis.logs.fact_options import facts_of
 from analysis.logs.load import baseline_of, has_baseline, load, name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, step_times, time_doubts, timed

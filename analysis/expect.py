@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Reasons, Table, add_table_flags, by_key, show
-from analysis.logs.fact_flags import add_fact_flags, facts_of
+from analysis.logs.fact_options import add_fact_options, facts_of
 from analysis.logs.load import load, name_of
 from analysis.logs.model import SAME_MODEL, asked, config_of
 from analysis.logs.parsing.model_names import read_name
@@ -282,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--cluster", metavar="NAME|FILE", help="a calibration or a cluster of clusters.toml")
     add("--top", type=int, default=5, metavar="N", help="published rows (default: 5)")
     ranking.add_network_flag(parser)
-    add_fact_flags(parser)
+    add_fact_options(parser)
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
     check_flags(arguments, top=(1, 1000))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.logs.fact_flags import facts_of
+from analysis.logs.fact_options import facts_of
 from analysis.logs.load import baseline_of, load
 from analysis.runs import run_table
 from analysis.runs.fairness import scaling_of

@@ -17,7 +17,7 @@ Exits 2 when nothing could be read.
 import sys
 
 from analysis.common.table import show
-from analysis.logs.fact_flags import facts_of
+from analysis.logs.fact_options import facts_of
 from analysis.logs.load import load
 from analysis.runs import scaling_curve, submissions
 from analysis.runs.run_flags import parser_of, unheeded

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 
-from analysis.logs.fact_flags import parse_window
+from analysis.logs.fact_options import parse_window
 from analysis.logs.record import Failure
 from analysis.logs.verdict import (
     Judgement,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from analysis.logs.fact_flags import flag_of
+from analysis.logs.fact_options import flag_of
 from analysis.logs.record import Record
 from base.errors import Answer, UsageError
 from models.config import GPTConfig

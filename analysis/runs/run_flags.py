@@ -6,14 +6,14 @@ from typing import Any
 
 from analysis.common.table import add_table_flags
 from analysis.common.terminal import who
-from analysis.logs.fact_flags import add_fact_flags, add_time_flags, facts_of, flag_of
+from analysis.logs.fact_options import add_fact_options, add_time_options, facts_of, flag_of
 from analysis.logs.load import load, name_of
 from analysis.logs.record import Record
 from base.errors import Parser, warn, warn_at_end
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import peak_tflops
 
-GROUPS = {"times": add_time_flags, "facts": add_fact_flags, "table": add_table_flags}
+GROUPS = {"times": add_time_options, "facts": add_fact_options, "table": add_table_flags}
 OWN = {
     "baseline": {
         "metavar": "NAME",

@@ -1,7 +1,5 @@
 """Facts that a log leaves out: from run.json or a model's configuration beside it, a sidecar TOML,
 flags, the file's name.
-
-Also what run.json and training_metrics.json say, as Record's fields.
 """
 
 import math
@@ -10,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.parsing.json_values import integer, mapping, rows
+from analysis.logs.parsing.json_values import mapping
+from analysis.logs.parsing.run_json import stated
 from analysis.logs.parsing.setting_names import (
     ENCODERS,
     FACTS,
-    MODEL,
     SETTINGS,
     read_settings,
     state,
@@ -22,9 +20,7 @@ from analysis.logs.parsing.setting_names import (
 from analysis.logs.record import Record, Refusal
 from base.bounds import misfit
 from base.files import check_file, parse_json, parse_toml
-from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SELDOM
-from parallel.config.settings import gemm_precision
 
 # The format of a log -> the files beside it that say what model it trained.
 _CONFIGURATIONS = {
@@ -156,71 +152,3 @@ def from_name(name: str) -> dict[str, Any]:
     if match := _BILLIONS.search(name):
         facts["params"] = float(match[1]) * {"M": 1e6, "B": 1e9, "T": 1e12}[match[2]]
     return facts
-
-
-# Record's fields that run.json's table of that name states under the same name.
-_STATED = {
-    "spec": ("engine", "seq_len"),
-    "layout": (
-        *AXES,
-        *EXPERT_AXES,
-        "micro_batch",
-        "global_batch",
-        "zero_stage",
-        "recompute",
-        "sequence_parallel",
-    ),
-}
-
-
-def stated(facts: dict[str, Any]) -> dict[str, Any]:
-    """Record's fields as run.json states them; None where it does not."""
-    parts = {part: mapping(facts.get(part)) for part in ("spec", "layout", "host", "model", "git")}
-    git, host, model = parts["git"], parts["host"], parts["model"]
-    commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
-    dispatcher = parts["spec"].get("moe_token_dispatcher_type")  # no other engine sends tokens
-    fields = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
-    seldom = [axis for axis in SELDOM if axis not in EXPERT_AXES or model.get("experts")]
-    return fields | {
-        "precision": gemm_precision(parts["spec"].get("precision"), parts["spec"].get("tf32")),
-        "planned_steps": parts["spec"].get("steps"),
-        "attended_seq_len": mapping(facts.get("data")).get("attended_seq_len", 0.0)
-        if parts["spec"].get("reset_at_documents")
-        else None,
-        "gpus": parts["layout"].get("world_size"),
-        # Older files do not state cp, and a file does not state that experts are not split.
-        **{a: parts["layout"].get(a, 1) if parts["layout"] else None for a in seldom},
-        "params": model.get("n_params"),
-        # run.json's padded_vocab follows from tp and is no size of the model.
-        "model": {k: model[k] for k in (*MODEL, *PARTS) if k in model} or None,
-        "routing": facts.get("routing"),
-        "dispatcher": dispatcher if parts["spec"].get("engine") == "megatron" else None,
-        "gpu_type": host.get("gpu") or host.get("cpu"),
-        "commit": commit and commit + changed,
-        "code": git.get("code") and git["code"] + changed,
-        "oversubscribed": bool(sharing(facts)),
-    }
-
-
-def sharing(facts: dict[str, Any]) -> str:
-    """Why the ranks had to share what they ran on, or "" when they did not (or nothing says)."""
-    spec, layout, host = (mapping(facts.get(part)) for part in ("spec", "layout", "host"))
-    ranks = host.get("ranks_per_node") or layout.get("world_size")
-    if not ranks:
-        return ""
-    if host.get("gpu"):
-        visible = host.get("gpus_visible")
-        return f"{ranks} ranks on {visible} GPUs" if visible and ranks > visible else ""
-    cores, threads = host.get("cores"), spec.get("threads") or 1
-    if not cores or ranks * threads <= cores:
-        return ""
-    return f"{ranks} ranks x {threads} threads on {cores} cores"
-
-
-def peak_bytes(content: dict[str, Any]) -> int | None:
-    """Most bytes that a rank held by training_metrics.json: allocated on CUDA, resident on CPU."""
-    keys = ["max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global"]
-    if mapping(content.get("hardware")).get("world_size") == 1:
-        keys.append("max_cuda_mem_allocated_bytes_rank0")
-    peaks = [integer(epoch.get(key)) for epoch in rows(content.get("epochs")) for key in keys]
-    return max((value for value in peaks if value and value > 0), default=None)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.parsing.facts_elsewhere import peak_bytes
 from analysis.logs.parsing.fields import number
 from analysis.logs.parsing.json_values import (
     document,
@@ -25,6 +24,7 @@ from analysis.logs.parsing.json_values import (
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
+from analysis.logs.parsing.run_json import peak_bytes
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record, Refusal
 from parallel.record.schema import METRICS_VERSION

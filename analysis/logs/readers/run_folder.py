@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.logs.parsing.facts_elsewhere import peak_bytes, sharing, stated
 from analysis.logs.parsing.fields import positive
 from analysis.logs.parsing.json_values import mapping, real, steps_of
 from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.run_json import peak_bytes, sharing, stated
 from analysis.logs.record import Failure, Record, Refusal
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
 from parallel.record.reader import Run, read_run, read_saves, read_status

@@ -1,4 +1,4 @@
-"""The flags that every command on logs has: facts that a log leaves out, how a step is timed."""
+"""The options that every command on logs has: facts that a log leaves out, how a step is timed."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ from models.gpus import planning_gpu
 from parallel.measure.steady_time import Window
 
 
-def add_fact_flags(parser: argparse.ArgumentParser) -> None:
+def add_fact_options(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each fact that a log may leave out; what a log says itself stays."""
     group = parser.add_argument_group(
         "facts that the logs leave out",
@@ -52,7 +52,7 @@ def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
     return facts
 
 
-def add_time_flags(parser: argparse.ArgumentParser) -> None:
+def add_time_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window",
         type=parse_window,
