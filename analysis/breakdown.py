@@ -19,7 +19,7 @@ import sys
 
 from analysis.common.table import show
 from analysis.runs import rank_times
-from analysis.runs.run_flags import parser_of
+from analysis.runs.run_options import parser_of
 from base.errors import command_line, warn
 
 

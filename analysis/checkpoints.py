@@ -14,7 +14,7 @@ import sys
 
 from analysis.common.table import show
 from analysis.runs import checkpoint_costs
-from analysis.runs.run_flags import load_runs, parser_of
+from analysis.runs.run_options import load_runs, parser_of
 from base.errors import command_line, warn
 
 

@@ -50,7 +50,7 @@ from analysis.runs.fairness import (
     unlike,
     unstated,
 )
-from analysis.runs.run_flags import parser_of
+from analysis.runs.run_options import parser_of
 from base.errors import Reading, UsageError, by_reason, command_line, warn
 from parallel.measure.steady_time import MIN_STEADY, Window, steady_iterations
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.curve_tools import TOOLS, Point, Sink
-from analysis.runs.run_flags import parser_of
+from analysis.runs.run_options import parser_of
 from base.errors import UsageError, command_line, printable, warn
 from base.files import named_folder, read_json_if_whole
 from base.storage import write_synced

@@ -35,7 +35,7 @@ from analysis.planner.space import engine_of, pipelines
 from analysis.published.published_runs import read_published
 from analysis.runs import rank_times, run_table
 from analysis.runs.fairness import changes
-from analysis.runs.run_flags import unheeded
+from analysis.runs.run_options import unheeded
 from base.bounds import check_flags
 from base.errors import Answer, Parser, UsageError, command_line, warn
 from base.files import ROOT

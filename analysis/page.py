@@ -16,7 +16,7 @@ from analysis.logs.fact_options import facts_of
 from analysis.logs.load import baseline_of, load
 from analysis.runs import run_table
 from analysis.runs.fairness import scaling_of
-from analysis.runs.run_flags import parser_of
+from analysis.runs.run_options import parser_of
 from base.errors import command_line, printable, warn
 from base.files import add_force_flag
 from base.storage import check_output, output

@@ -15,7 +15,7 @@ import sys
 
 from analysis.common.table import show
 from analysis.runs import loss_parity
-from analysis.runs.run_flags import parser_of
+from analysis.runs.run_options import parser_of
 from base.errors import command_line, warn
 
 

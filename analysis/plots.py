@@ -20,7 +20,7 @@ from analysis.logs.model import asked
 from analysis.runs import drawn_rows, run_table
 from analysis.runs.drawn_rows import Bars, Points
 from analysis.runs.fairness import by_configuration, scaling_of
-from analysis.runs.run_flags import parser_of
+from analysis.runs.run_options import parser_of
 from base.errors import UsageError, command_line, warn
 from base.files import add_force_flag, named_folder
 from base.storage import output

@@ -21,7 +21,7 @@ from analysis.common.terminal import cut
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import nsys, torch_trace
 from analysis.logs.record import Refusal
-from analysis.runs.run_flags import parser_of
+from analysis.runs.run_options import parser_of
 from base.bounds import check_flags
 from base.errors import Reading, command_line, warn
 from base.files import below

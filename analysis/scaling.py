@@ -20,7 +20,7 @@ from analysis.common.table import show
 from analysis.logs.fact_options import facts_of
 from analysis.logs.load import load
 from analysis.runs import scaling_curve, submissions
-from analysis.runs.run_flags import parser_of, unheeded
+from analysis.runs.run_options import parser_of, unheeded
 from base.errors import command_line, warn
 
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 
 from analysis.common.table import Column, Table, show
 from analysis.logs.load import distinct
-from analysis.runs.run_flags import parser_of
+from analysis.runs.run_options import parser_of
 from base.errors import UsageError, command_line, warn
 from parallel.measure import slow_ranks
 from parallel.record.reader import find_runs, read_facts

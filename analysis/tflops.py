@@ -38,7 +38,7 @@ if not __package__:  # `python analysis/tflops.py`: no file of analysis/ hides a
 from analysis.common.table import show, show_objects
 from analysis.logs.verdict import SUMMARY
 from analysis.runs import run_table
-from analysis.runs.run_flags import load_runs, parser_of
+from analysis.runs.run_options import load_runs, parser_of
 from base.errors import command_line
 
 

@@ -9,7 +9,7 @@ from analysis.logs.readers import read
 from analysis.logs.verdict import SUMMARY, judge
 from analysis.runs import run_table as library
 from analysis.runs import throughput
-from analysis.runs.run_flags import unheeded
+from analysis.runs.run_options import unheeded
 from parallel.record.schema import CHECKPOINT_COLUMNS
 from tests.fixture_runs import facts, logged, write
 
