@@ -45,8 +45,8 @@ from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.contents import State, unpadded  # noqa: E402
 from parallel.checkpoint.manifest import KINDS  # noqa: E402
 from parallel.checkpoint.rank_files import Reader  # noqa: E402
-from parallel.checkpoint.ranks import Ranks  # noqa: E402
 from parallel.config.settings import resolve  # noqa: E402
+from parallel.ranks import Ranks  # noqa: E402
 
 BAR = 0.7
 BLOCK = 1 << 24

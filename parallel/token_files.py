@@ -20,8 +20,8 @@ from torch import Tensor
 from base.errors import UsageError, warn
 from base.files import read_json_if_whole
 from base.storage import own_crc32, write_json
-from parallel.checkpoint.ranks import Ranks
 from parallel.config.data_files import SPLITS, Description, describe
+from parallel.ranks import Ranks
 
 BLOCK_BYTES = 1 << 26  # ranks share out what is larger
 

@@ -244,10 +244,10 @@ def train_in_folder(
     import torch.distributed
 
     from parallel import engines
-    from parallel.checkpoint.ranks import Ranks
     from parallel.engines import cpu, kernels
     from parallel.engines.devices import init_process_group
     from parallel.measure import step_parts
+    from parallel.ranks import Ranks
     from parallel.trainer import Trainer
 
     source = attempts.begin(spec, facts, folder) if launch.rank == 0 else None

@@ -20,9 +20,8 @@ import torch
 from base.errors import UsageError
 from parallel import batches, engines, token_files
 from parallel.checkpoint import folders
-from parallel.checkpoint.attempts import nothing_to_train, other_schedules, tell
+from parallel.checkpoint.attempts import nothing_to_train, other_schedules
 from parallel.checkpoint.checkpointer import Checkpointer
-from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import RunSpec, profiled_steps
 from parallel.engines import devices
 from parallel.engines.optim import lr_at
@@ -32,6 +31,7 @@ from parallel.measure.own_times import OwnTimes
 from parallel.measure.routing import Routing
 from parallel.measure.slow_ranks import Verdict
 from parallel.measure.step_parts import Breakdown
+from parallel.ranks import Ranks
 from parallel.record import lines
 from parallel.record.ends import Kind
 from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun
@@ -382,9 +382,9 @@ class Trainer:
             document["summary"] |= self.routing.facts()
         marker = training_metrics.complete_marker(self.folder.path, document)
         self.folder.complete(document, marker, saves.remark)
-        tell(self.folder, marker)
+        self.folder.tell(marker)
         return 0
 
     def _say(self, line: str) -> None:
         self.folder.log(line)
-        self.folder.behind.call(tell, self.folder, line)
+        self.folder.behind.call(self.folder.tell, line)

@@ -31,9 +31,9 @@ from parallel import batches, engines, token_files  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.manifest import KINDS  # noqa: E402
-from parallel.checkpoint.ranks import Ranks  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402
 from parallel.engines.optim import lr_at  # noqa: E402
+from parallel.ranks import Ranks  # noqa: E402
 from tests import gathered_attention  # noqa: E402
 
 SIZES = {"n_layer": 4, "hidden": 32, "n_head": 4, "vocab_size": 257, "max_seq_len": 16}

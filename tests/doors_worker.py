@@ -24,8 +24,8 @@ import torch.distributed as dist  # noqa: E402
 
 from parallel import batches, engines, token_files  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from parallel.checkpoint.ranks import Ranks  # noqa: E402
 from parallel.engines.optim import fuse, lr_at  # noqa: E402
+from parallel.ranks import Ranks  # noqa: E402
 from tests.checkpoint_worker import SIZES, spec_of  # noqa: E402
 
 META = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}

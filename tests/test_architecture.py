@@ -151,6 +151,7 @@ LEVELS = {
     "parallel": [
         {"config"},
         {"record"},
+        {"ranks"},
         {"checkpoint", "measure"},
         {"engines"},
         {"token_files"},

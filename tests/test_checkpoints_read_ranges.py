@@ -23,8 +23,8 @@ from models.config import parameter_shapes, preset
 from parallel.checkpoint import contents, folders, loading
 from parallel.checkpoint.manifest import KINDS, rank_file
 from parallel.checkpoint.rank_files import Reader, write_rank_file
-from parallel.checkpoint.ranks import Ranks, attempt
 from parallel.config.layout import Layout
+from parallel.ranks import Ranks, attempt
 from tests.tools import tiny_checkpoint
 from tests.tools.tiny_checkpoint import save_some, saver_of
 

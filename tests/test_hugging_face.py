@@ -45,8 +45,8 @@ from parallel import token_files
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import attempts, loading
 from parallel.checkpoint.contents import NEVER_SAVED, Copy, Piece, State
-from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import resolve
+from parallel.ranks import Ranks
 from parallel.record.reader import read_run
 from tests import checkpoint_worker
 from tests.conftest import ROOT, run_module

@@ -472,7 +472,7 @@ def test_a_note_that_the_console_does_not_take_ends_no_run(tmp_path, monkeypatch
     folder = RunFolder(tmp_path / "run")
     folder.begin({"run": "ddp"})
     monkeypatch.setattr(sys, "stdout", Full())
-    attempts.note(folder, "a word")
+    folder.note("a word")
     folder.close()
     log = (tmp_path / "run" / "train.log").read_text()
     assert " a word\n" in log and "the console takes no more lines: Broken pipe" in log

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from parallel import forked_ranks, trainer
-from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import resolve
 from parallel.engines import devices
 from parallel.measure import profiler
+from parallel.ranks import Ranks
 from parallel.record.launch import Launch
 from parallel.record.reader import read_run
 from tests.conftest import ROOT, run_module

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from base.errors import UsageError, drop_output
+from base.errors import UsageError
 from models.config import GPTConfig
 from models.weights_config import model_of
 from parallel.checkpoint import folders
@@ -104,7 +104,7 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
         if load.is_relative_to(os.path.abspath(folder.path)):
             raise UsageError(f"{load} is in the folder of the run itself: give another --out")
     if aside := folder.begin(facts):
-        note(folder, moved_line(aside, why, load))
+        folder.note(moved_line(aside, why, load))
     return load
 
 
@@ -125,15 +125,15 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
     facts["profiler"] = facts["profiler"] or before.get("profiler")
     aside = folder.begin(facts, go_on=True)
     if aside is not None:
-        note(folder, f"the result after {steps} steps is kept in {aside}")
+        folder.note(f"the result after {steps} steps is kept in {aside}")
     if steps != spec.steps:
         line = f"this run goes on to step {spec.steps}; the earlier attempt planned {steps}"
-        note(folder, line)
+        folder.note(line)
     save = folder.path / folders.SAVES
     for path in sorted(save.iterdir()):
         if folders.step_of(path) is not None and folders.is_empty(path):
             path.rmdir()
-            note(folder, f"{path} is empty, and no checkpoint: it is removed")
+            folder.note(f"{path} is empty, and no checkpoint: it is removed")
     return save
 
 
@@ -222,18 +222,3 @@ def other_schedules(attempts: list[dict[str, Any]], steps: int, first: int) -> s
             )
         first = max(first, last + 1)
     return f"goes on to step {steps}; {', '.join(parts)}" if parts else ""
-
-
-def note(folder: RunFolder, line: str) -> None:
-    """Say what was done with the folder, in its log and on the console."""
-    folder.log(f" {line}")
-    tell(folder, line)
-
-
-def tell(folder: RunFolder, line: str) -> None:
-    """Print a line; a lost console is noted in the log."""
-    try:
-        print(line, flush=True)
-    except OSError as error:
-        drop_output()  # nobody reads it any more, or its disk is full: the log has the lines
-        folder.log(f" the console takes no more lines: {error.strerror}")

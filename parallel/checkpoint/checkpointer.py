@@ -24,8 +24,8 @@ from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.host_copy import HostCopy
 from parallel.checkpoint.manifest import rank_file
 from parallel.checkpoint.rank_files import write_rank_file
-from parallel.checkpoint.ranks import Ranks, attempt
 from parallel.config.settings import RunSpec
+from parallel.ranks import Ranks, attempt
 from parallel.record.schema import utc_now
 
 

@@ -15,8 +15,8 @@ from parallel.checkpoint.contents import slices_to_save
 from parallel.checkpoint.folders import Damaged
 from parallel.checkpoint.manifest import IMPORTED
 from parallel.checkpoint.rank_files import Reader
-from parallel.checkpoint.ranks import Ranks, attempt
 from parallel.config.settings import TRAINING, RunSpec
+from parallel.ranks import Ranks, attempt
 
 # The settings that change what is computed; another number of steps changes learning rates alone.
 _COMPUTES = {"tf32", "fp8_recipe", "global_batch", "data", "end_of_text", *TRAINING} - {"steps"}

@@ -152,7 +152,7 @@ def init_process_group(
     spec: RunSpec, device: torch.device, launch: Launch, fail: Callable[[str], None]
 ) -> None:
     """gloo on CPU; NCCL alone on CUDA, for every group that a library makes has this backend, too.
-    What ranks tell each other from host memory goes through parallel/checkpoint/ranks.py.
+    What ranks tell each other from host memory goes through parallel/ranks.py.
 
     Raises:
         UsageError: rank 0 cannot listen at the master's port. Where another program does, the

@@ -252,7 +252,7 @@ _READING = re.compile(r"\bfloat\(|\.(item|tolist|cpu|synchronize)\(")
 
 def _waits(frames: list[tuple[str, int, str]], gpu: GpuWork | None = None) -> bool:
     """Whether a rank with this stack (innermost first) waits for others: in a collective, for the
-    GPU, or in parallel/checkpoint/ranks.py's `wait_for_others`.
+    GPU, or in parallel/ranks.py's `wait_for_others`.
 
     A launch blocks, wherever it is, once the GPU's queue is full, and `.item()` waits for whatever
     the GPU does. So a busy GPU waits for others unless NCCL has nothing to finish.

@@ -12,7 +12,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, TextIO
 
-from base.errors import UsageError
+from base.errors import UsageError, drop_output
 from base.storage import as_json, write_json, write_synced
 from parallel.record import ends, schema
 from parallel.record.lock import FolderLock
@@ -236,6 +236,19 @@ class RunFolder:
         """Append a line to train.log, behind."""
         if self._log is not None:
             self.behind.call(self._unless_full(schema.LOG)(self._log.write), line + "\n")
+
+    def tell(self, line: str) -> None:
+        """Prints a line; a lost console is noted in the log."""
+        try:
+            print(line, flush=True)
+        except OSError as error:
+            drop_output()  # nobody reads it any more, or its disk is full: the log has the lines
+            self.log(f" the console takes no more lines: {error.strerror}")
+
+    def note(self, line: str) -> None:
+        """Says what was done with the folder, in its log and on the console."""
+        self.log(f" {line}")
+        self.tell(line)
 
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step, which is over now, to steps.csv, behind; an unknown value is

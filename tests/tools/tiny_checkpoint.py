@@ -8,8 +8,8 @@ from models.config import parameter_shapes, preset
 from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.checkpoint.contents import State, unpadded
 from parallel.checkpoint.manifest import KINDS
-from parallel.checkpoint.ranks import Ranks
 from parallel.config.settings import resolve
+from parallel.ranks import Ranks
 
 SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
 FACTS = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
