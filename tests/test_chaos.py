@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from benchmarks import chaos
-from tests.tools import testbed
+from tests.tools import chaos, testbed
 
 pytestmark = pytest.mark.slow
 
@@ -18,6 +17,6 @@ def test_a_watched_study_ends_whatever_fails(tokens, monkeypatch, capsys):
     if os.geteuid() != 0:
         pytest.skip("the test cluster needs root")
     for name in ("SLURM_CONF", "PYTHON"):
-        monkeypatch.setenv(name, "")  # the benchmark sets them
+        monkeypatch.setenv(name, "")  # the campaign sets them
     status = chaos.main(["--data", str(tokens), "--runs", "8"])
     assert status == 0, capsys.readouterr().out

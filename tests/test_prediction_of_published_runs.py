@@ -8,7 +8,7 @@ import pytest
 from analysis import calibrate
 from analysis.planner import calibration, fitting, timemodel
 from base.files import ROOT, read_toml
-from benchmarks.planner import growth, held_out
+from benchmarks.planner import held_out
 from benchmarks.planner import published_rows as rows
 from models.config import PRESETS
 from models.gpus import planning_gpu
@@ -134,11 +134,6 @@ def test_a_published_run_is_of_the_engine_that_it_names(tmp_path):
         x = one_row(tmp_path, engine=engine).x
         assert [x.fsdp2, x.deepspeed, x.grad_width] == facts
     assert one_row(tmp_path, notes="gradients in bf16").x.grad_width == 2
-
-
-def test_the_growth_beyond_the_largest_run_is_that_of_published_series():
-    *_, every = growth.table().rows
-    assert (every["n"], round(every["size"], 4)) == (52, fitting.GROWTH / 1.48)
 
 
 def test_a_row_does_not_influence_its_own_prediction(shared):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from base.errors import UsageError
-from benchmarks import rehearsed_table
 from parallel import rehearse
 from parallel.config.message_bytes import parameter_sizes
 from parallel.config.settings import resolve
@@ -246,11 +245,6 @@ def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
 def test_a_run_that_does_not_fit_its_card_ends_with_1(where):
     done = run_module("parallel.rehearse", "--preset", "1.7b", where)
     assert done.returncode == 1 and "a step may use 15.0 of the card's 16" in done.stdout
-
-
-def test_the_committed_table_of_rehearsals_is_that_of_its_file():
-    page = rehearsed_table.REHEARSED.with_suffix(".md").read_text()
-    assert page.endswith(rehearsed_table.MARK + rehearsed_table.table().render("markdown"))
 
 
 def test_a_run_that_trains_but_is_not_rehearsed_is_named_with_the_reason(capsys):

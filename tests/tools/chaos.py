@@ -1,6 +1,6 @@
 """Whether `slurm.submit --watch` brings a study to its end while nodes, ranks and Slurm fail.
 
-    python -m benchmarks.chaos --data data/stdlib [--runs 40] [--seed 0] [--out DIR]
+    python -m tests.tools.chaos --data data/stdlib [--runs 40] [--seed 0] [--out DIR]
 
 It starts the local Slurm of four nodes with accounting (tests/tools/testbed.py), trains one run
 undisturbed, then a study of equal runs (two ranks, preset tiny) under --watch, and one more run
@@ -283,9 +283,9 @@ def resumed(folder: Path) -> list[tuple[int, int]]:
     return resumes
 
 
-@command_line("benchmarks.chaos")
+@command_line("tests.tools.chaos")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m benchmarks.chaos", description=__doc__)
+    parser = Parser(prog="python -m tests.tools.chaos", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data/stdlib"), metavar="DIR")
     parser.add_argument("--runs", type=int, default=40, metavar="N", help="disturbed runs (40)")
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="of a run (60)")
