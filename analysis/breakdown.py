@@ -8,7 +8,7 @@ the windows after the warm-up:
 - every category's time on its slowest rank, the mean over ranks, and the spread (slowest -
   fastest); the step's time is the slowest rank's;
 - tensor-, pipeline- and data-parallel messages: calls, bytes, exposed and hidden time, and whether
-  the bytes are those of the closed formula (parallel/config/message_bytes.py);
+  the bytes are those of the closed formula (analysis/planner/messages.py);
 - the efficiency that was lost against the baseline, decomposed.
 
 parallel/measure/step_parts.py says what each category means. A rank without rows, or a damaged

@@ -7,8 +7,8 @@ r"""Build and train a step of any rank of any run on this machine, without its m
     python -m parallel.rehearse ... --rank worst --format json
 
 The engine's own code runs with tensors that have shapes but no storage, as one rank of the run. The
-command prints what that rank holds at its peak and its messages, beside what the formulas of
-memory.py and message_bytes.py in parallel/config/ say. The exit status is 1 when a rank could not
+command prints its messages, and what that rank holds at its peak, beside what the formulas of
+parallel/config/memory.py say. The exit status is 1 when a rank could not
 train its step or needs more memory than the cluster's card has.
 """
 
@@ -37,7 +37,6 @@ from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
 from parallel.config import clusters, memory
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout_arrays import columns_of
-from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, add_flags, from_flags
 from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
@@ -205,12 +204,10 @@ def comparison(spec: RunSpec, rehearsal: Rehearsal) -> list[Comparison]:
         Comparison(f"{part} GiB", size / GIB, formula if formula is None else formula / GIB)
         for part, size, formula in memory_rows(spec, rehearsal.stage, rehearsal.peak)
     ]
-    volumes = step_volumes(shortened(spec, rehearsal.stage), rehearsal.rank)
-    for axis in sorted((rehearsal.messages.keys() | volumes.keys()) - {"control"}):
-        calls, size = rehearsal.messages.get(axis, (0, 0.0))
-        volume = volumes.get(axis)
-        rows.append(Comparison(f"{axis} calls", calls, volume and volume.calls))
-        rows.append(Comparison(f"{axis} GiB", size / GIB, volume and volume.bytes / GIB))
+    for axis, (calls, size) in sorted(rehearsal.messages.items()):
+        if axis != "control":
+            rows.append(Comparison(f"{axis} calls", calls, None))
+            rows.append(Comparison(f"{axis} GiB", size / GIB, None))
     return rows
 
 

@@ -99,7 +99,7 @@ def loaded(start: str) -> set[str]:
 TORCH_FREE = ("analysis", "slurm", "parallel.config", "parallel.record", "models.hf")
 TORCH_FREE += ("parallel.sweep", "parallel.gpu_check", "parallel.rehearse", "parallel.engines")
 TORCH_FREE += ("parallel.checkpoint.folders", "parallel.checkpoint.__main__")
-TORCH_FREE += ("parallel.measure.ranges", "parallel.measure.steady_time")
+TORCH_FREE += ("parallel.measure.wire", "parallel.measure.ranges", "parallel.measure.steady_time")
 
 
 @pytest.mark.parametrize("part", TORCH_FREE)

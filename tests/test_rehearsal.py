@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from analysis.planner.messages import parameter_sizes
 from base.errors import UsageError
 from parallel import rehearse
-from parallel.config.message_bytes import parameter_sizes
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from tests.conftest import ROOT, run_module

@@ -19,6 +19,7 @@ from models.gpus import network_rate, planning_gpu
 from parallel.config.layout_arrays import Array, Columns
 from parallel.config.megatron_memory import attention_numbers, mlp_numbers, routed_tokens
 from parallel.config.memory import FULL, SELECTIVE, keys_and_values, params, stage_layers
+from parallel.measure.wire import wire_bytes
 
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 PLAIN_SOFTMAX = 0.2  # added share of launching: cast, scale, mask, softmax, cast are five kernels
@@ -229,7 +230,7 @@ def all_reduce(n: Array, size: Array, gpus_per_node: Array, machine: Machine, c:
     inside = inside_rate(np.minimum(n, gpus_per_node), gpus_per_node, machine, c)
     outside = np.minimum(inside, outside_rate(n / gpus_per_node, machine, c))
     rate = np.where(n > gpus_per_node, outside, inside)
-    return latency(n, c) + 2.0 * (n - 1) / n * size / rate
+    return latency(n, c) + wire_bytes("all_reduce", n, size) / rate
 
 
 def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
@@ -469,7 +470,7 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 
 def _reduced(x: Columns, n: Array, numbers: Array, rate: Array, c: dict) -> Array:
     """`data_parallel` of that many parameters, which n ranks hold."""
-    share = (n - 1) / n * numbers
+    share = wire_bytes("all_gather", n, numbers)
     grads = 2.0 * share * x.grad_width
     gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
     # DeepSpeed's stage 2 cannot accumulate whole gradients: it reduces every micro-batch.

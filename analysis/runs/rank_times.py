@@ -11,10 +11,10 @@ from analysis.logs.load import Name, chosen, distinct
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
+from analysis.planner.messages import sent_bytes
 from analysis.runs.fairness import differences, scaling_of, shared_cores
 from analysis.runs.scaling_curve import Side, against
 from base.errors import Reading, UsageError
-from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, check_setting
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_breakdown, read_run
@@ -176,24 +176,22 @@ def messages(breakdowns: Iterable[Breakdown]) -> Table:
 def agreement(breakdown: Breakdown, axis: str) -> str | None:
     """Whether every rank sent along `axis` what the closed formula says: `equal`, or how not. Of ep
     and etp the sum over all ranks says it, for routers choose who receives how much."""
-    volumes = {rank: step_volumes(breakdown.spec, rank) for rank in breakdown.ranks}
+    formulas = {rank: sent_bytes(breakdown.spec, rank) for rank in breakdown.ranks}
     if axis in ("ep", "etp"):
         if not breakdown.complete:
             return None
-        wanted = sum(of[axis].wire_bytes for of in volumes.values() if axis in of)
-        sent = breakdown.mean(f"{axis}_wire_bytes") * len(volumes)
+        wanted = sum(by_axis.get(axis, 0.0) for by_axis in formulas.values())
+        sent = breakdown.mean(f"{axis}_wire_bytes") * len(formulas)
         fits = abs(sent - wanted) <= 1e-6 * wanted
         return "equal" if fits else f"all ranks should send {wanted / 1e6:.4g} MB"
     for rank, row in breakdown.ranks.items():
-        expected = volumes[rank]
-        volume = expected.get(axis)
-        if volume is None:
-            if axis in expected:
-                return None  # no formula is known
-            if row[f"{axis}_bytes"]:
-                return f"rank {rank} should send nothing"
-        elif abs(row[f"{axis}_wire_bytes"] - volume.wire_bytes) > 1e-6 * volume.wire_bytes:
-            return f"rank {rank} should send {volume.wire_bytes / 1e6:.4g} MB"
+        wanted = formulas[rank].get(axis, 0.0)
+        if wanted is None:
+            return None  # no formula is known
+        if axis not in formulas[rank] and row[f"{axis}_bytes"]:
+            return f"rank {rank} should send nothing"
+        if abs(row[f"{axis}_wire_bytes"] - wanted) > 1e-6 * wanted:
+            return f"rank {rank} should send {wanted / 1e6:.4g} MB"
     return "equal"
 
 

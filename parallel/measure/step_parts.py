@@ -29,7 +29,7 @@ inside a call that we see.
 Every call that Python makes goes through torch's `ProcessGroup`, so that class is what is wrapped.
 C++ callers are not seen: DDP's reducer gets a hook that does, in Python, what it does itself.
 calls      collectives entered, and messages sent (receiving one is not a call)
-bytes      their payload; wire_bytes: what this rank sends, `message_bytes.wire_bytes`
+bytes      their payload; wire_bytes: what this rank sends, `wire.wire_bytes`
 """
 
 import threading
@@ -47,9 +47,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from parallel.config.layout import Layout
-from parallel.config.message_bytes import CONTROL_BYTES, wire_bytes
 from parallel.config.settings import RunSpec
 from parallel.measure import ranges
+from parallel.measure.wire import CONTROL_BYTES, wire_bytes
 from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES
 from parallel.record.writer import BreakdownFile
 

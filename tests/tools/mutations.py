@@ -48,7 +48,7 @@ FAMILIES = {
     "parallel/config/layout.py": "test_layout.py",
     "parallel/config/layout_arrays.py": "test_layout.py",
     "parallel/measure/steady_time.py": "test_steady_step_time.py",
-    "parallel/config/message_bytes.py": "test_volumes_by_hand.py",
+    "analysis/planner/messages.py": "test_messages_by_hand.py",
     "parallel/config/duration.py": "test_fixed_work.py",
     "parallel/checkpoint/folders.py": "test_checkpoint_folders.py",
     "parallel/checkpoint/attempts.py": "test_checkpoint_folders.py",

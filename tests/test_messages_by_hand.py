@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from parallel.config.message_bytes import Volume, parameter_sizes, step_volumes, wire_bytes
+from analysis.planner.messages import parameter_sizes, sent_bytes
 from parallel.config.settings import resolve
+from parallel.measure.wire import wire_bytes
 
 # b 2, s 16, h 8 in fp32: 1,024 bytes of hidden states, 128 of one number a token. 3 micro-batches.
 SMALL = {"n_layer": 4, "hidden": 8, "n_head": 2, "vocab_size": 14, "max_seq_len": 16}
@@ -22,55 +23,37 @@ def small(gpus, **given):
     return settings(**(SMALL | {"gpus": gpus} | given))
 
 
-def sums(volume):
-    return volume.calls, volume.bytes, volume.wire_bytes
-
-
 def test_ring_volumes():
     assert wire_bytes("all_reduce", 4, 1000) == 2 * wire_bytes("all_gather", 4, 1000) == 1500
     assert wire_bytes("reduce_scatter", 4, 1000) == wire_bytes("broadcast", 4, 1000) == 750
     assert wire_bytes("send", 2, 1000) == 1000
 
 
-def test_a_number_of_calls_that_is_once_unknown_stays_so():
-    volume = Volume()
-    volume.add("send", 2, 3, calls=2)
-    volume.add("all_gather", 2, 100, calls=None)
-    volume.add("send", 2, 1)
-    assert sums(volume) == (None, 107, 57)
-
-
 @pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("full", 2)])
 def test_sequence_parallelism_gathers_six_times_a_layer_and_scatters_four(recompute, again):
     """Stages of one layer: the first embeds, the last has the logits, the middle ones neither."""
     spec = small(8, tp=2, pp=4, sequence_parallel=True, recompute=recompute)
-    gathers, scatters, norms = 6 + again, 4 + again, 4 * 6 * 8
-    first, middle, last = (step_volumes(spec, rank)["tp"] for rank in (0, 2, 7))
-    layer = M * (gathers + scatters)
-    assert first.calls == M * (1 + gathers + 1 + scatters) + 1
-    assert first.bytes == M * H + (layer + M) * H + norms
-    assert first.wire_bytes == M * H + (layer + M) * H / 2 + norms
-    assert sums(middle) == (layer + 1, layer * H + norms, layer * H / 2 + norms)
+    norms = 4 * 6 * 8
+    first, middle, last = (sent_bytes(spec, rank)["tp"] for rank in (0, 2, 7))
+    layer = M * (6 + again + 4 + again)  # gathers and scatters, of which half is sent
+    assert first == M * H + (layer + M) * H / 2 + norms
+    assert middle == layer * H / 2 + norms
     ends = M * (2 + 1)  # the logits' input is gathered for forward and backward, and scattered
-    assert last.calls == layer + ends + 1 + 3 * M
-    assert last.bytes == (layer + ends) * H + norms + 4 * 2 * 8 + 3 * M * TOKEN
-    assert last.wire_bytes == (layer + ends) * H / 2 + norms + 4 * 2 * 8 + 3 * M * TOKEN
+    assert last == (layer + ends) * H / 2 + norms + 4 * 2 * 8 + 3 * M * TOKEN
 
 
 def test_a_stage_sends_forward_and_backward_but_not_beyond_the_ends():
-    ends = {0: 1, 1: 2, 2: 2, 3: 1}
-    for rank, sends in ends.items():
-        found = step_volumes(small(4, pp=4), rank)
-        assert sums(found["pp"]) == (M * sends, M * sends * H, M * sends * H)
+    for rank, sends in {0: 1, 1: 2, 2: 2, 3: 1}.items():
+        found = sent_bytes(small(4, pp=4), rank)
+        assert found["pp"] == M * sends * H
         assert ("embedding" in found) == (rank in (0, 3))
     interleaved = small(2, pp=2, vpp=2, grad_accum=4)  # 3 boundaries, each crossed both ways
     for rank in (0, 1):
-        assert step_volumes(interleaved, rank)["pp"].calls == 4 * 3
+        assert sent_bytes(interleaved, rank)["pp"] == 4 * 3 * H
     sharded = small(4, tp=2, pp=2, sequence_parallel=True)
-    assert sums(step_volumes(sharded, 0)["pp"]) == (M, M * H / 2, M * H / 2)
-    assert sums(step_volumes(small(4, tp=2, pp=2), 0)["pp"]) == (M, M * H, M * H)
-    half = small(2, pp=2, precision="bf16")
-    assert sums(step_volumes(half, 1)["pp"]) == (M, M * H / 2, M * H / 2)
+    assert sent_bytes(sharded, 0)["pp"] == M * H / 2
+    assert sent_bytes(small(4, tp=2, pp=2), 0)["pp"] == M * H
+    assert sent_bytes(small(2, pp=2, precision="bf16"), 1)["pp"] == M * H / 2
 
 
 def test_deepspeeds_pipeline_sends_a_part_with_its_description_and_gathers_it():
@@ -78,15 +61,13 @@ def test_deepspeeds_pipeline_sends_a_part_with_its_description_and_gathers_it():
     spec = small(8, tp=2, pp=4, engine="deepspeed_pipe")
     plain = small(8, tp=2, pp=4)
     for rank, sends, gathers in ((0, 1, 2), (2, 2, 3), (6, 1, 1)):
-        found = step_volumes(spec, rank)
-        assert sums(found["pp"]) == (2 * M * sends, *[M * sends * (H / 2 + 9 * 8)] * 2)
-        more = found["tp"].bytes - step_volumes(plain, rank)["tp"].bytes
-        assert more == M * gathers * H
-        assert found["tp"].calls - step_volumes(plain, rank)["tp"].calls == M * gathers
+        found = sent_bytes(spec, rank)
+        assert found["pp"] == M * sends * (H / 2 + 9 * 8)
+        assert found["tp"] - sent_bytes(plain, rank)["tp"] == M * gathers * H / 2
     flat = {"tp": 2, "engine": "deepspeed_pipe"}
-    assert step_volumes(small(2, **flat), 0) == step_volumes(small(2, tp=2), 0)
+    assert sent_bytes(small(2, **flat), 0) == sent_bytes(small(2, tp=2), 0)
     pipe = small(4, pp=4, engine="deepspeed_pipe")
-    assert sums(step_volumes(pipe, 0)["pp"]) == (M, M * H, M * H)
+    assert sent_bytes(pipe, 0)["pp"] == M * H
 
 
 def test_the_tied_embedding_is_reduced_as_wide_as_gradients_are_kept():
@@ -98,19 +79,11 @@ def test_the_tied_embedding_is_reduced_as_wide_as_gradients_are_kept():
         given = {"precision": precision, "zero_stage": zero_stage, "device": "cuda"}
         spec = small(8, tp=4, pp=2, engine=engine, n_head=4, **given)
         for multiple, rows in ((1, 4), (128, 128)):  # 14 words in four parts, padded to 16 or 512
-            volume = step_volumes(replace(spec, vocab_multiple=multiple), 0)["embedding"]
-            assert sums(volume) == (1, *[width * rows * 8] * 2)
+            sent = sent_bytes(replace(spec, vocab_multiple=multiple), 0)["embedding"]
+            assert sent == width * rows * 8
 
 
-def test_the_fused_loss_sends_two_of_its_numbers_together():
-    whole, fused = (small(2, tp=2, precision=p) for p in ("fp32", "bf16"))
-    steady = replace(fused, deterministic=True)
-    calls = [step_volumes(spec, 0)["tp"].calls for spec in (whole, fused, steady)]
-    assert calls == [calls[0], calls[0] - M, calls[0]]
-    assert step_volumes(fused, 0)["tp"].bytes == step_volumes(steady, 0)["tp"].bytes
-
-
-def held(spec, rank):
+def parameters(spec, rank):
     return sum(size for size, _ in parameter_sizes(spec, rank))
 
 
@@ -118,10 +91,10 @@ def test_parameters_of_all_ranks_are_the_models():
     """Split by tp and pp: what is cut is there once, what is not once a tp rank, the word embedding
     on both ends of a pipeline."""
     whole, layer = small(1), 12 * 64 + 13 * 8
-    assert held(whole, 0) == whole.model.n_params == 4 * layer + (14 + 16 + 2) * 8
+    assert parameters(whole, 0) == whole.model.n_params == 4 * layer + (14 + 16 + 2) * 8
     matrices = sum(size for size, matrix in parameter_sizes(whole, 0) if matrix)
     assert matrices == 4 * 12 * 64 + (14 + 16) * 8
-    staged = [held(small(4, pp=4), rank) for rank in range(4)]
+    staged = [parameters(small(4, pp=4), rank) for rank in range(4)]
     assert staged == [layer + 30 * 8, layer, layer, layer + 2 * 8 + 14 * 8]
     cut = sorted(parameter_sizes(small(2, tp=2), 1))
     layer = [(8, False)] * 6 + [(96, True), (12, False), (32, True)]
@@ -129,10 +102,10 @@ def test_parameters_of_all_ranks_are_the_models():
     assert cut == sorted([*layer * 4, (56, True), (128, True), (8, False), (8, False)])
 
 
-def data_volume(gpus=4, **given):
-    found = step_volumes(small(gpus, **given), 0)
+def dp_bytes(gpus=4, **given):
+    found = sent_bytes(small(gpus, **given), 0)
     assert set(found) == {"dp"}
-    return sums(found["dp"])
+    return found["dp"]
 
 
 N_PARAMS = 3744  # 4 x 872 + 256; of them 3,312 in matrices and 432 not
@@ -140,10 +113,9 @@ N_PARAMS = 3744  # 4 x 872 + 256; of them 3,312 in matrices and 432 not
 
 @pytest.mark.parametrize("engine", ["ddp", "megatron", "deepspeed_zero"])
 def test_gradients_are_reduced_in_fp32_once(engine):
-    bytes_ = 4 * N_PARAMS
-    assert data_volume(engine=engine) == (None, bytes_, 2 * 3 / 4 * bytes_)
+    assert dp_bytes(engine=engine) == 2 * 3 / 4 * 4 * N_PARAMS
     if engine != "deepspeed_zero":
-        assert data_volume(engine=engine, precision="bf16")[1] == bytes_
+        assert dp_bytes(engine=engine, precision="bf16") == 2 * 3 / 4 * 4 * N_PARAMS
 
 
 def test_megatrons_distributed_optimizer_scatters_and_gathers_padded_parameters():
@@ -152,10 +124,9 @@ def test_megatrons_distributed_optimizer_scatters_and_gathers_padded_parameters(
     ranks pad to a multiple of 384."""
     padded = (26 + 4 + 4) * 64 + 4 * 768 + 128 + 128
     assert padded == 5504 == 43 * 128
-    assert data_volume(zero_stage=1) == (None, 8 * padded, 3 / 4 * 8 * padded)
-    assert data_volume(zero_stage=1, precision="bf16")[1] == (4 + 2) * padded
-    padded = 15 * 384
-    assert data_volume(3, zero_stage=1) == (None, 8 * padded, pytest.approx(2 / 3 * 8 * padded))
+    assert dp_bytes(zero_stage=1) == 3 / 4 * 8 * padded
+    assert dp_bytes(zero_stage=1, precision="bf16") == 3 / 4 * (4 + 2) * padded
+    assert dp_bytes(3, zero_stage=1) == pytest.approx(2 / 3 * 8 * 15 * 384)
 
 
 def test_zero_1_and_2_reduce_and_then_gather_the_groups_of_the_optimizer():
@@ -163,54 +134,51 @@ def test_zero_1_and_2_reduce_and_then_gather_the_groups_of_the_optimizer():
     four = 4 * N_PARAMS
     for stage, times in ((1, 1), (2, M)):
         zero = {"engine": "deepspeed_zero", "zero_stage": stage}
-        wire = 2 * 3 / 4 * four * times + 3 / 4 * four
-        assert data_volume(**zero) == (None, four * (times + 1), wire)
-        assert data_volume(5, **zero)[1] == four * times + 4 * (3320 + 440)
-        assert data_volume(7, **zero)[1] == four * times + 4 * (3318 + 434)
-        assert data_volume(**zero, precision="bf16")[1] == four * times + four / 2
+        for n, gathered in ((4, four), (5, 4 * (3320 + 440)), (7, 4 * (3318 + 434))):
+            sent = (n - 1) / n * (2 * four * times + gathered)
+            assert dp_bytes(n, **zero) == pytest.approx(sent, rel=1e-12)
+        assert dp_bytes(**zero, precision="bf16") == 3 / 4 * (2 * four * times + four / 2)
 
 
 def test_zero_3_scatters_with_every_micro_batch_and_gathers_small_parameters_once():
     zero = {"engine": "deepspeed_zero", "zero_stage": 3}
     four = 4 * N_PARAMS
-    assert data_volume(**zero) == (None, four * (M + 1), 3 / 4 * four * (M + 1))
-    assert data_volume(**zero, precision="bf16")[1] == four * M + four / 2
+    assert dp_bytes(**zero) == 3 / 4 * four * (M + 1)
+    assert dp_bytes(**zero, precision="bf16") == 3 / 4 * (four * M + four / 2)
     each = 26 * 10 + 4 * (25 + 35) + 4 * (195 + 65 + 260 + 260) + 115 + 130  # multiples of 5
-    assert data_volume(5, **zero)[1] == 4 * each * (M + 1)
+    assert dp_bytes(5, **zero) == pytest.approx(4 / 5 * 4 * each * (M + 1))
 
 
-def test_fsdp2_sends_a_block_at_a_time_with_its_rows_padded():
+def test_fsdp2_sends_blocks_twice_with_their_rows_padded():
     """872 numbers in a block; outside 16 + 2 rows of 8, and 14 words that four ranks pad to 16."""
     blocks, root = 4 * 4 * 872, 4 * (16 + 16 + 2) * 8
     gathered, scattered = M * (2 * blocks + root), blocks + root
     each = {"engine": "fsdp2", "zero_stage": 3}
     fsdp = each | {"reduce_each_micro_batch": False}
-    whole = (M * (2 * 4 + 1) + 5, gathered + scattered, 3 / 4 * (gathered + scattered))
-    assert data_volume(**fsdp) == whole
-    assert data_volume(**fsdp, precision="bf16")[1] == gathered / 2 + scattered
-    assert data_volume(engine="fsdp2", zero_stage=2) == (10, 2 * scattered, 3 / 4 * 2 * scattered)
+    assert dp_bytes(**fsdp) == 3 / 4 * (gathered + scattered)
+    assert dp_bytes(**fsdp, precision="bf16") == 3 / 4 * (gathered / 2 + scattered)
+    assert dp_bytes(engine="fsdp2", zero_stage=2) == 3 / 4 * 2 * scattered
     reduced = gathered + M * scattered
-    assert data_volume(**each) == (M * (2 * 4 + 1 + 5), reduced, 3 / 4 * reduced)
-    untied = data_volume(**each, tied=False)  # 16 rows more; words are a group, which has one more
-    more = 4 * 16 * 8 * 2 * M
-    assert untied[:2] == (M * (2 * 4 + 2 + 6), reduced + more)
+    assert dp_bytes(**each) == 3 / 4 * reduced
+    more = 4 * 16 * 8 * 2 * M  # words of its own for the output layer
+    assert dp_bytes(**each, tied=False) == 3 / 4 * (reduced + more)
     root -= 4 * 2 * 8  # two ranks share a copy
     gathered, scattered = M * (2 * blocks + root), blocks + root
-    calls, wire = whole[0] + 5, (gathered + scattered) / 2 + scattered / 2
-    assert data_volume(**fsdp, fsdp_shard=2) == (calls, gathered + scattered * 1.5, wire)
-    assert data_volume(**each, fsdp_shard=2)[0] == calls + (M - 1) * 5  # copies once a step
-    assert data_volume(**fsdp, fsdp_shard=1) == (5, scattered, 3 / 4 * 2 * scattered)
+    assert dp_bytes(**fsdp, fsdp_shard=2) == (gathered + scattered) / 2 + scattered / 2
+    # Copies are added up once a step.
+    assert dp_bytes(**each, fsdp_shard=2) == (gathered + M * scattered) / 2 + scattered / 2
+    assert dp_bytes(**fsdp, fsdp_shard=1) == 3 / 4 * 2 * scattered
 
 
 def test_no_formula_is_better_than_a_guessed_one():
     spec = settings(engine="deepspeed_zero", gpus=2, zero_stage=3, preset="gpt2-124m")
-    assert step_volumes(spec, 0) == {"dp": None}
+    assert sent_bytes(spec, 0) == {"dp": None}
     zero = {"engine": "deepspeed_zero", "zero_stage": 3}
     for words, known in ((12_499, True), (12_500, False)):  # of 8 numbers: 100,000 are gathered
-        found = step_volumes(small(4, vocab_size=words, **zero), 0)
+        found = sent_bytes(small(4, vocab_size=words, **zero), 0)
         assert (found["dp"] is not None) == known
     half = small(4, engine="deepspeed_zero", zero_stage=1, precision="fp16", device="cuda")
-    assert step_volumes(half, 0) == {"dp": None}
+    assert sent_bytes(half, 0) == {"dp": None}
 
 
 # A Llama: 4 heads of 4 numbers in 8, two of keys and values, feed-forward 12 with a gate.
@@ -226,40 +194,39 @@ def llama(gpus, **given):
 def test_parameters_of_a_llama_are_the_models():
     whole, normed = llama(1), llama(1, qk_norm=True, tied=True)
     layers = 4 * (LLAMA_LAYER + 2 * 8)
-    assert held(whole, 0) == whole.model.n_params == layers + 2 * 14 * 8 + 8
-    assert held(normed, 0) == normed.model.n_params == layers + 4 * 2 * 4 + 14 * 8 + 8
+    assert parameters(whole, 0) == whole.model.n_params == layers + 2 * 14 * 8 + 8
+    assert parameters(normed, 0) == normed.model.n_params == layers + 4 * 2 * 4 + 14 * 8 + 8
     apart = llama(1, engine="deepspeed_zero")  # whose gate is a matrix beside up
-    assert held(apart, 0) == held(whole, 0)
+    assert parameters(apart, 0) == parameters(whole, 0)
     assert len(parameter_sizes(apart, 0)) == len(parameter_sizes(whole, 0)) + 4
-    ends = [held(llama(2, pp=2), rank) for rank in (0, 1)]
+    ends = [parameters(llama(2, pp=2), rank) for rank in (0, 1)]
     assert ends == [layers / 2 + 112, layers / 2 + 112 + 8]
 
 
 def test_rotary_positions_let_the_embedding_scatter_the_sequence():
     """Where learned positions are added first, it is an all-reduce: the wire sends twice as much.
     A layer has two norms' weights that each rank sees with a part of the sequence."""
-    first = step_volumes(llama(8, tp=2, pp=4, sequence_parallel=True), 0)["tp"]
+    spec = llama(8, tp=2, pp=4, sequence_parallel=True)
     norms = 4 * 2 * 8
-    assert first.bytes == M * (1 + 6 + 1 + 4) * H + norms
-    assert first.wire_bytes == M * 12 * H / 2 + norms
-    last = step_volumes(llama(8, tp=2, pp=4, sequence_parallel=True), 7)["tp"]
-    assert last.bytes == M * ((6 + 4 + 2 + 1) * H + 3 * TOKEN) + norms + 4 * 8
+    assert sent_bytes(spec, 0)["tp"] == M * 12 * H / 2 + norms
+    logits = 3 * M * TOKEN + 4 * 8
+    assert sent_bytes(spec, 7)["tp"] == M * (6 + 4 + 2 + 1) * H / 2 + logits + norms
 
 
 def test_norms_of_queries_and_keys_are_summed_over_tp():
     """Two of 4 numbers in each layer, of LayerNorm their biases, too: once a step, or by DeepSpeed
     in every backward pass."""
-    for engine, norm, calls, bytes_ in (
-        ("megatron", "rmsnorm", 1, 4 * 4 * 2 * 4),
-        ("megatron", "layernorm", 1, 4 * 4 * 4 * 4),
-        ("deepspeed_zero", "rmsnorm", M * 4 * 2, M * 4 * 2 * 4 * 4),
-        ("deepspeed_zero", "layernorm", M * 4 * 4, M * 4 * 4 * 4 * 4),
+    for engine, norm, bytes_ in (
+        ("megatron", "rmsnorm", 4 * 4 * 2 * 4),
+        ("megatron", "layernorm", 4 * 4 * 4 * 4),
+        ("deepspeed_zero", "rmsnorm", M * 4 * 2 * 4 * 4),
+        ("deepspeed_zero", "layernorm", M * 4 * 4 * 4 * 4),
     ):
         normed, plain = (
-            step_volumes(llama(2, tp=2, engine=engine, norm=norm, qk_norm=qk_norm), 0)["tp"]
+            sent_bytes(llama(2, tp=2, engine=engine, norm=norm, qk_norm=qk_norm), 0)["tp"]
             for qk_norm in (True, False)
         )
-        assert (normed.calls - plain.calls, normed.bytes - plain.bytes) == (calls, bytes_)
+        assert normed - plain == bytes_
 
 
 # 4 experts of 16 with a gate, of which a token chooses 2: 16 tokens of 8 numbers a micro-batch.
@@ -274,34 +241,31 @@ def test_tokens_travel_to_their_experts_and_back(recompute, forward):
     """16 tokens choose 2 experts: 32 hidden states of 8 numbers there and back and their weights
     there, each once more in backward. 8 experts' numbers of tokens have 8 bytes."""
     times, hidden, weights = M * 4, 32 * 8 * 4, 32 * 4
-    both, counts = forward + 1, 2 * 8 * 8
-    ep = sums(step_volumes(routed(2, ep=2, recompute=recompute), 0)["ep"])
-    bytes_ = times * (both * (2 * hidden + weights) + forward * counts)
-    assert ep == (times * (3 * both + forward), bytes_, bytes_ / 2)
-    etp = sums(step_volumes(routed(2, etp=2, recompute=recompute), 0)["etp"])
-    bytes_ = times * (both * 2 * (2 * hidden + weights) + forward * counts)
-    assert etp == (times * (3 * both + forward), bytes_, bytes_ / 2)
+    passes, counts = forward + 1, 2 * 8 * 8
+    ep = sent_bytes(routed(2, ep=2, recompute=recompute), 0)["ep"]
+    assert ep == times * (passes * (2 * hidden + weights) + forward * counts) / 2
+    etp = sent_bytes(routed(2, etp=2, recompute=recompute), 0)["etp"]
+    assert etp == times * (passes * 2 * (2 * hidden + weights) + forward * counts) / 2
     half = {"precision": "bf16", "device": "cuda"}
-    less = step_volumes(routed(2, ep=2, recompute=recompute, **half), 0)["ep"].bytes
-    assert ep[1] - less == times * both * hidden
+    less = sent_bytes(routed(2, ep=2, recompute=recompute, **half), 0)["ep"]
+    assert ep - less == times * passes * hidden / 2
 
 
 def test_all_tokens_are_gathered_for_their_experts():
     """Of 2 x 16 tokens the 8 weights in fp32, the 8 truth values and the hidden states."""
-    how = {"moe_token_dispatcher_type": "allgather"}
-    volume = step_volumes(routed(2, ep=2, **how), 0)["ep"]
+    spec = routed(2, ep=2, moe_token_dispatcher_type="allgather")
     each = 2 * 16 * (8 + 2 * (8 * 4 + 2 * 8 * 4))
-    assert sums(volume) == (M * 4 * 7, M * 4 * each, M * 4 * each / 2)
+    assert sent_bytes(spec, 0)["ep"] == M * 4 * each / 2
 
 
 def test_experts_have_ranks_of_their_own_for_their_gradients():
     spec = routed(8, ep=2, etp=2, pp=2)
-    held = sum(size for size, _ in parameter_sizes(spec, 0, experts=True))
+    own = sum(size for size, _ in parameter_sizes(spec, 0, experts=True))
     width = spec.model.experts.moe_ffn_hidden_size
-    assert held == 2 * 8 // 2 * 3 * 8 * width // 2  # 2 layers, half of 8 experts, half of each
-    assert "expert_dp" not in step_volumes(spec, 0)
-    volumes = step_volumes(routed(8, ep=2, pp=2), 0)
-    assert sums(volumes["expert_dp"]) == (None, 4 * 2 * held, 4 * 2 * held)
+    assert own == 2 * 8 // 2 * 3 * 8 * width // 2  # 2 layers, half of 8 experts, half of each
+    assert "expert_dp" not in sent_bytes(spec, 0)
+    sent = sent_bytes(routed(8, ep=2, pp=2), 0)
+    assert sent["expert_dp"] == 2 * (2 - 1) / 2 * 4 * 2 * own
     others = sum(size for size, _ in parameter_sizes(spec, 0, experts=False))
-    assert volumes["dp"].bytes == 4 * others
-    assert others + held == sum(size for size, _ in parameter_sizes(spec, 0))
+    assert sent["dp"] == 2 * (4 - 1) / 4 * 4 * others
+    assert others + own == sum(size for size, _ in parameter_sizes(spec, 0))

@@ -1,0 +1,314 @@
+"""Bytes that one rank sends in a training step, exactly, along each axis of its split.
+
+A breakdown counts them, and these formulas say what it should count. The time model has the same
+messages by a layer and a mean rank, without what is small: padding, the loss, norms' gradients.
+
+Letters: b sequences of a micro-batch, s their length, h hidden, m micro-batches of a step, n ranks
+of a group, e bytes of an activation's number (4 in fp32, else 2). A half is what an all-gather or a
+reduce-scatter of n ranks sends; an all-reduce sends two (Korthikanti et al. 2022, arXiv 2205.05198,
+section 4.2.2).
+"""
+
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+
+from models.config import parameter_shapes
+from parallel.config.settings import RunSpec
+from parallel.measure.wire import CONTROL_BYTES, wire_bytes
+
+PERSISTENT = 100_000  # elements; DeepSpeed's stage3_param_persistence_threshold
+# What each tp rank holds whole: norms, positions, routers and the biases after row-parallel layers.
+WHOLE = re.compile(r"norm|position|router|(out|down)\.bias")
+_BLOCK = re.compile(r"blocks\.\d+")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+GRAD_BYTES = 4  # ddp keeps fp32 weights, megatron is told to reduce in fp32
+
+
+def sent_bytes(spec: RunSpec, rank: int) -> dict[str, float | None]:
+    """Returns {axis: bytes} of one optimizer step of a rank, without axes that have no message.
+
+    Messages of at most 64 bytes (losses, norms, flags) are not in it, nor what only a first step
+    sends (DeepSpeed's pipeline describes its first message). None: no closed formula is known.
+    Along ep and etp it is the mean over ranks: a rank receives what routers choose to send.
+    """
+    sent: dict[str, float | None] = {}
+    layout, model = spec.layout, spec.model
+    if layout.tp > 1:
+        sent["tp"] = _tensor_parallel(spec, rank)
+    if layout.pp > 1:
+        sent["pp"] = _pipeline(spec, rank)
+        if model.tied and layout.coords(rank)["pp"] in (0, layout.pp - 1):
+            # The gradients of two copies of the word embedding; DeepSpeed's pipeline sends bf16's
+            # as the fp32 sums of its BF16_Optimizer.
+            width = 4 if spec.engine == "megatron" or spec.precision != "fp16" else 2
+            table = spec.padded_vocab // layout.tp * model.hidden
+            sent["embedding"] = wire_bytes("all_reduce", 2, width * table)
+    if layout.cp > 1:
+        sent["cp"] = _context_parallel(spec, rank)
+    if layout.dp * layout.cp > 1:
+        sent["dp"] = _data_parallel(spec, rank)
+    experts = model.experts
+    if experts and spec.engine == "megatron":
+        routed_layers = sum(blocks_of(spec, rank).values())
+        if routed_layers and layout.ep * layout.etp > 1:
+            sent |= _expert_parallel(spec, routed_layers)
+        if routed_layers and layout.expert_copies > 1:
+            sent["expert_dp"] = _data_parallel(spec, rank, experts=True)
+        n, counts = layout.tp * layout.cp, 8 * experts.num_experts
+        if n > 1 and experts.moe_aux_loss_coeff and counts > CONTROL_BYTES:  # of the loss
+            passes = layout.n_micro * routed_layers * _forward_passes(spec)
+            axis = "tp" if layout.tp > 1 else "cp"
+            sent[axis] += passes * wire_bytes("all_reduce", n, counts)
+    if spec.engine == "deepspeed_zero" and layout.ep > 1:  # AutoEP's are in no formula
+        sent |= {"ep": None, "dp": None}
+    if model.mla and layout.tp > 1:  # what latent attention holds whole is in no formula
+        sent |= dict.fromkeys(sent.keys() & {"tp", "dp"})
+    return sent
+
+
+def blocks_of(spec: RunSpec, rank: int) -> dict[str, bool]:
+    """Returns the names of a rank's blocks -> whether each has experts."""
+    layout, stage = spec.layout, spec.layout.coords(rank)["pp"]
+    blocks = list(spec.model.blocks.items())
+    chunks = layout.chunks(spec.model.n_layer)[stage :: layout.pp]
+    return dict(blocks[i] for chunk in chunks for i in chunk)
+
+
+def _forward_passes(spec: RunSpec) -> int:
+    """Returns how often a layer's forward runs: full recomputation repeats it."""
+    return 2 if spec.layout.recompute == "full" else 1
+
+
+def _width(spec: RunSpec) -> int:
+    """Returns the bytes of an activation's number."""
+    return 4 if spec.precision == "fp32" else 2
+
+
+def _tokens(spec: RunSpec) -> int:
+    """Returns the tokens of one micro-batch on one rank, b*s/cp."""
+    return spec.layout.micro_batch * spec.seq_len // spec.layout.cp
+
+
+def _hidden_bytes(spec: RunSpec) -> int:
+    """Returns the bytes of one micro-batch's hidden states, b*s*h*e."""
+    return _tokens(spec) * spec.model.hidden * _width(spec)
+
+
+def _tensor_parallel(spec: RunSpec, rank: int) -> float:
+    """Shoeybi et al. 2019 (Megatron-LM), section 3: two all-reduces of b*s*h per layer forward, two
+    backward; one for the embedding forward and one for the logits' input backward; section 4's
+    parallel cross-entropy all-reduces three numbers per token (maximum, own logit, sum) in fp32.
+
+    Sequence parallelism (Korthikanti et al. 2022, section 4.2.2) makes an all-gather and a
+    reduce-scatter of each, and gathers the input of every column-parallel layer once more for its
+    weight's gradient; the word embedding stays an all-reduce where a position embedding is added
+    before the sequence is cut. Full recomputation repeats the layers' forward part.
+
+    A norm of queries or keys sees its rank's heads alone, so its gradient is summed over tp:
+    megatron does so once a step in fp32, the DeepSpeed engines in every backward pass.
+    """
+    layout, n, model = spec.layout, spec.layout.tp, spec.model
+    stage, m = layout.coords(rank)["pp"], layout.n_micro
+    first, last = stage == 0, stage == layout.pp - 1
+    blocks, experts = list(blocks_of(spec, rank).values()), model.experts
+    layers, routed = len(blocks), sum(blocks)
+    # Attention, and the feed-forwards but for experts, which tp does not split.
+    split = 2 * layers
+    if experts and not experts.moe_shared_expert_intermediate_size:
+        split -= routed
+    vectors = 1 + (model.norm == "layernorm")  # of a norm
+    head_vectors = 2 * layers * vectors * model.qk_norm  # whose gradients are summed over tp
+    summed = head_vectors * model.head_dim
+    passes = _forward_passes(spec)
+    if layout.sequence_parallel:
+        # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
+        # scattered gradient, per row-parallel layer the gathered gradient.
+        halves = split * (3 + 2 * passes)
+        halves += first * (3 if model.position == "learned" else 2) + last * 3
+        # What every tp rank holds whole but sees with a part of the sequence: norms, routers and
+        # the biases after row-parallel layers.
+        summed += model.hidden * (layers * 2 * (vectors + model.bias) + last * vectors)
+        if experts:
+            summed += routed * experts.num_experts * (model.hidden + model.bias)
+    else:
+        halves = 2 * (split * (1 + passes) + first + last)
+    if spec.engine == "deepspeed_pipe":
+        # What its stages send is cut over tp (`pipe_partitioned`, `grad_partitioned`) and must be
+        # gathered: a stage's input; its own output, which it had cut, and that output's gradient.
+        halves += (not first) + 2 * (not last)
+    sent = m * halves * wire_bytes("all_gather", n, _hidden_bytes(spec))
+    if spec.engine == "megatron":
+        sent += wire_bytes("all_reduce", n, GRAD_BYTES * summed)
+    elif summed:
+        sent += m * head_vectors * wire_bytes("all_reduce", n, _width(spec) * model.head_dim)
+    if last:
+        per_token = 4 * _tokens(spec)
+        if spec.te_loss:  # four numbers of each rank, once
+            sent += m * wire_bytes("all_gather", n, n * 4 * per_token)
+        else:
+            sent += m * 3 * wire_bytes("all_reduce", n, per_token)
+    return sent
+
+
+def _pipeline(spec: RunSpec, rank: int) -> float:
+    """Narayanan et al. 2021 (SC'21), section 3.2: b*s*h per micro-batch and boundary, each way.
+
+    With vpp chunks per rank there are pp * vpp - 1 boundaries: rank r sends forward from every
+    chunk but the model's last, and backward from every chunk but the first.
+    """
+    layout = spec.layout
+    stage = layout.coords(rank)["pp"]
+    message = _hidden_bytes(spec)
+    if spec.engine == "deepspeed_pipe" and layout.tp > 1:
+        # 1/tp of the tensor and a description in int64: its three sizes and their number, the
+        # number of parts, which one it is, and tp + 1 boundaries.
+        message = message / layout.tp + 8 * (3 + 3 + layout.tp + 1)
+    elif layout.sequence_parallel:
+        message /= layout.tp
+    crossings = layout.vpp - (stage == layout.pp - 1) + layout.vpp - (stage == 0)
+    return layout.n_micro * crossings * wire_bytes("send", 2, message)
+
+
+def _context_parallel(spec: RunSpec, rank: int) -> float:
+    """Liu et al. 2023 (arXiv 2310.01889): keys and values of s/cp tokens go around the cp ranks in
+    forward, and again in backward, one step behind them their gradients (Transformer Engine's p2p).
+    """
+    layout, model = spec.layout, spec.model
+    part = 2 * _tokens(spec) * model.kv_heads // layout.tp * model.head_dim * _width(spec)
+    parts = (layout.cp - 1) * _forward_passes(spec) + 2 + 2 * (layout.cp - 2)
+    layers = len(blocks_of(spec, rank))
+    return layout.n_micro * layers * parts * wire_bytes("send", 2, part)
+
+
+def _expert_parallel(spec: RunSpec, layers: int) -> dict[str, float]:
+    """megatron-core's dispatchers, of a rank with so many layers with experts. Tokens travel to
+    their experts and back (GShard, Lepikhin et al. 2020, arXiv 2006.16668, section 3.2).
+
+    alltoall: the ep ranks exchange the hidden states of each token's C choices, and their weights
+    in fp32; the etp ranks of an expert gather these of all, and add up its output in fp32.
+    allgather: the ep x etp ranks gather all tokens, with a weight and a truth value for each
+    expert, and add up the outputs in fp32. Backward does the converse.
+    """
+    assert (experts := spec.model.experts)
+    layout, h, e = spec.layout, spec.model.hidden, _width(spec)
+    E, C = experts.num_experts, experts.moe_router_topk
+    ep, etp, group = layout.ep, layout.etp, layout.ep * layout.etp
+    joint = "ep" if ep > 1 else "etp"  # the axis of messages between all ep x etp ranks
+    tokens = _tokens(spec) // layout.tp
+    forward = layout.n_micro * layers * _forward_passes(spec)
+    passes = forward + layout.n_micro * layers
+    if spec.moe_token_dispatcher_type == "allgather":
+        gathered = group * tokens * ((4 * E + e * h + 4 * h) * passes + E * forward)
+        return {joint: wire_bytes("all_gather", group, gathered)}
+    sent = {axis: 0.0 for axis in ("ep", "etp") if getattr(layout, axis) > 1}
+    if 8 * E * group > CONTROL_BYTES:  # how many tokens go to each expert
+        sent[joint] += forward * wire_bytes("all_gather", group, 8 * E * group)
+    if ep > 1:
+        exchanged = C * tokens * (e * h + 4 + e * h)
+        sent["ep"] += passes * wire_bytes("all_to_all", ep, exchanged)
+    if etp > 1:
+        gathered = etp * C * tokens * (e * h + 4 + 4 * h)
+        sent["etp"] += passes * wire_bytes("all_gather", etp, gathered)
+    return sent
+
+
+def parameter_sizes(
+    spec: RunSpec, rank: int, experts: bool | None = None
+) -> list[tuple[int, bool]]:
+    """Returns (elements, whether it is a matrix) of every parameter that a rank holds; experts: of
+    those of experts, or of the others alone."""
+    model, layout = spec.model, spec.layout
+    stage, last = layout.coords(rank)["pp"], layout.pp - 1
+    # megatron-core's fc1 is the gate and up in one
+    fused = model.gated and (layout.tp > 1 or spec.engine in ("megatron", "deepspeed_pipe"))
+    on_stage = {"embedding": stage == 0, **dict.fromkeys(("norm", "output"), stage == last)}
+    on_stage |= dict.fromkeys(blocks_of(spec, rank), True)
+    own_experts = model.experts.num_experts // layout.ep if model.experts else 0
+    sizes = []
+    for name, shape in parameter_shapes(replace(model, vocab_size=spec.padded_vocab)).items():
+        block, number = _BLOCK.match(name), _EXPERT.search(name)
+        if not on_stage.get(block[0] if block else name.split(".")[0]):
+            continue
+        if fused and ".gate." in name or experts not in (None, bool(number)):
+            continue
+        if name.endswith(".expert_bias"):  # which no gradient trains
+            continue
+        if number and int(number[1]) >= own_experts:  # this rank's are as large as the first
+            continue
+        ways = layout.etp if number else layout.tp
+        size = math.prod(shape) // (1 if WHOLE.search(name) else ways)
+        sizes.append((size * (2 if fused and ".up." in name else 1), len(shape) == 2))
+    if model.tied and stage == last > 0 and not experts:
+        sizes.append((spec.padded_vocab // layout.tp * model.hidden, True))
+    return sizes
+
+
+def _data_parallel(spec: RunSpec, rank: int, experts: bool = False) -> float | None:
+    """Gradients and parameters over the n = dp x cp ranks, as each library truly moves them;
+    experts: of megatron's experts over the ranks that have the same.
+
+    ddp: one all-reduce of the fp32 gradients (Li et al. 2020, "PyTorch Distributed"), in buckets.
+    megatron (core 0.16): the same; with zero_stage 1 a reduce-scatter, and an all-gather of the
+    parameters, each padded to 64 elements and their bucket to lcm(n, 128).
+    DeepSpeed (0.19), counted in elements of each library's flat buffers; gradients in fp32,
+    parameters in fp32 or bf16:
+    - zero 0: an all-reduce. zero 1: an all-reduce too (its buckets span several owners, and are
+      not scattered), then the all-gather of the updated parameters, each of the optimizer's groups
+      padded to 2n elements. zero 2: the all-reduce with every micro-batch.
+    - zero 3: a reduce-scatter with every micro-batch. Parameters below 100,000 elements stay
+      gathered, but for one all-gather each after the update. Larger ones are gathered where a
+      trace of earlier steps says so: no formula.
+    """
+    if spec.engine == "fsdp2":
+        return _fully_sharded(spec)
+    layout, e = spec.layout, _width(spec)
+    n = layout.expert_copies if experts else layout.dp * layout.cp
+    sizes = parameter_sizes(spec, rank, experts if spec.engine == "megatron" else None)
+    gradients = wire_bytes("all_reduce", n, GRAD_BYTES * sum(size for size, _ in sizes))
+    if spec.engine in ("ddp", "megatron"):
+        if layout.zero_stage == 0:
+            return gradients
+        padded = _up(sum(_up(size, 64) for size, _ in sizes), math.lcm(n, 128))
+        return wire_bytes("all_gather", n, (GRAD_BYTES + e) * padded)
+    if spec.precision == "fp16":
+        return None  # which of its buffers are fp32 then depends on further settings
+    if layout.zero_stage == 0:
+        return gradients
+    if layout.zero_stage < 3:
+        groups = [sum(s for s, matrix in sizes if matrix == kind) for kind in (True, False)]
+        padded = sum(_up(size, 2 * n) for size in groups)
+        times = layout.n_micro if layout.zero_stage == 2 else 1
+        return times * gradients + wire_bytes("all_gather", n, e * padded)
+    if max(size for size, _ in sizes) >= PERSISTENT:
+        return None
+    padded = sum(_up(size, n) for size, _ in sizes)
+    return wire_bytes("all_gather", n, (GRAD_BYTES * layout.n_micro + e) * padded)
+
+
+def _fully_sharded(spec: RunSpec) -> float:
+    """fsdp2's (torch 2.13): a group of parameters (a block; an untied embedding; the rest) is one
+    message; the first dimension of each parameter is padded to a multiple of the shards.
+
+    All-gathers in compute precision: with zero_stage 3 a block's twice and the others' once with
+    every micro-batch, with zero_stage 2 each once a step. `reductions` times a step a
+    reduce-scatter in fp32 and, where there are several copies, once an all-reduce of the shards
+    between them.
+    """
+    layout, shards = spec.layout, spec.layout.shards
+    padded: Counter[bool] = Counter()  # elements in blocks, and outside
+    for name, shape in parameter_shapes(replace(spec.model, vocab_size=spec.padded_vocab)).items():
+        if not name.endswith(".expert_bias"):  # which no gradient trains
+            padded[bool(_BLOCK.match(name))] += _up(shape[0], shards) * math.prod(shape[1:])
+    elements = padded.total()
+    gathered = elements
+    if layout.zero_stage == 3:
+        gathered = (2 * padded[True] + padded[False]) * layout.n_micro
+    payload = _width(spec) * gathered + GRAD_BYTES * elements * layout.reductions
+    between = wire_bytes("all_reduce", layout.dp // shards, GRAD_BYTES * elements / shards)
+    return wire_bytes("all_gather", shards, payload) + between
+
+
+def _up(size: int, divisor: int) -> int:
+    return -(-size // divisor) * divisor
