@@ -36,7 +36,8 @@ setup(
         "safetensors>=0.6.2,<0.9",
         "numpy>=2.2.6,<2.5",
         "pandas>=2.3.3,<3.2",
-        "matplotlib>=3.10,<3.12",
+        "altair>=6,<7",
+        "vl-convert-python>=1.9,<2",
         "scipy>=1.15.3,<1.18",
         "tqdm>=4.66.5,<5",
         "psutil>=7.2,<8",
@@ -45,14 +46,8 @@ setup(
         # Fused kernels; the range that megatron-core names. Not tried here, where there is no GPU.
         "gpu": ["transformer-engine[pytorch]>=2.9,<2.12"],
         "nvml": ["nvidia-ml-py>=13"],  # energy of NVIDIA GPUs (measure/energy.py)
-        "page": [
-            "vl-convert-python>=1.9,<2",
-            "altair>=6,<7",
-        ],  # analysis.page
         **CURVES,
         "test": [
-            "vl-convert-python>=1.9,<2",
-            "altair>=6,<7",
             *CURVES["tensorboard"],
             "playwright>=1.55,<2",  # drives Debian's Chromium
             "pytest>=9.2,<10",

@@ -16,12 +16,11 @@ all of them run on the same nodes.
 A run with save_interval that was stopped goes on from its newest checkpoint. <run>/console.out
 holds what a run printed. The exit status is 1 when a run failed; the others still run.
 
-At the end `python -m analysis.tflops` prints the study's table and, where the extra `page` is
-installed, `python -m analysis.page` writes the offline page study.html.
+At the end `python -m analysis.tflops` prints the study's table, and `python -m analysis.page`
+writes the offline page study.html.
 """
 
 import contextlib
-import importlib.util
 import queue
 import subprocess
 import sys
@@ -199,9 +198,9 @@ def sweep(
 
 
 def report(out: Path) -> None:
-    """Have analysis print the table and write out/study.html where it can, in processes of its own:
-    it decides what is comparable."""
-    for command in ("tflops", "page") if importlib.util.find_spec("vl_convert") else ("tflops",):
+    """Have analysis print the table and write out/study.html, in processes of its own: it decides
+    what is comparable."""
+    for command in ("tflops", "page"):
         words = [sys.executable, "-m", f"analysis.{command}", str(out)]
         subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
 

@@ -10,6 +10,7 @@ import numpy as np
 from analysis.common.table import Table
 from analysis.logs.load import load
 from analysis.logs.record import STEP, Record, steps_table
+from analysis.pages.section import Chart
 from analysis.runs import run_table, scaling_curve
 from models.config import GPTConfig
 from parallel.config.settings import resolve
@@ -89,3 +90,9 @@ def table_of(folder: Path) -> Table:
 def curve_of(folder: Path, *args: Any, **settings: Any) -> Table:
     """The scaling curve of the runs at a folder."""
     return scaling_curve.report_of(*load([folder]), *args, **settings)
+
+
+def drawn_rows(chart: Chart, layer: int = 0) -> list[dict[str, Any]]:
+    """The rows that a layer of a chart draws."""
+    data = chart.spec["layer"][layer].get("data") or chart.spec["data"]
+    return chart.spec["datasets"][data["name"]]

@@ -30,8 +30,7 @@ HOMES = {
     "apex": set(),  # probed by name in parallel/engines/kernels.py
     "transformer_engine": set(),
     **dict.fromkeys(("tensorboard", "wandb", "mlflow"), {"analysis.runs.curve_tools"}),
-    "vl_convert": {"analysis.pages.page_html"},
-    "altair": {"analysis.pages.altair_charts"},
+    **dict.fromkeys(("vl_convert", "altair"), {"analysis.pages.charts"}),
 }
 
 

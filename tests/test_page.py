@@ -10,7 +10,7 @@ import pytest
 from analysis.common.table import Column, Table, cell
 from analysis.logs.load import load
 from analysis.page import page_at
-from analysis.pages import altair_charts
+from analysis.pages import charts
 from analysis.pages.page_html import html_of
 from analysis.pages.section import Chart, Page, Section
 from analysis.runs import run_table
@@ -224,7 +224,7 @@ def test_a_log_cannot_put_script_into_the_page():
     evil = "</script><script>alert(1)</script><b>"
     table = Table([Column("run", evil)], [{"run": evil}], evil, [evil])
     rows = [{"run": evil, "engine": evil, "iteration": 1, "loss": 1.0}]
-    chart = Chart(altair_charts.lines(rows, "loss", evil), evil)
+    chart = Chart(charts.lines(rows, "loss", evil), evil)
     text = html_of(Page(evil, [evil], [Section(evil, [evil], {"t": table}, [chart])], []))
     assert evil not in text and text.count("<script") == 3 and "<b>" not in text
 

@@ -1,24 +1,24 @@
 """Pictures and pages: one colour an engine and a part, a mark a precision, names of splits."""
 
+import re
+
 import pytest
-from matplotlib.colors import to_rgb
 
 from analysis import plots
 from analysis.common import colours
-from analysis.pages import altair_charts, cost_views
-from analysis.runs import drawn_rows
+from analysis.pages import charts, cost_views
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES, EXPERT_AXES
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import drawn_rows, facts, write
 
 MEMORY = ("weights", "gradients", "optimizer", "activations", "keys and values", "logits")
 MEMORY = (*MEMORY, "buckets", "library")
 PICTURES = [f"{name}.{kind}" for name in ("scaling", "splits", "tflops") for kind in ("png", "svg")]
 
 
-def bars(charts, name, value):
+def bars(pictures, name, value):
     """The bars of a chart and their values."""
-    return {row["bar"]: row[value] for row in charts[name].rows}
+    return {row["bar"]: row[value] for row in drawn_rows(pictures[name])}
 
 
 def study(folder, *runs):
@@ -34,7 +34,7 @@ def test_the_parts_of_a_chart_have_different_colours(parts):
 
 def test_an_engine_has_one_colour_whatever_stands_beside_it(monkeypatch):
     labels = ["torchtitan", "megatron", "nanoGPT", "ddp", "GPT-NeoX"]
-    scale = altair_charts._engines([{"engine": label} for label in labels]).to_dict()["scale"]
+    scale = charts._engines([{"engine": label} for label in labels]).to_dict()["scale"]
     of_engine = dict(zip(scale["domain"], scale["range"], strict=True))
     assert of_engine == colours.of_engines(labels) and len(set(of_engine.values())) == 5
     assert colours.of_engines(["ddp"])["ddp"] == of_engine["ddp"]
@@ -45,38 +45,37 @@ def test_an_engine_has_one_colour_whatever_stands_beside_it(monkeypatch):
 
 def test_a_precision_has_its_mark_in_points_and_its_name_at_bars(tmp_path):
     rows = [{"precision": name} for name in ("bf16", "fp8")]
-    scale = altair_charts._precisions(rows)["shape"].to_dict()["scale"]
+    scale = charts._precisions(rows)["shape"].to_dict()["scale"]
     assert scale == {"domain": ["bf16", "fp8"], "range": ["square", "diamond"]}
-    assert altair_charts._precisions(rows[:1]) == {}
+    assert charts._precisions(rows[:1]) == {}
     of_two = {"gpus": 2, "precision": "bf16", "tp": 2, "engine": "megatron"}
-    charts = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), (0.4, of_two))
+    pictures = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), (0.4, of_two))
     names = {"1 × ddp fp32", "2 × ddp-dp2 fp32", "2 × megatron-tp2 bf16"}
-    assert bars(charts, "tflops", "tflops").keys() == names
-    assert bars(charts, "splits", "speedup").keys() == {"1 × ddp", "2 × ddp-dp2"}
+    assert bars(pictures, "tflops", "tflops").keys() == names
+    assert bars(pictures, "splits", "speedup").keys() == {"1 × ddp", "2 × ddp-dp2"}
 
 
 def test_splits_are_bars_with_their_ideal_and_the_fastest_is_named(tmp_path):
     """At two GPUs there are three splits of megatron, of repeats one bar."""
     splits = ({"tp": 2}, {"pp": 2}, {})
     runs = [(0.6 + 0.1 * i, {"engine": "megatron", "gpus": 2} | s) for i, s in enumerate(splits)]
-    charts = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), *runs)
+    pictures = study(tmp_path, (1.0, {}), (0.5, {"gpus": 2}), *runs)
     names = ["ddp-dp2", "megatron-tp2", "megatron-pp2", "megatron-dp2"]
-    speedups = bars(charts, "splits", "speedup")
+    speedups = bars(pictures, "splits", "speedup")
     assert list(speedups) == ["1 × ddp", *(f"2 × {name}" for name in names)]
     expected = [1, 1 / 0.5, 1 / 0.6, 1 / 0.7, 1 / 0.8]
     assert list(speedups.values()) == pytest.approx(expected, rel=0.01)
-    assert list(bars(charts, "splits", "ideal").values()) == pytest.approx([1, 2, 2, 2, 2])
-    points, _, line, named = charts["scaling"]
+    assert list(bars(pictures, "splits", "ideal").values()) == pytest.approx([1, 2, 2, 2, 2])
+    line, points, *named = [drawn_rows(pictures["scaling"], layer) for layer in range(4)]
     assert line == [{"gpus": 1, "speedup": 1}, {"gpus": 2, "speedup": pytest.approx(2)}]
-    assert len(points) == 5 and [row["run"] for row in named] == ["ddp", "ddp-dp2"]
-    axes = plots.figure(charts["splits"]).axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == list(speedups)
-    assert [bar.get_width() for bar in axes.patches] == list(speedups.values())
-    assert {bar.get_facecolor()[:3] for bar in axes.patches[1:3]} == {
-        to_rgb(colour) for colour in colours.of_engines(["ddp", "megatron"]).values()
-    }
-    axes = plots.figure(charts["scaling"]).axes[0]
-    assert {text.get_text() for text in axes.texts} == {"ddp", "ddp-dp2"}
+    assert len(points) == 5
+    assert [row["run"] for rows in named for row in rows] == ["ddp", "ddp-dp2"]
+    svg = charts.pictures(pictures["splits"])["svg"].decode()
+    colour_of = colours.of_engines(["ddp", "megatron"])
+    fills = re.findall(r'aria-roledescription="bar"[^>]*fill="(#\w+)"', svg)
+    assert fills == [colour_of[row["engine"]] for row in drawn_rows(pictures["splits"])]
+    svg = charts.pictures(pictures["scaling"])["svg"].decode()
+    assert svg.count(">ddp-dp2<") == 1 and ">megatron-tp2<" not in svg
 
 
 def test_a_repeat_that_failed_hides_no_other(tmp_path):
@@ -86,18 +85,20 @@ def test_a_repeat_that_failed_hides_no_other(tmp_path):
     assert bars(plots.drawn([tmp_path], None), "tflops", "tflops").keys() == {"1 × ddp"}
 
 
-def test_a_printed_rate_without_a_time_and_a_name_with_dollars_are_drawn(tmp_path):
+def test_a_printed_rate_without_a_time_and_a_name_with_dollars_are_drawn():
     row = dict.fromkeys(("engine", "speedup", "efficiency", "step_s", "steady_ci95", "precision"))
-    picture = drawn_rows.tflops([row | {"run": r"$\x{$", "gpus": 8, "tflops": 40.0}])
-    (bar,) = picture.rows
+    (chart,) = charts.tflops([row | {"run": r"$\x{$", "gpus": 8, "tflops": 40.0}]).values()
+    (bar,) = drawn_rows(chart)
     assert bar["low"] == bar["high"] == bar["end"] == 40
-    assert len(plots.save(plots.figure(picture), tmp_path, "x")) == 2
+    assert r">8 × $\x{$<" in charts.pictures(chart)["svg"].decode()
 
 
 def test_a_weak_study_has_a_weak_picture(tmp_path):
-    charts = study(tmp_path, (1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16}))
-    assert list(bars(charts, "splits", "efficiency").values()) == pytest.approx([1, 0.8], rel=0.01)
-    assert list(bars(charts, "splits", "ideal").values()) == [1, 1]
+    pictures = study(tmp_path, (1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16}))
+    assert list(bars(pictures, "splits", "efficiency").values()) == pytest.approx(
+        [1, 0.8], rel=0.01
+    )
+    assert list(bars(pictures, "splits", "ideal").values()) == [1, 1]
 
 
 def test_the_pictures_lie_beside_the_runs_and_what_they_leave_out_is_named(tmp_path, capsys):

@@ -12,7 +12,7 @@ from parallel.config.study import load_study
 from parallel.record.facts import planned
 from parallel.sweep import command_of
 from tests.conftest import ROOT
-from tests.fixture_runs import facts, logged, write
+from tests.fixture_runs import drawn_rows, facts, logged, write
 
 
 def repeats(folder: Path, times: dict[int, list[float]], **changes) -> None:
@@ -45,7 +45,7 @@ def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, ca
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["unit"], row["ratio"]) == ("pairs of runs", curve["ddp-dp2"][0])
     assert row["ratio_ci95"] == pytest.approx(intervals["ddp-dp2"])
-    bars = plots.drawn([tmp_path], None)["splits"].rows
+    bars = drawn_rows(plots.drawn([tmp_path], None)["splits"])
     assert [(bar["bar"], bar["speedup"]) for bar in bars] == [
         ("1 × ddp", 1),
         ("2 × ddp-dp2", curve["ddp-dp2"][0]),

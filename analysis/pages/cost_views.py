@@ -7,7 +7,7 @@ from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
-from analysis.pages import altair_charts
+from analysis.pages import charts
 from analysis.pages.section import Chart, Section
 from analysis.runs import checkpoint_costs, gpu_hours, rank_times
 from base.errors import Reading, UsageError
@@ -43,10 +43,10 @@ def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[
         for part in (*CATEGORIES, *EXPERT_AXES)
         if row[f"{part}_s"]
     ]
-    spec = altair_charts.parts(bars, "seconds", "seconds per step")
+    spec = charts.parts(bars, "seconds", "seconds per step")
     section = Section("Breakdown per rank", [p for p in problems if rank_times.WITHOUT not in p])
     section.tables = {"times": rank_times.times(runs), "messages": rank_times.messages(runs)}
-    section.charts = [Chart(spec, f"One bar a rank; the first {altair_charts.MOST} are shown.")]
+    section.charts = [Chart(spec, f"One bar a rank; the first {charts.MOST} are shown.")]
     try:
         table = rank_times.losses(runs, baseline, kind)
     except UsageError as error:  # the baseline has no breakdown: the other views are still there
@@ -84,7 +84,7 @@ def memory_view(records: list[Record]) -> Section:
         " while the measured resident memory holds Python and its libraries, too"
     ]
     section.tables["memory"] = Table(columns, rows, notes=notes)
-    spec = altair_charts.parts(bars, "gib", "GiB", marks[: altair_charts.MOST])
+    spec = charts.parts(bars, "gib", "GiB", marks[: charts.MOST])
     section.charts.append(Chart(spec, "Predicted GiB by part; the mark is the measured peak."))
     return section
 
@@ -122,5 +122,5 @@ def clock_view(records: list[Record]) -> Section:
             for part in gpu_hours.PARTS
             if row[part]
         ]
-        section.charts.append(Chart(altair_charts.parts(bars, "hours", "GPU-hours"), "GPU-hours."))
+        section.charts.append(Chart(charts.parts(bars, "hours", "GPU-hours"), "GPU-hours."))
     return section

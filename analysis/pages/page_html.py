@@ -4,58 +4,25 @@ The tables are plain HTML, so they are read, printed and spoken without any scri
 draw the charts are packed with gzip: page.js starts them with the first chart.
 """
 
-import base64
 import json
-import zlib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from analysis.common.table import UNKNOWN, Column, Table
 from analysis.common.terminal import cut_apart
+from analysis.pages.charts import DIGITS, scripts
 from analysis.pages.section import Page, Section
-from base.errors import UsageError, printable
+from base.errors import printable
 from base.storage import finite
 
 MARK = '<meta http-equiv="Content-Security-Policy"'  # no page of others begins as ours do
-DIGITS = 6  # of every number: what a page shows does not depend on a processor's last digits
 LONGEST = 48  # characters of a row's name; all of it is in its tip, and in the provenance
 FEW = 4  # rows of a table that needs no filter
 _HERE = Path(__file__).parent
 
 
-@cache
-def _vega() -> str:
-    """vega-embed with Vega-Lite and Vega, as gzip in base64.
-
-    Raises:
-        UsageError: vl-convert-python is not installed.
-    """
-    bundle = library().javascript_bundle("window.vegaEmbed=vegaEmbed;")
-    return base64.b64encode(zlib.compress(bundle.encode(), 9, wbits=31)).decode()
-
-
-def library() -> Any:
-    """vl-convert.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        import vl_convert
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "charts need altair and vl-convert-python: pip install -c constraints.txt -e '.[page]'"
-        ) from error
-    return vl_convert
-
-
 def html_of(page: Page) -> str:
-    """The whole file; the same page gives the same text.
-
-    Raises:
-        UsageError: altair or vl-convert-python is not installed.
-    """
+    """The whole file; the same page gives the same text."""
     import jinja2
 
     shown = [section for section in page.sections if not section.empty]
@@ -74,7 +41,7 @@ def html_of(page: Page) -> str:
         summary=[printable(sentence) for sentence in page.summary],
         sections=[_section(section, numbers) for section in shown],
         data=data.replace("<", "\\u003c"),
-        vega=_vega() if charts else "",
+        vega=scripts() if charts else "",
     )
 
 

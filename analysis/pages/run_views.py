@@ -10,10 +10,10 @@ from analysis.common.table import Column, Table, by_key
 from analysis.common.terminal import cut, who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.pages import altair_charts
-from analysis.pages.section import Chart, Section
-from analysis.runs import drawn_rows, loss_parity
-from analysis.runs.drawn_rows import ranked, winners
+from analysis.pages import charts
+from analysis.pages.charts import ranked, winners
+from analysis.pages.section import Section
+from analysis.runs import loss_parity
 from analysis.runs.fairness import is_changed
 from analysis.runs.scaling_curve import reasons
 from base.errors import printable
@@ -168,15 +168,7 @@ def _all(values: Any) -> str:
 
 def scaling(rows: Rows, kind: str) -> Section:
     """Speedup, or weak efficiency, against GPUs, and the same as one bar a run."""
-    section = Section(f"{kind.capitalize()} scaling")
-    if points := drawn_rows.points(rows, kind):
-        spec = altair_charts.against_gpus(*points)
-        words = f"The fastest run of each number of GPUs has its name. Dashed: ideal {points.key}."
-        section.charts.append(Chart(spec, words))
-    if bars := drawn_rows.ratios(rows, kind):
-        spec = altair_charts.bars(bars.rows, bars.key, bars.title)
-        section.charts.append(Chart(spec, bars.caption))
-    return section
+    return Section(f"{kind.capitalize()} scaling", charts=list(charts.scaling(rows, kind).values()))
 
 
 def provenance(records: list[Record], refused: list[str]) -> Section:

@@ -10,7 +10,7 @@ import numpy as np
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import step_times, timed
-from analysis.pages import altair_charts
+from analysis.pages import charts
 from analysis.pages.section import Chart, Section
 from analysis.runs import loss_parity
 from analysis.runs.loss_parity import StepDifference
@@ -29,7 +29,7 @@ _CURVES = (
 def views(records: list[Record], baseline: Record | None) -> list[Section]:
     """The curves of step time, loss and gradient norm, of the first runs."""
     logged = [record for record in records if len(record.steps)]
-    shown = logged[: altair_charts.MOST]
+    shown = logged[: charts.MOST]
     if not shown:
         return []
     each = max(6, POINTS // len(shown))
@@ -38,7 +38,7 @@ def views(records: list[Record], baseline: Record | None) -> list[Section]:
     section = Section("Every step")
     for key, title, bar in _CURVES:
         if known := [row for row in rows if row.get(key) is not None]:
-            spec = altair_charts.lines(known, key, title, bar)
+            spec = charts.lines(known, key, title, bar)
             section.charts.append(Chart(spec, _caption(known, key, bar)))
     if len(logged) > len(shown):
         section.words.append(f"The first {len(shown)} of {len(logged)} runs are shown.")

@@ -74,7 +74,9 @@ FILES = [*FILES.split(), "folder", "deep.json", "deep.toml", "zero", "null", "lo
 
 # vl-convert's engine asks for more address space than a worker of bad_input.py may have.
 NO_CHARTS = SimpleNamespace(
-    javascript_bundle=lambda script: "", vegalite_to_svg=lambda spec, **_: "<svg></svg>"
+    javascript_bundle=lambda script: "",
+    vegalite_to_svg=lambda spec: "<svg></svg>",
+    vegalite_to_png=lambda spec, scale: b"\x89PNG",
 )
 
 
@@ -158,7 +160,7 @@ def nothing_starts() -> Iterator[None]:
         for where, name, failure in [*instead, (builtins, "input", EOFError)]:
             stack.enter_context(mock.patch.object(where, name, side_effect=failure))
         stack.enter_context(mock.patch("slurm.submit.ROOT", Path.cwd()))  # where --logs begins
-        stack.enter_context(mock.patch("analysis.pages.page_html.library", return_value=NO_CHARTS))
+        stack.enter_context(mock.patch("analysis.pages.charts.vega", return_value=NO_CHARTS))
         yield
 
 
