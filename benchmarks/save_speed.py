@@ -42,8 +42,11 @@ from models.weights import write_weights  # noqa: E402
 from parallel.checkpoint import __main__ as checkpoint  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from parallel.checkpoint.contents import State, unpadded  # noqa: E402
-from parallel.checkpoint.manifest import KINDS  # noqa: E402
+from parallel.checkpoint.contents import (  # noqa: E402
+    KINDS,
+    State,
+    unpadded,
+)
 from parallel.checkpoint.rank_files import Reader  # noqa: E402
 from parallel.config.settings import resolve  # noqa: E402
 from parallel.ranks import Ranks  # noqa: E402

@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
 from parallel import batches, engines, token_files  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from parallel.checkpoint.manifest import KINDS  # noqa: E402
+from parallel.checkpoint.contents import KINDS  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402
 from parallel.engines.optim import lr_at  # noqa: E402
 from parallel.ranks import Ranks  # noqa: E402

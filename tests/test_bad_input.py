@@ -25,7 +25,6 @@ def test_every_command_is_given_bad_lines():
         ("numbers", 4000),
         ("neutral", 150),
         ("folders", 20),
-        ("manifests", 30),
         ("packed", 30),
         ("texts", 30),
         ("tokens", 30),

@@ -19,8 +19,8 @@ from models.hf_weights import to_hugging_face
 from models.weights import write_weights
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import doors, folders
+from parallel.checkpoint.contents import KINDS
 from parallel.checkpoint.doors import Foreign, ours, pickles, torch_dist
-from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader
 from tests.conftest import run_worker
 from tests.tools.tiny_checkpoint import SIZES, Engine, saver_of

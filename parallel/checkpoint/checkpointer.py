@@ -22,7 +22,6 @@ from base.units import GIB
 from parallel.checkpoint import folders, loading
 from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.host_copy import HostCopy
-from parallel.checkpoint.manifest import rank_file
 from parallel.checkpoint.rank_files import write_rank_file
 from parallel.config.settings import RunSpec
 from parallel.ranks import Ranks, attempt
@@ -185,11 +184,12 @@ class Checkpointer:
         _, problem = self.ranks.on_first(attempt, self._make_room, aside)
         entries = []
         if not problem:
-            file = aside / rank_file(self.ranks.rank), snapshot.pieces, self.ranks.tick
-            written = self.ranks.on_all(attempt, lambda: entries.append(write_rank_file(*file)))
+            ranks = self.ranks
+            file = aside, ranks.rank, snapshot.pieces, ranks.tick
+            written = ranks.on_all(attempt, lambda: entries.append(write_rank_file(*file)))
             problem = next((why for _, why in written if why), "")
             # To rank 0 alone, and once: they grow with ranks times parameters.
-            entries = [] if problem else self.ranks.gather(entries[0], to_all=False)
+            entries = [] if problem else ranks.gather(entries[0], to_all=False)
         self.ranks.on_first(self._finish, snapshot, aside, entries, problem)
 
     def _make_room(self, aside: Path) -> None:

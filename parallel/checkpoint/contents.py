@@ -17,6 +17,7 @@ from torch import Tensor
 from parallel.config.layout import Layout
 
 Shape = tuple[int, ...]
+KINDS = ("param", "exp_avg", "exp_avg_sq")  # the tensors of a piece
 
 
 class Copy(NamedTuple):

@@ -15,7 +15,6 @@ training goes on. Nothing is ever unpickled: the tensors are safetensors, the re
 import json
 import re
 import shutil
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,14 +22,15 @@ from typing import Any, NamedTuple
 from base.errors import UsageError
 from base.files import read_json
 from base.storage import file_crc32, own_crc32, write_synced
-from parallel.checkpoint.manifest import check, check_tensors
+from models.config import GPTConfig
 
 FORMAT = "gpt-checkpoint-1"
 MANIFEST = "manifest.json"
+IMPORTED = "imported"  # the engine of a checkpoint from elsewhere, whose settings are not known
 SAVES = "checkpoints"  # where a run folder has its checkpoints
 _NAME = re.compile(r"step-(\d{8,})")
 LATEST = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
-# What others' checkpoints have -> the module of parallel/checkpoint/doors that reads them.
+# What others' checkpoints have -> the module of doors/ that reads them.
 _FORMS = {".metadata": "torch_dist", "*mp_rank_00_model_states.pt": "deepspeed"}
 # What a writer of ours leaves where it is killed; other names are somebody else's.
 _LEFT = re.compile(r"\.step-\d{8,}\.(partial|old)")
@@ -45,13 +45,13 @@ def name_of(step: int) -> str:
 
 
 def step_of(folder: Path) -> int | None:
-    """The step that a checkpoint's folder name states, None for other names."""
+    """Returns the step that a checkpoint's folder name states, None for other names."""
     match = _NAME.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
 def steps_in(save: Path) -> list[int]:
-    """Steps of the checkpoints in a folder, ascending. An empty folder is none."""
+    """Returns the steps of the checkpoints in a folder, ascending. An empty folder is none."""
     if not save.is_dir():
         return []
     found = (path for path in save.iterdir() if step_of(path) is not None and not is_empty(path))
@@ -71,60 +71,47 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
+    """Returns the manifest of a checkpoint. Its sum shows that our writer wrote it, so that what it
+    says is trusted, but for its version, its model and its step.
 
     Raises:
-        Damaged: it is missing, altered or of another format, or describes no complete checkpoint.
+        Damaged: it is missing, altered or of another version.
     """
     path = folder / MANIFEST
     try:
-        _refuse_link(path)
         manifest = read_json(path)
-    except OSError as error:
-        raise Damaged(f"{path}: {error.strerror}") from error
     except UsageError as error:
         raise Damaged(str(error)) from error
     if manifest.get("format") != FORMAT:
         raise Damaged(f"{path} describes no checkpoint of ours ({FORMAT})")
     if manifest.get("crc32") != own_crc32(manifest):
         raise Damaged(f"{path} is damaged: its bytes have changed since they were written")
+    if (step := step_of(folder)) not in (None, manifest["step"]):
+        raise Damaged(f"{path} is of step {manifest['step']}, its folder of step {step}")
     try:
-        check(manifest, step_of(folder))
-    except ValueError as error:
-        raise Damaged(f"{path} describes no checkpoint: {error}") from error
+        GPTConfig(**manifest["model"])
+    except (TypeError, UsageError) as error:
+        raise Damaged(f"{path} is of a model that this version does not know: {error}") from error
     return manifest
 
 
-def _refuse_link(path: Path) -> None:
-    """Raises: Damaged: it is a link, or no file. A file elsewhere is no part of a checkpoint."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise Damaged(f"{path} is damaged: it is a link, or no file")
-
-
 def damage(folder: Path, files: Iterable[dict[str, Any]], tick: Callable = lambda: None) -> str:
-    """What is wrong with the first bad file of a manifest's `files`, or "" when all are good. Of
-    one without its checksum the size and the header alone are looked at."""
+    """Returns what is wrong with the first bad file of a manifest's `files`, or "" when all have
+    the size and the checksum that were written."""
     for entry in files:
         path = folder / entry["path"]
         try:
-            _refuse_link(path)
             if (size := path.stat().st_size) != entry["bytes"]:
                 return f"{path} is damaged: it has {size} bytes, {entry['bytes']} were written"
-            if "crc32" in entry and file_crc32(path, tick) != entry["crc32"]:
+            if file_crc32(path, tick) != entry["crc32"]:
                 return f"{path} is damaged: its bytes have changed since they were written"
-            if "pieces" in entry:
-                check_tensors(path, entry["pieces"])
         except OSError as error:
             return f"{path}: {error.strerror}"
-        except UsageError as error:
-            return str(error)
-        except ValueError as error:
-            return f"{path} is damaged: {error}"
     return ""
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all as they were written.
+    """Returns the manifest of a checkpoint whose files are all as they were written.
 
     Raises:
         Damaged: they are not; it names the first bad file.
@@ -139,20 +126,20 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def aside_of(save: Path, step: int) -> Path:
-    """The hidden folder in which the checkpoint of `step` is written."""
+    """Returns the hidden folder in which the checkpoint of `step` is written."""
     return save / f".{name_of(step)}.partial"
 
 
 def tidy(save: Path) -> None:
-    """Remove what a killed writer left."""
+    """Removes what a killed writer left."""
     for path in save.glob(".*"):
         if _LEFT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
 
 
 def retain(save: Path, keep_last: int, keep_every: int) -> list[int]:
-    """Keep the newest `keep_last` checkpoints (0: all) and every step that `keep_every` divides (0:
-    none), and delete the others; the deleted steps."""
+    """Keeps the newest `keep_last` checkpoints (0: all) and every step that `keep_every` divides
+    (0: none), deletes the others, and returns their steps."""
     if keep_last == 0:
         return []
     older = steps_in(save)[:-keep_last]
@@ -163,7 +150,7 @@ def retain(save: Path, keep_last: int, keep_every: int) -> list[int]:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint. It loses its name first, so that an incomplete one never has it."""
+    """Deletes a checkpoint. It loses its name first, so that an incomplete one never has it."""
     if folder.exists():
         aside = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(aside, ignore_errors=True)
@@ -175,8 +162,8 @@ def _remove(folder: Path) -> None:
 
 
 def candidates(path: Path) -> list[Path]:
-    """The checkpoints at a path, the newest first: a checkpoint or a weights-only folder itself, or
-    those of a run or in a folder. `--load path` means the first.
+    """Returns the checkpoints at a path, the newest first: a checkpoint or a folder of weights
+    itself, or those of a run or in a folder. `--load path` means the first.
 
     Raises:
         UsageError: nothing there, or another program's.
@@ -203,7 +190,7 @@ class OthersCheckpoint(NamedTuple):
 
 
 def others_checkpoint(path: Path) -> OthersCheckpoint | None:
-    """The newest checkpoint of another program at a path; None where there is none."""
+    """Returns the newest checkpoint of another program at a path; None where there is none."""
     if latest := next((path / name for name in LATEST if (path / name).is_file()), None):
         name = latest.read_text(errors="replace").strip()
         path /= f"iter_{name:0>7}" if latest.name == LATEST[0] else Path(name).name

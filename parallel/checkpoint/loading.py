@@ -4,16 +4,13 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from base.errors import Answer, UsageError
 from models.config import GPTConfig
 from models.hf_weights import open_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.contents import slices_to_save
-from parallel.checkpoint.folders import Damaged
-from parallel.checkpoint.manifest import IMPORTED
+from parallel.checkpoint.folders import IMPORTED, Damaged
 from parallel.checkpoint.rank_files import Reader
 from parallel.config.settings import TRAINING, RunSpec
 from parallel.ranks import Ranks, attempt
@@ -56,30 +53,25 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
     reader, problem = ranks.on_first(attempt, lambda: Reader(folder, folders.read_manifest(folder)))
     _refuse(folder, problem)
     manifest = reader.manifest
-    # Each rank looks at the headers of some of the files, and hears of any rank's problem.
-    files = range(ranks.rank, len(reader.files), ranks.world)
-    for problem in ranks.on_all(folders.damage, folder, map(reader.entry, files)):
-        _refuse(folder, problem)
     check_model(spec, folder, GPTConfig(**manifest["model"]), manifest["implementation"])
     if manifest["step"] > spec.steps:
         raise UsageError(f"{folder} is beyond the run's {spec.steps} steps")
-    pieces, crcs = engine.state().pieces, []
+    # Each rank sums up some of the files, and hears of any rank's problem.
+    files = reader.files[ranks.rank :: ranks.world]
+    for problem in ranks.on_all(folders.damage, folder, files, ranks.tick):
+        _refuse(folder, problem)
+    pieces = engine.state().pieces
 
     def fill() -> int:
-        crcs.append(reader.fill(pieces, ranks.tick, files))
+        reader.fill(pieces, ranks.tick)
         return sum(map(len, slices_to_save(pieces)))
 
     filled = ranks.on_all(attempt, fill)
     for _, problem in filled:
         _refuse(folder, problem)
     _check_all_filled(spec, folder, [elements for elements, _ in filled])
-    # Each byte of a file is in one rank's share: nothing is read twice to be checked.
-    crc32s = np.bitwise_xor.reduce(ranks.gather(crcs[0])).tolist()
-    for crc32, (name, _, written) in zip(crc32s, reader.files, strict=True):
-        changed = "its bytes have changed since they were written" if crc32 != written else ""
-        _refuse(folder, changed and f"{folder / name} is damaged: {changed}")
     engine.restore(manifest["adam_step"], manifest["scaler"])
-    size = sum(size for _, size, _ in reader.files)
+    size = sum(file["bytes"] for file in reader.files)
     changed = _changed(spec, manifest["spec"])
     if manifest["engine"] == IMPORTED:
         changed = f"{manifest['run']}, whose settings and data are not known"

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallel.checkpoint.contents import Piece, pieces_of
-from parallel.checkpoint.manifest import KINDS
+from parallel.checkpoint.contents import KINDS, Piece, pieces_of
 from parallel.config.layout import Layout
 from parallel.config.settings import RunSpec
 from parallel.engines import Reduced

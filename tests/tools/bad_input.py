@@ -8,7 +8,6 @@ folders    a study of three runs, one of them damaged, read by every command tha
 packed     logs in gz, tar and zip, bombs, pipes and devices, by name and through stdin
 texts      documents for parallel.data: damaged JSONL, bytes, pictures, empty ones
 tokens     data folders with a damaged meta.json or token file: other tokens are never trained on
-manifests  a forged manifest of a checkpoint with a matching checksum: verify, export and load
 commands   command lines with bad numbers, empty values, wrong files, devices, unknown words
 output     every command where its output is closed, full, or read no further than one line
 not-runs   files of this repository and of installed packages that are not runs: each is refused
@@ -23,11 +22,8 @@ is any.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
-import io
-import json
 import math
 import os
 import random
@@ -248,60 +244,12 @@ def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> 
     return problems
 
 
-# --- manifests -----------------------------------------------------------------------------------
-
-STEP = 10
-
-
-def forge(chance: random.Random, folder: Path) -> None:
-    """Change the manifest, and its checksum to match."""
-    from parallel.checkpoint import folders
-
-    path = folder / folders.MANIFEST
-    way = chance.choice([spoil.json_value] * 4 + [spoil.json_number] * 2 + [spoil.deep])
-    path.write_bytes(way(chance, path.read_bytes()))
-    with contextlib.suppress(ValueError, RecursionError):
-        manifest = json.loads(path.read_bytes())
-        if isinstance(manifest, dict):
-            folders.write_manifest(folder, manifest)
-
-
-def one_manifest(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
-    """A forged manifest through verify, export and loading: refused, or without effect."""
-    from tests.tools import tiny_checkpoint  # loads torch
-
-    tiny_checkpoint.save_some(folder / "save", [STEP])
-    good = through(folder / "save", folder / "good", loud)[0]
-    forge(chance, next((folder / "save").glob("step-*")))
-    results, problems = through(folder / "save", folder / "bad", loud)
-    differ = [what for what in good if results.get(what) not in (None, good[what])]
-    return problems + [(WRONG, f"{what} gives something else") for what in differ]
-
-
-def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Problem]]:
-    """The result of each way of reading a checkpoint; None where it refuses."""
-    from tests.tools import tiny_checkpoint  # loads torch
-
-    results, problems = {}, command("parallel.checkpoint", ["verify", str(save)], loud)[1]
-    problems += command("parallel.checkpoint", ["export", str(save), str(out)], loud)[1]
-    results["export"] = [p.read_bytes() for p in out.glob("*.safetensors")] or None
-    engine = tiny_checkpoint.Engine()
-    with contextlib.redirect_stderr(io.StringIO()):
-        step, wrong = watched(lambda: tiny_checkpoint.saver_of(engine, save).load(save), loud)
-    problems += [(column, f"load: {what}") for column, what in wrong]
-    if not wrong and not isinstance(step, UsageError):
-        counted = 0 <= engine.adam_step <= STEP  # steps that were skipped do not count
-        results["load"] = (step, counted, engine.numbers())
-    return results, problems
-
-
 # --- campaigns -----------------------------------------------------------------------------------
 
 # name -> (one case, how many cases: a number that may be changed, or all there are)
 CAMPAIGNS: dict[str, tuple[Callable[..., list[Problem]], int | Callable[[], list]]] = {
     "logs": (one_log, 6500),
     "folders": (one_folder, 500),
-    "manifests": (one_manifest, 200),
     "packed": (bad_files.one_packed, 500),
     "texts": (bad_files.one_text, 500),
     "tokens": (bad_files.one_tokens, 500),

@@ -52,7 +52,6 @@ FAMILIES = {
     "parallel/config/duration.py": "test_fixed_work.py",
     "parallel/checkpoint/folders.py": "test_checkpoint_folders.py",
     "parallel/checkpoint/attempts.py": "test_checkpoint_folders.py",
-    "parallel/checkpoint/manifest.py": "test_checkpoints_on_disk.py",
     "parallel/checkpoint/contents.py": "test_checkpoints_on_disk.py",
     "parallel/checkpoint/rank_files.py": "test_checkpoints_on_disk.py",
     "parallel/checkpoint/checkpointer.py": "test_checkpoints_on_disk.py",

@@ -6,8 +6,7 @@ import torch
 
 from models.config import parameter_shapes, preset
 from parallel.checkpoint.checkpointer import Checkpointer
-from parallel.checkpoint.contents import State, unpadded
-from parallel.checkpoint.manifest import KINDS
+from parallel.checkpoint.contents import KINDS, State, unpadded
 from parallel.config.settings import resolve
 from parallel.ranks import Ranks
 

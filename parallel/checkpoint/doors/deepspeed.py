@@ -29,9 +29,9 @@ from base.storage import write_blocks
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import WITH_VOCABULARY
 from models.weights import new_folder
+from parallel.checkpoint.contents import KINDS
 from parallel.checkpoint.doors import Foreign, pickles
 from parallel.checkpoint.doors.names import Named
-from parallel.checkpoint.manifest import KINDS
 
 _FILES = {"param": "fp32", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _MODEL, _RANKS = "*mp_rank_00_model_states.pt", "*zero_pp_rank_*_mp_rank_00_optim_states.pt"

@@ -12,9 +12,8 @@ from base.storage import STATE_BYTES_PER_PARAM
 from models.config import GPTConfig, parameter_shapes
 from models.weights import new_folder, write_weights
 from parallel.checkpoint import folders
-from parallel.checkpoint.contents import Piece
+from parallel.checkpoint.contents import KINDS, Piece
 from parallel.checkpoint.doors import Foreign
-from parallel.checkpoint.manifest import IMPORTED, KINDS, rank_file
 from parallel.checkpoint.rank_files import Reader, write_rank_file
 from parallel.config.layout import Layout
 from parallel.record.schema import utc_now
@@ -57,7 +56,7 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
             "format": folders.FORMAT,
             "adam_step": foreign.adam_step,
             "time_utc": utc_now(),
-            "engine": IMPORTED,
+            "engine": folders.IMPORTED,
             "implementation": "gpt",
             "precision": "fp32",
             "world_size": len(files),
@@ -74,12 +73,12 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
 
 def _written(folder: Path, foreign: Foreign) -> Iterator[dict[str, Any]]:
     """Write files of whole parameters and their moments; the entry of each in the manifest."""
-    pieces, names = [], map(rank_file, itertools.count())
+    pieces, ranks = [], itertools.count()
     for name, shape in parameter_shapes(foreign.config).items():
         size = STATE_BYTES_PER_PARAM * (sum(map(len, pieces)) + math.prod(shape))
         if pieces and size > FILE_BYTES:
-            yield write_rank_file(folder / next(names), pieces)
+            yield write_rank_file(folder, next(ranks), pieces)
             pieces = []
         tensors = {kind: foreign.tensor(name, kind).flatten() for kind in KINDS}
         pieces.append(Piece(name, shape, (0,) * len(shape), shape, 0, tensors))
-    yield write_rank_file(folder / next(names), pieces)
+    yield write_rank_file(folder, next(ranks), pieces)

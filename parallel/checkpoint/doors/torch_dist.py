@@ -34,10 +34,10 @@ from base.errors import UsageError
 from base.storage import write_blocks, write_synced
 from models.config import GPTConfig, parameter_shapes
 from models.weights import new_folder
+from parallel.checkpoint.contents import KINDS
 from parallel.checkpoint.doors import Foreign, pickles
 from parallel.checkpoint.doors.names import Named, Shape, megatron
 from parallel.checkpoint.folders import LATEST
-from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import DEFAULTS
 
 _TABLE = ".metadata"
