@@ -16,11 +16,19 @@ HEARTBEAT_S = 1.0  # how often the ranks report their progress to each other
 class Ranks:
     """The ranks of a run; all of them call each method alike.
 
-    on_progress: called whenever one of them makes progress, for the watchdog.
+    on_progress: called whenever one of them makes progress, for the watchdog. per_node: how many
+    share a machine; by default all do.
     """
 
-    def __init__(self, rank: int, world: int, on_progress: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        on_progress: Callable[[], None] = lambda: None,
+        per_node: int | None = None,
+    ):
         self.rank, self.world, self.on_progress, self._ticks = rank, world, on_progress, 0
+        self.per_node = per_node or world
         # A group of its own: a thread that saves communicates while the main thread trains.
         self._group = dist.new_group(backend="gloo") if world > 1 else None
 

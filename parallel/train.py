@@ -28,8 +28,9 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 STARTED = time.perf_counter()
 
@@ -43,7 +44,7 @@ from parallel.config.engine_abilities import kernels_of
 from parallel.config.settings import DEFAULTS, RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import choose_runs, load_study
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of_error
-from parallel.record.facts import launcher_metadata, planned, run_facts
+from parallel.record.facts import launcher_metadata, planned, ranks_per_node, run_facts
 from parallel.record.launch import (
     Launch,
     detect,
@@ -57,6 +58,9 @@ from parallel.record.schema import TOLD, checked_facts
 from parallel.record.siblings import Siblings, process_number
 from parallel.record.signals_and_hangs import Interruption, on_signals
 from parallel.record.writer import RunFolder, check_folder
+
+if TYPE_CHECKING:
+    from parallel.trainer import Job
 
 
 class Flags(Parser):
@@ -83,7 +87,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict[str, Any], Path]:
-    """The run that the flags and the study ask for, its facts, and its folder."""
+    """Returns the run that the flags and the study ask for, what is known of it before it starts
+    (facts.OF_STUDY, or its name alone), and its folder."""
     # --check may ask about 512 GPUs from a laptop; a real run has the ranks that were started.
     gpus = None if arguments.check and launch.launcher == "none" else launch.world_size
     if arguments.study is not None and arguments.run is None:
@@ -103,7 +108,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
                 f"{path} is of another version, with other settings"
                 f" ({', '.join(sorted(other)[:3])}): submit the run again"
             )
-        return spec, run_facts(spec, launch, known), arguments.out or path.parent
+        return spec, known, arguments.out or path.parent
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study
     if arguments.check and (needing := spec.needing_a_gpu):
@@ -116,7 +121,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
         )
     folder = arguments.out or Path("logs") / (study.name if study else "runs") / run
     known = planned(study, run) if study else {"run": run, "configuration": run}
-    return spec, run_facts(spec, launch, known), folder
+    return spec, known, folder
 
 
 @command_line("parallel.train")
@@ -133,14 +138,14 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
     try:
         arguments = parse(argv)
         launch = detect()
-        spec, facts, path = choose(arguments, launch)
+        spec, known, path = choose(arguments, launch)
         if arguments.check:
             check_inputs(spec)
             model = spec.trained.as_dict() | {"n_params": spec.model.n_params}
-            described = {"run": facts["run"], "folder": str(path), "model": model}
+            described = {"run": known["run"], "folder": str(path), "model": model}
             print(json.dumps(described | spec.settings()))
             return 0
-        return train(spec, facts, path, launch, interruption)
+        return train(spec, known, path, launch, interruption)
     except UsageError as error:
         # Once per node: another node may have what this one lacks, its data for example.
         if local_rank == 0:
@@ -171,16 +176,14 @@ def check_inputs(spec: RunSpec) -> None:
 
 
 def train(
-    spec: RunSpec, facts: dict[str, Any], path: Path, launch: Launch, interruption: Interruption
+    spec: RunSpec, known: Mapping[str, Any], path: Path, launch: Launch, interruption: Interruption
 ) -> int:
-    """Check what needs torch, form the process group, and run; 0 only when it truly completed,
-    TRY_AGAIN when it was interrupted and its state saved, 1 when it ended in NaN.
-
-    Raises:
-        UsageError: the device or the data are not what the run needs; before any group is formed.
-    """
+    """Checks what needs torch, forms the process group, and runs. Returns 0 only when the run truly
+    completed, TRY_AGAIN when it was interrupted and its state saved, 1 when it ended in NaN."""
+    facts = {}
     if launch.rank == 0:
         check_folder(path)
+        facts = run_facts(spec, launch, known)
     end_with_launcher(launch)
     variables = set_environment(spec, launch)
 
@@ -189,6 +192,7 @@ def train(
 
     from parallel import token_files
     from parallel.engines import cpu, devices, kernels
+    from parallel.trainer import Job
 
     torch.set_num_threads(spec.threads)
     # Nothing draws from these after the start, but a run must not differ from itself by them.
@@ -197,23 +201,26 @@ def train(
     device = devices.choose_device(spec, launch)
     devices.set_arithmetic(spec, device)
     if device.type == "cpu":
-        devices.check_memory(spec, facts["host"]["ranks_per_node"])
+        devices.check_memory(spec, ranks_per_node(launch))
         cpu.keep_freed_memory()
     if spec.compile:
         kernels.check_compiler(device)
     offered = kernels_of(spec.engine, spec.layout.tp)
-    facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
-    kernels.hide_others(facts["kernels"])  # before megatron-core is imported
+    chosen = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
+    kernels.hide_others(chosen)  # before megatron-core is imported
     if spec.te_loss:
         kernels.check_loss()
-    facts["attention"] = kernels.attention_of(spec, facts["kernels"], device)
-    facts["host"] |= devices.gpu_facts(device, launch)
-    facts["variables"] = variables if device.type == "cuda" else {}
     data = token_files.load(
         spec.data, spec.seq_len, spec.model.vocab_size, scan=launch.local_rank == 0
     )
-    facts["data"] = data.facts()
-    return train_in_folder(spec, facts, RunFolder(path), data, device, launch, interruption)
+    if launch.rank == 0:
+        facts |= {"kernels": chosen, "attention": kernels.attention_of(spec, chosen, device)}
+        facts["host"] |= devices.gpu_facts(device, launch)
+        facts["variables"] = variables if device.type == "cuda" else {}
+        facts["data"] = data.facts()
+    folder = RunFolder(path)
+    job = Job(spec, facts, folder, data, device, chosen, launch, interruption, STARTED)
+    return train_in_folder(job)
 
 
 def set_environment(spec: RunSpec, launch: Launch) -> dict[str, str]:
@@ -231,16 +238,9 @@ def set_environment(spec: RunSpec, launch: Launch) -> dict[str, str]:
     return variables
 
 
-def train_in_folder(
-    spec: RunSpec,
-    facts: dict[str, Any],
-    folder: RunFolder,
-    data: Any,
-    device: Any,
-    launch: Launch,
-    interruption: Interruption,
-) -> int:
-    """Train, with the run folder begun: whatever ends the run is written there. The exit status."""
+def train_in_folder(job: "Job") -> int:
+    """Trains, with the run folder begun: whatever ends the run is written there. Returns the exit
+    status."""
     import torch.distributed
 
     from parallel import engines
@@ -250,7 +250,9 @@ def train_in_folder(
     from parallel.ranks import Ranks
     from parallel.trainer import Trainer
 
-    source = attempts.begin(spec, facts, folder) if launch.rank == 0 else None
+    spec, folder, device, launch = job.spec, job.folder, job.device, job.launch
+    host = job.facts.get("host", {})  # rank 0's is in run.json
+    source = attempts.begin(spec, job.facts, folder) if launch.rank == 0 else None
     # The other ranks know that the folder is there when they have met rank 0. Until then it writes.
     begun = launch.rank == 0
     siblings: Siblings | None = None
@@ -272,26 +274,25 @@ def train_in_folder(
         if launch.rank == 0:
             file = folder.path / "launcher_metadata.json"  # for its owner alone
             write_json(file, launcher_metadata(launch), 0o600)
-        interruption.attend(fail_by_signal, spec.save_grace_s if spec.save_interval else None)
+        job.interruption.attend(fail_by_signal, spec.save_grace_s if spec.save_interval else None)
         init_process_group(spec, device, launch, lambda reason: fail(Kind.COMMUNICATION, reason))
         begun = True
-        ranks = Ranks(launch.rank, launch.world_size)
+        ranks = Ranks(launch.rank, launch.world_size, per_node=ranks_per_node(launch))
         siblings = Siblings(ranks.gather(process_number()), launch.rank)
         loads = ranks.gather(source is not None)[0]  # rank 0 alone knows
         if spec.offload != "none" and device.type == "cuda" and spec.threads == 1:
             # AdamW updates what is offloaded on the CPU, while nothing else runs there.
-            facts["host"]["optimizer_threads"] = cpu.share_of_cores(ranks.gather)
-            torch.set_num_threads(facts["host"]["optimizer_threads"])
+            host["optimizer_threads"] = cpu.share_of_cores(ranks.gather)
+            torch.set_num_threads(host["optimizer_threads"])
         if spec.megatron_layers and device.type == "cuda":
             problems = filter(None, ranks.gather(kernels.c_compiler_problem()))
-            facts["host"]["uncompiled"] = next(problems, "")  # all ranks compute alike
-            cpu.import_megatron(compiled=not facts["host"]["uncompiled"])
+            host["uncompiled"] = next(problems, "")  # all ranks compute alike
+            cpu.import_megatron(compiled=not host["uncompiled"])
         recorded = step_parts.start(spec, device, launch.rank, folder.path)
-        engine = engines.load(spec, device, facts["kernels"], draws=not loads)
-        about = (spec, facts, folder, engine, data, device, launch, ranks, recorded)
-        status = Trainer(*about, interruption, STARTED).run(source)
+        engine = engines.load(spec, device, job.kernels, draws=not loads)
+        status = Trainer(job, ranks, engine, recorded).run(source)
         engine.close()
-        interruption.attend(lambda _: None, None)  # what comes now changes no result
+        job.interruption.attend(lambda _: None, None)  # what comes now changes no result
         torch.distributed.destroy_process_group()
         return status
     except BaseException as error:  # whatever it was, the folder must say so before we die

@@ -32,7 +32,7 @@ from parallel.measure.routing import Routing
 from parallel.measure.slow_ranks import Verdict
 from parallel.measure.step_parts import Breakdown
 from parallel.ranks import Ranks
-from parallel.record import lines
+from parallel.record import facts, lines
 from parallel.record.ends import Kind
 from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun
 from parallel.record.reader import read_run, read_saves
@@ -60,28 +60,36 @@ def garbage_collected_together() -> Iterator[Callable[[int], None]]:
 
 
 @dataclass
-class Trainer:
-    """One rank's part of a run.
+class Job:
+    """What one rank is to train, on what, and who may stop it.
 
-    facts: run.json; rank 0 adds to it and writes it. breakdown: where the time goes, or None.
-    interruption: what asked the run to stop. started: time.perf_counter() at the program's start.
+    facts: run.json, which rank 0 makes, adds to and writes; the other ranks have none. kernels: the
+    kernel set. interruption: what asked the run to stop. started: time.perf_counter() at the
+    program's start.
     """
 
     spec: RunSpec
     facts: dict[str, Any]
     folder: RunFolder
-    engine: engines.Engine
     data: token_files.Data
     device: torch.device
+    kernels: str
     launch: Launch
-    ranks: Ranks
-    breakdown: Breakdown | None
     interruption: Interruption
     started: float
 
-    def __post_init__(self) -> None:
+
+class Trainer:
+    """One rank's part of a run. breakdown: where the time goes, or None."""
+
+    def __init__(
+        self, job: Job, ranks: Ranks, engine: engines.Engine, breakdown: Breakdown | None = None
+    ):
+        self.spec, self.facts, self.folder, self.data = job.spec, job.facts, job.folder, job.data
+        self.device, self.interruption, self.started = job.device, job.interruption, job.started
+        self.ranks, self.engine, self.breakdown = ranks, engine, breakdown
         spec, path = self.spec, self.folder.path
-        self.rank, self.world = self.launch.rank, self.launch.world_size
+        self.rank, self.world = job.launch.rank, job.launch.world_size
         self.is_rank_0 = self.rank == 0
         coords = spec.layout.coords(self.rank)
         self.dp_rank, self.unread = coords["dp"], batches.unread(spec, coords["pp"], self.device)
@@ -188,7 +196,7 @@ class Trainer:
         self.folder.update(self.facts)
 
     def _profiler(self, first: int) -> contextlib.AbstractContextManager:
-        in_nsys = "nsys" in (self.facts["profiler"] or {"tool": ""})["tool"]
+        in_nsys = "nsys" in (facts.profiler(self.spec) or {"tool": ""})["tool"]
         steps = profiled_steps(self.spec)
         if self.is_rank_0 and steps and first >= steps[-1]:
             self._say(f" no trace: the profile_steps {self.spec.profile_steps} are over")

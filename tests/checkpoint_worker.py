@@ -77,7 +77,6 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     engine = engines.load(spec, torch.device("cpu"), "torch", draws=load is None)
     drawn = Counting.elements
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
-    facts["host"] = {"ranks_per_node": spec.gpus}
     ranks = Ranks(rank, spec.gpus)
     saver = Checkpointer(engine, spec, facts, save, ranks, torch.device("cpu"))
     if spec.precision == "fp16" and load is None:

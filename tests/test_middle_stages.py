@@ -38,8 +38,9 @@ def stage(tmp_path, monkeypatch, rank: int, **settings) -> trainer.Trainer:
     text, folder = Text(np.zeros(5000, "u2"), "text"), SimpleNamespace(path=tmp_path, fail=print)
     data = token_files.Data(text, text, None)
     launch, ranks = Launch(rank, 4, rank, 4, "none"), SimpleNamespace(gather=None)
-    about = data, torch.device("cpu"), launch, ranks, None, Interruption(), 0.0
-    return trainer.Trainer(spec, {}, folder, None, *about)
+    cpu = torch.device("cpu")
+    job = trainer.Job(spec, {}, folder, data, cpu, "torch", launch, Interruption(), 0.0)
+    return trainer.Trainer(job, ranks, None)
 
 
 @pytest.mark.parametrize(

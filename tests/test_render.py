@@ -62,10 +62,17 @@ def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then
         (tmp_path / "other").write_text(job.read_text().replace(there, here, 1))
         assert train.main(["--planned", str(tmp_path / "other"), "--check"]) == 2
         assert words in capsys.readouterr().err
-    monkeypatch.setattr(subprocess, "run", None)  # of 1,024 ranks, one asks git
-    ranks = {"host": {"ranks_per_node": 1}, "run": "ddp-r2", "profiler": None}
-    other = facts.run_facts(study.run("ddp-r2"), replace(launch, rank=1), {"run": "ddp-r2"})
-    assert other == ranks
+
+
+def test_of_1024_ranks_one_asks_git(tmp_path, monkeypatch):
+    def far_enough(*_):
+        raise UsageError("far enough")
+
+    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(train, "set_environment", far_enough)
+    for rank, refused in ((1, UsageError), (0, TypeError)):
+        with pytest.raises(refused):
+            train.train(resolve(), {}, tmp_path, Launch(rank, 1024, rank, 8, "none"), None)
 
 
 def test_every_script_is_of_a_study_and_passes_shellcheck():

@@ -92,9 +92,9 @@ def test_a_gpu_is_asked_by_the_watchdog_and_not_waited_for_at_a_save(tmp_path, m
     folder = SimpleNamespace(path=tmp_path, fail=nothing, log=nothing, sync=nothing, behind=log)
     gpu, launch = torch.device("cuda", 3), Launch(0, 1, 0, 1, "none")
     spec = resolve(("test", {"save_interval": 1, "steps": 9}))
-    rank = trainer.Trainer(
-        spec, {}, folder, None, None, gpu, launch, Ranks(0, 1), None, SimpleNamespace(signal=""), 0
-    )
+    asked = SimpleNamespace(signal="")
+    job = trainer.Job(spec, {}, folder, None, gpu, "te", launch, asked, 0)
+    rank = trainer.Trainer(job, Ranks(0, 1), None)
     asks = rank.watchdog._gpu
     assert (asks.func, asks.args) == (devices.gpu_work, ("stream", 0))
     rank.last_lap = rank._now()

@@ -74,7 +74,8 @@ class _Snapshot(NamedTuple):
 class Checkpointer:
     """Saves and loads one run's state.
 
-    facts: what every manifest says of the run (run.json). device: what the engine trains on.
+    facts: run.json, of which rank 0 takes what every manifest says. device: what the engine trains
+    on.
     copying: for the log, whether training waits for a save; "" where nothing was to be copied.
     """
 
@@ -100,7 +101,7 @@ class Checkpointer:
 
     def _start_copying(self, device: torch.device) -> str:
         """Copy the state to host memory at each save, if every node has that much of it."""
-        ranks = self.facts["host"]["ranks_per_node"]
+        ranks = self.ranks.per_node
         needed = self.predicted_bytes() / self.ranks.world * ranks
         free = psutil.virtual_memory().available
         if allowed := int(os.environ.get("SLURM_MEM_PER_NODE") or 0):  # MiB; a job with more dies

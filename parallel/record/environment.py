@@ -4,10 +4,8 @@
     python -m parallel.record.environment FILE --hide OTHER ...    and hide the secrets in others
 
 Only variables that environment_variables.txt lists are archived: those of launchers, libraries,
-threads, devices, modules and Slurm that can change how a run is started or how fast it is. A
-variable that begins like one of them and is not listed may be a secret: its name is archived, its
-value is not.
-In the values of known variables, passwords in addresses and what looks like a token are hidden.
+threads, devices, modules and Slurm that can change how a run is started or how fast it is. In their
+values, passwords in addresses and what looks like a token are hidden.
 """
 
 import os
@@ -22,18 +20,18 @@ from base.files import check_file
 HIDDEN = "***"
 
 
-def _read_known() -> tuple[set[str], tuple[str, ...]]:
-    """(names, prefixes) of environment_variables.txt; under the prefix `-` stand whole names."""
-    names, prefixes = set(), [""]
+def _read_names() -> set[str]:
+    """Returns the names of environment_variables.txt; whole names stand under the prefix `-`."""
+    names, prefix = set(), ""
     for line in Path(__file__).with_name("environment_variables.txt").read_text().splitlines():
         if line.startswith(" "):
-            names |= {prefixes[-1] + name for name in line.split()}
-        elif line and not line.startswith("#"):
-            prefixes.append(line.strip("-"))
-    return names, tuple(filter(None, prefixes))
+            names |= {prefix + name for name in line.split()}
+        elif not line.startswith("#"):
+            prefix = line.strip("-")
+    return names
 
 
-_NAMES, _PREFIXES = _read_known()
+_NAMES = _read_names()
 
 # What sounds like a secret's name: words that never stand in another one, and short ones alone.
 _SECRET_NAME = re.compile(
@@ -86,12 +84,8 @@ def _without_secret(pair: re.Match[str]) -> str:
 
 
 def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that may be archived, by name; *** for a value that may not be."""
-    return {
-        name: hide(environment[name]) if name in _NAMES else HIDDEN
-        for name in sorted(environment)
-        if name in _NAMES or name.startswith(_PREFIXES)
-    }
+    """Returns the variables that may be archived, by name."""
+    return {name: hide(environment[name]) for name in sorted(_NAMES & environment.keys())}
 
 
 def command_line(words: Sequence[str] | None = None) -> str:

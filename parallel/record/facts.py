@@ -191,24 +191,20 @@ def planned(study: Study, run: str) -> dict[str, Any]:
     }
 
 
+def ranks_per_node(launch: Launch) -> int:
+    """Returns how many ranks share this machine."""
+    return launch.world_size if one_machine() else launch.local_world_size
+
+
 def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[str, Any]:
-    """run.json as far as it is known before torch is loaded. known: OF_STUDY, where there is one,
-    else the run's name alone. Rank 0 writes it; the others have what every rank reads, and ask
-    neither git nor the packages."""
-    ranks_per_node = launch.world_size if one_machine() else launch.local_world_size
-    of_every_rank = {
-        "run": known.get("run"),
-        "host": {"ranks_per_node": ranks_per_node},
-        "profiler": profiler(spec),
-    }
-    if launch.rank:
-        return of_every_rank
+    """Returns run.json as far as rank 0 knows it before torch is loaded. known: OF_STUDY, where
+    there is a study, else the run's name alone."""
     layout, padded = spec.layout, spec.padded_vocab
     derived = ("world_size", "global_batch", "bubble", "reductions")
     return {
         "schema_version": SCHEMA_VERSION,
         **{name: known.get(name) for name in OF_STUDY},
-        **of_every_rank,
+        "profiler": profiler(spec),
         "command_line": command_line(),
         "spec": spec.settings(),
         **({"routing": spec.routing} if spec.routing else {}),
@@ -221,7 +217,7 @@ def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[s
             "platform": platform.platform(),
             "cpu": cpu_name(),
             "cores": cores(),
-            "ranks_per_node": ranks_per_node,
+            "ranks_per_node": ranks_per_node(launch),
         },
         "load": {"start": load_average()},  # measure/load_and_memory.py adds the rest
         "inputs": inputs(spec),

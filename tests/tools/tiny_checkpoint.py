@@ -12,7 +12,6 @@ from parallel.ranks import Ranks
 
 SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
 FACTS = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
-FACTS["host"] = {"ranks_per_node": 1}
 
 
 class Engine:
