@@ -27,7 +27,7 @@ from base.storage import write_synced
 from models.config import GPTConfig
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
-from parallel.config.settings import gemm_precision
+from parallel.config.run_spec import gemm_precision
 from parallel.record import schema
 from parallel.record.ends import RUNNING
 from parallel.record.reader import Run, find_runs, read_facts, read_run, read_status

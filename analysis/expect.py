@@ -44,7 +44,7 @@ from models.config import preset
 from models.gpus import card_memory, peak_tflops, usual_gpu
 from parallel.config.axes import EXPERT_AXES, SET_AXES, shown_axes
 from parallel.config.layout import Ends
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.record.reader import read_run
 
 FLAGS = "flags"  # the source of a run that is not measured

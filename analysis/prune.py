@@ -23,7 +23,7 @@ from base.units import GIB
 from parallel.config import memory
 from parallel.config.clusters import is_named
 from parallel.config.layout_arrays import columns_of
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.config.study import load_study
 
 _PREDICTED = ("predicted_s", "low_s", "high_s", "tokens_per_s", "memory_gib")

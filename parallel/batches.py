@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines import Batch
 from parallel.token_files import Tokens
 

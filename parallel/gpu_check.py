@@ -26,7 +26,7 @@ from base.units import GIB
 from models.config import in_words
 from models.gpus import find_gpu, lacking
 from parallel import sweep
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.forked_ranks import environment
 from parallel.record import facts

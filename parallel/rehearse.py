@@ -37,7 +37,8 @@ from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
 from parallel.config import clusters, memory
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout_arrays import columns_of
-from parallel.config.settings import RunSpec, add_flags, from_flags
+from parallel.config.run_spec import RunSpec
+from parallel.config.settings import add_flags, from_flags
 from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
 from parallel.train import set_environment

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from models.tensor_files import DTYPES
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines import deepspeed_common
 
 from deepspeed.accelerator import get_accelerator

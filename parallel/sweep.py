@@ -36,7 +36,7 @@ from base.errors import Parser, UsageError, by_reason, command_line, printable
 from base.files import ROOT, named_folder
 from parallel import forked_ranks
 from parallel.checkpoint import attempts
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.record import facts
 from parallel.record.ends import COMPLETE, kind_of

@@ -22,7 +22,7 @@ from parallel import batches, engines, token_files
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import nothing_to_train, other_schedules
 from parallel.checkpoint.checkpointer import Checkpointer
-from parallel.config.settings import RunSpec, profiled_steps
+from parallel.config.run_spec import RunSpec
 from parallel.engines import devices
 from parallel.engines.optim import lr_at
 from parallel.measure import load_and_memory, profiler, ranges, training_metrics
@@ -197,7 +197,7 @@ class Trainer:
 
     def _profiler(self, first: int) -> contextlib.AbstractContextManager:
         in_nsys = "nsys" in (facts.profiler(self.spec) or {"tool": ""})["tool"]
-        steps = profiled_steps(self.spec)
+        steps = self.spec.profiled_steps
         if self.is_rank_0 and steps and first >= steps[-1]:
             self._say(f" no trace: the profile_steps {self.spec.profile_steps} are over")
         return profiler.attach(self.spec, in_nsys, self.device, self.rank, self.folder.path, first)

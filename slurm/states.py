@@ -24,7 +24,7 @@ from base.files import check_file, read_json_if_whole
 from base.storage import write_json
 from parallel.checkpoint.attempts import changes
 from parallel.config.duration import CIRCUMSTANCES
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.config.study import Study
 from parallel.record import ends, reader, schema
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from tests.conftest import ROOT
 from tests.tools.bad_commands import actions_of
 

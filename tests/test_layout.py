@@ -14,7 +14,8 @@ from parallel.checkpoint.attempts import changes
 from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SET_AXES, UNEVEN, shown_axes
 from parallel.config.layout import Layout, split_world, uneven_ends
 from parallel.config.layout_arrays import FAMILIES, FLAGS, Columns, columns, columns_of
-from parallel.config.settings import RunSpec, resolve
+from parallel.config.run_spec import RunSpec
+from parallel.config.settings import resolve
 
 
 def test_tp_counts_fastest_then_cp_then_dp_then_pp():

@@ -15,7 +15,7 @@ import pytest
 
 from analysis.planner.messages import sent_bytes
 from parallel import sweep
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.config.study import load_study
 from parallel.record.reader import Run, read_breakdown, read_run
 from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES

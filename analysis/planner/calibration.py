@@ -35,7 +35,7 @@ from models.gpus import (
 )
 from parallel.config import clusters, memory
 from parallel.config.layout_arrays import Columns
-from parallel.config.settings import gemm_precision
+from parallel.config.run_spec import gemm_precision
 
 # FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.
 UNFUSED = ("T4", "P100 SXM2", "V100 SXM2", "V100S PCIe", "V100 PCIe")

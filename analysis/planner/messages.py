@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import replace
 
 from models.config import parameter_shapes
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.measure.wire import CONTROL_BYTES, wire_bytes
 
 PERSISTENT = 100_000  # elements; DeepSpeed's stage3_param_persistence_threshold

@@ -11,7 +11,7 @@ from analysis.common.table import Column, Table
 from analysis.logs.load import Name, chosen, distinct
 from base.errors import Reading, Reason, UsageError
 from models.config import INIT_STD, PARTS, GPTConfig
-from parallel.config.settings import TRAINING, gemm_precision
+from parallel.config.run_spec import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, is_run_folder, read_run
 

@@ -15,7 +15,8 @@ from analysis.planner.messages import sent_bytes
 from analysis.runs.fairness import differences, scaling_of, shared_cores
 from analysis.runs.scaling_curve import Side, against
 from base.errors import Reading, UsageError
-from parallel.config.settings import RunSpec, check_setting
+from parallel.config.run_spec import RunSpec
+from parallel.config.settings import check_setting
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_breakdown, read_run
 from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES, EXPERT_BREAKDOWN_COLUMNS

@@ -13,7 +13,7 @@ from models.weights_config import model_of
 from parallel.checkpoint import folders
 from parallel.config.data_files import DEFAULT_FOLDER, describe
 from parallel.config.duration import CIRCUMSTANCES, WORK
-from parallel.config.settings import DEFAULTS, RunSpec
+from parallel.config.run_spec import DEFAULTS, RunSpec
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import holds_attempt, read_facts, read_run, read_status
 from parallel.record.writer import RunFolder

@@ -23,7 +23,7 @@ from parallel.checkpoint import folders, loading
 from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.host_copy import HostCopy
 from parallel.checkpoint.rank_files import write_rank_file
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.ranks import Ranks, attempt
 from parallel.record.schema import utc_now
 

@@ -12,7 +12,7 @@ from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.contents import slices_to_save
 from parallel.checkpoint.folders import IMPORTED, Damaged
 from parallel.checkpoint.rank_files import Reader
-from parallel.config.settings import TRAINING, RunSpec
+from parallel.config.run_spec import TRAINING, RunSpec
 from parallel.ranks import Ranks, attempt
 
 # The settings that change what is computed; another number of steps changes learning rates alone.

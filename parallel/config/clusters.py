@@ -18,7 +18,7 @@ from base.bounds import Bounds, Text, key, values_of
 from base.errors import UsageError
 from base.files import ROOT, read_toml
 from models.gpus import find_gpu, joined, lacking, usual_gpu
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 
 CLUSTERS = ROOT / "slurm" / "clusters.toml"
 # Slurm reads #SBATCH lines with its own quoting rules, so nothing that any reader could take for a

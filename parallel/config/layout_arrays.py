@@ -18,7 +18,7 @@ from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Ends, Layout
 
 if TYPE_CHECKING:
-    from parallel.config.settings import RunSpec
+    from parallel.config.run_spec import RunSpec
 
 Array = np.ndarray
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing

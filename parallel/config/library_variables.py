@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 
 from base.errors import UsageError
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 
 _OLDER_NAMES = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}
 # Of --deterministic: the value that is set, then the others that are deterministic, too. They are

@@ -11,7 +11,7 @@ from typing import Any
 from models.config import Experts, preset
 from parallel.config.axes import EXPERT_AXES, SET_AXES, UNEVEN
 from parallel.config.duration import CIRCUMSTANCES, WORK
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 
 # What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
 IN_NAME = {"engine", "gpus", *SET_AXES, *EXPERT_AXES, "sequence_parallel", "zero_stage", "offload"}

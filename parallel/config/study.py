@@ -46,7 +46,8 @@ from models.config import preset
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
 from parallel.config.run_names import IN_NAME, name_alone, run_name
-from parallel.config.settings import COMMAND_LINE, DEFAULTS, RunSpec, check_setting, merge, resolve
+from parallel.config.run_spec import DEFAULTS, RunSpec
+from parallel.config.settings import COMMAND_LINE, check_setting, merge, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
 MOST_RUNS = 10_000  # of a study, points that are left out and repeats included

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from base.errors import UsageError
 from parallel.config.engine_abilities import ENGINES
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.record.facts import TRIED, tried, versions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.tensor_files import DTYPES
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines.reference import DataParallelEngine, build_reference
 from parallel.measure.step_parts import ddp_hook
 

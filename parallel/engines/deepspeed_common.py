@@ -16,7 +16,7 @@ from torch import nn
 from models import gpt
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.deepspeed_json import read_deepspeed_json
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines import Batch, StepResult, cpu, optim
 
 os.environ.setdefault("DS_LOG_LEVEL", "error")

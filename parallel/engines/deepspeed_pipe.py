@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from parallel.checkpoint.contents import is_split
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines import Batch, Reduced, layers
 from parallel.engines import deepspeed_common as common
 from parallel.engines.optim import mean_over_ranks

@@ -13,7 +13,7 @@ from models.config import Experts, parameter_shapes
 from models.gpt import MixtureOfExperts
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines import Batch, Reduced
 from parallel.engines import deepspeed_common as common
 from parallel.engines.optim import mean_over_ranks

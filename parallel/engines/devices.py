@@ -22,7 +22,7 @@ from base.units import GIB
 from models.gpus import lacking
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.record.launch import Launch
 from parallel.record.signals_and_hangs import GpuWork, deadline
 

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from models import gpt
 from models.tensor_files import DTYPES
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines.optim import adam_tensors
 from parallel.engines.reference import DataParallelEngine, name_parameters, our_gpt
 

@@ -20,7 +20,7 @@ from torch import nn
 from base.errors import UsageError
 from models.gpt import additive, attention_kernel, fused_attention, positions
 from models.tensor_files import DTYPES
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 
 _GRADIENT_GEMM = "fused_weight_gradient_mlp_cuda"  # of NVIDIA's apex
 

@@ -23,7 +23,7 @@ from models.config import GPTConfig, parameter_shapes
 from models.gpt import Held, fill, fused_attention, gelu, positions, rope_frequencies
 from models.megatron_names import MEGATRON_LAYER, MEGATRON_TOP
 from parallel.checkpoint.contents import is_split
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import adds_up_gradients, compute_dtype, packs_documents
 from parallel.engines.megatron_versions import (

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel.checkpoint.contents import State, pieces_of
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines import Batch, StepResult, layers, optim
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import compute_dtype, packs_documents

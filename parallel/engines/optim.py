@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from parallel.checkpoint.contents import KINDS, Piece, pieces_of
 from parallel.config.layout import Layout
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines import Reduced
 from parallel.measure.ranges import region
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models import gpt
 from models.config import GPTConfig, parameter_shapes
 from parallel.checkpoint.contents import State, pieces_of
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.engines import Batch, StepResult, optim
 from parallel.measure.ranges import region
 

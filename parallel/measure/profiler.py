@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from parallel.config.settings import RunSpec, profiled_steps
+from parallel.config.run_spec import RunSpec
 from parallel.measure import ranges
 
 
@@ -45,7 +45,7 @@ def attach(
 
     done: steps that earlier attempts made; of `profile_steps`, those after them are traced.
     """
-    steps = [step - done for step in profiled_steps(spec) if step > done]
+    steps = [step - done for step in spec.profiled_steps if step > done]
     traces = bool(steps) and rank == 0
     if not (traces or in_nsys):
         yield lambda: None

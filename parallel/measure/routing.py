@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.measure.ranges import region
 
 ROUTERS = ("MixtureOfExperts", "AutoEPMoELayer", "TopKRouter")  # ours, DeepSpeed's, megatron-core's

@@ -47,7 +47,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from parallel.config.layout import Layout
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.measure import ranges
 from parallel.measure.wire import CONTROL_BYTES, wire_bytes
 from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES

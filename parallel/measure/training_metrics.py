@@ -16,7 +16,7 @@ import numpy as np
 from models.config import GPTConfig, name_of
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
-from parallel.config.settings import gemm_precision
+from parallel.config.run_spec import gemm_precision
 from parallel.measure.steady_time import steady
 from parallel.record.schema import METRICS_VERSION, utc_now
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from base.files import ROOT
 from parallel.config.axes import AXES, EXPERT_AXES
-from parallel.config.settings import RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.config.study import Study
 from parallel.record.environment import command_line, environment_facts
 from parallel.record.launch import Launch

@@ -8,7 +8,7 @@ from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.library_variables import kept
-from parallel.config.settings import FORCED, RunSpec
+from parallel.config.run_spec import FORCED, RunSpec
 from parallel.record.facts import tried
 
 

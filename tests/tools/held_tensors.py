@@ -23,7 +23,8 @@ from base.files import ROOT
 from parallel import batches, engines, forked_ranks, token_files
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
-from parallel.config.settings import RunSpec, resolve
+from parallel.config.run_spec import RunSpec
+from parallel.config.settings import resolve
 from parallel.measure import ranges
 
 # Its biases, norms and positions, which the formulas leave out, are 2 % of it.

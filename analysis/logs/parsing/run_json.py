@@ -6,7 +6,7 @@ from analysis.logs.parsing.json_values import integer, mapping, rows
 from analysis.logs.parsing.setting_names import MODEL
 from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES, SELDOM
-from parallel.config.settings import gemm_precision
+from parallel.config.run_spec import gemm_precision
 
 # Record's fields that run.json's table of that name states under the same name.
 _STATED = {

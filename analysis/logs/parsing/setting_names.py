@@ -18,7 +18,7 @@ from analysis.logs.record import Record
 from base.bounds import Bounds, Count, Words
 from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS, VOCAB_MULTIPLE
 from parallel.config.axes import AXES, EXPERT_AXES
-from parallel.config.settings import ROUTING
+from parallel.config.run_spec import ROUTING
 
 
 class Fact(NamedTuple):

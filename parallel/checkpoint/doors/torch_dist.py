@@ -38,7 +38,7 @@ from parallel.checkpoint.contents import KINDS
 from parallel.checkpoint.doors import Foreign, pickles
 from parallel.checkpoint.doors.names import Named, Shape, megatron
 from parallel.checkpoint.folders import LATEST
-from parallel.config.settings import DEFAULTS
+from parallel.config.run_spec import DEFAULTS
 
 _TABLE = ".metadata"
 _COMMON, _SINCE_19 = "common.pt", "common_state/shard_0_1"
