@@ -30,7 +30,7 @@ from models.gpus import mfu
 from parallel.config.run_spec import gemm_precision
 from parallel.record import schema
 from parallel.record.ends import RUNNING
-from parallel.record.reader import Run, find_runs, read_facts, read_run, read_status
+from parallel.record.reader import Run, find_runs, read_facts, read_run
 
 NAME = "analysis.curves"
 EVERY_S = 5.0  # between two looks of --follow
@@ -154,10 +154,10 @@ def points_of(run: Run) -> list[Point]:
     text = log.read_text(errors="replace") if log.exists() else ""
     validation = {int(step): float(loss) for step, loss in _VALIDATION.findall(text)}
     points, end_s = [], time.time()
-    if (ended_utc := read_status(run.path).get("time_utc")) and run.state != RUNNING:
+    if (ended_utc := run.status.get("time_utc")) and run.state != RUNNING:
         end_s = datetime.fromisoformat(ended_utc).timestamp()
     for row in reversed(run.steps):
-        end_s = run.ended.get(row["step"]) or end_s
+        end_s = row.get("ended_unix_s") or end_s
         values = {
             "train/loss": row["loss"],
             "train/grad_norm": row["grad_norm"],

@@ -45,7 +45,6 @@ from models.gpus import card_memory, peak_tflops, usual_gpu
 from parallel.config.axes import EXPERT_AXES, SET_AXES, shown_axes
 from parallel.config.layout import Ends
 from parallel.config.run_spec import RunSpec
-from parallel.record.reader import read_run
 
 FLAGS = "flags"  # the source of a run that is not measured
 # How far what differs puts a row from a run: each doubling of a number, or another word.
@@ -185,13 +184,12 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
 
 def waits(record: Record) -> dict[str, float]:
     """What a run of ours waited for -> share of its step, by its breakdown or its own clock."""
-    if record.format != "run folder":
+    if record.own is None:
         return {}
-    path = Path(record.source)
-    if breakdown := rank_times.read(path).content:
+    if breakdown := rank_times.of_record(record).content:
         parts = rank_times.parts(breakdown) | {"data": breakdown.mean("data_s")}
         return {k: s / breakdown.step_s for k, s in parts.items() if k not in ("compute", "other")}
-    epochs = read_run(path).metrics.get("epochs", [])
+    epochs = record.own.metrics.get("epochs", [])
     data_s = sum((of["dataload_time_mean_sec"] or 0) * of["micro_steps"] for of in epochs)
     return {"data": data_s / max(sum(of["epoch_wall_time_sec"] for of in epochs), 1e-9)}
 

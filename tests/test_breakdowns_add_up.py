@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from analysis import breakdown as command
+from analysis.logs.readers import run_folder
 from analysis.runs import rank_times as tables
 from analysis.runs.scaling_curve import speedup
 from parallel.config.settings import resolve
@@ -214,10 +215,14 @@ def write_run(root, seed, gpus=1, step_s=1.0, **split):
     return path
 
 
+def breakdown_of(path):
+    return tables.of_record(run_folder.read(path)).content
+
+
 @pytest.mark.parametrize("scaling", ["strong", "weak"])
 def test_the_parts_of_a_lost_efficiency_sum_to_it(tmp_path, scaling):
-    base, _ = tables.read(write_run(tmp_path, 0))
-    one, _ = tables.read(write_run(tmp_path, 100, gpus=8, step_s=0.3, tp=2, pp=2))
+    base = breakdown_of(write_run(tmp_path, 0))
+    one = breakdown_of(write_run(tmp_path, 100, gpus=8, step_s=0.3, tp=2, pp=2))
     efficiency = speedup(one.step_s, 8, base.step_s, 1, scaling).efficiency
     shares = tables.lost(one, base, scaling)
     assert sum(shares.values()) == pytest.approx(1 - efficiency, abs=1e-9)
@@ -231,13 +236,13 @@ def test_waiting_for_a_slow_rank_is_imbalance_not_communication(tmp_path):
     for rank, (compute, blocked) in enumerate([(4.0, 0.5), (3.0, 1.5)]):
         for step in (1, 2, 3):
             put(path, rank, step, forward=compute, dp=blocked, elapsed=4.5)
-    parts = tables.parts(tables.read(path)[0])
+    parts = tables.parts(breakdown_of(path))
     assert parts["dp"] == 0.5 and parts["imbalance"] == 0.5 and parts["compute"] == 3.5
     assert sum(parts.values()) == 4.5
 
 
 def test_the_slowest_rank_is_the_time(tmp_path):
-    one, _ = tables.read(write_run(tmp_path, 1, gpus=2))
+    one = breakdown_of(write_run(tmp_path, 1, gpus=2))
     (step,) = [row for row in tables.times([one]).rows if row["category"] == "step"]
     each = [row["elapsed_s"] for row in one.ranks.values()]
     assert step["slowest_s"] == max(each) and step["spread_s"] == max(each) - min(each)
@@ -257,7 +262,7 @@ def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys
     words = ("no rows of rank 1", "ddp-dp4: no breakdown", "rank5.csv:2")
     assert all(word in err for word in words) and err.count("\n") == 3
     assert "ddp-dp2: 1 of 2 ranks" in out and "ddp-dp2: needs every rank" in out
-    one, _ = tables.read(eight)
+    one = breakdown_of(eight)
     assert sorted(one.ranks) == [0, 1, 2, 3, 4, 6, 7]
 
 

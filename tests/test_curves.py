@@ -80,8 +80,9 @@ def test_times_are_those_that_the_run_wrote_or_a_step_apart_before_its_end(tmp_p
     assert points[-1].time_s == datetime.fromisoformat(ended).timestamp()
     gaps = [b.time_s - a.time_s for a, b in pairwise(points)]
     assert gaps == pytest.approx([step["step_s"] for step in run.steps[1:]], abs=1e-5)
-    run.ended = {step["step"]: 1.7e9 + 2 * step["step"] for step in run.steps}
-    assert [p.time_s for p in curves.points_of(run)] == [*run.ended.values()]
+    for step in run.steps:
+        step["ended_unix_s"] = 1.7e9 + 2 * step["step"]
+    assert [p.time_s for p in curves.points_of(run)] == [s["ended_unix_s"] for s in run.steps]
 
 
 def test_follow_ends_when_the_run_has_ended(growing, tmp_path, monkeypatch):

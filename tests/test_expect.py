@@ -304,11 +304,11 @@ def test_a_network_can_be_given_where_the_note_asks_for_it(capsys):
 
 def test_what_a_run_of_ours_waited_for_comes_first(tmp_path):
     run = shutil.copytree(PARITY / "ddp", tmp_path / "ddp")
-    (record,) = expect.load([run]).content
     metrics = json.loads((run / "training_metrics.json").read_text())
     for epoch in metrics["epochs"]:
         epoch["dataload_time_mean_sec"] = epoch["epoch_wall_time_sec"] / epoch["micro_steps"] / 4
     (run / "training_metrics.json").write_text(json.dumps(metrics))
+    (record,) = expect.load([run]).content
     assert expect.waits(record) == {"data": pytest.approx(0.25)}
     (row,) = expect.causes(record, [], Answer(None, "nowhere")).rows
     assert row["cause"] == "waits: data" and row["gain"] == pytest.approx(1 / 3)

@@ -3,6 +3,7 @@
 import functools
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from analysis.pages import charts
 from analysis.pages.page_html import html_of
 from analysis.pages.section import Chart, Page, Section
 from analysis.runs import run_table
+from parallel.record import reader
 from tests import fixture_runs
 from tests.conftest import ROOT
 
@@ -232,3 +234,13 @@ def test_a_log_cannot_put_script_into_the_page():
 def test_the_committed_page_is_what_the_command_writes():
     """`make report` writes it again."""
     assert html_of(page_of(PARITY)) == COMMITTED.read_text()
+
+
+def test_a_page_reads_each_steps_csv_once(monkeypatch):
+    opened, read = Counter(), reader.read_rows
+    monkeypatch.setattr(
+        reader, "read_rows", lambda path, *kinds: opened.update([path]) or read(path, *kinds)
+    )
+    page_at([BREAKDOWN])
+    steps = {path.parent: n for path, n in opened.items() if path.name == "steps.csv"}
+    assert len(steps) > 2 and set(steps.values()) == {1}

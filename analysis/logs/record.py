@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from base.errors import UsageError, printable
+from parallel.record.reader import Run
 
 # Strongest evidence first.
 ORIGINS = ("log", "run.json", "config", "sidecar", "flag", "default", "from name")
@@ -161,6 +162,7 @@ class Record:
     last_line: int = 0  # the line there; 0 where no line of a log is an entry
 
     # Only a run folder has these.
+    own: Run | None = None  # all of it, as it was read
     run: str | None = None  # the run's own name
     configuration: str | None = None  # the run's name without its repeat
     repeat: int | None = None

@@ -1,41 +1,33 @@
 """Where time and memory went: each rank's parts of a step, efficiency lost, memory, wall clock."""
 
-from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
-from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.pages import charts
 from analysis.pages.section import Chart, Section
 from analysis.runs import checkpoint_costs, gpu_hours, rank_times
-from base.errors import Reading, UsageError
+from base.errors import UsageError
 from base.units import GIB
 from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
-from parallel.record.reader import read_run
 from parallel.record.schema import CATEGORIES, EXPERT_AXES
 
 _CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
 
 
 def views(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
-    own = [record for record in records if record.format == run_folder.FORMAT]
+    own = [record for record in records if record.own]
     return [*_breakdowns(own, baseline, kind), memory_view(own), clock_view(own)]
 
 
 def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
-    folders = [Path(record.source) for record in records]
-    try:
-        runs, problems = rank_times.read_all(folders) if folders else Reading([], [])
-    except UsageError:  # no run folder has one
-        return []
+    outcomes = [rank_times.of_record(record) for record in records]
+    runs = [outcome.content for outcome in outcomes if outcome.content]
     if not runs:
         return []
-    names = {Path(record.source): name_of(record) for record in records}
-    for run in runs:
-        run.name = names[run.run.path]
+    problems = [line for outcome in outcomes for line in outcome.left_out]
     bars = [
         {"bar": f"{run.name}; rank {rank}", "part": part, "seconds": row[f"{part}_s"]}
         for run in runs
@@ -63,7 +55,7 @@ def memory_view(records: list[Record]) -> Section:
             continue
         on_host = not (record.facts.get("host") or {}).get("gpu")
         try:
-            spec = rank_times.spec_of(read_run(Path(record.source)))
+            spec = rank_times.spec_of(record.own)
         except UsageError:
             continue
         if spec.model.parts:  # no formula has their memory
@@ -94,7 +86,7 @@ def clock_view(records: list[Record]) -> Section:
     section = Section("Wall clock, saves, restarts and energy")
     rows, again = [], []
     for record in records:
-        summary = read_run(Path(record.source)).metrics.get("summary") or {}
+        summary = record.own.metrics.get("summary") or {}
         if wall_s := summary.get("total_wall_time_sec"):
             row: dict[str, Any] = {"run": name_of(record), "wall_s": wall_s}
             row |= {f"{part}_s": summary.get(f"{part}_time_sec") for part in _CLOCK}

@@ -17,7 +17,6 @@ from analysis.runs import loss_parity
 from analysis.runs.fairness import is_changed
 from analysis.runs.scaling_curve import reasons
 from base.errors import printable
-from parallel.record.reader import read_run
 
 Rows = list[dict[str, Any]]
 RESULTS = ("gpus", "engine", "speedup", "efficiency", "step_s", "tokens_per_s", "tflops", "mfu")
@@ -85,7 +84,7 @@ def _ratio(row: dict[str, Any]) -> str:
 
 
 def _losses(records: list[Record], base: Record | None) -> str:
-    runs = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
+    runs = [record.own for record in records if record.own]
     verdicts = list(loss_parity.verify(runs, Path(base.source) if base else None).values())
     if not verdicts:
         return "Losses: these logs are not compared; only run folders of this repository are."

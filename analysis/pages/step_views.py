@@ -14,7 +14,6 @@ from analysis.pages import charts
 from analysis.pages.section import Chart, Section
 from analysis.runs import loss_parity
 from analysis.runs.loss_parity import StepDifference
-from parallel.record.reader import read_run
 
 POINTS = 3000  # of all runs together
 _CURVES = (
@@ -76,7 +75,7 @@ def differences(
     records: list[Record], baseline: Record | None
 ) -> dict[str, dict[int, StepDifference]]:
     """source -> step -> differences from the baseline, of the runs that can be compared."""
-    runs = {r.source: read_run(Path(r.source)) for r in records if r.format == "run folder"}
+    runs = {record.source: record.own for record in records if record.own}
     verdicts = loss_parity.verify(runs.values(), baseline and Path(baseline.source))
     by_path, steps = {run.path: run for run in runs.values()}, {}
     for source, run in runs.items():

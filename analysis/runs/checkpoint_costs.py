@@ -1,14 +1,12 @@
 """What saving and loading cost: seconds, bytes, GB/s, and the share of time that saving took."""
 
 import statistics
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import name_of
-from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from base.errors import UsageError
 from parallel.record.reader import read_checkpoints
@@ -37,8 +35,7 @@ def rows(record: Record) -> list[dict[str, Any]]:
     Raises:
         UsageError: its checkpoints.csv is damaged.
     """
-    ours = record.format == run_folder.FORMAT
-    events = read_checkpoints(Path(record.source)) if ours else []
+    events = read_checkpoints(record.own.path) if record.own else []
     trained_s = float(np.nansum(record.steps["step_s"]))
     busy_s = trained_s + sum(event["blocked_s"] or 0.0 for event in events)
     by_kind = []

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import name_of
-from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from base.errors import Reading, UsageError
@@ -129,7 +128,7 @@ def _unix_s(text: str) -> float:
 def recorded(run: reader.Run, rows: list[dict[str, Any]]) -> list[Span]:
     """The attempts of a run as its folder knows them: from their starts to their last step, the
     newest to its status."""
-    ended_utc, over = reader.read_status(run.path).get("time_utc"), time.time()
+    ended_utc, over = run.status.get("time_utc"), time.time()
     if run.state != RUNNING:  # ended_utc: the start, where a status still says running
         over = _unix_s(ended_utc) if ended_utc else 0.0
     spans: list[Span] = []
@@ -148,28 +147,29 @@ def recorded(run: reader.Run, rows: list[dict[str, Any]]) -> list[Span]:
     return spans[::-1]
 
 
-def steps_of(path: Path) -> list[dict[str, Any]]:
+def steps_of(run: reader.Run) -> list[dict[str, Any]]:
     """The steps of a run, in the order of time, but those that were moved aside. part: useful,
     repeated or failed; blocked_s: seconds that training waited for its save.
 
     Raises:
         UsageError: a file is damaged, or an older version wrote it without the time of day.
     """
-    saves = [row for row in reader.read_checkpoints(path) if row["event"] == "save"]
+    saves = [row for row in reader.read_checkpoints(run.path) if row["event"] == "save"]
     blocked_s = {save["step"]: save["blocked_s"] or 0.0 for save in saves}
-    saved = max(folders.steps_in(path / folders.SAVES), default=0)
-    if reader.read_status(path).get("state") in (COMPLETE, RUNNING):
+    saved = max(folders.steps_in(run.path / folders.SAVES), default=0)
+    if run.status.get("state") in (COMPLETE, RUNNING):
         saved = math.inf
     rows: list[dict[str, Any]] = []
     newest: dict[int, dict[str, Any]] = {}
-    for row in reader.read_step_times(path):
+    for row in run.written:
         step = row["step"]
         if row.get("ended_unix_s") is None:
-            raise UsageError(f"{path / 'steps.csv'} does not say when a step ended (older runs)")
+            where = run.path / "steps.csv"
+            raise UsageError(f"{where} does not say when a step ended (older runs)")
         if step in newest:
             newest[step]["part"] = "repeated"
-        row |= {"part": "useful" if step <= saved else "failed"}
-        newest[step] = row | {"blocked_s": blocked_s.get(step, 0.0)}
+        part = "useful" if step <= saved else "failed"
+        newest[step] = row | {"part": part, "blocked_s": blocked_s.get(step, 0.0)}
         rows.append(newest[step])
     return sorted(rows, key=lambda row: row["ended_unix_s"])
 
@@ -217,10 +217,10 @@ def jobs_of(record: Record, known: dict[tuple[int, str], list[Span]]) -> Jobs:
         UsageError: a file is damaged, does not say when steps ended, or contradicts it; no job has
             begun.
     """
-    run, steady = reader.read_run(Path(record.source)), timed(record)
+    run, steady = record.own, timed(record)
     if run.off_clock:
         raise UsageError(f"{run.path}: {run.off_clock}")
-    rows, spans, accounted, unknown = steps_of(run.path), [], 0, 0
+    rows, spans, accounted, unknown = steps_of(run), [], 0, 0
     attempts = recorded(run, rows)
     by_folder = noted(run.path, attempts)
     for job in reader.job_ids(run.path):
@@ -251,7 +251,7 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
     rows: list[dict[str, Any]] = []
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
     refused, lacking, told = [], [], 0
-    own = {r.source: r for r in records if r.format == run_folder.FORMAT}
+    own = {r.source: r for r in records if r.own}
     asked = {job for source in own for job in reader.job_ids(Path(source))} if ask else set()
     known = accounted(asked) if asked else {}
     for record in own.values():

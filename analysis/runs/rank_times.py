@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import Name, chosen, distinct
+from analysis.logs.load import Name, chosen, distinct, name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
@@ -18,7 +18,7 @@ from base.errors import Reading, UsageError
 from parallel.config.run_spec import RunSpec
 from parallel.config.settings import check_setting
 from parallel.record.ends import COMPLETE
-from parallel.record.reader import Run, find_runs, read_breakdown, read_run
+from parallel.record.reader import Run, find_runs, read_breakdown
 from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES, EXPERT_BREAKDOWN_COLUMNS
 
 COLLECTIVE = tuple(axis for axis in (*AXES, *EXPERT_AXES) if axis != "pp")
@@ -55,12 +55,12 @@ class Breakdown:
         return sum(row[c] for row in self.ranks.values() for c in columns) / len(self.ranks)
 
 
-def read(path: Path) -> Reading[Breakdown | None]:
-    """One run folder's breakdown, and one line for each thing that could not be read."""
+def of_record(record: Record) -> Reading[Breakdown | None]:
+    """Returns a run's breakdown, and one line for each thing that could not be read."""
+    run, path = record.own, record.own.path
+    if not (path / "breakdown").is_dir():
+        return Reading(None, [f"{path}: {WITHOUT}"])
     try:
-        run, record = read_run(path), run_folder.read(path)
-        if not (path / "breakdown").is_dir():
-            return Reading(None, [f"{path}: {WITHOUT}"])
         spec = spec_of(run)
     except UsageError as error:
         return Reading(None, [str(error)])
@@ -72,7 +72,7 @@ def read(path: Path) -> Reading[Breakdown | None]:
     # Without a steady part, skip the first window if there are others.
     start = 2 if time is None else max(2, int(record.steps["iteration"][time.first]))
     last = min(rows[-1]["last_step"] for rows in windows.values())  # of a killed run they differ
-    breakdown = Breakdown(run.name, run, spec, record, {}, 0)
+    breakdown = Breakdown(name_of(record), run, spec, record, {}, 0)
     for rank, rows in windows.items():
         rows = [row for row in rows if row["last_step"] <= last]
         if not rows:
@@ -330,7 +330,10 @@ def read_all(paths: list[Path]) -> Reading[list[Breakdown]]:
     """
     breakdowns, problems = [], []
     for path in find_runs(paths):
-        breakdown, unread = read(path)
+        try:
+            breakdown, unread = of_record(run_folder.read(path))
+        except UsageError as error:
+            breakdown, unread = None, [str(error)]
         problems += unread
         if breakdown is not None:
             breakdowns.append(breakdown)

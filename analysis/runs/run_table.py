@@ -37,7 +37,6 @@ from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
 from parallel.measure.steady_time import Steady, Window
-from parallel.record.reader import read_run
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gib", "convention", "tflops", "mfu", "speedup", "efficiency")
@@ -84,8 +83,7 @@ def rows(
     """
     named = baseline_of(baseline, records) if baseline else None
     kind = kind or scaling_of(records)
-    ours = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
-    parity = verify(ours, Path(named.source) if named else None)
+    parity = verify([r.own for r in records if r.own], Path(named.source) if named else None)
     kinds = {str(path): of_run.verdict.kind for path, of_run in parity.items()}
     partners = shared_cores(records)
     times = {id(r): timed(r, window) for r in records}

@@ -31,10 +31,11 @@ class Run:
     verdict: what slurm.status found, where Slurm was asked. It replaces the folder's own state: a
     node that died writes none.
     later: how a later job ended that started no run.
+    status: status.json, {} where there is none.
     facts: run.json, or what the job was to run where it died before there was one.
-    steps: one dict per optimizer step with STEP_COLUMNS, and with EXPERT_COLUMNS where they are
-    there, unknown values None; of a step that was run again after a kill, the last.
-    ended: when each step was over, in Unix seconds; None where an older version wrote it.
+    steps: one dict per optimizer step with STEP_COLUMNS, and with EXPERT_COLUMNS and CLOCK_COLUMNS
+    where they are there, unknown values None; of a step that was run again after a kill, the last.
+    written: the same of every row of steps.csv, in its order.
     metrics: training_metrics.json, empty when the run did not complete.
     missing: which steps have no row where they should have one, or have one and were not planned,
     in words. off_clock: how the times of steps contradict the times of day when they ended.
@@ -45,7 +46,8 @@ class Run:
     reason: str
     facts: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
-    ended: dict[int, float | None] = field(default_factory=dict)
+    written: list[dict[str, Any]] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
     verdict: str = ""
@@ -70,14 +72,14 @@ def read_run(path: Path) -> Run:
     path = Path(path)
     if not has_run(path) and is_run_folder(path):
         return _read_job(path)
-    facts = read_facts(path)
-    state, kind, reason = _end_of(path)
-    rows = _read_steps(path / schema.STEPS)
-    off_clock = _off_clock(rows, facts)
-    ended = {row["step"]: row.pop("ended_unix_s", None) for row in rows}
+    facts, source = read_facts(path), path / schema.STATUS
+    status = _status(source) if source.exists() else None
+    state, kind, reason = _end_of(path, status)
+    written = _read_steps(path / schema.STEPS)
     # After a kill, the steps since the last checkpoint are run again.
-    steps = sorted({row["step"]: row for row in rows}.values(), key=lambda row: row["step"])
-    run = Run(path, state, reason, facts, steps, kind=kind, ended=ended, off_clock=off_clock)
+    steps = sorted({row["step"]: row for row in written}.values(), key=lambda row: row["step"])
+    run = Run(path, state, reason, facts, steps, written, status or {}, kind=kind)
+    run.off_clock = _off_clock(written, facts)
     planned = (facts.get("spec") or {}).get("steps")
     if facts.get("attempts") and planned is not None:  # an earlier one may have planned more
         run.steps = [step for step in steps if step["step"] <= planned]
@@ -110,25 +112,21 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def _status(path: Path) -> dict[str, Any]:
+    """Raises: UsageError: it is damaged, or there is none."""
     status = schema.checked(read_json(path), schema.STATUS_KEYS, path)
     if status.get("state") in (FAILED, INTERRUPTED) and status.get("kind") not in list(Kind):
         status["kind"] = kind_of(status.get("reason") or "")
     return status
 
 
-def _end_of(path: Path) -> tuple[str, str, str]:
-    """(state, kind, reason) of a run, from its status.json and from what else is there.
-
-    Raises:
-        UsageError: status.json is damaged.
-    """
-    source = path / schema.STATUS
-    if not source.exists():
+def _end_of(path: Path, status: dict[str, Any] | None) -> tuple[str, str, str]:
+    """(state, kind, reason) of a run, from its status.json and from what else is there. Raises:
+    UsageError: its state is none."""
+    if status is None:
         return FAILED, Kind.UNKNOWN, "no status.json"
-    status = _status(source)
     state = status.get("state", FAILED)
     if state not in (RUNNING, COMPLETE, INTERRUPTED, FAILED):
-        raise UsageError(f"{source} is damaged: state cannot be {shown(state)}")
+        raise UsageError(f"{path / schema.STATUS} is damaged: state cannot be {shown(state)}")
     missing = [name for name in (schema.MARKER, schema.METRICS) if not (path / name).exists()]
     if state == COMPLETE and missing:
         return FAILED, Kind.UNKNOWN, f"status.json says complete, but {missing[0]} is missing"
@@ -210,13 +208,13 @@ def _read_job(path: Path) -> Run:
     job = _submitted(path)
     source = path / f"{job}.submitted"
     facts = schema.checked_facts(read_json(source), source)
-    run = Run(path, PENDING, f"job {job} was submitted", facts)
+    run = Run(path, PENDING, f"job {job} was submitted", facts, status=read_status(path))
     end = read_job_end(path, job)
     if end.get("verdict"):
         _take_slurms_word(run, end)
-    elif status := read_status(path):
-        run.state, run.reason = FAILED, str(status.get("reason"))
-        run.kind = status.get("kind") or Kind.UNKNOWN
+    elif run.status:
+        run.state, run.reason = FAILED, str(run.status.get("reason"))
+        run.kind = run.status.get("kind") or Kind.UNKNOWN
     elif (path / f"{job}.out").exists():
         run.state, run.reason = RUNNING, f"job {job} has started"
     return run
@@ -277,17 +275,6 @@ def _off_clock(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         return ""
     gap, step_s = (median(each) for each in zip(*gaps, strict=True))
     return f"{schema.STEPS} says {step_s:.4g} s a step, its steps end {gap:.4g} s apart"
-
-
-def read_step_times(path: Path) -> list[dict[str, Any]]:
-    """step, step_s and ended_unix_s of each row of a folder's steps.csv as it was written, also of
-    steps that were done again; without ended_unix_s where an older version wrote it.
-
-    Raises:
-        UsageError: it is damaged; it names the file and the line.
-    """
-    kinds = {name: schema.STEP_COLUMNS[name] for name in ("step", "step_s")}
-    return read_rows(path / schema.STEPS, kinds, schema.CLOCK_COLUMNS)
 
 
 def read_checkpoints(path: Path) -> list[dict[str, Any]]:

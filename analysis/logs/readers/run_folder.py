@@ -11,7 +11,7 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.run_json import peak_bytes, sharing, stated
 from analysis.logs.record import Failure, Record, Refusal
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
-from parallel.record.reader import Run, read_run, read_saves, read_status
+from parallel.record.reader import Run, read_run, read_saves
 from parallel.record.schema import LOG
 
 FORMAT = "run folder"
@@ -38,8 +38,8 @@ def read(path: Path) -> Record:
         UsageError: no run.json, or a file that is damaged.
     """
     run = read_run(Path(path))
-    facts, status = run.facts, read_status(run.path)
-    record = Record(source=str(path), format=FORMAT)
+    facts = run.facts
+    record = Record(source=str(path), format=FORMAT, own=run)
 
     columns = {ours: [step[name] for step in run.steps] for ours, name in _COLUMNS.items()}
     steps = record.steps = steps_of(**columns)
@@ -65,7 +65,7 @@ def read(path: Path) -> Record:
         record.peak_bytes = printed
         record.notes.append("the peak of memory is rank 0's, as train.log prints it")
     record.schedule_note = facts.get("go_on") or ""
-    record.ended_utc = status.get("time_utc") if run.state != RUNNING else None
+    record.ended_utc = run.status.get("time_utc") if run.state != RUNNING else None
     record.completed = run.state == COMPLETE
     if run.state == FAILED:
         record.failure = _failure(run)
