@@ -30,12 +30,7 @@ GRACE_S = 10  # from SIGTERM to SIGKILL, for the ranks that are left
 _SERVE = "import sys; from parallel.forked_ranks import serve; serve(*sys.argv[1:4])"
 _RUN = "import sys; from parallel.forked_ranks import run; sys.exit(run(*sys.argv[1:]))"
 # What torch and deepspeed import only when an optimizer is built: 1 to 4 seconds of a core.
-_LATER = {
-    "ddp": ["torch._dynamo"],
-    "fsdp2": ["torch._dynamo"],
-    "deepspeed_pipe": ["deepspeed.runtime.zero.muon.muon_optimizer"],
-    "deepspeed_zero": ["deepspeed.runtime.zero.muon.muon_optimizer"],
-}
+_LATER = ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer")
 _started: list[subprocess.Popen] = []  # servers of this process, which end with it
 
 
@@ -94,7 +89,8 @@ def run(path: str, ranks: str, *arguments: str) -> int:
 
 def serve(path: str, engine: str, owner: str) -> None:
     """Import an engine once, then fork a launcher for every connection, until the owner ends."""
-    for module in (f"parallel.engines.{engine}", "parallel.train", *_LATER.get(engine, [])):
+    later = _LATER if engine.startswith("deepspeed") else _LATER[:1]
+    for module in (f"parallel.engines.{engine}", "parallel.train", *later):
         importlib.import_module(module)
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
