@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from base.errors import Parser, UsageError, command_line, printable
 from base.files import ROOT
 from base.units import GIB
-from models.config import in_words
 from models.gpus import find_gpu, lacking
 from parallel import sweep
 from parallel.config.run_spec import RunSpec
@@ -32,14 +31,14 @@ from parallel.forked_ranks import environment
 from parallel.record import facts
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, read_run
-from parallel.rehearse import memory_by_formula
+from parallel.rehearse import unrehearsed
 
 OK, FAILED, NOT_TRIED, TOLD = "ok", "FAILED", "not tried", "-"
 RATE_BAR = 0.5  # of the data sheet's
 SLOWEST_BAR = 0.8  # of the median GPU's rate
 FREE_BAR = 0.9  # of a GPU's memory
 LOSS_BAR = 0.05  # nats, of a run in fewer bits than fp32 beside its baseline
-MEMORY_BAR = 0.25  # of the formula's, from a GiB on: below, workspaces are most of it
+MEMORY_BAR = 0.25  # of the rehearsed peak, from a GiB on: below, workspaces are most of it
 
 
 class Row(NamedTuple):
@@ -188,12 +187,38 @@ def run_rows(study: Study, out: Path, gpus: int, nodes: int) -> list[Row]:
     runs = {name: read_run(out / name) for name in tried}
     rows = [Row(name, NOT_TRIED, why) for name, why in reasons.items() if why]
     baseline = runs.get(study.baseline)
-    rows += [run_row(spec, runs[name], baseline, parity.get(name)) for name, spec in tried.items()]
+    peaks = rehearsed_peaks(study, list(tried))
+    rows += [
+        run_row(spec, runs[name], baseline, parity.get(name), peaks.get(name))
+        for name, spec in tried.items()
+    ]
     return [row._replace(check=f"{study.name}/{row.check}") for row in rows]
 
 
-def run_row(spec: RunSpec, run: Run, baseline: Run | None, parity: dict[str, Any] | None) -> Row:
-    """A run's loss beside its baseline's, its peak beside the formula, its attention."""
+def rehearsed_peaks(study: Study, names: list[str]) -> dict[str, int]:
+    """Returns run -> bytes of the tensors of its fullest rank, of runs that are rehearsed: in a
+    process of its own, which sees no GPU."""
+    names = [name for name in names if not unrehearsed(study.specs[name])]
+    if not names:
+        return {}
+    words = [sys.executable, "-m", "parallel.rehearse", "--study", str(study.path), "--run-name"]
+    words += [*names, "--format", "json"]
+    unseen = environment() | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(words, capture_output=True, text=True, env=unseen)
+    peaks = {name: 0 for name in names}
+    for rank in json.loads(done.stdout or '{"ranks": []}')["ranks"]:
+        peaks[rank["run"]] = max(peaks[rank["run"]], sum(rank["peak"].values()))
+    return {name: peak for name, peak in peaks.items() if peak}
+
+
+def run_row(
+    spec: RunSpec,
+    run: Run,
+    baseline: Run | None,
+    parity: dict[str, Any] | None,
+    rehearsed: int | None,
+) -> Row:
+    """Returns a run's loss beside its baseline's, its peak beside a rehearsal's, its attention."""
     if run.state != COMPLETE or parity is None:
         return Row(run.name, FAILED, f"{run.state}: {run.reason or 'analysis.parity failed'}")
     wrong, expected, apart = [], "parity's bars", parity["max_loss_diff"]
@@ -208,14 +233,11 @@ def run_row(spec: RunSpec, run: Run, baseline: Run | None, parity: dict[str, Any
             wrong.append(f"loss {apart:.1e} from the baseline's")
     told = [] if wrong else [f"loss within {apart:.1e}"]
     if peak := run.metrics["epochs"][-1]["max_cuda_mem_allocated_bytes_global"]:
-        formula = max(sum(memory_by_formula(spec, at).values()) for at in range(spec.pp))
-        if formula:
-            ratio = f"peak {peak / GIB:.2f} GiB, {peak / formula:.2f} x the formula"
-        else:
-            ratio = f"peak {peak / GIB:.2f} GiB (no formula with {in_words(spec.model.parts)})"
-        off = formula >= GIB and abs(peak / formula - 1) > MEMORY_BAR
-        (wrong if off else told).append(ratio)
-        expected += f", peak within {MEMORY_BAR:.0%}" if formula >= GIB else ""
+        ratio = f"{peak / rehearsed:.2f} x the rehearsed" if rehearsed else "not rehearsed"
+        counts = bool(rehearsed) and rehearsed >= GIB
+        off = counts and abs(peak / rehearsed - 1) > MEMORY_BAR
+        (wrong if off else told).append(f"peak {peak / GIB:.2f} GiB, {ratio}")
+        expected += f", peak within {MEMORY_BAR:.0%}" if counts else ""
     told += [run.facts["attention"], f"{run.metrics['summary']['total_wall_time_sec']:.0f} s"]
     return Row(run.name, verdict_of(not wrong), "; ".join(wrong + told), expected)
 

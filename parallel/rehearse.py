@@ -4,12 +4,12 @@ r"""Build and train a step of any rank of any run on this machine, without its m
     python -m parallel.rehearse --study slurm/parity.toml          # every run of the study
     python -m parallel.rehearse --engine megatron --preset 175b --gpus 512 --tp 8 --pp 8 \
         --micro-batch 1 --global-batch 512 --zero-stage 1 --precision bf16 --rank all-stages
-    python -m parallel.rehearse ... --rank worst --format json
+    python -m parallel.rehearse ... --format json
 
 The engine's own code runs with tensors that have shapes but no storage, as one rank of the run. The
-command prints its messages, and what that rank holds at its peak, beside what the formulas of
-parallel/config/memory.py say. The exit status is 1 when a rank could not
-train its step or needs more memory than the cluster's card has.
+command prints what that rank holds at its peak, and its messages. The exit status is 1 when a rank
+could not train its step, when it needs more memory than the cluster's card has, and when a run is
+not rehearsed: what Transformer Engine alone does (cp, fp8, its loss) the planner counts.
 """
 
 import contextlib
@@ -33,12 +33,13 @@ from typing import NamedTuple
 
 from base.errors import Parser, UsageError, command_line, warn
 from base.units import GIB
+from models import headroom
 from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
-from parallel.config import clusters, memory
+from parallel.config import clusters
+from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.engine_abilities import ENGINES
-from parallel.config.layout_arrays import columns_of
 from parallel.config.run_spec import RunSpec
-from parallel.config.settings import add_flags, from_flags
+from parallel.config.settings import MODEL, add_flags, from_flags
 from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
 from parallel.train import set_environment
@@ -47,32 +48,32 @@ from parallel.train import set_environment
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary")
 
 
+class Messages(NamedTuple):
+    """Calls of a rank, the bytes of their payloads, and those that it sends on the wire."""
+
+    calls: int = 0
+    bytes: int = 0
+    wire_bytes: float = 0.0
+
+
 @dataclass
 class Rehearsal:
     """One rank's. error: why the step could not be trained, and where, or "". peak: kind -> bytes.
-    messages: axis -> (calls, bytes). seconds: what the rehearsal itself took of a core."""
+    messages: by axis. seconds: what the rehearsal itself took of a core."""
 
     rank: int
     stage: int
     micro_batches: int = 0
     parameters: int = 0
     peak: dict[str, int] = field(default_factory=dict)
-    messages: dict[str, tuple[int, float]] = field(default_factory=dict)
+    messages: dict[str, Messages] = field(default_factory=dict)
     seconds: float = 0.0
     error: str = ""
 
 
-class Comparison(NamedTuple):
-    """A number of the rehearsal beside the formula's, which may be None."""
-
-    what: str
-    rehearsed: float
-    formula: float | None
-
-
 def shortened(spec: RunSpec, stage: int) -> RunSpec:
-    """The run with as many micro-batches a step as the peak of memory of this stage needs: those in
-    flight, and one that adds to gradients that are there already. Experts have as many tokens
+    """Returns the run with as many micro-batches a step as this stage's peak of memory needs: those
+    in flight, and one that adds to gradients that are there already. Experts have as many tokens
     each: no number is computed that a router could choose by."""
     layout, n = spec.layout, 2
     if layout.pp > 1:
@@ -93,10 +94,34 @@ def import_libraries(specs: Iterable[RunSpec]) -> None:
     importlib.import_module("parallel.measure.rehearsal")
 
 
-def unrehearsed(spec: RunSpec) -> str:
-    """Why no rank of a run is rehearsed, though it may train; "" where each can be."""
-    is_auto_ep = spec.engine == "deepspeed_zero" and spec.ep > 1
-    return "DeepSpeed's AutoEP needs the numbers of tokens" if is_auto_ep else ""
+def unrehearsed(spec: RunSpec, study: Path | None = None, place: str = "") -> str:
+    """Returns the reason why no rank of a run is rehearsed, though it may train, and the planner's
+    command where that counts its bytes; "" where each can be rehearsed. place: as `planners_count`
+    takes it."""
+    if spec.engine == "deepspeed_zero" and spec.ep > 1:
+        return "DeepSpeed's AutoEP needs the numbers of tokens"
+    settings = {f"cp {spec.cp}": spec.cp > 1, "precision fp8": spec.precision == "fp8"}
+    settings["te_loss"] = spec.te_loss
+    if asked := [name for name, is_asked in settings.items() if is_asked]:
+        reason = f"Transformer Engine alone has {' and '.join(asked)}, and only a GPU runs it"
+        return f"{reason}; the planner counts its bytes: {planners_count(spec, study, place)}"
+    return ""
+
+
+def planners_count(spec: RunSpec, study: Path | None, place: str) -> str:
+    """Returns the command by which the planner counts the bytes of a run; place: --cluster or
+    --gpu-type with its name, or "" where the study names the cluster."""
+    if study:
+        return f"python -m analysis.prune {study} {place}".strip()
+    split = {axis: getattr(spec.layout, axis) for axis in (*AXES, *EXPERT_AXES)}
+    split |= {"mbs": spec.micro_batch, "zero": spec.zero_stage}
+    layout = ",".join(f"{name}={size}" for name, size in split.items() if size > 1)
+    own = [name for name in MODEL if getattr(spec, name) is not None and name != "max_seq_len"]
+    flags = {"preset": spec.preset} | {name: getattr(spec, name) for name in own}
+    flags |= {"gpus": spec.gpus, "global_batch": spec.layout.global_batch}
+    flags |= {"seq_len": spec.seq_len, "precision": spec.precision, "cp": spec.cp}
+    words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
+    return f"python -m analysis.plan {words} {place or '--gpu-type CARD'} --why {layout}"
 
 
 def rehearse_apart(spec: RunSpec, rank: int) -> Rehearsal:
@@ -142,10 +167,6 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
         from parallel import rehearsed_deepspeed
 
         rehearsed_deepspeed.redirect(spec, lambda tensor: held.mark(tensor, HOST))
-    if spec.te_alone:
-        from parallel import rehearsed_transformer_engine
-
-        rehearsed_transformer_engine.redirect(spec, held.mark)
     with without_storage(rank, layout.world_size), held:
         messages = step_parts.start(replace(spec, breakdown=True), device, rank, aside)
         engine = engines.load(spec, device, "torch", draws=False)
@@ -160,81 +181,53 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
             tokens = (torch.zeros(shape, dtype=torch.int64) for _ in range(2 * layout.n_micro))
             engine.step(zip(tokens, tokens, strict=True), spec.lr, stop=bool)
     rehearsal.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
-    for axis, size, _ in messages.messages:
-        calls, total = rehearsal.messages.get(axis, (0, 0.0))
-        rehearsal.messages[axis] = (calls + 1, total + size)
+    for axis, payload, sent in messages.messages:
+        calls, size, wire = rehearsal.messages.get(axis, Messages())
+        rehearsal.messages[axis] = Messages(calls + 1, size + payload, wire + sent)
 
 
-# --- beside the formulas -------------------------------------------------------------------------
+# --- what is printed ------------------------------------------------------------------------------
 
-# The rows of memory: the kinds of parallel/measure/rehearsal.py, of parallel/config/memory.py.
+# The rows of memory: the kinds of parallel/measure/rehearsal.py.
 _PARTS = {
-    "weights": ("weights", "fp8_copies"),
+    "weights": ("weights",),
     "gradients": ("gradients",),
     "optimizer": ("optimizer",),
-    "activations": ("activations", "logits", "masks"),
-    "other": ("buffers", "temporary", "buckets", "keys_and_values"),
+    "activations": ("activations", "logits"),
+    "other": ("buffers", "temporary"),
 }
 
 
-def memory_by_formula(spec: RunSpec, stage: int) -> dict[str, float]:
-    """Bytes of the peak of a rank of a pipeline stage, by part of `memory.parts`: its tensors
-    alone, of the kernels that a rehearsal runs. Those of experts and latent attention are
-    counted on GPUs alone (memory.allocated)."""
-    if spec.model.parts:
-        return {}
-    at = {spec.layout.pp - 1: "last", 0: "first"}.get(stage, "middle")
-    x = columns_of(spec, flash=True, dropout=False)  # torch's fused attention in every engine
-    return {part: float(size[0]) for part, size in memory.parts(x, at, tensors_alone=True).items()}
-
-
-def memory_rows(spec: RunSpec, stage: int, peak: dict[str, int]) -> list[Comparison]:
-    """A rank's peak in bytes, part by part; the last row is their sum."""
-    formula = memory_by_formula(spec, stage)
-    rows = [
-        Comparison(part, *(float(sum(of.get(k, 0) for k in kinds)) for of in (peak, formula)))
-        for part, kinds in _PARTS.items()
-    ]
-    rows.append(Comparison("peak", float(sum(peak.values())), sum(formula.values())))
-    return [row if formula else row._replace(formula=None) for row in rows]
-
-
-def comparison(spec: RunSpec, rehearsal: Rehearsal) -> list[Comparison]:
-    """A rank's bytes at its peak, and the messages of the rehearsed micro-batches."""
-    rows = [
-        Comparison(f"{part} GiB", size / GIB, formula if formula is None else formula / GIB)
-        for part, size, formula in memory_rows(spec, rehearsal.stage, rehearsal.peak)
-    ]
-    for axis, (calls, size) in sorted(rehearsal.messages.items()):
+def counted(rehearsal: Rehearsal) -> dict[str, float]:
+    """Returns a rank's gigabytes at its peak by part, and the calls and gigabytes of the messages
+    of the rehearsed micro-batches by axis."""
+    peak = rehearsal.peak
+    sizes = {part: sum(peak.get(kind, 0) for kind in kinds) for part, kinds in _PARTS.items()}
+    sizes["peak"] = sum(peak.values())
+    rows = {f"{part} GiB": size / GIB for part, size in sizes.items()}
+    for axis, messages in sorted(rehearsal.messages.items()):
         if axis != "control":
-            rows.append(Comparison(f"{axis} calls", calls, None))
-            rows.append(Comparison(f"{axis} GiB", size / GIB, None))
+            rows |= {f"{axis} calls": messages.calls, f"{axis} GiB": messages.bytes / GIB}
     return rows
 
 
 def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> str:
-    """A rank's rehearsal as a line; with details the table of `comparison` below it."""
+    """Returns a rank's rehearsal as a line; with details the table of what it `counted` below."""
     where = f"{name}, rank {rehearsal.rank} (stage {rehearsal.stage} of {spec.pp})"
     if rehearsal.error:
         return f"{where} could not train a step: {rehearsal.error}"
-    peak = memory_rows(spec, rehearsal.stage, rehearsal.peak)[-1]
-    sizes = f"{peak.rehearsed / GIB:.2f} GiB at the peak"
-    if peak.formula is not None:
-        sizes += f", {peak.formula / GIB:.2f} by formula"
-    lines = [f"{where} trains a step: {sizes}"]
+    rows = counted(rehearsal)
+    line = f"{where} trains a step: {rows['peak GiB']:.2f} GiB at the peak"
     if not details:
-        return lines[0]
-    lines += [
+        return line
+    lines = [
+        line,
         f"  {rehearsal.parameters:,} parameters, {rehearsal.micro_batches} of"
         f" {spec.layout.n_micro} micro-batches, {rehearsal.seconds:.0f} s of a core",
-        f"  {'':20}{'rehearsed':>12}{'formula':>12}{'difference':>12}",
+        *(f"  {row:20}{number:>12.4g}" for row, number in rows.items()),
     ]
-    for what, size, formula in comparison(spec, rehearsal):
-        beside = "-" if formula is None else f"{formula:.4g}"
-        difference = f"{size / formula - 1:+.1%}" if formula else "-"
-        lines.append(f"  {what:20}{size:>12.4g}{beside:>12}{difference:>12}")
     if spec.engine == "ddp" and spec.layout.dp > 1:
-        lines.append("  dp is 0: the reducer of DistributedDataParallel is not rehearsed")
+        lines.append("  no dp: the reducer of DistributedDataParallel is not rehearsed")
     if spec.model.experts:
         lines.append("  each expert has as many tokens as the others, as with a forced balance")
     return "\n".join(lines)
@@ -262,37 +255,31 @@ def too_much(rank: int, stage: int, peak: dict[str, int], card_gb: float | None)
     """Why a rank's peak does not fit on its card; "" when it fits or the card is not known."""
     tensors = sum(peak.values())
     staying = sum(peak.get(kind, 0) for kind in ("weights", "gradients", "optimizer", "buffers"))
-    taken = memory.taken(tensors, tensors - staying)
-    if card_gb is None or taken <= memory.usable(card_gb):
+    taken = headroom.taken(tensors, tensors - staying)
+    if card_gb is None or taken <= headroom.usable(card_gb):
         return ""
     return (
         f"rank {rank} (stage {stage}) does not fit: its tensors take {tensors / GIB:.1f} GiB, with"
         f" CUDA, NCCL and the allocator about {taken / GIB:.1f}, and a step may use"
-        f" {memory.usable(card_gb) / GIB:.1f} of the card's {card_gb:g}"
+        f" {headroom.usable(card_gb) / GIB:.1f} of the card's {card_gb:g}"
     )
 
 
 def ranks_of(spec: RunSpec, asked: str) -> list[int]:
-    """The ranks that --rank names; of a stage, the first.
+    """Returns the ranks that --rank names; of a stage, the first.
 
     Raises:
         UsageError: neither a word of --help nor numbers of ranks.
     """
-    last, world = spec.pp - 1, spec.layout.world_size
-    stages = {"all-stages": range(spec.pp), "first-and-last": {0, last}}
-    if asked == "worst" and spec.model.experts:
-        raise UsageError(f"--rank worst is by formula, and {spec.name} has experts: all-stages")
-    if asked == "worst":  # by formula; of the middle stages, the first holds the most micro-batches
-        some = sorted({0, min(1, last), last})
-        peaks = [sum(memory_by_formula(spec, stage).values()) for stage in some]
-        stages["worst"] = [some[peaks.index(max(peaks))]]
+    world = spec.layout.world_size
+    stages = {"all-stages": range(spec.pp), "first-and-last": sorted({0, spec.pp - 1})}
     if asked in stages:
-        return [stage * (world // spec.pp) for stage in sorted(stages[asked])]
+        return [stage * (world // spec.pp) for stage in stages[asked]]
     numbers = asked.split(",")
     if not all(number.isdecimal() and int(number) < world for number in numbers):
         raise UsageError(
-            "--rank must be first-and-last, all-stages, worst or numbers with commas, not"
-            f" {asked!r}: the ranks of {spec.name} are 0 to {world - 1}"
+            f"--rank must be first-and-last, all-stages or numbers with commas, not {asked!r}: the"
+            f" ranks of {spec.name} are 0 to {world - 1}"
         )
     return sorted(set(map(int, numbers)))
 
@@ -306,7 +293,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--cluster", metavar="NAME", help="the cluster whose card it must fit")
     parser.add_argument("--gpu-type", metavar="NAME", help="a card, where there is no cluster")
-    about = "first-and-last (stage), all-stages, worst (by formula), or numbers with commas"
+    about = "first-and-last (stage), all-stages, or numbers with commas"
     parser.add_argument("--rank", default="first-and-last", metavar="RANKS", help=about)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="how to print")
     add_flags(parser)
@@ -316,9 +303,12 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.gpu_type:
         card_of(arguments.gpu_type, arguments.cluster, runs)
         card_gb = card_memory(arguments.gpu_type)
-    left_out = {name: why for name, spec in runs.items() if (why := unrehearsed(spec))}
-    for name, why in left_out.items():
-        warn("parallel.rehearse", f"{name} is not rehearsed: {why}")
+    places = {"cluster": arguments.cluster, "gpu-type": arguments.gpu_type}
+    place = " ".join(f"--{flag} {value}" for flag, value in places.items() if value)
+    reasons = {name: unrehearsed(spec, arguments.study, place) for name, spec in runs.items()}
+    left_out = {name: reason for name, reason in reasons.items() if reason}
+    for name, reason in left_out.items():
+        warn("parallel.rehearse", f"{name} is not rehearsed: {reason}")
     runs = {name: spec for name, spec in runs.items() if name not in left_out}
     work = [(name, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)]
     if card_gb is None:
@@ -337,14 +327,12 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.format == "text":
             text = printed(name, spec, rehearsal, details=len(runs) == 1)
             print("\n".join(filter(None, [text, over])), flush=True)
-        beside = [] if rehearsal.error else comparison(spec, rehearsal)
-        row = {"run": name, "too_much": over, "beside": [line._asdict() for line in beside]}
-        rows.append(row | asdict(rehearsal))
+        rows.append({"run": name, "too_much": over} | asdict(rehearsal))
     if arguments.format == "json":
         print(json.dumps({"ranks": rows}, indent=2))
     if failed:
-        why = f"cannot train a step or does not fit: {', '.join(failed)}"
-        warn("parallel.rehearse", f"{why} (python -m analysis.plan finds layouts that fit)")
+        reason = f"cannot train a step or does not fit: {', '.join(failed)}"
+        warn("parallel.rehearse", f"{reason} (python -m analysis.plan finds layouts that fit)")
     return int(bool(failed or left_out))
 
 

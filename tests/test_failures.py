@@ -41,7 +41,7 @@ from tests.conftest import (
         (["--data", "{tmp}/bare.bin", "--device", "cpu"], "token id 400"),  # beyond the vocabulary
         (
             ["--data", "{tokens}", "--device", "cpu", "--preset", "175b"],
-            "parameters need 1951.3 GiB",
+            "parameters need 1951.5 GiB",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_refused_rerun_does_not_leave_the_old_result_in_its_place(tokens, tmp_
         ({"engine": "ddp"}, 2 * 12),  # a whole copy on each of two ranks
         ({"engine": "megatron", "tp": 2}, 12),
         ({"engine": "deepspeed_zero", "zero_stage": 1, "precision": "bf16"}, 2 * 2 + 12),
-        ({"engine": "deepspeed_zero", "zero_stage": 3, "offload": "optimizer"}, 28),
+        ({"engine": "deepspeed_zero", "zero_stage": 3, "offload": "optimizer"}, 12),
     ],
 )
 def test_the_memory_that_is_asked_for_is_what_the_split_leaves(

@@ -20,11 +20,10 @@ from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from parallel.engines import devices, kernels, load
 from parallel.engines.kernels import attention_of
-from parallel.gpu_check import FAILED, OK, TOLD, rate_rows, run_row, version_rows
+from parallel.gpu_check import FAILED, OK, TOLD, rate_rows, rehearsed_peaks, run_row, version_rows
 from parallel.record import facts
 from parallel.record.launch import Launch
 from parallel.record.reader import Run, read_run
-from parallel.rehearse import memory_by_formula
 from tests.conftest import ROOT
 
 RATES = {"bf16": 700e12, "fp32": 20e12, "memory": 3000e9, "host": 50e9}
@@ -126,32 +125,43 @@ def run_of(spec, tmp_path, loss=5.0, peak=None, **state):
 
 def test_a_run_fails_by_its_loss_its_memory_or_its_end(tmp_path):
     (spec,) = [s for s in SPECS if s.engine == "megatron" and s.precision == "fp8"]
-    formula = sum(memory_by_formula(spec, 0).values())
-    assert formula > 10 * GIB
     baseline = run_of(spec, tmp_path)
     for settings, verdict, words in (
-        ({"peak": 1.1 * formula}, OK, "1.10 x the formula"),
-        ({"peak": 1.3 * formula}, FAILED, "1.30 x the formula"),
+        ({"peak": 11 * GIB}, OK, "peak 11.00 GiB, 1.10 x the rehearsed"),
+        ({"peak": 13 * GIB}, FAILED, "1.30 x the rehearsed"),
         ({"loss": 5.04}, OK, "loss within 4.0e-02"),
         ({"loss": 5.06}, FAILED, "loss 6.0e-02 from the baseline's"),
         ({"loss": float("nan")}, FAILED, "loss nan"),
         ({"state": "failed", "reason": "out of memory"}, FAILED, "failed: out of memory"),
     ):
-        row = run_row(spec, run_of(spec, tmp_path, **settings), baseline, {"max_loss_diff": None})
+        run, parity = run_of(spec, tmp_path, **settings), {"max_loss_diff": None}
+        row = run_row(spec, run, baseline, parity, 10 * GIB)
         assert row.verdict == verdict and words in row.value
-    assert run_row(spec, baseline, None, {"max_loss_diff": None}).verdict == FAILED
+    assert run_row(spec, baseline, None, {"max_loss_diff": None}, None).verdict == FAILED
     tiny = next(iter(STUDIES[-1].specs.values()))  # workspaces are most of its peak
     fp32 = {"max_loss_diff": 1e-7, "verdict": "equal"}
-    assert run_row(tiny, run_of(tiny, tmp_path, peak=GIB), baseline, fp32).verdict == OK
-    assert run_row(tiny, baseline, baseline, fp32 | {"verdict": "DIFFERS: x"}).verdict == FAILED
+    assert run_row(tiny, run_of(tiny, tmp_path, peak=GIB), baseline, fp32, GIB // 2).verdict == OK
+    differs = fp32 | {"verdict": "DIFFERS: x"}
+    assert run_row(tiny, baseline, baseline, differs, None).verdict == FAILED
 
 
-@pytest.mark.parametrize("preset", ["tiny-moe", "tiny-mla-moe"])
-def test_a_peak_that_no_formula_knows_fails_nothing(preset, tmp_path):
-    spec = resolve(("test", {"preset": preset}))
+def test_a_peak_that_is_not_rehearsed_fails_nothing(tmp_path):
+    spec = resolve(("test", {"engine": "megatron", "gpus": 2, "cp": 2, "precision": "bf16"}))
     about = {"max_loss_diff": 0.0, "verdict": "equal"}
-    row = run_row(spec, run_of(spec, tmp_path, peak=2 * GIB), None, about)
-    assert row.verdict == OK and "peak 2.00 GiB (no formula with experts" in row.value
+    run = run_of(spec, tmp_path, peak=2 * GIB)
+    row = run_row(spec, run, run, about, None)
+    assert row.verdict == OK and "peak 2.00 GiB, not rehearsed" in row.value
+
+
+def test_a_run_is_rehearsed_where_the_check_trains_it(tmp_path):
+    path = tmp_path / "few.toml"
+    path.write_text(
+        'question = "q"\n[defaults]\npreset = "tiny-llama"\nengine = "megatron"\n[[run]]\n'
+        '[[run]]\ngpus = 2\ncp = 2\nprecision = "bf16"\n'
+    )
+    study = load_study(path)
+    peaks = rehearsed_peaks(study, list(study.specs))
+    assert list(peaks) == ["megatron"] and peaks["megatron"] > 10**6
 
 
 SMALL = """

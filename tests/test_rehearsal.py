@@ -1,10 +1,11 @@
-"""A rank rehearsed on shapes alone sends the messages and holds the bytes that the formulas say."""
+"""A rank rehearsed on shapes alone sends the planner's messages and holds its parameters' bytes."""
 
 import json
 
 import pytest
 
-from analysis.planner.messages import parameter_sizes
+from analysis import plan
+from analysis.planner.messages import parameter_sizes, sent_bytes
 from base.errors import UsageError
 from parallel import rehearse
 from parallel.config.settings import resolve
@@ -43,7 +44,6 @@ pp = 2
 vpp = 2
 sequence_parallel = true
 recompute = "full"
-te_loss = true
 [[run]]
 engine = "megatron"
 precision = "bf16"
@@ -56,16 +56,6 @@ account_for_loss_in_pipeline_split = true
 [[run]]
 engine = "megatron"
 preset = "llama3-8b"
-precision = "fp8"
-gpus = 16
-tp = 2
-cp = 4
-pp = 2
-zero_stage = 1
-sequence_parallel = true
-[[run]]
-engine = "megatron"
-preset = "llama3-8b"
 precision = "bf16"
 gpus = 8
 tp = 8
@@ -75,16 +65,12 @@ end_of_text = 3
 """
 
 
-# Parameters of the word table or of the output layer over tp 2, and of norms.
-LLAMA_OUTSIDE = 128256 * 4096 // 2 + 4 * 4096
-
-
 @pytest.mark.parametrize(
     ("runs", "n_ranks"),  # one of each stage
-    [(EVERY_ENGINE, 5 + 2 * 2), pytest.param(MEGATRONS, 1 + 2 * 3, marks=pytest.mark.slow)],
+    [(EVERY_ENGINE, 5 + 2 * 2), pytest.param(MEGATRONS, 1 + 2 * 2, marks=pytest.mark.slow)],
     ids=["every engine", "megatrons"],
 )
-def test_messages_and_states_are_those_of_the_formulas(runs, n_ranks, tmp_path):
+def test_messages_and_weights_are_those_of_the_planner(runs, n_ranks, tmp_path):
     (tmp_path / "runs.toml").write_text(HEAD + runs)
     study = load_study(tmp_path / "runs.toml")
     command = ["parallel.rehearse", "--study", str(study.path), "--format", "json"]
@@ -95,21 +81,16 @@ def test_messages_and_states_are_those_of_the_formulas(runs, n_ranks, tmp_path):
     assert len(ranks) == n_ranks
     for rank in ranks:
         spec, number = study.specs[rank["run"]], rank["rank"]
-        for row in rank["beside"]:
-            what, size, formula = row.values()
-            about = rank["run"], number, what
-            if what == "pp calls" and spec.engine == "deepspeed_pipe":
-                size -= rank["stage"] < 3  # a first step describes what a stage sends on
-            if what.startswith("dp ") and spec.engine == "ddp":
-                assert size == 0, about  # the C++ reducer's all-reduces are not rehearsed
-            elif what == "peak GiB":
-                assert size == pytest.approx(formula, rel=0.03), about
-            elif what.startswith(("tp", "pp", "dp", "cp", "embedding")) and formula is not None:
-                assert size == pytest.approx(formula, rel=1e-3), about
+        rehearsed = rehearse.shortened(spec, rank["stage"])
+        for axis, wanted in sent_bytes(rehearsed, number).items():
+            if spec.engine == "ddp":  # whose C++ reducer is not rehearsed
+                assert axis not in rank["messages"]
+            elif wanted is not None:
+                sent = rank["messages"][axis][2]
+                assert sent == pytest.approx(wanted, rel=1e-3), (rank["run"], number, axis)
         whole = sum(size for size, _ in parameter_sizes(spec, number))
         assert rank["parameters"] == whole
-        # fp8: in bf16, as they are and transposed; the word table and the norms are not.
-        width = {"fp32": 4, "fp8": 4 - 2 * LLAMA_OUTSIDE / whole}.get(spec.precision, 2)
+        width = 4 if spec.precision == "fp32" else 2
         sharded = spec.zero_stage == 3 or spec.engine == "fsdp2"
         shards = (spec.fsdp_shard or spec.layout.dp) if sharded else 1
         if spec.engine != "deepspeed_zero" or shards == 1:  # ZeRO-3 keeps some of it whole
@@ -166,14 +147,14 @@ def test_experts_are_rehearsed_with_as_many_tokens_each(tmp_path):
     for (run, number), rank in rows.items():
         sizes = parameter_sizes(study.specs[run], number)
         assert rank["parameters"] == sum(size for size, _ in sizes)
-        beside = {row["what"]: (row["rehearsed"], row["formula"]) for row in rank["beside"]}
-        split = study.specs[run].layout
-        assert {"ep calls", "etp calls"} & beside.keys() == {
-            f"{axis} calls" for axis in ("ep", "etp") if getattr(split, axis) > 1
+        spec = rehearse.shortened(study.specs[run], rank["stage"])
+        sent = rank["messages"]
+        assert {"ep", "etp"} & sent.keys() == {
+            axis for axis in ("ep", "etp") if getattr(spec.layout, axis) > 1
         }
-        for what, (size, formula) in beside.items():
-            if what.split()[0] in ("ep", "etp", "expert_dp", "dp", "tp") and formula is not None:
-                assert size == pytest.approx(formula, rel=1e-3), (run, number, what)
+        for axis, wanted in sent_bytes(spec, number).items():
+            if wanted is not None:
+                assert sent[axis][2] == pytest.approx(wanted, rel=1e-3), (run, number, axis)
     # One of 8 experts on each rank, twice on 16; Adam's 12 bytes over the ranks with the same.
     outside = 2 * LAYER + 2 * OUTSIDE + 4096
     peak = rows["megatron-ep8-dp16-zero1", 0]["peak"]
@@ -181,12 +162,6 @@ def test_experts_are_rehearsed_with_as_many_tokens_each(tmp_path):
     assert peak["gradients"] == pytest.approx(4 * (outside + 2 * EXPERT), rel=1e-3)
     adam = 12 * (outside / 16 + 2 * EXPERT / 2)
     assert peak["optimizer"] == pytest.approx(adam, rel=1e-3)
-
-
-def test_the_worst_rank_of_experts_is_not_known_by_formula():
-    spec = resolve(("test", {"preset": "tiny-moe", "engine": "megatron", "gpus": 2, "ep": 2}))
-    with pytest.raises(UsageError, match="has experts"):
-        rehearse.ranks_of(spec, "worst")
 
 
 @pytest.mark.slow
@@ -232,13 +207,6 @@ def test_a_card_of_several_sizes_is_asked_for_its_memory(capsys):
     assert "A100 has 40 or 80 GB, 'A100' states none" in capsys.readouterr().err
 
 
-def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
-    split = {"preset": "175b", "engine": "megatron", "gpus": 64, "tp": 8, "pp": 8}
-    spec = resolve(("test", split))
-    peaks = [sum(rehearse.memory_by_formula(spec, stage).values()) for stage in range(8)]
-    assert rehearse.ranks_of(spec, "worst") == [8 * peaks.index(max(peaks))]
-
-
 @pytest.mark.parametrize(
     "where", [pytest.param("--cluster=big-purple-v100", marks=pytest.mark.slow), "--gpu-type=T4"]
 )
@@ -253,3 +221,20 @@ def test_a_run_that_trains_but_is_not_rehearsed_is_named_with_the_reason(capsys)
     error = capsys.readouterr().err
     assert f"{run[1]} is not rehearsed: DeepSpeed's AutoEP" in error
     assert "cannot train" not in error
+
+
+def test_what_transformer_engine_alone_does_is_refused_with_the_planners_command(tmp_path, capsys):
+    flags = "--engine megatron --preset llama3-8b --gpus 16 --tp 2 --cp 2 --pp 2 --precision fp8"
+    place = "--gpu-type H100 --global-batch 8 --zero-stage 1"
+    assert rehearse.main([*flags.split(), *place.split()]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not rehearsed" in line]
+    reason, _, command = line.partition("; the planner counts its bytes: python -m analysis.plan ")
+    assert reason.endswith(
+        "Transformer Engine alone has cp 2 and precision fp8, and only a GPU runs it"
+    )
+    assert plan.main(command.split()) == 0  # it is a command that answers
+    assert "GiB on the fullest rank" in capsys.readouterr().out
+    path = tmp_path / "long.toml"
+    path.write_text(HEAD + '[[run]]\nengine = "megatron"\ngpus = 8\ncp = 2\nprecision = "bf16"\n')
+    assert rehearse.main(["--study", str(path), "--cluster", "dgx-h100"]) == 1
+    assert f"python -m analysis.prune {path} --cluster dgx-h100\n" in capsys.readouterr().err

@@ -33,7 +33,8 @@ from models.gpus import (
     peak_tflops,
     planning_gpu,
 )
-from parallel.config import clusters, memory
+from models.headroom import CONSTANTS
+from parallel.config import clusters
 from parallel.config.layout_arrays import Columns
 from parallel.config.run_spec import gemm_precision
 
@@ -47,7 +48,7 @@ _NOT_NEGATIVE = Bounds(0, math.inf, below=True)
 # The tables of a file: [constants], [memory], [machine] and [fit], which has the covariance, too.
 _Constants = make_dataclass("_Constants", [(n, float, key(MISSING, "", _POSITIVE)) for n in NAMES])
 _Memory = make_dataclass(
-    "_Memory", [(n, float, key(v, "", _NOT_NEGATIVE)) for n, v in memory.CONSTANTS.items()]
+    "_Memory", [(n, float, key(v, "", _NOT_NEGATIVE)) for n, v in CONSTANTS.items()]
 )
 _Rates = make_dataclass("_Rates", [(n, float, key(MISSING, "", _POSITIVE)) for n in RATES])
 
@@ -87,7 +88,7 @@ class Calibration:
     gpu_memory_gb: float
     fit: Fit
     network: str = ""
-    memory: dict[str, float] = field(default_factory=lambda: dict(memory.CONSTANTS))
+    memory: dict[str, float] = field(default_factory=lambda: dict(CONSTANTS))
     flash: bool = False
     max_gpus: int | None = None
     source: str = ""

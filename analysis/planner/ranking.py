@@ -15,12 +15,13 @@ from base.units import GIB
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from models.gpus import NETWORK
+from models.headroom import MARGIN, usable
 from parallel.config import memory
 from parallel.config.axes import AXES, EXPERT_AXES, shown_axes
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
-MARGIN, MARGINS = memory.MARGIN, Bounds(0, 1, below=True)  # share of memory left free
+MARGINS = Bounds(0, 1, below=True)  # share of memory left free
 NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart
 TRIED = 3  # layouts to measure before one is chosen
 TIGHT = 0.05  # share of the usable memory; a layout that leaves less of it free is marked
@@ -83,7 +84,7 @@ def rank(
     terms = timemodel.terms(x, machine, cluster.fit.constants)
     terms = {name: np.broadcast_to(s, (len(x),)) * crowd for name, s in terms.items()}
     seconds = sum(terms.values())
-    used, limit = memory.peak(x, cluster.memory), memory.usable(cluster.gpu_memory_gb, margin)
+    used, limit = memory.peak(x, cluster.memory), usable(cluster.gpu_memory_gb, margin)
     if cluster.is_host:  # whose memory its ranks share
         limit /= int(x.gpus.max())
     fits = np.flatnonzero(used <= limit)

@@ -21,6 +21,7 @@ from base.errors import Parser, command_line
 from base.files import ROOT
 from base.units import GIB
 from benchmarks.planner.published_rows import CRASHED, Rows, healthy, read_rows
+from models.headroom import CONSTANTS
 from parallel.config import memory
 from parallel.config.layout_arrays import Columns
 
@@ -52,7 +53,7 @@ EXPERTS = {  # tables of models with experts; some have rows of others
 SPLITS = ("random", "leave-model-out", "leave-tp-out")
 BY_SPLIT = list(SETS)[:3]
 FOLDS = 5
-MEMORY_WIDTHS = np.array([0.4, 0.08])  # of the priors of memory.CONSTANTS, in log
+MEMORY_WIDTHS = np.array([0.4, 0.08])  # of the priors of CONSTANTS, in log
 MEMORY_NOISE = 0.05  # of one peak's log bytes
 
 
@@ -185,7 +186,7 @@ def _has_peak(rows: Rows) -> np.ndarray:
 
 
 def memory_constants(rows: Rows, known: np.ndarray, count: int) -> dict[str, float]:
-    """memory.CONSTANTS, moved by the published peaks of at most `count` of the known rows."""
+    """CONSTANTS, moved by the published peaks of at most `count` of the known rows."""
     known = known[rows.has_step_memory[known]]
     chosen = known[fitting.choose(rows.x.take(known), count, np.zeros((len(known), 1)))]
     return fit_memory(rows.x.take(chosen), rows.memory_gb[chosen])
@@ -195,9 +196,9 @@ def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
     """The constants of the memory model from peaks: soft-l1 of their logs, and the priors."""
     from scipy.optimize import least_squares
 
-    names, centre = list(memory.CONSTANTS), np.log(list(memory.CONSTANTS.values()))
+    names, centre = list(CONSTANTS), np.log(list(CONSTANTS.values()))
     if not len(gigabytes):
-        return dict(memory.CONSTANTS)
+        return dict(CONSTANTS)
 
     def constants(z: np.ndarray) -> dict[str, float]:
         return dict(zip(names, np.exp(centre + z * MEMORY_WIDTHS), strict=True))

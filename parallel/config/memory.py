@@ -17,6 +17,7 @@ import numpy as np
 from base.errors import UsageError
 from base.units import GIB
 from models.config import GPTConfig, in_words
+from models.headroom import CONSTANTS
 from parallel.config import megatron_memory
 from parallel.config.layout_arrays import Columns
 
@@ -25,22 +26,6 @@ STAGES = ("first", "middle", "last")
 PARTS = ("weights", "gradients", "optimizer", "fp8_copies", "activations", "keys_and_values")
 PARTS += ("masks", "logits", "buckets", "library")
 LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
-# No formula gives these. library_gb: CUDA context, NCCL's buffers, workspaces. fragments: factor on
-# activations, for the allocator's fragments.
-CONSTANTS = {"library_gb": 4.2, "fragments": 1.05}
-MARGIN = 0.06  # share of a card that is left free, because the bytes are estimates
-
-
-def usable(card_gb: float, margin: float = MARGIN) -> float:
-    """Bytes that a step may take on a card of card_gb GiB."""
-    return card_gb * GIB * (1.0 - margin)
-
-
-def taken(tensors: float, coming_and_going: float) -> float:
-    """Bytes that tensors take on a card: with the allocator's fragments of those that do not stay,
-    the CUDA context and NCCL's buffers."""
-    fragments = (CONSTANTS["fragments"] - 1.0) * coming_and_going
-    return tensors + fragments + CONSTANTS["library_gb"] * GIB
 
 
 class ByStage(NamedTuple):

@@ -7,7 +7,6 @@ import re
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from torch.distributed import distributed_c10d
 from base.errors import UsageError
 from base.units import GIB
 from models.gpus import lacking
-from parallel.config import memory
-from parallel.config.layout_arrays import columns_of
+from models.headroom import adam_bytes
 from parallel.config.run_spec import RunSpec
 from parallel.record.launch import Launch
 from parallel.record.signals_and_hangs import GpuWork, deadline
@@ -133,13 +131,12 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
     Raises:
         UsageError: with both numbers. Without it the kernel kills the process while it builds.
     """
-    if spec.model.parts:  # of which no formula knows more than fp32 weights and moments
-        copies = 1 if spec.zero_stage else min(ranks, spec.layout.expert_copies)
-        needed = 12.0 * spec.model.n_params * copies
-    else:
-        # What is offloaded is in this machine's memory, too.
-        held = memory.parts(columns_of(replace(spec, offload="none")))
-        needed = ranks * float((held["weights"] + held["optimizer"])[0])
+    layout, width = spec.layout, 4 if spec.precision == "fp32" else 2
+    copies = layout.expert_copies if spec.model.experts else layout.dp * layout.cp
+    # What is offloaded is in this machine's memory, too.
+    weights = width * (1 if layout.zero_stage == 3 or spec.engine == "fsdp2" else copies)
+    adam = adam_bytes(width) * (1 if layout.zero_stage else copies)
+    needed = spec.model.n_params * (weights + adam) * ranks / layout.world_size
     if needed > (free := psutil.virtual_memory().available):
         raise UsageError(
             f"{spec.model.n_params:,} parameters need {needed / GIB:.1f} GiB on this machine for"

@@ -34,6 +34,7 @@ from models import gpt
 HOST = "host"  # what offload keeps in host memory; no part of a peak
 _BIAS_DROPOUT = "megatron.core.fusions.fused_bias_dropout"
 _SWIGLU = "megatron.core.fusions.fused_bias_swiglu"
+_RANDOM = "megatron.core.tensor_parallel.random"
 # What is allocated in a region of a step (parallel/measure/ranges.py) and is not one of the kinds
 # that `Memory.mark` names. The engine's own buffers are made while it is built.
 _KIND_IN = {"build": "buffers", "forward": "activations"}
@@ -64,6 +65,11 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         for holder in (owner, *sys.modules.values()):  # those that imported it by its name, too
             if getattr(holder, "__dict__", {}).get(name) is original:
                 setattr(holder, name, replacement)
+    if random := sys.modules.get(_RANDOM):  # what it has of Transformer Engine to recompute
+        random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=bool)
+        random._get_share_storage = lambda: _share
+        random.activation_recompute_forward = lambda **_: contextlib.nullcontext()
+        random.fp8_autocast = lambda **_: contextlib.nullcontext()
     register_module_forward_hook(_by_turns)
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
         yield
@@ -166,6 +172,11 @@ def _by_turns(module: nn.Module, _: Any, output: Any) -> Any:
     return weights_TE, torch.zeros(T, E, dtype=torch.bool).scatter_(1, turns_TC, True)
 
 
+def _share(into: torch.Tensor, of: torch.Tensor) -> None:
+    """The storage that a norm's output was freed from takes its bytes again."""
+    into.untyped_storage().resize_(of.untyped_storage().nbytes())
+
+
 def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, **kw: Any) -> Any:
     """F.embedding with a dense gradient, as on a GPU."""
     return make(*args, **kw)
@@ -237,7 +248,7 @@ class Memory(TorchDispatchMode):
         for module in (_fsdp_param, _fsdp_param_group):
             for resize in {"alloc_storage", "free_storage"} & vars(module).keys():
                 setattr(module, resize, self._resizing(getattr(module, resize)))
-        if library := sys.modules.get("megatron.core.tensor_parallel.random"):
+        if library := sys.modules.get(_RANDOM):
             for name in ("discard_output_and_register_recompute", "_recompute"):
                 resize = getattr(library.CheckpointWithoutOutput, name)
                 setattr(library.CheckpointWithoutOutput, name, self._resizing(resize))
