@@ -38,8 +38,8 @@ from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
 from parallel.config import clusters
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.engine_abilities import ENGINES
-from parallel.config.run_spec import RunSpec
-from parallel.config.settings import MODEL, add_flags, from_flags
+from parallel.config.run_spec import MODEL, RunSpec
+from parallel.config.settings import add_flags, from_flags
 from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
 from parallel.train import set_environment
