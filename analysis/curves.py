@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.curve_tools import TOOLS, Point, Sink
+from analysis.runs.curve_tools import TOOLS, Point, Sink, Tool
 from analysis.runs.run_options import parser_of
 from base.errors import UsageError, command_line, printable, warn
 from base.files import named_folder, read_json_if_whole
@@ -42,13 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     """Write the curves; 0 when the tool took those of every run."""
     parser = parser_of(NAME, __doc__, paths="run folder or folder")
     parser.add_argument("--to", choices=tuple(TOOLS), required=True, help="the tool")
-    parser.add_argument(
-        "--out",
-        type=named_folder,
-        default=Path("curves"),
-        metavar="DIR",
-        help="the folder of all tools (default: curves)",
-    )
+    where = {"type": named_folder, "default": Path("curves"), "metavar": "DIR"}
+    parser.add_argument("--out", **where, help="the folder of all tools (default: curves)")
     parser.add_argument("--follow", action="store_true", help="go on until the runs have ended")
     flags = parser.parse_args(argv)
     tool = TOOLS[flags.to]
@@ -62,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     feeds, damaged, failed = [], [], False
     for folder in find_runs(flags.paths):
         try:
-            feeds.append(Feed(flags.to, folder, store))
+            feeds.append(Feed(tool, folder, store))
         except UsageError as error:
             damaged.append(str(error))
     if not feeds:
@@ -72,16 +67,14 @@ def main(argv: list[str] | None = None) -> int:
         training = []
         for feed in feeds:
             try:
-                ended = feed.write(flags.follow)
+                if not feed.write(flags.follow):
+                    training.append(feed)
             except UsageError as error:
                 warn(NAME, str(error))
-                ended = True
             except Exception as error:  # a tool's library raises what it likes
                 reason = printable(f"{type(error).__name__}: {error}").partition("\n")[0]
                 warn(NAME, f"{feed.folder}: {flags.to} failed: {reason}")
-                failed = ended = True
-            if not ended:
-                training.append(feed)
+                failed = True
         feeds = training
         if feeds:
             time.sleep(EVERY_S)
@@ -95,7 +88,7 @@ class Feed:
     holds the run's start: a run of the same name that began anew is another run.
     """
 
-    def __init__(self, tool: str, folder: Path, store: Path):
+    def __init__(self, tool: Tool, folder: Path, store: Path):
         self.folder, self._tool, self._store = folder, tool, store
         facts = read_facts(folder)
         started = re.sub(r"\D", "", str(facts.get("started_utc")))
@@ -106,16 +99,15 @@ class Feed:
         self._sink: Sink | None = None
 
     def write(self, follow: bool) -> bool:
-        """Give the tool the steps that it does not have, and say so in a line; whether this was
-        the last time. Raises what the tool's library raises."""
+        """Gives the tool the steps that it does not have; returns whether this was the last time,
+        and then says so in a line. Raises what the tool's library raises."""
         run = read_run(self.folder)
         points = points_of(run)
         new = [point for point in points if point.step > self._kept["last_step"]]
         if new:
             if self._sink is None:
-                study = run.facts.get("study") or "runs"
-                config, ids = config_of(run.facts), self._kept["ids"]
-                self._sink = TOOLS[self._tool].open(study, run.name, config, self._files, ids)
+                about = run.facts.get("study") or "runs", run.name, config_of(run.facts)
+                self._sink = self._tool.open(*about, self._files, self._kept["ids"])
             self._sink.write(new)
             self._kept["last_step"] = new[-1].step
             write_synced(self._bookmark, json.dumps(self._kept) + "\n")
@@ -123,8 +115,8 @@ class Feed:
             return False
         if self._sink is not None:
             self._sink.close(run.state)
-        had = len(points) - len(new)
-        line = f"{run.name}: {len(new)} steps written, {had} were there: {self._store}"
+        before = len(points) - len(new)
+        line = f"{run.name}: {len(new)} steps written, {before} were there: {self._store}"
         print(printable(line), flush=True)
         return True
 

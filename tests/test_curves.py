@@ -139,7 +139,7 @@ def test_wandb_says_nothing_and_watches_neither_the_console_nor_the_machine(tmp_
     monkeypatch.setitem(sys.modules, "wandb", library)
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
-    curve_tools.WandB("study", "ddp", {"lr": 1.0}, tmp_path / "ddp", {})
+    curve_tools.wandb("study", "ddp", {"lr": 1.0}, tmp_path / "ddp", {})
     assert asked["settings"] == {"silent": True, "console": "off", "x_disable_stats": True}
     assert (asked["mode"], asked["resume"], asked["name"]) == ("offline", "allow", "ddp")
 
