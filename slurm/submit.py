@@ -15,15 +15,13 @@ when every run is complete, 1 when one is not.
 """
 
 import argparse
-import os
 import shutil
 import sys
-from pathlib import Path
 
 from base.bounds import check_flags
 from base.errors import UsageError, command_line, printable, warn
 from parallel.config.study import Study
-from slurm import nodes, preflight, states
+from slurm import preflight, states
 from slurm.render import (
     ROOT,
     ask_of,
@@ -32,11 +30,9 @@ from slurm.render import (
     estimate,
     job_of,
     load_studies,
-    planned_text,
-    script,
     study_parser,
 )
-from slurm.watch import Watch, awaited, gate
+from slurm.watch import Watch, submit
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
@@ -60,46 +56,23 @@ def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list
     return [name for name, state in startable.items() if name in only or state in wanted]
 
 
-def submit(study: Study, name: str, logs: Path) -> int:
-    """Submits a run and returns the number of its job. Raises: UsageError: sbatch refuses it, or
-    its folder cannot be made or written."""
-    folder = ROOT / logs / study.name / name
-    left_out = nodes.option(study, ROOT / logs, name)
-    command = ["sbatch", "--parsable", f"--chdir={ROOT}", *left_out]
-    account = os.environ.get("SLURM_JOB_ACCOUNT")  # of sbatch --account NAME slurm/*.slurm
-    if account and not cluster_of(study).account and "SBATCH_ACCOUNT" not in os.environ:
-        command.append(f"--account={account}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        job = int(states.slurm(command, script(study, name, logs)).split(";")[0])
-        (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
-    except (UsageError, OSError) as error:
-        raise UsageError(f"{name}: {error}") from error
-    for text in left_out:
-        print(f"job {job}: {text}")
-    return job
-
-
 def submit_study(study: Study, arguments: argparse.Namespace) -> None:
-    """Submit the runs of a study that `choose` returns, and print the job of each.
+    """Submits the runs of a study that `choose` returns, in one round, and prints the job of each.
 
     Raises:
         UsageError: it cannot be submitted, something would end its runs at their start, or nobody
             agreed to their cost.
     """
-    logs = ROOT / arguments.logs  # the scripts run there
+    round_ = Watch([study], arguments)
     # Two submits at a time would each find the other's runs still missing.
-    with states.locked([study], logs):
-        jobs, studies = states.ask_slurm(), awaited([study], arguments.cluster).values()
-        rows = {of.name: states.rows(of, logs, jobs) for of in studies}
-        warn("slurm.submit", *nodes.update(study, logs, rows[study.name]))
-        names = choose(study, rows[study.name], arguments.only)
+    with states.locked([study], round_.logs):
+        warn("slurm.submit", *round_.ask())
+        names = choose(study, round_.rows[study.name], arguments.only)
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
-        conditions: dict[str, str] = {}
         for name in names:
-            if line := gate(study, name, rows, conditions):
+            if line := round_.gate(study, name):
                 raise UsageError(f"{name}: {line}; --watch waits")
         print("\n".join(estimate(study, names)))
         check(study, names, arguments)
@@ -137,7 +110,7 @@ def watch(arguments: argparse.Namespace) -> int:
     for study in studies:
         estimate(study, list(study.runs))
         check(study, list(study.runs), arguments)
-    return Watch(studies, arguments, submit).until_the_end()
+    return Watch(studies, arguments).until_the_end()
 
 
 @command_line("slurm.submit")

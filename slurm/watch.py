@@ -1,4 +1,4 @@
-"""Keep the runs of studies going: what `python -m slurm.submit STUDY... --watch` does.
+"""Submit the runs of studies: `slurm.submit STUDY` is one round, `--watch` keeps them going.
 
 Once a round it asks squeue and sacct, submits what may start, and submits again what a retry can
 mend. It keeps nothing in memory that counts: Slurm, the run folders and DIR/<study>/tries.csv say
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -26,14 +26,13 @@ from parallel.record.ends import RETRY_MENDS, Kind
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
 from slurm import nodes, states, status
-from slurm.render import ROOT, ask_of, cluster_of, job_of, load, seconds
+from slurm.render import ROOT, ask_of, cluster_of, job_of, load, planned_text, script, seconds
 
 TRIES = "tries.csv"  # beside the runs of a study
 UNDERWAY = ("pending", "running", "unknown")
 WAITS = ("None", "Priority", "Resources", "Dependency", "BeginTime")  # as any job may
 MOST_REFUSALS = 10
 ONLY_IF_S = 60.0  # as any command of Slurm has
-Rows = dict[str, list[states.Row]]  # of studies, by name
 
 
 class Hours(NamedTuple):
@@ -101,19 +100,6 @@ def awaited(studies: list[Study], cluster: str | None) -> dict[str, Study]:
     return by_name
 
 
-def gate(study: Study, run: str, rows: Rows, conditions: dict[str, str]) -> str:
-    """Why a run may not start yet, from `after` and `only_if`; empty where it may. conditions: of
-    each command that was asked already, how it failed."""
-    ask = ask_of(study, run)
-    if ask.after:
-        done = sum(row.state == "complete" for row in rows[ask.after])
-        if done < len(rows[ask.after]):
-            return f"waits for {ask.after}: {done} of {len(rows[ask.after])} runs are complete"
-    if ask.only_if and ask.only_if not in conditions:
-        conditions[ask.only_if] = _how_failed(ask.only_if)
-    return conditions.get(ask.only_if, "")
-
-
 def _how_failed(command: str) -> str:
     """How `only_if` failed; empty where it succeeded. Others wait meanwhile: it has a minute."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -143,18 +129,40 @@ def _how_failed(command: str) -> str:
     return f"only_if {how}: {command}" + (f": {words}" if words else "")
 
 
+def submit(study: Study, name: str, logs: Path) -> int:
+    """Submits a run and returns the number of its job. Raises: UsageError: sbatch refuses it, or
+    its folder cannot be made or written."""
+    folder = ROOT / logs / study.name / name
+    left_out = nodes.option(study, ROOT / logs, name)
+    command = ["sbatch", "--parsable", f"--chdir={ROOT}", *left_out]
+    account = os.environ.get("SLURM_JOB_ACCOUNT")  # of sbatch --account NAME slurm/*.slurm
+    if account and not cluster_of(study).account and "SBATCH_ACCOUNT" not in os.environ:
+        command.append(f"--account={account}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        job = int(states.slurm(command, script(study, name, logs)).split(";")[0])
+        (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
+    except (UsageError, OSError) as error:
+        raise UsageError(f"{name}: {error}") from error
+    for text in left_out:
+        print(f"job {job}: {text}")
+    return job
+
+
 class Watch:
-    """Rounds over studies until nothing waits, runs or can be submitted. submit: slurm.submit's.
+    """Rounds over studies until nothing waits, runs or can be submitted.
 
     jobs, rows: what Slurm and the run folders said last; rows also of studies that others wait for.
+    conditions: of each `only_if` that was asked in this round, how it failed.
     """
 
-    def __init__(self, studies: list[Study], arguments: argparse.Namespace, submit: Callable):
-        self.studies, self.arguments, self.submit = studies, arguments, submit
+    def __init__(self, studies: list[Study], arguments: argparse.Namespace):
+        self.studies, self.arguments = studies, arguments
         self.logs = ROOT / arguments.logs
         self.awaited = awaited(studies, arguments.cluster)
         self.jobs: dict[int, states.Job] = {}
-        self.rows: Rows = {}
+        self.rows: dict[str, list[states.Row]] = {}  # of studies, by name
+        self.conditions: dict[str, str] = {}
         self.told: dict[str, str] = {}
 
     def tell(self, about: str, line: str) -> None:
@@ -174,7 +182,8 @@ class Watch:
             answers = False
             try:
                 with states.locked(self.studies, self.logs):
-                    self.ask()
+                    for line in self.ask():
+                        self.tell(*line.rsplit(": ", 1))
                     answers = True
                     if not self.submit_what_may_start():
                         return self.finish()
@@ -187,14 +196,29 @@ class Watch:
                 self.tell("slurm", f"{error}; tried again every {self.arguments.every:g} s")
             time.sleep(self.arguments.every)
 
-    def ask(self) -> None:
-        """Ask for the state of every run. Raises: UsageError: no Slurm answers."""
-        self.jobs = states.ask_slurm()
+    def ask(self) -> list[str]:
+        """Asks for the state of every run; returns a line for each damaged file that nodes are
+        judged by. Raises: UsageError: no Slurm answers."""
+        self.jobs, self.conditions = states.ask_slurm(), {}
         studies = self.awaited.values()
-        self.rows = {of.name: states.rows(of, self.logs, self.jobs) for of in studies}
-        for study in self.studies:
-            for line in nodes.update(study, self.logs, self.rows[study.name]):
-                self.tell(*line.rsplit(": ", 1))
+        self.rows = {study.name: states.rows(study, self.logs, self.jobs) for study in studies}
+        return [
+            line
+            for study in self.studies
+            for line in nodes.update(study, self.logs, self.rows[study.name])
+        ]
+
+    def gate(self, study: Study, run: str) -> str:
+        """Returns why a run may not start yet, from `after` and `only_if`, or ""."""
+        ask = ask_of(study, run)
+        if ask.after:
+            rows = self.rows[ask.after]
+            done = sum(row.state == "complete" for row in rows)
+            if done < len(rows):
+                return f"waits for {ask.after}: {done} of {len(rows)} runs are complete"
+        if ask.only_if and ask.only_if not in self.conditions:
+            self.conditions[ask.only_if] = _how_failed(ask.only_if)
+        return self.conditions.get(ask.only_if, "")
 
     def underway(self, names: Iterable[str]) -> int:
         """How many jobs of these studies run, or wait and may start."""
@@ -230,7 +254,6 @@ class Watch:
     def submit_what_may_start(self) -> bool:
         """Submits what may start; returns whether anything was submitted, waits or runs. Raises:
         UsageError: sbatch refuses a run."""
-        conditions: dict[str, str] = {}
         refused: dict[str, UsageError] = {}
         free = (self.arguments.at_most or sys.maxsize) - self.underway(s.name for s in self.studies)
         any_submitted = False
@@ -249,7 +272,7 @@ class Watch:
                         line += f": {row.line}"
                 elif why := why_not(study, row, folder, job):
                     line = f"{row.state}, left so: {why}: {row.line}"
-                elif why := gate(study, row.run, self.rows, conditions):
+                elif why := self.gate(study, row.run):
                     line = why
                 elif reserved + (cost := job_of(study, row.run).gpu_hours) > budget:
                     line = f"not submitted: it may cost {cost:.2f} {cluster_of(study).hours}, and"
@@ -270,7 +293,7 @@ class Watch:
 
     def start(self, study: Study, row: states.Row) -> str:
         """Submit a run, write it down, and say why."""
-        job = self.submit(study, row.run, self.arguments.logs)
+        job = submit(study, row.run, self.arguments.logs)
         folder = self.logs / study.name
         # The new job has no end yet, and counts as a try that came to nothing until it has one.
         number = tries_of(folder / row.run)

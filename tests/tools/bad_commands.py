@@ -159,7 +159,8 @@ def nothing_starts() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for where, name, failure in [*instead, (builtins, "input", EOFError)]:
             stack.enter_context(mock.patch.object(where, name, side_effect=failure))
-        stack.enter_context(mock.patch("slurm.submit.ROOT", Path.cwd()))  # where --logs begins
+        for module in ("submit", "watch"):  # where --logs begins
+            stack.enter_context(mock.patch(f"slurm.{module}.ROOT", Path.cwd()))
         stack.enter_context(mock.patch("analysis.pages.charts.vega", return_value=NO_CHARTS))
         yield
 
