@@ -16,6 +16,7 @@ import numpy as np
 from analysis.common.table import Column, Table, add_table_flags, show
 from analysis.planner import calibration, fitting
 from analysis.planner.calibration import Calibration
+from analysis.planner.columns import Array
 from analysis.planner.fitting import MAX_ROWS, priors_of
 from analysis.planner.runs import Runs, read_runs
 from analysis.planner.timemodel import Machine
@@ -23,7 +24,6 @@ from base.errors import Parser, command_line
 from base.files import add_force_flag
 from base.storage import check_output
 from models.gpus import planning_gpu
-from parallel.config.layout_arrays import Array
 
 
 def _report(ids: list[str], measured: Array, predicted: Array, seen: Array) -> Table:

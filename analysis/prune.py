@@ -15,14 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from analysis.common.table import Column, Table, add_table_flags, by_key, show
-from analysis.planner import ranking
+from analysis.planner import memory, ranking
 from analysis.planner.calibration import Calibration, load_calibration
+from analysis.planner.columns import columns_of
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line
 from base.units import GIB
-from parallel.config import memory
 from parallel.config.clusters import is_named
-from parallel.config.layout_arrays import columns_of
 from parallel.config.run_spec import RunSpec
 from parallel.config.study import load_study
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from analysis.logs.load import load
+from analysis.planner.columns import columns_of
 from analysis.runs.fairness import configuration
 from base.errors import UsageError
 from models.config import PRESETS, preset
 from parallel import train
-from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from parallel.engines.kernels import attention_of

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from analysis.logs.record import Record
+from analysis.planner.columns import FAMILIES, FLAGS, Columns, columns, columns_of
 from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
 from parallel.checkpoint.attempts import changes
 from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SET_AXES, UNEVEN, shown_axes
 from parallel.config.layout import Layout, split_world, uneven_ends
-from parallel.config.layout_arrays import FAMILIES, FLAGS, Columns, columns, columns_of
 from parallel.config.run_spec import RunSpec
 from parallel.config.settings import resolve
 

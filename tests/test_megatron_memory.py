@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from analysis.planner import megatron_memory, memory
+from analysis.planner.columns import columns
 from base.files import ROOT
 from base.units import GIB
 from benchmarks.planner.published_rows import read_rows
 from models.config import PRESETS
-from parallel.config import megatron_memory, memory
-from parallel.config.layout_arrays import columns
 
 # A GPT of 4 layers with biases and a learned table of positions; 2 sequences of 32 tokens.
 SMALL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "micro_batch": 2}

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from analysis.planner import memory
+from analysis.planner.columns import columns
 from models.config import PRESETS, parameter_shapes
-from parallel.config import memory
 from parallel.config.layout import Layout
-from parallel.config.layout_arrays import columns
 from tests.tools import pipeline_schedules as pipeline
 
 GIB = 2**30

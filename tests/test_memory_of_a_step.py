@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from analysis.logs.published_csv import column_name, read_csv
+from analysis.planner import memory
+from analysis.planner.columns import columns
 from base.files import ROOT
 from benchmarks.planner import held_out
 from benchmarks.planner.published_rows import read_rows
 from models.config import PRESETS
 from models.gpt import Block, rope_angles
-from parallel.config import memory
-from parallel.config.layout_arrays import columns
 from tests.tools import held_tensors
 
 LLAMA = {"n_kv_head": 2, "activation": "swiglu", "ffn_hidden": 768, "position": "rope"}

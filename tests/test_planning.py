@@ -10,8 +10,9 @@ import pytest
 from analysis import plan, prune
 from analysis.logs.load import load
 from analysis.logs.record import Record
-from analysis.planner import explain, ranking, scale
+from analysis.planner import explain, memory, ranking, scale
 from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration
+from analysis.planner.columns import columns
 from analysis.planner.fitting import telling
 from analysis.planner.runs import priced, row_of
 from analysis.planner.space import space
@@ -19,10 +20,8 @@ from base.errors import Parser, UsageError
 from base.units import GIB
 from models.config import PRESETS, GPTConfig, preset
 from models.gpus import network_rate
-from parallel.config import memory
 from parallel.config.clusters import load_clusters
 from parallel.config.layout import Layout
-from parallel.config.layout_arrays import columns
 from parallel.config.study import load_study
 from slurm import render
 from tests.conftest import ROOT

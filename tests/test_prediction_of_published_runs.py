@@ -7,12 +7,12 @@ import pytest
 
 from analysis import calibrate
 from analysis.planner import calibration, fitting, timemodel
+from analysis.planner.columns import columns
 from base.files import ROOT, read_toml
 from benchmarks.planner import held_out
 from benchmarks.planner import published_rows as rows
 from models.config import PRESETS
 from models.gpus import planning_gpu
-from parallel.config.layout_arrays import columns
 
 PUBLISHED = ROOT / "logs" / "published"
 

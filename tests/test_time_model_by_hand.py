@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from analysis.planner import engines, timemodel
+from analysis.planner.columns import FAMILIES, columns
 from analysis.planner.timemodel import Machine
 from models import flops
 from models.config import GPTConfig
-from parallel.config.layout_arrays import FAMILIES, columns
 
 # Every efficiency one, every latency and penalty none: what is left are the model's own numbers.
 IDEAL = {"gemm": 1.0, "attn": 1.0, "mem": 1.0, "link": 1.0, "network": 1.0, "head": 1.0}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from analysis.planner import fitting, timemodel
+from analysis.planner.columns import Columns, columns
 from analysis.planner.timemodel import Machine
 from benchmarks.planner import held_out
-from parallel.config.layout_arrays import Columns, columns
 
 MACHINE = Machine(peak=1e15, memory_rate=3e12, link=400e9, network=400e9)
 # A GEMM takes 2 m n k / peak, and nothing waits.

@@ -7,11 +7,11 @@ from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.pages import charts
 from analysis.pages.section import Chart, Section
+from analysis.planner import memory
+from analysis.planner.columns import columns_of
 from analysis.runs import checkpoint_costs, gpu_hours, rank_times
 from base.errors import UsageError
 from base.units import GIB
-from parallel.config import memory
-from parallel.config.layout_arrays import columns_of
 from parallel.record.schema import CATEGORIES, EXPERT_AXES
 
 _CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
@@ -72,7 +72,7 @@ def memory_view(records: list[Record]) -> Section:
     columns = [Column("run", "run"), Column("peak_gib", "measured peak GiB", ".3g")]
     columns.append(Column("predicted_gib", "predicted GiB", ".3g"))
     notes = [
-        "predicted: the fullest stage by parallel/config/memory.py; on a CPU its tensors alone,"
+        "predicted: the fullest stage by analysis/planner/memory.py; on a CPU its tensors alone,"
         " while the measured resident memory holds Python and its libraries, too"
     ]
     section.tables["memory"] = Table(columns, rows, notes=notes)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.planner.columns import Columns
 from analysis.planner.engines import families
 from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
 from analysis.planner.timemodel import Machine, machine_of
@@ -35,7 +36,6 @@ from models.gpus import (
 )
 from models.headroom import CONSTANTS
 from parallel.config import clusters
-from parallel.config.layout_arrays import Columns
 from parallel.config.run_spec import gemm_precision
 
 # FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel.config.layout_arrays import FAMILIES, Array, Columns
+from analysis.planner.columns import FAMILIES, Array, Columns
 
 # An all-reduce over n nodes has n^-0.3 of the rate (Jean Zay: 10.6 GB/s on 4, 6.9 on 16).
 CROWD = 0.3

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.planner import timemodel
+from analysis.planner.columns import Array, Columns
 from analysis.planner.timemodel import Machine
 from base.intervals import Interval
-from parallel.config.layout_arrays import Array, Columns
 
 MAX_ROWS = 20
 NOISE = 0.04  # of one run's log time, before any run is seen

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common.table import Column, Table, by_key
-from analysis.planner import timemodel
+from analysis.planner import memory, timemodel
 from analysis.planner.calibration import Calibration
+from analysis.planner.columns import Columns
 from analysis.planner.space import engine_of, space
 from base.bounds import Bounds
 from base.units import GIB
@@ -16,10 +17,8 @@ from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from models.gpus import NETWORK
 from models.headroom import MARGIN, usable
-from parallel.config import memory
 from parallel.config.axes import AXES, EXPERT_AXES, shown_axes
 from parallel.config.layout import RECOMPUTE
-from parallel.config.layout_arrays import Columns
 
 MARGINS = Bounds(0, 1, below=True)  # share of memory left free
 NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart

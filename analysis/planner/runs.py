@@ -12,13 +12,12 @@ from analysis.logs.load import load, name_of
 from analysis.logs.model import asked, config_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
-from analysis.planner import ranking
+from analysis.planner import memory, ranking
 from analysis.planner.calibration import Calibration
+from analysis.planner.columns import Columns, columns
 from base.errors import Answer, UsageError
-from parallel.config import memory
 from parallel.config.axes import AXES, MODEL_AXES, UNEVEN
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
-from parallel.config.layout_arrays import Columns, columns
 
 ASSUMED = "sequence parallelism is not stated: predicted without (--sequence-parallel)"
 Place = Callable[[Any, Any, Any], dict[str, Any]]

@@ -7,9 +7,9 @@ import numpy as np
 
 from analysis.common.table import Column, Table
 from analysis.planner import explain, fitting, ranking
+from analysis.planner.columns import Columns
 from analysis.planner.ranking import Question, Ranking
 from base.errors import UsageError
-from parallel.config.layout_arrays import Columns
 
 KNEE = 0.9  # share of the tokens/s of a GPU that twice the GPUs must keep
 BAND = {"kept": "efficiency", "worst": "low", "best": "high"}

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from analysis.planner import memory
 from analysis.planner.calibration import Calibration
+from analysis.planner.columns import Columns, columns
 from base.errors import UsageError
 from models.config import GPTConfig
-from parallel.config import memory
 from parallel.config.axes import AXES, RANK_AXES
 from parallel.config.layout import RECOMPUTE, uneven_ends
-from parallel.config.layout_arrays import Columns, columns
 
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in compute
 SPLIT = (*AXES, "micro_batch", "n_micro", "first_layers", "last_layers")

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.planner.columns import Array, Columns
 from analysis.planner.engines import CROWD, FAMILY, of
+from analysis.planner.megatron_memory import attention_numbers, mlp_numbers, routed_tokens
+from analysis.planner.memory import FULL, SELECTIVE, keys_and_values, params, stage_layers
 from models.gpus import network_rate, planning_gpu
-from parallel.config.layout_arrays import Array, Columns
-from parallel.config.megatron_memory import attention_numbers, mlp_numbers, routed_tokens
-from parallel.config.memory import FULL, SELECTIVE, keys_and_values, params, stage_layers
 from parallel.measure.wire import wire_bytes
 
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)

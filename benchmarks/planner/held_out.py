@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common.table import Column, Table
-from analysis.planner import fitting
+from analysis.planner import fitting, memory
+from analysis.planner.columns import Columns
 from base.errors import Parser, command_line
 from base.files import ROOT
 from base.units import GIB
 from benchmarks.planner.published_rows import CRASHED, Rows, healthy, read_rows
 from models.headroom import CONSTANTS
-from parallel.config import memory
-from parallel.config.layout_arrays import Columns
 
 SETS = {  # of logs/published
     "Selene, SC'21 tables 1 and 2": ["narayanan_sc21_table1.csv", "narayanan_sc21_table2.csv"],

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.logs.published_csv import Row, read_csv
+from analysis.planner import memory
+from analysis.planner.columns import FAMILIES, Columns, columns
 from analysis.planner.engines import family_of
 from analysis.planner.timemodel import Machine, machine_of
 from base.errors import UsageError
@@ -21,10 +23,8 @@ from base.units import GIB
 from models.config import Experts, GPTConfig, LatentAttention, SlidingWindow
 from models.flops import sc21
 from models.gpus import joined, planning_gpu
-from parallel.config import memory
 from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, RANK_AXES, SET_AXES
 from parallel.config.layout import RECOMPUTE, Layout
-from parallel.config.layout_arrays import FAMILIES, Columns, columns
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "step_s")
 COUNTS = (

@@ -26,23 +26,21 @@ from pathlib import Path
 import numpy as np
 
 from analysis.logs.published_csv import column_name
-from analysis.planner import calibration, fitting
+from analysis.planner import calibration, fitting, memory
 from base.errors import Parser, command_line
 from base.files import ROOT
 from base.units import GIB
 from benchmarks.planner.held_out import fit_some, scored
 from benchmarks.planner.published_rows import NEEDED, Rows, read_rows
 from models.gpus import planning_gpu
-from parallel.config import memory
 
 FOLDER = ROOT / "logs" / "predictions"
 FOUND = ("seconds", "low", "high", "fits", "why", "predicted_gb")
 RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
 MODEL = (
-    *(f"analysis/planner/{name}.py" for name in ("timemodel", "engines", "fitting")),
-    *(f"parallel/config/{name}.py" for name in ("memory", "megatron_memory")),
-    *("models/gpus.py", "models/gpus.toml"),
-    *("parallel/config/layout_arrays.py", "analysis/logs/published_csv.py"),
+    *(f"analysis/planner/{name}.py" for name in ("timemodel", "engines", "fitting", "columns")),
+    *(f"analysis/planner/{name}.py" for name in ("memory", "megatron_memory")),
+    *("models/gpus.py", "models/gpus.toml", "models/headroom.py", "analysis/logs/published_csv.py"),
     "benchmarks/planner/published_rows.py",
 )
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from analysis.planner import memory
+from analysis.planner.columns import columns_of
 from base.files import ROOT
 from parallel import batches, engines, forked_ranks, token_files
-from parallel.config import memory
-from parallel.config.layout_arrays import columns_of
 from parallel.config.run_spec import RunSpec
 from parallel.config.settings import resolve
 from parallel.measure import ranges

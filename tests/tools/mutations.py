@@ -40,13 +40,13 @@ from base.errors import Parser, command_line  # noqa: E402
 # Each file and its family: what of tests/ notices its changes, but for tests LEFT_OUT (slow ones).
 FAMILIES = {
     "models/flops.py": "test_flops.py",
-    "parallel/config/memory.py": "test_memory_by_hand.py"
+    "analysis/planner/memory.py": "test_memory_by_hand.py"
     " test_rehearsal.py::test_the_committed_table_of_rehearsals_is_that_of_its_file"
     " test_predictions_on_record.py::test_a_record_is_predicted_again_from_itself",
     "models/gpus.py": "test_data_sheets.py",
     "base/storage.py": "test_saved_bytes.py",
     "parallel/config/layout.py": "test_layout.py",
-    "parallel/config/layout_arrays.py": "test_layout.py",
+    "analysis/planner/columns.py": "test_layout.py",
     "parallel/measure/steady_time.py": "test_steady_step_time.py",
     "analysis/planner/messages.py": "test_messages_by_hand.py",
     "parallel/config/duration.py": "test_fixed_work.py",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallel.config.layout_arrays import Array, Columns
+from analysis.planner.columns import Array, Columns
 
 NONE, SELECTIVE, FULL = range(3)
 

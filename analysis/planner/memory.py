@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from analysis.planner import megatron_memory
+from analysis.planner.columns import Columns
 from base.errors import UsageError
 from base.units import GIB
 from models.config import GPTConfig, in_words
 from models.headroom import CONSTANTS
-from parallel.config import megatron_memory
-from parallel.config.layout_arrays import Columns
 
 FULL, SELECTIVE = 2, 1
 STAGES = ("first", "middle", "last")
