@@ -5,7 +5,7 @@ whether studies train on them as they do elsewhere. A row a fact; exit status 1 
     python -m parallel.gpu_check slurm/gpu-check*.toml      # and every engine, split and format
     python -m parallel.gpu_check slurm/gpu-check*.toml --srun       # in a job of two nodes
 
-Rates are those of parallel/microbench.py, beside the sheets of models/gpus.toml. The runs of a
+Rates are those of parallel/bench.py, beside the sheets of models/gpus.toml. The runs of a
 study share the GPUs out and stand side by side, so their times say little; those that load a
 checkpoint come after the others.
 """
@@ -13,7 +13,6 @@ checkpoint come after the others.
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 from importlib import metadata
@@ -28,6 +27,8 @@ from parallel import sweep
 from parallel.config.run_spec import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.forked_ranks import environment
+from parallel.measure.node_rates import IN_NODE, Measured, slowest
+from parallel.measure.slower import SHARE, SPREADS
 from parallel.record import facts
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, read_run
@@ -35,7 +36,6 @@ from parallel.rehearse import unrehearsed
 
 OK, FAILED, NOT_TRIED, TOLD = "ok", "FAILED", "not tried", "-"
 RATE_BAR = 0.5  # of the data sheet's
-SLOWEST_BAR = 0.8  # of the median GPU's rate
 FREE_BAR = 0.9  # of a GPU's memory
 LOSS_BAR = 0.05  # nats, of a run in fewer bits than fp32 beside its baseline
 MEMORY_BAR = 0.25  # of the rehearsed peak, from a GiB on: below, workspaces are most of it
@@ -100,37 +100,37 @@ def gpu_rows() -> list[Row]:
     ]
 
 
-def rate_rows(ranks: list[dict[str, Any]], gpu: str | None, nodes: int = 1) -> list[Row]:
-    """What microbench prints: the slowest GPU's rates beside the card's sheet and the others."""
+def rate_rows(ranks: list[Measured], gpu: str | None) -> list[Row]:
+    """Returns what bench measured: the slowest GPU's rates beside the card's sheet and the others.
+    An all-reduce's is its bus bandwidth."""
     sheet, rows = find_gpu(gpu), []
     peaks = {"memory": sheet.memory_rate / 1e9, **sheet.peaks} if sheet else {}
-    for name in ranks[0]["rates"]:
-        of_gpus = {rank["place"]: rank["rates"][name] for rank in ranks if rank["rates"]}
-        unit, words = (1e9, "GB/s") if name in ("memory", "host") else (1e12, "TFLOP/s")
-        rows.append(_rate(f"rate of {name}", of_gpus, unit, words, peaks.get(name)))
-    sizes = ranks[0]["links"]
-    for size in sizes:
-        # Two cards of a mesh share some of a card's links, and no sheet says how many.
-        known = sheet and size == max(sizes, key=float) and not sheet.mesh and nodes == 1
-        least = {"": min(rank["links"][size] for rank in ranks)}
-        peak = sheet.link / 1e9 if known else None
-        rows.append(_rate(f"all-reduce of {size} MiB", least, 1e9, "GB/s", peak))
+    for measure in ranks[0].rates:
+        measured = [rank for rank in ranks if measure in rank.rates]
+        check, unit, words, peak = f"rate of {measure}", 1e12, "TFLOP/s", peaks.get(measure)
+        if measure in ("memory", "copy"):
+            unit, words = 1e9, "GB/s"
+        if measure.startswith("all-reduce"):
+            in_node = measure.endswith(IN_NODE)
+            sharing = len(ranks) // len(measured) if in_node else len(ranks)
+            check, unit, words = measure, 1e9 * sharing / (2 * (sharing - 1)), "GB/s"
+            # Two cards of a mesh share some of a card's links, and no sheet says how many.
+            peak = sheet.link / 1e9 if in_node and sheet and not sheet.mesh else None
+        found, expected, is_right = slowest(measure, measured, measured), [], True
+        value = f"{found.rate / unit:.4g} {words}"
+        if peak:
+            share = found.rate / unit / peak
+            value, is_right = f"{value}, {share:.0%}", share >= RATE_BAR
+            expected.append(f">= {RATE_BAR:.0%} of {peak:g}")
+        if len(measured) > 1 and gpu:  # ranks share a CPU
+            value += f" on {found.rank.place}, the slowest of {len(measured)}"
+            value += f", {found.short}" if found.short else ""
+            expected.append(f"within {SHARE:.0%} or {SPREADS:g} spreads of the others")
+            is_right = is_right and not found.short
+        rows.append(
+            Row(check, verdict_of(is_right) if expected else TOLD, value, ", ".join(expected))
+        )
     return rows
-
-
-def _rate(check: str, rates: dict[str, float], unit: float, words: str, peak: float | None) -> Row:
-    place = min(rates, key=lambda place: rates[place])
-    rate, value, expected, is_right = rates[place] / unit, "", [], True
-    if peak:
-        value, is_right = f", {rate / peak:.0%}", rate / peak >= RATE_BAR
-        expected.append(f">= {RATE_BAR:.0%} of {peak:g}")
-    if len(rates) > 1:
-        median = statistics.median(rates.values()) / unit
-        value += f" on {place}, the slowest of {len(rates)}; median {median:.4g}"
-        expected.append(f">= {SLOWEST_BAR:.0%} of the median")
-        is_right = is_right and rate / median >= SLOWEST_BAR
-    verdict = verdict_of(is_right) if expected else TOLD
-    return Row(check, verdict, f"{rate:.4g} {words}{value}", ", ".join(expected))
 
 
 def verdict_of(is_right: bool) -> str:
@@ -144,13 +144,14 @@ def bench_rows(gpu: str | None, nodes: int, gpus: int) -> list[Row]:
     words = [sys.executable, *torchrun]
     if nodes > 1:
         words = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={gpus}", sys.executable]
-    words += ["-m", "parallel.microbench"]
+    words += ["-m", "parallel.bench"]
     try:
-        bench = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         lines = [line for line in str(error.stderr).splitlines() if "Error" in line]
-        return [Row("rates", FAILED, f"parallel.microbench: {[*lines, error][0]}")]
-    return rate_rows(json.loads(bench.stdout.strip().splitlines()[-1]), gpu, nodes)
+        return [Row("rates", FAILED, f"parallel.bench: {[*lines, error][0]}")]
+    ranks = [Measured(**rank) for rank in json.loads(done.stdout.strip().splitlines()[-1])]
+    return rate_rows(ranks, gpu)
 
 
 def why_not(spec: RunSpec, gpus: int, nodes: int) -> str:

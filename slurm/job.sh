@@ -10,7 +10,7 @@ set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=8
+version=9
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
@@ -405,7 +405,7 @@ fi
 build_command
 stopped=""
 if ((preflight)); then
-  run_step -m parallel.node_check "$folder" ${calibration:+--calibration "$calibration"}
+  run_step -m parallel.bench "$folder" ${calibration:+--calibration "$calibration"}
   ((status == 0)) || echo "slurm: the preflight ended with status $status"
 fi
 if [[ -z $stopped ]]; then

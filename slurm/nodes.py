@@ -21,8 +21,8 @@ from typing import NamedTuple
 from base.errors import Reading, UsageError, command_line, printable, warn
 from parallel.config.clusters import Cluster
 from parallel.config.study import Study
+from parallel.measure import node_rates
 from parallel.measure.slow_ranks import slow_nodes
-from parallel.record import node_rates
 from parallel.record.launch import hostnames
 from parallel.record.reader import read_job_end, read_rows
 from parallel.record.schema import utc_now

@@ -1,4 +1,4 @@
-"""parallel.node_check by a clock that knows no noise: on the node that SLOW_NODE names, matrix
+"""parallel.bench by a clock that knows no noise: on the node that SLOW_NODE names, matrix
 products take twenty times as long."""
 
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from parallel import node_check
+from parallel import bench
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -16,6 +16,6 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     return 0.2 if is_slow and call.__name__ == "multiply" else 0.01
 
 
-node_check.seconds = seconds
+bench.seconds = seconds
 
-sys.exit(node_check.main())
+sys.exit(bench.main())

@@ -9,7 +9,7 @@ import pytest
 
 from parallel.config.clusters import Cluster as Cluster_
 from parallel.config.study import load_study
-from parallel.record import node_rates
+from parallel.measure import node_rates
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
 from slurm import nodes, states, submit

@@ -476,10 +476,10 @@ def test_a_preflight_comes_first_and_does_not_keep_a_run_from_training(tmp_path,
     text = script(study, "ddp")
     assert "\n  preflight=0\n" in text
     stop = "trap '' TERM; kill -TERM $PPID; sleep 1; exit 0\n" if stopped else ""
-    tools = {"srun": f'echo "$*" >>{tmp_path}/steps\n{stop}[[ "$*" != *node_check* ]]\n'}
+    tools = {"srun": f'echo "$*" >>{tmp_path}/steps\n{stop}[[ "$*" != *parallel.bench* ]]\n'}
     done = run_script(tmp_path, text.replace("preflight=0", "preflight=1", 1), tools)
     steps = (tmp_path / "steps").read_text().splitlines()
-    assert steps[0].endswith(" -m parallel.node_check logs/one/ddp")
+    assert steps[0].endswith(" -m parallel.bench logs/one/ddp")
     assert [" -m parallel.train " in step for step in steps] == [False, True][: 2 - stopped]
     status = (tmp_path / "logs/one/ddp/77.exit").read_text()
     assert (status == "0\n") is not stopped and done.returncode == int(status)

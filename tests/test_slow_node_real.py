@@ -56,7 +56,7 @@ def slurm(tmp_path, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("slurm")  # a short path: slurmd makes sockets below it
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/bash\nexec {sys.executable} "${{@/parallel.node_check/tests.slow_node}}"\n'
+        f'#!/bin/bash\nexec {sys.executable} "${{@/parallel.bench/tests.slow_node}}"\n'
     )
     python.chmod(0o755)
     (tmp_path / "clusters.toml").write_text(CLUSTER)

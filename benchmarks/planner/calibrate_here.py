@@ -2,7 +2,7 @@
 
     python -m benchmarks.planner.calibrate_here RUNS... --out FILE.toml [--rows 8]
 
-Measures a matrix product, memory and an all-reduce (parallel.microbench), fits --rows of
+Measures a matrix product, memory and an all-reduce (parallel.bench), fits --rows of
 the runs and predicts the others.
 """
 
@@ -50,11 +50,11 @@ def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> list[
         UsageError: the micro-benchmark failed; with its last line.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, f"--nproc-per-node={processes}", "-m", "parallel.microbench"]
+    command = [*torchrun, f"--nproc-per-node={processes}", "-m", "parallel.bench"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise UsageError(f"parallel.microbench failed: {last}")
+        raise UsageError(f"parallel.bench failed: {last}")
     return json.loads(done.stdout)
 
 
@@ -65,8 +65,9 @@ def here() -> Calibration:
         UsageError: the micro-benchmark failed.
     """
     ranks = measure_here()
-    link = min(rank["links"]["4"] for rank in ranks)
-    rates = ranks[0]["rates"]["fp32"], ranks[0]["rates"]["memory"], link, link
+    best = {measure: max(rates) for measure, rates in ranks[0]["rates"].items()}
+    link = best["all-reduce of 4 MiB"] * 2 * (len(ranks) - 1) / len(ranks)  # of the bus
+    rates = best["fp32"], best["memory"], link, link
     return Calibration(
         "this machine",
         "this machine",

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 
 from parallel.measure.slow_ranks import (
-    COMPUTE,
-    DATA,
     ENOUGH,
     LINK,
     NEED,
     NOBODY,
-    SPREADS,
     STEPS,
     WINDOWS,
     Verdict,
@@ -22,7 +19,7 @@ from parallel.measure.slow_ranks import (
     latest_windows,
     verdict,
 )
-from parallel.record.node_rates import spread
+from parallel.measure.slower import is_slower, spread
 from parallel.record.schema import utc_now
 
 
@@ -45,8 +42,8 @@ class Judge:
 
         Returns the rows of slow_ranks.csv, and what is new: each slow rank is told once.
         """
-        slow = {("compute", rank): by for rank, *by in self._longer(times, 0, COMPUTE)}
-        slow |= {("data", rank): by for rank, *by in self._longer(times, 1, DATA)}
+        slow = {("compute", rank): by for rank, *by in self._longer(times, 0)}
+        slow |= {("data", rank): by for rank, *by in self._longer(times, 1)}
         rest = _middle(1 - (times[:, :, 0] + times[:, :, 1]).max(0) / times[0, :, 2])
         if not slow and len(self.rests) >= ENOUGH:
             computing = max(1 - rest, 0.1)
@@ -69,10 +66,8 @@ class Judge:
                 new.append(verdict(latest_windows(earlier)))
         return rows, new
 
-    def _longer(
-        self, times: np.ndarray, which: int, share: float
-    ) -> Iterable[tuple[int, float, float]]:
-        """The ranks whose seconds are too many, by which share, and the share's noise."""
+    def _longer(self, times: np.ndarray, which: int) -> Iterable[tuple[int, float, float]]:
+        """Yields the ranks whose seconds are too many, by which share, and the share's noise."""
         for ranks in self.groups:
             if len(ranks) < 2:
                 continue
@@ -81,7 +76,7 @@ class Judge:
             longer = (own - usual) / (times[0, :, 2] if which == 1 else np.maximum(usual, 1e-9))
             by = _middle(longer)
             others = 1.4826 * np.median(-by[by <= 0])  # of the faster half
-            for i in np.flatnonzero(by > max(share, SPREADS * others)):
+            for i in np.flatnonzero(is_slower(by, others)):
                 yield int(ranks[i]), by[i], spread(longer[i]) / STEPS**0.5
 
 

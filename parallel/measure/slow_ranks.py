@@ -3,39 +3,40 @@
 own_times.py gathers, for windows of STEPS steps, what each rank's step spent in its own computing
 and in waiting for its batches. A window counts against a rank
 
-compute   when it computes longer than the other ranks of its pipeline stage, by more than COMPUTE
-          of their time,
-data      when it waits longer for batches than they, by more than DATA of a step,
+compute   when it computes longer than the other ranks of its pipeline stage, by a share of their
+          time,
+data      when it waits longer for batches than they, by a share of a step,
 
-and by more than SPREADS robust spreads over the faster half of the ranks. It counts as
+and slower.py says that this share stands out of its spread over the faster half of the ranks. It
+counts as
 
 link      when neither holds on any rank and a step takes longer for as much computing than in
           earlier windows, by more than LINK: the network, or other work on the cores. No rank is
           named.
 
 Steps are compared one by one, so what slows all ranks alike cancels. A rank is slow when NEED of
-WINDOWS windows in a row count against it and their mean is more than SPREADS times the mean's
-noise. The noise of a window is the robust spread over its steps, divided by sqrt(STEPS). The noise
-of the mean of n windows is that of one, divided by sqrt(n). Of a link, the noise is the spread over
-earlier windows, and three windows do not lower it: other work on the cores lasts for many steps. A
-stage's only rank is compared with nobody.
+WINDOWS windows in a row count against it and their mean stands out of the mean's noise. The noise
+of a window is the robust spread over its steps, divided by sqrt(STEPS). The noise of the mean of n
+windows is that of one, divided by sqrt(n). Of a link, the noise is the spread over earlier windows,
+and three windows do not lower it: other work on the cores lasts for many steps. A stage's only rank
+is compared with nobody.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 from base.errors import UsageError
+from parallel.measure.slower import is_slower
 from parallel.record.ends import RUNNING
 from parallel.record.reader import read_rows, read_run
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS
 
 STEPS, NEED, WINDOWS = 5, 3, 4
-COMPUTE, DATA, LINK = 0.1, 0.1, 0.25  # shares: of computing, of a step, of a step
-SPREADS = 3.0
+LINK = 0.25  # of a step; the other bars are those of slower.py
 ENOUGH = 4  # earlier windows, to know how long a step takes for what is neither
 NOBODY = -1  # the rank of a window that counts as link
 
@@ -85,9 +86,10 @@ def latest_windows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
     """Whether rows of one kind and rank are a verdict at the last of them."""
     latest = latest_windows(rows) if rows else []
-    longer = sum(row["longer"] for row in latest)
-    noise = math.hypot(*(row["noise"] for row in latest))
-    return len(latest) >= NEED and longer > SPREADS * noise
+    if len(latest) < NEED:
+        return False
+    noise = math.hypot(*(row["noise"] for row in latest)) / len(latest)
+    return is_slower(mean(row["longer"] for row in latest), noise)
 
 
 # --- afterwards ----------------------------------------------------------------------------------

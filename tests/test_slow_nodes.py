@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from base.errors import UsageError
-from parallel.node_check import ROUNDS
-from parallel.record import node_rates
-from parallel.record.node_rates import COLUMNS, FILE, Rank
+from parallel.bench import ROUNDS
+from parallel.measure import node_rates
+from parallel.measure.node_rates import COLUMNS, FILE, Measured
 from parallel.record.reader import read_rows
 from parallel.record.writer import append_rows
 from tests.conftest import run_module
 
 
-def ranks_of(noise: float = 0.02, seed: int = 0, nodes: int = 4, **slow: float) -> list[Rank]:
+def ranks_of(noise: float = 0.02, seed: int = 0, nodes: int = 4, **slow: float) -> list[Measured]:
     """Two ranks on each node. All are slowed alike in some rounds; nodeN=0.8 alone."""
     draw = np.random.default_rng(seed)
     common = draw.uniform(0.5, 1, ROUNDS)
@@ -23,7 +23,8 @@ def ranks_of(noise: float = 0.02, seed: int = 0, nodes: int = 4, **slow: float) 
     for n in range(2 * nodes):
         name = f"node{n // 2}"
         rates = 1e12 * slow.get(name, 1.0) * common * (1 + noise * draw.standard_normal(ROUNDS))
-        ranks.append(Rank(n, name, {"matmul": list(rates), "copy": [1e10] * ROUNDS}))
+        measured = {"matmul": list(rates), "copy": [1e10] * ROUNDS}
+        ranks.append(Measured(n, name, f"{name} rank {n}", measured))
         if n % 2 == 0:
             ranks[n].rates["write"] = [1e8] * ROUNDS
     ranks[0].rates["all"] = [1e9] * ROUNDS
@@ -110,7 +111,7 @@ def test_matrix_products_are_compared_with_the_calibration(tmp_path):
 def test_two_ranks_measure_in_a_run_folder_and_keep_the_rates(tmp_path):
     run, path = tmp_path / "study" / "ddp", tmp_path / "study" / FILE
     where = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7"}
-    done = run_module("parallel.node_check", str(run), ranks=2, **where)
+    done = run_module("parallel.bench", str(run), ranks=2, **where)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("preflight: ")
     (row,) = read_rows(path, COLUMNS)

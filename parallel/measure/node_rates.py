@@ -1,0 +1,142 @@
+"""What parallel/bench.py measured on each rank, and who is slower than the others. Torch-free.
+
+<study>/preflights.csv has a row for each node of each preflight. A rate is FLOP/s or bytes/s: the
+median over rounds, of the node's slowest rank. short: in words, what was slow; empty where nothing
+was.
+"""
+
+import math
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from base.errors import UsageError
+from base.files import read_toml
+from models.gpus import peak_tflops
+from parallel.measure.slower import is_slower, spread
+from parallel.record.schema import utc_now
+
+FILE = "preflights.csv"
+MEASURES = {
+    "matmul": "matrix product",
+    "copy": "copy",
+    "in_node": "all-reduce in the node",
+    "all": "all-reduce over all nodes",
+    "write": "write to the run's folder",
+}
+COLUMNS = {**dict.fromkeys(("time_utc", "job", "run", "node"), str), "nodes": int, "ranks": int}
+COLUMNS |= {**dict.fromkeys(MEASURES, float), "short": str}
+IN_NODE = "in the node"  # ends the name of what the ranks of a node do, not all
+ENOUGH = 3  # earlier preflights of a node
+UNKNOWN = (math.nan, 0.0)  # what is expected, and its spread
+
+
+class Measured(NamedTuple):
+    """What a rank measured: a rate for each round, by measure; a measure may be absent. Of the
+    all-reduce in a node the node's first rank has it, of that over all nodes rank 0. place: the
+    node, and the GPU or the rank."""
+
+    rank: int
+    node: str
+    place: str
+    rates: dict[str, list[float]]
+
+
+class Slowest(NamedTuple):
+    """Who has the lowest rate of a measure, and by how much it is too low, in words; "" where it is
+    no lower than the others' rates vary."""
+
+    rank: Measured
+    rate: float
+    short: str
+
+
+class Report(NamedTuple):
+    """Rows for preflights.csv, and lines for people."""
+
+    rows: list[dict[str, Any]]
+    lines: list[str]
+
+
+def expected_flops(path: Path, precision: str) -> tuple[float, float]:
+    """Returns the FLOP/s of a large matrix product by a cluster's calibration, and the fit's spread
+    of log seconds; nan where it is of no known card. Raises: UsageError: it is no calibration."""
+    content = read_toml(path, "calibration")
+    try:
+        peak = peak_tflops(content["gpu"], precision) or math.nan
+        return peak * 1e12 * content["constants"]["gemm"], content["fit"]["sigma"]
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no calibration: no {error}") from error
+
+
+def slowest(
+    measure: str,
+    own: list[Measured],
+    ranks: list[Measured],
+    before: list[float] | None = None,
+    expected: tuple[float, float] = UNKNOWN,
+) -> Slowest:
+    """Returns the slowest of the ranks `own`, compared with all `ranks` that have the measure.
+
+    Rounds of ranks are compared one by one: what slows all ranks alike cancels. before: rates of
+    earlier preflights. expected: a rate and its spread.
+    """
+    rank = min(own, key=lambda one: median(one.rates[measure]))
+    rates, comparisons = rank.rates[measure], []
+    rate = median(rates)
+    comparisons.append((rate / expected[0], expected[1], "the cluster's calibration"))
+    others = [other.rates[measure] for other in ranks if other is not rank]
+    if others:
+        usual = map(median, zip(*others, strict=True))
+        ratios = [own_rate / other for own_rate, other in zip(rates, usual, strict=True)]
+        comparisons.append((median(ratios), spread(ratios), "the others"))
+    if before and len(before) >= ENOUGH:
+        usual = median(before)
+        noise = math.hypot(spread(before), spread(rates)) / usual
+        comparisons.append((rate / usual, noise, f"in {len(before)} earlier preflights"))
+    words = (
+        f"{1 - ratio:.0%} less than {than}"
+        for ratio, noise, than in comparisons
+        if is_slower(1 - ratio, noise)
+    )
+    return Slowest(rank, rate, " and ".join(words))
+
+
+def report(
+    ranks: list[Measured],
+    earlier: list[dict[str, Any]],
+    job: str,
+    run: str,
+    expected: tuple[float, float] = UNKNOWN,
+) -> Report:
+    """Compares ranks with each other, with earlier preflights of their nodes in jobs of the same
+    size, and matrix products with (FLOP/s, spread) that are expected."""
+    nodes = list(dict.fromkeys(rank.node for rank in ranks))
+    facts = {"time_utc": utc_now(), "job": job, "run": run, "short": ""}
+    facts |= {"nodes": len(nodes), "ranks": len(ranks)}
+    rows, lines, of_no_node = [], [], []
+    for node in nodes:
+        row, short = {**facts, "node": node, **dict.fromkeys(MEASURES)}, []
+        same = ("node", "nodes", "ranks", "short")
+        before = [old for old in earlier if all(old[name] == row[name] for name in same)]
+        for measure, words in MEASURES.items():
+            measured = [rank for rank in ranks if measure in rank.rates]
+            own = [rank for rank in measured if rank.node == node]
+            if not own:
+                continue
+            usual = [old[measure] for old in before if old[measure]]
+            wanted = expected if measure == "matmul" else UNKNOWN
+            found = slowest(measure, own, measured, usual, wanted)
+            row[measure] = found.rate
+            if found.short:
+                texts = of_no_node if measure == "all" else short
+                rate = _shown(measure, found.rate)
+                texts.append(f"{words}: {rate} on rank {found.rank.rank}, {found.short}")
+        rows.append(row | {"short": "; ".join(short)})
+        if short:
+            lines.append(f"node {node} is slow: {rows[-1]['short']}")
+    return Report(rows, lines + of_no_node)
+
+
+def _shown(measure: str, rate: float) -> str:
+    return f"{rate / 1e12:.3g} TFLOP/s" if measure == "matmul" else f"{rate / 1e9:.3g} GB/s"
