@@ -45,26 +45,19 @@ def page_at(
     Raises:
         UsageError: nothing could be read, or there is no such baseline or calibration.
     """
-    from analysis.pages import cost_views, run_views, step_views  # here: --help needs no charts
-    from analysis.pages.section import Page, Section
+    from analysis.pages import VIEWS, first_screen  # here: --help needs no charts
+    from analysis.pages.section import Page, Study
 
     records, refused = load(paths, facts)
     kind = kind or scaling_of(records)
     table = run_table.of_records(records, convention, baseline, kind, **settings)
     base = baseline_of(baseline, records) if baseline else None
+    study = Study(records, table, kind, baseline, base, refused)
     names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
-    sections = [
-        run_views.scaling(table.rows, kind),
-        Section("Runs", tables={"runs": run_views.runs(records, table)}, results=run_views.RESULTS),
-        *step_views.views(records, base),
-        *cost_views.views(records, baseline, kind),
-        Section("About", run_views.about(records)),
-        run_views.provenance(records, refused),
-    ]
-    summary = run_views.summary(records, table, kind, refused, base)
     title = ", ".join(names)
     title = title if len(title) <= TITLE else f"{len(names)} logs and folders"
-    return Page(f"Scaling study: {title}", summary, sections, refused)
+    sections = [section for view in VIEWS for section in view(study)]
+    return Page(f"Scaling study: {title}", first_screen.sentences(study), sections, refused)
 
 
 @command_line("analysis.page")

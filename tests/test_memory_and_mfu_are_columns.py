@@ -9,6 +9,7 @@ from analysis import plan, prune
 from analysis.logs.load import load
 from analysis.logs.record import Record
 from analysis.pages import cost_views
+from analysis.pages.section import Study
 from analysis.planner.calibration import load_calibration
 from analysis.runs import checkpoint_costs, run_table, throughput
 from base.errors import Parser
@@ -80,18 +81,20 @@ def test_a_heading_of_bytes_has_one_unit():
     """GiB of memory, measured, planned, rehearsed or pruned; GB of files and of rates. A committed
     calibration of a host counts its memory so, too: 25.28e9 bytes are 23.54 GiB."""
     assert load_calibration("2-core-cpu").gpu_memory_gb == pytest.approx(25.276514304e9 / 2**30)
-    memory = {"peak_gib", "memory_gib", "allocated_gib", "predicted_gib"}
+    in_gib = {"peak_gib", "memory_gib", "allocated_gib", "predicted_gib"}
     parser = Parser()
     plan.add_flags(parser)
     flags = "--preset 18b --cluster selene --gpus 64 --global-batch 192 --top 1".split()
     runs = load([ROOT / "logs" / "2-core-cpu" / "parity" / "ddp"]).content
+    table = run_table.of_records(runs)
+    (memory,) = cost_views.memory_view(Study(runs, table, "strong"))
     tables = [
         plan.answer(parser.parse_args(flags)),
         prune.report(ROOT / "slurm" / "2-core-gpt2-124m-fp32.toml", "2-core-cpu"),
-        run_table.of_records(runs),
-        cost_views.memory_view(runs).tables["memory"],
+        table,
+        memory.tables["memory"],
         checkpoint_costs.table(runs).table,
     ]
     for column in (column for table in tables for column in table.columns):
-        assert ("GiB" in column.heading) == (column.key in memory)
+        assert ("GiB" in column.heading) == (column.key in in_gib)
         assert ("GB" in column.heading) == column.key.startswith("gb")

@@ -4,9 +4,8 @@ from typing import Any
 
 from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
-from analysis.logs.record import Record
 from analysis.pages import charts
-from analysis.pages.section import Chart, Section
+from analysis.pages.section import Chart, Section, Study
 from analysis.planner import memory
 from analysis.planner.columns import columns_of
 from analysis.runs import checkpoint_costs, gpu_hours, rank_times
@@ -17,13 +16,9 @@ from parallel.record.schema import CATEGORIES, EXPERT_AXES
 _CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
 
 
-def views(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
-    own = [record for record in records if record.own]
-    return [*_breakdowns(own, baseline, kind), memory_view(own), clock_view(own)]
-
-
-def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
-    outcomes = [rank_times.of_record(record) for record in records]
+def breakdown(study: Study) -> list[Section]:
+    """Shows the tables of `analysis.breakdown`, and each rank's parts of a step as a bar."""
+    outcomes = [rank_times.of_record(record) for record in study.own]
     runs = [outcome.content for outcome in outcomes if outcome.content]
     if not runs:
         return []
@@ -40,17 +35,17 @@ def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[
     section.tables = {"times": rank_times.times(runs), "messages": rank_times.messages(runs)}
     section.charts = [Chart(spec, f"One bar a rank; the first {charts.MOST} are shown.")]
     try:
-        table = rank_times.losses(runs, baseline, kind)
+        table = rank_times.losses(runs, study.baseline, study.kind)
     except UsageError as error:  # the baseline has no breakdown: the other views are still there
         return [section, Section("Efficiency lost", [str(error)])]
     return [section, Section("Efficiency lost", tables={"lost": table})]
 
 
-def memory_view(records: list[Record]) -> Section:
-    """Predicted GiB of the fullest stage by part, and the measured peak as a mark."""
+def memory_view(study: Study) -> list[Section]:
+    """Shows predicted GiB of the fullest stage by part, and the measured peak as a mark."""
     section = Section("Memory")
     rows, bars, marks = [], [], []
-    for record in records:
+    for record in study.own:
         if record.peak_bytes is None:
             continue
         on_host = not (record.facts.get("host") or {}).get("gpu")
@@ -68,7 +63,7 @@ def memory_view(records: list[Record]) -> Section:
         bars += [{"bar": name, "part": part, "gib": gib} for part, gib in parts.items() if gib]
         marks.append({"bar": name, "mark": peak})
     if not rows:
-        return section
+        return []
     columns = [Column("run", "run"), Column("peak_gib", "measured peak GiB", ".3g")]
     columns.append(Column("predicted_gib", "predicted GiB", ".3g"))
     notes = [
@@ -78,33 +73,34 @@ def memory_view(records: list[Record]) -> Section:
     section.tables["memory"] = Table(columns, rows, notes=notes)
     spec = charts.parts(bars, "gib", "GiB", marks[: charts.MOST])
     section.charts.append(Chart(spec, "Predicted GiB by part; the mark is the measured peak."))
-    return section
+    return [section]
 
 
-def clock_view(records: list[Record]) -> Section:
-    """Wall clock by part, energy, saves and loads, and runs that were started again."""
+def clock(study: Study) -> list[Section]:
+    """Shows wall clock by part, energy, saves and loads, and runs that were started again."""
     section = Section("Wall clock, saves, restarts and energy")
     rows, again = [], []
-    for record in records:
+    for record in study.own:
         summary = record.own.metrics.get("summary") or {}
         if wall_s := summary.get("total_wall_time_sec"):
             row: dict[str, Any] = {"run": name_of(record), "wall_s": wall_s}
             row |= {f"{part}_s": summary.get(f"{part}_time_sec") for part in _CLOCK}
             rows.append(row | {"energy_j": summary.get("energy_joules")})
         if attempts := record.facts.get("attempts"):
-            why = "; ".join(str(attempt.get("reason") or "no reason") for attempt in attempts)
-            again.append(f"{name_of(record)} was started again {len(attempts)} times: {why}")
+            reasons = [str(attempt.get("reason") or "no reason") for attempt in attempts]
+            times = f"{name_of(record)} was started again {len(attempts)} times"
+            again.append(f"{times}: {'; '.join(reasons)}")
     section.words = again
     if rows:
         columns = [Column("run", "run"), Column("wall_s", "wall clock s", ".4g")]
         columns += [Column(f"{part}_s", f"{part} s", ".4g", seldom=True) for part in _CLOCK]
         columns.append(Column("energy_j", "energy J", ".4g", seldom=True))
         section.tables["clock"] = Table(columns, rows, "Wall clock of complete runs")
-    saves, _, damaged = checkpoint_costs.table(records)
+    saves, _, damaged = checkpoint_costs.table(study.own)
     section.words += damaged
     if saves.rows:
         section.tables["saves"] = saves
-    hours = gpu_hours.table(records, ask=False).content[0]
+    hours = gpu_hours.table(study.own, ask=False).content[0]
     if hours.rows:
         hours.title = "GPU-hours (analysis.goodput asks Slurm's accounting, too)"
         section.tables["goodput"] = hours
@@ -115,4 +111,4 @@ def clock_view(records: list[Record]) -> Section:
             if row[part]
         ]
         section.charts.append(Chart(charts.parts(bars, "hours", "GPU-hours"), "GPU-hours."))
-    return section
+    return [section]

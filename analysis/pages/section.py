@@ -1,9 +1,32 @@
-"""What a page is made of: sections with sentences, tables and charts. Plain data."""
+"""What a page is made of: the runs of a study in; sections with sentences, tables and charts out.
+Plain data."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from analysis.common.table import Table
+from analysis.logs.record import Record
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs that a page shows.
+
+    table: that of `analysis.tflops`, a row for each of `records`. kind: of scaling, strong or weak.
+    baseline: as it was asked for, and the run that it means. refused: what could not be read.
+    """
+
+    records: list[Record]
+    table: Table
+    kind: str
+    baseline: str | None = None
+    base: Record | None = None
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def own(self) -> list[Record]:
+        """The runs of this repository, whose folders say more than a log."""
+        return [record for record in self.records if record.own]
 
 
 class Chart(NamedTuple):

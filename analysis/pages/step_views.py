@@ -11,7 +11,7 @@ from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import step_times, timed
 from analysis.pages import charts
-from analysis.pages.section import Chart, Section
+from analysis.pages.section import Chart, Section, Study
 from analysis.runs import loss_parity
 from analysis.runs.loss_parity import StepDifference
 
@@ -25,14 +25,14 @@ _CURVES = (
 )
 
 
-def views(records: list[Record], baseline: Record | None) -> list[Section]:
-    """The curves of step time, loss and gradient norm, of the first runs."""
-    logged = [record for record in records if len(record.steps)]
+def every_step(study: Study) -> list[Section]:
+    """Draws step time, loss and gradient norm of the first runs against the iteration."""
+    logged = [record for record in study.records if len(record.steps)]
     shown = logged[: charts.MOST]
     if not shown:
         return []
     each = max(6, POINTS // len(shown))
-    apart = differences(records, baseline)
+    apart = differences(study.records, study.base)
     rows = [row for record in shown for row in _steps(record, each, apart.get(record.source, {}))]
     section = Section("Every step")
     for key, title, bar in _CURVES:
