@@ -14,7 +14,7 @@ PYTEST = $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadsc
 # What another Python, PyTorch or megatron-core can break: engines and one study, checkpoints and their
 # doors, readers of what libraries write. The other tests are of our own words and numbers.
 LIBRARIES = parity steps train_loop training_rules models experts routing documents middle_stages \
-  transformer_engine rehearsal hugging_face weights_only_folders checkpoints_resume checkpoints_on_disk \
+  transformer_engine rehearsal hugging_face folders_of_weights checkpoints_resume checkpoints_on_disk \
   checkpoints_read_ranges doors doors_deepspeed nothing_is_unpickled data breakdowns_add_up \
   profiles_tell_where_time_goes curves pictures page failures launch gpus_are_set_up gpu_check
 PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)

@@ -1,6 +1,6 @@
 """Saved training state: its bytes, predicted, and how files and folders get to the disk. No torch.
 
-A weights-only export holds one number per parameter, 2 bytes in bf16. A checkpoint holds three fp32
+An export of weights holds one number per parameter, 2 bytes in bf16. A checkpoint holds three fp32
 numbers per parameter: the master weight and AdamW's two moments. The Jean Zay study's checkpoint of
 181B has the same split: 0.34 TB of fp16 layer states and 2.0 TB of optimizer states, 2 + 12 bytes
 per parameter. Padding and duplicates never count: a checkpoint holds every parameter once.
@@ -27,7 +27,7 @@ STATE_BYTES_PER_PARAM = 4 + 4 + 4  # fp32 master weight, AdamW's exp_avg and exp
 
 
 def state_bytes(n_params: float) -> float:
-    """The full state that training resumes from, without the weights-only export."""
+    """The full state that training resumes from, without an export of weights."""
     return n_params * STATE_BYTES_PER_PARAM
 
 
@@ -59,6 +59,28 @@ def publish(aside: Path, path: Path) -> None:
     aside.rename(path)
     sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder beside `folder` that takes its name when the block ends, replacing an
+    older one. After an exception nothing of it is left.
+
+    Raises:
+        UsageError: for an OSError inside.
+    """
+    folder = folder.absolute()
+    # One name, whoever writes: what a killed writer left is cleared by the next.
+    aside = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield aside
+        publish(aside, folder)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_synced(path: Path, text: str, mode: int = 0o666) -> None:

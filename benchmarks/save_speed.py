@@ -8,7 +8,7 @@ from memory, then fsync). The order alternates. The things are:
     save           a checkpoint as a run saves it: checksum, fsync of file and folders, manifest,
                    rename
     weights        weights alone: the checkpoint is read (from the page cache, as it has just
-                   been written), cast to bf16 and written with its checksum
+                   been written), cast to bf16 and written for Hugging Face
     export         python -m parallel.checkpoint export: the same, after every byte is verified
 
 The files are removed after each write. One uncounted write of each comes first. With an even number
@@ -38,7 +38,7 @@ import torch  # noqa: E402
 from base.bounds import check_flags  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 from models.config import parameter_shapes  # noqa: E402
-from models.weights import write_weights  # noqa: E402
+from models.hf_weights import write_hugging_face  # noqa: E402
 from parallel.checkpoint import __main__ as checkpoint  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def write_alone() -> None:
         gathered = Reader(source, folders.read_manifest(source)).gathered
-        write_weights(target, spec.model, gathered)
+        write_hugging_face(target, spec.model, gathered)
 
     works: dict[str, Callable[[], object]] = {
         "save": lambda: save(target),

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import UsageError
-from base.files import read_toml
+from base.files import read_json, read_json_if_whole, read_toml
 from models.config import INIT_STD, LLAMA3_ROPE, Experts, GPTConfig, in_words
+
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,21 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
         return config, of
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def holds_weights(path: Path) -> bool:
+    """Whether training can start from a folder, which is a Hugging Face directory."""
+    return "model_type" in read_json_if_whole(path / CONFIG)
+
+
+def model_of(path: Path) -> GPTConfig:
+    """Returns the model of a Hugging Face directory, or of its config.json.
+
+    Raises:
+        UsageError: missing, damaged, or a model that our GPT cannot be.
+    """
+    path = path / CONFIG if path.is_dir() else path
+    return config_of(read_json(path), path)[0]
 
 
 def _balance_share(config: GPTConfig) -> float:

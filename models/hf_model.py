@@ -23,7 +23,7 @@ from models.gpt import (
     undivided,
 )
 from models.hf_config import architecture, hugging_face_config, hugging_face_names
-from models.hf_weights import to_hugging_face, tokenizer_files
+from models.hf_weights import Tokenizer, to_hugging_face
 
 
 class HuggingFaceGPT(nn.Module):
@@ -63,6 +63,29 @@ class HuggingFaceGPT(nn.Module):
         return mean_loss(output.logits, labels_BS)
 
 
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
+
+def tokenizer_at(path: Path) -> Tokenizer:
+    """Returns a tokenizer's files, to send along with weights, as `load_tokenizer` finds them."""
+    tokenizer = load_tokenizer(path)
+    ids = max(tokenizer.get_vocab().values()) + 1
+    return Tokenizer(_tokenizer_files(path), ids, end_of_text(tokenizer))
+
+
+def _tokenizer_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
+
+
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """A Hugging Face tokenizer from a local folder or a `tokenizer.json`; never from a hub.
 
@@ -73,7 +96,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     if path.is_dir() and not any(path.glob("*token*")):
         raise UsageError(f"no tokenizer at {path}: the folder holds no tokenizer.json")
     try:
-        files = tokenizer_files(path)
+        files = _tokenizer_files(path)
         if files in ([path], [path / "tokenizer.json"]):
             return transformers.PreTrainedTokenizerFast(tokenizer_file=str(files[0]))
         return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)

@@ -1,11 +1,16 @@
-"""Hugging Face directories and our weights-only folders, each made from the other.
+"""The weights of our GPT in Hugging Face's directories, read and written.
+
+    config.json        the model's sizes and arithmetic, as transformers' class has them
+    model.safetensors  every parameter once, in one dtype; or parts, which an index names
 
 The arithmetic is the same, only names and layouts differ (models/hf_config.py). Our qkv rows are
 group by group: the queries of a group's heads, its key, its value. Hugging Face has all queries,
-all keys, all values, in one matrix or in three. transformers is not needed.
+all keys, all values, in one matrix or in three. transformers is not needed. A directory is there
+complete or not at all, and nothing in it is ever unpickled.
 """
 
 import json
+import shutil
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,33 +24,23 @@ from torch import Tensor
 
 from base.errors import UsageError
 from base.files import read_json
-from base.storage import refuse_existing, stored_tensors, write_synced
+from base.storage import new_folder, stored_tensors, sync, write_synced
 from models.config import GPTConfig, parameter_shapes
-from models.hf_config import architecture, config_of, hugging_face_config, hugging_face_names
+from models.hf_config import (
+    CONFIG,
+    architecture,
+    config_of,
+    hugging_face_config,
+    hugging_face_names,
+)
 from models.tensor_files import CODES, DTYPES, write_safetensors
-from models.weights import (
-    METADATA,
-    TENSORS,
-    Weights,
-    copy_beside,
-    differing,
-    new_folder,
-    read_weights,
-    refuse_pickles,
-)
-from models.weights_config import CONFIG, FORMAT
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
+TENSORS = "model.safetensors"
 Box = tuple[slice, ...]
+_METADATA = {"format": "pt"}  # as the library's own writer for PyTorch puts it
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _INDEX = "model.safetensors.index.json"
-_EMBEDDING, _OUTPUT = "embedding.word.weight", "output.weight"
+_EMBEDDING = "embedding.word.weight"
 _HEAD = "lm_head.weight"  # where it is tied, some files repeat the embedding under this name
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # in old files
 
@@ -59,16 +54,6 @@ class Tokenizer(NamedTuple):
 
 
 NO_TOKENIZER = Tokenizer()
-
-
-def tokenizer_files(path: Path) -> list[Path]:
-    """The files of the tokenizer at a path (a folder or a tokenizer.json), [] where there is none.
-
-    A folder's vocabulary alone (vocab.json without merges) is taken too: they go along unread.
-    """
-    if path.is_file():
-        return [path]
-    return [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
 
 
 def to_hugging_face(config: GPTConfig, name: str, value: Tensor) -> list[Tensor]:
@@ -172,17 +157,6 @@ class HuggingFaceFolder:
             return opened.get_slice(there)[box]
 
 
-def open_weights(folder: Path, tick: Callable[[], None]) -> Weights | HuggingFaceFolder:
-    """The weights that training can start from: a weights-only folder of ours, whose checksum is
-    compared, or a Hugging Face directory, which has none.
-
-    Raises:
-        UsageError: as `read_weights`, or `open_hugging_face`.
-    """
-    ours = read_json(folder / CONFIG).get("format") == FORMAT
-    return read_weights(folder, tick) if ours else open_hugging_face(folder)
-
-
 def open_hugging_face(source: Path) -> HuggingFaceFolder:
     """Check that a directory's model is one that our GPT can be. Rows of the embedding beyond
     config.json's vocab_size are padding and are cut.
@@ -191,13 +165,14 @@ def open_hugging_face(source: Path) -> HuggingFaceFolder:
         UsageError: no model in safetensors, or one that our GPT cannot be.
     """
     described = read_json(source / CONFIG)
-    config, of = config_of(described, source / CONFIG)
-    refuse_pickles(source)
+    config, model_class = config_of(described, source / CONFIG)
+    _refuse_pickles(source)
     stored, kinds, shapes = {}, set(), {}
     for file in _files(source):
         for there, (kind, shape) in stored_tensors(file).items():
             if not there.endswith(_CONSTANTS):
-                name = there if there.startswith((of.prefix, _HEAD)) else of.prefix + there
+                known = there.startswith((model_class.prefix, _HEAD))
+                name = there if known else model_class.prefix + there
                 stored[name], shapes[name] = (file, there), shape
                 kinds.add(kind)
     (embedding,) = hugging_face_names(config, _EMBEDDING)
@@ -233,45 +208,67 @@ def _files(source: Path) -> list[Path]:
     return [source / part for part in sorted(set(parts.values()))]
 
 
+def _refuse_pickles(folder: Path) -> None:
+    """Raises: UsageError: no safetensors file there; where there are pickles, with what to do."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+    if not pickles:
+        raise UsageError(f"{folder / TENSORS}: No such file or directory")
+    raise UsageError(
+        f"{folder} holds pickles ({', '.join(pickles[:3])}), which can run code when read, so only"
+        " safetensors is: where you trust it, load it with transformers and save_pretrained() it"
+    )
+
+
+def differing(stored: dict[str, tuple], wanted: dict[str, tuple]) -> str:
+    """Returns what of `wanted` is missing in `stored`, unknown there or of another shape; "" where
+    nothing is."""
+    problems = [f"{n} is missing" for n in wanted if n not in stored]
+    problems += [f"{n} is unknown" for n in stored if n not in wanted]
+    others = [n for n in wanted if n in stored and stored[n] != wanted[n]]
+    problems += [f"{n} is {list(stored[n])}, not {list(wanted[n])}" for n in others]
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more
+
+
 # --- export --------------------------------------------------------------------------------------
 
 
-def export_hugging_face(
-    source: Path,
+def write_hugging_face(
     folder: Path,
-    dtype: str | None = None,
+    config: GPTConfig,
+    tensor: Callable[[str], Tensor],
+    dtype: str = "bf16",
     tokenizer: Tokenizer = NO_TOKENIZER,
-) -> GPTConfig:
-    """Make a directory that transformers' class loads (from_pretrained) from a weights-only folder.
+) -> int:
+    """Writes a directory that transformers' class loads (from_pretrained), and returns the bytes of
+    its tensors.
 
-    dtype: None keeps what is stored. tokenizer: to send along.
+    tensor(name) gives each parameter of `models.config.parameter_shapes` whole, on any device. They
+    are asked for one at a time, so that one at a time is in memory.
 
     Raises:
-        UsageError: no weights there, or damaged ones; no class has this model; the folder exists or
-            cannot be written.
+        UsageError: no class has this model, the tokenizer has an id without a row, or the folder
+            cannot be written; nothing is left behind.
     """
-    weights = read_weights(source)
-    config, dtype = weights.config, dtype or weights.dtype
-    refuse_existing(folder)
-    _check_tokenizer(config, tokenizer)
-    of, end = architecture(config), tokenizer.end
-    names = parameter_shapes(config)
-    values = (to_hugging_face(config, name, weights.tensor(name)) for name in names)
-    with new_folder(folder) as aside:
-        layout = {n: (DTYPES[dtype], shape) for n, shape in _their_shapes(config).items()}
-        write_safetensors(aside / TENSORS, layout, chain.from_iterable(values), METADATA)
-        described = {"architectures": [of.name], "model_type": of.model_type}
-        described |= hugging_face_config(config) | {"bos_token_id": end, "eos_token_id": end}
-        described["dtype"] = str(DTYPES[dtype]).removeprefix("torch.")
-        write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
-        copy_beside(tokenizer.paths, aside)
-    return config
-
-
-def _check_tokenizer(config: GPTConfig, tokenizer: Tokenizer) -> None:
-    """Raises: UsageError: the tokenizer has an id without a row."""
+    model_class = architecture(config)
     if tokenizer.ids > config.vocab_size:
         raise UsageError(
             f"the tokenizer has {tokenizer.ids} ids, but the model has {config.vocab_size}"
             " embedding rows"
         )
+    values = (to_hugging_face(config, name, tensor(name)) for name in parameter_shapes(config))
+    described = {"architectures": [model_class.name], "model_type": model_class.model_type}
+    described |= hugging_face_config(config)
+    described |= {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
+    described["dtype"] = str(DTYPES[dtype]).removeprefix("torch.")
+    with new_folder(folder) as aside:
+        layout = {n: (DTYPES[dtype], shape) for n, shape in _their_shapes(config).items()}
+        tensors = chain.from_iterable(values)
+        size, _ = write_safetensors(aside / TENSORS, layout, tensors, _METADATA)
+        write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
+        for file in tokenizer.paths:
+            shutil.copyfile(file, aside / file.name)
+            sync(aside / file.name)
+    return size

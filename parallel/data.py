@@ -142,12 +142,10 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> Tokenizer:
 
 
 def _from_hugging_face(path: Path) -> Tokenizer:
-    from models.hf_model import load_tokenizer
+    from models.hf_model import end_of_text, load_tokenizer
 
     tokenizer = load_tokenizer(path)
-    if (end := tokenizer.eos_token_id) is None:
-        end = tokenizer.convert_tokens_to_ids(END)
-    if end is None:
+    if (end := end_of_text(tokenizer)) is None:
         raise UsageError(f"the tokenizer at {path} has no end-of-text token")
     encode = functools.partial(tokenizer.encode, add_special_tokens=False, verbose=False)
     return Tokenizer(str(path), len(tokenizer), end, encode)

@@ -95,7 +95,7 @@ def loaded(start: str) -> set[str]:
     return {root_of(name) for name in seen}
 
 
-TORCH_FREE = ("analysis", "slurm", "parallel.config", "parallel.record", "models.hf")
+TORCH_FREE = ("analysis", "slurm", "parallel.config", "parallel.record", "models.hf_config")
 TORCH_FREE += ("parallel.sweep", "parallel.gpu_check", "parallel.rehearse", "parallel.engines")
 TORCH_FREE += ("parallel.checkpoint.folders", "parallel.checkpoint.__main__")
 TORCH_FREE += ("parallel.measure.wire", "parallel.measure.ranges", "parallel.measure.steady_time")

@@ -265,27 +265,30 @@ def test_sizes_are_predicted_and_checked(tmp_path):
     assert folders.steps_in(tmp_path) == [1]
 
 
-def test_weights_alone_are_exported_and_start_a_new_training(tmp_path, capsys):
+def test_weights_are_exported_and_start_a_new_training(tmp_path, capsys):
     save_some(tmp_path / "ck", [2])
-    bf16, out = tmp_path / "bf16", str(tmp_path / "fp32")
-    assert checkpoint.main(["export", str(tmp_path / "ck"), str(bf16)]) == 0
-    assert json.loads((bf16 / "config.json").read_text())["step"] == 2
-    engine, saved = Engine(), Engine(2.0).tensors
-    assert saver_of(engine, tmp_path).load(bf16) == 0
-    for name, tensor in load_file(bf16 / "model.safetensors").items():
-        assert torch.equal(tensor, saved[name]["param"].bfloat16())
-        assert torch.equal(tensor.float(), engine.tensors[name]["param"])
-    assert checkpoint.main(["export", str(tmp_path / "ck"), out, "--dtype", "fp32"]) == 0
-    exact = load_file(Path(out) / "model.safetensors")
-    assert all(torch.equal(v, saved[n]["param"]) for n, v in exact.items())
+    saved, out = Engine(2.0).tensors, str(tmp_path / "fp32")
+    assert checkpoint.main(["export", str(tmp_path / "ck"), str(tmp_path / "bf16")]) == 0
+    for folder, name in ((tmp_path / "bf16", "bfloat16"), (tmp_path / "fp32", "float32")):
+        if name == "float32":
+            words = ["export", str(tmp_path / "ck"), out, "--dtype", "fp32"]
+            assert checkpoint.main(words) == 0
+        stored = load_file(folder / "model.safetensors")
+        assert {tensor.dtype for tensor in stored.values()} == {getattr(torch, name)}
+        engine = Engine()
+        assert saver_of(engine, tmp_path).load(folder) == 0
+        for each, kinds in engine.tensors.items():
+            wanted = saved[each]["param"].to(getattr(torch, name)).float()
+            assert torch.equal(kinds["param"], wanted)
     capsys.readouterr()
     assert checkpoint.main(["verify", out]) == 0
-    assert capsys.readouterr().out == f"{out}: good\n"
-    assert checkpoint.main(["export", out, str(tmp_path / "again")]) == 2
-    assert "holds weights alone already" in capsys.readouterr().err
-    flip(Path(out) / "model.safetensors")
-    assert checkpoint.main(["verify", out]) == 1
-    assert "model.safetensors is damaged" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith(f"{out}: names and shapes are good")
+    for wrong, why in (
+        (["export", out, str(tmp_path / "again")], "holds Hugging Face's weights already"),
+        ([*words[:2], "x", "--format", "universal", "--dtype", "fp32"], "--dtype is of the format"),
+    ):
+        assert checkpoint.main(wrong) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_an_export_never_replaces_what_is_there(tmp_path, capsys):

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from base.errors import UsageError
-from models import weights
+from models import hf_weights
 from models.config import parameter_shapes, preset
+from models.hf_weights import write_hugging_face
 from parallel.checkpoint import contents, folders, loading
 from parallel.checkpoint.contents import KINDS
 from parallel.checkpoint.rank_files import Reader, write_rank_file
@@ -166,15 +167,16 @@ def test_a_rank_reads_what_it_holds(before, after, saved, read):
 
 @pytest.mark.parametrize("layout", ["tp4", "zero1-5"])
 def test_of_weights_alone_a_rank_reads_its_rows(layout, tmp_path, monkeypatch):
-    config, sizes, tensor = preset("tiny-llama", **SIZES), [], weights.Weights.tensor
-    weights.write_weights(tmp_path / "w", config, lambda name: value(name, "param"), "fp32")
+    config, sizes = preset("tiny-llama", **SIZES), []
+    tensor = hf_weights.HuggingFaceFolder.tensor
+    write_hugging_face(tmp_path / "w", config, lambda name: value(name, "param"), "fp32")
 
     def read(*arguments) -> torch.Tensor:
         numbers = tensor(*arguments)
         sizes.append(numbers.numel())
         return numbers
 
-    monkeypatch.setattr(weights.Weights, "tensor", read)
+    monkeypatch.setattr(hf_weights.HuggingFaceFolder, "tensor", read)
     filled: list[int] = []  # by one rank after the other
     monkeypatch.setattr(loading, "_check_all_filled", lambda *of: filled.extend(of[-1]))
     for rank in range(LAYOUTS[layout][0].world_size):
@@ -195,7 +197,7 @@ def test_of_weights_alone_a_rank_reads_its_rows(layout, tmp_path, monkeypatch):
 
 def test_ranks_that_hold_less_than_the_model_are_told_so(tmp_path):
     config = preset("tiny-llama", **SIZES)
-    weights.write_weights(tmp_path / "w", config, lambda name: value(name, "param"), "fp32")
+    write_hugging_face(tmp_path / "w", config, lambda name: value(name, "param"), "fp32")
     state = contents.State(pieces_of("tp4", 0))  # and nobody has the other three quarters
     engine = SimpleNamespace(state=lambda: state, restore=lambda *_: None)
     spec = SimpleNamespace(model=config, implementation="gpt")

@@ -15,8 +15,7 @@ import torch.distributed.checkpoint as dcp
 from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes, preset
 from models.hf_config import hugging_face_names
-from models.hf_weights import to_hugging_face
-from models.weights import write_weights
+from models.hf_weights import to_hugging_face, write_hugging_face
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import doors, folders
 from parallel.checkpoint.contents import KINDS
@@ -54,6 +53,30 @@ def test_what_is_imported_is_a_checkpoint_in_files_of_a_size(
     (event,) = saver.events()
     assert event.line().endswith("imported from a test, whose settings and data are not known")
     assert checkpoint.main(["export", str(folder), str(tmp_path / "weights")]) == 0
+
+
+def test_weights_alone_come_in_as_step_0_of_a_new_training(tmp_path, capsys):
+    foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
+    torch_dist.write(tmp_path / "theirs", foreign, "stacked")
+    table = tmp_path / "theirs" / "iter_0000007" / ".metadata"
+    stored = pickle.loads(table.read_bytes())
+    for name in [name for name in stored.state_dict_metadata if "exp_avg" in name]:
+        del stored.state_dict_metadata[name]
+    for index in [index for index in stored.storage_data if "exp_avg" in index.fqn]:
+        del stored.storage_data[index]
+    table.write_bytes(pickle.dumps(stored))
+    write_hugging_face(tmp_path / "model", MODEL, lambda name: drawn(name, "param"))
+    words = ["import", str(tmp_path / "theirs"), str(tmp_path / "in")]
+    assert checkpoint.main([*words, "--model", str(tmp_path / "model")]) == 0
+    assert "weights alone, as of step 0" in capsys.readouterr().out
+    engine = Engine(3.0)
+    saver = saver_of(engine, tmp_path / "run")
+    assert saver.load(tmp_path / "in") == 0 and engine.adam_step == 0
+    for name, tensors in engine.tensors.items():
+        assert tensors["param"].equal(drawn(name, "param"))
+        assert not any(tensors[kind].any() for kind in KINDS[1:])
+    (event,) = saver.events()
+    assert "without moments (its optimizer's form: fully_reshardable)" in event.line()
 
 
 def test_what_was_saved_without_checksums_is_read(tmp_path):
@@ -98,7 +121,7 @@ def test_megatron_core_s_checkpoint_comes_in_and_goes_out_bit_for_bit(n, run, tm
     (saved,) = folders.candidates(tmp_path / "ours")
     model = tmp_path / "model"
     config = GPTConfig(**folders.read_manifest(saved)["model"])
-    write_weights(model, config, Reader(saved, folders.read_manifest(saved)).gathered)
+    write_hugging_face(model, config, Reader(saved, folders.read_manifest(saved)).gathered)
     imported = tmp_path / "imported"
     words = [str(tmp_path / "iter_0000002"), str(imported), "--model", str(model)]
     assert checkpoint.main(["import", *words]) == 0
@@ -195,8 +218,7 @@ def test_megatron_lm_s_arguments_are_those_of_the_model(tmp_path):
 )
 def test_what_megatron_core_does_not_save_beside_tensors_is_one_line(common, tmp_path, capsys):
     foreign = Foreign(MODEL, 7, 7, ("param",), drawn, {"run": "r", "spec": {}})
-    (tmp_path / "model").mkdir()
-    ours.write(tmp_path / "model", foreign, "fp32")
+    write_hugging_face(tmp_path / "model", MODEL, lambda name: drawn(name, "param"))
     torch_dist.write(tmp_path / "out", foreign, "stacked")
     torch.save(common, tmp_path / "out" / "iter_0000007" / "common.pt")
     words = ["import", str(tmp_path / "out"), str(tmp_path / "in"), "--model"]

@@ -12,8 +12,7 @@ import torch
 from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
 from models.hf_config import hugging_face_names
-from models.hf_weights import to_hugging_face
-from models.weights import write_weights
+from models.hf_weights import to_hugging_face, write_hugging_face
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import doors, folders
 from parallel.checkpoint.contents import KINDS
@@ -83,7 +82,8 @@ def test_every_weight_and_moment_of_deepspeeds_own_files_is_read_bit_for_bit(nam
 def test_a_run_from_deepspeeds_files_equals_the_uninterrupted_one(saved, tokens):
     out, straight = saved
     source = theirs(out, RUNS[0], "deepspeed")
-    write_weights(out / "sizes", CONFIG, lambda name: torch.zeros(parameter_shapes(CONFIG)[name]))
+    shapes = parameter_shapes(CONFIG)
+    write_hugging_face(out / "sizes", CONFIG, lambda name: torch.zeros(shapes[name]))
     words = ["import", str(source), str(out / "imported"), "--model", str(out / "sizes")]
     assert checkpoint.main(words) == 0
     curves = work(2, out, tokens, "load", *RESUMED)

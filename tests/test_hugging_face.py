@@ -36,15 +36,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from base.errors import UsageError
-from models import gpt, hf, hf_model, hf_weights
+from models import gpt, hf_model, hf_weights
 from models.config import LLAMA3_ROPE, PRESETS, Experts, GPTConfig, parameter_shapes, preset
 from models.hf_config import architecture, config_of, hugging_face_config
-from models.hf_weights import Tokenizer, export_hugging_face
-from models.weights import write_weights
+from models.hf_weights import Tokenizer, open_hugging_face, write_hugging_face
 from parallel import token_files
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import attempts, loading
 from parallel.checkpoint.contents import NEVER_SAVED, Copy, Piece, State
+from parallel.checkpoint.doors import Foreign
+from parallel.checkpoint.doors import ours as our_door
 from parallel.config.settings import resolve
 from parallel.ranks import Ranks
 from parallel.record.reader import read_run
@@ -95,11 +96,11 @@ THEIRS = {
 }
 
 
-def weights_of(config: GPTConfig, folder, dtype: str = "fp32") -> gpt.GPT:
-    """A reference GPT with random weights everywhere (biases too), written to `folder`."""
+def exported(config: GPTConfig, folder) -> gpt.GPT:
+    """A reference GPT with random weights everywhere (biases too), exported to `folder`."""
     model = gpt.GPT(config).eval()
     gpt.fill(model, lambda _, p, *__: torch.randn_like(p) * 0.3)
-    write_weights(folder, config, model.state_dict().__getitem__, dtype)
+    write_hugging_face(folder, config, model.state_dict().__getitem__, "fp32")
     return model
 
 
@@ -114,13 +115,8 @@ def theirs(folder, kind: str = "gpt2", **changes):
     return model
 
 
-def opened(folder):
-    """Weights that training can start from."""
-    return hf_weights.open_weights(folder, lambda: None)
-
-
 def ours(folder) -> gpt.GPT:
-    weights = opened(folder)
+    weights = open_hugging_face(folder)
     model = gpt.GPT(weights.config).eval()
     gpt.fill(model, lambda name, *_: weights.tensor(name))
     return model
@@ -138,18 +134,17 @@ def assert_same_logits(reference: gpt.GPT, hugging_face, seq_len: int = 16):
 @pytest.mark.parametrize("kind", OURS)
 def test_an_exported_model_loads_in_transformers_with_the_same_logits(kind, tmp_path):
     config, of = OURS[kind]
-    model = weights_of(config, tmp_path / "weights")
-    export_hugging_face(tmp_path / "weights", tmp_path / "theirs")
-    exported, report = AutoModelForCausalLM.from_pretrained(
+    model = exported(config, tmp_path / "theirs")
+    loaded, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "theirs", output_loading_info=True
     )
-    assert type(exported) is of and not any(report.values())
-    assert exported.num_parameters() == config.n_params
-    assert_same_logits(model, exported.eval())
-    exported.save_pretrained(tmp_path / "saved by them")
-    back, before = opened(tmp_path / "saved by them"), opened(tmp_path / "weights")
+    assert type(loaded) is of and not any(report.values())
+    assert loaded.num_parameters() == config.n_params
+    assert_same_logits(model, loaded.eval())
+    loaded.save_pretrained(tmp_path / "saved by them")
+    back, before = open_hugging_face(tmp_path / "saved by them"), model.state_dict()
     assert back.config == config
-    assert all(back.tensor(n).equal(before.tensor(n)) for n in parameter_shapes(config))
+    assert all(back.tensor(n).equal(before[n]) for n in parameter_shapes(config))
 
 
 @pytest.mark.parametrize("kind", THEIRS)
@@ -158,9 +153,8 @@ def test_an_imported_model_has_the_same_logits_and_comes_back_bit_for_bit(kind, 
     files = list((tmp_path / "theirs").glob("*.safetensors"))
     assert (len(files) > 1) == (kind != "gpt2")
     assert_same_logits(ours(tmp_path / "theirs"), model)
-    read = opened(tmp_path / "theirs")
-    write_weights(tmp_path / "weights", read.config, read.tensor, read.dtype)
-    export_hugging_face(tmp_path / "weights", tmp_path / "again")
+    read = open_hugging_face(tmp_path / "theirs")
+    write_hugging_face(tmp_path / "again", read.config, read.tensor, read.dtype)
     assert_same_files(tmp_path / "theirs", tmp_path / "again")
 
 
@@ -226,14 +220,12 @@ def test_experts_of_no_presets_sizes_are_trained_from_a_directory_and_come_back(
     facts = read_run(run).facts
     assert facts["spec"]["experts"] == facts["model"]["experts"]
     assert checkpoint.main(["export", str(run), str(tmp_path / "w"), "--dtype", "fp32"]) == 0
-    assert checkpoint.main(["verify", str(tmp_path / "w"), str(tmp_path / "theirs")]) == 0
-    assert "w: good\n" in (said := capsys.readouterr().out) and "have no checksums" in said
-    assert hf.main(["export", str(tmp_path / "w"), str(tmp_path / "again")]) == 0
-    assert_same_files(tmp_path / "theirs", tmp_path / "again")
+    assert checkpoint.main(["verify", str(run), str(tmp_path / "theirs")]) == 0
+    assert "step-00000001: good\n" in (said := capsys.readouterr().out)
+    assert "have no checksums" in said
+    assert_same_files(tmp_path / "theirs", tmp_path / "w")
     assert_same_logits(ours(tmp_path / "w"), model)
-    assert_same_logits(
-        ours(tmp_path / "w"), AutoModelForCausalLM.from_pretrained(tmp_path / "again")
-    )
+    assert_same_logits(ours(tmp_path / "w"), AutoModelForCausalLM.from_pretrained(tmp_path / "w"))
 
 
 class CountsBytes:
@@ -287,7 +279,7 @@ def test_a_run_starts_from_a_sharded_directory_and_each_rank_reads_what_it_holds
     kind, tmp_path, monkeypatch
 ):
     theirs(tmp_path / "theirs", kind)
-    imported = opened(tmp_path / "theirs")
+    imported = open_hugging_face(tmp_path / "theirs")
     spec = resolve(("flags", {"load": str(tmp_path / "theirs"), "data": "none"}))
     assert spec.model == imported.config and spec.seq_len == 16
     attempts.check_first(spec, tmp_path / "theirs")
@@ -393,15 +385,20 @@ def test_a_tokenizer_goes_along(tmp_path):
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(["the cat sat on the mat"] * 3, 270, special_tokens=["<|endoftext|>"])
-    weights_of(replace(SMALL, vocab_size=bpe.get_vocab_size()), tmp_path / "weights", "bf16")
-    bpe.save(str(tmp_path / "weights" / "tokenizer.json"))
-    words = ["export", str(tmp_path / "weights"), str(tmp_path / "gpt2"), "--dtype", "fp32"]
-    assert hf.main(words) == 0
+    (tmp_path / "data").mkdir()
+    bpe.save(str(tmp_path / "data" / "tokenizer.json"))
+    config = replace(SMALL, vocab_size=bpe.get_vocab_size())
+    weights = gpt.GPT(config).state_dict()
+    facts = {"run": "imported from a test"}
+    foreign = Foreign(config, 7, 7, ("param",), lambda name, _: weights[name], facts)
+    our_door.write(tmp_path / "ck", foreign)
+    words = ["export", str(tmp_path / "ck"), str(tmp_path / "gpt2"), "--dtype", "fp32"]
+    assert checkpoint.main([*words, "--tokenizer", str(tmp_path / "data")]) == 0
     model = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2")
     assert model.dtype == torch.float32
     assert model.config.eos_token_id == bpe.token_to_id("<|endoftext|>")
     assert AutoTokenizer.from_pretrained(tmp_path / "gpt2")("the cat")["input_ids"]
-    original = (tmp_path / "weights" / "tokenizer.json").read_bytes()
+    original = (tmp_path / "data" / "tokenizer.json").read_bytes()
     assert (tmp_path / "gpt2" / "tokenizer.json").read_bytes() == original
 
 
@@ -409,7 +406,7 @@ def test_a_padded_vocabulary_is_cut(tmp_path):
     model = theirs(tmp_path / "gpt2", vocab_size=64)
     config = json.loads((tmp_path / "gpt2" / "config.json").read_text())
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"vocab_size": 61}))
-    assert opened(tmp_path / "gpt2").config.vocab_size == 61
+    assert open_hugging_face(tmp_path / "gpt2").config.vocab_size == 61
     assert_same_logits(ours(tmp_path / "gpt2"), model)
 
 
@@ -450,7 +447,7 @@ def test_a_model_that_our_gpt_cannot_be_is_refused_in_one_line(tmp_path, kind, c
     path = tmp_path / "theirs" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(UsageError, match=why) as refused:
-        opened(tmp_path / "theirs")
+        open_hugging_face(tmp_path / "theirs")
     assert "\n" not in str(refused.value)
 
 
@@ -478,10 +475,9 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(tmp_path):
 
 def test_a_model_that_no_class_has_is_refused_with_what_the_classes_have(tmp_path):
     why = "GPT2LMHeadModel has position learned, not rope; LlamaForCausalLM"
-    weights_of(replace(SMALL, position="rope"), tmp_path / "weights")
     with pytest.raises(UsageError, match=why):
-        export_hugging_face(tmp_path / "weights", tmp_path / "theirs")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["weights"]
+        exported(replace(SMALL, position="rope"), tmp_path / "theirs")
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match=why):
         resolve(("test", {"implementation": "hf", "device": "cpu", "position": "rope"}))
 
@@ -505,7 +501,7 @@ def test_old_names_and_a_repeated_output_layer_are_read(tmp_path):
     tensors["lm_head.weight"][0, 0] += 1  # it is not tied
     save_file(tensors, path)
     with pytest.raises(UsageError, match="lm_head.weight differs from wte.weight"):
-        opened(tmp_path / "gpt2")
+        open_hugging_face(tmp_path / "gpt2")
 
 
 @pytest.fixture
@@ -521,7 +517,7 @@ def test_a_llama_that_was_loaded_or_is_hugging_faces_goes_on_bit_for_bit(
 ):
     theirs(tmp_path / "llama", "llama", vocab_size=257)
     weights, saved = tmp_path / "llama", tmp_path / "checkpoints"
-    settings = opened(weights).config.as_dict()
+    settings = open_hugging_face(weights).config.as_dict()
     settings |= {"implementation": implementation, "steps": 4, "save_interval": 2, "lr": 1e-2}
     settings |= {"device": "cpu", "data": str(tokens), "global_batch": 4}
     spec = resolve(("test", settings))
@@ -541,7 +537,7 @@ class Malicious:
         return os.mkdir, (os.environ["PICKLE_RAN"],)
 
 
-@pytest.mark.parametrize("write", [theirs, functools.partial(weights_of, SMALL)])
+@pytest.mark.parametrize("write", [theirs, functools.partial(exported, SMALL)])
 def test_a_pickle_is_refused_and_never_runs(write, tmp_path, monkeypatch):
     monkeypatch.setenv("PICKLE_RAN", str(tmp_path / "ran"))
     folder = tmp_path / "folder"
@@ -549,18 +545,12 @@ def test_a_pickle_is_refused_and_never_runs(write, tmp_path, monkeypatch):
     (folder / "model.safetensors").unlink()
     torch.save(Malicious(), folder / "pytorch_model.bin")
     with pytest.raises(UsageError, match=r"holds pickles \(pytorch_model.bin\).* save_pretrained"):
-        opened(folder)
+        open_hugging_face(folder)
     assert not (tmp_path / "ran").exists()
     torch.load(folder / "pytorch_model.bin", weights_only=False)  # it is a pickle that would run
     assert (tmp_path / "ran").exists()
 
 
-def test_what_is_no_source_or_exists_already_is_refused(tmp_path, capsys):
-    assert hf.main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert f"python -m parallel.checkpoint export {tmp_path} FOLDER" in capsys.readouterr().err
-    weights_of(SMALL, tmp_path / "weights")
-    with pytest.raises(UsageError, match="weights exists already"):
-        export_hugging_face(tmp_path / "weights", tmp_path / "weights")
-    tokenizer = Tokenizer([], 62, None)
+def test_a_tokenizer_with_an_id_without_a_row_is_refused(tmp_path):
     with pytest.raises(UsageError, match="the tokenizer has 62 ids, but the model has 61"):
-        export_hugging_face(tmp_path / "weights", tmp_path / "again", tokenizer=tokenizer)
+        write_hugging_face(tmp_path / "out", SMALL, None, tokenizer=Tokenizer([], 62, None))

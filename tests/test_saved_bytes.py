@@ -1,6 +1,7 @@
 """Bytes of saved state, and how they get to the disk. No torch."""
 
 import os
+import re
 import stat
 import threading
 import time
@@ -9,7 +10,8 @@ import zlib
 import pytest
 
 from base import storage
-from base.storage import write_blocks, write_synced
+from base.errors import UsageError
+from base.storage import new_folder, state_bytes, write_blocks, write_synced
 
 
 @pytest.mark.parametrize("sizes", [[], [5], [1, 0, 3], [70_000, 1, 70_000, 9]])
@@ -108,3 +110,36 @@ def test_a_small_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_synced(path, "newer")
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_folder_and_nothing_else(tmp_path, monkeypatch):
+    def write(text: str) -> None:
+        with new_folder(tmp_path / "weights") as aside:
+            write_synced(aside / "file", text)
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / ".weights.partial" / "left").mkdir(parents=True)  # of a writer that was killed
+    write("old")
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="weights: No space left"):
+        patch.setattr(storage.os, "fsync", full)
+        write("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+    assert (tmp_path / "weights" / "file").read_text() == "old"
+    write("new")
+    assert (tmp_path / "weights" / "file").read_text() == "new"
+
+
+def test_the_published_split_is_2_and_12_bytes_per_parameter(shared):
+    """181B on 256 GPUs: 0.34TB (1.4GB per file and GPU) and 2.00TB (8.0GB), 2.4TB in all."""
+    published = next((shared / "seeds").glob("003_*.txt")).read_text()
+    weights, state = (
+        float(re.search(rf"([\d.]+)TB in {name}", published)[1])
+        for name in ("PP layer states", "optimizer states")
+    )
+    total = float(re.search(r"a total ([\d.]+)TB per checkpoint", published)[1])
+    tebi = 2**40  # as du prints
+    assert 2 * 181e9 / tebi == pytest.approx(weights, rel=0.05)
+    assert state_bytes(181e9) / tebi == pytest.approx(state, rel=0.05)
+    assert (2 * 181e9 + state_bytes(181e9)) / tebi == pytest.approx(total, rel=0.05)

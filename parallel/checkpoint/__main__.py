@@ -1,30 +1,36 @@
 """Check checkpoints, and bring them in and out. The command answers before torch is loaded.
 
-    python -m parallel.checkpoint verify PATH...                  # what is damaged, if anything
-    python -m parallel.checkpoint export PATH OUT [--dtype fp32]  # weights only, for models.hf
+    python -m parallel.checkpoint verify PATH...               # what is damaged, if anything
+    python -m parallel.checkpoint export PATH HF_DIR           # the weights for transformers
     python -m parallel.checkpoint export PATH OUT --format torch_dist  # with AdamW's moments
-    python -m parallel.checkpoint import PATH OUT --model M       # another's; then --load OUT
+    python -m parallel.checkpoint import PATH OUT --model M    # another's; then --load OUT
 
-PATH is a checkpoint, a folder of checkpoints or a run folder. `verify` reads weights alone, too.
-`export` takes the newest checkpoint and first checks all its bytes. `import` finds out the format,
-and writes a checkpoint where there are AdamW's moments, else the weights alone. Nothing is
-unpickled but tensors, numbers, texts and tables: a file with anything else is refused. Each command
-has its own --help.
+PATH is a checkpoint, a folder of checkpoints or a run folder. `verify` reads Hugging Face's, too.
+`export` takes the newest checkpoint and first checks all its bytes. Its format `hf` makes a GPT-2,
+Llama, Qwen3, Mixtral or Qwen3-MoE of transformers, with the same logits; a model that none of these
+classes has is refused. The other way needs no command: `parallel.train --load HF_DIR`. `import`
+finds out the format; without AdamW's moments the checkpoint is of step 0. Nothing is unpickled but
+tensors, numbers, texts and tables: a file with anything else is refused. A folder is written aside
+and renamed when it is complete; one that exists is never overwritten. Each command has its own
+--help.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
-# torch is loaded where it is used: --help, verify and mistakes are answered at once.
+# torch and transformers are loaded where they are used: --help and mistakes are answered at once.
 from base.errors import Parser, UsageError, command_line
 from base.storage import BYTES, refuse_existing
 from models.config import in_words, preset
-from models.weights_config import model_of
+from models.hf_config import model_of
 from parallel.checkpoint import folders
+
+FORMATS = ("hf", "torch_dist", "torch_dist-hybrid", "universal")
 
 
 def _verify(folder: Path) -> str:
-    """What is good of a checkpoint, or of weights alone, in words.
+    """Returns what is good of a checkpoint or of a Hugging Face directory, in words.
 
     Raises:
         UsageError: it is not what was written, or not the model of its config.json.
@@ -32,32 +38,38 @@ def _verify(folder: Path) -> str:
     if folders.step_of(folder) is not None:
         folders.verify(folder)
         return "good"
-    from models.hf_weights import HuggingFaceFolder, open_weights
+    from models.hf_weights import open_hugging_face
 
-    if isinstance(open_weights(folder, lambda: None), HuggingFaceFolder):
-        return "names and shapes are good; Hugging Face's files have no checksums"
-    return "good"
+    open_hugging_face(folder)
+    return "names and shapes are good; Hugging Face's files have no checksums"
 
 
-def _export(path: Path, out: Path, dtype: str | None, form: str) -> str:
-    """Write a checkpoint's weights, or all of it in another's format, as the folder `out`, and say
-    what was written.
+def _export(path: Path, out: Path, form: str, dtype: str | None, tokenizer: Path | None) -> str:
+    """Writes the newest checkpoint at a path as the folder `out`, and says what was written.
 
     Raises:
         UsageError: it is damaged or of Hugging Face's own model; or `out` cannot be written.
     """
     refuse_existing(out)
-    if dtype and form != "weights":
-        raise UsageError(f"--dtype is of weights alone: {form} has fp32")
+    if form != "hf" and (dtype or tokenizer):
+        flag = "--dtype" if dtype else "--tokenizer"
+        raise UsageError(f"{flag} is of the format hf: {form} has fp32, and no tokenizer")
     folder = folders.candidates(path)[0]
     if folders.step_of(folder) is None:
-        raise UsageError(f"{folder} holds weights alone already: use python -m models.hf export")
+        raise UsageError(f"{folder} holds Hugging Face's weights already")
     from parallel.checkpoint.doors import deepspeed, ours, torch_dist
 
     checkpoint = ours.read(folder)
-    if form == "weights":
-        dtype = dtype or "bf16"
-        size = ours.write(out, checkpoint._replace(kinds=("param",)), dtype)
+    if form == "hf":
+        from models.hf_weights import NO_TOKENIZER, write_hugging_face
+
+        beside, dtype = NO_TOKENIZER, dtype or "bf16"
+        if tokenizer:
+            from models.hf_model import tokenizer_at
+
+            beside = tokenizer_at(tokenizer)
+        weights = partial(checkpoint.tensor, kind="param")
+        size = write_hugging_face(out, checkpoint.config, weights, dtype, beside)
         return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
     if form == "universal":
         deepspeed.write(out, checkpoint)
@@ -69,7 +81,7 @@ def _export(path: Path, out: Path, dtype: str | None, form: str) -> str:
 
 
 def _import(path: Path, out: Path, model: str) -> str:
-    """Write another's checkpoint as one of ours, and say what was written.
+    """Writes another's checkpoint as one of ours, and says what was written.
 
     Raises:
         UsageError: it cannot be read, is of another model or may run code; `out` cannot be written.
@@ -81,8 +93,8 @@ def _import(path: Path, out: Path, model: str) -> str:
 
     foreign = doors.read(path, sizes)
     ours.write(out, foreign)
-    held = "weights and moments" if len(foreign.kinds) > 1 else "weights alone"
-    return f"{out}: {foreign.config.n_params:,} parameters, {held}, {foreign.facts['run']}"
+    content = "weights and moments" if len(foreign.kinds) > 1 else "weights alone, as of step 0"
+    return f"{out}: {foreign.config.n_params:,} parameters, {content}, {foreign.facts['run']}"
 
 
 @command_line("parallel.checkpoint")
@@ -91,12 +103,13 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="read every byte and compare checksums")
     verify.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="what to read")
-    exporting = commands.add_parser("export", help="write the weights, or another's format")
-    dtypes = {"choices": tuple(BYTES), "help": "of weights (default: bf16)"}
-    exporting.add_argument("--dtype", **dtypes)
-    forms = ("weights", "torch_dist", "torch_dist-hybrid", "universal")
-    help_ = "default: weights"
-    exporting.add_argument("--format", dest="form", choices=forms, default=forms[0], help=help_)
+    exporting = commands.add_parser("export", help="write another's format")
+    about = "default: hf, Hugging Face's weights"
+    exporting.add_argument("--format", dest="form", choices=FORMATS, default="hf", help=about)
+    about = "of Hugging Face's weights (default: bf16)"
+    exporting.add_argument("--dtype", choices=tuple(BYTES), help=about)
+    about = "a tokenizer's folder or tokenizer.json: its files go along with Hugging Face's weights"
+    exporting.add_argument("--tokenizer", type=Path, metavar="PATH", help=about)
     importing = commands.add_parser("import", help="read another's checkpoint")
     importing.add_argument("--model", required=True, help="its sizes: a preset or a config.json")
     for command in (exporting, importing):

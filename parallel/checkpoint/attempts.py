@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from base.errors import UsageError
 from models.config import GPTConfig
-from models.weights_config import model_of
+from models.hf_config import model_of
 from parallel.checkpoint import folders
 from parallel.config.data_files import DEFAULT_FOLDER, describe
 from parallel.config.duration import CIRCUMSTANCES, WORK

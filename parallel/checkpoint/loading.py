@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from base.errors import Answer, UsageError
 from models.config import GPTConfig
-from models.hf_weights import open_weights
+from models.hf_weights import open_hugging_face
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.contents import slices_to_save
@@ -110,7 +110,7 @@ def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
 def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
     """Start a new training from weights alone: no moments, step 0. Rank 0 checks the files, and
     each rank reads the boxes that it holds."""
-    weights, problem = ranks.on_first(attempt, open_weights, folder, ranks.tick)
+    weights, problem = ranks.on_first(attempt, open_hugging_face, folder)
     if problem:
         raise UsageError(problem)
     check_model(spec, folder, weights.config, "gpt")

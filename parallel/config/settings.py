@@ -17,7 +17,7 @@ from models.config import (
     in_words,
     name_of,
 )
-from models.weights_config import holds_weights, model_of
+from models.hf_config import holds_weights, model_of
 from parallel.config.data_files import stated_by
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
 from parallel.config.duration import WORK, steps_of

@@ -45,7 +45,6 @@ LINES = {
     "analysis.stragglers": "logs/study",
     "analysis.curves": "logs/study --to tensorboard --out curves",
     "analysis.tflops": "job.out",
-    "models.hf": "export weights gpt2",
     "parallel.checkpoint": "verify logs/study/ddp",
     "parallel.data": "--input page.md --out data --tokenizer byte",
     "parallel.record.environment": "environment.txt",

@@ -25,10 +25,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from base.errors import UsageError
-from base.storage import write_blocks
+from base.storage import new_folder, write_blocks
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import WITH_VOCABULARY
-from models.weights import new_folder
 from parallel.checkpoint.contents import KINDS
 from parallel.checkpoint.doors import Foreign, pickles
 from parallel.checkpoint.doors.names import Named

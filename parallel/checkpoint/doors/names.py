@@ -16,9 +16,8 @@ from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import WITH_VOCABULARY
 from models.hf_config import hugging_face_names
-from models.hf_weights import from_hugging_face
+from models.hf_weights import differing, from_hugging_face
 from models.megatron_names import MEGATRON_LAYER, MEGATRON_TOP
-from models.weights import differing
 
 Shape = tuple[int, ...]
 

@@ -1,16 +1,16 @@
 """Our own checkpoints, as a `Foreign` and from one."""
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from base.errors import UsageError
-from base.storage import STATE_BYTES_PER_PARAM
+from base.storage import STATE_BYTES_PER_PARAM, new_folder
 from models.config import GPTConfig, parameter_shapes
-from models.weights import new_folder, write_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.contents import KINDS, Piece
 from parallel.checkpoint.doors import Foreign
@@ -22,7 +22,7 @@ FILE_BYTES = 1 << 30  # of one file; a larger parameter has its own
 
 
 def read(folder: Path) -> Foreign:
-    """A checkpoint of ours, all of whose bytes are checked first.
+    """Opens a checkpoint of ours, all of whose bytes are checked first.
 
     Raises:
         UsageError: it is damaged, or of Hugging Face's model, whose parameters have other names.
@@ -36,26 +36,26 @@ def read(folder: Path) -> Foreign:
     return Foreign(config, step, manifest["adam_step"], KINDS, gathered, facts)
 
 
-def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
-    """Write what `--load` takes: a folder with one checkpoint; without moments, the weights alone.
-    One file's tensors are in memory. The bytes that were written.
+def write(out: Path, foreign: Foreign) -> int:
+    """Writes what `--load` takes, a folder with one checkpoint, and returns its bytes. One file's
+    tensors are in memory. Without moments it is of step 0, with moments of 0, as a run begins.
 
     Raises:
         UsageError: it cannot be written; nothing is left behind.
     """
-    facts = {"step": foreign.step}
-    facts |= {key: foreign.facts.get(key) for key in ("run", "commit")}
+    step, adam_step = foreign.step, foreign.adam_step
     if foreign.kinds != KINDS:
-        weights = functools.partial(foreign.tensor, kind="param")
-        return write_weights(out, foreign.config, weights, dtype, facts)
+        step = adam_step = 0
     with new_folder(out) as aside:
-        folder = aside / folders.name_of(foreign.step)
+        folder = aside / folders.name_of(step)
         folder.mkdir()
         files = list(_written(folder, foreign))
-        manifest = facts | {
+        manifest = {
             "format": folders.FORMAT,
-            "adam_step": foreign.adam_step,
+            "step": step,
+            "adam_step": adam_step,
             "time_utc": utc_now(),
+            "run": foreign.facts.get("run"),
             "engine": folders.IMPORTED,
             "implementation": "gpt",
             "precision": "fp32",
@@ -63,7 +63,8 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
             "layout": Layout().as_dict(),
             "model": foreign.config.as_dict(),
             "spec": {},
-            "data": {"next_step": foreign.step},
+            "commit": foreign.facts.get("commit"),
+            "data": {"next_step": step},
             "scaler": {},
             "files": files,
         }
@@ -72,13 +73,18 @@ def write(out: Path, foreign: Foreign, dtype: str = "fp32") -> int:
 
 
 def _written(folder: Path, foreign: Foreign) -> Iterator[dict[str, Any]]:
-    """Write files of whole parameters and their moments; the entry of each in the manifest."""
+    """Writes files of whole parameters and their moments; yields the manifest's entry of each."""
     pieces, ranks = [], itertools.count()
     for name, shape in parameter_shapes(foreign.config).items():
         size = STATE_BYTES_PER_PARAM * (sum(map(len, pieces)) + math.prod(shape))
         if pieces and size > FILE_BYTES:
             yield write_rank_file(folder, next(ranks), pieces)
             pieces = []
-        tensors = {kind: foreign.tensor(name, kind).flatten() for kind in KINDS}
+        tensors = {
+            kind: foreign.tensor(name, kind).flatten()
+            if kind in foreign.kinds
+            else torch.zeros(math.prod(shape))
+            for kind in KINDS
+        }
         pieces.append(Piece(name, shape, (0,) * len(shape), shape, 0, tensors))
     yield write_rank_file(folder, next(ranks), pieces)

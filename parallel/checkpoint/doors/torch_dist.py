@@ -31,9 +31,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from base.errors import UsageError
-from base.storage import write_blocks, write_synced
+from base.storage import new_folder, write_blocks, write_synced
 from models.config import GPTConfig, parameter_shapes
-from models.weights import new_folder
 from parallel.checkpoint.contents import KINDS
 from parallel.checkpoint.doors import Foreign, pickles
 from parallel.checkpoint.doors.names import Named, Shape, megatron
