@@ -1,5 +1,5 @@
 """What is trained: sizes and presets, arithmetic, the one-device GPT, Hugging Face import/export.
 
-Only `gpt`, `tensor_files`, `hf_weights` and `hf_model` load torch. Read config.py, gpt.py, flops.py,
-then hf_config.py and hf_weights.py: the same model by other names.
+Read config.py, gpt.py and flops.py; then hf_config.py and hf_weights.py, the same model by other
+names. Only `gpt`, `tensor_files`, `hf_weights` and `hf_model` load torch.
 """
