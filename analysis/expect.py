@@ -44,7 +44,7 @@ from models.config import preset
 from models.gpus import card_memory, peak_tflops, usual_gpu
 from parallel.config.axes import EXPERT_AXES, SET_AXES, shown_axes
 from parallel.config.layout import Ends
-from parallel.config.run_spec import RunSpec
+from parallel.config.run_spec import DEFAULTS
 
 FLAGS = "flags"  # the source of a run that is not measured
 # How far what differs puts a row from a run: each doubling of a number, or another word.
@@ -67,7 +67,7 @@ def of_flags(facts: dict[str, Any], wanted: str | None) -> Record:
     state(record, facts, "flag")
     for name in (*SPLIT, "recompute", "micro_batch"):
         if getattr(record, name) is None:
-            setattr(record, name, RunSpec.__dataclass_fields__[name].default)
+            setattr(record, name, DEFAULTS[name])
     record.engine = record.engine or engine_of(record.zero_stage, False)
     if config := config_of(record).value:
         record.facts["model"] = {"padded_vocab": config.padded_vocab(record.tp)}

@@ -33,14 +33,15 @@ from base.errors import Parser, UsageError, command_line, warn
 from base.files import add_force_flag
 from base.storage import output
 from base.units import GIB
-from models.config import PRESETS, name_of, preset
+from models.config import OVERRIDES, PRESETS, name_of, preset
 from models.gpus import find_gpu, planning_gpu
 from parallel.config import settings
 from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.clusters import load_clusters
+from parallel.config.run_spec import BOUNDS
 
 # What a model is made of, as flags; the sequence length that is planned is its number of positions.
-MODEL = tuple(name for name in settings.MODEL if name != "max_seq_len")
+MODEL = tuple(name for name in OVERRIDES if name not in ("max_seq_len", "experts"))
 SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "n_kv_head", "vocab_size", "max_seq_len")
 STEPS = 20  # of a planned run
 FSDP2 = "fsdp2: no run of it is behind these times"  # a table's note
@@ -92,10 +93,10 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     """Raises: UsageError: a number out of its bounds, or a flag that would be ignored."""
     if bool(arguments.cluster) == bool(arguments.gpu_type):
         raise UsageError("say where: --cluster NAME or --gpu-type NAME, one of them")
-    sizes = {*MODEL, "seq_len", "gpus", "global_batch"} & settings.BOUNDS.keys()
+    sizes = {*MODEL, "seq_len", "gpus", "global_batch"} & BOUNDS.keys()
     check_flags(
         arguments,
-        **{name: settings.BOUNDS[name] for name in sizes},
+        **{name: BOUNDS[name] for name in sizes},
         gpus_per_node=(1, 10**9),
         gpu_memory=(1, 10_000),
         leave=(0, 10**9),
@@ -103,7 +104,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         top=(1, 10_000),
     )
     for cp in arguments.cp:
-        if problem := settings.BOUNDS["cp"].problem("--cp", cp):
+        if problem := BOUNDS["cp"].problem("--cp", cp):
             raise UsageError(problem)
     if arguments.leave >= arguments.gpus:
         raise UsageError(

@@ -10,6 +10,7 @@ import re
 import time
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from datetime import datetime
+from functools import cache
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -96,6 +97,7 @@ def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] =
     return field(default=default, metadata=meta)
 
 
+@cache
 def kind_of(setting: Field) -> type:
     """The type of a setting's value: int of `int | None`, tuple of `tuple[str, ...]`."""
     kind = setting.type

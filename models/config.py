@@ -155,24 +155,26 @@ class GPTConfig:
         UsageError: a size is out of its bounds, sizes do not fit together, or a name is not known.
     """
 
-    n_layer: int = key(MISSING, allowed=LAYERS)
-    hidden: int = key(MISSING, allowed=WIDTH)
-    n_head: int = key(MISSING, allowed=COUNT)
-    vocab_size: int = key(50257, allowed=SIZE)
-    max_seq_len: int = key(1024, allowed=SIZE)
-    ffn_hidden: int = key(0, allowed=FFN)
-    n_kv_head: int = key(0, allowed=MAYBE_COUNT)
-    kv_channels: int = key(0, allowed=MAYBE_COUNT)
-    position: str = key("learned", allowed=POSITIONS)
-    rope_theta: float = key(10000.0, allowed=_ABOVE_0)
-    rope_scaling: float = key(1.0, allowed=_ABOVE_0)
-    norm: str = key("layernorm", allowed=NORMS)
-    norm_eps: float = key(1e-5, allowed=_ABOVE_0)
-    qk_norm: bool = key(False)
-    activation: str = key("gelu", allowed=ACTIVATIONS)
-    tied: bool = key(True)
-    bias: bool = key(True)
-    experts: Experts | None = key(None)
+    n_layer: int = key(MISSING, "transformer blocks", LAYERS)
+    hidden: int = key(MISSING, "hidden size", WIDTH)
+    n_head: int = key(MISSING, "attention heads", COUNT)
+    n_kv_head: int = key(0, "heads of keys and values; 0: n_head", MAYBE_COUNT)
+    kv_channels: int = key(0, "size of a head; 0: hidden / n_head", MAYBE_COUNT)
+    ffn_hidden: int = key(0, "feed-forward size; 0: 4 x hidden, with swiglu 8/3 x hidden", FFN)
+    vocab_size: int = key(50257, "token ids; default: the preset's, or the data's", SIZE)
+    max_seq_len: int = key(1024, "positions: the longest sequence", SIZE)
+    position: str = key("learned", "how positions enter the model", POSITIONS)
+    rope_theta: float = key(10000.0, "base of the rotary wavelengths", Bounds(1, 10**12))
+    rope_scaling: float = key(1.0, "Llama 3.1's stretching of them", Bounds(1, 10**4))
+    norm: str = key("layernorm", "the norm before each part of a block", NORMS)
+    norm_eps: float = key(1e-5, "its epsilon", Bounds(0, 1, above=True))
+    qk_norm: bool = key(False, "norm each head's query and key, as in Qwen3")
+    activation: str = key("gelu", "of the feed-forward; swiglu has a gate", ACTIVATIONS)
+    tied: bool = key(True, "the output layer is the word embedding")
+    bias: bool = key(True, "linear layers have biases")
+    experts: Experts | None = key(
+        None, 'JSON: {"num_experts": 8, "moe_router_topk": 2}, names as in models.config.Experts'
+    )
     mla: LatentAttention | None = key(None)
     mtp_num_layers: int = key(0, allowed=Bounds(0, 2**10))
     window: SlidingWindow | None = key(None)
@@ -300,6 +302,10 @@ def _count(config: GPTConfig, of: Callable[[Shapes], int]) -> int:
     kinds = {False: config.n_blocks - config.expert_layers, True: config.expert_layers}
     blocks = sum(n * of(_block_shapes(config, experts)) for experts, n in kinds.items() if n)
     return of(_outer_shapes(config)) + blocks
+
+
+# What a run may set otherwise than its preset has it.
+OVERRIDES = tuple(f.name for f in fields(GPTConfig) if f.name == "experts" or f.name not in PARTS)
 
 
 # What Llama's architecture has otherwise than GPT-2's.

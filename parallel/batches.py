@@ -57,7 +57,7 @@ def unread(spec: RunSpec, stage: int, device: torch.device) -> Batch | None:
     does; where documents end, all of them read the tokens."""
     if stage in (0, spec.layout.pp - 1) or spec.end_of_text is not None:
         return None
-    zeros_BS = torch.zeros(spec.micro_batch, spec.seq_len, dtype=torch.int64, device=device)
+    zeros_BS = torch.zeros(spec.layout.micro_batch, spec.seq_len, dtype=torch.int64, device=device)
     return zeros_BS, zeros_BS
 
 

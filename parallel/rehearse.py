@@ -38,7 +38,7 @@ from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
 from parallel.config import clusters
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.engine_abilities import ENGINES
-from parallel.config.run_spec import MODEL, RunSpec
+from parallel.config.run_spec import RunSpec
 from parallel.config.settings import add_flags, from_flags
 from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
@@ -80,7 +80,7 @@ def shortened(spec: RunSpec, stage: int) -> RunSpec:
         n = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
     n = min(layout.n_micro, n)
     spec = replace(spec, moe_router_force_load_balancing=bool(spec.model.experts))
-    return replace(spec, grad_accum=n, global_batch=layout.dp * spec.micro_batch * n, device="cpu")
+    return replace(spec, layout=replace(layout, n_micro=n), device="cpu")
 
 
 def import_libraries(specs: Iterable[RunSpec]) -> None:
@@ -98,9 +98,12 @@ def unrehearsed(spec: RunSpec, study: Path | None = None, place: str = "") -> st
     """Returns the reason why no rank of a run is rehearsed, though it may train, and the planner's
     command where that counts its bytes; "" where each can be rehearsed. place: as `planners_count`
     takes it."""
-    if spec.engine == "deepspeed_zero" and spec.ep > 1:
+    if spec.engine == "deepspeed_zero" and spec.layout.ep > 1:
         return "DeepSpeed's AutoEP needs the numbers of tokens"
-    settings = {f"cp {spec.cp}": spec.cp > 1, "precision fp8": spec.precision == "fp8"}
+    settings = {
+        f"cp {spec.layout.cp}": spec.layout.cp > 1,
+        "precision fp8": spec.precision == "fp8",
+    }
     settings["te_loss"] = spec.te_loss
     if asked := [name for name, is_asked in settings.items() if is_asked]:
         reason = f"Transformer Engine alone has {' and '.join(asked)}, and only a GPU runs it"
@@ -114,12 +117,12 @@ def planners_count(spec: RunSpec, study: Path | None, place: str) -> str:
     if study:
         return f"python -m analysis.prune {study} {place}".strip()
     split = {axis: getattr(spec.layout, axis) for axis in (*AXES, *EXPERT_AXES)}
-    split |= {"mbs": spec.micro_batch, "zero": spec.zero_stage}
+    split |= {"mbs": spec.layout.micro_batch, "zero": spec.layout.zero_stage}
     layout = ",".join(f"{name}={size}" for name, size in split.items() if size > 1)
-    own = [name for name in MODEL if getattr(spec, name) is not None and name != "max_seq_len"]
-    flags = {"preset": spec.preset} | {name: getattr(spec, name) for name in own}
+    sizes = {k: v for k, v in spec.overrides.items() if k not in ("max_seq_len", "experts")}
+    flags = {"preset": spec.preset} | sizes
     flags |= {"gpus": spec.gpus, "global_batch": spec.layout.global_batch}
-    flags |= {"seq_len": spec.seq_len, "precision": spec.precision, "cp": spec.cp}
+    flags |= {"seq_len": spec.seq_len, "precision": spec.precision, "cp": spec.layout.cp}
     words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
     return f"python -m analysis.plan {words} {place or '--gpu-type CARD'} --why {layout}"
 
@@ -174,7 +177,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
         # Where it has seen a micro-batch, ZeRO-3 gathers ahead and keeps what it needs again.
         steps = 2 if layout.zero_stage == 3 and layout.n_micro == 1 else 1
         ranges.listeners.append(held)
-        shape = (spec.micro_batch, spec.seq_len)
+        shape = (layout.micro_batch, spec.seq_len)
         for _ in range(steps):
             held.restart()
             messages.forget()
@@ -213,7 +216,7 @@ def counted(rehearsal: Rehearsal) -> dict[str, float]:
 
 def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> str:
     """Returns a rank's rehearsal as a line; with details the table of what it `counted` below."""
-    where = f"{name}, rank {rehearsal.rank} (stage {rehearsal.stage} of {spec.pp})"
+    where = f"{name}, rank {rehearsal.rank} (stage {rehearsal.stage} of {spec.layout.pp})"
     if rehearsal.error:
         return f"{where} could not train a step: {rehearsal.error}"
     rows = counted(rehearsal)
@@ -272,9 +275,12 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
         UsageError: neither a word of --help nor numbers of ranks.
     """
     world = spec.layout.world_size
-    stages = {"all-stages": range(spec.pp), "first-and-last": sorted({0, spec.pp - 1})}
+    stages = {
+        "all-stages": range(spec.layout.pp),
+        "first-and-last": sorted({0, spec.layout.pp - 1}),
+    }
     if asked in stages:
-        return [stage * (world // spec.pp) for stage in stages[asked]]
+        return [stage * (world // spec.layout.pp) for stage in stages[asked]]
     numbers = asked.split(",")
     if not all(number.isdecimal() and int(number) < world for number in numbers):
         raise UsageError(

@@ -20,7 +20,7 @@ from deepspeed.runtime.zero import partition_parameters, partitioned_param_coord
 def redirect(spec: RunSpec, in_host_memory: Callable[[torch.Tensor], None]) -> None:
     """Patch DeepSpeed in this process. in_host_memory: told of each tensor that it pins there with
     offload."""
-    shape = (spec.seq_len, spec.micro_batch, spec.model.hidden)  # [S, B, H] between stages
+    shape = (spec.seq_len, spec.layout.micro_batch, spec.model.hidden)  # [S, B, H] between stages
     dtype = DTYPES[spec.precision]
 
     def received(engine: Any, _: int) -> Any:

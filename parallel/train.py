@@ -281,7 +281,7 @@ def train_in_folder(job: "Job") -> int:
         ranks = Ranks(launch.rank, launch.world_size, per_node=ranks_per_node(launch))
         siblings = Siblings(ranks.gather(process_number()), launch.rank)
         loads = ranks.gather(source is not None)[0]  # rank 0 alone knows
-        if spec.offload != "none" and device.type == "cuda" and spec.threads == 1:
+        if spec.layout.offload != "none" and device.type == "cuda" and spec.threads == 1:
             # AdamW updates what is offloaded on the CPU, while nothing else runs there.
             host["optimizer_threads"] = cpu.share_of_cores(ranks.gather)
             torch.set_num_threads(host["optimizer_threads"])

@@ -35,7 +35,7 @@ class SavesBoth(Checkpointer):
             theirs = self.save_to.with_name(f"{self.save_to.name}-deepspeed")
             self.engine.engine.save_checkpoint(str(theirs), tag="global_step2")
             dist.barrier()
-            if dist.get_rank() == 0 and self.spec.pp == 1:
+            if dist.get_rank() == 0 and self.spec.layout.pp == 1:
                 convert(theirs)
             dist.barrier()
 

@@ -1,12 +1,11 @@
 """One flag for one thing in every command, and a line of help for every flag."""
 
 import argparse
-from dataclasses import fields
 from functools import partial
 
 import pytest
 
-from parallel.config.run_spec import RunSpec
+from parallel.config.run_spec import SETTINGS
 from tests.conftest import ROOT
 from tests.tools.bad_commands import actions_of
 
@@ -34,8 +33,8 @@ def test_every_flag_has_a_line_of_help(actions):
 
 def test_a_flag_that_is_a_setting_is_spelled_alike_everywhere(actions):
     """A command that takes a setting of a run takes it under the trainer's name."""
-    flags = {f.metadata["help"]: "--" + f.name.replace("_", "-") for f in fields(RunSpec)}
-    assert len(flags) == len(fields(RunSpec))
+    flags = {f.metadata["help"]: "--" + name.replace("_", "-") for name, f in SETTINGS.items()}
+    assert len(flags) == len(SETTINGS)
     for command, action in actions:
         flag = flags.get((action.help or "").partition(" (default")[0])
         assert flag is None or flag in action.option_strings, (command, flag)

@@ -48,8 +48,8 @@ def test_tflops_divide_by_seconds_and_gpus():
 
 # Models whose TFLOP/s or FLOPs other programs printed, and that no preset has.
 GEMMA = {"activation": "swiglu", "bias": False}  # its GELU gate has the FLOPs of a SiLU gate
-GEMMA_7B = GPTConfig(28, 3072, 16, 256128, ffn_hidden=24576, kv_channels=256, **GEMMA)
-GEMMA_2B = GPTConfig(18, 2048, 8, 256128, ffn_hidden=16384, n_kv_head=1, **GEMMA)
+GEMMA_7B = GPTConfig(28, 3072, 16, vocab_size=256128, ffn_hidden=24576, kv_channels=256, **GEMMA)
+GEMMA_2B = GPTConfig(18, 2048, 8, vocab_size=256128, ffn_hidden=16384, n_kv_head=1, **GEMMA)
 SUPERBENCH = GPTConfig(32, 4096, 32, vocab_size=50304, max_seq_len=2048)
 SUPERBENCH_RATE = 2048 * 2048 / 74.4949 / 16
 MPT_13B = GPTConfig(40, 5120, 40, vocab_size=50368, max_seq_len=2048)

@@ -59,13 +59,13 @@ def test_a_check_tries_what_a_first_day_needs():
     assert llamas == {"ddp", "fsdp2", "deepspeed_zero", "deepspeed_pipe", "megatron"}
     assert {spec.engine for spec in SPECS if spec.compile} == {"ddp", "fsdp2"}
     assert {"bf16", "fp8"} < {spec.precision for spec in SPECS}
-    assert any(spec.cp == 2 for spec in SPECS) and any(spec.gpus == 16 for spec in SPECS)
+    assert any(spec.layout.cp == 2 for spec in SPECS) and any(spec.gpus == 16 for spec in SPECS)
     for study in STUDIES:  # what is loaded was saved, by a run of the same study
         for spec in study.specs.values():
             if spec.load:
                 logs, name, run, _, step = spec.load.split("/")
                 saved = study.specs[run]
-                assert (logs, name) == ("logs", study.name) and saved.sequence_parallel
+                assert (logs, name) == ("logs", study.name) and saved.layout.sequence_parallel
                 assert int(step.removeprefix("step-")) == saved.save_interval < spec.steps
     splits = {(spec.engine, spec.layout.tp) for spec in SPECS if spec.load}
     assert splits == {("megatron", 2), ("megatron", 1), ("fsdp2", 1)}
@@ -123,7 +123,7 @@ def test_what_a_node_cannot_try_is_said(monkeypatch):
     monkeypatch.setattr(devices, "capability_of", lambda _: (8, 0))
     monkeypatch.setattr(kernels, "problem", lambda _: "Transformer Engine does not work here: x")
     why = {
-        (spec.precision, spec.cp, spec.gpus): gpu_check.why_not(spec, gpus=8, nodes=1)
+        (spec.precision, spec.layout.cp, spec.gpus): gpu_check.why_not(spec, gpus=8, nodes=1)
         for spec in SPECS
     }
     assert why["fp32", 1, 8] == why["bf16", 1, 1] == ""

@@ -53,7 +53,7 @@ def test_a_middle_stage_makes_no_batches(rank, settings, reads, tmp_path, monkey
     assert Text.made == reads * one.spec.layout.n_micro
     shapes = {tuple(part.shape) for batch in taken for part in batch}
     assert len(taken) == one.spec.layout.n_micro and shapes == {
-        (one.spec.micro_batch, one.spec.seq_len)
+        (one.spec.layout.micro_batch, one.spec.seq_len)
     }
 
 

@@ -123,7 +123,7 @@ def test_layers_with_experts_are_those_of_the_released_models():
 
 
 def test_a_dense_model_is_written_as_before_there_were_experts():
-    sizes = "n_layer hidden n_head vocab_size max_seq_len ffn_hidden n_kv_head kv_channels position"
+    sizes = "n_layer hidden n_head n_kv_head kv_channels ffn_hidden vocab_size max_seq_len position"
     sizes += " rope_theta rope_scaling norm norm_eps qk_norm activation tied bias"
     dense = [config for config in PRESETS.values() if not config.parts]
     assert {tuple(config.as_dict()) for config in dense} == {tuple(sizes.split())}

@@ -59,7 +59,7 @@ def test_a_model_whose_layers_pp_does_not_divide_is_planned_with_shorter_ends(tm
     rows = [row for row in shown if (row["tp"], row["pp"]) == (8, 16)]
     assert {row["stages"] for row in rows} == {"7-8-7"} and 320 < rows[0]["tflops"] < 480
     specs = load_study(study).specs.values()
-    assert {spec.layout.ends(126) for spec in specs if spec.pp == 16} == {(7, 7)}
+    assert {spec.layout.ends(126) for spec in specs if spec.layout.pp == 16} == {(7, 7)}
     long = answer(on, "--global-batch 128 --seq-len 131072 --cp 16 --top 1").rows
     assert long[0]["pp"] > 2
     # 80 layers on 6 stages: 4 of 14, and the output layer is as 1.2 of them.
@@ -153,7 +153,7 @@ def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(t
     assert plan.RING in ring.notes
     specs = load_study(tmp_path / "planned.toml").specs.values()
     for spec, row in zip(specs, ring.rows, strict=True):
-        assert (spec.cp, spec.layout.dp) == (4, row["dp"])
+        assert (spec.layout.cp, spec.layout.dp) == (4, row["dp"])
         assert spec.gpus == 64 == row["tp"] * row["cp"] * row["pp"] * row["dp"]
 
 
@@ -354,7 +354,7 @@ def test_the_top_is_a_study_that_renders(tmp_path, capsys):
             "--n-layer 16 --hidden 2048 --n-head 32 --vocab-size 128256 --ffn-hidden 8192 --seq-len"
             " 4096 --n-kv-head 8 --activation swiglu --no-tied --no-bias",
             GPTConfig(
-                16, 2048, 32, 128256, 4096, 8192, 8, activation="swiglu", tied=False, bias=False
+                16, 2048, 32, 8, 0, 8192, 128256, 4096, activation="swiglu", tied=False, bias=False
             ),
         ),
     ],

@@ -91,8 +91,8 @@ def test_messages_and_weights_are_those_of_the_planner(runs, n_ranks, tmp_path):
         whole = sum(size for size, _ in parameter_sizes(spec, number))
         assert rank["parameters"] == whole
         width = 4 if spec.precision == "fp32" else 2
-        sharded = spec.zero_stage == 3 or spec.engine == "fsdp2"
-        shards = (spec.fsdp_shard or spec.layout.dp) if sharded else 1
+        sharded = spec.layout.zero_stage == 3 or spec.engine == "fsdp2"
+        shards = spec.layout.shards if sharded else 1
         if spec.engine != "deepspeed_zero" or shards == 1:  # ZeRO-3 keeps some of it whole
             assert shards * rank["peak"]["weights"] == pytest.approx(width * whole, rel=1e-3)
 

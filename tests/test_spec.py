@@ -26,11 +26,11 @@ def test_later_layers_override_earlier_ones():
     spec = resolve(
         ("study", {"engine": "megatron", "tp": 2, "gpus": 4, "lr": 1e-3}), ("flags", {"lr": 5e-4})
     )
-    assert (spec.tp, spec.layout.dp, spec.lr) == (2, 2, 5e-4)
+    assert (spec.layout.tp, spec.layout.dp, spec.lr) == (2, 2, 5e-4)
 
 
 def test_the_vocabulary_comes_from_the_data_where_the_presets_is_too_small(tmp_path):
-    from parallel.config.run_names import name_alone
+    from parallel.config.study import name_alone
 
     def sizes(in_data: int, **given) -> tuple[int | None, int]:
         (tmp_path / "meta.json").write_text(json.dumps({"vocab_size": in_data}))
@@ -48,7 +48,7 @@ def test_the_vocabulary_comes_from_the_data_where_the_presets_is_too_small(tmp_p
     for damaged in ("", "[]", '{"vocab_size": "4096"}', "{}"):
         (tmp_path / "meta.json").write_text(damaged)
         spec = resolve(("flags", given))
-        assert spec.vocab_size is None and name_alone(spec, given) == name
+        assert spec.value("vocab_size") is None and name_alone(spec, given) == name
 
 
 def test_accumulation_follows_from_the_global_batch_and_back():
@@ -78,11 +78,11 @@ def test_deepspeed_json_gives_what_nothing_else_does(tmp_path):
     path.write_text(json.dumps(stated))
     json_layer = {"deepspeed_config": str(path), "engine": "deepspeed_zero", "gpus": 2}
     spec = resolve(("study", json_layer))
-    assert (spec.micro_batch, spec.grad_accum, spec.global_batch) == (4, 2, 16)
-    assert (spec.zero_stage, spec.offload, spec.precision) == (2, "optimizer", "bf16")
+    assert (spec.layout.micro_batch, spec.grad_accum, spec.global_batch) == (4, 2, 16)
+    assert (spec.layout.zero_stage, spec.layout.offload, spec.precision) == (2, "optimizer", "bf16")
     assert (spec.clip_grad, spec.lr, spec.beta2) == (0.5, 2e-4, 0.99)
     spec = resolve(("study", json_layer), ("flags", {"zero_stage": 1, "micro_batch": 1}))
-    assert (spec.zero_stage, spec.micro_batch, spec.lr) == (1, 1, 2e-4)
+    assert (spec.layout.zero_stage, spec.layout.micro_batch, spec.lr) == (1, 1, 2e-4)
 
 
 def deepspeeds(**settings) -> dict:
@@ -155,12 +155,14 @@ def test_what_cannot_run_is_refused_in_one_line(settings, words):
 
 def test_fsdp2_has_the_stage_3_that_it_is_known_for_unless_another_is_stated(tmp_path):
     alone = resolve(("flags", {"engine": "fsdp2", "gpus": 2}))
-    assert alone.zero_stage == 3 and alone.name == "fsdp2-dp2-zero3"
+    assert alone.layout.zero_stage == 3 and alone.name == "fsdp2-dp2-zero3"
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     stated = {"engine": "fsdp2", "deepspeed_config": str(path)}
-    assert resolve(("flags", stated)).zero_stage == 2
-    assert resolve(("study", {"engine": "fsdp2"}), ("flags", {"engine": "ddp"})).zero_stage == 0
+    assert resolve(("flags", stated)).layout.zero_stage == 2
+    assert (
+        resolve(("study", {"engine": "fsdp2"}), ("flags", {"engine": "ddp"})).layout.zero_stage == 0
+    )
 
 
 @pytest.mark.parametrize(

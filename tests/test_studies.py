@@ -7,9 +7,9 @@ from dataclasses import fields
 import pytest
 
 from base.errors import UsageError, by_reason
-from parallel.config import clusters, run_names
+from parallel.config import clusters
 from parallel.config.settings import resolve
-from parallel.config.study import load_study
+from parallel.config.study import load_study, name_alone
 from tests.conftest import ROOT
 
 HEAD = 'question = "which?"\ncluster = "local-test"\n[defaults]\npreset = "tiny"\n'
@@ -308,7 +308,7 @@ def test_the_folder_of_a_run_without_a_study_is_named_after_its_flags():
         ),
         ({"engine": "fsdp2", "gpus": 8, "fsdp_shard": 4}, "fsdp2-dp8-zero3-shard4"),
     ):
-        assert run_names.name_alone(resolve(("flags", given)), given) == name
+        assert name_alone(resolve(("flags", given)), given) == name
 
 
 def test_the_page_on_slurm_names_every_key_of_a_cluster():

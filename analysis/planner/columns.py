@@ -314,7 +314,7 @@ def columns_of(spec: "RunSpec", **stated: object) -> Columns:
     zero = json.get("zero_optimization", {})
     overlaps = spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2)
     overlaps = overlaps and zero.get("overlap_comm", True)  # then one fills while one is reduced
-    in_turns = spec.pp > 1 and layout.zero_stage  # one in backward, another after it
+    in_turns = layout.pp > 1 and layout.zero_stage  # one in backward, another after it
     bucket = int(zero.get("reduce_bucket_size", BUCKET)) * (2 if overlaps or in_turns else 1)
     sizes = (*AXES, "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
     settings = {name: getattr(layout, name) for name in sizes} | {

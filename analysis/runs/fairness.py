@@ -14,7 +14,8 @@ from analysis.logs.verdict import EARLY, ending
 from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.duration import CIRCUMSTANCES, WORK
-from parallel.config.run_spec import DEFAULTS, FORCED
+from parallel.config.layout import FORCED
+from parallel.config.run_spec import DEFAULTS
 
 Run = TypeVar("Run", bound=tuple)  # whose first part is a Record
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from analysis.planner.messages import sent_bytes
 from analysis.runs.fairness import differences, scaling_of, shared_cores
 from analysis.runs.scaling_curve import Side, against
 from base.errors import Reading, UsageError
-from parallel.config.run_spec import RunSpec
+from parallel.config.run_spec import SETTINGS, RunSpec, assembled
 from parallel.config.settings import check_setting
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_breakdown
@@ -108,11 +108,11 @@ def spec_of(run: Run) -> RunSpec:
         earlier["reduce_each_micro_batch"] = False
     settings = earlier | settings
     # Settings that only another version has are not needed here.
-    known = [f.name for f in fields(RunSpec) if settings.get(f.name) is not None]
+    known = [name for name in SETTINGS if settings.get(name) is not None]
     try:
-        spec = RunSpec(**{name: check_setting(name, settings[name], "spec") for name in known})
-        if spec.grad_accum is None or spec.seq_len is None:
-            raise UsageError("no grad_accum or no seq_len")
+        if missing := {"grad_accum", "seq_len"} - {*known}:
+            raise UsageError(f"no {' and no '.join(sorted(missing))}")
+        spec = assembled({name: check_setting(name, settings[name], "spec") for name in known})
         if problems := spec.layout.problems(spec.model, spec.seq_len):
             raise UsageError("; ".join(problems))
     except UsageError as error:

@@ -5,17 +5,10 @@ iterates over these lists. Torch-free.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# In the order of names and tables, with the words of --help.
-AXES = {
-    "tp": "tensor-parallel size",
-    "cp": "context-parallel size",
-    "pp": "pipeline-parallel size",
-    "vpp": "model chunks per pipeline rank",
-    "dp": "data-parallel size",
-}
+AXES = ("tp", "cp", "pp", "vpp", "dp")  # in the order of names and tables
 # Of experts alone, which are split otherwise over the tp x cp x dp ranks of a stage. What is said
 # of a dense model does not mention them.
-EXPERT_AXES = {"ep": "expert-parallel size", "etp": "tensor-parallel size of experts"}
+EXPERT_AXES = ("ep", "etp")
 # How a pipeline cuts layers that it does not divide (names of Megatron-LM). What is said of a run
 # whose stages are equal does not mention them.
 UNEVEN = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")

@@ -95,9 +95,9 @@ class Cluster:
         """Every reason why the run cannot be placed here, with the numbers."""
         problems = []
         most = self.domain or joined(self.gpu, self.gpus_per_node)
-        if spec.tp > most and not tp_across_nodes:
+        if spec.layout.tp > most and not tp_across_nodes:
             what = "GPUs of a node" if most == self.gpus_per_node else "GPUs that fast links join"
-            problems.append(f"tp {spec.tp} exceeds the {most} {what}")
+            problems.append(f"tp {spec.layout.tp} exceeds the {most} {what}")
         if self.gpu_request == "none":
             if needing := spec.needing_a_gpu:
                 problems.append(f"{needing} needs a GPU, and {self.name} gives none")

@@ -8,15 +8,20 @@ tp x cp x dp ranks of a stage, which count etp fastest, then ep, then the copies
 
 import itertools
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
+from base.bounds import Bounds, checked, key
 from base.errors import UsageError
-from models.config import GPTConfig
-from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SELDOM, UNEVEN
+from models.config import LAYERS, SIZE, GPTConfig
+from parallel.config.axes import EXPERT_AXES, RANK_AXES, SELDOM, UNEVEN
 
+# Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
+RANKS = Bounds(1, 10**6)
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "all")
+DISPATCHERS = ("alltoall", "allgather")  # how tokens get to experts; the usual one first
+ROUTING = NATURAL, FORCED = "natural", "forced"  # see RunSpec.routing
 
 
 class Ends(NamedTuple):
@@ -58,44 +63,52 @@ def uneven_ends(n_layer: int, pp: int, vpp: int = 1, head: float = 1.0) -> Ends 
 class Layout:
     """One way to split a step. `n_micro` micro-batches of `micro_batch` sequences per dp rank.
 
-    `zero_stage` 1 is what Megatron calls the distributed optimizer; `offload` keeps the optimizer
-    state ("optimizer") or that and the parameters ("all") in host memory. `fsdp_shard` neighbouring
-    dp ranks share one copy of what FSDP2 shards; None: all of dp. `reduce_each_micro_batch` of
-    gradients, not once a step, is FSDP2's; None: with zero_stage 3.
+    dp and n_micro follow from what users set (`RunSpec`); the other fields are settings of a run.
 
     Raises:
-        UsageError: a size is not a positive whole number, or a name is not a known one.
+        UsageError: a size is out of its bounds, or a name is not a known one.
     """
 
-    dp: int = 1
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    ep: int = 1
-    etp: int = 1
-    micro_batch: int = 1
-    n_micro: int = 1
-    sequence_parallel: bool = False
-    zero_stage: int = 0
-    recompute: str = "none"
-    offload: str = "none"
-    fsdp_shard: int | None = None
-    reduce_each_micro_batch: bool | None = None
-    account_for_embedding_in_pipeline_split: bool = False
-    account_for_loss_in_pipeline_split: bool = False
-    decoder_first_pipeline_num_layers: int | None = None
-    decoder_last_pipeline_num_layers: int | None = None
+    dp: int = key(1, "data-parallel size", RANKS)
+    tp: int = key(1, "tensor-parallel size", RANKS)
+    cp: int = key(1, "context-parallel size: ranks that share a sequence", RANKS)
+    pp: int = key(1, "pipeline-parallel size", RANKS)
+    vpp: int = key(1, "model chunks per pipeline rank: above 1, interleaved 1F1B", Bounds(1, 10**4))
+    account_for_embedding_in_pipeline_split: bool = key(
+        False, "megatron: the embedding counts as a layer where pp cuts the layers"
+    )
+    account_for_loss_in_pipeline_split: bool = key(
+        False, "megatron: the output layer counts as a layer where pp cuts the layers"
+    )
+    decoder_first_pipeline_num_layers: int | None = key(
+        None, "megatron: layers of the first stage; the others share the rest", LAYERS
+    )
+    decoder_last_pipeline_num_layers: int | None = key(
+        None, "megatron: layers of the last stage; the others share the rest", LAYERS
+    )
+    ep: int = key(1, "expert-parallel size: of the experts each rank has 1 / ep", RANKS)
+    etp: int = key(
+        1, "tensor-parallel size of experts; their dp is tp x cp x dp / (ep x etp)", RANKS
+    )
+    sequence_parallel: bool = key(False, "split norms and residuals over tp ranks")
+    zero_stage: int = key(
+        0, "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 2 and 3", Bounds(0, 3)
+    )
+    fsdp_shard: int | None = key(
+        None, "fsdp2's hybrid sharding: dp ranks that share one copy of the state", RANKS
+    )
+    reduce_each_micro_batch: bool | None = key(
+        None, "fsdp2: reduce gradients with every micro-batch (default: with ZeRO stage 3 alone)"
+    )
+    offload: str = key("none", "keep in host memory: optimizer state, or all", OFFLOAD)
+    recompute: str = key("none", "activations to drop and recompute", RECOMPUTE)
+    micro_batch: int = key(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
+    n_micro: int = key(1, "micro-batches of a step on each dp rank", SIZE)
 
     def __post_init__(self) -> None:
-        for name in (*AXES, *EXPERT_AXES, "micro_batch", "n_micro", "shards"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} must be a positive whole number, not {value!r}")
-        names = {"zero_stage": (0, 1, 2, 3), "recompute": RECOMPUTE, "offload": OFFLOAD}
-        for name, known in names.items():
-            if (value := getattr(self, name)) not in known:
-                raise UsageError(f"{name} must be one of {known}, not {value!r}")
+        for size in fields(self):
+            if (value := getattr(self, size.name)) != size.default:
+                checked(size, value, size.name)
 
     @property
     def world_size(self) -> int:
@@ -251,16 +264,17 @@ class Layout:
 
 
 def split_world(gpus: int, **sizes: int) -> int:
-    """The data-parallel size that `gpus` ranks leave after the `sizes` of the other axes.
+    """Returns the data-parallel size that `gpus` ranks leave after the `sizes` of the other axes.
 
     Raises:
         UsageError: the product of the sizes does not divide the number of ranks.
     """
-    if min(gpus, *sizes.values()) < 1:
-        stated = ", ".join(f"{name} {size}" for name, size in {"gpus": gpus, **sizes}.items())
-        raise UsageError(f"{stated}: each must be positive")
     ranks = math.prod(sizes.values())
     if gpus % ranks:
         split = " x ".join(f"{a} {n}" for a, n in sizes.items() if n > 1 or a not in SELDOM)
         raise UsageError(f"{gpus} ranks cannot be split into {split}: no multiple of {ranks}")
     return gpus // ranks
+
+
+# Those of a Layout's fields that users set.
+SPLIT = tuple(f.name for f in fields(Layout) if f.name not in ("dp", "n_micro"))

@@ -33,7 +33,8 @@ def _arithmetic(spec: RunSpec) -> dict[str, tuple[str, ...]]:
 def wanted(spec: RunSpec) -> dict[str, str]:
     """The variables that a run on GPUs sets, by name."""
     values = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    if (spec.tp > 1 or spec.cp > 1) and spec.zero_stage < 3:
+    layout = spec.layout
+    if (layout.tp > 1 or layout.cp > 1) and layout.zero_stage < 3:
         values["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if spec.cuda_graphs:  # NCCL would register buffers in segments that grow (megatron-core)
         values["NCCL_GRAPH_REGISTER"] = "0"

@@ -1,19 +1,20 @@
 """What a run is called: its split, and what else tells it from other runs. Torch-free.
 
-The split's part is `RunSpec.name`; study.py finds out which settings tell its runs apart.
+study.py finds out which settings tell its runs apart.
 """
 
 import re
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from models.config import Experts, preset
+from models.config import OVERRIDES, Experts, GPTConfig, preset
 from parallel.config.axes import EXPERT_AXES, SET_AXES, UNEVEN
-from parallel.config.duration import CIRCUMSTANCES, WORK
-from parallel.config.run_spec import RunSpec
+from parallel.config.layout import DISPATCHERS, FORCED
 
-# What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
+_ENDS = dict(zip(UNEVEN, ("embedding-counts", "loss-counts", "first{}", "last{}"), strict=True))
+# What `split_name` tells already (gpus follows from the split's sizes), or what never names a run.
 IN_NAME = {"engine", "gpus", *SET_AXES, *EXPERT_AXES, "sequence_parallel", "zero_stage", "offload"}
 IN_NAME |= {"fsdp_shard", "recompute", "implementation", "moe_token_dispatcher_type"}
 IN_NAME |= {"moe_router_force_load_balancing", *UNEVEN}
@@ -30,31 +31,53 @@ SHORT = {
 SHORT |= dict.fromkeys("preset precision deepspeed_config device kernels data".split(), "")
 
 
-def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
-    """The name of a run of no study: its split, then what else its flags say of it, less how long
-    it trains and its circumstances, for with others of those it may go on (duration.py)."""
-    silent = IN_NAME | CIRCUMSTANCES | set(WORK)
-    spec = replace(spec, vocab_size=flags.get("vocab_size"))  # the data's is not in the name
-    values = {
-        f.name: getattr(spec, f.name)
-        for f in fields(RunSpec)
-        if f.name in flags.keys() - silent and flags[f.name] != f.default
-    }
-    return run_name(spec.name, values, spec)
+def model_of(values: Mapping[str, Any]) -> GPTConfig:
+    """Returns the model of a run with these settings."""
+    return preset(values["preset"], **{size: values[size] for size in OVERRIDES})
 
 
-def run_name(split: str, values: dict[str, Any], spec: RunSpec, label: str = "") -> str:
-    """A run's name: its split, the values that tell it from other runs, and its label."""
-    if values.get("global_batch") is not None:
-        values = {name: value for name, value in values.items() if name != "grad_accum"}
-    tags = (_tag(name, value, spec) for name, value in values.items())
-    return "-".join(filter(None, (split, *tags, label)))
+def split_name(values: Mapping[str, Any]) -> str:
+    """Returns what distinguishes the split of a run with these settings and this dp, e.g.
+    `megatron-tp2-pp2-dp2`; with dp 1 it does not depend on the GPUs."""
+    sizes = {axis: values[axis] for axis in (*SET_AXES, *EXPERT_AXES, "dp")}
+    parts = [values["engine"].replace("_", "-")]
+    parts += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
+    parts += [_ENDS[name].format(values[name]) for name in UNEVEN if values[name]]
+    if values["sequence_parallel"]:
+        parts.append("sp")
+    if values["moe_token_dispatcher_type"] != DISPATCHERS[0]:
+        parts.append(values["moe_token_dispatcher_type"])
+    if values["zero_stage"] or values["engine"] == "deepspeed_zero":
+        parts.append(f"zero{values['zero_stage']}")
+    if values["fsdp_shard"]:
+        parts.append(f"shard{values['fsdp_shard']}")
+    if values["offload"] != "none":
+        parts.append(f"offload-{values['offload']}")
+    if values["recompute"] != "none":
+        parts.append(f"recompute-{values['recompute']}")
+    if values["implementation"] != "gpt":
+        parts.append(values["implementation"])
+    if values["moe_router_force_load_balancing"]:
+        parts.append(FORCED)
+    return "-".join(parts)
 
 
-def _tag(name: str, value: Any, spec: RunSpec) -> str:
-    """The part of a run's name that says one setting, in letters that are safe in any file name."""
-    if name == "preset" and spec.model != preset(value):  # sizes of its own: not that model
-        value = f"{spec.model.n_params / 1e9:.3g}b"
+def run_name(split: str, telling: Iterable[str], values: Mapping[str, Any], label: str = "") -> str:
+    """Returns a run's name: its split, the settings that tell it from other runs, and its label."""
+    telling = list(telling)
+    if "global_batch" in telling and values["global_batch"] is not None:
+        telling = [name for name in telling if name != "grad_accum"]
+    return "-".join(filter(None, (split, *(_tag(name, values) for name in telling), label)))
+
+
+def _tag(name: str, values: Mapping[str, Any]) -> str:
+    """Returns the part of a run's name that says one setting, in letters that are safe in any file
+    name."""
+    value = values[name]
+    if name == "preset":
+        model = model_of(values)
+        if model != preset(value):  # sizes of its own: not that model
+            value = f"{model.n_params / 1e9:.3g}b"
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -4,39 +4,33 @@
 Torch-free.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from base.bounds import Bounds, Text, key
-from models.config import (
-    ACTIVATIONS,
-    COUNT,
-    FFN,
-    LAYERS,
-    MAYBE_COUNT,
-    NORMS,
-    PARTS,
-    POSITIONS,
-    SIZE,
-    VOCAB_MULTIPLE,
-    WIDTH,
-    Experts,
-    GPTConfig,
-    preset,
-)
+from models.config import COUNT, OVERRIDES, SIZE, VOCAB_MULTIPLE, GPTConfig, preset
 from models.gpus import lacking
-from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SET_AXES, UNEVEN
+from parallel.config.axes import EXPERT_AXES, MODEL_AXES, UNEVEN
 from parallel.config.engine_abilities import ENGINES
-from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout, split_world
+from parallel.config.layout import (
+    DISPATCHERS,
+    FORCED,
+    NATURAL,
+    RANKS,
+    SPLIT,
+    Layout,
+    split_world,
+)
+from parallel.config.run_names import split_name
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 KERNELS = ("auto", "te", "torch")
 FP8_RECIPES = ("delayed", "tensorwise")
-ROUTING = NATURAL, FORCED = "natural", "forced"  # see RunSpec.routing
 
 # Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
-_RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
+_STEPS = Bounds(1, 10**9)
 _MAYBE_STEPS = Bounds(0, 10**9)  # 0: never
 _SECONDS = Bounds(0, 30 * 86400, above=True)
 _RATE = Bounds(0, 100)
@@ -48,94 +42,33 @@ TRAINING = (
     "precision", "seq_len", "steps", "seed", "lr", "min_lr", "warmup_steps", "lr_schedule",
     "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
 )  # fmt: skip
-# The settings that the model and the split are made of, under the same names.
-MODEL = tuple(f.name for f in fields(GPTConfig) if f.name not in PARTS)
-_SPLIT = (
-    *SET_AXES,
-    *EXPERT_AXES,
-    "micro_batch",
-    "zero_stage",
-    "fsdp_shard",
-    "recompute",
-    "offload",
-)
-_SPLIT += ("reduce_each_micro_batch", *UNEVEN)
 # A dense model's facts do not mention them.
 _OF_EXPERTS = ("experts", *EXPERT_AXES, "moe_token_dispatcher_type")
 _OF_EXPERTS += ("moe_router_force_load_balancing", "moe_expert_capacity_factor")
-DISPATCHERS = ("alltoall", "allgather")
-_TAGS = dict(zip(UNEVEN, ("embedding-counts", "loss-counts", "first{}", "last{}"), strict=True))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How users say a layout's dp and n_micro, which follow."""
+
+    gpus: int = key(1, "ranks, one per GPU; the launcher's world size where there is one", RANKS)
+    global_batch: int | None = key(None, "sequences per optimizer step, all ranks", SIZE)
+    grad_accum: int | None = key(None, "micro-batches per step; or give global_batch", SIZE)
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run. Build it with `resolve`, which fills in and checks; fields are the flags' names."""
+    """One run. `resolve` and `assembled` build it from settings; `values` gives them back."""
 
     engine: str = key("ddp", "what trains", tuple(ENGINES))
-    # the model
     preset: str = key("tiny", "model sizes by name; without it, --load of weights takes theirs")
-    n_layer: int | None = key(None, "transformer blocks", LAYERS)
-    hidden: int | None = key(None, "hidden size", WIDTH)
-    n_head: int | None = key(None, "attention heads", COUNT)
-    n_kv_head: int | None = key(None, "heads of keys and values; 0: n_head", MAYBE_COUNT)
-    kv_channels: int | None = key(None, "size of a head; 0: hidden / n_head", MAYBE_COUNT)
-    ffn_hidden: int | None = key(
-        None, "feed-forward size; 0: 4 x hidden, with swiglu 8/3 x hidden", FFN
-    )
-    vocab_size: int | None = key(None, "token ids; default: the preset's, or the data's", SIZE)
+    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of the preset's sizes
     vocab_multiple: int = key(
         VOCAB_MULTIPLE, "masked ids fill the vocabulary to a multiple of this x tp", COUNT
     )
-    max_seq_len: int | None = key(None, "positions: the longest sequence", SIZE)
-    position: str | None = key(None, "how positions enter the model", POSITIONS)
-    rope_theta: float | None = key(None, "base of the rotary wavelengths", Bounds(1, 10**12))
-    rope_scaling: float | None = key(None, "Llama 3.1's stretching of them", Bounds(1, 10**4))
-    norm: str | None = key(None, "the norm before each part of a block", NORMS)
-    norm_eps: float | None = key(None, "its epsilon", Bounds(0, 1, above=True))
-    qk_norm: bool | None = key(None, "norm each head's query and key, as in Qwen3")
-    activation: str | None = key(None, "of the feed-forward; swiglu has a gate", ACTIVATIONS)
-    tied: bool | None = key(None, "the output layer is the word embedding")
-    bias: bool | None = key(None, "linear layers have biases")
-    experts: Experts | None = key(
-        None, 'JSON: {"num_experts": 8, "moe_router_topk": 2}, names as in models.config.Experts'
-    )
     implementation: str = key("gpt", "whose model code: ours or Hugging Face's", ("gpt", "hf"))
-    # the split
-    gpus: int = key(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
-    tp: int = key(1, AXES["tp"], _RANKS)
-    cp: int = key(1, f"{AXES['cp']}: ranks that share a sequence", _RANKS)
-    pp: int = key(1, AXES["pp"], _RANKS)
-    vpp: int = key(1, f"{AXES['vpp']}: above 1, interleaved 1F1B", Bounds(1, 10**4))
-    account_for_embedding_in_pipeline_split: bool = key(
-        False, "megatron: the embedding counts as a layer where pp cuts the layers"
-    )
-    account_for_loss_in_pipeline_split: bool = key(
-        False, "megatron: the output layer counts as a layer where pp cuts the layers"
-    )
-    decoder_first_pipeline_num_layers: int | None = key(
-        None, "megatron: layers of the first stage; the others share the rest", LAYERS
-    )
-    decoder_last_pipeline_num_layers: int | None = key(
-        None, "megatron: layers of the last stage; the others share the rest", LAYERS
-    )
-    ep: int = key(1, f"{EXPERT_AXES['ep']}: of the experts each rank has 1 / ep", _RANKS)
-    etp: int = key(1, f"{EXPERT_AXES['etp']}; their dp is tp x cp x dp / (ep x etp)", _RANKS)
+    layout: Layout = field(default_factory=Layout)
     moe_token_dispatcher_type: str = key(DISPATCHERS[0], "how tokens get to experts", DISPATCHERS)
-    sequence_parallel: bool = key(False, "split norms and residuals over tp ranks")
-    zero_stage: int = key(
-        0, "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 2 and 3", Bounds(0, 3)
-    )
-    fsdp_shard: int | None = key(
-        None, "fsdp2's hybrid sharding: dp ranks that share one copy of the state", _RANKS
-    )
-    reduce_each_micro_batch: bool | None = key(
-        None, "fsdp2: reduce gradients with every micro-batch (default: with ZeRO stage 3 alone)"
-    )
-    offload: str = key("none", "keep in host memory: optimizer state, or all", OFFLOAD)
-    recompute: str = key("none", "activations to drop and recompute", RECOMPUTE)
-    micro_batch: int = key(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
-    global_batch: int | None = key(None, "sequences per optimizer step, all ranks", SIZE)
-    grad_accum: int | None = key(None, "micro-batches per step; or give global_batch", SIZE)
     moe_router_force_load_balancing: bool = key(
         False, "experts: tokens go to them by turns or at random, for timing alone"
     )
@@ -206,23 +139,22 @@ class RunSpec:
 
     @cached_property
     def model(self) -> GPTConfig:
-        sizes = {name: getattr(self, name) for name in (*MODEL, "experts")}
-        return preset(self.preset, **sizes)
+        return preset(self.preset, **self.overrides)
 
     @property
     def trained(self) -> GPTConfig:
         """The model, with the run's capacity of its experts."""
-        of, factor = self.model.experts, self.moe_expert_capacity_factor
-        if of is None or factor is None:
+        experts, factor = self.model.experts, self.moe_expert_capacity_factor
+        if experts is None or factor is None:
             return self.model
-        return replace(self.model, experts=replace(of, moe_expert_capacity_factor=factor))
+        return replace(self.model, experts=replace(experts, moe_expert_capacity_factor=factor))
 
     @property
     def padded_vocab(self) -> int:
         """Rows of the word embedding, over all tp ranks. Hugging Face's classes are not padded."""
         if self.implementation == "hf":
             return self.model.vocab_size
-        return self.model.padded_vocab(self.tp, self.vocab_multiple)
+        return self.model.padded_vocab(self.layout.tp, self.vocab_multiple)
 
     @property
     def fuses_loss(self) -> bool:
@@ -231,48 +163,21 @@ class RunSpec:
         return self.precision in ("bf16", "fp8") and not self.deterministic
 
     @property
-    def dp(self) -> int:
-        """The data-parallel size. Raises: UsageError: the split does not divide the ranks."""
-        return split_world(self.gpus, **{axis: getattr(self, axis) for axis in MODEL_AXES})
+    def gpus(self) -> int:
+        return self.layout.world_size
 
-    @cached_property
-    def layout(self) -> Layout:
-        assert self.grad_accum is not None, "resolve() fills in grad_accum"
-        return Layout(
-            dp=self.dp,
-            n_micro=self.grad_accum,
-            sequence_parallel=self.sequence_parallel,
-            **{name: getattr(self, name) for name in _SPLIT},
-        )
+    @property
+    def global_batch(self) -> int:
+        return self.layout.global_batch
+
+    @property
+    def grad_accum(self) -> int:
+        return self.layout.n_micro
 
     @property
     def name(self) -> str:
         """What distinguishes the run's split, e.g. `megatron-tp2-pp2-dp2`: never stated twice."""
-        return self.split_name(self.layout.dp)
-
-    def split_name(self, dp: int) -> str:
-        """The name of the split with `dp` in it; with dp 1 it does not depend on the GPUs."""
-        sizes = {axis: getattr(self, axis) for axis in (*SET_AXES, *EXPERT_AXES)} | {"dp": dp}
-        parts = [self.engine.replace("_", "-")]
-        parts += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
-        parts += [_TAGS[name].format(n) for name in UNEVEN if (n := getattr(self, name))]
-        if self.sequence_parallel:
-            parts.append("sp")
-        if self.moe_token_dispatcher_type != DISPATCHERS[0]:
-            parts.append(self.moe_token_dispatcher_type)
-        if self.zero_stage or self.engine == "deepspeed_zero":
-            parts.append(f"zero{self.zero_stage}")
-        if self.fsdp_shard:
-            parts.append(f"shard{self.fsdp_shard}")
-        if self.offload != "none":
-            parts.append(f"offload-{self.offload}")
-        if self.recompute != "none":
-            parts.append(f"recompute-{self.recompute}")
-        if self.implementation != "gpt":
-            parts.append(self.implementation)
-        if self.moe_router_force_load_balancing:
-            parts.append(FORCED)
-        return "-".join(parts)
+        return split_name(self.values | {"dp": self.layout.dp})
 
     @property
     def routing(self) -> str | None:
@@ -284,7 +189,8 @@ class RunSpec:
     @cached_property
     def te_alone(self) -> str:
         """What of the run Transformer Engine alone can do, in words; "" where nothing."""
-        asked = {f"cp {self.cp}": self.cp > 1, "precision fp8": self.precision == "fp8"}
+        cp = self.layout.cp
+        asked = {f"cp {cp}": cp > 1, "precision fp8": self.precision == "fp8"}
         asked |= {name: getattr(self, name) for name in ("te_loss", "tp_overlap")}
         asked |= {"recompute selective": self.computes_norms_again}
         return " and ".join(what for what, is_so in asked.items() if is_so)
@@ -292,12 +198,12 @@ class RunSpec:
     @property
     def computes_norms_again(self) -> bool:
         """Whether backward does, for which megatron-core needs Transformer Engine."""
-        return self.engine == "megatron" and self.recompute == "selective"
+        return self.engine == "megatron" and self.layout.recompute == "selective"
 
     @property
     def megatron_layers(self) -> bool:
         """Whether the model is made of megatron-core's layers, and the ranks of its groups."""
-        return self.tp > 1 or self.engine in ("megatron", "deepspeed_pipe")
+        return self.layout.tp > 1 or self.engine in ("megatron", "deepspeed_pipe")
 
     @property
     def needing_a_gpu(self) -> str:
@@ -343,7 +249,14 @@ class RunSpec:
 
     def value(self, name: str) -> Any:
         """Returns the value of a setting, by the name that users give it."""
-        return getattr(self, name)
+        if name in OVERRIDES:
+            return self.overrides.get(name)
+        return getattr(self.layout if name in SPLIT else self, name)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The value of every setting, by name."""
+        return {name: self.value(name) for name in SETTINGS}
 
     def asks_for(self, name: str) -> bool:
         """Whether a setting has another value than its default."""
@@ -358,12 +271,13 @@ class RunSpec:
         return range(int(first), int(last if dash else first) + 1)
 
     def settings(self) -> dict[str, Any]:
-        """All fields as plain data, for run.json. A dense model's has no word of experts, and one
-        of equal stages none of uneven ones."""
+        """All settings as plain data. A dense model's has no word of experts, and one of equal
+        stages none of uneven ones."""
         silent = set() if self.model.experts else {*_OF_EXPERTS}
-        silent |= {name for name in UNEVEN if not getattr(self, name)}
-        values = {name: getattr(self, name) for name in DEFAULTS if name not in silent}
-        return values | ({"experts": asdict(self.experts)} if self.experts else {})
+        silent |= {name for name in UNEVEN if not getattr(self.layout, name)}
+        values = {name: value for name, value in self.values.items() if name not in silent}
+        experts = values.get("experts")
+        return values | ({"experts": asdict(experts)} if experts else {})
 
 
 def gemm_precision(precision: str, tf32: bool | None) -> str:
@@ -371,10 +285,40 @@ def gemm_precision(precision: str, tf32: bool | None) -> str:
     return "tf32" if tf32 and precision == "fp32" else precision
 
 
-DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(RunSpec)}
+def _settings() -> dict[str, Field]:
+    """Returns the field that declares each setting, by name, in the order of --help."""
+    model, split = ({f.name: f for f in fields(kind)} for kind in (GPTConfig, Layout))
+    sizes = {f.name: f for f in fields(_Sizes)}
+    parts = {
+        "overrides": {name: model[name] for name in OVERRIDES},
+        "layout": {"gpus": sizes.pop("gpus")} | {name: split[name] for name in SPLIT} | sizes,
+    }
+    settings: dict[str, Field] = {}
+    for setting in fields(RunSpec):
+        settings |= parts.get(setting.name, {setting.name: setting})
+    return settings
+
+
+SETTINGS = _settings()
+# Where a size of the model is not set, it is the preset's.
+DEFAULTS = {n: None if n in OVERRIDES else f.default for n, f in SETTINGS.items()}
 # The bounds of the settings that are numbers.
 BOUNDS: dict[str, Bounds] = {
-    f.name: f.metadata["allowed"]
-    for f in fields(RunSpec)
-    if isinstance(f.metadata["allowed"], Bounds)
+    name: setting.metadata["allowed"]
+    for name, setting in SETTINGS.items()
+    if isinstance(setting.metadata["allowed"], Bounds)
 }
+
+
+def assembled(settings: Mapping[str, Any]) -> RunSpec:
+    """Returns the run of these settings. What they leave out has its default, and whether the run
+    can start is not asked."""
+    asked = DEFAULTS | dict(settings)
+    layout = Layout(
+        dp=split_world(asked["gpus"], **{axis: asked[axis] for axis in MODEL_AXES}),
+        n_micro=asked["grad_accum"] or 1,
+        **{name: asked[name] for name in SPLIT},
+    )
+    overrides = {name: asked[name] for name in OVERRIDES if asked[name] is not None}
+    own = {f.name: asked[f.name] for f in fields(RunSpec) if f.name in asked}
+    return RunSpec(layout=layout, overrides=overrides, **own)

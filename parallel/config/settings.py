@@ -6,41 +6,39 @@ the study file, flags. Torch-free.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from base.bounds import Words, checked, kind_of
 from base.errors import UsageError
 from base.files import parse_json
-from models.config import (
-    in_words,
-    name_of,
-)
+from models.config import OVERRIDES, in_words, name_of
 from models.hf_config import holds_weights, model_of
 from parallel.config.data_files import stated_by
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
 from parallel.config.duration import WORK, steps_of
 from parallel.config.engine_abilities import ENGINES
+from parallel.config.layout import Layout
 from parallel.config.refusals import refusals
-from parallel.config.run_spec import BOUNDS, DEFAULTS, MODEL, RunSpec
+from parallel.config.run_spec import DEFAULTS, SETTINGS, RunSpec, assembled
 
 COMMAND_LINE = "command line"  # the source of settings that flags gave: they are named as flags
 
 
 def check_setting(name: str, value: Any, source: str) -> Any:
-    """`value` in the setting's type.
+    """Returns `value` in the setting's type.
 
     Raises:
         UsageError: no such setting, or not its type, one of its choices or within its bounds; it
             names the source.
     """
-    field = RunSpec.__dataclass_fields__.get(name)
-    if field is None:
-        known = ", ".join(RunSpec.__dataclass_fields__)
-        raise UsageError(f"{source}: unknown setting {name!r}; known: {known}")
+    if name not in SETTINGS:
+        raise UsageError(f"{source}: unknown setting {name!r}; known: {', '.join(SETTINGS)}")
+    if value is None and DEFAULTS[name] is None:
+        return None
     flag = "--" + name.replace("_", "-")
-    return checked(field, value, flag if source == COMMAND_LINE else f"{source}: {name}")
+    return checked(SETTINGS[name], value, flag if source == COMMAND_LINE else f"{source}: {name}")
 
 
 def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> RunSpec:
@@ -58,24 +56,21 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         asked = f"{source} asks for {merged['gpus']} ranks"
         raise UsageError(f"{asked}, but the launcher started {gpus}")
     merged = _loaded_sizes(merged) | merged
-    draft = RunSpec(**merged)
+    draft = assembled(merged)
     data_ids = stated_by(draft.data, "vocab_size")
-    if draft.vocab_size is None and data_ids and data_ids > draft.model.vocab_size:
+    if "vocab_size" not in draft.overrides and data_ids and data_ids > draft.model.vocab_size:
         merged["vocab_size"] = data_ids
     if draft.end_of_text is None and draft.reset_at_documents:
         merged["end_of_text"] = stated_by(draft.data, "end_of_text")
     merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
-    merged["grad_accum"] = _grad_accum(draft)
-    merged["global_batch"] = draft.dp * draft.micro_batch * merged["grad_accum"]
+    merged["grad_accum"] = _grad_accum(merged, draft.layout)
+    spec = assembled(merged)
     work = {name: merged[name] for name in WORK if merged.get(name) is not None}
-    per_step = merged["global_batch"] * merged["seq_len"]
     if work:
-        merged["steps"] = steps_of(work, per_step, draft.data)
-    spec = RunSpec(**merged)
-    values = ((name, bounds, getattr(spec, name)) for name, bounds in BOUNDS.items())
-    problems = [bounds.problem(name, v) for name, bounds, v in values if v is not None]
-    # A model or a layout of sizes out of bounds is not looked at.
-    if problems := list(filter(None, problems)) or refusals(spec):
+        spec = replace(spec, steps=steps_of(work, spec.tokens_per_step, spec.data))
+    for name in ("steps", "global_batch"):  # which may follow from settings within their bounds
+        checked(SETTINGS[name], spec.value(name), name)
+    if problems := refusals(spec):
         raise UsageError("; ".join(problems))
     return spec
 
@@ -123,23 +118,23 @@ def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
         parts = in_words(others)
         raise UsageError(f"{folder} has {parts}, as no preset has them: it cannot be trained")
     unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
-    sizes = (name for name in (*MODEL, "experts") if name not in unused)
+    sizes = (name for name in OVERRIDES if name not in unused)
     return {name: getattr(model, name) for name in sizes}
 
 
-def _grad_accum(draft: RunSpec) -> int:
-    """Micro-batches per dp rank and step, from global_batch where that is what was given."""
-    if draft.global_batch is None:
-        return 1 if draft.grad_accum is None else draft.grad_accum
-    at_once = draft.micro_batch * draft.dp
-    split = f"micro_batch {draft.micro_batch} x dp {draft.dp}"
-    accum, rest = divmod(draft.global_batch, at_once)
+def _grad_accum(settings: dict[str, Any], layout: Layout) -> int:
+    """Returns the micro-batches per dp rank and step, from global_batch where that was given."""
+    batch, stated = settings.get("global_batch"), settings.get("grad_accum")
+    if batch is None:
+        return 1 if stated is None else stated
+    at_once = layout.micro_batch * layout.dp
+    split = f"micro_batch {layout.micro_batch} x dp {layout.dp}"
+    accum, rest = divmod(batch, at_once)
     if rest:
-        problem = f"global_batch {draft.global_batch} is not a multiple of"
-        raise UsageError(f"{problem} {split} = {at_once}")
-    if draft.grad_accum not in (None, accum):
-        stated = f"global_batch {draft.global_batch} = {split} x grad_accum {accum}"
-        raise UsageError(f"{stated}, but grad_accum {draft.grad_accum} was asked for")
+        raise UsageError(f"global_batch {batch} is not a multiple of {split} = {at_once}")
+    if stated not in (None, accum):
+        follows = f"global_batch {batch} = {split} x grad_accum {accum}"
+        raise UsageError(f"{follows}, but grad_accum {stated} was asked for")
     return accum
 
 
@@ -150,9 +145,7 @@ def _json(text: str) -> Any:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from error
 
 
-def add_flags(
-    parser: argparse.ArgumentParser, names: Sequence[str] = tuple(RunSpec.__dataclass_fields__)
-) -> None:
+def add_flags(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(SETTINGS)) -> None:
     """One flag per setting, by default of all; a flag that is not given leaves no trace in the
     namespace."""
     groups = {
@@ -165,13 +158,14 @@ def add_flags(
         "device": "the machine",
     }
     group = parser
-    for field in (RunSpec.__dataclass_fields__[name] for name in names):
-        if field.name in groups:
-            group = parser.add_argument_group(groups[field.name])
-        kind, allowed = kind_of(field), field.metadata["allowed"]
-        help = field.metadata["help"]
-        if field.default is not None:
-            help += f" (default: {field.default})"
+    for name in names:
+        setting = SETTINGS[name]
+        if name in groups:
+            group = parser.add_argument_group(groups[name])
+        kind, allowed = kind_of(setting), setting.metadata["allowed"]
+        help = setting.metadata["help"]
+        if DEFAULTS[name] is not None:
+            help += f" (default: {DEFAULTS[name]})"
         how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help}
         if kind is bool:
             how["action"] = argparse.BooleanOptionalAction
@@ -180,7 +174,7 @@ def add_flags(
         else:
             read = _json if is_dataclass(kind) else kind
             how |= {"type": read, "metavar": kind.__name__.upper()}
-        group.add_argument("--" + field.name.replace("_", "-"), **how)
+        group.add_argument("--" + name.replace("_", "-"), **how)
 
 
 def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:

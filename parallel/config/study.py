@@ -45,8 +45,9 @@ from base.files import read_toml
 from models.config import preset
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
-from parallel.config.run_names import IN_NAME, name_alone, run_name
-from parallel.config.run_spec import DEFAULTS, RunSpec
+from parallel.config.duration import CIRCUMSTANCES, WORK
+from parallel.config.run_names import IN_NAME, model_of, run_name, split_name
+from parallel.config.run_spec import DEFAULTS, SETTINGS, RunSpec
 from parallel.config.settings import COMMAND_LINE, check_setting, merge, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
@@ -119,16 +120,16 @@ _BESIDE = {f.name: f for f in fields(_Beside)}
 class Run:
     """One run of a study.
 
-    spec: None where it cannot run; `why` says why. named: the settings that its name is made of:
-    the spec's, or, where it states `nodes` in place of gpus, those that do not depend on the
-    cluster; None where no cluster can run it. layers: the settings that `spec` is resolved from.
-    slurm: its [slurm] table. configuration: its name without the repeat. repeat: from 1, where it
-    is one of several; else 0.
+    spec: None where it cannot run; `why` says why. named: what its name is made of, the values of
+    the settings, dp and nodes: the spec's, or, where it states `nodes` in place of gpus, those that
+    do not depend on the cluster; empty where no cluster can run it. layers: the settings that
+    `spec` is resolved from. slurm: its [slurm] table. configuration: its name without the repeat.
+    repeat: from 1, where it is one of several; else 0.
     """
 
     spec: RunSpec | None
     why: str
-    named: RunSpec | None
+    named: dict[str, Any]
     nodes: int | None
     layers: Layers
     slurm: dict[str, Any]
@@ -140,11 +141,7 @@ class Run:
 
     def split(self) -> str:
         """The part of the name that says how the run is split."""
-        return self.named.name if self.nodes is None else self.named.split_name(dp=1)
-
-    def value(self, setting: str) -> Any:
-        """A setting's value, for the name."""
-        return self.nodes if setting == "nodes" else getattr(self.named, setting)
+        return split_name(self.named)
 
     @property
     def tp_across_nodes(self) -> bool:
@@ -226,6 +223,15 @@ def choose_runs(
         if problems := where.problems(spec, across):
             raise UsageError(f"{name} on {where.name}: {'; '.join(problems)}")
     return Choice(runs, study, where)
+
+
+def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
+    """Returns the name of a run of no study: its split, then what else its flags say of it. How
+    long it trains and its circumstances are left out: with others it may go on (duration.py)."""
+    silent = IN_NAME | CIRCUMSTANCES | set(WORK)
+    values = spec.values | {"vocab_size": flags.get("vocab_size")}  # the data's is not in the name
+    telling = [n for n in values if n in flags.keys() - silent and spec.asks_for(n)]
+    return run_name(spec.name, telling, values)
 
 
 def load_study(path: Path | str, cluster: str | None = None) -> Study:
@@ -369,11 +375,11 @@ def _point(
             nodes = settings["nodes"]
             kept["gpus"] = nodes * where.gpus_per_node
         plain.append((origin, kept))
-    run = Run(None, "", None, nodes, plain, slurm, label, source, what)
+    run = Run(None, "", {}, nodes, plain, slurm, label, source, what)
     try:
         if nodes is not None:
-            named = RunSpec(**merge(*plain))
-            named = replace(named, seq_len=named.seq_len or named.model.max_seq_len)
+            named = DEFAULTS | merge(*plain) | {"dp": 1, "nodes": nodes}
+            named["seq_len"] = named["seq_len"] or model_of(named).max_seq_len
             run = replace(run, named=named)
         spec = resolve(*plain)
     except UsageError as error:
@@ -383,7 +389,8 @@ def _point(
             raise UsageError(f"{source}: {error} (looked for in {Path.cwd()})") from error
         return replace(run, why=str(error))
     why = "; ".join(where.problems(spec, run.tp_across_nodes)) if where else ""
-    return replace(run, spec=None if why else spec, why=why, named=run.named or spec)
+    named = run.named or spec.values | {"dp": spec.layout.dp, "nodes": None}
+    return replace(run, spec=None if why else spec, why=why, named=named)
 
 
 def _name_all(points: list[Run]) -> dict[str, Run]:
@@ -393,14 +400,13 @@ def _name_all(points: list[Run]) -> dict[str, Run]:
     """
     stated = {name for point in points for _, settings in point.layers for name in settings}
     by_nodes = _telling(["nodes"], points, lambda p: (p.split(), p.label))
-    candidates = [f.name for f in fields(RunSpec) if f.name in stated - IN_NAME]
+    candidates = [name for name in SETTINGS if name in stated - IN_NAME]
     telling = by_nodes + _telling(
         candidates, points, lambda p: (p.split(), p.nodes if by_nodes else None, p.label)
     )
     named: dict[str, Run] = {}
     for point in points:
-        values = {name: point.value(name) for name in telling}
-        configuration = run_name(point.split(), values, point.named, point.label)
+        configuration = run_name(point.split(), telling, point.named, point.label)
         name = f"{configuration}-r{point.repeat}" if point.repeat else configuration
         if name in named:
             raise UsageError(f"{point.source}: a second run called {name}")
@@ -416,5 +422,5 @@ def _telling(settings: list[str], points: list[Run], group: Callable[[Run], Any]
     return [
         name
         for name in settings
-        if any(len({point.value(name) for point in members}) > 1 for members in groups.values())
+        if any(len({point.named[name] for point in members}) > 1 for members in groups.values())
     ]

@@ -49,7 +49,7 @@ class DDPEngine(DataParallelEngine):
         """A backward pass whose gradients are dropped. After its first, DDP regroups the gradients
         that it sums together. A resumed run must sum in the same order as one that never stopped.
         """
-        shape = (self.spec.micro_batch, self.spec.seq_len)
+        shape = (self.spec.layout.micro_batch, self.spec.seq_len)
         tokens_BS = torch.zeros(shape, dtype=torch.int64, device=self.device)
         with self.autocast():
             loss = self.model(tokens_BS, tokens_BS)

@@ -88,7 +88,7 @@ def auto_ep(spec: RunSpec) -> dict[str, Any]:
     assert of is not None
     return {
         "enabled": True,
-        "autoep_size": spec.ep,
+        "autoep_size": spec.layout.ep,
         "moe_layer_pattern": r"blocks\.\d+\.mlp",
         "router_pattern": "router",
         "expert_pattern": "experts",

@@ -58,7 +58,7 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
             else:
                 model = build_reference(spec, device, DTYPES[spec.precision], held)
         adam: Any = partial(common.adamw_of_experts, model, spec)
-        if spec.ep == 1:
+        if spec.layout.ep == 1:
             adam = common.optimizer(model.parameters(), spec, counts, group)
         super().__init__(spec, device, model, adam, mpu)
         self.facts = layers.options(config) if split else {}

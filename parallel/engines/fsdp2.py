@@ -49,7 +49,7 @@ class FSDP2Engine(DataParallelEngine):
         }
         # No rank ever has the whole model: it is built without memory, then filled shard by shard.
         with torch.device("meta"):
-            model = our_gpt(spec, spec.recompute)
+            model = our_gpt(spec, layout.recompute)
         self.reshards = layout.zero_stage == 3
         for block in model.blocks:
             fsdp.fully_shard(block, reshard_after_forward=self.reshards, **rules)

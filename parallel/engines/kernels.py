@@ -57,10 +57,10 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
         return "Transformer Engine, of packed documents"
     if kernels == "te" and spec.end_of_text is None:
         return "Transformer Engine"
-    model, b, s = spec.model, spec.micro_batch, spec.seq_len
+    model, b, s = spec.model, spec.layout.micro_batch, spec.seq_len
     kind = {"dtype": compute_dtype(spec), "device": device, "requires_grad": True}
     q, k, v = (
-        torch.empty((b, heads // spec.tp, s, model.head_dim), **kind)
+        torch.empty((b, heads // spec.layout.tp, s, model.head_dim), **kind)
         for heads in (model.n_head, model.kv_heads, model.kv_heads)
     )
     mask = None
@@ -75,7 +75,7 @@ def packs_documents(spec: RunSpec, kernels: str) -> bool:
     PyTorch's of each is, with the run's heads and precision: not every card has a kernel for it."""
     if kernels != "te" or spec.end_of_text is None or spec.engine != "megatron" or spec.model.mla:
         return False
-    heads, shared = spec.model.n_head // spec.tp, spec.model.kv_heads // spec.tp
+    heads, shared = spec.model.n_head // spec.layout.tp, spec.model.kv_heads // spec.layout.tp
     dtype, size = compute_dtype(spec), spec.model.head_dim
     q, k, v = (
         torch.randn(64, n, size, dtype=dtype, device="cuda", requires_grad=True)

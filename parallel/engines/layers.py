@@ -86,8 +86,8 @@ def share_buffers(spec: RunSpec) -> None:
     ranks exchange parts of a tensor while a GEMM works on others."""
     library = importlib.import_module("transformer_engine.pytorch.module.base")
     library.initialize_ub(
-        shape=[spec.micro_batch * spec.seq_len // spec.cp, spec.model.hidden],
-        tp_size=spec.tp,
+        shape=[spec.layout.micro_batch * spec.seq_len // spec.layout.cp, spec.model.hidden],
+        tp_size=spec.layout.tp,
         dtype=compute_dtype(spec),
         bootstrap_backend="nccl",
         **({"use_fp8": True} if spec.precision == "fp8" else {}),  # another name after 2.20
@@ -274,8 +274,8 @@ def _of_experts(spec: RunSpec) -> dict[str, Any]:
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": of.moe_aux_loss_coeff,
         "moe_token_dispatcher_type": spec.moe_token_dispatcher_type,
-        "expert_model_parallel_size": spec.ep,
-        "expert_tensor_parallel_size": spec.etp,
+        "expert_model_parallel_size": spec.layout.ep,
+        "expert_tensor_parallel_size": spec.layout.etp,
     }
 
 
@@ -362,7 +362,7 @@ def gpt_model(
     """
     fuses = config.gradient_accumulation_fusion
     linear_layers._grad_accum_fusion_available |= fuses  # of apex, whose the output layer's is
-    stage = (vp_stage or 0) * spec.pp + parallel_state.get_pipeline_model_parallel_rank()
+    stage = (vp_stage or 0) * spec.layout.pp + parallel_state.get_pipeline_model_parallel_rank()
     model = language_model(
         config,
         block_submodules(spec, config, kernels, stage),
@@ -502,7 +502,7 @@ def layer_value(
     """`reference_value` of the parameter `name` of megatron-core's layer `index` (from 0)."""
     expert = ""
     if of := _EXPERT.fullmatch(name):
-        here = spec.model.experts.num_experts // spec.ep
+        here = spec.model.experts.num_experts // spec.layout.ep
         number = int(of["alone"] or of["grouped"])
         rank = parallel_state.get_expert_model_parallel_rank()
         name, expert = f"mlp.{of['inner']}", f"experts.{rank * here + number}."
@@ -584,7 +584,7 @@ class Block(nn.Module):
     ):
         super().__init__()
         self.rotary = rotary
-        stage, number = divmod(index, spec.model.n_layer // spec.pp)
+        stage, number = divmod(index, spec.model.n_layer // spec.layout.pp)
         layer = block_submodules(spec, config, kernels, stage).layer_specs[number]
         # megatron-core adds the layers of the stages before this one.
         self.layer = build_module(layer, config=config, layer_number=number + 1)

@@ -30,7 +30,7 @@ def build_reference(
     Ours is built without memory and filled on the device: the host never has more of it than one
     parameter. ZeRO-3 puts each where it belongs. Hugging Face's is built in host memory.
     """
-    recompute = spec.recompute
+    recompute = spec.layout.recompute
     if recompute == "full" and held is not gpt.undivided:
         recompute = "reentrant"
     if spec.implementation == "hf":

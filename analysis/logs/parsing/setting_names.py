@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from analysis.logs.record import Record
 from base.bounds import Bounds, Count, Words
 from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS, VOCAB_MULTIPLE
 from parallel.config.axes import AXES, EXPERT_AXES
-from parallel.config.run_spec import ROUTING
+from parallel.config.layout import ROUTING, Layout
 
 
 class Fact(NamedTuple):
@@ -30,12 +31,11 @@ class Fact(NamedTuple):
 
 _COUNT = Count(1, 10**15)
 _AMOUNT = Bounds(0, math.inf, above=True, below=True)
-
-
+_SPLIT = {f.name: f for f in fields(Layout)}
 # Record's fields.
 SETTINGS = {
     "gpus": Fact(_COUNT, "GPUs of the run"),
-    **{axis: Fact(_COUNT, text) for axis, text in (AXES | EXPERT_AXES).items()},
+    **{axis: Fact(_COUNT, _SPLIT[axis].metadata["help"]) for axis in (*AXES, *EXPERT_AXES)},
     "micro_batch": Fact(_COUNT, "sequences per micro-batch and dp rank"),
     "n_micro": Fact(_COUNT, "micro-batches per optimizer step and dp rank"),
     "global_batch": Fact(_COUNT, "sequences per optimizer step, all ranks"),
