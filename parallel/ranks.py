@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from base.errors import Answer, UsageError
+from parallel.record.hangs import waiting_for_others
 
 HEARTBEAT_S = 1.0  # how often the ranks report their progress to each other
 
@@ -91,7 +92,8 @@ class Ranks:
             traceback.print_exc()
             mine.append(RuntimeError(f"rank {self.rank}: {type(error).__name__}: {error}"))
         finished.set()
-        wait_for_others(thread)
+        with waiting_for_others():
+            thread.join()
         if failure:
             raise failure[0]
         for outcome in outcomes:
@@ -107,11 +109,6 @@ class Ranks:
             results = results or [None]
             dist.broadcast_object_list(results, src=0, group=self._group)
         return results[0]
-
-
-def wait_for_others(thread: threading.Thread) -> None:
-    """Join the thread. The watchdog knows by this function's name that a rank waits for others."""
-    thread.join()
 
 
 def attempt(work: Callable, *arguments: Any) -> Answer:

@@ -46,6 +46,7 @@ from parallel.config.settings import add_flags, from_flags, resolve
 from parallel.config.study import choose_runs, load_study
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of_error
 from parallel.record.facts import launcher_metadata, planned, ranks_per_node, run_facts
+from parallel.record.first_end import Siblings, process_number
 from parallel.record.launch import (
     Launch,
     detect,
@@ -56,8 +57,7 @@ from parallel.record.launch import (
 )
 from parallel.record.reader import read_status
 from parallel.record.schema import TOLD, checked_facts
-from parallel.record.siblings import Siblings, process_number
-from parallel.record.signals_and_hangs import Interruption, on_signals
+from parallel.record.signals import Interruption, on_signals
 from parallel.record.writer import RunFolder, check_folder
 
 if TYPE_CHECKING:
@@ -264,9 +264,7 @@ def train_in_folder(job: "Job") -> int:
         if follows and (end := siblings.first_end(0.0 if kind == Kind.SIGNAL else 0.5)):
             kind, reason = end
         if begun:
-            folder.fail(kind, reason, launch.rank)
-            if kind not in CONSEQUENCES:
-                folder.explain(kind, reason)
+            folder.fail(kind, reason, launch.rank, is_cause=kind not in CONSEQUENCES)
 
     def fail_by_signal(signal: str) -> None:
         fail(Kind.SIGNAL, f"{signal_words(signal)} (rank {launch.rank})")

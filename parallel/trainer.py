@@ -34,10 +34,11 @@ from parallel.measure.step_parts import Breakdown
 from parallel.ranks import Ranks
 from parallel.record import facts, lines
 from parallel.record.ends import Kind
+from parallel.record.hangs import Watchdog
 from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun
 from parallel.record.reader import read_run, read_saves
 from parallel.record.schema import HANGS
-from parallel.record.signals_and_hangs import Interruption, Watchdog
+from parallel.record.signals import Interruption
 from parallel.record.writer import RunFolder
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from base.errors import Parser, command_line
-from parallel.record.ends import cause, killed_rank, kind_of
+from parallel.record.ends import kind_of
+from parallel.record.first_end import cause, killed_rank
 from parallel.record.writer import RunFolder
 from slurm.states import ran_by, read_end, tail
 
@@ -26,9 +27,7 @@ def record_end(folder: Path, attempt: str, status: int) -> None:
     why = cause(log)
     exited = f"exit status {status}: {why}" if why else f"exit status {status}"
     kind, reason = noted or (kind_of(why), exited)
-    if noted or killed_rank(log):
-        run.explain(kind, reason)
-    run.fail(kind, reason, rank=-1)
+    run.fail(kind, reason, rank=-1, is_cause=bool(noted or killed_rank(log)))
 
 
 @command_line("slurm.record_end")

@@ -28,6 +28,7 @@ from parallel.config.run_spec import RunSpec
 from parallel.config.study import Study
 from parallel.record import ends, reader, schema
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
+from parallel.record.first_end import cause
 from parallel.record.lock import one_at_a_time
 from slurm.render import ROOT, comment_of, seconds
 
@@ -341,7 +342,7 @@ def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End
     if not is_listed and time.time() < _latest_end(folder, attempt):
         line = f"Slurm here lists no job {job_id} (another cluster?), and it has left no end"
         return End("unknown", f"{line}; if there is none, delete {job_id}.* in its folder")
-    if line := ends.cause(text):
+    if line := cause(text):
         return End("failed", line, kind_of(line))
     if state == ends.FAILED and why:
         return End("failed", why, kind)

@@ -20,10 +20,10 @@ from analysis.logs.verdict import judge
 from base.errors import UsageError
 from parallel.checkpoint import attempts, folders
 from parallel.config.settings import resolve
-from parallel.record import ends, signals_and_hangs
+from parallel.record import ends, hangs
+from parallel.record.hangs import GpuWork, Report, Watchdog
 from parallel.record.reader import read_run, read_status
 from parallel.record.schema import STEP_COLUMNS
-from parallel.record.signals_and_hangs import GpuWork, Watchdog, _waits
 from parallel.record.writer import RunFolder
 from parallel.train import is_first_to_see
 from tests.conftest import ROOT, rank_process, run_module, steps_so_far, training, wait_for
@@ -89,9 +89,10 @@ RANKS = """
 import resource, signal, sys, time, torch
 from pathlib import Path
 import torch.distributed as dist
-from parallel.checkpoint import checkpointer, ranks
+from parallel import ranks
+from parallel.checkpoint import checkpointer
 from parallel.engines.optim import mean_over_ranks
-from parallel.record.signals_and_hangs import Watchdog
+from parallel.record.hangs import Watchdog
 from tests.tools.tiny_checkpoint import Engine, saver_of
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)
@@ -133,11 +134,11 @@ def test_ranks_that_wait_for_a_slow_disk_are_patient_while_it_gets_on(tmp_path):
     """The first save lasts three times the watchdog's limit and ticks; the second hangs."""
     program = """
 write = checkpointer.write_rank_file
-def slowly(path, pieces, tick):
+def slowly(*given):
     for _ in range(0 if rank else 30):
         time.sleep(0.1)
-        tick()
-    return write(path, pieces, tick)
+        given[-1]()  # tick
+    return write(*given)
 def hangs(*_):
     time.sleep(0 if rank else 60)
 ranks.HEARTBEAT_S = 0.2
@@ -189,7 +190,7 @@ def test_a_signal_is_kept_from_its_handler_on_until_somebody_attends():
     """It comes in the next line already. SIGHUP is as good as SIGTERM, but not under nohup."""
     program = """
 import signal, sys, time
-from parallel.record.signals_and_hangs import on_signals
+from parallel.record.signals import on_signals
 install = signal.signal
 def install_and_raise(number, handler):
     old = install(number, handler)
@@ -261,15 +262,15 @@ def test_a_rank_that_waits_for_the_gpu_is_not_the_one_that_hangs(tmp_path):
         ([(str(file), 3, "step")], False),
         ([(str(file), 3, "read"), (str(file), 1, "step")], False),
     ):
-        assert signals_and_hangs._waits(frames) == waits, frames
+        assert hangs.waits(frames) == waits, frames
 
-    reads = {"rank": 1, "ticks": 10, "waits": False, "at": "data.py:5 read"}
-    others = [{"rank": rank, "ticks": 11, "waits": True, "at": "ddp.py:7 step"} for rank in (0, 2)]
+    reads = Report(1, 10, "data.py:5 read", False)
+    others = [Report(rank, 11, "ddp.py:7 step", True) for rank in (0, 2)]
     # One that waits where nobody knows it got further than the one that it waits for.
     for waits in (True, False):
-        told = signals_and_hangs.verdict([reads, others[0] | {"waits": waits}, others[1]], 3, 9.0)
+        told = hangs.verdict([reads, others[0]._replace(waits=waits), others[1]], 3, 9.0)
         assert told == "no progress for 9 s: rank 1 hangs at data.py:5 read"
-    behind = signals_and_hangs.verdict([reads | {"waits": True}, *others], 3, 9.0)
+    behind = hangs.verdict([reads._replace(waits=True), *others], 3, 9.0)
     assert "rank 1 is furthest behind, at data.py:5 read" in behind
 
 
@@ -285,27 +286,27 @@ def test_a_full_queue_of_a_gpu_blames_no_rank_that_waits_for_nccl():
     ):
         at = [(frames, gpu), *[(launch, waits_for_nccl)] * 7]
         reports = [
-            {"rank": rank, "ticks": 9, "at": f"{where[0][2]}", "waits": _waits(where, work)}
+            Report(rank, 9, where[0][2], hangs.waits(where, work))
             for rank, (where, work) in enumerate(at)
         ]
-        told = signals_and_hangs.verdict(reports, 8, 9.0)
+        told = hangs.verdict(reports, 8, 9.0)
         assert told == f"no progress for 9 s: rank 0 hangs at {frames[0][2]}"
-    assert _waits([("torch/distributed/c10d.py", 1, "recv")], idle)  # over gloo
-    assert _waits(launch, GpuWork(True, None, None))  # NCCL keeps no record
+    assert hangs.waits([("torch/distributed/c10d.py", 1, "recv")], idle)  # over gloo
+    assert hangs.waits(launch, GpuWork(True, None, None))  # NCCL keeps no record
 
 
 def test_each_report_is_read_once(tmp_path, monkeypatch):
     """Eight ranks in one process; a rank whose GPU does not answer reports all the same."""
-    read, judge = [], signals_and_hangs.verdict
+    read, judge = [], hangs.verdict
 
-    def noted(reports: list[dict], world: int, limit_s: float) -> str:
+    def noted(reports: list[Report], world: int, limit_s: float) -> str:
         read.extend(reports)
         return judge(reports, world, limit_s)
 
     def broken(_: Path) -> GpuWork:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(signals_and_hangs, "verdict", noted)
+    monkeypatch.setattr(hangs, "verdict", noted)
     dogs = [Watchdog(tmp_path / "hang", rank, 8, 9.0, print, broken) for rank in range(8)]
     written = [dog._report() for dog in dogs]
     reasons = [dog._verdict(mine) for dog, mine in zip(dogs, written, strict=True)]
@@ -391,9 +392,9 @@ def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
     torch = (str(base.files.ROOT / inside), 8, "backward")
     step = (str(base.files.ROOT / "parallel/engines/ddp.py"), 7, "step")
     loop = (str(base.files.ROOT / "parallel/trainer.py"), 6, "step")
-    place = signals_and_hangs._location([torch, step, loop])
+    place = hangs.location([torch, step, loop])
     assert place == f"{inside}:8 backward, in parallel/engines/ddp.py:7 step"
-    assert signals_and_hangs._location([step, loop]) == "parallel/engines/ddp.py:7 step"
+    assert hangs.location([step, loop]) == "parallel/engines/ddp.py:7 step"
 
 
 def begin(run: Path, **settings) -> Path | None:

@@ -85,17 +85,17 @@ def test_a_rank_ends_with_its_launcher(tmp_path):
 
 WATCHED = """
 import os, signal, sys
-from parallel.record import siblings
+from parallel.record import first_end
 counts = [1, int(sys.argv[3])]
-siblings._oom_kills = lambda: counts.pop(0)
+first_end._oom_kills = lambda: counts.pop(0)
 reader, writer = os.pipe()
 if (other := os.fork()) == 0:
     os.read(reader, 1)
     os.kill(os.getpid(), int(sys.argv[1]))
     os._exit(int(sys.argv[2]))
 if (rank := os.fork()) == 0:
-    me = siblings.process_number()
-    watch = siblings.Siblings([me, me - os.getpid() + other], 0)
+    me = first_end.process_number()
+    watch = first_end.Siblings([me, me - os.getpid() + other], 0)
     os.write(writer, b"!")
     end = watch.first_end(float(sys.argv[4]))
     print(*(end or ["nothing"]), sep=": ", flush=True)

@@ -12,7 +12,7 @@ from parallel import token_files, trainer
 from parallel.config.settings import resolve
 from parallel.engines import StepResult
 from parallel.record.launch import Launch
-from parallel.record.signals_and_hangs import Interruption
+from parallel.record.signals import Interruption
 
 RUN = {"engine": "megatron", "pp": 4, "n_layer": 4, "preset": "tiny", "device": "cpu"}
 DOCUMENTS = {"reset_at_documents": True, "end_of_text": 3}

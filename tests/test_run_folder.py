@@ -141,7 +141,7 @@ def test_a_consequence_makes_room_for_what_is_known_later(tmp_path):
         folder = RunFolder(tmp_path / first)
         folder.begin(FACTS)
         folder.fail(first, "first", 0)
-        folder.explain(Kind.TIME_LIMIT, "time limit")
+        folder.fail(Kind.TIME_LIMIT, "time limit", -1, is_cause=True)
         folder.close()
         run = read_run(tmp_path / first)
         assert (run.kind, run.reason) == ((first, "first") if stays else ("time limit",) * 2)

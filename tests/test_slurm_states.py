@@ -20,8 +20,9 @@ from analysis.logs.parsing.logfile import Log
 from base.errors import UsageError
 from parallel.config import clusters
 from parallel.config.study import load_study
-from parallel.record import ends, facts, lock
+from parallel.record import facts, lock
 from parallel.record.ends import kind_of
+from parallel.record.first_end import cause
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
 from slurm import (
@@ -778,7 +779,7 @@ def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(t
         ask = [sys.executable, "-m", "slurm.forward_signals", command]
         assert subprocess.run(ask, cwd=states.ROOT).returncode == code
         said = capfd.readouterr().err.strip()
-        assert command in said and ends.cause(said) == said
+        assert command in said and cause(said) == said
 
 
 def test_a_signal_reaches_all_processes_below_and_ends_none_that_is_not_ready():

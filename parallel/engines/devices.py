@@ -21,8 +21,9 @@ from base.units import GIB
 from models.gpus import lacking
 from models.headroom import adam_bytes
 from parallel.config.run_spec import RunSpec
+from parallel.record.hangs import GpuWork
 from parallel.record.launch import Launch
-from parallel.record.signals_and_hangs import GpuWork, deadline
+from parallel.record.signals import deadline
 
 DRIVER = Path("/proc/driver/nvidia/version")
 

@@ -281,36 +281,3 @@ def _raised(text: bytes, traceback: re.Match[bytes]) -> Sign:
     # The last byte of the match, which may begin with the end of the line before.
     raised = last.start() + len(last[0].rstrip()) - 1 if last else None
     return Sign("traceback", at, raised)
-
-
-# Why a run failed, the surest first. torchrun names the process that died first as its root cause;
-# then a program's own refusal, the shell's and the interpreter's words, and what was raised.
-_ROOT_CAUSE = re.compile(
-    r"Root Cause \(first observed failure\):\s+\[\d+\]:\s+time .*\s+host .*\s+rank +: (\d+).*"
-    r"\s+exitcode +: -(?!15 |2 ).*\s+error_file.*\s+traceback : (Signal .*)"
-)
-_SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
-_REASONS = [
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (
-        r"^parallel\.train: .*$",
-        r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
-        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt)(?:: .*| *)$",
-        r"^.*(?:No such file or directory|Permission denied).*$",
-        r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
-    )
-]
-
-
-def killed_rank(text: str) -> str:
-    """The rank that a signal killed, as torchrun names it in a log; empty where it names none."""
-    if root := _ROOT_CAUSE.search(text):
-        return f"rank {root[1]} was killed: {root[2].strip()}"
-    signal = _SIGNAL.search(text)
-    return signal[0] if signal else ""
-
-
-def cause(text: str) -> str:
-    """The line of a job's log that says why its run failed; empty where none does."""
-    matches = (pattern.search(text) for pattern in _REASONS)
-    return killed_rank(text) or next((match[0].strip() for match in matches if match), "")

@@ -169,8 +169,9 @@ class RunFolder:
         self.log(marker)
         self.close()
 
-    def fail(self, kind: ends.Kind, reason: str, rank: int) -> None:
-        """Record that the run failed. The first reason stays: later ones follow from it.
+    def fail(self, kind: ends.Kind, reason: str, rank: int, is_cause: bool = False) -> None:
+        """Records that the run failed. The first reason stays, for later ones follow from it; but
+        is_cause: this one replaces a reason that only follows from another event.
 
         rank: -1 where the caller is no rank but what started the ranks. It leaves the status alone
         while a living process holds the folder.
@@ -179,16 +180,13 @@ class RunFolder:
             self.behind.wait(5.0)
         if rank == -1 and self.lock.is_held_by_another():
             return
-        if self.path.is_dir() and read_status(self.path).get("state") in (None, ends.RUNNING):
-            self._write_status(ends.FAILED, kind, reason, rank)
-            with contextlib.suppress(OSError):  # it is not there, or nothing can be written
-                (self.path / schema.MARKER).unlink()
-
-    def explain(self, kind: ends.Kind, reason: str) -> None:
-        """Replace the reason of a failed run where it only follows from what is known now."""
         status = read_status(self.path)
-        if status.get("state") == ends.FAILED and status["kind"] in ends.CONSEQUENCES:
+        if is_cause and status.get("state") == ends.FAILED and status["kind"] in ends.CONSEQUENCES:
             self._write_status(ends.FAILED, kind, reason, status.get("rank", -1))
+        elif self.path.is_dir() and status.get("state") in (None, ends.RUNNING):
+            self._write_status(ends.FAILED, kind, reason, rank)
+            with contextlib.suppress(OSError):  # the marker is not there, or nothing can be written
+                (self.path / schema.MARKER).unlink()
 
     def interrupt(self, kind: ends.Kind, reason: str) -> None:
         """Record that the run was stopped and can go on.

@@ -1,12 +1,12 @@
-"""How the other ranks of this node end: one that is killed, or leaves without a word, writes no
-reason, and its peers see a broken connection or their launcher's SIGTERM. Torch-free.
-
-Linux alone tells how a process that is not our child ended, and only until its launcher has asked.
+"""Which rank ended first, and how: as the processes of this node show it, or as a job's log does. A
+rank that is killed, or leaves without a word, writes no reason, and its peers see a broken
+connection or their launcher's SIGTERM. Torch-free.
 """
 
 import contextlib
 import os
 import platform
+import re
 import select
 import signal
 import threading
@@ -27,7 +27,8 @@ def process_number() -> int:
 
 
 class Siblings:
-    """Watches the ranks that this rank's launcher started on this node.
+    """Watches the ranks that this rank's launcher started on this node. Linux alone tells how a
+    process that is not our child ended, and only until its launcher has asked.
 
     numbers: each rank's `process_number`.
     """
@@ -89,3 +90,38 @@ def _oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+# --- what a log says -----------------------------------------------------------------------------
+
+# Why a run failed, the surest first. torchrun names the process that died first as its root cause;
+# then a program's own refusal, the shell's and the interpreter's words, and what was raised.
+_ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):\s+\[\d+\]:\s+time .*\s+host .*\s+rank +: (\d+).*"
+    r"\s+exitcode +: -(?!15 |2 ).*\s+error_file.*\s+traceback : (Signal .*)"
+)
+_SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
+_REASONS = [
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^parallel\.train: .*$",
+        r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
+        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt)(?:: .*| *)$",
+        r"^.*(?:No such file or directory|Permission denied).*$",
+        r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
+    )
+]
+
+
+def killed_rank(text: str) -> str:
+    """Returns the rank that a signal killed, as torchrun names it in a log, or ""."""
+    if root := _ROOT_CAUSE.search(text):
+        return f"rank {root[1]} was killed: {root[2].strip()}"
+    signal = _SIGNAL.search(text)
+    return signal[0] if signal else ""
+
+
+def cause(text: str) -> str:
+    """Returns the line of a job's log that says why its run failed; "" where none does."""
+    matches = (pattern.search(text) for pattern in _REASONS)
+    return killed_rank(text) or next((match[0].strip() for match in matches if match), "")
