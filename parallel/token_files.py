@@ -2,8 +2,9 @@
 
 Besides a folder of parallel/data.py, a bare nanoGPT `.bin` (uint16) and a Megatron `.bin`/`.idx`
 pair are read (give the path without the suffix, or the .idx); of those, the last 5 % are held out
-for validation. The first run reads the files whole, its ranks a share each:
-`<file>.<split>.scan.json` keeps their largest id and their SHA-256 until they change.
+for validation. A folder's meta.json states the SHA-256 of its files. Other files are read whole by
+the first run, its ranks a share each: `<file>.<split>.scan.json` keeps their largest id and their
+SHA-256 until they change.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ class Scan(NamedTuple):
 
 
 def joined(blocks: list[Scan]) -> Scan:
-    """The scan of a split, from those of its blocks in order."""
+    """Returns the scan of a split, from those of its blocks in order."""
     digests = b"".join(bytes.fromhex(block.sha256) for block in blocks)
     whole = blocks[0].sha256 if len(blocks) == 1 else hashlib.sha256(digests).hexdigest()
     return Scan(max(block.largest for block in blocks), whole)
@@ -44,33 +45,32 @@ def joined(blocks: list[Scan]) -> Scan:
 class Tokens:
     """One split: a long 1-D array of ids (usually a memory map) and where it came from.
 
-    stated: the SHA-256 that its meta.json states, of the whole file. sha256: of these ids, as
-    `Scan` has it; None: they were not read.
+    sha256: of the file, as its meta.json states it, else of these ids, as `Scan` has it. None: they
+    were not read yet.
     """
 
     ids: np.ndarray
     path: str
-    stated: str | None = None
     sha256: str | None = None
 
     @property
     def block(self) -> int:
         """Ids in a block of a scan."""
-        return len(self.ids) if self.stated else BLOCK_BYTES // self.ids.itemsize
+        return BLOCK_BYTES // self.ids.itemsize
 
     def batch(self, offsets: np.ndarray, seq_len: int, limit: int) -> tuple[Tensor, Tensor]:
-        """Tokens and next-token labels, each [len(offsets), seq_len], int64.
+        """Returns tokens and next-token labels, each [len(offsets), seq_len], int64.
 
         Raises:
             UsageError: an id is not below `limit`, the model's vocabulary.
         """
         rows = np.stack([self.ids[o : o + seq_len + 1] for o in offsets.tolist()])
         self.check(int(rows.max()), limit)
-        both = torch.from_numpy(rows.astype(np.int64))
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        ids = torch.from_numpy(rows.astype(np.int64))
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     def check(self, largest: int, limit: int) -> None:
-        """Refuse an id that the embedding table has no row for."""
+        """Refuses an id that the embedding table has no row for."""
         if largest >= limit:
             raise UsageError(
                 f"{self.path} holds token id {largest}, but the model's vocabulary has"
@@ -78,7 +78,7 @@ class Tokens:
             )
 
     def scan(self, first: int = 0, tick: Callable[[], None] = lambda: None) -> Scan:
-        """Read the block from id number `first` on, with a tick for every 8 MiB or so."""
+        """Reads the block from id number `first` on, with a tick for every 8 MiB or so."""
         largest, digest, stop, step = 0, hashlib.sha256(), first + self.block, 1 << 22
         for at in range(first, min(stop, len(self.ids)), step):
             part = np.ascontiguousarray(self.ids[at : min(at + step, stop)])
@@ -88,17 +88,7 @@ class Tokens:
         return Scan(largest, digest.hexdigest())
 
     def checked(self, scan: Scan, limit: int) -> "Tokens":
-        """These tokens with the SHA-256 of their scan.
-
-        Raises:
-            UsageError: they are not what was prepared, or an id is not below `limit`.
-        """
-        if self.stated not in (None, scan.sha256):
-            raise UsageError(
-                f"{self.ids.filename} is not what was prepared: its SHA-256 is"
-                f" {scan.sha256[:12]}..., and meta.json states {self.stated[:12]}...; prepare"
-                f" {self.path} again"
-            )
+        """Returns these tokens with the SHA-256 of their scan. No id may reach `limit`."""
         self.check(scan.largest, limit)
         return replace(self, sha256=scan.sha256)
 
@@ -112,7 +102,7 @@ class Data:
     described: Description
 
     def facts(self) -> dict[str, Any]:
-        """For run.json."""
+        """Returns the `data` of run.json."""
         documents = self.described.documents
         return {
             "path": self.train.path,
@@ -127,11 +117,11 @@ class Data:
 
 
 def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> Data:
-    """Open token files and check that a model of `vocab_size` ids can train on them.
+    """Opens token files and checks that a model of `vocab_size` ids can train on them.
 
-    scan: compare their content with what their meta.json says, and their largest id with the
-    vocabulary, where they were read before or are small; else `scanned` does. One rank of a node is
-    enough: it ends the others, and a batch with an id that is too large is refused on every rank.
+    scan: compare the largest id of files without meta.json with the vocabulary, where they were
+    read before or are small; else `scanned` does. One rank of a node is enough: it ends the others,
+    and a batch with an id that is too large is refused on every rank.
 
     Raises:
         UsageError: nothing there, not what was prepared, too short for one sequence, or ids beyond
@@ -153,15 +143,15 @@ def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> 
                 f"the split {name} of {path} has {length} tokens, too few for one sequence of"
                 f" {seq_len} + 1"
             )
-        if scan and (known := kept_scan(name, tokens)):
-            tokens = tokens.checked(known, vocab_size)
+        if scan and tokens.sha256 is None and (kept := kept_scan(name, tokens)):
+            tokens = tokens.checked(kept, vocab_size)
         splits.append(tokens)
     return Data(*splits, described)
 
 
 def scanned(data: Data, vocab_size: int, ranks: Ranks) -> Data:
-    """The data with the splits checked that `load` left on rank 0. All ranks call it, and each
-    reads a share; what they find is rank 0's to keep.
+    """Returns the data with the splits checked that `load` left on rank 0. All ranks call it, and
+    each reads a share; what they find is rank 0's to keep.
 
     Raises:
         UsageError: as `load`.
@@ -181,8 +171,9 @@ def scanned(data: Data, vocab_size: int, ranks: Ranks) -> Data:
 
 
 def kept_scan(name: str, tokens: Tokens, scan: Scan | None = None) -> Scan | None:
-    """The scan of a split, from the file beside its token file where that one has not changed
-    since; else `scan`, or that of a small split, which is kept there. None where there is none.
+    """Returns the scan of a split, from the file beside its token file where that one has not
+    changed since; else `scan`, or that of a small split, which is kept there. None where there is
+    none.
 
     The time of a file's last change (ctime) is compared too: no program can set it back.
     """

@@ -8,7 +8,6 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from base.bounds import Count, Text, Whole, Words, misfit
 from base.errors import UsageError
 from base.files import read_json, read_json_if_whole
 from base.storage import own_crc32
@@ -17,22 +16,7 @@ DEFAULT_FOLDER = "data/stdlib"
 HELD_OUT = 0.05  # the fraction of a bare file's tokens (or of documents) kept for validation
 SPLITS = ("train", "val")
 
-# NumPy's name of the ids' type -> bytes per id. Others than these are refused: "O" would make
-# Python's pointers of a file's bytes.
-_PREPARED = {"<u2": 2, "<u4": 4}
-# What meta.json of a prepared folder holds, and what it may hold.
-_COUNT = Count(0, 2**63 - 1)
-_DIGEST = Text("[0-9a-f]{64}", "64 hexadecimal digits")
-_HOLDS = Whole(
-    {
-        "dtype": Words(_PREPARED),
-        "tokenizer": str,
-        "vocab_size": Count(1, 2**63 - 1),
-        "tokens": Whole(dict.fromkeys(SPLITS, _COUNT)),
-        "sha256": Whole(dict.fromkeys(SPLITS, _DIGEST)),
-    }
-)
-_MAY_HOLD = {"documents": _COUNT, "end_of_text": _COUNT}
+_PREPARED = {"<u2": 2, "<u4": 4}  # NumPy's name of the ids' type -> bytes per id
 # Megatron's IndexedDataset: the header's one-byte code of the ids' type, read as unsigned: an id
 # below 0 is then beyond every vocabulary.
 _MEGATRON = {1: "|u1", 2: "|u1", 3: "<u2", 4: "<u4", 5: "<u8", 8: "<u2"}
@@ -63,7 +47,7 @@ class Description(NamedTuple):
 
 
 def describe(path: Path) -> Description:
-    """What lies at a path: a prepared folder, nanoGPT's .bin or its folder, or Megatron's pair.
+    """Returns what is at a path: a prepared folder, nanoGPT's .bin or its folder, Megatron's pair.
 
     Raises:
         UsageError: nothing does, or its sizes and its headers disagree.
@@ -87,7 +71,7 @@ def describe(path: Path) -> Description:
 
 
 def training_tokens(data: str) -> int:
-    """Tokens of the training split, from sizes and headers alone.
+    """Returns the tokens of the training split, from sizes and headers alone.
 
     Raises:
         UsageError: there is nothing at the path, or it is damaged.
@@ -97,23 +81,27 @@ def training_tokens(data: str) -> int:
 
 
 def _prepared(folder: Path) -> Description:
-    """A folder of parallel/data.py, whose files are of the sizes that meta.json states."""
+    """Returns what a folder of parallel/data.py holds, whose files have the sizes that meta.json
+    states."""
     meta = read_json(folder / "meta.json")
     if meta.get("crc32", own_crc32(meta)) != own_crc32(meta):  # earlier versions wrote none
         raise UsageError(f"{folder}/meta.json has changed since it was written: prepare it again")
-    if problem := misfit(meta, _HOLDS) or misfit(meta, _MAY_HOLD):
-        raise UsageError(f"{folder} is damaged: meta.json: {problem}; prepare it again")
-    splits = []
-    for name in SPLITS:
-        file, tokens = folder / f"{name}.bin", meta["tokens"][name]
-        if (stored := _ids_in(file, _PREPARED[meta["dtype"]])) != tokens:
-            raise UsageError(f"{file} holds {stored} ids, but meta.json beside it states {tokens}")
-        splits.append(Split(file, meta["dtype"], 0, tokens, meta["sha256"][name]))
-    return Description(*splits, meta["tokenizer"], meta["vocab_size"], meta.get("documents"))
+    try:
+        splits = []
+        for name in SPLITS:
+            file, tokens = folder / f"{name}.bin", meta["tokens"][name]
+            if (stored := _ids_in(file, _PREPARED[meta["dtype"]])) != tokens:
+                raise UsageError(
+                    f"{file} holds {stored} ids, but meta.json beside it states {tokens}"
+                )
+            splits.append(Split(file, meta["dtype"], 0, tokens, meta["sha256"][name]))
+        return Description(*splits, meta["tokenizer"], meta["vocab_size"], meta.get("documents"))
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{folder}/meta.json is not ours ({error!r}): prepare it again") from error
 
 
 def _bare(train: Path, val: Path | None) -> Description:
-    """nanoGPT's uint16 files; without a val.bin the end of the other is held out."""
+    """Returns nanoGPT's uint16 files; without a val.bin the end of the other is held out."""
     tokens = _ids_in(train, 2)
     if val is None or not val.exists():
         return _held_out(train, "<u2", tokens)
@@ -121,26 +109,26 @@ def _bare(train: Path, val: Path | None) -> Description:
 
 
 def _megatron(prefix: Path) -> Description:
-    """Megatron's IndexedDataset: documents one after the other in the .bin. The .idx has a header,
-    the sequences' lengths (int32), where each begins in the .bin (int64, bytes), and the numbers of
-    the documents' first sequences and of the last one's end (int64).
+    """Returns what Megatron's IndexedDataset holds: documents one after the other in the .bin. The
+    .idx has a header, the sequences' lengths (int32), where each begins in the .bin (int64, bytes),
+    and the numbers of the documents' first sequences and of the last one's end (int64).
     """
     index, ids = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     size, header = ids.stat().st_size, _MEGATRON_HEADER
 
-    def refuse(why: str) -> UsageError:
-        return UsageError(f"{index} is not a Megatron index of {ids.name}: {why}")
+    def refusal(reason: str) -> UsageError:
+        return UsageError(f"{index} is not a Megatron index of {ids.name}: {reason}")
 
     with index.open("rb") as file:
         head, length = file.read(header.size), os.fstat(file.fileno()).st_size
         if len(head) < header.size or head[:17] != b"MMIDIDX\0\0" + struct.pack("<Q", 1):
-            raise refuse(f"its header is {head[:17]!r}, not that of version 1")
+            raise refusal(f"its header is {head[:17]!r}, not that of version 1")
         _, _, code, sequences, bounds = header.unpack(head)
         if code not in _MEGATRON:
-            raise refuse(f"its ids are of type {code}, which is none of whole numbers")
+            raise refusal(f"its ids are of type {code}, which is none of whole numbers")
         needed = header.size + 12 * sequences + 8 * bounds
         if not sequences or not bounds or length not in (needed, needed + sequences):  # with modes
-            raise refuse(
+            raise refusal(
                 f"it has {length} bytes for {sequences} sequences and {bounds} document bounds"
             )
         file.seek(header.size + 4 * (sequences - 1))
@@ -149,29 +137,28 @@ def _megatron(prefix: Path) -> Description:
         (begins,) = struct.unpack("<q", file.read(8))
     dtype, each = _MEGATRON[code], int(_MEGATRON[code][-1])
     if last < 0 or begins + last * each != size:
-        raise refuse(f"its sequences end at byte {begins + last * each} of {size}")
+        raise refusal(f"its sequences end at byte {begins + last * each} of {size}")
     return _held_out(ids, dtype, _ids_in(ids, each), bounds - 1)
 
 
 def _held_out(file: Path, dtype: str, tokens: int, documents: int | None = None) -> Description:
-    """Of one file the end is held out."""
+    """Returns one file's splits: its end is held out."""
     cut = int(tokens * (1 - HELD_OUT))
     splits = Split(file, dtype, 0, cut), Split(file, dtype, cut, tokens)
     return Description(*splits, documents=documents)
 
 
 def _ids_in(file: Path, each: int) -> int:
-    """How many ids of `each` bytes a file holds."""
+    """Returns how many ids of `each` bytes a file holds."""
     size = file.stat().st_size
     if not size or size % each:
-        why = f"{size % each} over" if size else "the file is empty"
-        raise UsageError(f"{file}: {size} bytes are no token ids of {each} bytes: {why}")
+        reason = f"{size % each} over" if size else "the file is empty"
+        raise UsageError(f"{file}: {size} bytes are no token ids of {each} bytes: {reason}")
     return size // each
 
 
 def stated_by(data: str, name: str) -> int | None:
-    """What a prepared folder's meta.json says: vocab_size, the tokenizer's ids, or end_of_text, the
-    id after each document. None where nothing readable says it: training reads the data again, and
-    tells what is wrong."""
-    number = read_json_if_whole(Path(data) / "meta.json").get(name)
-    return None if misfit(number, (_HOLDS | _MAY_HOLD)[name]) else number
+    """Returns what a prepared folder's meta.json says: vocab_size, the tokenizer's ids, or
+    end_of_text, the id after each document. None where nothing readable says it: training reads the
+    data again, and tells what is wrong."""
+    return read_json_if_whole(Path(data) / "meta.json").get(name)

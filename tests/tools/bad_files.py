@@ -138,17 +138,14 @@ def tokens() -> dict[str, bytes]:
 
 
 def one_tokens(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
-    """A data folder with one damaged file: refused, or the tokens are those that were prepared."""
+    """A data folder with a damaged meta.json: refused, or the tokens are what was prepared."""
     from parallel import token_files  # loads torch
 
     for name, data in tokens().items():
         (folder / name).write_bytes(data)
-    name = chance.choice(["meta.json", "meta.json", *tokens()])
-    path, data, meta = folder / name, tokens()[name], json.loads(tokens()["meta.json"])
-    ways = ["other order", "harm", "harm"]
-    if name == "meta.json":
-        ways += ["value", "dtype"]
-    match way := chance.choice(ways):
+    path, data = folder / "meta.json", tokens()["meta.json"]
+    meta = json.loads(data)
+    match way := chance.choice(["other order", "harm", "harm", "value", "dtype"]):
         case "other order":
             path.write_bytes(bytes(chance.sample(list(data), len(data))))
         case "harm":
@@ -166,5 +163,5 @@ def one_tokens(chance: random.Random, folder: Path, loud: bool) -> list[Problem]
         for split in ("train", "val"):
             prepared = np.frombuffer(tokens()[f"{split}.bin"], meta["dtype"])
             if not np.array_equal(getattr(loaded, split).ids, prepared):
-                problems.append((WRONG, f"{way} of {name}: other tokens are trained on"))
+                problems.append((WRONG, f"{way}: other tokens are trained on"))
     return problems

@@ -7,7 +7,7 @@ logs       mutated logs (../shared/logs where it is there, and logs/), read by t
 folders    a study of three runs, one of them damaged, read by every command that reads run folders
 packed     logs in gz, tar and zip, bombs, pipes and devices, by name and through stdin
 texts      documents for parallel.data: damaged JSONL, bytes, pictures, empty ones
-tokens     data folders with a damaged meta.json or token file: other tokens are never trained on
+tokens     data folders with a damaged meta.json: other tokens are never trained on
 commands   command lines with bad numbers, empty values, wrong files, devices, unknown words
 output     every command where its output is closed, full, or read no further than one line
 not-runs   files of this repository and of installed packages that are not runs: each is refused
