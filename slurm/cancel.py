@@ -7,7 +7,7 @@ python -m slurm.cancel slurm/layouts.toml --only megatron-tp2-pp2
 import sys
 
 from base.errors import UsageError, command_line
-from slurm import states
+from slurm import squeue, states
 from slurm.render import ROOT, load_studies, study_parser
 
 
@@ -21,16 +21,16 @@ def main(argv: list[str] | None = None) -> int:
         raise UsageError(f"--only names runs of one study, not of {len(studies)}")
     for name in arguments.only or ():
         studies[0].run(name)
-    jobs = states.ask_slurm()
+    jobs = squeue.all_jobs()
     ids = [
         str(job_id)
         for study in studies
         for run, of_run in states.job_ids(study, ROOT / arguments.logs, jobs).items()
         if arguments.only is None or run in arguments.only
-        for job_id in states.active(of_run, jobs)
+        for job_id in squeue.active(of_run, jobs)
     ]
     if ids:
-        states.slurm(["scancel", *ids])
+        squeue.run(["scancel", *ids])
     print(f"cancelled {len(ids)} jobs" + (f": {' '.join(ids)}" if ids else ""))
     return 0
 

@@ -27,7 +27,7 @@ from parallel.record.launch import hostnames
 from parallel.record.reader import read_job_end, read_rows
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
-from slurm import states
+from slurm import squeue, states
 from slurm.render import ROOT, ask_of, cluster_of, each, job_of, load_studies, study_parser
 
 LEDGER = "nodes.csv"  # beside the runs of a study
@@ -161,7 +161,7 @@ def nodes_of(cluster: Cluster) -> dict[str, bool]:
         command.append(f"--partition={partition}")
     kinds = [set(part.split("&")) for part in cluster.constraint.split("|") if part]
     nodes = {}
-    for line in states.slurm(command).splitlines():
+    for line in squeue.run(command).splitlines():
         node, of, state, features = line.strip().split("|")
         is_open = not (state.startswith(_CLOSED) or state.endswith("*"))
         fits = not kinds or any(kind <= set(features.split(",")) for kind in kinds)
@@ -223,7 +223,7 @@ def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Ite
     """Let the jobs that wait leave out what new ones would."""
     ours, suspected = {change.node for change in changes}, suspects(changes)
     takes_jobs, jobs = nodes_of(cluster_of(study)), ",".join(row.job for row in rows)
-    printed = states.slurm(["squeue", "--noheader", "--array", f"--jobs={jobs}", "--format=%i|%x"])
+    printed = squeue.run(["squeue", "--noheader", "--array", f"--jobs={jobs}", "--format=%i|%x"])
     lists = dict(line.strip().split("|") for line in printed.splitlines())
     for row in (row for row in rows if row.job in lists):  # the others have started meanwhile
         before = set(hostnames(lists[row.job]))
@@ -233,7 +233,7 @@ def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Ite
             continue
         names = ",".join(sorted(nodes))
         try:
-            states.slurm(["scontrol", "update", f"jobid={row.job}", f"excnodelist={names}"])
+            squeue.run(["scontrol", "update", f"jobid={row.job}", f"excnodelist={names}"])
         except UsageError as error:
             if "no longer pending" in str(error):  # it has started just now
                 continue
@@ -258,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = study_parser("slurm.nodes", __doc__)
     parser.add_argument("--forgive", nargs="+", metavar="NODE", help="use these nodes again")
     arguments = parser.parse_args(argv)
-    jobs, logs, status = states.ask_slurm(), ROOT / arguments.logs, 0
+    jobs, logs, status = squeue.all_jobs(), ROOT / arguments.logs, 0
     for study in each(load_studies(arguments)):
         try:
             with states.locked([study], logs):

@@ -1,17 +1,14 @@
-"""The state of each run, from Slurm (asked twice for all runs) and from the run folders.
+"""The state of each run, from what Slurm says (squeue.py) and from the run folders.
 
 Slurm forgets jobs (in minutes, where there is no accounting), and a node that dies writes nothing
-into the run folder. So squeue and, where there is accounting, sacct are asked once each for all
-jobs of this user. How a job ended is written beside the run (<jobid>.state): it stays known when
-Slurm has forgotten the job, and the tables of analysis/ read it.
+into the run folder. So how a job ended is written beside the run (<jobid>.state): it stays known
+when Slurm has forgotten the job, and the tables of analysis/ read it.
 """
 
 import contextlib
 import math
 import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -31,10 +28,8 @@ from parallel.record.ends import CONSEQUENCES, Kind, kind_of
 from parallel.record.first_end import cause
 from parallel.record.lock import one_at_a_time
 from slurm.render import ROOT, comment_of, seconds
+from slurm.squeue import ACTIVE, PENDING, Job, active
 
-PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
-PENDING |= {"SPECIAL_EXIT"}
-ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 ENDS = {"OUT_OF_MEMORY": "OOM", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
 ENDS |= {"NODE_FAIL": "node failure", "BOOT_FAIL": "node failure"}
 ENDS |= {"CANCELLED": "cancelled", "PREEMPTED": "cancelled", "REVOKED": "cancelled"}
@@ -44,42 +39,10 @@ FAILURES = {"OOM": Kind.MEMORY, "timeout": Kind.TIME_LIMIT, "node failure": Kind
 FAILURES |= {"cancelled": Kind.SIGNAL, INTERRUPTED: Kind.SIGNAL, "failed": Kind.UNKNOWN}
 # What a log says, as find_sign calls it -> the state that it proves.
 EVIDENCE = {"oom": "OOM", "timeout": "timeout", "node": "node failure", "scancel": "cancelled"}
-# Why a job waits that starts only after somebody has changed it, or Slurm's configuration.
-NEVER_STARTS = {"DependencyNeverSatisfied", "BadConstraints", "PartitionConfig"}
-NEVER_STARTS |= {"PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS"}
-NEVER_STARTS |= {"AccountNotAllowed", "QOSNotAllowed", "ReservationDeleted"}
 STOPPED = ("cancelled", INTERRUPTED)  # of these: by somebody, or to go on; no failure of the run
 
 RESTART = re.compile(r"(\d+)\.restart(\d+)\.out")
 COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job in Slurm's words. exit: its own status and the signal that ended it, as in 0:125.
-
-    elapsed_s: how long it has held its nodes; None where Slurm did not say.
-    """
-
-    job_id: int
-    state: str
-    exit: str = ""
-    reason: str = ""
-    name: str = ""
-    comment: str = ""
-    folder: str = ""
-    elapsed_s: int | None = None
-
-    @property
-    def never_starts(self) -> bool:
-        return self.state in PENDING and self.reason in NEVER_STARTS
-
-    @property
-    def says(self) -> str:
-        words = f"Slurm: {self.state} {self.exit}" if self.state else ""
-        if self.exit.endswith(":53"):  # slurmd's own number
-            words += f": its log could not be opened: the node must be able to write {self.folder}"
-        return words
 
 
 @dataclass(frozen=True)
@@ -112,15 +75,6 @@ class End:
     kind: str = ""
 
 
-def environment() -> dict[str, str]:
-    """The environment of Slurm's commands, without the variables of a job that we may be in."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SLURM_") or name == "SLURM_CONF"
-    }
-
-
 @contextlib.contextmanager
 def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
     """Make the studies' folders; no other command submits or changes their jobs meanwhile."""
@@ -129,79 +83,6 @@ def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(one_at_a_time(folder / ".submit.lock"))
         yield
-
-
-def slurm(command: list[str], text: str = "") -> str:
-    """What one of Slurm's commands prints, given `text` as input.
-
-    Raises:
-        UsageError: it is not here, it refuses, or it does not answer within a minute.
-    """
-    options = {"env": environment(), "input": text, "cwd": ROOT, "timeout": 60}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, **options)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{command[0]}: {error}") from error
-    if done.returncode:
-        words = " ".join(done.stderr.split()).replace(f"{command[0]}: ", "")  # before each line
-        raise UsageError(f"{command[0]}: {words}")
-    return done.stdout
-
-
-def ask(command: list[str]) -> str | None:
-    """What a Slurm command prints; None where it is absent or fails."""
-    try:
-        return slurm(command)
-    except UsageError:
-        return None
-
-
-QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir", "TimeUsed")
-ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "Elapsed")
-
-
-def ask_slurm() -> dict[int, Job]:
-    """Every job of this user that Slurm knows, by id.
-
-    squeue knows those that wait, run or ended lately, sacct those that ended within a month; it
-    knows late of jobs that were just submitted.
-
-    Raises:
-        UsageError: squeue does not answer.
-    """
-    wanted = ",".join(f"{column}:|" for column in QUEUE)
-    try:
-        queue = slurm(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
-    except UsageError as error:
-        hint = "; python -m tests.tools.testbed up starts one here"
-        hint = "" if shutil.which("squeue") else hint
-        raise UsageError(f"no Slurm answers ({error}{hint})") from error
-    accounts = ask(["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"])
-    jobs = parse(accounts or "")
-    for job in parse(queue).values():  # squeue is the fresher
-        before = jobs.get(job.job_id, job).elapsed_s  # of all restarts
-        jobs[job.job_id] = replace(job, elapsed_s=max(job.elapsed_s or 0, before or 0))
-    return jobs
-
-
-def parse(text: str) -> dict[int, Job]:
-    """Jobs from lines of |-separated columns; a line that is none is skipped."""
-    jobs: dict[int, Job] = {}
-    for line in text.splitlines():
-        number, *columns = (column.strip() for column in line.split("|"))
-        if not number.isdigit() or len(columns) < 7:
-            continue
-        job_id, (state, status, reason, name, comment, folder, time) = int(number), columns[:7]
-        if status.isdigit():  # squeue's, as wait() gives it
-            status = f"{int(status) >> 8}:{int(status) & 127}"
-        elapsed_s = None
-        with contextlib.suppress(UsageError):  # squeue may print N/A
-            elapsed_s = seconds(time)
-            if job_id in jobs:  # sacct has a line for each restart
-                elapsed_s += jobs[job_id].elapsed_s or 0
-        state = state.partition(" ")[0]
-        jobs[job_id] = Job(job_id, state, status, reason, name, comment, folder, elapsed_s)
-    return jobs
 
 
 def tail(path: Path, size: int = 65536) -> str:
@@ -427,13 +308,8 @@ def job_ids(study: Study, logs: Path, jobs: dict[int, Job]) -> dict[str, list[in
     return {name: sorted(found) for name, found in ids.items()}
 
 
-def active(ids: Iterable[int], jobs: dict[int, Job]) -> list[int]:
-    """Returns the ids whose jobs wait or run."""
-    return [i for i in ids if i in jobs and jobs[i].state in PENDING | ACTIVE]
-
-
 def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
-    """One row per run of the study; `jobs`: what `ask_slurm` said, None where no Slurm answers."""
+    """One row per run of the study; `jobs`: what `all_jobs` said, None where no Slurm answers."""
     known, table = jobs or {}, []
     for name, ids in job_ids(study, logs, known).items():
         folder, spec = logs / study.name / name, study.specs[name]

@@ -16,7 +16,7 @@ from collections import Counter
 from datetime import timedelta
 
 from base.errors import UsageError, command_line, printable, warn
-from slurm import states
+from slurm import squeue, states
 from slurm.render import ROOT, each, load_studies, shown, study_parser
 
 NEXT = """
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     studies, logs = load_studies(arguments), ROOT / arguments.logs
     jobs, status = None, 0
     try:
-        jobs = states.ask_slurm()
+        jobs = squeue.all_jobs()
     except UsageError as error:
         warn("slurm.status", f"{error}; the rows below are from the run folders alone")
     for study in each(studies):

@@ -25,7 +25,7 @@ from parallel.record import reader
 from parallel.record.ends import RETRY_MENDS, Kind
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
-from slurm import nodes, states, status
+from slurm import nodes, squeue, states, status
 from slurm.render import ROOT, ask_of, cluster_of, job_of, load, planned_text, script, seconds
 
 TRIES = "tries.csv"  # beside the runs of a study
@@ -69,7 +69,7 @@ def advances(folder: Path) -> int:
     return starts
 
 
-def why_not(study: Study, row: states.Row, folder: Path, job: states.Job | None) -> str:
+def why_not(study: Study, row: states.Row, folder: Path, job: squeue.Job | None) -> str:
     """Why a run that is missing or has failed is not submitted; empty where it may be."""
     preempted = job is not None and job.state == "PREEMPTED"
     if row.state == "cancelled" and not preempted:
@@ -140,7 +140,7 @@ def submit(study: Study, name: str, logs: Path) -> int:
         command.append(f"--account={account}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        job = int(states.slurm(command, script(study, name, logs)).split(";")[0])
+        job = int(squeue.run(command, script(study, name, logs)).split(";")[0])
         (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
     except (UsageError, OSError) as error:
         raise UsageError(f"{name}: {error}") from error
@@ -160,7 +160,7 @@ class Watch:
         self.studies, self.arguments = studies, arguments
         self.logs = ROOT / arguments.logs
         self.awaited = awaited(studies, arguments.cluster)
-        self.jobs: dict[int, states.Job] = {}
+        self.jobs: dict[int, squeue.Job] = {}
         self.rows: dict[str, list[states.Row]] = {}  # of studies, by name
         self.conditions: dict[str, str] = {}
         self.told: dict[str, str] = {}
@@ -199,7 +199,7 @@ class Watch:
     def ask(self) -> list[str]:
         """Asks for the state of every run; returns a line for each damaged file that nodes are
         judged by. Raises: UsageError: no Slurm answers."""
-        self.jobs, self.conditions = states.ask_slurm(), {}
+        self.jobs, self.conditions = squeue.all_jobs(), {}
         studies = self.awaited.values()
         self.rows = {study.name: states.rows(study, self.logs, self.jobs) for study in studies}
         return [
@@ -245,7 +245,7 @@ class Watch:
                     elapsed_s, unknown = seconds(place.time), unknown + 1
                 its = place.gpus * elapsed_s / 3600
                 used += its
-                if job and job.state in states.PENDING | states.ACTIVE:
+                if job and job.state in squeue.PENDING | squeue.ACTIVE:
                     reserved += max(0.0, place.gpu_hours - its)
                 elif (row.state, row.job_id) != ("complete", job_id):
                     lost += its
@@ -267,7 +267,7 @@ class Watch:
                 job = self.jobs.get(row.job_id)
                 if row.state in ("complete", *UNDERWAY):
                     line = f"{row.state} (job {row.job})"
-                    waits = job is not None and job.state in states.PENDING
+                    waits = job is not None and job.state in squeue.PENDING
                     if row.state == "unknown" or (waits and job.reason not in WAITS):
                         line += f": {row.line}"
                 elif why := why_not(study, row, folder, job):

@@ -12,7 +12,7 @@ from parallel.config.study import load_study
 from parallel.measure import node_rates
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
-from slurm import nodes, states, submit
+from slurm import nodes, squeue, states, submit
 from slurm.nodes import Change
 from tests.conftest import study_file
 
@@ -59,7 +59,7 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = Cluster()
-    monkeypatch.setattr(states, "slurm", cluster)
+    monkeypatch.setattr(squeue, "run", cluster)
     return cluster
 
 
@@ -222,7 +222,7 @@ def test_evidence_expires(study, cluster, tmp_path):
 
 def test_only_nodes_that_the_jobs_can_have_count_as_usable(monkeypatch):
     lines = ["n1|gpu*|idle|h100,ib", "n2|gpu*|idle|a100", "n3|gpu*|drain|h100", "n4|cpu|idle|h100"]
-    monkeypatch.setattr(states, "slurm", lambda command: "\n".join(lines))
+    monkeypatch.setattr(squeue, "run", lambda command: "\n".join(lines))
     cluster = Cluster_("mine", None, 4, 8, constraint="h100&ib|v100")
     assert nodes.nodes_of(cluster) == {"n1": True, "n2": False, "n3": False}
 

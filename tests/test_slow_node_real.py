@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm import nodes, states, submit
+from slurm import nodes, squeue, states, submit
 from tests.conftest import wait_for
 from tests.tools import testbed
 
@@ -69,7 +69,7 @@ def slurm(tmp_path, tmp_path_factory, monkeypatch):
 
 def excluded(run: str, folder: Path) -> str:
     (job,) = (path.stem for path in (folder / run).glob("*.submitted"))
-    return states.slurm(["squeue", "--noheader", f"--jobs={job}", "--format=%x"]).strip()
+    return squeue.run(["squeue", "--noheader", f"--jobs={job}", "--format=%x"]).strip()
 
 
 def test_a_slow_node_is_named_and_the_next_jobs_run_on_the_others(slurm, tokens, tmp_path, capsys):
@@ -92,7 +92,7 @@ def test_a_slow_node_is_named_and_the_next_jobs_run_on_the_others(slurm, tokens,
     assert excluded(third, folder) == "node1"
 
     def rows() -> dict[str, states.Row]:
-        return {row.run: row for row in states.rows(study, logs, states.ask_slurm())}
+        return {row.run: row for row in states.rows(study, logs, squeue.all_jobs())}
 
     wait_for(lambda: rows()[second].state == "complete", 240, "the second run")
     (job,) = (folder / second).glob("*.job")

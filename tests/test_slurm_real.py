@@ -16,7 +16,7 @@ import pytest
 from analysis import tflops
 from parallel.config.study import load_study
 from parallel.record import reader
-from slurm import render, states, submit
+from slurm import render, squeue, states, submit
 from tests.conftest import ROOT, wait_for
 from tests.tools import testbed
 
@@ -61,7 +61,7 @@ def written(study, logs: Path) -> list[str]:
 
 
 def table(study, logs: Path) -> dict[str, states.Row]:
-    jobs = states.ask_slurm()
+    jobs = squeue.all_jobs()
     assert jobs is not None
     return {row.run: row for row in states.rows(study, logs, jobs)}
 
@@ -263,15 +263,15 @@ def test_accounting_knows_what_the_queue_forgets(slurm, tmp_path, monkeypatch):
     for index, does in enumerate(("true", "exit 3", "sleep 300")):
         slurm_says("sbatch", f"--job-name=run{index}", *flags, f"--wrap={does}")
 
-    def jobs() -> dict[str, states.Job]:
-        return {job.name: job for job in states.ask_slurm().values() if job.comment == comment}
+    def jobs() -> dict[str, squeue.Job]:
+        return {job.name: job for job in squeue.all_jobs().values() if job.comment == comment}
 
     wait_for(lambda: [*sorted(jobs())] == ["run0", "run1", "run2"], 20, "their names")
     wait_for(lambda: jobs()["run2"].state == "RUNNING", 60, "the third to run")
     slurm_says("scancel", str(jobs()["run2"].job_id))
-    wait_for(lambda: not {j.state for j in jobs().values()} & states.ACTIVE, 60, "their end")
-    queued, ask = jobs(), states.slurm
-    monkeypatch.setattr(states, "slurm", lambda words: ask(words) if "sacct" in words else "")
+    wait_for(lambda: not {j.state for j in jobs().values()} & squeue.ACTIVE, 60, "their end")
+    queued, ask = jobs(), squeue.run
+    monkeypatch.setattr(squeue, "run", lambda words: ask(words) if "sacct" in words else "")
     facts = ("job_id", "state", "name", "comment", "folder")
 
     def same() -> bool:
@@ -288,7 +288,7 @@ def test_accounting_knows_what_the_queue_forgets(slurm, tmp_path, monkeypatch):
 
 
 def slurm_says(*command: str, cwd: Path = ROOT) -> str:
-    environment = states.environment()
+    environment = squeue.environment()
     return subprocess.run(
         command, env=environment, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True
     ).stdout

@@ -37,7 +37,8 @@ from slurm import (
     watch,
 )
 from slurm.render import comment_of, planned_text
-from slurm.states import Job, judge, parse
+from slurm.squeue import Job, parse
+from slurm.states import judge
 from tests import fixture_runs
 from tests.conftest import study_file
 from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
@@ -62,7 +63,7 @@ def test_squeue_and_sacct_are_read_by_column():
     assert (ended[1].comment, ended[1].folder) == ("grid%20x", "/tmp/i")
 
 
-# As sacct -X -n -P of Slurm 22.05 with slurmdbd printed it, asked for states.ACCOUNTS.
+# As sacct -X -n -P of Slurm 22.05 with slurmdbd printed it, asked for squeue.ACCOUNTS.
 SACCT = """\
 1|COMPLETED|0:0|None|ok|grid%20x|/tmp/i|00:00:01
 2|FAILED|3:0|None|bad|grid%20x|/tmp/i|00:00:00

@@ -13,8 +13,8 @@ from parallel.config.study import load_study
 from parallel.record.ends import kind_of
 from parallel.record.schema import CHECKPOINT_COLUMNS, SLOW_COLUMNS
 from parallel.record.writer import RunFolder, append_rows
-from slurm import nodes, states, submit, watch
-from slurm.states import parse
+from slurm import nodes, squeue, states, submit, watch
+from slurm.squeue import parse
 from tests import fixture_runs
 from tests.conftest import study_file
 from tests.tools import testbed
@@ -49,7 +49,7 @@ class Cluster:
         self.refused = ""  # the study whose runs sbatch refuses
         self.away = self.most = self.rounds = self.refusals = 0
         self.limit = 40
-        monkeypatch.setattr(states, "slurm", self.answer)
+        monkeypatch.setattr(squeue, "run", self.answer)
         monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=self.sleep))
 
     def answer(self, command, text=""):

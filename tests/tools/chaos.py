@@ -33,7 +33,7 @@ from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line
 from base.files import ROOT
 from parallel.config.study import Study, load_study
-from slurm import states
+from slurm import squeue, states
 from tests.tools import testbed
 
 NODES = 4
@@ -139,15 +139,15 @@ class Chaos:
             return False
         node = self.draw.choice(ranks).info["environ"]["SLURMD_NODENAME"]
         update = ["scontrol", "update", f"nodename={node}"]
-        states.ask([*update, "state=down", "reason=chaos"])
+        squeue.try_run([*update, "state=down", "reason=chaos"])
         time.sleep(6)  # its tasks end
-        states.ask([*update, "state=resume"])
+        squeue.try_run([*update, "state=resume"])
         return True
 
     def cancelled(self) -> bool:
         ranks = self.ranks()
         if ranks:
-            states.ask(["scancel", self.draw.choice(ranks).info["environ"]["SLURM_JOB_ID"]])
+            squeue.try_run(["scancel", self.draw.choice(ranks).info["environ"]["SLURM_JOB_ID"]])
         return bool(ranks)
 
     def slurmctld_restarted(self) -> bool:
@@ -166,7 +166,7 @@ class Chaos:
 
     def result(self, took_s: float) -> tuple[list[tuple[str, str]], list[str]]:
         """(the rows of the table, what is not as it should be)."""
-        jobs = states.ask_slurm()
+        jobs = squeue.all_jobs()
         rows = states.rows(self.study, self.logs, jobs)
         wrong, ends = [], Counter()
         (calm, _) = (self.losses(self.calm, name) for name in self.calm.runs)
@@ -236,7 +236,7 @@ class Chaos:
         """Rank-hours of the study's jobs by accounting, and those of jobs that did not complete."""
         names = ",".join(row.run for row in rows)
         asked = [f"--name={names}", "--starttime=now-1days", "--format=JobIDRaw,ElapsedRaw,Comment"]
-        printed = states.slurm(["sacct", "-XDnP", *asked])
+        printed = squeue.run(["sacct", "-XDnP", *asked])
         lines = [line.split("|") for line in printed.splitlines()]
         ours = [(int(job), 2 * int(s) / 3600) for job, s, of in lines if of.startswith("chaos%20")]
         complete = {row.job_id for row in rows if row.state == "complete"}
