@@ -1,4 +1,4 @@
-"""Studies in, sbatch scripts out. Torch-free, and of Python alone: a login node may have no package.
+"""Studies in, sbatch scripts out. Of Python alone: a login node may have no package.
 
 Read in this order: render.py (what a study asks for, and the script of a run) with job.sh (what the
 script does), squeue.py (what Slurm says of jobs), states.py (what became of each run), nodes.py
