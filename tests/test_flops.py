@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.logs.published_csv import read_csv
+from analysis.logs.model import config_of
+from analysis.published.published_runs import named_rows, record_of
 from base.files import ROOT
-from benchmarks.planner.published_rows import config_of
 from models import flops
 from models.config import PRESETS, GPTConfig, SlidingWindow, parameter_shapes, preset
 
@@ -162,7 +162,7 @@ TABLES = {"automodel_h100": 6, "bridge_moe_ablations": 11, "dgxc_moe": 40, "moe_
 def test_published_rates_of_flops_and_of_tokens_are_of_the_convention(table, rows):
     """Moonlight's six rows differ by 1.1 % from each other."""
     compared = 0
-    for row in read_csv(ROOT / "logs" / "published" / f"{table}.csv").rows:
+    for name, row in named_rows(ROOT / "logs" / "published" / f"{table}.csv"):
         peak = PEAKS.get((row.text("gpu_type"), row.text("precision")), 0.0)
         rate = row.number("tflops") or (row.number("mfu") or 0.0) * peak
         known = row.number("topk") and row.text("layers") and rate and not row.text("lint")
@@ -172,7 +172,9 @@ def test_published_rates_of_flops_and_of_tokens_are_of_the_convention(table, row
         if not tokens:
             tokens = row.number("global_batch") * row.number("seq_len") / row.number("step_s")
         compared += 1
-        as_model = config_of(row)
+        record = record_of(row, name)
+        record.model["tied"], record.params = False, None  # counts of parameters are rounded
+        as_model = config_of(record).value
         printed = rate * 1e12 * row.number("gpus") / tokens
         counted = replace(as_model, **COUNTED.get((table, model), {}))
         ours = flops.megatron(counted, counted.max_seq_len, False)

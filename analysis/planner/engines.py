@@ -74,6 +74,13 @@ def family_of(engine: str) -> int:
     return FAMILIES.index(OURS.get(engine) or next(called, "megatron"))
 
 
+def is_fsdp2(engine: str, zero_stage: int | None) -> bool:
+    """Whether PyTorch's FSDP2 runs the step, or Megatron's own, which cuts as it does."""
+    engine = engine.lower()
+    recipe = re.search("nemo|megatron-bridge", engine) and zero_stage == 3
+    return bool(re.search("fsdp2|torchtitan", engine) or recipe)
+
+
 def families(engines: Any) -> Array:
     """`family_of` of one name or of many."""
     names = np.atleast_1d(engines)

@@ -15,6 +15,7 @@ from analysis.logs.verdict import timed
 from analysis.planner import memory, ranking
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns, columns
+from analysis.planner.engines import is_fsdp2
 from base.errors import Answer, UsageError
 from parallel.config.axes import AXES, MODEL_AXES, UNEVEN
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
@@ -63,11 +64,11 @@ def row_of(record: Record, place: Place) -> Columns:
         "sequence_parallel": bool(record.sequence_parallel),
         "offload": OFFLOAD.index(layout.get("offload") or "none"),
         "width": width,
-        "grad_width": 4 if precision in ("bf16", "fp8") else width,
-        "fp8": precision == "fp8",
+        "grad_width": 4 if precision in ("bf16", "fp8", "fp4") else width,
+        "fp8": precision in ("fp8", "fp4"),
         "tf32": precision == "tf32",
         "deepspeed": "deepspeed" in engine,
-        "fsdp2": engine == "fsdp2",
+        "fsdp2": is_fsdp2(engine, record.zero_stage),
         "shards": layout.get("fsdp_shard") or dp * split["cp"],
         "reductions": layout.get("reductions") or 1,
     }
@@ -78,8 +79,18 @@ def row_of(record: Record, place: Place) -> Columns:
         settings |= {"ep": record.ep or 1, "etp": record.etp or split["tp"]}  # as Megatron-LM
         settings["deep_ep"] = record.dispatcher in ("deepep", "hybridep")
         settings["hybrid_ep"] = record.dispatcher == "hybridep"
-    x = columns(config, **settings | place(engine, split["tp"], record.gpus))
-    memory.check_counted(config, x, f"{precision} of {record.engine} on {record.gpu_type}")
+    return columns(config, **settings | place(engine, split["tp"], record.gpus))
+
+
+def counted_row_of(record: Record, place: Place) -> Columns:
+    """Returns `row_of`, where formulas count the bytes of the model's parts, too.
+
+    Raises:
+        ValueError: a fact that the model needs is not in the log, or no formula counts a part.
+    """
+    x, config = row_of(record, place), config_of(record).value
+    what = f"{record.precision} of {record.engine} on {record.gpu_type}"
+    memory.check_counted(config, x, what)
     return x
 
 
@@ -102,7 +113,7 @@ def priced(record: Record, cluster: Calibration) -> Answer[dict[str, Any]]:
     """A run's row in a plan of the cluster, with `fits`; without one, which of the facts are
     absent, or why it cannot be split so."""
     try:
-        x = row_of(record, cluster.columns)
+        x = counted_row_of(record, cluster.columns)
         cluster.precision(record.precision)
         if (
             (x.gpus != record.gpus)
@@ -143,7 +154,7 @@ def read_runs(paths: list[Path], place: Place) -> Runs:
             if time is None or not time.step_s > 0:
                 raise ValueError("no steady step time")
             crowding = max(1.0, threads_per_core(record) or 1.0)
-            runs.append((name, row_of(record, place), time.step_s, crowding))
+            runs.append((name, counted_row_of(record, place), time.step_s, crowding))
         except ValueError as error:
             left_out.append(f"{name}: {error}")
     if not runs:

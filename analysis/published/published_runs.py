@@ -1,6 +1,7 @@
 """Rows of published measurements (a CSV with the columns of logs/published) as runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from analysis.logs.model import config_of
@@ -9,6 +10,7 @@ from analysis.logs.published_csv import Row, read_csv
 from analysis.logs.record import Record
 from analysis.runs.throughput import per_token
 from base.errors import Reading
+from models.config import SlidingWindow
 from models.gpus import planning_gpu
 
 # Columns -> the arguments of programs whose logs are read; other columns are called as these.
@@ -26,17 +28,14 @@ _ARGUMENTS = dict(
 _PRECISIONS = ("fp4", "fp8", "bf16", "fp16")
 
 
-def record_of(row: Row, source: str) -> Record:
-    """A row as a run with a rate and no steps.
+def named_rows(path: Path, needed: tuple[str, ...] = ()) -> Iterator[tuple[str, Row]]:
+    """Each row of a table, and what it is called."""
+    for row in read_csv(path, needed).rows:
+        yield row.text("id") or f"{path.stem}:{row.line_no}", row
 
-    Raises:
-        ValueError: it did not end well, contradicts itself, or states no steady rate or no card.
-    """
-    for remark in ("lint", "warm_up", "blocks"):  # blocks: of a hybrid, which no GPT is
-        if row.text(remark):
-            raise ValueError(f"{remark}: {row.text(remark)}")
-    if row.text("status") not in ("", "ok"):
-        raise ValueError(f"it ended: {row.text('status')}")
+
+def record_of(row: Row, source: str) -> Record:
+    """Returns a row as a run: its settings, as far as it states them."""
     settings = {_ARGUMENTS.get(name, name): [text] for name, text in row.cells.items() if text}
     gated = row.text("glu").lower() in ("1", "1.0", "true", "yes")
     settings |= {"swiglu": [str(gated)], "position_embedding_type": ["rope"] if gated else []}
@@ -45,11 +44,28 @@ def record_of(row: Row, source: str) -> Record:
     settings |= {name: ["true"] for name in words[:1]}
     record = Record(source, "published", engine=row.text("engine") or None)
     state(record, read_settings(record, settings), "log")
+    sizes = {field.name: row.number(field.name) for field in fields(SlidingWindow)}
+    if sizes["window_size"]:
+        record.model["window"] = {name: int(value or 0) for name, value in sizes.items()}
     record.gpu_type = planning_gpu(row.text("gpu_type")).name
     record.routing, record.notes = row.text("routing") or None, [row.text("source")]
     if params := row.number("params_b"):
         record.params = params * 1e9
         record.model["tied"] = config_of(record).value is not None  # else an output layer beside
+    return record
+
+
+def with_rate(record: Record, row: Row) -> Record:
+    """Returns the run with the tokens per second that its row states.
+
+    Raises:
+        ValueError: it did not end well, contradicts itself, or states no steady rate.
+    """
+    for remark in ("lint", "warm_up", "blocks"):  # blocks: of a hybrid, which no GPT is
+        if row.text(remark):
+            raise ValueError(f"{remark}: {row.text(remark)}")
+    if row.text("status") not in ("", "ok"):
+        raise ValueError(f"it ended: {row.text('status')}")
     tokens, step_s = (record.global_batch or 0) * (record.seq_len or 0), row.number("step_s")
     rate = tokens / step_s if tokens and step_s else row.number("tokens_per_s")
     flops, formula = per_token(record, "sc21").value, row.text("tflops_formula")
@@ -65,10 +81,9 @@ def read_published(paths: Iterable[Path]) -> Reading[list[Record]]:
     """The rows of all tables as runs, and (id, reason) of those that are left out."""
     records, left_out = [], []
     for path in paths:
-        for row in read_csv(path, ()).rows:
-            name = row.text("id") or f"{path.stem}:{row.line_no}"
+        for name, row in named_rows(path):
             try:
-                records.append(record_of(row, name))
+                records.append(with_rate(record_of(row, name), row))
             except ValueError as error:
                 left_out.append((name, str(error)))
     return Reading(records, left_out)

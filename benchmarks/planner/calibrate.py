@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     per_node = int(rows.gpus_per_node[chosen[0]])
     network = arguments.network or rows.cluster[chosen[0]]
     sizes = rows.gpu_memory_gb[np.isfinite(rows.gpu_memory_gb)]
-    peaks = np.flatnonzero(rows.fit & ~rows.guessed & (np.array(rows.status) == "ok"))
+    peaks = np.flatnonzero(rows.fit & (np.array(rows.status) == "ok"))
     peaks = peaks if rows.has_step_memory[peaks].sum() > 2 else peaks[:0]  # two are too few
     cluster = Calibration(
         cards[0],

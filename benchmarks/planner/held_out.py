@@ -101,7 +101,7 @@ def rows_of(name: str) -> Rows:
 def scored(rows: Rows) -> np.ndarray:
     """Rows whose time is a fact about their layout: a steady time, of a model of known width, that
     nothing in the row contradicts, on a network that was not slow."""
-    good = healthy(rows) & rows.fit & rows.steady & ~rows.guessed & np.isfinite(rows.measured)
+    good = healthy(rows) & rows.fit & rows.steady & np.isfinite(rows.measured)
     return np.flatnonzero(good)
 
 
@@ -180,7 +180,7 @@ def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
 def _has_peak(rows: Rows) -> np.ndarray:
     """Rows whose published gigabytes can be predicted."""
     ran = np.array(rows.status) == "ok"
-    good = rows.fit & ~rows.x.fp8 & ran & np.isfinite(rows.memory_gb) & ~rows.guessed
+    good = rows.fit & ~rows.x.fp8 & ran & np.isfinite(rows.memory_gb)
     return np.flatnonzero(good)
 
 
@@ -218,7 +218,7 @@ def refused(rows: Rows) -> dict[str, Any]:
         known = np.intersect1d(here, _has_peak(rows))
         constants = memory_constants(rows, known, fitting.MAX_ROWS)
         full[here] = memory.peak(rows.x.take(here), constants) / GIB
-    known = np.isfinite(rows.gpu_memory_gb) & ~rows.guessed & ~rows.x.fp8
+    known = np.isfinite(rows.gpu_memory_gb) & ~rows.x.fp8
     refuses = (full > rows.gpu_memory_gb) | ~rows.can_start
     crashed = known & np.isin(rows.status, CRASHED)
     ran = known & (np.array(rows.status) == "ok") & rows.fit

@@ -39,8 +39,9 @@ FOUND = ("seconds", "low", "high", "fits", "why", "predicted_gb")
 RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
 MODEL = (
     *(f"analysis/planner/{name}.py" for name in ("timemodel", "engines", "fitting", "columns")),
-    *(f"analysis/planner/{name}.py" for name in ("memory", "megatron_memory")),
+    *(f"analysis/planner/{name}.py" for name in ("memory", "megatron_memory", "runs")),
     *("models/gpus.py", "models/gpus.toml", "models/headroom.py", "analysis/logs/published_csv.py"),
+    *(f"analysis/published/{name}.py" for name in ("published_runs", "unstated")),
     "benchmarks/planner/published_rows.py",
 )
 
