@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import Column, Reasons, Table, add_table_flags, by_key, show
+from analysis.common.table import Column, Table, add_table_flags, by_key, show
 from analysis.logs.fact_options import add_fact_options, facts_of
 from analysis.logs.load import load, name_of
 from analysis.logs.model import SAME_MODEL, asked, config_of
@@ -151,7 +151,7 @@ def _text(name: str, value: Any) -> str:
 
 def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
     """A row for each run, measured or published, beside `record`."""
-    rows, reasons = run_table.rows(runs), []
+    rows = run_table.rows(runs)
     for of, row in zip(runs, rows, strict=True):
         row |= {"tokens_per_gpu": (row["tokens_per_s"] or 0) / (of.gpus or math.inf) or None}
         row["params_b"] = (_size(of)["params"] or 0) / 1e9 or None
@@ -161,7 +161,6 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
             row["differs"] = ", ".join(_text(name, pairs[name][1]) for name in names)
             row |= {"published": of.notes[0], "distance": distance(pairs)}
             del row["missing"]["step_s"]  # which counts for one global batch alone
-        reasons.append(Reasons(row["run"], row["missing"], {}))
     columns = [
         Column("run", "run"),
         Column("params_b", "B parameters", ".4g"),
@@ -179,7 +178,7 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
         Column("differs", "differs in", seldom=True, long="below"),
         Column("published", "published in", seldom=True, long="below"),
     ]
-    return Table(columns, rows, "expected", notes, reasons)
+    return Table(columns, rows, "expected", notes)
 
 
 def waits(record: Record) -> dict[str, float]:
@@ -256,7 +255,6 @@ def report(
         first["tokens_per_gpu"] = guess["tokens_per_s"] / record.gpus
         first["params_b"] = config.n_params / 1e9
         table.rows.insert(len(measured), first)
-        table.reasons.insert(len(measured), Reasons("predicted", {}, {}))
         notes.append(f"predicted by {cluster.name} ({cluster.source})")
         notes += cluster.processor_note([record.gpu_type])
         notes += [ASSUMED] if assumed(record) else []

@@ -10,7 +10,7 @@ import torch
 from analysis import breakdown as command
 from analysis.logs.readers import run_folder
 from analysis.runs import rank_times as tables
-from analysis.runs.scaling_curve import speedup
+from analysis.runs.ratio import speedup
 from parallel.config.settings import resolve
 from parallel.measure import ranges, step_parts
 from parallel.record import writer

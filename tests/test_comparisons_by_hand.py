@@ -3,29 +3,31 @@ than what the same configuration varies by."""
 
 import json
 import math
-import tracemalloc
 
 import numpy as np
 import pytest
 
-from analysis import compare as module
+from analysis import compare
 from analysis.common.statistics import log_ratio, ratio_of_medians
-from analysis.compare import Comparison, TimedRun, Verdict, compare, judged, of_study
+from analysis.runs import pairs
 from analysis.runs.fairness import ANY_COMMIT, CHANGED, changes
+from analysis.runs.judged import judged
+from analysis.runs.pairs import Comparison, Pair, compared, of_study, pair_of
+from analysis.runs.ratio import Side
 from base.errors import UsageError
+from base.intervals import Interval
 from benchmarks.planner.held_out import repeat_noise
 from tests.fixture_runs import facts, logged, write
 
 SAME = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
-ONE_OR_TWO = "one or two runs a side: what changes from run to run is not in this interval"
+ONE_OR_TWO = "one or two runs a side: too few to tell what changes from run to run"
 
 
 def run(name, step_s=1.0, n=40, seed=0, **values):
     """A complete run of a foreign log with half a percent of noise."""
     noise = 1 + 0.005 * np.random.default_rng(seed).standard_normal(n)
     known = SAME | {"gpus": 8, "completed": True} | values
-    record = logged(f"{name}.log", n, step_s=step_s * noise, **known)
-    return TimedRun(record, record.steps["step_s"])
+    return judged([logged(f"{name}.log", n, step_s=step_s * noise, **known)])[0]
 
 
 def repeated(name, step_s, repeats, **values):
@@ -41,95 +43,75 @@ def repeated(name, step_s, repeats, **values):
         ((1.1, 1.05, 1.15), None, "B is faster: 1.100 times as fast as A (1.050 to 1.150)"),
         ((0.25, 0.2, 0.5), None, "B is slower: it takes 4.000 times as long as A (2.000 to 5.000)"),
         ((0.98, 0.96, 1.0), None, "within noise: B is 0.980 times as fast as A but could be 0.960"),
-        ((1.25, None, None), None, "B takes 0.800 of A's time; how much is noise is unknown"),
+        ((1.25,), None, "B takes 0.800 of A's time; how much is noise is unknown"),
         ((1.25, 1.1, 2.0), (8, 24), "0.800 of A's time per step (0.500 to 0.909) and 2.400 of its"),
-        ((2.0, None, None), (8, 24), "0.500 of A's time per step and 1.500 of its"),
+        ((2.0,), (8, 24), "0.500 of A's time per step and 1.500 of its"),
     ],
 )
 def test_a_verdict_is_one_plain_sentence(numbers, gpus, verdict):
-    comparison = Comparison(*numbers, "runs", 3, 4, gpus=gpus)
-    row = Verdict("x", "y", comparison, ["but"], []).row()
+    ratio, *ends = numbers
+    comparison = Comparison(ratio, Interval(*ends) if ends else None, "runs", 3, 4, gpus=gpus)
+    row = Pair("x", "y", comparison, ["but"], []).row()
     assert verdict in row["verdict"] and row["sentence"] == f"{row['verdict']}; but"
-    assert ("within noise" in row["verdict"]) == (numbers[1] == 0.96)
-    assert row["ratio"] == numbers[0] and row["n_b"] == 4
-    interval = None if numbers[1] is None else [*numbers[1:]]
-    assert row["ratio_ci95"] == interval
+    assert ("within noise" in row["verdict"]) == (0.96 in ends)
+    assert (row["ratio"], row["n_b"], row["ratio_ci95"]) == (ratio, 4, ends or None)
 
 
-def test_three_runs_a_side_are_compared_as_runs_and_two_as_blocks():
-    """The runs' ln medians are 0, 1, 2 and 0, 2, 4, 6; spikes do not move a median."""
-    a, b = (
-        [np.array([math.exp(v)] * 9 + [1e9]) for v in side] for side in ((0, 1, 2), (0, 2, 4, 6))
-    )
-    runs = compare(a, b)
+def test_three_runs_a_side_are_compared_as_runs_and_fewer_by_their_steps():
+    """ln times 0, 1, 2 and 0, 2, 4, 6; of single runs each has its own interval."""
+    three, four = (Side("x", 1, tuple(map(math.exp, ln))) for ln in ((0, 1, 2), (0, 2, 4, 6)))
+    runs = compared(three, four)
     assert (runs.unit, runs.n_a, runs.n_b) == ("runs", 3, 4)
     assert runs.ratio == pytest.approx(math.exp(1) / ((math.exp(2) + math.exp(4)) / 2))
-    paired = compare(a, [x * math.e for x in a], paired=True)
-    assert paired.unit == "pairs of runs" and paired.low == pytest.approx(math.exp(-1))
-    two = compare([np.full(10, 2.0)] * 2, [np.full(10, 1.0)] * 3)
-    assert (two.unit, two.n_a, two.n_b) == ("blocks of iterations", 20, 30)
-    assert (two.ratio, two.low, two.high) == (2.0, 2.0, 2.0)
-    assert compare([np.ones(5)], [np.ones(50)]) is compare([np.ones(50)], [np.ones(5)]) is None
-    assert compare([np.ones(6)], [np.ones(6)]) is not None
-
-
-def drawn(centre, n_runs, between, seed=0):
-    rng = np.random.default_rng(seed)
-    centres = centre * (1 + between * rng.standard_normal((n_runs, 1)))
-    return [*(centres * (1 + 0.01 * rng.standard_normal((n_runs, 50))))]
+    one = Side("x", 1, (2.0,), Interval(1.8, 2.1), steps=10)
+    two = Side("x", 1, (1.0, 1.2), steps=30)
+    found = compared(one, two)
+    assert (found.unit, found.n_a, found.n_b) == ("steps of a run", 10, 30)
+    assert (found.ratio, *found.interval) == pytest.approx((2 / 1.1, 1.8 / 1.2, 2.1 / 1.0))
+    unknown = Side("x", 1, (2.0,), steps=5)
+    assert compared(unknown, two) is compared(two, unknown) is None
 
 
 def test_a_gain_is_found_with_its_size_and_one_within_the_spread_of_repeats_is_noise():
-    gain = compare(drawn(1.195, 8, 0.01), drawn(1.0, 8, 0.01, seed=1))
+    def side(centre, between, seed):
+        draw = np.random.default_rng(seed).standard_normal(8)
+        return Side("x", 1, tuple(centre * (1 + between * draw)))
+
+    gain = compared(side(1.195, 0.01, 0), side(1.0, 0.01, 1)).interval
     assert 1 < gain.low < 1.195 < gain.high
-    same = ((drawn(1, 8, 0.1, 2 * s), drawn(1, 8, 0.1, 2 * s + 1)) for s in range(100))
-    assert sum(not compare(a, b).is_noise for a, b in same) <= 12  # 5 expected
+    same = (compared(side(1, 0.1, 2 * s), side(1, 0.1, 2 * s + 1)) for s in range(100))
+    assert sum(not comparison.is_noise for comparison in same) <= 12  # 5 expected
 
 
-def test_the_interval_of_blocks_is_that_of_a_median_of_independent_steps():
-    """The median's standard error is 1.2533 s / sqrt(n); of two sides' difference sqrt(2) times."""
-    rng = np.random.default_rng(1)
-    a, b = (100 + rng.standard_normal(400) for _ in "ab")
-    found = compare([a], [b])
-    wide = 2 * 1.96 * 1.2533 * math.sqrt(2) / math.sqrt(400) / 100
-    assert found.high - found.low == pytest.approx(wide, rel=0.25)
-    assert found.low < found.ratio < found.high
-    assert compare([a], [b]) == found and compare([a], [b], seed=1) != found
+@pytest.mark.parametrize(("n", "noise", "fewest"), [(12, 0.0, 98), (50, 0.6, 88)])
+def test_two_single_runs_of_one_speed_are_noise(n, noise, fewest):
+    """noise: how much of a step's deviation the next one keeps. 95 of 100 would be exact."""
+    rng = np.random.default_rng(0)
 
+    def steps():
+        deviations = [0.0]
+        for draw in rng.standard_normal(n + 20):
+            deviations.append(noise * deviations[-1] + draw)
+        return 1 + 0.01 * np.array(deviations[-n:])
 
-def test_drifting_iterations_are_resampled_in_blocks():
-    slow = 1 + 0.05 * np.sin(np.arange(200) / 30)
-    alone = compare([slow], [slow[::-1].copy()])
-    shuffled = np.random.default_rng(0).permutation(slow)
-    mixed = compare([shuffled], [shuffled])
-    assert alone.high - alone.low > 1.5 * (mixed.high - mixed.low)
-
-
-def test_the_memory_of_a_resampling_does_not_grow_with_the_run(monkeypatch):
-    monkeypatch.setattr(module, "RESAMPLES", 100)
-    tracemalloc.start()
-    module._block_medians([np.ones(200_000)], np.random.default_rng(0))
-    assert tracemalloc.get_traced_memory()[1] < 5e7
-    tracemalloc.stop()
+    two = (judged([logged(step_s=steps(), n=n, **SAME) for _ in "ab"]) for _ in range(100))
+    assert sum(pair_of([a], [b]).comparison.is_noise for a, b in two) >= fewest
 
 
 def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
-    good = run("good")
-    overflows = slice(9, None, 3)  # fp16's end an iteration early, and their time is no step's
-    good.record.steps["step_s"][overflows], good.record.steps["skipped"][overflows] = 0.1, 1
-    untimed, profiled, skipped = (run(name).record for name in ("untimed", "profiled", "skipped"))
+    untimed, profiled, skipped, good = (run(n).record for n in ("none", "nsys", "fp16", "good"))
     untimed.steps = untimed.steps[:0]
     profiled.profiler = {"tool": "nsys"}
     skipped.steps["skipped"] = 1  # it has a time, but no optimizer step
     bad = [untimed, profiled, skipped]
-    monkeypatch.setattr(module, "load", lambda paths, facts: ([*bad, good.record], ["x: refused"]))
-    ((record, x, doubts),), left_out = module.timed_runs([tmp_path])
-    assert record is good.record and set(x) <= set(good.step_s) and len(x) > 20 and min(x) > 0.9
+    monkeypatch.setattr(pairs, "load", lambda paths, facts: ([*bad, good], ["x: refused"]))
+    (timed,), left_out = pairs.timed_runs([tmp_path])
+    assert timed.record is good
     names = [line.partition(":")[0] for line in left_out]
-    assert names == ["x", "untimed.log", "profiled.log", "skipped.log"]
-    monkeypatch.setattr(module, "load", lambda paths, facts: (bad, []))
-    with pytest.raises(UsageError, match="nothing here was timed; untimed.log: no step was timed"):
-        module.timed_runs([tmp_path])
+    assert names == ["x", "none.log", "nsys.log", "fp16.log"]
+    monkeypatch.setattr(pairs, "load", lambda paths, facts: (bad, []))
+    with pytest.raises(UsageError, match="nothing here was timed; none.log: no step was timed"):
+        pairs.timed_runs([tmp_path])
 
 
 def test_changes_are_what_both_state_and_what_differs():
@@ -158,38 +140,37 @@ def test_changes_are_what_both_state_and_what_differs():
         ((1, 2, 3), (2, 1, 3), "runs"),  # not in the order that they ran in
         ((1, 1, 2), (1, 1, 2), "runs"),
         ((None, 2, 3), (None, 2, 3), "runs"),
-        ((1, 2), (1, 2), "blocks of iterations"),
+        ((1, 2), (1, 2), "steps of a run"),
     ],
 )
 def test_repeats_of_one_number_are_pairs(first, second, unit):
-    verdict = judged(repeated("a", 1.0, first), repeated("b", 1.1, second, tp=2))
+    verdict = pair_of(repeated("a", 1.0, first), repeated("b", 1.1, second, tp=2))
     assert verdict.comparison.unit == unit
     assert verdict.comparison.ratio == pytest.approx(1 / 1.1, abs=0.01)
-    assert (ONE_OR_TWO in verdict.doubts) == (unit == "blocks of iterations")
+    assert (ONE_OR_TWO in verdict.doubts) == (unit == "steps of a run")
 
 
 def test_doubts_name_the_side_they_are_about():
-    a, b = run("a"), run("b", tp=2, commit="c+dirty")
-    b.record.completed, b.record.oversubscribed = None, True
-    doubts = judged([a], [b]).doubts
+    b = run("b", tp=2, commit="c+dirty", completed=None, oversubscribed=True)
+    doubts = pair_of([run("a")], [b]).doubts
     assert "oversubscribed, more ranks than cores: b.log" in doubts and CHANGED in doubts
     assert any(d.startswith("not complete, its steps are counted all the same: b") for d in doubts)
-    assert judged([run("a", commit="c")], [run("b", commit="c", tp=2)]).doubts == [ONE_OR_TWO]
-    average = judged([run("a")], [run("b", interval=100)])
+    assert pair_of([run("a", commit="c")], [run("b", commit="c", tp=2)]).doubts == [ONE_OR_TWO]
+    average = pair_of([run("a")], [run("b", interval=100)])
     assert any("B's entries average 100 iterations" in d for d in average.doubts)
     assert "iterations per entry 1 -> 100" in average.values
-    running = judged([run("a", step_s=1.1, running_average=True)], [run("b")])
+    running = pair_of([run("a", step_s=1.1, running_average=True)], [run("b")])
     assert running.comparison.is_noise is None
     assert any("A prints running averages" in d for d in running.doubts)
 
 
 def test_other_gpus_give_ratios_and_what_is_unknown_is_said():
     """2 s on 8 GPUs and 1 s on 32: half the time, twice the GPU-seconds."""
-    verdict = judged(repeated("a", 2.0, (1, 2, 3)), repeated("b", 1.0, (1, 2, 3), gpus=32))
+    verdict = pair_of(repeated("a", 2.0, (1, 2, 3)), repeated("b", 1.0, (1, 2, 3), gpus=32))
     assert "GPUs 8 -> 32" in verdict.values
     assert verdict.comparison.verdict.startswith("on 32 GPUs instead of 8, B takes 0.50")
     assert verdict.doubts == []
-    unknown = judged([run("a", seq_len=None)], [run("b", gpus=16, seq_len=None)]).doubts
+    unknown = pair_of([run("a", seq_len=None)], [run("b", gpus=16, seq_len=None)]).doubts
     assert "not stated on both sides, so not compared: sequence length" in unknown
 
 
@@ -197,16 +178,16 @@ def test_other_work_or_a_mixed_side_is_refused(tmp_path, capsys):
     a = write(tmp_path / "a", facts("s", "ddp", engine="ddp"))
     b = write(tmp_path / "b", facts("s", "ddp", engine="ddp", n_layer=8), step_s=0.2)
     for paths, status in (([a, b], 1), ([a, a], 0), ([a], 2)):
-        assert module.main(list(map(str, paths))) == status
+        assert compare.main(list(map(str, paths))) == status
     assert "invalid comparison: model n_layer 8 here, 4" in capsys.readouterr().out
-    mixed = judged([run("a"), run("aa", gpus=16)], [run("b")])
+    mixed = pair_of([run("a"), run("aa", gpus=16)], [run("b")])
     assert mixed.doubts == ["no comparison: A's own 2 runs differ in: GPUs"]
 
 
 def test_runs_of_one_name_and_a_missing_baseline_are_told(tmp_path, capsys):
     for folder, batch in (("a", 1), ("b", 2)):  # two runs called ddp
         write(tmp_path / folder, facts("s", "gone", engine="ddp", micro_batch=batch))
-    assert module.main([str(tmp_path), "--format", "json"]) == 0
+    assert compare.main([str(tmp_path), "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["a"], row["b"]) == ("a/ddp", "b/ddp")
     assert row["doubts"][-1].startswith("the study's baseline gone has no time here: a/ddp ")
@@ -221,14 +202,14 @@ def test_the_baseline_is_beside_all_others_and_the_fastest_of_a_size_beside_its_
 
     times = {"b1": (1, 1.0), "c2": (2, 0.9), "a2": (2, 0.6), "d2": (2, 0.7), "e4": (4, 0.5)}
     verdicts = of_study(study("b1", times))
-    pairs = [("b1", name) for name in ("a2", "c2", "d2", "e4")]
-    assert [(v.a, v.b) for v in verdicts] == [*pairs, ("a2", "d2"), ("a2", "c2")]
-    rows = module.table(verdicts).rows
+    beside = [("b1", name) for name in ("a2", "c2", "d2", "e4")]
+    assert [(v.a, v.b) for v in verdicts] == [*beside, ("a2", "d2"), ("a2", "c2")]
+    rows = pairs.table(verdicts).rows
     assert [row["gpus"] for row in rows] == [2, 2, 2, 4, 2, 2]
     ratios = [1 / 0.6, 1 / 0.9, 1 / 0.7, 1 / 0.5, 0.6 / 0.7, 0.6 / 0.9]
     assert [row["ratio"] for row in rows] == pytest.approx(ratios, rel=0.01)
-    assert ANY_COMMIT in module.table(verdicts, any_commit=True).notes
-    assert ANY_COMMIT not in module.table(verdicts).notes
+    assert ANY_COMMIT in pairs.table(verdicts, any_commit=True).notes
+    assert ANY_COMMIT not in pairs.table(verdicts).notes
     one_size = {"c": (1, 1.0), "a": (1, 2.0), "b": (1, 4.0)}
     without = of_study(study(None, one_size))
     assert [(v.a, v.b) for v in without] == [("a", "b"), ("a", "c"), ("c", "b")]

@@ -5,16 +5,17 @@ import dataclasses
 import pytest
 
 from analysis.logs.record import Record
-from analysis.runs import fairness, scaling_curve
-from analysis.runs.fairness import batch_per_gpu, differences, shared_cores
+from analysis.runs import fairness, scaling_curve, shared_hosts
+from analysis.runs.fairness import batch_per_gpu, differences
+from analysis.runs.ratio import Side, above_linear, against
 from analysis.runs.scaling_curve import (
-    Side,
     curve,
     fit_amdahl,
     fit_gustafson,
     karp_flatt,
     table,
 )
+from analysis.runs.shared_hosts import shared_cores
 from base.errors import UsageError
 from base.intervals import Interval
 from tests.fixture_runs import curve_of, facts, logged, write
@@ -95,22 +96,20 @@ def test_what_a_run_does_not_state_is_named_and_so_are_changed_trees():
 
 
 def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval():
-    assert scaling_curve.above_linear(1.005, 2) == ""
-    assert "efficiency 1.01 is above 1" in scaling_curve.above_linear(1.006, 2)
-    assert scaling_curve.above_linear(2.5, 1).endswith(
-        "as many GPUs: the baseline shared its machine?"
-    )
+    assert above_linear(1.005, 2) == ""
+    assert "efficiency 1.01 is above 1" in above_linear(1.006, 2)
+    assert above_linear(2.5, 1).endswith("as many GPUs: the baseline shared its machine?")
     for low, word in ((1.0, "may be 1"), (1.01, "superlinear")):
-        note = scaling_curve.above_linear(1.5, 2, Interval(low, 1.75))
+        note = above_linear(1.5, 2, Interval(low, 1.75))
         assert word in note and f"efficiency 1.50 ({low:.2f} to 1.75)" in note
     side, base = Side("s", 2, (0.4,), Interval(0.3, 0.45)), Side("b", 1, (1.0,), Interval(0.9, 1.2))
-    note = scaling_curve.against(side, base, "strong").note
+    note = against(side, base, "strong").doubt
     assert "efficiency 1.25 (1.00 to 2.00) may be 1" in note
-    assert "1.25 is above 1" in scaling_curve.against(Side("s", 2, (0.4,)), base, "strong").note
+    assert "1.25 is above 1" in against(Side("s", 2, (0.4,)), base, "strong").doubt
     beside = dataclasses.replace(side, shared="a ran beside b")
-    withheld = scaling_curve.against(beside, base, "strong")
-    assert withheld == (None, None, "no speedup: a ran beside b", "", None)
-    assert scaling_curve.against(base, beside, "strong").why.endswith("the baseline a ran beside b")
+    withheld = against(beside, base, "strong")
+    assert (withheld.speedup, withheld.missing) == (None, "no speedup: a ran beside b")
+    assert against(base, beside, "strong").missing.endswith("the baseline a ran beside b")
 
 
 def test_a_row_is_of_medians_and_says_how_far_apart_repeats_are():
@@ -183,7 +182,7 @@ def test_who_shared_cores_is_found_without_comparing_all_with_all(monkeypatch):
     """Of 2,000 runs at one time each names three; each begins to be compared a few times alone."""
     records = [on_host(f"r{i}", "10", "12") for i in range(2000)]
     named = []
-    monkeypatch.setattr(fairness, "name_of", lambda record: named.append(record) or record.run)
+    monkeypatch.setattr(shared_hosts, "name_of", lambda record: named.append(record) or record.run)
     partners = shared_cores(records)
     assert partners["r7"].startswith("ran at the same time as 1999 of 2000 runs: r0, r1, r2 ...")
     assert len(partners) == 2000 and len(named) <= 2000 * 9
@@ -207,7 +206,7 @@ def test_who_shared_cores_is_found_without_comparing_all_with_all(monkeypatch):
 def test_a_machine_without_a_core_for_each_thread_was_busy(load, ranks, gpus, cores):
     record = on_host("a", "10", "12", ranks=ranks, gpus=gpus)
     record.facts["load"] = {"cpu_s": load[0], "machine_cpu_s": load[1], "wall_s": 10.0}
-    notes = fairness.busy([record, on_host("b", "10", "12")])
+    notes = shared_hosts.busy([record, on_host("b", "10", "12")])
     assert bool(notes) == bool(cores)
     if cores:
         assert f"used up to {cores} cores" in notes[0] and notes[0].endswith(": a")

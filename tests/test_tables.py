@@ -12,7 +12,7 @@ import pytest
 
 from analysis import tflops
 from analysis.common import terminal
-from analysis.common.table import FORMATS, Column, Reasons, Table, cell, chosen, show
+from analysis.common.table import FORMATS, Column, Table, cell, chosen, show
 from analysis.compare import main as compare
 from base.errors import UsageError, warn
 
@@ -122,9 +122,7 @@ def test_thousands_are_not_printed_as_powers():
 
 def test_a_seldom_column_is_printed_where_a_row_has_it_or_it_is_chosen():
     columns = [Column("run", "run"), Column("mfu", "MFU", seldom=True)]
-    empty = Table(
-        columns, [{"run": "a", "mfu": None}], reasons=[Reasons("a", {"mfu": "no peak"}, {})]
-    )
+    empty = Table(columns, [{"run": "a", "mfu": None, "missing": {"mfu": "no peak"}}])
     assert "MFU" not in empty.render() and "no peak" not in empty.render()
     (kept,) = chosen([empty], ["run", "mfu"])
     assert "MFU" in kept.render() and "no peak" in kept.render()

@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.common import terminal
 from base.errors import UsageError, printable
@@ -45,29 +45,23 @@ def by_key(keys: Iterable[str], spec: str = "", seldom: bool = False) -> list[Co
     return [Column(key, key, spec, seldom) for key in keys]
 
 
-class Reasons(NamedTuple):
-    """Of a row, by column: why its value is unknown, and what is doubtful about one, which is
-    marked; "": nothing."""
-
-    row: str  # its name
-    missing: dict[str, str]
-    doubts: dict[str, str]
-
-
 @dataclass
 class Table:
     """Rows are dicts with raw values; None is unknown. `notes` are printed below the rows, and then
     `doubts`: why what the rows say may not be so.
 
-    reasons: of each row, or of none; printed where the column is and no other one `tells` it.
+    Below them stands why a row's values are unknown and what is doubtful about some, which are
+    marked: its `missing` and its `doubtful`, each a reason by column, "" for none. They are printed
+    where the column is and no other one `tells` it. chosen: the columns were named, so JSON has
+    nothing else.
     """
 
     columns: Sequence[Column]
     rows: list[dict[str, Any]]
     title: str = ""
     notes: list[str] = field(default_factory=list)
-    reasons: Sequence[Reasons] = ()
     doubts: list[str] = field(default_factory=list)
+    chosen: bool = False
 
     @property
     def shown(self) -> list[Column]:
@@ -79,24 +73,26 @@ class Table:
     def below(self) -> list[str]:
         """Every note, each one line."""
         told = {key for column in self.shown for key in column.tells}
-        groups: dict[str, list[str]] = defaultdict(list)
-        for name, missing, doubts in self.reasons:
-            for mark, of_row in ((UNKNOWN, missing), (DOUBTFUL, doubts)):
+        columns = [column for column in self.shown if column.key not in told]
+        runs: dict[str, list[str]] = defaultdict(list)
+        for row in self.rows:
+            for mark, reasons in ((UNKNOWN, row.get("missing")), (DOUBTFUL, row.get("doubtful"))):
                 headings: dict[str, list[str]] = defaultdict(list)
-                for column in self.shown:
-                    if column.key not in told and (why := of_row.get(column.key)):
-                        headings[why].append(column.heading)
-                for why, columns in headings.items():
-                    groups[f"{', '.join(columns)} {mark}: {why}"].append(name)
-        whys = [f"{why}: {terminal.who(rows, len(self.rows))}" for why, rows in groups.items()]
-        return [printable(note) for note in (*self.notes, *self.doubts, *whys)]
+                for column in columns if reasons else ():
+                    if reason := reasons.get(column.key):
+                        headings[reason].append(column.heading)
+                for reason, names in headings.items():
+                    runs[f"{', '.join(names)} {mark}: {reason}"].append(row["run"])
+        reasons = [f"{why}: {terminal.who(names, len(self.rows))}" for why, names in runs.items()]
+        return [printable(note) for note in (*self.notes, *self.doubts, *reasons)]
 
     def texts(self, column: Column) -> list[str]:
-        texts = [cell(row.get(column.key), column.spec) for row in self.rows]
-        for number, reasons in enumerate(self.reasons):
-            if reasons.doubts.get(column.key):
-                texts[number] += DOUBTFUL
-        return texts
+        """Returns the column's cells as they are printed."""
+        return [
+            cell(row.get(column.key), column.spec)
+            + (DOUBTFUL if (row.get("doubtful") or {}).get(column.key) else "")
+            for row in self.rows
+        ]
 
     def render(self, format: str = "text") -> str:
         """The table as a string that ends with a newline."""
@@ -183,7 +179,10 @@ def _csv_cell(value: Any) -> Any:
 
 def _objects(table: Table) -> list[dict[str, Any]]:
     columns = table.shown
-    return [{c.key: row.get(c.key) for c in columns} | row for row in table.rows]
+    values = [{c.key: row.get(c.key) for c in columns} for row in table.rows]
+    if table.chosen:
+        return values
+    return [value | row for value, row in zip(values, table.rows, strict=True)]
 
 
 def json_objects(rows: list[dict[str, Any]]) -> str:
@@ -226,8 +225,7 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
         columns = {c.key: replace(c, seldom=False, asked=False) for c in table.columns}
         kept = [columns[name] for name in names if name in columns]
         if kept:
-            rows = [{c.key: row.get(c.key) for c in kept} for row in table.rows]
-            shown.append(replace(table, columns=kept, rows=rows))
+            shown.append(replace(table, columns=kept, chosen=True))
     return shown
 
 

@@ -58,13 +58,14 @@ def _find_copies(records: list[Record]) -> None:
 
 class Name(NamedTuple):
     """What a run is called: in tables, by itself, and where it lies; which repeat of which
-    configuration it is."""
+    configuration it is; the system of an MLPerf result."""
 
     shown: str
     own: str
     path: Path
     configuration: str | None = None
     repeat: int | None = None
+    system: str | None = None
 
     def answers_to(self, wanted: str) -> bool:
         """Whether the name, the path or its last part is the run's."""
@@ -101,12 +102,15 @@ def distinct(names: list[str], paths: list[Path]) -> list[str]:
 
 def _fits(wanted: str, names: list[Name]) -> list[int]:
     """Which runs `--baseline wanted` may mean: a run by its name or its path; or a configuration,
-    which is its first repeat, as in a study. A ratio's sides are of all repeats all the same."""
+    or the system of MLPerf results, which is its first repeat, as in a study. A ratio's sides are
+    of all repeats all the same."""
     fits = [i for i, name in enumerate(names) if name.answers_to(wanted)]
     exact = [i for i in fits if names[i].shown == wanted]
     if fits:
         return exact if len(exact) == 1 else fits
-    repeats = {i: n.repeat or 0 for i, n in enumerate(names) if n.configuration == wanted}
+    repeats = {
+        i: n.repeat or 0 for i, n in enumerate(names) if wanted in (n.configuration, n.system)
+    }
     return [i for i, repeat in repeats.items() if repeat == min(repeats.values())]
 
 
@@ -141,7 +145,15 @@ def has_baseline(wanted: str, records: list[Record]) -> bool:
 
 def _names(records: list[Record]) -> list[Name]:
     return [
-        Name(name_of(r), own_name(r), Path(r.source), r.configuration, r.repeat) for r in records
+        Name(
+            name_of(r),
+            own_name(r),
+            Path(r.source),
+            r.configuration,
+            r.repeat,
+            r.submission and r.submission.system,
+        )
+        for r in records
     ]
 
 

@@ -61,7 +61,7 @@ def _counted(count: int | str, plural: str) -> str:
 def _ratio(row: dict[str, Any]) -> str:
     efficiency = row["efficiency"]
     share = f"efficiency {efficiency:.2f}" if efficiency is not None else "efficiency withheld"
-    if row["above"]:
+    if row["doubtful"]:
         share += " (doubtful: above 1)"
     return f"speedup {row['speedup']:.2f}, {share}"
 

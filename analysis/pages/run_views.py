@@ -9,7 +9,6 @@ from analysis.pages import charts
 from analysis.pages.charts import ranked
 from analysis.pages.section import Section, Study
 from analysis.runs.fairness import is_changed
-from analysis.runs.scaling_curve import reasons
 from base.errors import printable
 
 Rows = list[dict[str, Any]]
@@ -42,7 +41,7 @@ def runs(study: Study) -> list[Section]:
         columns += _SETTINGS if column.key == "step_s" else ()
         columns.append(column)
     rows = ranked(rows)
-    table = replace(study.table, title="", columns=columns, rows=rows, reasons=reasons(rows))
+    table = replace(study.table, title="", columns=columns, rows=rows)
     return [Section("Runs", tables={"runs": table}, results=RESULTS)]
 
 

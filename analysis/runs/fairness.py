@@ -1,13 +1,10 @@
 """What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
 
-from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from heapq import heappop, heappush
-from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from analysis.common.terminal import FEW, who
+from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import EARLY, ending
@@ -37,7 +34,6 @@ UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
 PADDED = "vocab_size (one vocabulary, padded to multiples of tp)"  # a setting that differs
-SPARE = 0.1  # cores that a machine's own services use, and that disturb no run
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 WORDS |= {"gpus": "GPUs", "interval": "iterations per entry"}
 # What decides a step's time, of Record's fields.
@@ -249,104 +245,6 @@ def question_of(records: list[Record]) -> str:
     """What the study of all these runs asks, by run.json; "" where they have no such study."""
     questions = {record.facts.get("question") for record in records}
     return (questions.pop() or "") if len(questions) == 1 else ""
-
-
-def _threads(record: Record) -> int:
-    """Threads that the run had on rank 0's machine; 0 where it does not say."""
-    host, spec = record.facts.get("host") or {}, record.facts.get("spec") or {}
-    return (host.get("ranks_per_node") or record.gpus or 0) * (spec.get("threads") or 1)
-
-
-class _Stay(NamedTuple):
-    """A run on a host's cores, from when it began to when it ended."""
-
-    began: str
-    ended: str
-    threads: int
-    cores: int
-    record: Record
-
-
-def shared_cores(records: list[Record]) -> dict[str, str]:
-    """source -> which runs ran on the same host's cores at the same time, for runs on CPU.
-
-    Only runs that state when they began and ended are compared, and only where those of one moment
-    together have more threads than cores. Slurm may have given each its own cores, so this is a
-    doubt, and a ratio of such times is withheld.
-    """
-    hosts: dict[str, list[_Stay]] = defaultdict(list)
-    for record in records:
-        host, threads = record.facts.get("host") or {}, _threads(record)
-        stay = _Stay(
-            record.facts.get("started_utc"), record.ended_utc, threads, host.get("cores"), record
-        )
-        if all(stay[:4]) and host.get("hostname") and not host.get("gpu"):
-            hosts[host["hostname"]].append(stay)
-    partners: dict[str, str] = {}
-    for name, stays in hosts.items():
-        stays.sort(key=lambda stay: stay[:2])
-        crowded = _crowded(stays)
-        begins = [stay.began for stay in stays]
-        ends = sorted(stay.ended for stay in stays)
-        for stay in crowded:
-            # Who began before this one ended, less who ended before it began.
-            before = bisect_left(begins, stay.ended)
-            others = (o for o in stays[:before] if o is not stay and stay.began < o.ended)
-            n = before - bisect_right(ends, stay.began) - 1
-            names = [name_of(other.record) for other in islice(others, FEW + 1)]
-            partners[stay.record.source] = (
-                f"ran at the same time as {who(names, len(stays), n)} on {name}:"
-                " they may have shared its cores"
-            )
-    return partners
-
-
-def _crowded(stays: list[_Stay]) -> list[_Stay]:
-    """Returns the stays that, at some moment, had more threads than cores together with others. All
-    stays are on one host and come in the order in which they began."""
-    present: dict[int, _Stay] = {}  # by number, of those that have not ended
-    alone: set[int] = set()  # of these, the numbers of those that were in no crowd yet
-    crowded: list[int] = []
-    ends: list[tuple[str, int]] = []
-    threads, cores = 0, Counter()
-    for number, stay in enumerate(stays):
-        while ends and ends[0][0] <= stay.began:
-            _, over = heappop(ends)
-            gone = present.pop(over)
-            alone.discard(over)
-            threads -= gone.threads
-            cores[gone.cores] -= 1
-        present[number] = stay
-        alone.add(number)
-        heappush(ends, (stay.ended, number))
-        threads += stay.threads
-        cores[stay.cores] += 1
-        if [s.began for s in stays[number + 1 : number + 2]] == [stay.began]:
-            continue  # the next one was there at this moment, too
-        if len(present) > 1 and threads > max(n for n, count in cores.items() if count):
-            crowded += alone
-            alone.clear()
-    return [stays[number] for number in sorted(crowded)]
-
-
-def busy(records: list[Record]) -> list[str]:
-    """A note on the runs whose machine had fewer cores left than they have threads, if there are
-    any: other programs used the rest."""
-    taken: dict[str, float] = {}
-    for record in records:
-        load, host = record.facts.get("load") or {}, record.facts.get("host") or {}
-        known = [load.get(name) for name in ("machine_cpu_s", "cpu_s", "wall_s")]
-        if None in known or not (known[2] and record.gpus and host.get("cores")):
-            continue
-        machine_cpu_s, cpu_s, wall_s = known
-        on_this = min(1.0, (host.get("ranks_per_node") or record.gpus) / record.gpus)
-        others_cores = (machine_cpu_s - cpu_s * on_this) / wall_s
-        if others_cores > max(0, host["cores"] - _threads(record)) + SPARE:
-            taken[name_of(record)] = others_cores
-    if not taken:
-        return []
-    about = f"the machine was busy: other programs used up to {max(taken.values()):.1f} cores"
-    return [f"{about}, so these times may be too long: {who(list(taken), len(records))}"]
 
 
 def configuration(record: Record) -> tuple:

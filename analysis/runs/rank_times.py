@@ -12,8 +12,9 @@ from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.planner.messages import sent_bytes
-from analysis.runs.fairness import differences, scaling_of, shared_cores
-from analysis.runs.scaling_curve import Side, against
+from analysis.runs.fairness import differences, scaling_of
+from analysis.runs.ratio import Side, against
+from analysis.runs.shared_hosts import shared_cores
 from base.errors import Reading, UsageError
 from parallel.config.run_spec import SETTINGS, RunSpec, assembled
 from parallel.config.settings import check_setting
@@ -286,8 +287,8 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
             shared = f"{of.name} {why}" if why else ""
             sides.append(Side(of.name, of.spec.gpus, (of.step_s,), shared=shared))
         ratio = against(*sides, scaling)
-        if ratio.why or ratio.note:
-            notes.append(f"{breakdown.name}: {ratio.why or ratio.note}")
+        if ratio.reason:
+            notes.append(f"{breakdown.name}: {ratio.reason}")
         if (efficiency := ratio.efficiency) is not None:
             row = {"run": breakdown.name, "gpus": breakdown.spec.gpus, "efficiency": efficiency}
             row |= {"lost": 1 - efficiency, "baseline": fits[0].name}

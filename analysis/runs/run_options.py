@@ -17,7 +17,8 @@ GROUPS = {"times": add_time_options, "facts": add_fact_options, "table": add_tab
 OWN = {
     "baseline": {
         "metavar": "NAME",
-        "help": "the run to compare with: its name or path; or a configuration, with all repeats",
+        "help": "the run to compare with: its name or path; or a configuration or an MLPerf system,"
+        " which is its first repeat; times are of all repeats of it that have one",
     },
     "scaling": {
         "choices": ("strong", "weak"),

@@ -4,23 +4,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import baseline_of, name_of, own_name
+from analysis.common.table import UNKNOWN, Column, Table, by_key
+from analysis.logs.load import baseline_of, name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import (
-    UNFIT,
-    Judgement,
-    describe_rule,
-    judge,
-    no_timing,
-    summary,
-    timed,
-    unfinished,
-)
-from analysis.runs import predictions, scaling_curve, throughput
+from analysis.logs.verdict import UNFIT, Judgement, describe_rule, no_timing, summary, unfinished
+from analysis.runs import predictions, throughput
+from analysis.runs.baseline import own_baseline
 from analysis.runs.fairness import (
     CHANGED,
-    busy,
     changed,
     configuration,
     differences,
@@ -28,11 +19,12 @@ from analysis.runs.fairness import (
     notes_on,
     question_of,
     scaling_of,
-    shared_cores,
 )
+from analysis.runs.judged import Run, judged
 from analysis.runs.loss_parity import NOT_VERIFIED, verify
-from analysis.runs.scaling_curve import MARKED, Ratio, Side, Timed, side_of
-from base.errors import Answer
+from analysis.runs.ratio import MARKED, Ratio, Side, against, side_of, withheld
+from analysis.runs.shared_hosts import busy, shared_cores
+from base.errors import Answer, Reason
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
@@ -44,26 +36,6 @@ ADDED = (*ADDED, "speedup_ci95", "parity", "missing", "precision", "gpu_type")
 # Where a run has experts.
 OF_RANKS = ("compute_s", "communication_s")  # where a log has them, of the slowest rank
 OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
-
-
-def _baseline_of(record: Record, records: list[Record]) -> Answer[Record]:
-    """The baseline that the run's own run.json names; `why` where several runs fit."""
-    wanted = record.baseline
-    # Two machines may have the same study: the baseline is in the run's own folder.
-    fits = [
-        r
-        for r in records
-        if wanted
-        and own_name(r) == wanted
-        and Path(r.source).parent == Path(record.source).parent
-        and r.study == record.study
-    ]
-    if len(fits) > 1:
-        names = ", ".join(map(name_of, fits))
-        return Answer(
-            None, f"no speedup: the baseline {wanted} fits {names} (--baseline names one)"
-        )
-    return Answer(fits[0] if fits else None)
 
 
 def rows(
@@ -85,64 +57,103 @@ def rows(
     kind = kind or scaling_of(records)
     parity = verify([r.own for r in records if r.own], Path(named.source) if named else None)
     kinds = {str(path): of_run.verdict.kind for path, of_run in parity.items()}
-    partners = shared_cores(records)
-    times = {id(r): timed(r, window) for r in records}
-    rows = [_row(record, times[id(record)], convention) for record in records]
-    repeats: dict[tuple, list[Timed]] = defaultdict(list)
-    for record, row in zip(records, rows, strict=True):
-        if row["fit"] and not unfinished(record):
-            repeats[_repeated(record)].append(Timed(record, times[id(record)]))
-
-    def side(of: Record, base: Record) -> Side:
-        alike = [
-            run
-            for run in repeats[_repeated(of)]
-            if not differences(run.record, base, kind, any_commit)
-        ]
-        return side_of(alike or [Timed(of, times[id(of)])], partners)
-
-    for record, row in zip(records, rows, strict=True):
-        base, why = Answer(named) if named else _baseline_of(record, records)
-        doubts = [why] if why else []
-        timed_repeats = [run.record for run in repeats[_repeated(base)]] if base else []
-        if timed_repeats and not any(repeat is base for repeat in timed_repeats):
-            base = timed_repeats[0]
-        if not row["fit"]:
-            ratio = Ratio(None, None, "; ".join(row["unfit"]) or row["missing"]["step_s"])
+    runs = judged(records, window)
+    compare = _Comparing(runs, kind, any_commit)
+    rows = []
+    for run in runs:
+        record, row = run.record, _row(run, convention)
+        base, several = Answer(named) if named else own_baseline(record, records)
+        base = compare.timed(base) if base else None
+        doubts = [several]
+        if not run.is_fit:
+            ratio = withheld("; ".join(row["unfit"]) or row["missing"]["step_s"])
         elif base is None:
-            ratio = Ratio(None, None, why or "no baseline (--baseline NAME)")
+            ratio = withheld(several or "no baseline (--baseline NAME)")
         else:
-            why = _no_ratio(record, base, times, kind, any_commit)
-            ratio = Ratio(None, None, why)
-            if not why:
-                ratio = scaling_curve.against(side(record, base), side(base, base), kind)
-            if ratio.efficiency is not None and (record.oversubscribed or base.oversubscribed):
-                ratio = Ratio(ratio.speedup, None, SHARE if record.oversubscribed else CROWDED)
-            doubts += filter(None, [ratio.note, ratio.why if ratio.why != SHARE else ""])
-        if record.source in partners and partners[record.source] not in ratio.why:
-            doubts.append(partners[record.source])
+            ratio = compare.ratio(run, base)
+            doubts += [ratio.doubt, "" if ratio.missing == SHARE else ratio.missing]
+        if (shared := compare.partners.get(record.source, "")) not in ratio.missing:
+            doubts.append(shared)
+        doubts = list(filter(None, doubts))
         row["baseline"] = base and name_of(base)
         row["is_baseline"] = base is not None and _repeated(record) == _repeated(base)
-        row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency, "above": ratio.note}
+        row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency}
+        row["doubtful"] = dict.fromkeys(MARKED, ratio.doubt) if ratio.doubt else {}
         row["speedup_ci95"] = ratio.interval and list(ratio.interval)
         row["parity"] = kinds.get(record.source, NOT_VERIFIED)
-        row["missing"] |= {key: ratio.why for key in MARKED if row[key] is None}
+        row["missing"] |= {key: ratio.missing for key in MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
         row["reasons"] += doubts + busy([record])
+        rows.append(row)
     return rows
 
 
+class _Comparing:
+    """The runs of a table with the repeats that a study made of each, and who shared its cores."""
+
+    def __init__(self, runs: list[Run], kind: str, any_commit: bool):
+        self.kind, self.any_commit = kind, any_commit
+        self.partners = shared_cores([run.record for run in runs])
+        self.run_of = {id(run.record): run for run in runs}
+        self.repeats: dict[tuple, list[Run]] = defaultdict(list)
+        for run in runs:
+            if run.is_fit and not unfinished(run.record):
+                self.repeats[_repeated(run.record)].append(run)
+
+    def timed(self, base: Record) -> Record:
+        """Returns the baseline, or, where it has no time that counts, a repeat of it that has."""
+        repeats = [run.record for run in self.repeats[_repeated(base)]]
+        return base if not repeats or any(r is base for r in repeats) else repeats[0]
+
+    def side(self, run: Run, base: Record) -> Side:
+        """Returns the run with its repeats that can be compared with the baseline."""
+        repeats = [
+            repeat
+            for repeat in self.repeats[_repeated(run.record)]
+            if not differences(repeat.record, base, self.kind, self.any_commit)
+        ]
+        return side_of(repeats or [run], self.partners)
+
+    def ratio(self, run: Run, base: Record) -> Ratio:
+        """Returns the run's ratio to the baseline, or why it is withheld."""
+        record, base_run = run.record, self.run_of[id(base)]
+        if reason := self._no_ratio(run, base_run):
+            return withheld(reason)
+        ratio = against(self.side(run, base), self.side(base_run, base), self.kind)
+        if ratio.efficiency is not None and (record.oversubscribed or base.oversubscribed):
+            crowded = SHARE if record.oversubscribed else CROWDED
+            return ratio._replace(efficiency=None, interval=None, reason=Reason(UNKNOWN, crowded))
+        return ratio
+
+    def _no_ratio(self, run: Run, base: Run) -> str:
+        """Returns why a run with a time has no ratio to its baseline, or ""."""
+        record, baseline = run.record, base.record
+        if base.time is None:
+            return f"the baseline {name_of(baseline)} has no time"
+        if not (run.time.step_s > 0 and base.time.step_s > 0):
+            return "no time: less than one whole second"
+        if not (record.gpus and baseline.gpus):
+            return "number of GPUs unknown"
+        if ended := unfinished(record):
+            return f"no speedup: {ended}"
+        if ended := unfinished(baseline):
+            return f"no speedup: the baseline {name_of(baseline)} is {ended}"
+        if unfair := differences(record, baseline, self.kind, self.any_commit):
+            return "invalid comparison: " + "; ".join(unfair)
+        return ""
+
+
 def _repeated(record: Record) -> tuple:
-    """What the repeats that a study made of a configuration share; another run has it alone."""
+    """Returns what the repeats that a study made of a configuration share; another run has it
+    alone."""
     if record.configuration is None:
         return (record.source,)
     return (Path(record.source).parent, record.study, configuration(record))
 
 
-def _row(record: Record, time: Steady | None, convention: str | None) -> dict[str, Any]:
-    """A run by itself; `fit` says whether it can be compared with others."""
-    judgement = judge(record, time)
-    fit = time is not None and not judgement.unfit
+def _row(run: Run, convention: str | None) -> dict[str, Any]:
+    """Returns the row of a run by itself; `fit` says whether it can be compared with others."""
+    record, time, judgement = run
     values = summary(record, time, judgement)
     missing = throughput.plain_missing(record)
     untimed = no_timing(record)
@@ -158,19 +169,19 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     else:
         tokens_per_s = values["tokens_per_s"]
         if convention:
-            tflops, why = throughput.tflops_per_gpu(record, tokens_per_s, convention)
+            tflops, reason = throughput.tflops_per_gpu(record, tokens_per_s, convention)
         else:
             printed = values["printed_tflops"]
-            tflops, used, why = throughput.best_tflops_per_gpu(record, tokens_per_s, printed)
+            tflops, used, reason = throughput.best_tflops_per_gpu(record, tokens_per_s, printed)
         if tflops is None:
             no_rate = missing.get("tokens_per_s", "")
-            both = [why, no_rate if no_rate == throughput.NO_RATE or not why else ""]
-            missing["tflops"] = "; ".join(filter(None, both))
-        elif why:
-            doubts.append(f"TFLOP/s: {_USED[used]}, for {why}")
-    utilisation, why = throughput.utilisation(record, tflops, used)
+            reasons = [reason, no_rate if no_rate == throughput.NO_RATE or not reason else ""]
+            missing["tflops"] = "; ".join(filter(None, reasons))
+        elif reason:
+            doubts.append(f"TFLOP/s: {_USED[used]}, for {reason}")
+    utilisation, reason = throughput.utilisation(record, tflops, used)
     if utilisation is None:
-        missing["mfu"] = why
+        missing["mfu"] = reason
     doubts += throughput.above_peak(record, tflops, used) + throughput.printed_doubt(record)
     changed = [CHANGED] if is_changed(record) else []
     return {
@@ -190,7 +201,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "unfit": unfit,
         "reasons": values["reasons"] + changed + doubts,
         "notes": _notes(judgement, time) + doubts,
-        "fit": fit,
+        "fit": run.is_fit,
     }
 
 
@@ -201,29 +212,10 @@ _USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints 
 def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
     if judgement.verdict != "complete":
         return judgement.reasons
+    doubts = [doubt.text for doubt in judgement.doubts]
     # A complete run's notes may say why it has no time.
-    silent = time is None and not judgement.unfit
-    return [doubt.text for doubt in judgement.doubts] + judgement.notes * silent
-
-
-def _no_ratio(
-    record: Record, baseline: Record, times: dict[int, Steady | None], kind: str, any_commit: bool
-) -> str:
-    """Why a run with a time has no ratio to its baseline, or ""."""
-    time, base = times[id(record)], times[id(baseline)]
-    if base is None:
-        return f"the baseline {name_of(baseline)} has no time"
-    if not (time.step_s > 0 and base.step_s > 0):
-        return "no time: less than one whole second"
-    if not (record.gpus and baseline.gpus):
-        return "number of GPUs unknown"
-    if ended := unfinished(record):
-        return f"no speedup: {ended}"
-    if ended := unfinished(baseline):
-        return f"no speedup: the baseline {name_of(baseline)} is {ended}"
-    if unfair := differences(record, baseline, kind, any_commit):
-        return "invalid comparison: " + "; ".join(unfair)
-    return ""
+    says_why = time is None and not judgement.unfit
+    return doubts + judgement.notes if says_why else doubts
 
 
 def of_records(
@@ -304,6 +296,4 @@ def of_records(
     doubts = [*busy(records), *notes_on(compared, any_commit)]
     if not compared:
         doubts += changed(records)
-    reasons = scaling_curve.reasons(run_rows)
-    title = question_of(records)
-    return Table(columns, run_rows, title, notes, doubts=doubts, reasons=reasons)
+    return Table(columns, run_rows, question_of(records), notes, doubts)

@@ -1,146 +1,28 @@
 """Speedup, efficiency and serial share over repeats at several sizes: the curve of a study."""
 
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
-from analysis.common.table import Column, Reasons, Table
-from analysis.logs.load import baseline_of, name_of, own_name
-from analysis.logs.model import asked
+from analysis.common.statistics import FEW_REPEATS
+from analysis.common.table import Column, Table
+from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import averages, judge, time_doubts, timed, unfinished
+from analysis.logs.verdict import averages, time_doubts
 from analysis.runs import throughput
+from analysis.runs.baseline import timed_baseline, usual_baseline
 from analysis.runs.fairness import (
-    WORDS,
-    busy,
     by_configuration,
-    changes,
     differences,
-    group_with,
     notes_on,
     question_of,
     scaling_of,
-    shared_cores,
 )
-from base.errors import Reading, UsageError, by_reason
+from analysis.runs.judged import results
+from analysis.runs.ratio import MARKED, Side, against, side_of
+from analysis.runs.shared_hosts import busy, shared_cores
+from base.errors import UsageError, by_reason
 from base.intervals import Interval
 from base.units import GIB
-from parallel.measure.steady_time import Steady, Window
-
-MARKED = ("speedup", "efficiency")  # the columns of a value above linear
-LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
-
-
-class Ratio(NamedTuple):
-    """A speedup and an efficiency. `why`: why they are withheld. `note`: what is odd about an
-    efficiency above 1, which a table marks. interval: the speedup's, where it is known."""
-
-    speedup: float | None
-    efficiency: float | None
-    why: str = ""
-    note: str = ""
-    interval: Interval | None = None
-
-
-def speedup(
-    step_s: float, gpus: int, baseline_step_s: float, baseline_gpus: int, scaling: str = "strong"
-) -> Ratio:
-    """Speedup and efficiency against a baseline of `baseline_gpus` GPUs.
-
-    Strong (Amdahl 1967): the time ratio, over the ratio of GPUs. Weak (Gustafson 1988): the work
-    grew with the GPUs, so the time ratio is the efficiency, and times the ratio of GPUs the scaled
-    speedup.
-    """
-    times, ratio = baseline_step_s / step_s, gpus / baseline_gpus
-    return Ratio(times, times / ratio) if scaling == "strong" else Ratio(times * ratio, times)
-
-
-class Timed(NamedTuple):
-    """A run and its steady step time."""
-
-    record: Record
-    time: Steady
-
-
-@dataclass(frozen=True)
-class Side:
-    """The repeats of one configuration on `gpus`: seconds per step of each, and of a single one its
-    95 % interval where that is known. shared: why no ratio of its times is a result, or "".
-    numbers: of the repeats in their study. record: of the first."""
-
-    name: str
-    gpus: int
-    seconds: tuple[float, ...]
-    ci95: Interval | None = None
-    shared: str = ""
-    numbers: tuple[int | None, ...] = ()
-    record: Record | None = None
-
-    @property
-    def step_s(self) -> float:
-        """The repeats' median."""
-        return statistics.median(self.seconds)
-
-    @property
-    def span(self) -> Interval | None:
-        """The fastest and the slowest repeat; of a single run its interval."""
-        seconds = self.seconds
-        return Interval(min(seconds), max(seconds)) if len(seconds) > 1 else self.ci95
-
-
-def side_of(runs: list[Timed], partners: dict[str, str], name: str = "") -> Side:
-    """The repeats as one side; partners: `shared_cores`."""
-    shared = [
-        f"{name_of(run.record)} {partners[run.record.source]}"
-        for run in runs
-        if run.record.source in partners
-    ]
-    seconds = tuple(run.time.step_s for run in runs)
-    record, time = runs[0]
-    numbers = tuple(run.record.repeat for run in runs)
-    return Side(name, record.gpus, seconds, time.ci95, "; ".join(shared), numbers, record)
-
-
-def times_ratio(side: Side, base: Side) -> tuple[float, Interval | None]:
-    """The baseline's time over the side's, of the medians of their repeats, and its 95 % interval.
-    With fewer than FEW_REPEATS on a side: the range of repeats, of single runs their intervals,
-    which do not see what changes from run to run; None where these are not known."""
-    if min(len(side.seconds), len(base.seconds)) >= FEW_REPEATS:
-        paired = are_pairs(side.numbers, base.numbers)
-        ratio, *interval = ratio_of_medians(base.seconds, side.seconds, paired)
-        return ratio, Interval(*interval)
-    span = base.span.over(side.span) if base.span and side.span else None
-    return base.step_s / side.step_s, span
-
-
-def against(side: Side, base: Side, scaling: str) -> Ratio:
-    """The ratio of two sides' times, by the one rule of every table: it is withheld where either
-    side shared its machine, and an efficiency above 1 has a note with its interval."""
-    shared = side.shared or (base.shared and f"the baseline {base.shared}")
-    if shared:
-        return Ratio(None, None, f"no speedup: {shared}")
-    times, span = times_ratio(side, base)
-    if side.record is base.record is not None:
-        span = None  # nothing is noise beside itself
-    ratio, *ends = (
-        speedup(1 / time, side.gpus, 1.0, base.gpus, scaling) for time in (times, *(span or ()))
-    )
-    allowed = Interval(*(end.efficiency for end in ends)) if ends else None
-    apart = _settings_apart(base.record, side.record) if base.record and side.record else []
-    note = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, apart)
-    interval = Interval(*(end.speedup for end in ends)) if ends else None
-    return ratio._replace(note=note, interval=interval)
-
-
-_FOLLOW = ("gpus", "dp", "global_batch", "grad_accum")  # from the number of GPUs
-
-
-def _settings_apart(base: Record, record: Record) -> list[str]:
-    """The settings beside the number of GPUs that differ, with the baseline's value and this."""
-    pairs = changes(base, record).items()
-    return [f"{WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in pairs if k not in _FOLLOW]
+from parallel.measure.steady_time import Window
 
 
 def karp_flatt(speedup: float, ratio: float) -> float | None:
@@ -150,30 +32,6 @@ def karp_flatt(speedup: float, ratio: float) -> float | None:
     Negative: the speedup is above linear. Above 1: there is none. Neither is a share of anything.
     """
     return None if ratio <= 1 else (1 / speedup - 1 / ratio) / (1 - 1 / ratio)
-
-
-def above_linear(
-    efficiency: float, ratio: float, interval: Interval | None = None, apart: Sequence[str] = ()
-) -> str:
-    """What an efficiency above 1 says on `ratio` times the baseline's GPUs, or "".
-
-    `interval`: what the intervals or repeats of both sides allow, where that is known. apart: the
-    settings that differ from the baseline's.
-    """
-    if efficiency <= LINEAR:
-        return ""
-    span = f" ({interval.low:.2f} to {interval.high:.2f})" if interval else ""
-    if interval and interval.low <= 1:
-        return f"efficiency {efficiency:.2f}{span} may be 1: too little to be sure of"
-    words = f"superlinear: efficiency {efficiency:.2f}{span} is above 1"
-    if ratio == 1:
-        words = f"{efficiency:.2f}{span} times as fast as the baseline on as many GPUs"
-    if apart:
-        return f"{words}; these settings differ: {', '.join(apart)}"
-    shared = "the baseline shared its machine"
-    if ratio == 1:
-        return f"{words}: {shared}?"
-    return f"{words} (each GPU's part fits its caches or memory better, or {shared})"
 
 
 def fit_amdahl(points: list[tuple[float, float]]) -> float | None:
@@ -252,9 +110,9 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
         "efficiency": ratio.efficiency,
         "serial": share,
         "serial_ci95": span,
-        "note": ratio.why or ratio.note or no_share,
-        "above": ratio.note,
-        "missing": dict.fromkeys(MARKED, ratio.why) if ratio.why else {},
+        "note": ratio.missing or ratio.doubt or no_share,
+        "missing": dict.fromkeys(MARKED, ratio.missing) if ratio.missing else {},
+        "doubtful": dict.fromkeys(MARKED, ratio.doubt) if ratio.doubt else {},
     }
 
 
@@ -296,78 +154,10 @@ def table(found: Curve, scaling: str, baseline: str) -> Table:
                 " the time that the baseline would take for the same work"
             )
         if not 0 <= share <= 1:
-            why = "above linear" if share < 0 else "slower than the baseline"
-            fits = f"no serial share: {why}"
+            reason = "above linear" if share < 0 else "slower than the baseline"
+            fits = f"no serial share: {reason}"
         notes.append(f"{law}'s law, at each size's fastest, fits {fits}")
-    return Table(_COLUMNS, rows, notes=notes, reasons=reasons(rows))
-
-
-def reasons(rows: list[dict[str, Any]]) -> list[Reasons]:
-    """Why values of rows are unknown; an efficiency above 1 is doubtful."""
-    return [Reasons(r["run"], r["missing"], dict.fromkeys(MARKED, r["above"])) for r in rows]
-
-
-def gather(
-    records: list[Record], refused: list[str], window: Window | None = None
-) -> Reading[list[Timed]]:
-    """The runs whose times are results, and (name, why) of all else.
-
-    refused: the lines of what could not be read.
-
-    Raises:
-        UsageError: nothing was timed.
-    """
-    runs, left_out = [], [(line.partition(": ")[0], line.partition(": ")[2]) for line in refused]
-    for record in records:
-        time = timed(record, window)
-        judgement = judge(record, time)
-        if record.copy_of:
-            why = f"the same evidence as {record.copy_of}"
-        elif judgement.unfit:
-            why = "; ".join(map(str, judgement.flags))
-        elif unfinished(record):
-            why = f"{judgement.verdict}: {judgement.proof}".rstrip(": ")
-        elif not record.gpus:
-            why = asked(["gpus"])
-        elif time is None or not time.step_s > 0:
-            why = "no steady time"
-        elif record.oversubscribed:
-            why = "; ".join(map(str, judgement.flags))
-        else:
-            runs.append(Timed(record, time))
-            continue
-        left_out.append((name_of(record), why))
-    if not runs:
-        raise UsageError("; ".join(by_reason(left_out)))
-    return Reading(runs, left_out)
-
-
-def _usual_baseline(runs: list[Timed]) -> tuple[Record, str]:
-    """The timed run that is the baseline of all runs' study, else that on the fewest GPUs; which
-    of the two it is, in words."""
-    records = [run.record for run in runs]
-    names = {record.baseline for record in records}
-    of_study = [record for record in records if {own_name(record)} == names]
-    if len(of_study) == 1:
-        return of_study[0], "the study's"
-    return min(records, key=lambda record: record.gpus), "fewest GPUs"
-
-
-def _baseline_of(
-    wanted: str, records: list[Record], runs: list[Timed], left_out: list[tuple[str, str]]
-) -> Record:
-    """The baseline among the timed runs; left_out: why others have no time.
-
-    Raises:
-        UsageError: there is no such run, or neither it nor a repeat of it has a time.
-    """
-    named, groups = baseline_of(wanted, records), by_configuration(runs)
-    if (group := group_with(named, groups)) is None:
-        why = dict(left_out).get(name_of(named), "no steady time")
-        names = ", ".join(name_of(run.record) for run in runs)
-        raise UsageError(f"the baseline {name_of(named)} is left out: {why}; there are: {names}")
-    repeats = [run.record for run in groups[group]]
-    return named if any(record is named for record in repeats) else repeats[0]
+    return Table(_COLUMNS, rows, notes=notes)
 
 
 def report_of(
@@ -392,10 +182,10 @@ def report_of(
     Raises:
         UsageError: nothing was timed, or there is no such baseline.
     """
-    runs, left_out = gather(records, refused, window)
-    usual, which = _usual_baseline(runs)
+    runs, left_out = results(records, refused, window)
+    base, which = usual_baseline(runs)
     try:
-        base = _baseline_of(baseline, records, runs, left_out) if baseline else usual
+        base = timed_baseline(baseline, records, runs, left_out) if baseline else base
     except UsageError as error:
         raise UsageError("; not read: ".join([str(error), *refused])) from None
     scaling = scaling or scaling_of([run.record for run in runs])
@@ -422,7 +212,7 @@ def report_of(
     if not baseline:
         shown.notes[0] += f"; the baseline: {which} (--baseline NAME takes another)"
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
-    doubted = [(name_of(run.record), "; ".join(time_doubts(*run))) for run in fair]
+    doubted = [(name_of(run.record), "; ".join(time_doubts(run.record, run.time))) for run in fair]
     shown.notes += [f"in doubt: {line}" for line in by_reason([d for d in doubted if d[1]])]
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown

@@ -12,8 +12,10 @@ from fractions import Fraction
 from typing import Any
 
 from analysis.common.table import Column, Table, by_key
+from analysis.logs.load import has_baseline
 from analysis.logs.record import Record
-from analysis.runs.scaling_curve import Timed, gather, report_of
+from analysis.runs.judged import Run, results
+from analysis.runs.scaling_curve import report_of
 from analysis.runs.throughput import model_utilisation
 from base.errors import UsageError, by_reason
 from parallel.config.axes import SET_AXES
@@ -68,14 +70,16 @@ def report(
     Raises:
         UsageError: no result could be timed, or no table has that baseline.
     """
-    runs, left_out = gather(records, refused, window)
-    results: dict[tuple, list[Timed]] = defaultdict(list)
+    runs, left_out = results(records, refused, window)
+    systems: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:
         record = run.record
         sizes = (record.gpus, record.global_batch or 0)
-        results[_series(record), *sizes, record.submission.system].append(run)
-    rows = [_row(results[key]) for key in sorted(results)]
-    told = dict.fromkeys((r.configuration, note) for r, _ in runs for note in r.notes)
+        systems[_series(record), *sizes, record.submission.system].append(run)
+    rows = [_row(systems[key]) for key in sorted(systems)]
+    told = dict.fromkeys(
+        (run.record.configuration, note) for run in runs for note in run.record.notes
+    )
     notes = [*_NOTES, *by_reason(told), *(f"left out: {line}" for line in by_reason(left_out))]
     if any(row["tp"] is None for row in rows):
         notes.append("tp -: neither the log nor a configuration's name says it")
@@ -98,7 +102,7 @@ def _series(record: Record) -> tuple[str, ...]:
     return (about.benchmark, about.submitter, card, about.round, about.division, precision, length)
 
 
-def _row(runs: list[Timed]) -> dict[str, Any]:
+def _row(runs: list[Run]) -> dict[str, Any]:
     """The row of one system's runs of one benchmark, of which the first says what all share."""
     records, seconds = [run.record for run in runs], [run.time.step_s for run in runs]
     first, step_s = records[0], statistics.median(seconds)
@@ -118,9 +122,7 @@ def _row(runs: list[Timed]) -> dict[str, Any]:
     return row
 
 
-def _of_law(
-    runs: list[Timed], law: str, baseline: str | None, window: Window | None
-) -> list[Table]:
+def _of_law(runs: list[Run], law: str, baseline: str | None, window: Window | None) -> list[Table]:
     """A table for each series and fixed work that has two sizes, against its fastest system of the
     fewest GPUs."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
@@ -133,8 +135,8 @@ def _of_law(
     for (series, work), records in sorted(groups.items(), key=lambda group: group[0]):
         if len({record.gpus for record in records}) < 2:
             continue
-        names = {record.submission.system: record.configuration for record in records}
-        table = report_of(records, [], names.get(baseline), law, window=window)
+        named = baseline if baseline and has_baseline(baseline, records) else None
+        table = report_of(records, [], named, law, window=window)
         words = ", ".join(filter(None, series))
         table.columns = [replace(column, seldom=True) for column in table.columns]
         for row in table.rows:

@@ -1,0 +1,74 @@
+"""Runs with their steady time and their verdict, and which of them are results: what every table
+of ratios starts from."""
+
+from typing import NamedTuple
+
+from analysis.logs.load import name_of
+from analysis.logs.model import asked
+from analysis.logs.record import Record
+from analysis.logs.verdict import Judgement, judge, timed, unfinished
+from base.errors import Reading, UsageError, by_reason
+from parallel.measure.steady_time import Steady, Window
+
+
+class Run(NamedTuple):
+    """A run, its steady step time, if it has one, and its verdict."""
+
+    record: Record
+    time: Steady | None
+    judgement: Judgement
+
+    @property
+    def unfit(self) -> str:
+        """Why the run's time is no result, or ""."""
+        return "; ".join(map(str, self.judgement.flags)) if self.judgement.unfit else ""
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether the run has a time that can be compared with others'."""
+        return self.time is not None and not self.judgement.unfit
+
+
+def judged(records: list[Record], window: Window | None = None) -> list[Run]:
+    """Returns each run with its time and its verdict."""
+    times = [timed(record, window) for record in records]
+    return [
+        Run(record, time, judge(record, time)) for record, time in zip(records, times, strict=True)
+    ]
+
+
+def results(
+    records: list[Record], refused: list[str], window: Window | None = None
+) -> Reading[list[Run]]:
+    """Returns the runs whose times are results, and (name, reason) of all else.
+
+    refused: the lines of what could not be read.
+
+    Raises:
+        UsageError: nothing was timed.
+    """
+    runs, left_out = [], [(line.partition(": ")[0], line.partition(": ")[2]) for line in refused]
+    for run in judged(records, window):
+        if reason := _no_result(run):
+            left_out.append((name_of(run.record), reason))
+        else:
+            runs.append(run)
+    if not runs:
+        raise UsageError("; ".join(by_reason(left_out)))
+    return Reading(runs, left_out)
+
+
+def _no_result(run: Run) -> str:
+    """Returns why a run has no place in a curve, or ""."""
+    record, time, judgement = run
+    if record.copy_of:
+        return f"the same evidence as {record.copy_of}"
+    if run.unfit:
+        return run.unfit
+    if unfinished(record):
+        return f"{judgement.verdict}: {judgement.proof}".rstrip(": ")
+    if not record.gpus:
+        return asked(["gpus"])
+    if time is None or not time.step_s > 0:
+        return "no steady time"
+    return "; ".join(map(str, judgement.flags)) if record.oversubscribed else ""

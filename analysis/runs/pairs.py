@@ -1,0 +1,285 @@
+"""One side beside another: is B faster than A, or is it noise? A row a pair."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.common.table import Column, Table
+from analysis.logs.load import baseline_of, has_baseline, load, name_of
+from analysis.logs.record import Record
+from analysis.logs.verdict import time_doubts
+from analysis.runs.fairness import (
+    ANY_COMMIT,
+    CHANGED,
+    WORDS,
+    by_configuration,
+    changes,
+    differences,
+    group_with,
+    is_changed,
+    named,
+    other_kernels,
+    other_libraries,
+    scaling_of,
+    unlike,
+    unstated,
+)
+from analysis.runs.judged import Run, judged
+from analysis.runs.ratio import STEPS, Side, side_of, times_ratio
+from analysis.runs.shared_hosts import busy, shared_cores
+from base.errors import Reading, UsageError, by_reason
+from base.intervals import Interval
+from parallel.measure.steady_time import Window
+
+COLUMNS = [
+    Column("a", "A"),
+    Column("b", "B"),
+    Column("gpus", "B's GPUs", "d"),
+    Column("n_b", "n", "d"),
+    Column("unit", "of"),
+    Column("ratio", "time A / time B", ".3f"),
+    Column("ci95", "95 % interval"),
+    Column("sentence", "verdict", long="below"),
+]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How fast B is beside A: the time of A over the time of B, with a 95 % interval.
+
+    interval: None where the noise is unknown. unit: what the interval is of, n_a and n_b of them.
+    gpus: A's and B's numbers of GPUs where they differ; `verdict` then gives the ratios of times
+    and of GPU-seconds.
+    """
+
+    ratio: float
+    interval: Interval | None
+    unit: str
+    n_a: int
+    n_b: int
+    gpus: tuple[int, int] | None = None
+
+    @property
+    def is_noise(self) -> bool | None:
+        """Whether the interval holds equal times; None where the noise is unknown."""
+        return None if self.interval is None else self.interval.low <= 1 <= self.interval.high
+
+    @property
+    def verdict(self) -> str:
+        """One plain sentence."""
+        longer = 1 / self.ratio
+        low, high = self.interval or (None, None)
+        if self.gpus is not None:
+            a, b = self.gpus
+            times = f"on {b} GPUs instead of {a}, B takes {longer:.3f} of A's time per step"
+            work = f"and {b / a / self.ratio:.3f} of its GPU-seconds"
+            if self.interval is None:
+                return f"{times} {work}; how much is noise is unknown"
+            sentence = f"{times} ({1 / high:.3f} to {1 / low:.3f}) {work}"
+            return f"{sentence}; the times are equal within noise" if self.is_noise else sentence
+        if self.interval is None:
+            return f"B takes {longer:.3f} of A's time; how much is noise is unknown"
+        if self.is_noise:
+            could = f"{low:.3f} to {high:.3f} times"
+            return f"within noise: B is {self.ratio:.3f} times as fast as A but could be {could}"
+        if self.ratio > 1:
+            return f"B is faster: {self.ratio:.3f} times as fast as A ({low:.3f} to {high:.3f})"
+        times = f"({1 / high:.3f} to {1 / low:.3f})"
+        return f"B is slower: it takes {longer:.3f} times as long as A {times}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One A beside one B. `comparison` is None where there is none, and `doubts` say why."""
+
+    a: str
+    b: str
+    comparison: Comparison | None
+    doubts: list[str]
+    values: list[str]  # the settings that tell B from A, with A's and B's values
+    gpus: int | None = None  # B's
+
+    def row(self) -> dict[str, Any]:
+        """Returns plain data; `ratio` is the time of A over the time of B."""
+        row = vars(self) | dict.fromkeys(("n_a", "n_b", "unit", "ratio", "ratio_ci95", "verdict"))
+        comparison = row.pop("comparison")
+        if comparison is not None:
+            row |= {name: getattr(comparison, name) for name in ("n_a", "n_b", "unit", "ratio")}
+            row["verdict"] = comparison.verdict
+            if interval := comparison.interval:
+                row["ratio_ci95"] = list(interval)
+                row["ci95"] = f"{interval.low:.3f} .. {interval.high:.3f}"
+        return row | {"sentence": "; ".join(filter(None, [row["verdict"], *self.doubts]))}
+
+
+def timed_runs(
+    paths: list[Path], facts: dict[str, Any] | None = None, window: Window | None = None
+) -> Reading[list[Run]]:
+    """Returns the runs at the paths that have a steady step time, and one line for each run without
+    one.
+
+    Raises:
+        UsageError: no run has one.
+    """
+    records, left_out = load(paths, facts)
+    runs = []
+    for run in judged(records, window):
+        source, reason = run.record.source, run.unfit
+        if not reason and run.record.mean_of:
+            reason = f"its time is {run.record.mean_of} alone, so its noise is unknown"
+            reason += ": analysis.scaling compares such times"
+        elif not reason and not (run.time and run.time.step_s > 0):
+            reason = "no step was timed"
+        if reason:
+            left_out.append(f"{source}: {reason}")
+        else:
+            runs.append(run)
+    if not runs:
+        where = ", ".join(map(str, paths))
+        raise UsageError("; ".join([f"{where}: nothing here was timed", *left_out]))
+    return Reading(runs, left_out)
+
+
+def compared(a: Side, b: Side) -> Comparison | None:
+    """Returns A's time over B's with its interval. Returns None where a side has too few steps to
+    say what noise is."""
+    value, interval, unit = times_ratio(b, a)
+    by_steps = unit == STEPS
+    n_a, n_b = (side.steps if by_steps else len(side.seconds) for side in (a, b))
+    comparison = Comparison(value, interval, unit, n_a, n_b)
+    averages = any(side.record and side.record.running_average for side in (a, b))
+    if by_steps and averages:  # their spread is not that of steps
+        return replace(comparison, interval=None)
+    return comparison if interval else None
+
+
+def pair_of(
+    a: list[Run], b: list[Run], any_commit: bool = False, scaling: str | None = None
+) -> Pair:
+    """Returns A beside B, if their work, machine and (unless `any_commit`) commit are the same.
+
+    scaling: strong or weak; None takes what the runs are (fairness.py).
+    """
+    records = [run.record for run in (*a, *b)]
+    first, other = a[0].record, b[0].record
+    settings = changes(first, other)
+    values = [f"{WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in settings.items()]
+    name_a, name_b = _names(first, other)
+
+    def refused(reason: str) -> Pair:
+        return Pair(name_a, name_b, None, [reason], values, other.gpus)
+
+    for name, side in (("A", a), ("B", b)):
+        records_of_side = [run.record for run in side]
+        if apart := {
+            setting: None
+            for record in records_of_side
+            for setting in unlike(records_of_side[0], record, any_commit)
+        }:
+            words = ", ".join(apart)
+            return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {words}")
+    scaling = scaling or scaling_of(records)
+    if unfair := {
+        difference: None
+        for record in records
+        for difference in differences(record, first, scaling, any_commit)
+    }:
+        return refused(f"invalid comparison: {'; '.join(unfair)}")
+    comparison = compared(side_of(a, {}), side_of(b, {}))
+    if comparison is None:
+        return refused("no verdict: too few points on one side to say what noise is")
+    comparison = replace(comparison, gpus=settings.get("gpus"))
+    return Pair(name_a, name_b, comparison, _doubts(a, b, comparison), values, other.gpus)
+
+
+def _names(a: Record, b: Record) -> tuple[str, str]:
+    """Returns the shortest names that tell the two apart."""
+    names: tuple[Callable[[Record], str], ...] = (lambda r: named(r) or name_of(r), name_of)
+    for name in names:
+        if name(a) != name(b):
+            return name(a), name(b)
+    return a.source, b.source
+
+
+def _doubts(a: list[Run], b: list[Run], comparison: Comparison) -> list[str]:
+    """Returns what limits the verdict: noise, unfinished or oversubscribed runs, missing facts."""
+    runs = [*a, *b]
+    records = [run.record for run in runs]
+    first, other = a[0].record, b[0].record
+    doubts = by_reason(
+        (name_of(run.record), doubt) for run in runs for doubt in time_doubts(run.record, run.time)
+    )
+    if comparison.gpus and first.global_batch and other.global_batch:
+        if (work := other.global_batch / first.global_batch) != 1:
+            doubts.append(f"weak scaling: a step of B is {work:g} times A's work")
+    if unknown := unstated([first, other]):
+        doubts.append(f"not stated on both sides, so not compared: {', '.join(unknown)}")
+    for name, record in (("A", first), ("B", other)):
+        if record.running_average:
+            doubts.append(f"{name} prints running averages: their noise is not its iterations'")
+        elif record.interval > 1:
+            average = f"{name}'s entries average {record.interval} iterations"
+            doubts.append(f"{average}: the noise of one iteration is larger")
+    if comparison.unit == STEPS:
+        doubts.append("one or two runs a side: too few to tell what changes from run to run")
+    ends = {name_of(run.record): run.judgement.verdict for run in runs}
+    if stopped := [f"{name}: {end}" for name, end in ends.items() if end != "complete"]:
+        doubts.append(f"not complete, its steps are counted all the same: {', '.join(stopped)}")
+    if crowded := [name_of(record) for record in records if record.oversubscribed]:
+        doubts.append(f"oversubscribed, more ranks than cores: {', '.join(crowded)}")
+    partners = shared_cores(records)
+    doubts += [f"{name_of(r)}: {partners[r.source]}" for r in records if r.source in partners]
+    if any(map(is_changed, records)):
+        doubts.append(CHANGED)
+    return doubts + busy(records) + other_kernels(records) + other_libraries(records)
+
+
+def of_study(runs: list[Run], any_commit: bool = False) -> list[Pair]:
+    """Returns each configuration of a study beside the baseline's, in the order the names have;
+    then at each number of GPUs the fastest beside the others, the faster first.
+
+    Raises:
+        UsageError: there is only one configuration.
+    """
+    groups = by_configuration(sorted(runs, key=lambda run: run.record.repeat or 0))
+    if len(groups) < 2:
+        raise UsageError(f"two things are compared, but there is only {next(iter(groups))}")
+    records = [run.record for run in runs]
+    wanted = next((record.baseline for record in records if record.baseline), None)
+    start = None
+    if wanted and has_baseline(wanted, records):
+        start = group_with(baseline_of(wanted, records), groups)
+    base = start or min(groups)
+    names = [(base, name) for name in sorted(groups) if name != base]
+    beside_base = len(names)
+    sizes: dict[int, list[str]] = defaultdict(list)
+    step_s = {name: side_of(repeats, {}).step_s for name, repeats in groups.items()}
+    for name in sorted(groups, key=step_s.__getitem__):
+        if gpus := groups[name][0].record.gpus:
+            sizes[gpus].append(name)
+    for _, (fastest, *others) in sorted(sizes.items()):
+        names += [(fastest, name) for name in others if base not in (fastest, name)]
+    scaling = scaling_of(records)
+    pairs = [
+        replace(pair_of(groups[a], groups[b], any_commit, scaling), a=a, b=b) for a, b in names
+    ]
+    if wanted and not start:
+        missing = f"the study's baseline {wanted} has no time here: {base} stands in for it"
+        for number in range(beside_base):
+            pairs[number].doubts.append(missing)
+    return pairs
+
+
+def table(pairs: list[Pair], any_commit: bool = False) -> Table:
+    """Returns one row a pair; a note says where `any_commit` let commits differ."""
+    notes = ["step times: median after the warm-up that the data show"]
+    if len({pair.a for pair in pairs}) > 1:
+        notes.append(
+            "below the rows of the baseline: the fastest on as many GPUs (A), and the others there"
+            " in the order of their times"
+        )
+    if any_commit:
+        notes.append(ANY_COMMIT)
+    return Table(COLUMNS, [pair.row() for pair in pairs], notes=notes)

@@ -1,0 +1,182 @@
+"""The ratio of two sides' times, by the one rule of every table: a side is the repeats of one
+configuration, and its time is their median.
+
+Three repeats or more a side tell what changes from run to run: the interval is that of
+`ratio_of_medians`. Fewer do not; the interval is the sides' own spans divided by each other.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
+from analysis.common.table import DOUBTFUL, UNKNOWN
+from analysis.logs.load import name_of
+from analysis.logs.record import Record
+from analysis.runs.fairness import WORDS, changes
+from analysis.runs.judged import Run
+from base.errors import Reason
+from base.intervals import Interval
+
+MARKED = ("speedup", "efficiency")  # the columns of a ratio
+LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
+RUNS, PAIRS, STEPS = "runs", "pairs of runs", "steps of a run"  # what an interval is of
+_FOLLOW = ("gpus", "dp", "global_batch", "grad_accum")  # from the number of GPUs
+
+
+@dataclass(frozen=True)
+class Side:
+    """The repeats of one configuration on `gpus` GPUs: seconds per step of each, and of a single
+    one its 95 % interval where that is known.
+
+    shared: why no ratio of its times is a result, or "". numbers: of the repeats in their study.
+    record: of the first. steps: how many steady steps all repeats have.
+    """
+
+    name: str
+    gpus: int
+    seconds: tuple[float, ...]
+    ci95: Interval | None = None
+    shared: str = ""
+    numbers: tuple[int | None, ...] = ()
+    record: Record | None = None
+    steps: int = 0
+
+    @property
+    def step_s(self) -> float:
+        """The repeats' median."""
+        return statistics.median(self.seconds)
+
+    @property
+    def span(self) -> Interval | None:
+        """The fastest and the slowest repeat; of a single run its interval."""
+        seconds = self.seconds
+        return Interval(min(seconds), max(seconds)) if len(seconds) > 1 else self.ci95
+
+
+def side_of(runs: Sequence[Run], partners: dict[str, str], name: str = "") -> Side:
+    """Returns the repeats as one side; partners: `shared_cores`."""
+    first = runs[0]
+    shared = [
+        f"{name_of(run.record)} {partners[run.record.source]}"
+        for run in runs
+        if run.record.source in partners
+    ]
+    return Side(
+        name,
+        first.record.gpus,
+        seconds=tuple(run.time.step_s for run in runs),
+        ci95=first.time.ci95,
+        shared="; ".join(shared),
+        numbers=tuple(run.record.repeat for run in runs),
+        record=first.record,
+        steps=sum(run.time.n for run in runs),
+    )
+
+
+class TimesRatio(NamedTuple):
+    """A ratio of times, its 95 % interval where that is known, and what the interval is of."""
+
+    value: float
+    interval: Interval | None
+    unit: str
+
+
+def times_ratio(side: Side, base: Side) -> TimesRatio:
+    """Returns the baseline's time over the side's, of the medians of their repeats.
+
+    With fewer than FEW_REPEATS runs on a side the interval is of the range of repeats, and of
+    single runs of their medians' intervals, which do not see what changes from run to run.
+    """
+    if min(len(side.seconds), len(base.seconds)) >= FEW_REPEATS:
+        paired = are_pairs(side.numbers, base.numbers)
+        value, *interval = ratio_of_medians(base.seconds, side.seconds, paired)
+        return TimesRatio(value, Interval(*interval), PAIRS if paired else RUNS)
+    span = base.span.over(side.span) if base.span and side.span else None
+    return TimesRatio(base.step_s / side.step_s, span, STEPS)
+
+
+class Ratio(NamedTuple):
+    """A speedup and an efficiency, and the speedup's interval where it is known. reason: why they
+    are withheld (UNKNOWN), or what is odd about an efficiency above 1 (DOUBTFUL)."""
+
+    speedup: float | None
+    efficiency: float | None
+    interval: Interval | None = None
+    reason: Reason | None = None
+
+    @property
+    def missing(self) -> str:
+        return self.reason.text if self.reason and self.reason.kind == UNKNOWN else ""
+
+    @property
+    def doubt(self) -> str:
+        return self.reason.text if self.reason and self.reason.kind == DOUBTFUL else ""
+
+
+def withheld(text: str) -> Ratio:
+    return Ratio(None, None, reason=Reason(UNKNOWN, text))
+
+
+def speedup(
+    step_s: float, gpus: int, baseline_step_s: float, baseline_gpus: int, scaling: str = "strong"
+) -> Ratio:
+    """Returns speedup and efficiency against a baseline of `baseline_gpus` GPUs.
+
+    Strong (Amdahl 1967): the time ratio, over the ratio of GPUs. Weak (Gustafson 1988): the work
+    grew with the GPUs, so the time ratio is the efficiency, and times the ratio of GPUs the scaled
+    speedup.
+    """
+    times, ratio = baseline_step_s / step_s, gpus / baseline_gpus
+    return Ratio(times, times / ratio) if scaling == "strong" else Ratio(times * ratio, times)
+
+
+def against(side: Side, base: Side, scaling: str) -> Ratio:
+    """Returns the ratio of two sides' times. It is withheld where either side shared its machine;
+    an efficiency above 1 is doubtful and gives its interval."""
+    if shared := side.shared or (base.shared and f"the baseline {base.shared}"):
+        return withheld(f"no speedup: {shared}")
+    times = times_ratio(side, base)
+    ratio = speedup(1 / times.value, side.gpus, 1.0, base.gpus, scaling)
+    interval, allowed = None, None
+    beside_itself = side.record is base.record is not None
+    if times.interval and not beside_itself:  # nothing is noise beside itself
+        ends = [speedup(1 / end, side.gpus, 1.0, base.gpus, scaling) for end in times.interval]
+        interval = Interval(*(end.speedup for end in ends))
+        allowed = Interval(*(end.efficiency for end in ends))
+    apart = _settings_apart(base.record, side.record) if base.record and side.record else []
+    doubt = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, apart)
+    reason = Reason(DOUBTFUL, doubt) if doubt else None
+    return ratio._replace(interval=interval, reason=reason)
+
+
+def _settings_apart(base: Record, record: Record) -> list[str]:
+    """Returns the settings beside the number of GPUs that differ, with the baseline's value and
+    this one's."""
+    pairs = changes(base, record).items()
+    return [f"{WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in pairs if k not in _FOLLOW]
+
+
+def above_linear(
+    efficiency: float, ratio: float, interval: Interval | None = None, apart: Sequence[str] = ()
+) -> str:
+    """Returns what an efficiency above 1 says on `ratio` times the baseline's GPUs, or "".
+
+    interval: what the intervals or repeats of both sides allow, where that is known. apart: the
+    settings that differ from the baseline's.
+    """
+    if efficiency <= LINEAR:
+        return ""
+    span = f" ({interval.low:.2f} to {interval.high:.2f})" if interval else ""
+    if interval and interval.low <= 1:
+        return f"efficiency {efficiency:.2f}{span} may be 1: too little to be sure of"
+    words = f"superlinear: efficiency {efficiency:.2f}{span} is above 1"
+    if ratio == 1:
+        words = f"{efficiency:.2f}{span} times as fast as the baseline on as many GPUs"
+    if apart:
+        return f"{words}; these settings differ: {', '.join(apart)}"
+    shared = "the baseline shared its machine"
+    if ratio == 1:
+        return f"{words}: {shared}?"
+    return f"{words} (each GPU's part fits its caches or memory better, or {shared})"
