@@ -27,7 +27,7 @@ from analysis.logs.model import SAME_MODEL, asked, config_of
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import MODEL, state
 from analysis.logs.record import Record
-from analysis.logs.verdict import time_doubts, timed
+from analysis.logs.step_time import timed
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
 from analysis.planner.runs import ASSUMED, absent, assumed, priced
@@ -36,6 +36,7 @@ from analysis.published.published_runs import read_published
 from analysis.runs import rank_times, run_table
 from analysis.runs.fairness import changes
 from analysis.runs.run_options import unheeded
+from analysis.runs.verdict import time_doubts
 from base.bounds import check_flags
 from base.errors import Answer, Parser, UsageError, command_line, warn
 from base.files import ROOT

@@ -36,9 +36,9 @@ if not __package__:  # `python analysis/tflops.py`: no file of analysis/ hides a
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis.common.table import show, show_objects
-from analysis.logs.verdict import SUMMARY
 from analysis.runs import run_table
 from analysis.runs.run_options import load_runs, parser_of
+from analysis.runs.verdict import SUMMARY
 from base.errors import command_line
 
 

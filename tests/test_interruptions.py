@@ -16,7 +16,7 @@ import pytest
 
 import base.files
 from analysis.logs.readers import read
-from analysis.logs.verdict import judge
+from analysis.runs.verdict import judge
 from base.errors import UsageError
 from parallel.checkpoint import attempts, folders
 from parallel.config.settings import resolve

@@ -4,7 +4,8 @@ import pytest
 
 from analysis import compare, expect, scaling
 from analysis.logs.readers import read
-from analysis.logs.verdict import judge, timed
+from analysis.logs.step_time import timed
+from analysis.runs.verdict import judge
 
 MEGATRON = (
     " iteration {i:8d}/      40 | consumed samples: 9 | elapsed time per iteration (ms): {ms} |"

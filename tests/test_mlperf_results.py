@@ -10,8 +10,9 @@ import pytest
 from analysis import scaling
 from analysis.logs.load import load
 from analysis.logs.readers import read
-from analysis.logs.verdict import judge, timed
+from analysis.logs.step_time import timed
 from analysis.runs import run_table
+from analysis.runs.verdict import judge
 from tests.tools.mlperf_tree import describe, line, result, write
 
 LORA = {"step_key": None, "block_steps": 48, "blocks": 6, "tokens": False}

@@ -8,17 +8,8 @@ import pytest
 
 from analysis.logs.fact_options import parse_window
 from analysis.logs.record import Failure
-from analysis.logs.verdict import (
-    Judgement,
-    averages,
-    describe_rule,
-    judge,
-    no_timing,
-    step_times,
-    summary,
-    timed,
-    unfinished,
-)
+from analysis.logs.step_time import describe_rule, no_timing, step_times, timed
+from analysis.runs.verdict import Judgement, averages, judge, summary, unfinished
 from base.errors import Reason
 from base.intervals import Interval
 from parallel.measure.steady_time import Steady

@@ -22,7 +22,8 @@ from analysis.logs.parsing.facts_elsewhere import from_name
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import NAMES, nanogpt, read
 from analysis.logs.record import Refusal
-from analysis.logs.verdict import judge, timed
+from analysis.logs.step_time import timed
+from analysis.runs.verdict import judge
 from base.errors import UsageError
 from parallel.config.settings import resolve
 from parallel.record.ends import outside_sign

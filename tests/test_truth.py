@@ -10,7 +10,8 @@ import pytest
 
 from analysis.logs.readers import read
 from analysis.logs.record import Refusal
-from analysis.logs.verdict import judge, timed
+from analysis.logs.step_time import timed
+from analysis.runs.verdict import judge
 from tests.conftest import SHARED
 
 TRUTH = SHARED / "logs" / "truth.csv"

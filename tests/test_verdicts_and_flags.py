@@ -6,10 +6,10 @@ import pytest
 
 from analysis import tflops
 from analysis.logs.readers import read
-from analysis.logs.verdict import SUMMARY, judge
 from analysis.runs import run_table as library
 from analysis.runs import throughput
 from analysis.runs.run_options import unheeded
+from analysis.runs.verdict import SUMMARY, judge
 from parallel.record.schema import CHECKPOINT_COLUMNS
 from tests.fixture_runs import facts, logged, write
 

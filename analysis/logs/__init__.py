@@ -1,1 +1,1 @@
-"""Logs in: one record a run, one reader a format, and the verdict on each run."""
+"""Logs in: one record a run, one reader a format, and its step time."""

@@ -108,7 +108,7 @@ class Record:
     planned_steps: int | None = None
     completed: bool | None = None  # True only when the log itself proves it
     failure: Failure | None = None
-    ending: Any = None  # analysis.logs.verdict decides it once
+    ending: Any = None  # analysis.runs.verdict decides it once
 
     gpus: int | None = None
     tp: int | None = None

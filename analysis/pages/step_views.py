@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import step_times, timed
+from analysis.logs.step_time import step_times, timed
 from analysis.pages import charts
 from analysis.pages.section import Chart, Section, Study
 from analysis.runs import loss_parity

@@ -11,7 +11,7 @@ import numpy as np
 from analysis.logs.load import load, name_of
 from analysis.logs.model import asked, config_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import timed
+from analysis.logs.step_time import timed
 from analysis.planner import memory, ranking
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns, columns

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import EARLY, ending
+from analysis.runs.verdict import EARLY, ending
 from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.duration import CIRCUMSTANCES, WORK

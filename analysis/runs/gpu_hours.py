@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import timed
+from analysis.logs.step_time import timed
 from base.errors import Reading, UsageError
 from parallel.checkpoint import folders
 from parallel.record import reader

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from analysis.logs.load import name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
-from analysis.logs.verdict import Judgement, judge, timed, unfinished
+from analysis.logs.step_time import timed
+from analysis.runs.verdict import Judgement, judge, unfinished
 from base.errors import Reading, UsageError, by_reason
 from parallel.measure.steady_time import Steady, Window
 

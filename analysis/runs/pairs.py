@@ -9,7 +9,6 @@ from typing import Any
 from analysis.common.table import Column, Table
 from analysis.logs.load import baseline_of, has_baseline, load, name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import time_doubts
 from analysis.runs.fairness import (
     ANY_COMMIT,
     CHANGED,
@@ -29,6 +28,7 @@ from analysis.runs.fairness import (
 from analysis.runs.judged import Run, judged
 from analysis.runs.ratio import STEPS, Side, side_of, times_ratio
 from analysis.runs.shared_hosts import busy, shared_cores
+from analysis.runs.verdict import time_doubts
 from base.errors import Reading, UsageError, by_reason
 from base.intervals import Interval
 from parallel.measure.steady_time import Window

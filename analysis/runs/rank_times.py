@@ -10,7 +10,7 @@ from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import Name, chosen, distinct, name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
-from analysis.logs.verdict import timed
+from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
 from analysis.runs.fairness import differences, scaling_of
 from analysis.runs.ratio import Side, against

@@ -7,7 +7,7 @@ from typing import Any
 from analysis.common.table import UNKNOWN, Column, Table, by_key
 from analysis.logs.load import baseline_of, name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import UNFIT, Judgement, describe_rule, no_timing, summary, unfinished
+from analysis.logs.step_time import describe_rule, no_timing
 from analysis.runs import predictions, throughput
 from analysis.runs.baseline import own_baseline
 from analysis.runs.fairness import (
@@ -24,6 +24,7 @@ from analysis.runs.judged import Run, judged
 from analysis.runs.loss_parity import NOT_VERIFIED, verify
 from analysis.runs.ratio import MARKED, Ratio, Side, against, side_of, withheld
 from analysis.runs.shared_hosts import busy, shared_cores
+from analysis.runs.verdict import UNFIT, Judgement, summary, unfinished
 from base.errors import Answer, Reason
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION

@@ -6,7 +6,6 @@ from analysis.common.statistics import FEW_REPEATS
 from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import averages, time_doubts
 from analysis.runs import throughput
 from analysis.runs.baseline import timed_baseline, usual_baseline
 from analysis.runs.fairness import (
@@ -19,6 +18,7 @@ from analysis.runs.fairness import (
 from analysis.runs.judged import results
 from analysis.runs.ratio import MARKED, Side, against, side_of
 from analysis.runs.shared_hosts import busy, shared_cores
+from analysis.runs.verdict import averages, time_doubts
 from base.errors import UsageError, by_reason
 from base.intervals import Interval
 from base.units import GIB

@@ -65,7 +65,7 @@ def report(
         refused: the lines of what could not be read.
         scaling: strong or weak alone; None makes both.
         baseline: the system to compare with, where a table has it; else its smallest.
-        window: how a step time is taken (logs/verdict.py).
+        window: how a step time is taken (logs/step_time.py).
 
     Raises:
         UsageError: no result could be timed, or no table has that baseline.

@@ -69,7 +69,7 @@ FAMILIES = {
     "analysis/runs/pairs.py": "test_comparisons_by_hand.py",
     "analysis/runs/ratio.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
     "analysis/runs/shared_hosts.py": "test_scaling_by_hand.py",
-    "analysis/logs/verdict.py": "test_quality_by_hand.py test_verdicts_and_flags.py",
+    "analysis/runs/verdict.py": "test_quality_by_hand.py test_verdicts_and_flags.py",
     "analysis/planner/timemodel.py": "test_time_model_by_hand.py test_predictions_on_record.py",
     "analysis/common/statistics.py": "test_comparisons_by_hand.py",
 }

@@ -1,0 +1,51 @@
+"""The step time of a run: how every command here takes it."""
+
+import numpy as np
+
+from analysis.logs.parsing.rate_words import step_s_of_rates
+from analysis.logs.record import Record
+from base.errors import Reason
+from parallel.measure.steady_time import Steady, Window, steady
+
+
+def step_times(record: Record) -> np.ndarray:
+    """Seconds per optimizer step, one per logged entry.
+
+    The logged time. Where the log times micro-steps or prints only throughput: the time that the
+    global batch takes at the printed tokens or samples per second. Empty where neither is known.
+    """
+    step_s = record.steps["step_s"]
+    if record.per_epoch or not np.isfinite(step_s).any():
+        step_s = step_s_of_rates(record)
+    return step_s if np.isfinite(step_s).any() else np.empty(0)
+
+
+def no_timing(record: Record) -> Reason | None:
+    """Why no time is taken from a run whatever its rows say, or None."""
+    if record.profiler:  # it slows the steps that it watches
+        tool = record.profiler.get("tool", "an unknown tool")
+        return Reason("profiled", f"profiled with {tool}: not a timing")
+    if record.off_clock:
+        return Reason("off the clock", record.off_clock)
+    return Reason("rows missing", record.missing_steps) if record.missing_steps else None
+
+
+def timed(record: Record, window: Window | None = None) -> Steady | None:
+    """`steady` of a run's optimizer steps: how every command here takes a step time.
+
+    None where nothing was timed, or `no_timing` says why no time is taken. Where the log states
+    the mean of the run alone, that is it.
+    """
+    if no_timing(record):
+        return None
+    if record.mean_of and window is None:
+        return Steady(record.totals["step_s_mean"], 1, None, 0, 0)
+    steps = record.steps
+    return steady(step_times(record), steps["skipped"], steps["iteration"], window)
+
+
+def describe_rule(window: Window | None) -> str:
+    """How a step time was taken, for a table's note."""
+    if window:
+        return f"median of iterations {window.first} to {window.last}"
+    return "median after the warm-up that the data show"
