@@ -52,7 +52,7 @@ class Change(NamedTuple):
 
 
 def read_changes(folder: Path) -> list[Change]:
-    """Every change that was written down for a study. Raises: UsageError: a line is damaged."""
+    """Returns every change that was written down for a study."""
     kinds = {**dict.fromkeys(Change._fields, str), "time_utc": _time}
     return [Change(**row) for row in read_rows(folder / LEDGER, kinds)]
 
@@ -71,7 +71,8 @@ def write_changes(folder: Path, changes: Iterable[Change]) -> None:
 
 
 def suspects(changes: Iterable[Change]) -> dict[str, Change]:
-    """The newest evidence against each node that is suspected, the node longest suspected first."""
+    """Returns the newest evidence against each node that is suspected, the node longest suspected
+    first."""
     suspected: dict[str, Change] = {}
     for change in changes:
         if change.change == SUSPECTED:
@@ -82,8 +83,8 @@ def suspects(changes: Iterable[Change]) -> dict[str, Change]:
 
 
 def _marks(change: Change) -> set[tuple[str, str]]:
-    """What tells evidence from other evidence: a slow rank's words grow with the run, and a log has
-    another time where it was copied."""
+    """Returns what tells evidence from other evidence: a slow rank's words grow with the run, and a
+    log has another time where it was copied."""
     return {(change.node, change.time_utc), (change.node, change.why)}
 
 
@@ -95,8 +96,8 @@ def _days(study: Study) -> int:
 
 
 def evidence(study: Study, logs: Path) -> Reading[list[Change]]:
-    """What the runs and the preflights of a study show against nodes; a line for each damaged
-    file, which is left out."""
+    """Returns what the runs and the preflights of a study show against nodes; a line for each
+    damaged file, which is left out."""
     top, found = logs / study.name, Reading([], [])
     sources = [_slow_in_preflights(top), *(_slow_in_run(top / run) for run in study.runs)]
     for source in [*sources, *(_lost_nodes(top / run) for run in study.runs)]:
@@ -111,17 +112,17 @@ def _slow_in_preflights(top: Path) -> Iterator[Change]:
     kinds = {**node_rates.COLUMNS, "time_utc": _time}
     for row in read_rows(top / node_rates.FILE, kinds):
         if row["short"]:
-            why = f"preflight of job {row['job']}, {row['run']}: {row['short']}"
-            yield Change(row["time_utc"], row["node"], SUSPECTED, why)
+            reason = f"preflight of job {row['job']}, {row['run']}: {row['short']}"
+            yield Change(row["time_utc"], row["node"], SUSPECTED, reason)
 
 
 def _slow_in_run(folder: Path) -> Iterator[Change]:
-    for node, why, _, time_utc in slow_nodes(folder):
-        yield Change(time_utc, node, SUSPECTED, f"{folder.name}: {why}")
+    for node, reason, _, time_utc in slow_nodes(folder):
+        yield Change(time_utc, node, SUSPECTED, f"{folder.name}: {reason}")
 
 
 def _lost_nodes(folder: Path) -> Iterator[Change]:
-    """The nodes that a run's jobs lost: as srun names them, or the only node of a job."""
+    """Yields the nodes that a run's jobs lost: as srun names them, or the only node of a job."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     for name in (name for name in names if name.endswith(".out")):
         attempt, job = name.removesuffix(".out"), name.partition(".")[0]
@@ -132,17 +133,17 @@ def _lost_nodes(folder: Path) -> Iterator[Change]:
         if died and not lists:
             lists = _ONLY_NODE.findall(states.tail(folder / f"{attempt}.job"))
         ended = datetime.fromtimestamp((folder / name).stat().st_mtime, UTC).isoformat()
-        why = f"job {attempt.replace('.restart', ', restart ')} of {folder.name} lost it"
+        reason = f"job {attempt.replace('.restart', ', restart ')} of {folder.name} lost it"
         for node in sorted({node for text in lists for node in hostnames(text)}):
-            yield Change(ended, node, SUSPECTED, why)
+            yield Change(ended, node, SUSPECTED, reason)
 
 
 # --- what is left out ----------------------------------------------------------------------------
 
 
 def left_out(suspected: Iterable[str], need: int, takes_jobs: dict[str, bool]) -> list[str]:
-    """The first suspected nodes, as long as `need` nodes that take jobs remain. Slurm refuses the
-    names of nodes that it does not know."""
+    """Returns the first suspected nodes, as long as `need` nodes that take jobs remain. Slurm
+    refuses the names of nodes that it does not know."""
     usable = {node for node, takes in takes_jobs.items() if takes}
     nodes = []
     for node in suspected:
@@ -153,8 +154,8 @@ def left_out(suspected: Iterable[str], need: int, takes_jobs: dict[str, bool]) -
 
 
 def nodes_of(cluster: Cluster) -> dict[str, bool]:
-    """Each node of this cluster's partition (without one, of the default), and whether it takes
-    jobs with its constraint. Raises: UsageError: no Slurm answers."""
+    """Returns each node of this cluster's partition (without one, of the default), and whether it
+    takes jobs with its constraint."""
     partition = os.environ.get("SBATCH_PARTITION") or cluster.partition
     command = ["sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f"]
     if partition:
@@ -162,18 +163,18 @@ def nodes_of(cluster: Cluster) -> dict[str, bool]:
     kinds = [set(part.split("&")) for part in cluster.constraint.split("|") if part]
     nodes = {}
     for line in squeue.run(command).splitlines():
-        node, of, state, features = line.strip().split("|")
+        node, group, state, features = line.strip().split("|")
         is_open = not (state.startswith(_CLOSED) or state.endswith("*"))
         fits = not kinds or any(kind <= set(features.split(",")) for kind in kinds)
-        if partition or of.endswith("*"):
+        if partition or group.endswith("*"):
             nodes[node] = is_open and fits
     return nodes
 
 
 def option(study: Study, logs: Path, run: str) -> list[str]:
-    """sbatch's option that leaves nodes out of new jobs, with those of the cluster's own option;
-    none where the study does not ask for it, or nodes.csv is damaged, which `update` has said. A
-    line says which suspected nodes stay in use. Raises: UsageError: no Slurm answers."""
+    """Returns sbatch's option that leaves nodes out of new jobs, with those of the cluster's own
+    option; none where the study does not ask for it, or nodes.csv is damaged, which `update` has
+    said. A line says which suspected nodes stay in use."""
     if not ask_of(study, run).leave_out_nodes:
         return []
     try:
@@ -196,21 +197,21 @@ def option(study: Study, logs: Path, run: str) -> list[str]:
 def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> list[str]:
     """Look for new evidence, let old evidence expire, and change the jobs that wait. Each change is
     written down and printed. Who calls it holds the study's lock. Returns a line for each damaged
-    file, which is left out. Raises: UsageError: no Slurm answers."""
+    file, which is left out."""
     try:
         changes, days = read_changes(logs / study.name), _days(study)
     except UsageError as error:
         return [f"{error}: until it is mended, or moved away, no node is left out"]
-    known, found = set().union(*map(_marks, changes)), evidence(study, logs)
+    seen, found = set().union(*map(_marks, changes)), evidence(study, logs)
     new = [
         change
         for change in sorted(found.content)
-        if not known & _marks(change) and change.age_days < days
+        if not seen & _marks(change) and change.age_days < days
     ]
     for node, change in suspects([*changes, *new]).items():
         if change.age_days >= days:
-            why = f"{days} days are over since: {change.why}"
-            new.append(Change(utc_now(), node, EXPIRED, why))
+            reason = f"{days} days are over since: {change.why}"
+            new.append(Change(utc_now(), node, EXPIRED, reason))
     write_changes(logs / study.name, new)
     pending = [row for row in rows if row.state == "pending"]
     pending = [row for row in pending if ask_of(study, row.run).leave_out_nodes]
@@ -220,7 +221,7 @@ def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> list[str]:
 
 
 def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Iterator[Change]:
-    """Let the jobs that wait leave out what new ones would."""
+    """Lets the jobs that wait leave out what new ones would; yields what has changed."""
     ours, suspected = {change.node for change in changes}, suspects(changes)
     takes_jobs, jobs = nodes_of(cluster_of(study)), ",".join(row.job for row in rows)
     printed = squeue.run(["squeue", "--noheader", "--array", f"--jobs={jobs}", "--format=%i|%x"])
@@ -244,13 +245,13 @@ def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Ite
 
 
 def forgive(folder: Path, nodes: list[str]) -> None:
-    """Suspect nodes no longer; what is known against them does not count again. Raises: UsageError:
-    one is not suspected."""
-    known = suspects(read_changes(folder))
+    """Suspects nodes no longer; what is known against them does not count again."""
+    suspected = suspects(read_changes(folder))
     for node in nodes:
-        if node not in known:
-            raise UsageError(f"{node} is not suspected; these are: {', '.join(known) or 'none'}")
-        write_changes(folder, [Change(utc_now(), node, FORGIVEN, f"was: {known[node].why}")])
+        if node not in suspected:
+            names = ", ".join(suspected) or "none"
+            raise UsageError(f"{node} is not suspected; these are: {names}")
+        write_changes(folder, [Change(utc_now(), node, FORGIVEN, f"was: {suspected[node].why}")])
 
 
 @command_line("slurm.nodes")
@@ -271,8 +272,9 @@ def main(argv: list[str] | None = None) -> int:
             status = 2
             continue
         warn("slurm.nodes", *left_out)
-        for of in suspected.values():
-            print(printable(f"{of.node}  for {of.age_days:.1f} of {days} days  {of.why}"))
+        for change in suspected.values():
+            age = f"for {change.age_days:.1f} of {days} days"
+            print(printable(f"{change.node}  {age}  {change.why}"))
         if not suspected:
             print("no node is suspected")
         elif not any(ask_of(study, run).leave_out_nodes for run in study.runs):

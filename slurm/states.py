@@ -86,7 +86,7 @@ def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
 
 
 def tail(path: Path, size: int = 65536) -> str:
-    """The end of a file; empty where there is none, or a device or pipe without an end."""
+    """Returns the end of a file; empty where there is none, or a device or pipe without an end."""
     try:
         with check_file(path).open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
@@ -96,13 +96,14 @@ def tail(path: Path, size: int = 65536) -> str:
 
 
 def read_end(folder: Path, attempt: str) -> ends.End | None:
-    """The end that slurm/job.sh wrote when it ended a run itself; None where it did not."""
+    """Returns the end that slurm/job.sh wrote when it ended a run itself, if it did."""
     lines = tail(folder / f"{attempt}.end").splitlines()
     return ends.End(*lines[:2]) if len(lines) > 1 else None
 
 
 def evidence(text: str, noted: ends.End | None) -> End | None:
-    """An end that is no failure of the run itself, from its log and from what was noted of it."""
+    """Returns an end that is no failure of the run itself, from its log and what was noted of
+    it."""
     log = text.encode()
     sign, stopped = ends.outside_sign(log), ends.first_sign(log, "scancel")
     if sign is None and noted is not None:
@@ -115,7 +116,7 @@ def evidence(text: str, noted: ends.End | None) -> End | None:
 
 
 def progress(folder: Path) -> tuple[int, float | None]:
-    """Steps done, and the mean of the last ten steps' seconds where there are any."""
+    """Returns the steps done, and the mean of the last ten steps' seconds where there are any."""
     times: dict[int, float] = {}
     for line in tail(folder / "steps.csv", 4096).split("\n")[-11:-1]:  # the last may be cut
         with contextlib.suppress(ValueError):
@@ -125,7 +126,7 @@ def progress(folder: Path) -> tuple[int, float | None]:
 
 
 def recall(folder: Path, job_id: int) -> Job | None:
-    """A job that Slurm has forgotten, as it was written down."""
+    """Returns a job that Slurm has forgotten, as it was written down."""
     noted = reader.read_job_end(folder, job_id)
     if not (noted.get("state") and noted.get("exit")):
         return None
@@ -146,14 +147,14 @@ def remember(folder: Path, job: Job, row: Row) -> None:
 
 
 def restarts(folder: Path, job_id: int | None) -> int:
-    """How often Slurm restarted a job, by what it left."""
+    """Counts how often Slurm restarted a job, by what it left."""
     names = os.listdir(folder) if folder.is_dir() else []
     left = filter(None, map(RESTART.fullmatch, names))
     return max((int(match[2]) for match in left if match[1] == str(job_id)), default=0)
 
 
 def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:
-    """The state of a run's last job, from Slurm and the run folder. `job` None: Slurm knows none.
+    """Judges a run's last job, by Slurm and the run folder. `job` None: Slurm knows none.
 
     What an earlier job, or a sweep without Slurm, left in the folder says nothing about this one.
     """
@@ -170,10 +171,10 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
 
 
 def _doing(folder: Path, status: dict, job: Job, job_id: int | None) -> End | None:
-    """What a run that has not ended does; None where it has ended."""
+    """Returns what a run that has not ended does; None where it has ended."""
     if job.state in PENDING:
-        why = f"; it never starts so: mend it, or scancel {job_id}" if job.never_starts else ""
-        return End("pending", f"Slurm: {job.state} {job.reason}{why}")
+        remedy = f"; it never starts so: mend it, or scancel {job_id}" if job.never_starts else ""
+        return End("pending", f"Slurm: {job.state} {job.reason}{remedy}")
     if job.state in ACTIVE:
         again = restarts(folder, job_id)
         return End("running", f"Slurm: {job.state}" + (f", restart {again}" if again else ""))
@@ -185,8 +186,8 @@ def _doing(folder: Path, status: dict, job: Job, job_id: int | None) -> End | No
 
 
 def _end_of_folder(folder: Path, status: dict, job: Job) -> End | None:
-    """The end of a run whose folder says all of it; None where the job's log is needed."""
-    state, why = status.get("state"), str(status.get("reason", ""))
+    """Returns the end of a run whose folder says all of it; None where the job's log is needed."""
+    state, reason = status.get("state"), str(status.get("reason", ""))
     # Slurm gives 0:125 to a job of which the kernel killed a process for memory, complete or not.
     killed = job.state == "OUT_OF_MEMORY" or job.exit == "0:125"
     complete = state == ends.COMPLETE and (folder / "RUN_COMPLETE.txt").exists()
@@ -194,27 +195,28 @@ def _end_of_folder(folder: Path, status: dict, job: Job) -> End | None:
         note = ", though RUN_COMPLETE.txt is there" if complete else ""
         return End("OOM", job.says + note)
     if complete:
-        return End("complete", "; ".join(filter(None, ("RUN_COMPLETE.txt", why))))
+        return End("complete", "; ".join(filter(None, ("RUN_COMPLETE.txt", reason))))
     if state == INTERRUPTED:  # and saved, which scancel's victim may have as well
         ended = "cancelled" if job.state == "CANCELLED" else INTERRUPTED
-        line = "; ".join(filter(None, (why, job.says))) or "status.json says so"
+        line = "; ".join(filter(None, (reason, job.says))) or "status.json says so"
         return End(ended, line, str(status.get("kind", "")))
-    return End("timeout", why) if status.get("kind") == Kind.TIME_LIMIT else None
+    return End("timeout", reason) if status.get("kind") == Kind.TIME_LIMIT else None
 
 
 def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End:
-    """The end of a run, from its folder, from Slurm and from the log of its job's last attempt."""
-    state, why, kind = (str(status.get(name, "")) for name in ("state", "reason", "kind"))
+    """Returns the end of a run, by its folder, by Slurm and by the log of its job's last
+    attempt."""
+    state, reason, kind = (str(status.get(name, "")) for name in ("state", "reason", "kind"))
     again = restarts(folder, job_id)
     attempt = f"{job_id}.restart{again}" if again else f"{job_id}"
     text, noted = tail(folder / f"{attempt}.out"), read_end(folder, attempt)
-    outside = evidence(text, ends.End(kind, why) if kind == Kind.MEMORY else noted)
-    own = state == ends.FAILED and why and kind not in CONSEQUENCES
+    outside = evidence(text, ends.End(kind, reason) if kind == Kind.MEMORY else noted)
+    own = state == ends.FAILED and reason and kind not in CONSEQUENCES
     if own and job.state != "NODE_FAIL":
         # The run said why before Slurm ended what was left of it; of memory the log knows more.
         if outside and outside.state in ("OOM", "node failure"):
             return outside
-        return End("failed", f"{why}; {job.says}" if job.state in ENDS else why, kind)
+        return End("failed", f"{reason}; {job.says}" if job.state in ENDS else reason, kind)
     if job.state in ENDS:
         return End(ENDS[job.state], job.says)
     if outside or noted:
@@ -225,8 +227,8 @@ def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End
         return End("unknown", f"{line}; if there is none, delete {job_id}.* in its folder")
     if line := cause(text):
         return End("failed", line, kind_of(line))
-    if state == ends.FAILED and why:
-        return End("failed", why, kind)
+    if state == ends.FAILED and reason:
+        return End("failed", reason, kind)
     if state == ends.RUNNING and not job.state and not (folder / f"{attempt}.exit").exists():
         return End("failed", f"Slurm no longer knows job {job_id}, which left no exit status")
     line = next(iter(COMPLAINT.findall(text)), "") or job.says or "no status and no log"
@@ -256,8 +258,9 @@ def with_result(row: Row, folder: Path, spec: RunSpec) -> Row:
         return row
     if row.line == "Slurm: COMPLETED 0:0":  # a run without Slurm has replaced what it did
         return earlier
-    asked = read_json_if_whole(folder / f"{row.job_id}.submitted").get("spec")
-    if changed_settings(folder, spec) and not (isinstance(asked, dict) and _changed(asked, spec)):
+    submitted = read_json_if_whole(folder / f"{row.job_id}.submitted").get("spec")
+    for_other = isinstance(submitted, dict) and _changed(submitted, spec)
+    if changed_settings(folder, spec) and not for_other:
         return row
     later = f"job {row.job}, after it: {row.state}: {row.line}"
     return replace(earlier, line=f"{earlier.line}; {later}")
@@ -273,7 +276,7 @@ def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
 
 
 def changed_settings(folder: Path, spec: RunSpec) -> list[str]:
-    """The settings that a folder's run had and the study's file says otherwise by now."""
+    """Returns the settings that a folder's run had and the study's file says otherwise by now."""
     before = read_json_if_whole(folder / "run.json").get("spec")
     return _changed(before, spec) if isinstance(before, dict) else []
 
@@ -290,7 +293,7 @@ def _changed(before: dict[str, Any], spec: RunSpec) -> list[str]:
 
 
 def ran_by(folder: Path) -> int | None:
-    """The job whose results are in the folder."""
+    """Returns the job whose results are in the folder."""
     scheduler = read_json_if_whole(folder / "run.json").get("scheduler")
     job_id = str(scheduler.get("job_id")) if isinstance(scheduler, dict) else ""
     return int(job_id) if re.fullmatch(r"\d{1,18}", job_id) else None
@@ -309,13 +312,14 @@ def job_ids(study: Study, logs: Path, jobs: dict[int, Job]) -> dict[str, list[in
 
 
 def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
-    """One row per run of the study; `jobs`: what `all_jobs` said, None where no Slurm answers."""
-    known, table = jobs or {}, []
-    for name, ids in job_ids(study, logs, known).items():
+    """Returns one row per run of the study; `jobs`: what `all_jobs` said, None where no Slurm
+    answers."""
+    listed, table = jobs or {}, []
+    for name, ids in job_ids(study, logs, listed).items():
         folder, spec = logs / study.name / name, study.specs[name]
-        waiting = active(ids, known)
+        waiting = active(ids, listed)
         job_id = max(waiting or ids, default=None)
-        job = None if job_id is None else known.get(job_id) or recall(folder, job_id)
+        job = None if job_id is None else listed.get(job_id) or recall(folder, job_id)
         row = judge(name, folder, spec.steps, job, job_id)
         if row.state == "unknown" and jobs is None:
             row = replace(row, line="no Slurm answers; it was submitted")

@@ -48,7 +48,7 @@ class Hours(NamedTuple):
 
 
 def tries_of(folder: Path) -> int:
-    """How often a run was started and failed; Slurm's own restarts count."""
+    """Counts how often a run was started and failed; Slurm's own restarts count."""
     tries = 0
     for job_id in reader.job_ids(folder):
         ended = reader.read_job_end(folder, job_id)
@@ -57,7 +57,7 @@ def tries_of(folder: Path) -> int:
 
 
 def advances(folder: Path) -> int:
-    """How often a run was started and saved a later step than any before."""
+    """Counts how often a run was started and saved a later step than any before."""
     starts = 0
     for path in (folder, *folder.glob("attempts/*")):
         newest, is_new = 0, True
@@ -70,7 +70,7 @@ def advances(folder: Path) -> int:
 
 
 def why_not(study: Study, row: states.Row, folder: Path, job: squeue.Job | None) -> str:
-    """Why a run that is missing or has failed is not submitted; empty where it may be."""
+    """Returns why a run that is missing or has failed is not submitted, or "" where it may be."""
     preempted = job is not None and job.state == "PREEMPTED"
     if row.state == "cancelled" and not preempted:
         return "somebody cancelled it"
@@ -85,11 +85,7 @@ def why_not(study: Study, row: states.Row, folder: Path, job: squeue.Job | None)
 
 
 def awaited(studies: list[Study], cluster: str | None) -> dict[str, Study]:
-    """The studies and those that they wait for (`after`), by name.
-
-    Raises:
-        UsageError: a study cannot be read, or waits for itself.
-    """
+    """Returns the studies and those that they wait for (`after`), by name."""
     by_name = {study.name: study for study in studies}
     for study in studies:
         for after in {ask_of(study, run).after for run in study.runs} - {""}:
@@ -101,7 +97,7 @@ def awaited(studies: list[Study], cluster: str | None) -> dict[str, Study]:
 
 
 def _how_failed(command: str) -> str:
-    """How `only_if` failed; empty where it succeeded. Others wait meanwhile: it has a minute."""
+    """Returns how `only_if` failed, or "". Others wait meanwhile: it has a minute."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryFile() as printed:
         ask = subprocess.Popen(
@@ -130,8 +126,7 @@ def _how_failed(command: str) -> str:
 
 
 def submit(study: Study, name: str, logs: Path) -> int:
-    """Submits a run and returns the number of its job. Raises: UsageError: sbatch refuses it, or
-    its folder cannot be made or written."""
+    """Submits a run and returns the number of its job."""
     folder = ROOT / logs / study.name / name
     left_out = nodes.option(study, ROOT / logs, name)
     command = ["sbatch", "--parsable", f"--chdir={ROOT}", *left_out]
@@ -163,20 +158,17 @@ class Watch:
         self.jobs: dict[int, squeue.Job] = {}
         self.rows: dict[str, list[states.Row]] = {}  # of studies, by name
         self.conditions: dict[str, str] = {}
-        self.told: dict[str, str] = {}
+        self.printed: dict[str, str] = {}
 
     def tell(self, about: str, line: str) -> None:
         """Print a line with the time, unless it is the last one about this."""
-        if self.told.get(about) != line:
-            self.told[about] = line
+        if self.printed.get(about) != line:
+            self.printed[about] = line
             print(printable(f"{datetime.now():%H:%M:%S} {about}: {line}"), flush=True)
 
     def until_the_end(self) -> int:
-        """The exit status: 0 when every run is complete.
-
-        Raises:
-            UsageError: sbatch refused MOST_REFUSALS times in a row while nothing waited or ran.
-        """
+        """Returns the exit status, 0 when every run is complete. When sbatch has refused
+        MOST_REFUSALS times in a row while nothing waited or ran, its refusal ends the watch."""
         refusals = 0
         while True:
             answers = False
@@ -188,7 +180,7 @@ class Watch:
                     if not self.submit_what_may_start():
                         return self.finish()
                 refusals = 0
-                self.told.pop("slurm", None)
+                self.printed.pop("slurm", None)
             except UsageError as error:  # Slurm's controller is away, or takes no more jobs now
                 refusals = refusals + 1 if answers and not self.underway(self.rows) else 0
                 if refusals == MOST_REFUSALS:
@@ -198,7 +190,7 @@ class Watch:
 
     def ask(self) -> list[str]:
         """Asks for the state of every run; returns a line for each damaged file that nodes are
-        judged by. Raises: UsageError: no Slurm answers."""
+        judged by."""
         self.jobs, self.conditions = squeue.all_jobs(), {}
         studies = self.awaited.values()
         self.rows = {study.name: states.rows(study, self.logs, self.jobs) for study in studies}
@@ -221,7 +213,7 @@ class Watch:
         return self.conditions.get(ask.only_if, "")
 
     def underway(self, names: Iterable[str]) -> int:
-        """How many jobs of these studies run, or wait and may start."""
+        """Counts the jobs of these studies that run, or wait and may start."""
         rows = (row for name in names for row in self.rows[name])
         return sum(
             row.state in UNDERWAY and row.job_id is not None and not self.never_starts(row)
@@ -232,8 +224,8 @@ class Watch:
         return row.job_id in self.jobs and self.jobs[row.job_id].never_starts
 
     def hours(self, study: Study) -> Hours:
-        """Of all jobs that the runs ever had. Without sacct a job that Slurm restarted counts from
-        its last start."""
+        """Adds up the hours of all jobs that the runs ever had. Without sacct a job that Slurm
+        restarted counts from its last start."""
         used = lost = reserved = 0.0
         unknown = 0
         for row in self.rows[study.name]:
@@ -243,17 +235,16 @@ class Watch:
                 elapsed_s = job.elapsed_s if job else None
                 if elapsed_s is None:
                     elapsed_s, unknown = seconds(place.time), unknown + 1
-                its = place.gpus * elapsed_s / 3600
-                used += its
+                gpu_hours = place.gpus * elapsed_s / 3600
+                used += gpu_hours
                 if job and job.state in squeue.PENDING | squeue.ACTIVE:
-                    reserved += max(0.0, place.gpu_hours - its)
+                    reserved += max(0.0, place.gpu_hours - gpu_hours)
                 elif (row.state, row.job_id) != ("complete", job_id):
-                    lost += its
+                    lost += gpu_hours
         return Hours(used, lost, reserved, unknown)
 
     def submit_what_may_start(self) -> bool:
-        """Submits what may start; returns whether anything was submitted, waits or runs. Raises:
-        UsageError: sbatch refuses a run."""
+        """Submits what may start; returns whether anything was submitted, waits or runs."""
         refused: dict[str, UsageError] = {}
         free = (self.arguments.at_most or sys.maxsize) - self.underway(s.name for s in self.studies)
         any_submitted = False
@@ -263,21 +254,11 @@ class Watch:
             if budget is None:
                 budget = min(ask_of(study, run).budget_gpu_hours for run in study.runs)
             for row in self.rows[study.name]:
-                folder, line = self.logs / study.name / row.run, ""
-                job = self.jobs.get(row.job_id)
-                if row.state in ("complete", *UNDERWAY):
-                    line = f"{row.state} (job {row.job})"
-                    waits = job is not None and job.state in squeue.PENDING
-                    if row.state == "unknown" or (waits and job.reason not in WAITS):
-                        line += f": {row.line}"
-                elif why := why_not(study, row, folder, job):
-                    line = f"{row.state}, left so: {why}: {row.line}"
-                elif why := self.gate(study, row.run):
-                    line = why
-                elif reserved + (cost := job_of(study, row.run).gpu_hours) > budget:
+                line, cost = self.why_not_now(study, row), job_of(study, row.run).gpu_hours
+                if not line and reserved + cost > budget:
                     line = f"not submitted: it may cost {cost:.2f} {cluster_of(study).hours}, and"
                     line += f" {reserved:.2f} of {budget:g} are used or asked for"
-                elif free > 0 and study.name not in refused:
+                elif not line and free > 0 and study.name not in refused:
                     try:
                         line = self.start(study, row)
                         free, reserved, any_submitted = free - 1, reserved + cost, True
@@ -290,6 +271,17 @@ class Watch:
         if refused:
             raise UsageError("; ".join(map(str, refused.values())))
         return any_submitted or self.underway(self.rows) > 0
+
+    def why_not_now(self, study: Study, row: states.Row) -> str:
+        """Returns why a run is not to be submitted in this round, or "" where it may be."""
+        job = self.jobs.get(row.job_id)
+        if row.state in ("complete", *UNDERWAY):
+            line = f"{row.state} (job {row.job})"
+            waits = job is not None and job.state in squeue.PENDING and job.reason not in WAITS
+            return f"{line}: {row.line}" if waits or row.state == "unknown" else line
+        if reason := why_not(study, row, self.logs / study.name / row.run, job):
+            return f"{row.state}, left so: {reason}: {row.line}"
+        return self.gate(study, row.run)
 
     def start(self, study: Study, row: states.Row) -> str:
         """Submit a run, write it down, and say why."""
@@ -311,9 +303,9 @@ class Watch:
             complete = complete and all(row.state == "complete" for row in rows)
             print("\n".join(["", f"{study.name}:", *status.table(rows)]))
             for row in (row for row in rows if row.state == "missing"):
-                why = self.told.get(f"{study.name}/{row.run}", row.line)
-                why = why.removeprefix("not submitted: ")
-                print(printable(f"{row.run} was not submitted: {why}"))
+                reason = self.printed.get(f"{study.name}/{row.run}", row.line)
+                reason = reason.removeprefix("not submitted: ")
+                print(printable(f"{row.run} was not submitted: {reason}"))
             hours = self.hours(study)
             line = f"{hours.used:.3f} {cluster_of(study).hours} used, {hours.lost:.3f} of them lost"
             if hours.unknown:
