@@ -27,7 +27,7 @@ from base.storage import write_synced
 from models.config import GPTConfig
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
-from parallel.config.run_spec import gemm_precision
+from parallel.config.run_spec import gemm_precision, settings_of
 from parallel.record import schema
 from parallel.record.ends import RUNNING
 from parallel.record.reader import Run, find_runs, read_facts, read_run
@@ -124,7 +124,7 @@ class Feed:
 def config_of(facts: dict[str, Any]) -> dict[str, int | float | str | bool]:
     """What a tool shows of a run beside its curves: the settings, the model's sizes and where it
     ran, from run.json."""
-    config = (facts.get("spec") or {}) | (facts.get("model") or {}) | (facts.get("layout") or {})
+    config = settings_of(facts) | (facts.get("model") or {}) | (facts.get("layout") or {})
     host, git = facts.get("host") or {}, facts.get("git") or {}
     config |= {"gpu": host.get("gpu"), "cpu": host.get("cpu"), "commit": git.get("commit")}
     config |= {f"version_{name}": value for name, value in (facts.get("versions") or {}).items()}

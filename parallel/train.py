@@ -41,7 +41,7 @@ from base.storage import write_json
 from parallel.checkpoint import attempts, folders
 from parallel.config import library_variables
 from parallel.config.engine_abilities import kernels_of
-from parallel.config.run_spec import DEFAULTS, RunSpec
+from parallel.config.run_spec import DEFAULTS, RunSpec, settings_of
 from parallel.config.settings import add_flags, from_flags, resolve
 from parallel.config.study import choose_runs, load_study
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of_error
@@ -100,10 +100,10 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
         if flags or arguments.study or arguments.run or arguments.cluster:
             raise UsageError(f"--planned {path} is the whole run: give it --out or --check alone")
         known = checked_facts(read_json(path), path)
-        settings = known.get("spec") or {}
+        settings = settings_of(known)
         if not (other := settings.keys() - DEFAULTS.keys()):
             spec = resolve((str(path), settings), gpus=gpus)
-            other = spec.settings().keys() - settings.keys()
+            other = spec.as_facts()["spec"].keys() - settings.keys()
         if other:
             raise UsageError(
                 f"{path} is of another version, with other settings"

@@ -21,7 +21,7 @@ from base.files import check_file, read_json_if_whole
 from base.storage import write_json
 from parallel.checkpoint.attempts import changes
 from parallel.config.duration import CIRCUMSTANCES
-from parallel.config.run_spec import RunSpec
+from parallel.config.run_spec import RunSpec, settings_of
 from parallel.config.study import Study
 from parallel.record import ends, reader, schema
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
@@ -258,8 +258,8 @@ def with_result(row: Row, folder: Path, spec: RunSpec) -> Row:
         return row
     if row.line == "Slurm: COMPLETED 0:0":  # a run without Slurm has replaced what it did
         return earlier
-    submitted = read_json_if_whole(folder / f"{row.job_id}.submitted").get("spec")
-    for_other = isinstance(submitted, dict) and _changed(submitted, spec)
+    submitted = settings_of(read_json_if_whole(folder / f"{row.job_id}.submitted"))
+    for_other = submitted and _changed(submitted, spec)
     if changed_settings(folder, spec) and not for_other:
         return row
     later = f"job {row.job}, after it: {row.state}: {row.line}"
@@ -277,8 +277,8 @@ def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
 
 def changed_settings(folder: Path, spec: RunSpec) -> list[str]:
     """Returns the settings that a folder's run had and the study's file says otherwise by now."""
-    before = read_json_if_whole(folder / "run.json").get("spec")
-    return _changed(before, spec) if isinstance(before, dict) else []
+    before = settings_of(read_json_if_whole(folder / "run.json"))
+    return _changed(before, spec) if before else []
 
 
 def _changed(before: dict[str, Any], spec: RunSpec) -> list[str]:

@@ -1,7 +1,6 @@
 """Small run folders for tests, written by RunFolder as those of real runs are."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,7 @@ def facts(study: str, baseline: str | None, cores: int = 8, **settings: Any) -> 
         "study": study,
         "run": spec.name,
         "baseline": baseline,
-        "spec": spec.settings(),
-        "layout": asdict(layout) | {k: getattr(layout, k) for k in ("world_size", "global_batch")},
+        **spec.as_facts(),
         "model": spec.model.as_dict() | {"n_params": spec.model.n_params},
         "data": {"sha256": "d" * 64},
         "host": {"cores": cores, "gpu": None, "ranks_per_node": layout.world_size},
@@ -69,7 +67,7 @@ def write(
     grad_norm = [1.5 - 0.01 * i for i in range(len(loss))] if grad_norm is None else grad_norm
     spec = about["spec"]
     row = {"lr": spec["lr"], "loss_scale": 1.0, "skipped": 0, "expert_load": 1.5}
-    row["tokens"] = spec["global_batch"] * spec["seq_len"]
+    row["tokens"] = about["layout"]["global_batch"] * spec["seq_len"]
     for i, values in enumerate(zip(loss, grad_norm, strict=True)):
         seconds = 10 * step_s if i == 0 else step_s * (1 + 0.001 * (i % 3))
         row |= {"step": i + 1, "step_s": seconds}

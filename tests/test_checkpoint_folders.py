@@ -10,6 +10,7 @@ from base.errors import UsageError
 from base.storage import publish
 from parallel.checkpoint import attempts, folders
 from parallel.checkpoint.folders import FORMAT, MANIFEST, Damaged
+from parallel.config.run_spec import settings_of
 from parallel.config.settings import resolve
 from parallel.record.writer import RunFolder
 from tests.fixture_runs import facts, write
@@ -157,7 +158,7 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     about = facts("s", None, save_interval=5)
     run = write(save, about, fail="stopped")
     some(run / "checkpoints", 10)
-    settings = about["spec"]
+    settings = settings_of(about)
     assert settings.keys() >= attempts.CIRCUMSTANCES
 
     def why(**changes):
@@ -189,8 +190,14 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
 def test_an_empty_folder_of_a_later_step_keeps_no_run_from_going_on(save, capsys):
     about = facts("s", None, save_interval=2, steps=7)
     run = write(save, about, fail="stopped")
-    spec = resolve(("test", {k: v for k, v in about["spec"].items() if v is not None}))
-    fill(run / "checkpoints" / "step-00000006", 6, run=about["run"], spec=about["spec"])
+    spec = resolve(("test", {k: v for k, v in settings_of(about).items() if v is not None}))
+    fill(
+        run / "checkpoints" / "step-00000006",
+        6,
+        run=about["run"],
+        spec=about["spec"],
+        layout=about["layout"],
+    )
     (empty := run / "checkpoints" / "step-00000008").mkdir()
     folder = RunFolder(run)
     assert attempts.begin(spec, about | {"profiler": None}, folder) == run / "checkpoints"
@@ -204,7 +211,7 @@ def test_a_complete_run_goes_on_only_for_more_steps(save):
     about = facts("s", None, save_interval=5)
     run = write(save, about)
     some(run / "checkpoints", 20)
-    settings = about["spec"]
+    settings = settings_of(about)
     complete = "the earlier one is complete"
     assert attempts.why_anew(run, settings) == complete
     why = attempts.why_anew(run, settings | {"log_interval": 9})
@@ -215,7 +222,7 @@ def test_a_complete_run_goes_on_only_for_more_steps(save):
 
 
 def test_another_models_checkpoint_is_refused_before_there_is_a_folder(save):
-    settings = {k: v for k, v in facts("s", None)["spec"].items() if v is not None}
+    settings = {k: v for k, v in settings_of(facts("s", None)).items() if v is not None}
     spec = resolve(("test", settings | {"load": str(save)}))
     model = spec.model.as_dict() | {"n_layer": 3}
     fill(save / "step-00000005", 5, model=model, implementation="gpt")
@@ -227,7 +234,7 @@ def test_another_models_checkpoint_is_refused_before_there_is_a_folder(save):
 def test_a_run_goes_on_from_its_own_state_alone_and_keeps_its_profiler(save):
     about = facts("s", None, save_interval=5) | {"profiler": {"tool": "nsys"}}
     run = write(save, about, fail="stopped")
-    ours = about["spec"]
+    ours = settings_of(about)
     spec = resolve(("test", {k: v for k, v in ours.items() if v is not None}))
     newest, before = run / "checkpoints" / "step-00000010", (run / "run.json").read_text()
     for name, theirs, why in (

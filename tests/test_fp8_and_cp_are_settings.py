@@ -134,7 +134,6 @@ def test_the_time_model_sees_the_ranks_that_share_a_sequence():
 def run_with(tmp_path, cp: int, **about: dict) -> None:
     """A run folder on `cp` ranks of one dp rank."""
     made = facts("s", None, engine="megatron", gpus=1) | {"run": f"cp{cp}"}
-    made["spec"] |= {"cp": cp, "gpus": cp}
     made["layout"] |= {"cp": cp, "world_size": cp}
     write(tmp_path, made | about)
 
@@ -150,7 +149,7 @@ def test_cp_is_a_column_where_a_run_has_more_than_one(tmp_path):
 def test_an_older_run_json_without_cp_had_one_and_is_a_repeat_of_a_new_one(tmp_path):
     run_with(tmp_path / "new", 1)
     old = facts("s", None, engine="megatron", gpus=1) | {"run": "cp1"}
-    del old["spec"]["cp"], old["layout"]["cp"]
+    del old["layout"]["cp"]
     write(tmp_path / "old", old)
     one, other = load([tmp_path])[0]
     assert one.cp == other.cp == 1 and configuration(one) == configuration(other)

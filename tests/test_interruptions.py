@@ -399,7 +399,7 @@ def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
 
 def begin(run: Path, **settings) -> Path | None:
     spec = resolve(("test", {"save_interval": 2, **settings}))
-    about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "layout": {}, "git": {}}
+    about = {"run": "ddp", **spec.as_facts(), "profiler": None, "git": {}}
     with contextlib.closing(RunFolder(run)) as folder:
         return attempts.begin(spec, about, folder)
 

@@ -15,7 +15,7 @@ import pytest
 
 from analysis.planner.messages import sent_bytes
 from parallel import sweep
-from parallel.config.run_spec import assembled
+from parallel.config.run_spec import assembled, settings_of
 from parallel.config.study import load_study
 from parallel.record.reader import Run, read_breakdown, read_run
 from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES
@@ -108,7 +108,7 @@ AUTO_EP = [row.values for row in ROWS if row.values[1].startswith("deepspeed-zer
 @pytest.mark.parametrize(("key", "name"), [row for row in ROWS if row.values not in AUTO_EP])
 def test_every_rank_sends_what_the_formulas_say_and_its_parts_add_up(key, name, trained):
     run = read_run(trained[key, name])
-    spec = assembled(run.facts["spec"])
+    spec = assembled(settings_of(run.facts))
     ranks, problems = read_breakdown(run.path, spec.gpus)
     assert problems == [] and len(ranks) == spec.gpus
     axes = (*AXES, *EXPERT_AXES) if spec.model.experts else AXES

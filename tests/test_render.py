@@ -17,6 +17,7 @@ import pytest
 from base.errors import UsageError
 from parallel import train
 from parallel.config.clusters import CLUSTERS, cluster_of
+from parallel.config.run_spec import settings_of
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from parallel.record import facts
@@ -36,7 +37,7 @@ def test_what_is_committed_is_what_the_study_renders_to(path):
     if path.parent.name == "slurm":
         assert path.with_suffix(".slurm").read_text() == study_script(study)
     for name, spec in study.specs.items():
-        assert resolve(("job", json.loads(planned_text(study, name))["spec"])) == spec
+        assert resolve(("job", settings_of(json.loads(planned_text(study, name))))) == spec
 
 
 def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then(
@@ -56,7 +57,7 @@ def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then
     assert train.main(["--planned", str(job), "--check", "--steps", "8"]) == 2
     assert "is the whole run" in capsys.readouterr().err
     for there, here, words in (
-        ('"tp": 1', '"tp": 2', "tp 2 in spec, 1 in layout"),
+        ('"tp": 1', '"tp": 2', "world_size 1 in layout is not tp 2 x cp 1"),
         ('"steps": 7, ', "", "is of another version, with other settings (steps)"),
     ):
         (tmp_path / "other").write_text(job.read_text().replace(there, here, 1))

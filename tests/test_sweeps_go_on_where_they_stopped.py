@@ -51,7 +51,7 @@ def started(monkeypatch) -> list[str]:
 
     def start(study, name, spec, folder, srun, gpus):
         names.append(name)
-        about = {"run": name, "spec": spec.settings(), "inputs": facts.inputs(spec), "git": CLEAN}
+        about = {"run": name, **spec.as_facts(), "inputs": facts.inputs(spec), "git": CLEAN}
         fail = "Broken: it is (rank 0)" if name in names_that_fail else ""
         fixture_runs.write(folder.parent, about, loss=[2.0] * spec.steps, fail=fail)
         return fail

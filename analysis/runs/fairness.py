@@ -12,7 +12,7 @@ from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.layout import FORCED
-from parallel.config.run_spec import DEFAULTS
+from parallel.config.run_spec import DEFAULTS, settings_of
 
 Run = TypeVar("Run", bound=tuple)  # whose first part is a Record
 
@@ -131,7 +131,7 @@ def _details(facts: dict[str, Any]) -> dict[str, Any]:
     about = {name: facts.get(name) for name in ("kernels", "attention")}
     about |= {name: host.get(name) for name in ("cuda", "nccl", "driver")}
     known = {name: value for name, value in about.items() if value is not None}
-    return (facts.get("spec") or {}) | (facts.get("versions") or {}) | known
+    return settings_of(facts) | (facts.get("versions") or {}) | known
 
 
 def _same_token_ids(record: Record, baseline: Record) -> bool:
@@ -256,7 +256,7 @@ def _work(record: Record) -> dict[str, Any]:
     """What repeats share beside their name, by name: the split, the model, the code, and of our own
     runs every setting that can change a step's time."""
     work = {name: getattr(record, name) for name in (*LAYOUT, *POLICY, *FIXED, "params")}
-    spec = record.facts.get("spec") or {}
+    spec = settings_of(record.facts)
     # An older run.json lacks settings that were added since: they had their defaults.
     stated = {name: value for name, value in spec.items() if value != DEFAULTS.get(name)}
     settings = {name: value for name, value in stated.items() if name not in _NOT_TIMED}

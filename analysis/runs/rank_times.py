@@ -16,7 +16,7 @@ from analysis.runs.fairness import differences, scaling_of
 from analysis.runs.ratio import Side, against
 from analysis.runs.shared_hosts import shared_cores
 from base.errors import Reading, UsageError
-from parallel.config.run_spec import SETTINGS, RunSpec, assembled
+from parallel.config.run_spec import SETTINGS, RunSpec, assembled, settings_of
 from parallel.config.settings import check_setting
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_breakdown
@@ -102,7 +102,7 @@ def spec_of(run: Run) -> RunSpec:
     Raises:
         UsageError: not this version's, or damaged; it names the file.
     """
-    source, settings = run.path / "run.json", run.facts.get("spec") or {}
+    source, settings = run.path / "run.json", settings_of(run.facts)
     # Without the setting, the vocabulary was padded to a multiple of tp.
     earlier: dict[str, Any] = {"vocab_multiple": 1}
     if settings.get("engine") == "fsdp2":  # without the setting, it reduced once a step

@@ -13,7 +13,7 @@ from models.hf_config import model_of
 from parallel.checkpoint import folders
 from parallel.config.data_files import DEFAULT_FOLDER, describe
 from parallel.config.duration import CIRCUMSTANCES, WORK
-from parallel.config.run_spec import DEFAULTS, RunSpec
+from parallel.config.run_spec import DEFAULTS, RunSpec, settings_of
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import holds_attempt, read_facts, read_run, read_status
 from parallel.record.writer import RunFolder
@@ -52,7 +52,7 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     if not holds_attempt(run_folder):
         return ""
     try:
-        before = read_facts(run_folder).get("spec") or {}
+        before = settings_of(read_facts(run_folder))
     except UsageError as error:
         return f"the earlier one cannot be read ({error})"
     changed = changes(before, settings)
@@ -144,7 +144,7 @@ def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
         manifest = folders.read_manifest(newest)
     except folders.Damaged:
         return  # loading says so
-    stated = manifest["spec"] | {"run": manifest["run"]}
+    stated = settings_of(manifest) | {"run": manifest["run"]}
     ours = spec.settings() | {"run": before["run"]}
     if differ := list(filter(matters, changes(stated, ours))):
         words = ", ".join(map(str, differ))

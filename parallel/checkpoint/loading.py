@@ -12,7 +12,7 @@ from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.contents import slices_to_save
 from parallel.checkpoint.folders import IMPORTED, Damaged
 from parallel.checkpoint.rank_files import Reader
-from parallel.config.run_spec import TRAINING, RunSpec
+from parallel.config.run_spec import TRAINING, RunSpec, settings_of
 from parallel.ranks import Ranks, attempt
 
 # The settings that change what is computed; another number of steps changes learning rates alone.
@@ -72,7 +72,7 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
     _check_all_filled(spec, folder, [elements for elements, _ in filled])
     engine.restore(manifest["adam_step"], manifest["scaler"])
     size = sum(file["bytes"] for file in reader.files)
-    changed = _changed(spec, manifest["spec"])
+    changed = _changed(spec, settings_of(manifest))
     if manifest["engine"] == IMPORTED:
         changed = f"{manifest['run']}, whose settings and data are not known"
     return Loaded(manifest["step"], folder, size, changed)

@@ -279,6 +279,15 @@ class RunSpec:
         experts = values.get("experts")
         return values | ({"experts": asdict(experts)} if experts else {})
 
+    def as_facts(self) -> dict[str, dict[str, Any]]:
+        """Returns run.json's `spec` and `layout`. Each setting stands in one of them, and a size of
+        the model only where it is not the preset's."""
+        elsewhere = {*IN_LAYOUT, *OVERRIDES} - self.overrides.keys()
+        spec = {name: value for name, value in self.settings().items() if name not in elsewhere}
+        derived = ("world_size", "global_batch", "bubble", "reductions")
+        layout = self.layout.as_dict() | {name: getattr(self.layout, name) for name in derived}
+        return {"spec": spec, "layout": layout}
+
 
 def gemm_precision(precision: str, tf32: bool | None) -> str:
     """The number format of a run's GEMMs, which names the GPU's peak."""
@@ -308,6 +317,19 @@ BOUNDS: dict[str, Bounds] = {
     for name, setting in SETTINGS.items()
     if isinstance(setting.metadata["allowed"], Bounds)
 }
+
+
+# The settings that run.json's `layout` states, under its names.
+IN_LAYOUT = {"gpus": "world_size", "global_batch": "global_batch", "grad_accum": "n_micro"}
+IN_LAYOUT |= {name: name for name in SPLIT}
+
+
+def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that a run.json states (see `as_facts`), or a checkpoint's manifest. An
+    older one states the split in its `spec`, too."""
+    spec, layout = facts.get("spec") or {}, facts.get("layout") or {}
+    split = {name: layout[key] for name, key in IN_LAYOUT.items() if key in layout}
+    return spec | {name: value for name, value in split.items() if name not in spec}
 
 
 def assembled(settings: Mapping[str, Any]) -> RunSpec:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from base.files import ROOT
-from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.run_spec import RunSpec
 from parallel.config.study import Study
 from parallel.record.environment import command_line, environment_facts
@@ -175,9 +174,6 @@ OF_STUDY = ("study", "question", "run", "configuration", "repeat", "baseline")
 def planned(study: Study, run: str) -> dict[str, Any]:
     """The part of run.json that is known before a job starts: what it is to train, and how."""
     spec, point = study.runs[run].spec, study.runs[run]
-    layout = spec.layout
-    axes = [axis for axis in (*AXES, *EXPERT_AXES) if axis in layout.as_dict()]
-    split = ("world_size", *axes, "micro_batch", "global_batch")
     return {
         "study": study.name,
         "question": study.question,
@@ -185,8 +181,7 @@ def planned(study: Study, run: str) -> dict[str, Any]:
         "configuration": point.configuration,
         "repeat": point.repeat or None,
         "baseline": study.baseline,
-        "spec": spec.settings(),
-        "layout": {name: getattr(layout, name) for name in (*split, "zero_stage", "recompute")},
+        **spec.as_facts(),
         "model": {"n_params": spec.model.n_params},
     }
 
@@ -199,18 +194,16 @@ def ranks_per_node(launch: Launch) -> int:
 def run_facts(spec: RunSpec, launch: Launch, known: Mapping[str, Any]) -> dict[str, Any]:
     """Returns run.json as far as rank 0 knows it before torch is loaded. known: OF_STUDY, where
     there is a study, else the run's name alone."""
-    layout, padded = spec.layout, spec.padded_vocab
-    derived = ("world_size", "global_batch", "bubble", "reductions")
+    sizes = {"n_params": spec.model.n_params, "padded_vocab": spec.padded_vocab}
     return {
         "schema_version": SCHEMA_VERSION,
         **{name: known.get(name) for name in OF_STUDY},
         "profiler": profiler(spec),
         "command_line": command_line(),
-        "spec": spec.settings(),
+        **spec.as_facts(),
         **({"routing": spec.routing} if spec.routing else {}),
         "work": spec.work,
-        "layout": layout.as_dict() | {name: getattr(layout, name) for name in derived},
-        "model": spec.trained.as_dict() | {"n_params": spec.model.n_params, "padded_vocab": padded},
+        "model": spec.trained.as_dict() | sizes,
         "versions": versions(),
         "host": {
             "hostname": platform.node(),
