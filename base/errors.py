@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 def printable(text: str) -> str:
-    """The text in one line without control characters: an escape of a log must not reach the
-    terminal. Line breaks and tabs become a space, the others what Python writes, as `\\x1b`."""
+    """Returns the text in one line without control characters: an escape of a log must not reach
+    the terminal. Line breaks and tabs become a space, the others what Python writes, as `\\x1b`."""
     if not _UNPRINTABLE.search(text):
         return text
     text = re.sub(r"[\t\n\r]+", " ", text)
@@ -58,8 +58,8 @@ class Reading(NamedTuple, Generic[T]):
 
 
 def by_reason(left_out: Iterable[tuple[str, str]]) -> list[str]:
-    """One line a reason, of (what was left out, why). Reasons that differ in numbers alone are one:
-    the line tells the first one, and names the first of the others."""
+    """Returns one line a reason, of (what was left out, why). Reasons that differ in numbers alone
+    are one: the line tells the first one, and names the first of the others."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for what, why in left_out:
         groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", why), []).append((what, why))
@@ -99,19 +99,13 @@ class Parser(argparse.ArgumentParser):
         raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(*args, **raw | settings)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        for word in sys.argv[1:] if args is None else args:
-            if word.endswith("=--"):  # before Python 3.13 this value is an empty list
-                self.error(f"{word}: -- is no value")
-        return super().parse_known_args(args, namespace)
-
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
         self.exit(2, printable(f"{name}: {message} ({self.prog} --help lists the flags)") + "\n")
 
 
 def warn(name: str, *lines: object) -> None:
-    """Tell the user things on stderr, each in one line, as the command `name`."""
+    """Tells the user things on stderr, each in one line, as the command `name`."""
     for line in lines:
         print(printable(f"{name}: {line}"), file=sys.stderr)
 
@@ -120,7 +114,7 @@ _last_words: list[str] = []
 
 
 def warn_at_end(name: str, line: object) -> None:
-    """`warn` when the command has printed the rest, so that this is what is seen last."""
+    """Warns when the command has printed the rest, so that this is what is seen last."""
     _last_words.append(printable(f"{name}: {line}"))
 
 
@@ -130,19 +124,20 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
     A UsageError is one line on stderr and 2, and so is a file that the system refuses to read or
     to write. An output that cannot be written, to a full disk say, is one line and 1. When the
     reader of the output is gone, the command ends silently with 141, as cat does; after Ctrl-C it
-    ends with one line and 130. An output that was closed before the start is treated as /dev/null.
-    A defect of ours keeps its traceback.
+    ends with one line and 130. A defect of ours keeps its traceback.
     """
 
     def around(main: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(main)
         def bounded(argv: list[str] | None = None) -> int:
-            _open_what_is_closed()
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):  # names that are no UTF-8 are escaped
+                    stream.reconfigure(errors="backslashreplace")
             try:
                 try:
                     return main(argv)
                 except UsageError as error:
-                    _say(f"{name}: {error}")
+                    print(f"{name}: {error}", file=sys.stderr)
                     return error.status
                 finally:
                     sys.stdout.flush()  # here, where a failure can still be told
@@ -160,12 +155,12 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
                     drop_output()
                 elif error.filename is not None:
                     words = f"{error.filename}: {words}"
-                _say(f"{name}: {printable(words)}")
+                print(f"{name}: {printable(words)}", file=sys.stderr)
                 return status
             except KeyboardInterrupt:
                 if argv is not None:  # called as a function, by a test say: that must end, too
                     raise
-                _say(f"{name}: interrupted")
+                print(f"{name}: interrupted", file=sys.stderr)
                 return INTERRUPTED
 
         return bounded
@@ -173,15 +168,8 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
     return around
 
 
-def _say(line: str) -> None:
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError:
-        drop_output()
-
-
 def drop_output() -> None:
-    """Discard what is still to be printed: its reader is gone, or its disk is full.
+    """Discards what is still to be printed: its reader is gone, or its disk is full.
 
     The file descriptors are replaced, so that no flush at the interpreter's end fails again.
     """
@@ -200,17 +188,3 @@ def _flushes(stream: io.TextIOBase) -> bool:
         return True
     except OSError:
         return False
-
-
-def _open_what_is_closed() -> None:
-    """After `>&-` there is no sys.stdout, and the first file that is opened gets its descriptor:
-    what children print would go into that file. Names that are no UTF-8 are escaped, too."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = getattr(sys, name)
-        if stream is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, number)  # most often it has that number already
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-        elif number and isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")

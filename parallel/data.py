@@ -16,6 +16,7 @@ import functools
 import hashlib
 import io
 import itertools
+import json
 import os
 import sys
 import sysconfig
@@ -28,7 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 from base.errors import Parser, UsageError, command_line, warn
-from base.files import parse_json, shown
+from base.files import shown
 from base.storage import own_crc32, publish, write_json
 from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, SPLITS
 
@@ -102,7 +103,7 @@ def _decoded(content: bytes, where: str) -> str:
 def _text_of(line: bytes, text_key: str, where: str) -> str:
     """The text of a line of a .jsonl file."""
     try:
-        content = parse_json(line)[text_key].encode()
+        content = json.loads(line)[text_key].encode()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{where} is no JSON object with a text at {text_key!r} (--text-key names another):"

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from base.errors import UsageError
-from base.files import check_file, read_json_if_whole
+from base.files import read_json_if_whole
 from base.storage import write_json
 from parallel.checkpoint.attempts import changes
 from parallel.config.duration import CIRCUMSTANCES
@@ -88,7 +88,7 @@ def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
 def tail(path: Path, size: int = 65536) -> str:
     """Returns the end of a file; empty where there is none, or a device or pipe without an end."""
     try:
-        with check_file(path).open("rb") as stream:
+        with path.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
             return stream.read(size).decode(errors="replace")
     except (OSError, UsageError):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import UsageError
-from base.files import check_ends
 
 # Our name of a column -> what publishers call it, in lower case without spaces and punctuation.
 _HEADINGS = {
@@ -120,7 +119,7 @@ def read_csv(
         UsageError: unreadable, empty, truncated, or without a needed column; it names them.
     """
     try:
-        with check_ends(path).open(newline="", encoding="utf-8", errors="replace") as lines:
+        with path.open(newline="", encoding="utf-8", errors="replace") as lines:
             reader = csv.reader(lines, delimiter=delimiter, strict=True)
             headings = next(reader, [])
             texts = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]

@@ -10,7 +10,6 @@ from analysis.logs.parsing.model_names import ACTIVE
 from analysis.logs.published_csv import PublishedTable, column_name, read_csv, table_of
 from analysis.published.intervals import BILLIONS, SECONDS, Value, read_value
 from base.errors import UsageError
-from base.files import check_ends
 from base.intervals import Interval
 from models.gpus import usual_gpu
 
@@ -169,7 +168,7 @@ def _tables(path: Path) -> list[PublishedTable]:
     if suffix in (".csv", ".tsv"):
         return [read_csv(path, needed=(), delimiter="\t" if suffix == ".tsv" else ",")]
     try:
-        text = check_ends(path).read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if not text.strip():

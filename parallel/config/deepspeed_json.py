@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import UsageError
-from base.files import parse_json, read_text
+from base.files import read_text
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
     """
     text = read_text(Path(path), "deepspeed_config")
     try:
-        config = parse_json(text)
+        config = json.loads(text)
     except ValueError as error:
         raise UsageError(f"deepspeed_config {path} is not JSON: {error}") from error
     if not isinstance(config, dict):

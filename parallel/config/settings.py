@@ -5,6 +5,7 @@ the study file, flags. Torch-free.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 from base.bounds import Words, checked, kind_of
 from base.errors import UsageError
-from base.files import parse_json
 from models.config import OVERRIDES, in_words, name_of
 from models.hf_config import holds_weights, model_of
 from parallel.config.data_files import stated_by
@@ -140,7 +140,7 @@ def _grad_accum(settings: dict[str, Any], layout: Layout) -> int:
 
 def _json(text: str) -> Any:
     try:
-        return parse_json(text)
+        return json.loads(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from error
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from base import errors
-from base.files import check_file
 
 HIDDEN = "***"
 
@@ -124,7 +123,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--hide", type=Path, **others)
     arguments = parser.parse_args(argv)
     for path in (arguments.file, *arguments.hide):
-        check_file(path)  # a device's mode is not ours to change
+        if path.exists() and not path.is_file():  # a device's mode is not ours to change
+            raise errors.UsageError(f"{path}: not a regular file")
     write(arguments.file)
     for path in arguments.hide:
         os.chmod(path, 0o600)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from base.bounds import misfit
 from base.errors import Reading, UsageError
-from base.files import below, check_file, read_json, read_json_if_whole, shown
+from base.files import below, read_json, read_json_if_whole, shown
 from parallel.record import schema
 from parallel.record.ends import COMPLETE, FAILED, INTERRUPTED, PENDING, RUNNING, Kind, kind_of
 from parallel.record.process import ran_here, runs_here
@@ -389,7 +389,7 @@ def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[d
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line number, cells) of each row."""
     try:
-        with check_file(path).open(newline="") as lines:
+        with path.open(newline="") as lines:
             reader = csv.reader(lines)
             for row in reader:
                 yield reader.line_num, row

@@ -8,8 +8,8 @@ folders    a study of three runs, one of them damaged, read by every command tha
 packed     logs in gz, tar and zip, bombs, pipes and devices, by name and through stdin
 texts      documents for parallel.data: damaged JSONL, bytes, pictures, empty ones
 tokens     data folders with a damaged meta.json: other tokens are never trained on
-commands   command lines with bad numbers, empty values, wrong files, devices, unknown words
-output     every command where its output is closed, full, or read no further than one line
+commands   command lines with bad numbers, empty values, wrong files, unknown words
+output     every command where its output is full, or read no further than one line
 not-runs   files of this repository and of installed packages that are not runs: each is refused
 numbers    a number of a line is cut, joined or written otherwise: it is unknown, and never another
 neutral    bytes that change no fact (line ends, colours, padding ...): no field of a record changes

@@ -2,9 +2,11 @@
 flags, the file's name.
 """
 
+import json
 import math
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from analysis.logs.parsing.setting_names import (
 )
 from analysis.logs.record import Record, Refusal
 from base.bounds import misfit
-from base.files import check_file, parse_json, parse_toml
 from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SELDOM
 
 # The format of a log -> the files beside it that say what model it trained.
@@ -50,12 +51,12 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
     if os.path.isfile(path):
         beside = path.parent / "run.json"
         if os.path.isfile(beside):
-            facts = stated(_parsed(beside, parse_json))
+            facts = stated(_parsed(beside, json.loads))
             fit = (k for k, fact in SETTINGS.items() if not misfit(facts.get(k), fact.allowed))
             state(record, {name: facts[name] for name in fit}, "run.json")
         for name in _CONFIGURATIONS.get(record.format, ()):
             if os.path.isfile(path.parent / name):
-                parse = parse_json if name.endswith(".json") else _entries
+                parse = json.loads if name.endswith(".json") else _entries
                 settings = _parsed(path.parent / name, parse)
                 parts = [words for key, words in ENCODERS.items() if settings.get(key)]
                 record.uncounted += [words for words in parts if words not in record.uncounted]
@@ -66,7 +67,7 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
             mlperf_tree.read_place(record, path)
         for sidecar in (path.with_name(path.name + ".toml"), path.with_suffix(".toml")):
             if os.path.isfile(sidecar):  # a name may be too long for a suffix
-                state(record, _known(_parsed(sidecar, parse_toml), str(sidecar)), "sidecar")
+                state(record, _known(_parsed(sidecar, tomllib.loads), str(sidecar)), "sidecar")
                 break
     state(record, _known(flags, "flags"), "flag")
     if record.submission:
@@ -107,7 +108,7 @@ def _entries(text: str) -> dict[str, str]:
 
 def _parsed(path: Path, parse: Any) -> dict[str, Any]:
     try:
-        content = parse(check_file(path).read_text())
+        content = parse(path.read_text())
     except (OSError, ValueError) as error:
         raise Refusal(str(path), f"cannot be read: {error}") from error
     if not isinstance(content, dict):

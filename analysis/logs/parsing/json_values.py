@@ -3,6 +3,7 @@
 A value of another type counts as missing: None, NaN or empty. It raises nothing.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.record import Refusal, steps_table
-from base.files import parse_json
 
 _LARGEST = 10**15  # no count of anything here is larger
 
@@ -22,7 +22,7 @@ def document(source: str, text: str, what: str) -> dict[str, Any]:
         Refusal: it is damaged, or something else; `what` is its name there.
     """
     try:
-        content = parse_json(text.strip("\0\ufeff \t\r\n"))
+        content = json.loads(text.strip("\0\ufeff \t\r\n"))
     except ValueError as error:
         raise Refusal(source, f"damaged {what}: {error}") from error
     if not isinstance(content, dict):

@@ -12,6 +12,7 @@ rank, then `tp4pp1cp2` or `x tp x pp`, with experts `ep8` behind
 it; `mbs` is the micro-batch (1 where it is left out).
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -20,7 +21,6 @@ from pathlib import Path
 from analysis.logs.parsing.json_values import integer, known, mapping, text
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
-from base.files import parse_json
 from models.gpus import find_gpu
 
 RESULT = re.compile(r"result_([\w-]{0,60}?)(\d{0,9})(?:\.txt|\.log)?$", re.IGNORECASE)
@@ -77,7 +77,7 @@ def _system(record: Record, path: Path) -> str:
     if not path.is_file():
         return ""
     try:
-        system = mapping(parse_json(path.read_text("utf-8-sig", "replace")))
+        system = mapping(json.loads(path.read_text("utf-8-sig", "replace")))
     except (OSError, ValueError) as error:
         record.notes.append(f"{path.name} cannot be read: {error}")
         return ""

@@ -8,6 +8,7 @@ The surest kind that a log holds is read. NeMo's step timer prints the mean of i
 (five by default), so a slow first step lingers; it is noted.
 """
 
+import json
 import re
 
 import numpy as np
@@ -18,7 +19,6 @@ from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import read_settings, state
 from analysis.logs.record import Record
-from base.files import parse_json
 
 _JSON = re.compile(
     rb"DLLL (\{[^\r\n]{1,20000}\})(?=(?:[ \t\0]|\x1b\[[\d;]{0,20}[mK])*(?:\r|\n|\Z))"
@@ -74,7 +74,7 @@ def _dllogger(log: Log, record: Record) -> Columns:
     broken, facts = 0, {}
     for offset, match in log.matches(_JSON):
         try:
-            line = mapping(parse_json(match[1]))
+            line = mapping(json.loads(match[1]))
         except ValueError:
             broken += 1
             continue
