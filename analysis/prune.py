@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from analysis.common.table import Column, Table, add_table_flags, by_key, show
-from analysis.planner import memory, ranking
+from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, load_calibration
 from analysis.planner.columns import columns_of
+from analysis.planner.memory.peak import check_counted
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line
 from base.units import GIB
@@ -42,9 +43,7 @@ def row_of(
     if flash is not None:
         where["flash"] = flash
     x = columns_of(spec, **where)
-    memory.check_counted(
-        spec.model, x, f"{name}: {spec.engine} in {spec.precision} on {cluster.gpu}"
-    )
+    check_counted(spec.model, x, f"{name}: {spec.engine} in {spec.precision} on {cluster.gpu}")
     r = ranking.rank(x, cluster, margin)
     (row,) = ranking.rows_of(r, np.array([0]), spec.model, spec.gemm_precision)
     fits = len(r.order) > 0

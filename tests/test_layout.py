@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.logs.record import Record
-from analysis.planner.columns import FAMILIES, FLAGS, Columns, columns, columns_of
+from analysis.planner.columns import FAMILIES, Columns, Step, columns, columns_of
 from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
 from parallel.checkpoint.attempts import changes
@@ -224,8 +224,9 @@ def test_what_is_not_given_is_one_rank_of_a_gpt_in_half_precision():
     one = {f: getattr(x, f)[0] for f in ("ffn", "kv_heads", "width", "grad_width", "gpus_per_node")}
     assert one == {"ffn": 384, "kv_heads": 6, "width": 2, "grad_width": 2, "gpus_per_node": 8}
     assert x.head_dim.tolist() == [16.0] and x.dropout.tolist() == [True]
-    for name in (*FLAGS, "slower"):
-        assert getattr(x, name).tolist() == [False], name
+    (step,) = x.steps
+    assert all(getattr(step, name) == usual for name, usual in Step._field_defaults.items())
+    assert not step.slower and not step.output_twice
     y = columns(**SIZES, width=4, deepspeed=True, ffn=7, kv_heads=2, slower=False)
     assert (y.grad_width[0], y.ffn[0], y.kv_heads[0], y.slower[0]) == (4, 7, 2, False)
     assert columns(**SIZES, deepspeed=True).slower.tolist() == [True]

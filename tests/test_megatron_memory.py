@@ -5,8 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from analysis.planner import megatron_memory, memory
 from analysis.planner.columns import columns
+from analysis.planner.memory import peak
+from analysis.planner.memory.activations import kept, routed_tokens
+from analysis.planner.memory.pipeline import in_flight, layer_numbers, stage_layers, stages
+from analysis.planner.memory.states import attention_numbers, mlp_numbers
 from base.files import ROOT
 from base.units import GIB
 from benchmarks.planner.published_rows import read_rows
@@ -23,13 +26,14 @@ DEEPSEEK |= {"rope_dim": 64, "value_dim": 128}
 MIXTRAL = {"layers": 8, "glu": True, "experts": 8, "topk": 2, "moe_ffn": 96, "biased": False}
 
 
-def allocated(**given):
-    return memory.allocated(columns(**SMALL | given))[0]
+def step(**given):
+    return columns(**SMALL | given).steps[0]
 
 
-def parts(stage="first", **given):
-    x = columns(**SMALL | given)
-    return {name: size[0] for name, size in memory.allocated_parts(x, stage).items()}
+def parts(number=0, **given):
+    """The parts of a rank of a stage, 0 the first and -1 the last, as PyTorch allocates them."""
+    one = step(**given)
+    return peak.parts(one, stages(one)[number], peak.ALLOCATED)
 
 
 def simumax():
@@ -65,9 +69,10 @@ def test_megatrons_own_tests_above_a_gigabyte(shared):
 def test_each_rank_of_a_pipeline_has_its_own_bytes():
     """The first and the last stage of Llama 3 70B, 66.55 and 62.97 GiB."""
     rows = simumax()
-    x = rows.x.take([rows.ids.index("simumax_b200-001")])
-    for stage, gib in (("first", 66.55), ("last", 62.97)):
-        assert memory.allocated(x, stage)[0] / GIB == pytest.approx(gib, rel=3e-3)
+    one = rows.x.steps[rows.ids.index("simumax_b200-001")]
+    for number, gib in ((0, 66.55), (-1, 62.97)):
+        allocated = peak.allocated(one, stages(one)[number])
+        assert allocated / GIB == pytest.approx(gib, rel=3e-3)
 
 
 def test_states_of_a_small_gpt():
@@ -79,7 +84,7 @@ def test_states_of_a_small_gpt():
     assert found["gradients"] == 4 * n + 2 * shapes
     assert parts(fused_gradients=False)["gradients"] == 4 * n
     assert parts(dp=4, zero_stage=1)["optimizer"] == 12 * n / 4
-    halves = [parts(stage, pp=2, n_micro=4)["weights"] / 2 for stage in ("first", "last")]
+    halves = [parts(number, pp=2, n_micro=4)["weights"] / 2 for number in (0, -1)]
     # A tied word embedding is there at both ends, the last norm at one, the positions at the other.
     assert halves == [2 * LAYER + WORDS + 32 * 64, 2 * LAYER + WORDS + 2 * 64]
     assert parts(untied=True)["weights"] == 2 * (n + WORDS)
@@ -107,8 +112,7 @@ def test_sequence_parallelism_gathers_in_a_buffer_that_stays():
     assert whole == norm + values
     more = max(6 * TOKENS * 64, 2 * TOKENS * 64 + WORDS + back + back / 2)
     assert cut == norm / 2 + more + back
-    one = parts(sequence_parallel=True), parts()
-    assert one[0] == one[1]  # of a rank alone
+    assert parts(sequence_parallel=True) == parts()  # of a rank alone
 
 
 def test_full_recomputation_keeps_inputs_and_the_layer_that_goes_back():
@@ -138,26 +142,24 @@ def test_experts_are_cut_by_ep_and_etp_and_their_optimizer_by_their_copies():
 
 def test_a_layer_of_experts_keeps_the_tokens_that_came_to_them():
     """Two experts a token: its numbers, and 6 bytes of each of theirs; shared ones take all."""
-    x = columns(**SMALL | MIXTRAL, etp=1, shared_ffn=32)
-    assert megatron_memory.routed_tokens(x)[0] == 2 * TOKENS
-    kept = megatron_memory.kept(x)
-    assert kept.experts[0] == 2 * TOKENS * (2 * 64 + 6 * 96) + TOKENS * 6 * 32
-    cut = columns(**SMALL | MIXTRAL, tp=2, etp=1, sequence_parallel=True)
-    assert megatron_memory.routed_tokens(cut)[0] == TOKENS
+    one = step(**MIXTRAL, etp=1, shared_ffn=32)
+    assert routed_tokens(one) == 2 * TOKENS
+    assert kept(one).experts == 2 * TOKENS * (2 * 64 + 6 * 96) + TOKENS * 6 * 32
+    assert routed_tokens(step(**MIXTRAL, tp=2, etp=1, sequence_parallel=True)) == TOKENS
     # Without a gate the weighted output is another tensor, and a bias needs the tokens' outputs.
-    plain = columns(**SMALL | MIXTRAL | {"glu": False, "biased": True})
-    assert megatron_memory.kept(plain).experts[0] == 2 * TOKENS * (4 * 64 + 6 * 96)
+    plain = step(**MIXTRAL | {"glu": False, "biased": True})
+    assert kept(plain).experts == 2 * TOKENS * (4 * 64 + 6 * 96)
 
 
 def test_the_first_layers_may_have_no_experts():
     """Of eight layers three, over four stages of two: both of the first stage, one of the next."""
     given = MIXTRAL | {"ffn": 96, "dense_layers": 3, "pp": 4, "n_micro": 4}
-    held = {s: parts(s, **given)["weights"] / 2 for s in ("first", "middle", "last")}
+    first, middle, last = (parts(number, **given)["weights"] / 2 for number in range(3))
     dense, routed = 3 * 64 * 96, 8 * 3 * 64 * 96 + 64 * 8
     layer = 4 * 64**2 + 2 * 64
-    assert held["middle"] == 2 * layer + dense + routed
-    assert held["first"] == 2 * (layer + dense) + WORDS + 32 * 64
-    assert held["last"] == 2 * (layer + routed) + WORDS + 64
+    assert middle == 2 * layer + dense + routed
+    assert first == 2 * (layer + dense) + WORDS + 32 * 64
+    assert last == 2 * (layer + routed) + WORDS + 64
 
 
 def test_latent_attention_has_deepseeks_parameters():
@@ -166,31 +168,30 @@ def test_latent_attention_has_deepseeks_parameters():
     down = h * (1536 + 512 + 64)
     up = 1536 * heads * 192 + 512 * heads * 256 + heads * 128 * h
     for tp in (1, 8):
-        x = columns(**DEEPSEEK, layers=4, vocab=102400, seq=4096, tp=tp)
-        assert megatron_memory.attention_numbers(x)[0] == down + up / tp
-    shape = PRESETS["llama3-70b"]
-    x = columns(shape)
-    ours = megatron_memory.attention_numbers(x) + megatron_memory.mlp_numbers(x, x.ffn, x.tp)
-    assert ours[0] == memory.layer_params(x)[0]
+        (one,) = columns(**DEEPSEEK, layers=4, vocab=102400, seq=4096, tp=tp).steps
+        assert attention_numbers(one) == down + up / tp
+    (llama,) = columns(PRESETS["llama3-70b"]).steps
+    ours = attention_numbers(llama) + mlp_numbers(llama, llama.ffn, llama.tp)
+    assert ours == layer_numbers(llama)
 
 
 def test_micro_batches_that_pp_does_not_divide_are_one_group():
     """Interleaved on four stages of three chunks: of four 4 x 2 + 1 chunks, of five 5 x 2 + 1; and
     where the logits take a layer's place, the last chunk is one layer shorter."""
     for n_micro, chunks in ((4, 9), (5, 11)):
-        x = columns(**SMALL | {"layers": 12}, pp=4, vpp=3, n_micro=n_micro)
-        assert memory.in_flight(x).last[0] == pytest.approx(chunks / 3)
-    x = columns(**SMALL | {"layers": 6}, pp=4, vpp=2, n_micro=4)  # 1 layer a chunk
-    assert memory.stage_layers(x).last[0] == 1 and memory.in_flight(x).last[0] == 4
+        found = in_flight(step(layers=12, pp=4, vpp=3, n_micro=n_micro))
+        assert found.last == pytest.approx(chunks / 3)
+    one = step(layers=6, pp=4, vpp=2, n_micro=4)  # 1 layer a chunk
+    assert stage_layers(one).last == 1 and in_flight(one).last == 4
 
 
 def test_only_what_every_tensor_is_counted_of_is_called_allocated():
-    assert math.isfinite(allocated())
+    assert math.isfinite(peak.allocated(step()))
     for given in ({"fp8": True}, {"width": 4}, {"zero_stage": 2}, {"offload": 1}):
-        assert math.isnan(allocated(**given))
-    assert math.isnan(allocated(megatron=False))
+        assert math.isnan(peak.allocated(step(**given)))
+    assert math.isnan(peak.allocated(step(megatron=False)))
     # No other formula has experts: their peak is unknown rather than a dense model's.
     unknown = columns(**SMALL | MIXTRAL | {"megatron": False})
-    assert math.isnan(memory.peak(unknown)[0])
+    assert math.isnan(peak.peaks(unknown)[0])
     known = columns(**SMALL | MIXTRAL)
-    assert memory.peak(known)[0] > memory.allocated(known)[0] + 4 * GIB
+    assert peak.peaks(known)[0] > peak.allocated(known.steps[0]) + 4 * GIB

@@ -4,13 +4,16 @@ import pytest
 import torch
 
 from analysis.logs.published_csv import column_name, read_csv
-from analysis.planner import memory
 from analysis.planner.columns import columns
+from analysis.planner.memory.activations import kept, stage_keeps
+from analysis.planner.memory.peak import parts
+from analysis.planner.memory.pipeline import stages
 from base.files import ROOT
 from benchmarks.planner import held_out
 from benchmarks.planner.published_rows import read_rows
 from models.config import PRESETS
 from models.gpt import Block, rope_angles
+from models.headroom import CONSTANTS
 from tests.tools import held_tensors
 
 LLAMA = {"n_kv_head": 2, "activation": "swiglu", "ffn_hidden": 768, "position": "rope"}
@@ -26,11 +29,13 @@ def test_activations_have_the_published_shares():
     cases |= {"seq_and_selective": (1, True), "full_recompute": (2, False)}
     for model, (hidden, heads) in shapes.items():
         sizes = {"hidden": hidden, "heads": heads, "layers": 1, "vocab": 51200, "seq": 2048}
-        whole = memory.kept_per_layer(columns(**sizes, tp=8))
+        (one,) = columns(**sizes, tp=8).steps
+        whole = stage_keeps(one, stages(one)[0])
         for case, (recompute, sequence_parallel) in cases.items():
             x = columns(**sizes, tp=8, recompute=recompute, sequence_parallel=sequence_parallel)
             share = published[model].number(column_name(case)) / 100
-            assert memory.kept_per_layer(x) / whole == pytest.approx(share, rel=0.012)
+            found = stage_keeps(x.steps[0], stages(one)[0])
+            assert found / whole == pytest.approx(share, rel=0.012)
 
 
 def megatron_bytes(config, x):
@@ -72,11 +77,12 @@ def test_states_and_activations_are_megatrons(name, tp, pp, vpp, dp, micro_batch
         n_micro=n_micro, zero_stage=int(dp > 1), recompute=1, sequence_parallel=tp > 1,
         grad_width=4,
     )  # fmt: skip
-    parts = memory.parts(x, "first", {"fragments": 1.0})
-    states, kept = megatron_bytes(PRESETS[name], x)
-    held = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    (step,) = x.steps
+    found = parts(step, stages(step)[0], CONSTANTS | {"fragments": 1.0})
+    states, activations = megatron_bytes(PRESETS[name], x)
+    held = found["weights"] + found["gradients"] + found["optimizer"]
     assert held == pytest.approx(states, rel=1e-3)
-    error = (parts["activations"] + parts["logits"]) / kept - 1
+    error = (found["activations"] + found["logits"]) / activations - 1
     assert abs(error) < 0.02 if pp > 1 else 0 < error < 0.25
 
 
@@ -104,12 +110,13 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(name):
     more, what it computes in between."""
     config = PRESETS[name]
     x = columns(config, micro_batch=2, seq=128, width=4, flash=True, dropout=False, plain=True)
-    formula = memory.layer_activations(x)[0] + config.gated * 2 * 128 * 4 * config.hidden * 2
-    block, angles, kept = Block(config), rope_angles(config, torch.arange(128)), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    formula = kept(x.steps[0]).layer(routed=False)
+    formula += config.gated * 2 * 128 * 4 * config.hidden * 2
+    block, angles, saved = Block(config), rope_angles(config, torch.arange(128)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         block(torch.randn(2, 128, config.hidden, requires_grad=True), angles, None)
     others = [t for t in (*block.parameters(), angles) if t is not None]
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
     ours = sum(sizes.values()) - sum(sizes.get(t.untyped_storage().data_ptr(), 0) for t in others)
     assert ours == pytest.approx(formula, rel=0.005)
 

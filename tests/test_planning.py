@@ -10,10 +10,11 @@ import pytest
 from analysis import plan, prune
 from analysis.logs.load import load
 from analysis.logs.record import Record
-from analysis.planner import explain, memory, ranking, scale
+from analysis.planner import explain, ranking, scale
 from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration
 from analysis.planner.columns import columns
 from analysis.planner.fitting import telling
+from analysis.planner.memory.buffers import buckets
 from analysis.planner.runs import priced, row_of
 from analysis.planner.space import space
 from base.errors import Parser, UsageError
@@ -292,7 +293,8 @@ def test_a_host_keeps_its_engines_apart_and_shares_its_memory():
     assert x.slower[megatron].all() and not x.deepspeed[megatron].any()
     deepspeed = ~megatron & ~x.fsdp2
     assert x.deepspeed[deepspeed].all() and not x.deepspeed[x.fsdp2].any() and x.fsdp2.any()
-    assert memory.buckets(x)[deepspeed].all() and not memory.buckets(x)[~deepspeed].any()
+    held = x.each(buckets)
+    assert held[deepspeed].all() and not held[~deepspeed].any()
     assert ranking.rank(x, host, 0.0).limit == host.gpu_memory_gb * GIB / 2
 
 

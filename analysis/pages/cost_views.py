@@ -6,11 +6,12 @@ from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.pages import charts
 from analysis.pages.section import Chart, Section, Study
-from analysis.planner import memory
 from analysis.planner.columns import columns_of
+from analysis.planner.memory.peak import ALLOCATED, fullest
 from analysis.runs import checkpoint_costs, gpu_hours, rank_times
 from base.errors import UsageError
 from base.units import GIB
+from models.headroom import CONSTANTS
 from parallel.record.schema import CATEGORIES, EXPERT_AXES
 
 _CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
@@ -56,8 +57,8 @@ def memory_view(study: Study) -> list[Section]:
         if spec.model.parts:  # no formula has their memory
             continue
         x = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
-        fullest = memory.fullest(x, tensors_alone=on_host)
-        parts = {k.replace("_", " "): size / GIB for k, size in fullest.items()}
+        sizes = fullest(x.steps[0], ALLOCATED if on_host else CONSTANTS)
+        parts = {k.replace("_", " "): size / GIB for k, size in sizes.items()}
         name, peak = name_of(record), record.peak_bytes / GIB
         rows.append({"run": name, "peak_gib": peak, "predicted_gib": sum(parts.values())} | parts)
         bars += [{"bar": name, "part": part, "gib": gib} for part, gib in parts.items() if gib]
@@ -67,7 +68,7 @@ def memory_view(study: Study) -> list[Section]:
     columns = [Column("run", "run"), Column("peak_gib", "measured peak GiB", ".3g")]
     columns.append(Column("predicted_gib", "predicted GiB", ".3g"))
     notes = [
-        "predicted: the fullest stage by analysis/planner/memory.py; on a CPU its tensors alone,"
+        "predicted: the fullest stage by analysis/planner/memory; on a CPU its tensors alone,"
         " while the measured resident memory holds Python and its libraries, too"
     ]
     section.tables["memory"] = Table(columns, rows, notes=notes)

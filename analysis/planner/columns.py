@@ -1,13 +1,15 @@
-"""Layouts as columns: many ways to split a step, each setting one numpy array.
+"""Training steps that the planner predicts: a `Step` of numbers, many as `Columns` of arrays.
 
-The planner and the models of time and memory work on these.
+The time model works on columns, for a fit moves all constants at once; the bytes of memory follow
+from a step, for they depend on what an engine does. `x.each(function)` takes one to the other.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import fields, make_dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,123 +24,168 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing
+NONE, SELECTIVE, FULL = range(3)  # positions in RECOMPUTE
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core")
-FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "fp8", "tf32", "flash")
-FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out")
-FLAGS += ("host_checkpoints", "documents", "te_loss", "megatron", "biased")
-FLAGS += ("deep_ep", "hybrid_ep", "ep_overlap", "padded")
-EXPERTS = ("experts", "topk", "moe_ffn", "shared_ffn", "dense_layers")
-EXPERTS += ("q_lora", "kv_lora", "rope_dim", "value_dim", "mtp")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Models, layouts and machines of n training steps; every field is an array of length n.
+class _Settings(NamedTuple):
+    """The model, layout, engine and machine of a step. `_usual` has the values of those without a
+    default."""
 
-    glu: the feed-forward has a gate. untied: the output layer is not the word embedding. qk_norm:
-    queries and keys have norms. positions: rows of a learned table of positions. rotary: queries
-    and keys are turned instead. dropout: backward needs its masks. recompute and offload count as
-    their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes of a weight in compute (2 or 4),
-    grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8 (or fp4). tf32:
-    fp32 is multiplied in TF32. flash: attention is one kernel that never stores its s x s scores.
-    deepspeed: DeepSpeed's engine runs the step, not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2
-    does. plain: PyTorch's own operators compute gates and the loss, not Megatron's fused ones.
-    gelu_written_out: in five operators, as Hugging Face's GPT-2 has it. bucket: elements of all
-    buckets of DeepSpeed's that live at a time. host_checkpoints: activation checkpoints lie in host
-    memory. documents: attention ends with each. te_loss: Transformer Engine computes the loss.
-    slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks
-    share a sequence; keys and values travel in a ring. shards: ranks that ZeRO and FSDP2 cut one
-    copy of the state over (by default dp x cp). reductions: of a gradient in FSDP2's step. family:
-    the position in `FAMILIES` (by default as the flags say). gpus_per_node: GPUs that fast links
-    join; in a rack with NVLink switches more than a node's. first_layers, last_layers: of the first
-    and the last stage of an uneven pipeline; 0 where nothing states them.
+    # --- the model
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: float  # of latent attention, the part of a head without positions
+    kv_heads: int
+    ffn: int  # width of the feed-forward
+    vocab: int  # words as they are held: padded to a multiple of tp, in runs of ours of 128 tp
+    seq: int  # tokens of a sequence
+    dropout: bool  # backward needs its masks
+    # --- the split
+    shards: int  # ranks that ZeRO and FSDP2 cut one copy of the state over
+    etp: int
+    # --- the engine
+    family: int  # position in FAMILIES
+    grad_width: int  # bytes of an accumulated gradient
+    slower: bool  # micro-batches take a fit's factor `engine` longer
+    bucket: int  # elements of all buckets of DeepSpeed's that live at a time
+    output_twice: bool  # attention keeps its output in two orders
+    # --- the model, where it is no plain GPT
+    glu: bool = False  # the feed-forward has a gate
+    untied: bool = False  # the output layer is not the word embedding
+    qk_norm: bool = False  # queries and keys have norms
+    positions: int = 0  # rows of a learned table of positions
+    rotary: bool = False  # queries and keys are turned instead
+    biased: bool = False  # products have biases and norms two weights
+    documents: bool = False  # attention ends with each document
+    mtp: int = 0  # layers that predict further tokens
+    experts: int = 0
+    topk: int = 0  # experts that a token takes
+    moe_ffn: int = 0  # width of an expert
+    shared_ffn: int = 0  # width of the experts that all tokens take, together
+    dense_layers: int = 0  # layers at the start without experts
+    imbalance: float = 1.0  # tokens of the fullest rank's experts over the mean
+    padded: bool = False  # experts take equally many tokens, the others are dropped
+    q_lora: int = 0  # sizes of latent attention
+    kv_lora: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
+    # --- the split
+    tp: int = 1
+    cp: int = 1  # ranks that share a sequence; keys and values travel in a ring
+    pp: int = 1
+    vpp: int = 1
+    dp: int = 1
+    ep: int = 1
+    micro_batch: int = 1
+    n_micro: int = 1
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+    recompute: int = 0  # position in RECOMPUTE
+    offload: int = 0  # position in OFFLOAD
+    host_checkpoints: bool = False  # activation checkpoints lie in host memory
+    first_layers: int = 0  # of the first and the last stage of an uneven pipeline; 0: not stated
+    last_layers: int = 0
+    reductions: int = 1  # of a gradient in FSDP2's step
+    # --- the engine
+    megatron: bool = False  # Megatron-LM with Transformer Engine, whose every tensor is known
+    deepspeed: bool = False
+    fsdp2: bool = False
+    plain: bool = False  # PyTorch's own operators compute gates and the loss, not fused ones
+    gelu_written_out: bool = False  # in five operators, as Hugging Face's GPT-2 has it
+    width: int = 2  # bytes of a weight in compute: 2 or 4
+    fp8: bool = False  # the layers' products run in fp8, or fp4
+    tf32: bool = False  # fp32 is multiplied in TF32
+    flash: bool = False  # attention is one kernel that never stores its s x s scores
+    te_loss: bool = False  # Transformer Engine computes the loss
+    fused_gradients: bool = True  # kernels add gradients up
+    workspaces: int = 96  # MiB of cuBLAS: 96 on Hopper and later
+    deep_ep: bool = False  # a token goes to a node, and there to a rank, once
+    hybrid_ep: bool = False  # by HybridEP, whose kernels do more of the work than DeepEP's
+    ep_overlap: bool = False  # the messages of experts run beside another micro-batch
+    # --- the machine
+    gpus_per_node: int = 8  # GPUs that fast links join: in a rack with NVLink switches, more
 
-    megatron: Megatron-LM runs the step, whose bytes megatron_memory.py counts. A token takes topk
-    experts of width moe_ffn and those of all, together shared_ffn wide; dense_layers: at the start,
-    without. deep_ep: a token goes to a node, and there to a rank, once; hybrid_ep: by HybridEP,
-    whose kernels do more of the work than DeepEP's. padded: experts take equally many tokens, the
-    others are dropped. ep_overlap: the messages of experts run beside another micro-batch.
-    imbalance: tokens of the fullest rank's experts over the mean. mtp: layers that predict further
-    tokens.
-    q_lora, kv_lora, rope_dim, value_dim: of latent attention. biased: products have biases
-    and norms two weights. fused_gradients: kernels add gradients up. output_twice: attention keeps
-    its output in two orders. workspaces: MiB of cuBLAS, 96 on Hopper and later.
-    """
 
-    layers: Array
-    hidden: Array
-    heads: Array
-    head_dim: Array
-    kv_heads: Array
-    ffn: Array
-    glu: Array
-    untied: Array
-    qk_norm: Array
-    dropout: Array
-    vocab: Array
-    positions: Array
-    seq: Array
-    tp: Array
-    cp: Array
-    pp: Array
-    vpp: Array
-    dp: Array
-    micro_batch: Array
-    n_micro: Array
-    zero_stage: Array
-    recompute: Array
-    sequence_parallel: Array
-    offload: Array
-    width: Array
-    grad_width: Array
-    fp8: Array
-    tf32: Array
-    flash: Array
-    gpus_per_node: Array
-    deepspeed: Array
-    fsdp2: Array
-    rotary: Array
-    plain: Array
-    gelu_written_out: Array
-    bucket: Array
-    host_checkpoints: Array
-    documents: Array
-    te_loss: Array
-    shards: Array
-    reductions: Array
-    slower: Array
-    family: Array
-    megatron: Array
-    experts: Array
-    topk: Array
-    moe_ffn: Array
-    shared_ffn: Array
-    dense_layers: Array
-    ep: Array
-    etp: Array
-    q_lora: Array
-    kv_lora: Array
-    rope_dim: Array
-    value_dim: Array
-    mtp: Array
-    deep_ep: Array
-    hybrid_ep: Array
-    ep_overlap: Array
-    padded: Array
-    imbalance: Array
-    biased: Array
-    fused_gradients: Array
-    output_twice: Array
-    workspaces: Array
-    first_layers: Array
-    last_layers: Array
+class _Sizes:
+    """What follows from settings, of numbers and of arrays alike."""
+
+    __slots__ = ()
+
+    @property
+    def gpus(self) -> Any:
+        return math.prod(getattr(self, axis) for axis in RANK_AXES)
+
+    @property
+    def nanotron(self) -> Any:
+        """Whether nanotron's code runs the step."""
+        return self.family == FAMILIES.index("nanotron")
+
+    @property
+    def replicas(self) -> Any:
+        """Ranks that hold the same parameters and add up their gradients."""
+        return self.cp * self.dp
+
+    @property
+    def expert_replicas(self) -> Any:
+        """Ranks of a stage that hold the same experts."""
+        return self.tp * self.replicas / (self.ep * self.etp)
+
+    @property
+    def tokens(self) -> Any:
+        """Tokens of a micro-batch on one rank, before sequence parallelism."""
+        return self.micro_batch * self.seq / self.cp
+
+    @property
+    def global_batch(self) -> Any:
+        return self.dp * self.micro_batch * self.n_micro
+
+
+class Step(_Sizes, _Settings):
+    """One training step of numbers, truth values and positions in lists."""
+
+    __slots__ = ()
+
+    @property
+    def counted(self) -> bool:
+        """Whether every tensor of the step is known: of Megatron core in 16 bits, with Transformer
+        Engine's layers."""
+        if not self.megatron or self.width != 2 or self.zero_stage > 1:
+            return False
+        return not (self.fp8 or self.documents or self.offload or self.mtp)
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether Transformer Engine runs the layers' products in fp8. FSDP2's fp8 is torchao's,
+        which keeps inputs and weights otherwise: its memory is counted as that of bf16."""
+        return self.fp8 and not self.fsdp2
+
+    @property
+    def autocast(self) -> bool:
+        """Whether fp32 weights compute in half precision, as DistributedDataParallel's do, and
+        norms in fp32, as nanotron's do."""
+        return self.plain and not self.deepspeed and not self.fsdp2 and self.width < 4
+
+    @property
+    def sequence_cut(self) -> int:
+        """Ranks that cut the sequence between the layers' products."""
+        return self.tp if self.sequence_parallel else 1
+
+
+_Arrays = make_dataclass("_Arrays", [(f, Array) for f in Step._fields], frozen=True)
+
+
+class Columns(_Sizes, _Arrays):
+    """n training steps: each setting of `Step` is an array of length n."""
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def take(self, chosen: Array | list[int]) -> "Columns":
-        """The rows that an index or a mask chooses. A column of one value stays one number."""
+        """Returns the rows that an index or a mask chooses. A column of one value stays one
+        number."""
         at = np.arange(len(self))[chosen]
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         one = {name: np.broadcast_to(a[:1], len(at)) for name, a in arrays.items() if _is_one(a)}
@@ -146,60 +193,42 @@ class Columns:
 
     @classmethod
     def stack(cls, parts: Sequence["Columns"]) -> "Columns":
-        """The rows of all parts."""
+        """Returns the rows of all parts."""
         names = [f.name for f in fields(cls)]
         return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
 
-    @property
-    def gpus(self) -> Array:
-        return math.prod(getattr(self, axis) for axis in RANK_AXES)
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The rows, one by one."""
+        numbers = (getattr(self, f.name).tolist() for f in fields(self))
+        return [Step._make(row) for row in zip(*numbers, strict=True)]
 
-    @property
-    def nanotron(self) -> Array:
-        """Whether nanotron's code runs the step."""
-        return self.family == FAMILIES.index("nanotron")
+    def each(self, function: Callable[[Step], Any]) -> Array:
+        """Returns a function's number, or numbers, of every row: (n,) or (n, numbers)."""
+        if function not in self._numbers:
+            self._numbers[function] = np.array([function(step) for step in self.steps])
+        return self._numbers[function]
 
-    @property
-    def autocast(self) -> Array:
-        """Whether fp32 weights compute in half precision, as DistributedDataParallel's do, and
-        norms in fp32, as nanotron's do."""
-        return self.plain & ~self.deepspeed & ~self.fsdp2 & (self.width < 4)
-
-    @property
-    def replicas(self) -> Array:
-        """Ranks that hold the same parameters and add up their gradients."""
-        return self.cp * self.dp
-
-    @property
-    def expert_replicas(self) -> Array:
-        """Ranks of a stage that hold the same experts."""
-        return self.tp * self.replicas / (self.ep * self.etp)
+    @cached_property
+    def _numbers(self) -> dict[Callable, Array]:
+        return {}
 
     @property
     def routed(self) -> Array:
         """The share of layers that have experts."""
         return np.where(self.experts > 0, 1.0 - self.dense_layers / self.layers, 0.0)
 
-    @property
-    def tokens(self) -> Array:
-        """Tokens of a micro-batch on one rank, before sequence parallelism."""
-        return self.micro_batch * self.seq / self.cp
-
-    @property
-    def global_batch(self) -> Array:
-        return self.dp * self.micro_batch * self.n_micro
-
     def layout(self, i: int) -> Layout:
-        """Row i as one Layout."""
-        sizes = (*AXES, "micro_batch", "n_micro", "zero_stage")
-        ends = Ends(int(self.first_layers[i]), int(self.last_layers[i]))
+        """Returns row i as one Layout."""
+        step = self.steps[i]
+        sizes = (*AXES, "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
+        ends = Ends(step.first_layers, step.last_layers)
         return Layout(
-            **{name: int(getattr(self, name)[i]) for name in sizes},
-            **(ends.settings(int(self.vpp[i])) if any(ends) else {}),
-            fsdp_shard=int(self.shards[i]) if self.shards[i] < self.replicas[i] else None,
-            sequence_parallel=bool(self.sequence_parallel[i]),
-            recompute=RECOMPUTE[self.recompute[i]],
-            offload=OFFLOAD[self.offload[i]],
+            **{name: getattr(step, name) for name in sizes},
+            **(ends.settings(step.vpp) if any(ends) else {}),
+            fsdp_shard=step.shards if step.shards < step.replicas else None,
+            recompute=RECOMPUTE[step.recompute],
+            offload=OFFLOAD[step.offload],
         )
 
 
@@ -254,8 +283,8 @@ def _of_parts(config: GPTConfig) -> dict[str, Any]:
     return sizes
 
 
-def _derived(values: dict[str, Array]) -> dict[str, Array]:
-    """The usual values of columns that follow from others."""
+def _usual(values: dict[str, Array]) -> dict[str, Any]:
+    """Returns the usual values of settings that follow from others."""
     engines = [values["fsdp2"].astype(bool), values["deepspeed"].astype(bool)]
     return {
         "ffn": 4 * values["hidden"],
@@ -270,13 +299,12 @@ def _derived(values: dict[str, Array]) -> dict[str, Array]:
         "family": np.select(engines, [FAMILIES.index("fsdp"), FAMILIES.index("deepspeed")], 0),
         "etp": values["tp"],  # as in Megatron-LM
         "output_twice": values["cp"] > 1,
-        "fused_gradients": np.array(True),
-        "workspaces": np.array(96),
     }
 
 
 def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
-    """Columns from scalars and arrays, broadcast together; what is not given has its usual value.
+    """Returns columns from scalars and arrays, broadcast together; what is not given has its usual
+    value.
 
     `config` gives the model's sizes, of which any may be given instead. Models without a gate have
     dropout, as GPT-2 and GPT-3 had; those with one have none, as Llama.
@@ -284,19 +312,13 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
     Raises:
         UsageError: `config` has what no formula counts.
     """
-    usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro", "reductions"), 1)
-    usual |= dict.fromkeys(("zero_stage", "recompute", "offload", "positions"), 0)
-    usual |= dict.fromkeys((*EXPERTS, "first_layers", "last_layers"), 0)
-    usual |= {"ep": 1, "imbalance": 1.0}
-    usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
-    values = usual | (_of_model(config) if config else {}) | stated
-    values = _derived({name: np.asarray(value) for name, value in values.items()}) | values
-    names = [f.name for f in fields(Columns)]
-    if unknown := set(values) - set(names):
+    values = Step._field_defaults | (_of_model(config) if config else {}) | stated
+    values = {name: np.asarray(value) for name, value in values.items()}
+    values = _usual(values) | values
+    if unknown := values.keys() - set(Step._fields):
         raise TypeError(f"no such columns: {sorted(unknown)}")
-    flags = (*FLAGS, "dropout", "slower", "fused_gradients", "output_twice")
-    kinds = dict.fromkeys(flags, bool) | {"head_dim": float, "imbalance": float}
-    arrays = {n: np.atleast_1d(values[n]).astype(kinds.get(n, np.int64)) for n in names}
+    kinds = _Settings.__annotations__
+    arrays = {name: np.atleast_1d(values[name]).astype(kinds[name]) for name in Step._fields}
     shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
     return Columns(**{name: np.broadcast_to(array, shape) for name, array in arrays.items()})
 

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common.table import Column, Table, by_key
-from analysis.planner import memory, timemodel
+from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns
+from analysis.planner.memory.peak import allocated, fullest, peaks
+from analysis.planner.memory.pipeline import stage_layers
 from analysis.planner.space import engine_of, space
 from base.bounds import Bounds
 from base.units import GIB
@@ -83,7 +85,7 @@ def rank(
     terms = timemodel.terms(x, machine, cluster.fit.constants)
     terms = {name: np.broadcast_to(s, (len(x),)) * crowd for name, s in terms.items()}
     seconds = sum(terms.values())
-    used, limit = memory.peak(x, cluster.memory), usable(cluster.gpu_memory_gb, margin)
+    used, limit = peaks(x, cluster.memory), usable(cluster.gpu_memory_gb, margin)
     if cluster.is_host:  # whose memory its ranks share
         limit /= int(x.gpus.max())
     fits = np.flatnonzero(used <= limit)
@@ -139,7 +141,7 @@ def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.
 
 def gigabytes(x: Columns, cluster: Calibration) -> dict[str, float]:
     """Gigabytes of one layout by part, on its fullest rank; x: one row."""
-    return {name: b / GIB for name, b in memory.fullest(x, cluster.memory).items()}
+    return {name: b / GIB for name, b in fullest(x.steps[0], cluster.memory).items()}
 
 
 def policy(x: Columns, i: int) -> str:
@@ -187,8 +189,8 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
     low, high = r.cluster.fit.interval(seconds, x, r.cluster.machine_for(x))
     sent = sum(message_seconds(r, chosen).values())
     sent = sent + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
-    allocated = memory.allocated(x) / GIB
-    cut = np.stack(memory.stage_layers(x), axis=1).astype(int).tolist()
+    counted = x.each(allocated) / GIB
+    cut = x.each(stage_layers).astype(int).tolist()
     rows = []
     for i in range(len(x)):
         layout, seq_len, t = x.layout(i), int(x.seq[i]), float(seconds[i])
@@ -209,7 +211,7 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
             "tflops": tflops,
             "mfu": r.cluster.mfu(tflops, gemms).value,
             "tokens_per_s": tokens / t,
-            "allocated_gib": float(allocated[i]) if np.isfinite(allocated[i]) else None,
+            "allocated_gib": float(counted[i]) if np.isfinite(counted[i]) else None,
             "memory_gib": float(used[i] / GIB),
             "tight": "tight" if used[i] > (1 - TIGHT) * r.limit else "",
             "bubble": float(terms["bubble"][i] / t),

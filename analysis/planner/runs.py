@@ -12,10 +12,11 @@ from analysis.logs.load import load, name_of
 from analysis.logs.model import asked, config_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
-from analysis.planner import memory, ranking
+from analysis.planner import ranking
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns, columns
 from analysis.planner.engines import is_fsdp2
+from analysis.planner.memory.peak import check_counted
 from base.errors import Answer, UsageError
 from parallel.config.axes import AXES, MODEL_AXES, UNEVEN
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
@@ -89,8 +90,8 @@ def counted_row_of(record: Record, place: Place) -> Columns:
         ValueError: a fact that the model needs is not in the log, or no formula counts a part.
     """
     x, config = row_of(record, place), config_of(record).value
-    what = f"{record.precision} of {record.engine} on {record.gpu_type}"
-    memory.check_counted(config, x, what)
+    name = f"{record.precision} of {record.engine} on {record.gpu_type}"
+    check_counted(config, x, name)
     return x
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.planner import memory
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns, columns
+from analysis.planner.memory.peak import check_counted
 from base.errors import UsageError
 from models.config import GPTConfig
 from parallel.config.axes import AXES, RANK_AXES
@@ -103,7 +103,7 @@ def space(
     x = columns(config, **settings)
     keep = np.isin(engine, engines) & ~_cannot_run(x, precision)
     x = x.take(keep)
-    memory.check_counted(config, x, f"{precision} on {cluster.gpu}")
+    check_counted(config, x, f"{precision} on {cluster.gpu}")
     if not keep.any():
         raise UsageError(
             f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.planner.columns import Array, Columns
+from analysis.planner.columns import FULL, SELECTIVE, Array, Columns, Step
 from analysis.planner.engines import CROWD, FAMILY, of
-from analysis.planner.megatron_memory import attention_numbers, mlp_numbers, routed_tokens
-from analysis.planner.memory import FULL, SELECTIVE, keys_and_values, params, stage_layers
+from analysis.planner.memory.activations import routed_tokens
+from analysis.planner.memory.buffers import keys_and_values
+from analysis.planner.memory.pipeline import layer_numbers, stage_layers, stages_of
+from analysis.planner.memory.states import attention_numbers, mlp_numbers
 from models.gpus import network_rate, planning_gpu
 from parallel.measure.wire import wire_bytes
 
@@ -154,7 +156,7 @@ def _expert_gemms(x: Columns, peak: Array, c: dict) -> Array:
     part of the tokens."""
     m, h, gate = x.tokens, x.hidden, 1 + x.glu
     own = np.maximum(x.experts / x.ep, 1)
-    each = np.maximum(routed_tokens(x) * x.imbalance / own, 1)
+    each = np.maximum(x.each(routed_tokens) * x.imbalance / own, 1)
     width, shared = (np.maximum(w, 1) for w in (x.moe_ffn / x.etp, x.shared_ffn / x.tp))
     routed = own * (_gemm(each, width * gate, h, peak, c) + _gemm(each, h, width, peak, c))
     always = _gemm(m, shared * gate, h, peak, c) + _gemm(m, h, shared, peak, c)
@@ -202,7 +204,7 @@ def _permuted(x: Columns) -> Array:
     sorting = np.where(x.deep_ep, 4.0, 6.0) * x.topk + 2.0
     sorted_bytes = own * sorting * x.imbalance * x.hidden * x.width * x.etp
     act = 2.0 * (1 + 0.5 * x.glu) * x.width
-    routed = routed_tokens(x) * x.imbalance * x.moe_ffn / x.etp
+    routed = x.each(routed_tokens) * x.imbalance * x.moe_ffn / x.etp
     weights = mlp_numbers(x, x.moe_ffn, x.etp) * x.experts / x.ep
     held = weights * (2.0 * x.width + 2.0 * x.grad_width) / 3.0
     return scores + sorted_bytes + held + act * (routed + x.tokens * x.shared_ffn / x.tp)
@@ -265,7 +267,9 @@ def expert_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     network = machine.network * c["network"] * SENT / x.gpus_per_node
     each = np.maximum(token * inside / links, token * beyond / network) + latency(n, c)
     each = each * np.where(x.ep_overlap, SHOWN, 1.0) * (n > 1)
-    gathered = all_reduce(x.etp, routed_tokens(x) * x.hidden * x.width, x.gpus_per_node, machine, c)
+    gathered = all_reduce(
+        x.etp, x.each(routed_tokens) * x.hidden * x.width, x.gpus_per_node, machine, c
+    )
     times = np.where(x.recompute == FULL, 6.0, 4.0)
     return x.routed * times * (each + gathered / 2.0 * (x.etp > 1))
 
@@ -350,7 +354,7 @@ class PipelineTimes(NamedTuple):
 def stages(x: Columns, machine: Machine, c: dict) -> PipelineTimes:
     """Forward and backward, with what a stalling pipeline waits."""
     layer_s, head_s = layer(x, machine, c), logits(x, machine, c)
-    first, middle, last = stage_layers(x)
+    first, middle, last = stages_of(x)
     slowest = np.maximum(np.maximum(first, middle) * layer_s, last * layer_s + head_s)
     mean = ((x.layers + x.mtp) * layer_s + (1 + x.mtp) * head_s) / x.pp
     slowest = np.maximum(slowest, mean * (x.mtp > 0))
@@ -410,21 +414,26 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def parameters(x: Columns) -> Array:
-    """Trained parameters of the fullest rank: its share of layers and, at an end, the embedding."""
-    first, middle, last = stage_layers(x)
-    usual = np.maximum(params(x, middle, False), params(x, np.maximum(first, last), True))
-    if not (x.experts.any() or x.kv_lora.any()):
-        return usual
-    mlp, shared = (mlp_numbers(x, width, x.tp) for width in (x.ffn, x.shared_ffn))
-    own = (1.0 - x.routed) * mlp + x.routed * (shared + x.hidden * x.experts)
-    ends = np.where(x.untied & (x.pp == 1), 2, 1) * x.vocab * x.hidden / x.tp
-    own = np.maximum(first, last) * (attention_numbers(x) + own) + ends
-    return np.where((x.experts > 0) | (x.kv_lora > 0), own, usual)
+    """Trained parameters of the fullest rank, without its experts: its share of layers and, at an
+    end, the embedding. Norms and biases take no time to speak of."""
+    return x.each(_parameters)
+
+
+def _parameters(step: Step) -> float:
+    first, middle, last = stage_layers(step)
+    table = step.vocab * step.hidden * (2 if step.untied and step.pp == 1 else 1)
+    if not (step.experts or step.kv_lora):
+        layer = layer_numbers(step)
+        return max(middle * layer, max(first, last) * layer + table) / step.tp
+    mlp, shared = (mlp_numbers(step, width, step.tp) for width in (step.ffn, step.shared_ffn))
+    routed = 1.0 - step.dense_layers / step.layers if step.experts else 0.0
+    own = (1.0 - routed) * mlp + routed * (shared + step.hidden * step.experts)
+    return max(first, last) * (attention_numbers(step) + own) + table / step.tp
 
 
 def expert_parameters(x: Columns) -> Array:
     """Trained parameters of a rank's experts, of the fullest rank."""
-    layers = np.maximum(*stage_layers(x)[:2]) * x.routed
+    layers = np.maximum(*stages_of(x)[:2]) * x.routed
     return layers * mlp_numbers(x, x.moe_ffn, x.etp) * x.experts / x.ep
 
 

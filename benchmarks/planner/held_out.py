@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common.table import Column, Table
-from analysis.planner import fitting, memory
+from analysis.planner import fitting
 from analysis.planner.columns import Columns
+from analysis.planner.memory.peak import peaks, stage_peaks
 from base.errors import Parser, command_line
 from base.files import ROOT
 from base.units import GIB
@@ -162,7 +163,7 @@ def fit_some(
 
 def first_rank(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
     """Peak bytes of rank 0, the one whose memory logs print."""
-    return sum(memory.parts(x, "first", constants).values())
+    return stage_peaks(x, 0, constants or CONSTANTS)
 
 
 def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
@@ -171,8 +172,8 @@ def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
     def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
         constants = memory_constants(rows, known, count)
         library = np.where(rows.tensors_alone[unknown], constants["library_gb"], 0.0)
-        peaks = first_rank(rows.x.take(unknown), constants) / GIB
-        return peaks - library, np.nan
+        gigabytes = first_rank(rows.x.take(unknown), constants) / GIB
+        return gigabytes - library, np.nan
 
     return _held_out(rows, _has_peak(rows), "random", predict)
 
@@ -217,7 +218,7 @@ def refused(rows: Rows) -> dict[str, Any]:
         here = np.flatnonzero(keys == key)
         known = np.intersect1d(here, _has_peak(rows))
         constants = memory_constants(rows, known, fitting.MAX_ROWS)
-        full[here] = memory.peak(rows.x.take(here), constants) / GIB
+        full[here] = peaks(rows.x.take(here), constants) / GIB
     known = np.isfinite(rows.gpu_memory_gb) & ~rows.x.fp8
     refuses = (full > rows.gpu_memory_gb) | ~rows.can_start
     crashed = known & np.isin(rows.status, CRASHED)
@@ -274,8 +275,8 @@ def by_memory() -> Table:
     results = []
     for name in SETS:
         rows = rows_of(name)
-        if len((peaks := of_memory(rows)).index):
-            results.append({"set": name} | peaks.errors(rows.memory_gb) | refused(rows))
+        if len((held_out := of_memory(rows)).index):
+            results.append({"set": name} | held_out.errors(rows.memory_gb) | refused(rows))
     columns = [
         Column("set", "published rows"),
         Column("mape", "MAPE of the peak", ".1%"),

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.logs.published_csv import Row
-from analysis.planner import memory
 from analysis.planner.columns import Columns
+from analysis.planner.memory.peak import allocated
+from analysis.planner.memory.pipeline import layer_numbers, stages
 from analysis.planner.runs import row_of
 from analysis.planner.timemodel import Machine, machine_of
 from analysis.published.published_runs import named_rows, record_of
@@ -34,7 +35,7 @@ SLOW = 1.3  # a run this many times slower than one with no less to do met what 
 def stages_without_layers(x: Columns) -> np.ndarray:
     """Stages behind that of the last layer, where the output layer counts in cutting them: stage s
     begins at the layer at which s shares of the parameters are reached."""
-    share = (x.layers + x.vocab * x.hidden / memory.layer_params(x)) / x.pp  # in layers
+    share = (x.layers + x.vocab * x.hidden / layer_numbers(x)) / x.pp  # in layers
     behind = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
     return np.where(x.nanotron, np.maximum(behind, 0), 0)
 
@@ -70,8 +71,9 @@ class Rows:
     def allocated(self) -> np.ndarray:
         """Gigabytes that PyTorch allocates on the rank of memory_gb, nan where no formula counts
         every tensor, (n,)."""
-        last = memory.allocated(self.x, "last")
-        return np.where(self.last_stage, last, memory.allocated(self.x)) / GIB
+        ranks = zip(self.x.steps, self.last_stage.tolist(), strict=True)
+        bytes_ = [allocated(step, stages(step)[-1] if is_last else None) for step, is_last in ranks]
+        return np.array(bytes_) / GIB
 
     @property
     def has_step_memory(self) -> np.ndarray:

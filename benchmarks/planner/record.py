@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from analysis.logs.published_csv import column_name
-from analysis.planner import calibration, fitting, memory
+from analysis.planner import calibration, fitting
+from analysis.planner.memory.peak import peaks
 from base.errors import Parser, command_line
 from base.files import ROOT
 from base.units import GIB
@@ -39,7 +40,9 @@ FOUND = ("seconds", "low", "high", "fits", "why", "predicted_gb")
 RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
 MODEL = (
     *(f"analysis/planner/{name}.py" for name in ("timemodel", "engines", "fitting", "columns")),
-    *(f"analysis/planner/{name}.py" for name in ("memory", "megatron_memory", "runs")),
+    "analysis/planner/runs.py",
+    *(f"analysis/planner/memory/{name}.py" for name in ("pipeline", "states", "activations")),
+    *(f"analysis/planner/memory/{name}.py" for name in ("output", "buffers", "peak")),
     *("models/gpus.py", "models/gpus.toml", "models/headroom.py", "analysis/logs/published_csv.py"),
     *(f"analysis/published/{name}.py" for name in ("published_runs", "unstated")),
     "benchmarks/planner/published_rows.py",
@@ -61,7 +64,7 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
     limit = np.array([planning_gpu(name).memory_gb for name in rows.gpu])
     limit = np.where(np.isfinite(rows.gpu_memory_gb), rows.gpu_memory_gb, limit)
     allocated = rows.allocated
-    full, start, fp8 = memory.peak(rows.x) / GIB, rows.can_start, rows.x.fp8
+    full, start, fp8 = peaks(rows.x) / GIB, rows.can_start, rows.x.fp8
     for card in np.unique(cards):
         here = np.flatnonzero(cards == card)
         fit = fits.get(card) or fitting.prior_fit(fitting.priors_of(card))

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from analysis.planner import memory
 from analysis.planner.columns import columns_of
+from analysis.planner.memory import states
+from analysis.planner.memory.pipeline import stages
 from base.files import ROOT
 from parallel import batches, engines, forked_ranks, token_files
 from parallel.config.run_spec import RunSpec
@@ -33,14 +34,15 @@ SMALL |= {"gpus": 2, "device": "cpu", "kernels": "torch", "global_batch": 4, "mi
 
 
 def expected(spec: RunSpec) -> float:
-    """Bytes of weights, gradients and optimizer that a rank holds by `memory.states`.
+    """Bytes of weights, gradients and optimizer that a rank of the first stage holds, by formula.
 
     Gathered layers are gone when a backward pass has ended.
     """
-    x = columns_of(spec)
-    n = memory.params(x, memory.stage_layers(x)[0], True)
-    states = memory.states(x, n).values()
-    return sum(float(part[0]) for part in states) - float(memory.gathered(x, n)[0])
+    (step,) = columns_of(spec).steps
+    first = stages(step)[0]
+    n = states.parameters(step, first)
+    held = states.weights(step, n) - states.gathered(step, n.total)
+    return held + states.gradients(step, first, n) + states.optimizer(step, n)
 
 
 def storages() -> dict[int, int]:

@@ -1,0 +1,99 @@
+"""The peak of a step's memory, part by part, on the fullest rank or on a stage's.
+
+Megatron core with Transformer Engine in 16 bits is `counted`: every tensor is known, of experts and
+latent attention, too, and what PyTorch allocates is the largest of two moments, the output layer's
+backward and the last layer's. Of the other engines all parts add up: published peaks look as an
+allocator's would that does not use the freed blocks again.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from analysis.planner.columns import Array, Columns, Step
+from analysis.planner.memory import buffers, states
+from analysis.planner.memory.activations import activations, computed_again, layer_goes_back
+from analysis.planner.memory.output import logits, output_goes_back
+from analysis.planner.memory.pipeline import Stage, stages
+from base.errors import UsageError
+from base.units import GIB
+from models.config import GPTConfig, in_words
+from models.headroom import CONSTANTS
+
+ALLOCATED = {"library_gb": 0.0, "fragments": 1.0}  # CONSTANTS of what PyTorch alone allocates
+
+
+def parts(step: Step, stage: Stage, constants: Mapping[str, float] = CONSTANTS) -> dict[str, float]:
+    """Returns the bytes of a rank of a stage by part; constants: as models/headroom.py has them.
+    They are nan of experts that are not `counted`."""
+    fragments, n = constants["fragments"], states.parameters(step, stage)
+    head = 0.0
+    library = constants["library_gb"] * GIB
+    if step.counted:
+        library += buffers.workspaces(step)
+        layer = activations(step, stage)
+        back = layer_goes_back(step, stage)
+        head = output_goes_back(step) if stage.has_output else 0.0
+        layer, head = (layer + back, 0.0) if back > head else (layer, head)
+    else:
+        again = computed_again(step, stage)
+        layer = activations(step, stage) + again
+        if stage.has_output:
+            head = logits(step)
+            if step.host_checkpoints:  # a layer's working memory and the logits take turns, too
+                head = max(head - again, 0.0)
+    sizes = {
+        "weights": states.weights(step, n),
+        "gradients": states.gradients(step, stage, n),
+        "optimizer": states.optimizer(step, n),
+        "fp8_copies": states.fp8_copies(step, stage),
+        "activations": layer * fragments,
+        "keys_and_values": 0.0 if step.counted else buffers.received(step),
+        "masks": buffers.masks(step, stage),
+        "logits": head * fragments,
+        "buckets": buffers.buckets(step),
+        "library": library,
+    }
+    if step.experts and not step.counted:
+        return dict.fromkeys(sizes, math.nan)
+    return sizes
+
+
+def fullest(step: Step, constants: Mapping[str, float] = CONSTANTS) -> dict[str, float]:
+    """Returns `parts` of the fullest rank."""
+    ranks = [parts(step, stage, constants) for stage in stages(step)]
+    return max(ranks, key=lambda sizes: sum(sizes.values()))
+
+
+def peaks(x: Columns, constants: Mapping[str, float] = CONSTANTS) -> Array:
+    """Returns the peak bytes of every row's fullest rank: what must fit; nan where no formula has
+    the model's parts."""
+    return np.array([sum(fullest(step, constants).values()) for step in x.steps])
+
+
+def stage_peaks(x: Columns, number: int, constants: Mapping[str, float] = CONSTANTS) -> Array:
+    """Returns the peak bytes of every row's stage of that number in `stages`: 0, or -1 the last."""
+    ranks = ((step, stages(step)[number]) for step in x.steps)
+    return np.array([sum(parts(step, stage, constants).values()) for step, stage in ranks])
+
+
+def allocated(step: Step, stage: Stage | None = None) -> float:
+    """Returns torch.cuda.max_memory_allocated of a rank of a stage, or of the fullest; nan where a
+    tensor is not counted."""
+    sizes = parts(step, stage, ALLOCATED) if stage else fullest(step, ALLOCATED)
+    return sum(sizes.values()) if step.counted else math.nan
+
+
+def check_counted(config: GPTConfig, x: Columns, name: str) -> None:
+    """Refuse rows of a model with experts or latent attention whose bytes no formula counts; name:
+    of the rows, in words.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if config.parts and not all(step.counted for step in x.steps):
+        raise UsageError(
+            f"the bytes of {in_words(config.parts)} are counted for Megatron-LM alone, in 16 bits"
+            f" (--precision bf16), on cards with bf16, not for {name}"
+        )
