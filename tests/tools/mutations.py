@@ -37,12 +37,15 @@ sys.path[0] = str(ROOT)
 from analysis.common.table import Column, Table  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 
+MEMORY_FILES = ("pipeline", "states", "activations", "output", "buffers", "peak")
 # Each file and its family: what of tests/ notices its changes, but for tests LEFT_OUT (slow ones).
 FAMILIES = {
     "models/flops.py": "test_flops.py",
-    "analysis/planner/memory.py": "test_memory_by_hand.py"
-    " test_rehearsal.py::test_the_committed_table_of_rehearsals_is_that_of_its_file"
-    " test_predictions_on_record.py::test_a_record_is_predicted_again_from_itself",
+    **dict.fromkeys(
+        [f"analysis/planner/memory/{name}.py" for name in MEMORY_FILES],
+        "test_memory_by_hand.py test_megatron_memory.py"
+        " test_predictions_on_record.py::test_a_record_is_predicted_again_from_itself",
+    ),
     "models/gpus.py": "test_data_sheets.py",
     "base/storage.py": "test_saved_bytes.py",
     "parallel/config/layout.py": "test_layout.py",
