@@ -14,6 +14,7 @@ one is not verified or cannot be read), 2 when nothing could be read.
 import sys
 
 from analysis.common.table import show
+from analysis.logs.load import baseline_of
 from analysis.runs import loss_parity
 from analysis.runs.run_options import parser_of
 from base.errors import command_line, warn
@@ -30,11 +31,11 @@ def main(argv: list[str] | None = None) -> int:
         help="exit 1 also when one is not verified or cannot be read",
     )
     flags = parser.parse_args(argv)
-    runs, damaged = loss_parity.read_runs(flags.paths)
+    records, damaged = loss_parity.read_runs(flags.paths)
     warn("analysis.parity", *damaged)
-    baseline = loss_parity.called(flags.baseline, runs) if flags.baseline else None
-    parities = list(loss_parity.verify(runs, baseline and baseline.path).values())
-    own = sorted({run.facts.get("baseline") for run in runs} - {None})
+    baseline = baseline_of(flags.baseline, records) if flags.baseline else None
+    parities = list(loss_parity.verify(records, baseline).values())
+    own = sorted({record.baseline for record in records} - {None})
     shown = loss_parity.table(parities, flags.baseline or ", ".join(own))
     show([shown], flags.format, flags.columns)
     kinds = {parity.verdict.kind for parity in parities}

@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from analysis.parity import main
-from analysis.runs.loss_parity import first_losses, verify
+from analysis.runs.loss_parity import first_losses, read_runs, verify
 from models import gpt
 from models.config import preset
-from parallel.record.reader import find_runs, read_run
 from tests.fixture_runs import facts, losses, write
 
 NORMS = [1.5 - 0.01 * i for i in range(20)]  # as `write` has them
 
 
 def verdicts(root):
-    return {p.run: p.verdict.text for p in verify(map(read_run, find_runs([root]))).values()}
+    return {p.run: p.verdict.text for p in verify(read_runs([root]).content).values()}
 
 
 @pytest.fixture

@@ -32,9 +32,7 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> Reading[list
     """
     records, refusals = read_all(paths, facts)
     _find_copies(records)
-    shown = distinct([own_name(r) for r in records], [Path(r.source) for r in records])
-    for record, name in zip(records, shown, strict=True):
-        record.shown = printable(name)  # a file may have a name that is no UTF-8
+    tell_apart(records)
     refused = [str(refusal) for refusal in refusals]
     if not records:
         raise UsageError("; ".join(refused) or "nothing to read")
@@ -81,6 +79,13 @@ def own_name(record: Record) -> str:
 def name_of(record: Record) -> str:
     """What a table calls the run: its own name, with folders where others have that name, too."""
     return record.shown or own_name(record)
+
+
+def tell_apart(records: list[Record]) -> None:
+    """Gives each record the name that tables call it."""
+    names = distinct([own_name(r) for r in records], [Path(r.source) for r in records])
+    for record, name in zip(records, names, strict=True):
+        record.shown = printable(name)  # a file may have a name that is no UTF-8
 
 
 def distinct(names: list[str], paths: list[Path]) -> list[str]:

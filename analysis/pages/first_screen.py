@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Table
@@ -67,8 +66,7 @@ def _ratio(row: dict[str, Any]) -> str:
 
 
 def _losses(records: list[Record], base: Record | None) -> str:
-    runs = [record.own for record in records if record.own]
-    verdicts = list(loss_parity.verify(runs, Path(base.source) if base else None).values())
+    verdicts = list(loss_parity.verify(records, base).values())
     if not verdicts:
         return "Losses: these logs are not compared; only run folders of this repository are."
     kinds = Counter(verdict.verdict.kind for verdict in verdicts)

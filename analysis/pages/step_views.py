@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,12 +74,10 @@ def differences(
     records: list[Record], baseline: Record | None
 ) -> dict[str, dict[int, StepDifference]]:
     """source -> step -> differences from the baseline, of the runs that can be compared."""
-    runs = {record.source: record.own for record in records if record.own}
-    verdicts = loss_parity.verify(runs.values(), baseline and Path(baseline.source))
-    by_path, steps = {run.path: run for run in runs.values()}, {}
-    for source, run in runs.items():
-        parity = verdicts[run.path]
-        if parity.max_loss_diff is not None and parity.baseline not in (None, run.path):
-            pairs = loss_parity.of_steps(run, by_path[parity.baseline])
-            steps[source] = {pair.step: pair for pair in pairs}
+    verdicts, steps = loss_parity.verify(records, baseline), {}
+    for record in records:
+        parity = verdicts.get(record.source)
+        if parity and parity.max_loss_diff is not None and parity.baseline is not record.own:
+            pairs = loss_parity.of_steps(record.own, parity.baseline)
+            steps[record.source] = {pair.step: pair for pair in pairs}
     return steps

@@ -5,34 +5,28 @@ for their first repeat. All repeats of that run are the baseline's side. Where t
 time, a repeat that has one takes its place.
 """
 
+from collections import defaultdict
 from pathlib import Path
 
 from analysis.logs.load import baseline_of, name_of, own_name
 from analysis.logs.record import Record
 from analysis.runs.fairness import by_configuration, group_with
 from analysis.runs.judged import Run
-from base.errors import Answer, UsageError
+from base.errors import UsageError
 
 
-def own_baseline(record: Record, records: list[Record]) -> Answer[Record]:
-    """Returns the baseline that the run's own run.json names, or why several runs fit.
+def own_baselines(records: list[Record]) -> list[list[Record]]:
+    """Returns, for each run, the runs that may be the baseline that its run.json names.
 
     Two machines may have the same study: the baseline is in the run's own folder.
     """
-    wanted, folder = record.baseline, Path(record.source).parent
-    fits = [
-        other
-        for other in records
-        if wanted
-        and own_name(other) == wanted
-        and Path(other.source).parent == folder
-        and other.study == record.study
+    runs: dict[tuple[Path, str | None, str | None], list[Record]] = defaultdict(list)
+    for record in records:
+        runs[Path(record.source).parent, record.study, own_name(record)].append(record)
+    return [
+        runs.get((Path(record.source).parent, record.study, record.baseline), [])
+        for record in records
     ]
-    if len(fits) > 1:
-        names = ", ".join(map(name_of, fits))
-        reason = f"no speedup: the baseline {wanted} fits {names} (--baseline names one)"
-        return Answer(None, reason)
-    return Answer(fits[0] if fits else None)
 
 
 def usual_baseline(runs: list[Run]) -> tuple[Record, str]:

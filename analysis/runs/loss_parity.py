@@ -1,19 +1,21 @@
 """Whether every split trained the same model: losses and gradient norms beside the baseline's."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import Name, chosen, distinct
+from analysis.logs.load import name_of, tell_apart
+from analysis.logs.readers import run_folder
+from analysis.logs.record import Record
+from analysis.runs.baseline import own_baselines
 from base.errors import Reading, Reason, UsageError
 from models.config import INIT_STD, PARTS, GPTConfig
 from parallel.config.run_spec import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
-from parallel.record.reader import Run, find_runs, is_run_folder, read_run
+from parallel.record.reader import Run, find_runs, is_run_folder
 
 LOSS_BAR = 2e-4  # absolute, nats per token
 GRAD_NORM_BAR = 2e-3  # relative to the baseline's
@@ -34,15 +36,15 @@ class Parity:
     max_grad_norm_diff: float | None = None
     first_loss: float | None = None
     ln_vocab: float | None = None
-    baseline: Path | None = None  # the folder of the run beside which it was judged
+    baseline: Run | None = None  # beside which it was judged
 
 
-def _not_verified(why: str) -> Reason:
-    return Reason(NOT_VERIFIED, f"{NOT_VERIFIED}: {why}")
+def _not_verified(reason: str) -> Reason:
+    return Reason(NOT_VERIFIED, f"{NOT_VERIFIED}: {reason}")
 
 
 def _work(run: Run) -> dict[str, Any]:
-    """What must be equal for the losses to be comparable."""
+    """Returns what must be equal for the losses to be comparable, by name."""
     facts = run.facts
     spec, model = facts.get("spec") or {}, facts.get("model") or {}
     return {
@@ -52,9 +54,11 @@ def _work(run: Run) -> dict[str, Any]:
         "reset_at_documents": bool(spec.get("reset_at_documents")) and spec.get("end_of_text"),
         # A run from before a setting existed has its default, which is GPT-2's.
         **{
-            f"model {of.name}": model.get(of.name, None if of.default is MISSING else of.default)
-            for of in fields(GPTConfig)
-            if of.name not in PARTS
+            f"model {size.name}": model.get(
+                size.name, None if size.default is MISSING else size.default
+            )
+            for size in fields(GPTConfig)
+            if size.name not in PARTS
         },
         "model parts": {part: model[part] for part in PARTS if part in model},
         "global_batch": (facts.get("layout") or {}).get("global_batch"),
@@ -64,37 +68,39 @@ def _work(run: Run) -> dict[str, Any]:
 
 
 def compare(run: Run, baseline: Run | None) -> Parity:
-    """Compare one run with its baseline, step by step in full precision."""
-    why = _incomparable(run, baseline)
-    return Parity(run.name, _not_verified(why), len(run.steps)) if why else _judge(run, baseline)
+    """Compares one run with its baseline, step by step in full precision."""
+    if reason := _incomparable(run, baseline):
+        return Parity(run.name, _not_verified(reason), len(run.steps))
+    return _judge(run, baseline)
 
 
 def _incomparable(run: Run, baseline: Run | None) -> str:
-    """Why the losses of the two cannot be compared, or ""."""
+    """Returns why the losses of the two cannot be compared, or ""."""
     if run.state != COMPLETE:
         return f"the run is {run.state}: {run.reason}".rstrip(": ")
     if baseline is None:
         return "there is no baseline run here (--baseline NAME names one)"
     if baseline.state != COMPLETE:
         return f"the baseline {baseline.name} is {baseline.state}"
-    for of in (run, baseline):
-        if of.missing:
-            return f"{of.name}: {of.missing}"
-    mine, theirs = _work(run), _work(baseline)
-    if mine["precision"] != "fp32":
-        return f"precision {mine['precision']}, only fp32 is compared"
-    if unequal := [f"{k} {mine[k]}, baseline {theirs[k]}" for k in mine if mine[k] != theirs[k]]:
+    for side in (run, baseline):
+        if side.missing:
+            return f"{side.name}: {side.missing}"
+    work, other = _work(run), _work(baseline)
+    if work["precision"] != "fp32":
+        return f"precision {work['precision']}, only fp32 is compared"
+    if unequal := [f"{k} {work[k]}, baseline {other[k]}" for k in work if work[k] != other[k]]:
         return "; ".join(unequal)
-    if missing := [k for k, value in mine.items() if value is None]:
+    if missing := [name for name, value in work.items() if value is None]:
         return f"run.json does not say {', '.join(missing)}"
-    theirs = [s["step"] for s in _beside(run, baseline)]
-    if [s["step"] for s in run.steps] != theirs or not run.steps:
+    steps = [step["step"] for step in run.steps]
+    if not steps or steps != [step["step"] for step in _beside(run, baseline)]:
         return f"{len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline"
-    for of in (run, baseline):
-        for step in of.steps:
-            if step["loss"] is None or step["grad_norm"] is None:
-                what = "loss" if step["loss"] is None else "grad norm"
-                return f"{of.name} has no {what} at step {step['step']}"
+    for side in (run, baseline):
+        for step in side.steps:
+            for column in ("loss", "grad_norm"):
+                if step[column] is None:
+                    name = column.replace("_", " ")
+                    return f"{side.name} has no {name} at step {step['step']}"
     return ""
 
 
@@ -120,11 +126,11 @@ def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
     """
     return [
         StepDifference(
-            mine["step"],
-            _difference(mine["loss"], theirs["loss"]),
-            _difference(mine["grad_norm"], theirs["grad_norm"], relative=True),
+            step["step"],
+            _difference(step["loss"], base["loss"]),
+            _difference(step["grad_norm"], base["grad_norm"], relative=True),
         )
-        for mine, theirs in zip(run.steps, _beside(run, baseline), strict=True)
+        for step, base in zip(run.steps, _beside(run, baseline), strict=True)
     ]
 
 
@@ -164,79 +170,58 @@ def _judge(run: Run, baseline: Run) -> Parity:
         expected = f"{highest:.3f}" if lowest == highest else f"{lowest:.3f} to {highest:.3f}"
         wrong.append(f"first loss {first:.3f}, expected of a new model is {expected}")
     if wrong:
-        both = (run, baseline)
-        wrong += [f"{of.name} {of.facts['go_on']}" for of in both if of.facts.get("go_on")]
+        pair = (run, baseline)
+        wrong += [f"{side.name} {side.facts['go_on']}" for side in pair if side.facts.get("go_on")]
     verdict = Reason(DIFFERS, f"{DIFFERS}: {'; '.join(wrong)}") if wrong else Reason(EQUAL, EQUAL)
     return Parity(run.name, verdict, len(steps), loss.loss, norm.grad_norm, first, ln_vocab)
 
 
-def _difference(mine: float, theirs: float, relative: bool = False) -> float:
-    """|mine - theirs|, over |theirs| where relative; infinite where one is NaN."""
-    if not (math.isfinite(mine) and math.isfinite(theirs)):
+def _difference(value: float, base: float, relative: bool = False) -> float:
+    """Returns |value - base|, over |base| where relative; infinite where one is NaN."""
+    if not (math.isfinite(value) and math.isfinite(base)):
         return math.inf
-    difference = abs(mine - theirs)
+    difference = abs(value - base)
     if not (relative and difference):
         return difference
-    return difference / abs(theirs) if theirs else math.inf
+    return difference / abs(base) if base else math.inf
 
 
-def verify(runs: Iterable[Run], baseline: Path | None = None) -> dict[Path, Parity]:
-    """Every run beside the baseline of its own study in the same folder, by folder.
+def verify(records: list[Record], baseline: Record | None = None) -> dict[str, Parity]:
+    """Returns every run of ours beside the baseline of its own study in the same folder, by source.
 
-    `baseline` is the folder of the run to compare with; without it, each run.json names its own.
+    `baseline` is the run to compare with; without it, each run.json names its own.
     """
-    runs = list(runs)
-    named: dict[tuple, list[Run]] = defaultdict(list)
-    for run in runs:
-        named[run.path.parent, run.facts.get("study"), run.name].append(run)
+    own = [record for record in records if record.own]
+    baselines = [[baseline]] * len(own) if baseline else own_baselines(own)
     parities = {}
-    for run, name in zip(runs, _names(runs), strict=True):
-        fits = named[run.path.parent, run.facts.get("study"), run.facts.get("baseline")]
-        if baseline is not None:
-            fits = [other for other in runs if other.path == baseline]
-        parity = compare(run, fits[0] if fits else None)
-        if len(fits) > 1 and run.state == COMPLETE:
-            where = ", ".join(str(fit.path) for fit in fits)
-            parity = Parity(name, _not_verified(f"the baseline is one of {where}"), len(run.steps))
-        parities[run.path] = replace(parity, run=name, baseline=fits[0].path if fits else None)
+    for record, fits in zip(own, baselines, strict=True):
+        beside = fits[0].own if fits else None
+        parity = compare(record.own, beside)
+        if len(fits) > 1 and record.own.state == COMPLETE:
+            where = ", ".join(fit.source for fit in fits)
+            reason = _not_verified(f"the baseline is one of {where}")
+            parity = Parity(parity.run, reason, len(record.own.steps))
+        parities[record.source] = replace(parity, run=name_of(record), baseline=beside)
     return parities
 
 
-def _names(runs: list[Run]) -> list[str]:
-    return distinct([run.name for run in runs], [run.path for run in runs])
-
-
-def read_runs(paths: list[Path]) -> Reading[list[Run]]:
-    """The runs at the paths, also those that have not begun; one line for each folder that cannot
-    be read.
+def read_runs(paths: list[Path]) -> Reading[list[Record]]:
+    """Returns the runs at the paths, also those that have not begun, and one line for each folder
+    that cannot be read.
 
     Raises:
         UsageError: every one is damaged, or there is none.
     """
-    runs, damaged = [], []
+    records, damaged = [], []
     for path in find_runs(paths, is_run_folder, damaged):
         try:
-            runs.append(read_run(path))
+            records.append(run_folder.read(path))
         except UsageError as error:  # the others are still reported
             damaged.append(str(error))
-    if not runs:
+    if not records:
         raise UsageError("; ".join(damaged))
-    return Reading(runs, damaged)
-
-
-def called(wanted: str, runs: list[Run]) -> Run:
-    """The one run that `--baseline wanted` means.
-
-    Raises:
-        UsageError: none or several, with the names to choose from.
-    """
-    shown = _names(runs)
-    facts = [(run.facts.get("configuration"), run.facts.get("repeat")) for run in runs]
-    names = [
-        Name(name, run.name, run.path, *of_study)
-        for name, run, of_study in zip(shown, runs, facts, strict=True)
-    ]
-    return runs[chosen(wanted, names)]
+    tell_apart(records)
+    return Reading(records, damaged)
 
 
 _COLUMNS = [

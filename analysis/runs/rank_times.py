@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import Name, chosen, distinct, name_of
+from analysis.logs.load import baseline_of, name_of, tell_apart
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
+from analysis.runs.baseline import own_baselines
 from analysis.runs.fairness import differences, scaling_of
 from analysis.runs.ratio import Side, against
 from analysis.runs.shared_hosts import shared_cores
@@ -34,13 +35,19 @@ class Breakdown:
     A column that is unknown in some window is None.
     """
 
-    name: str  # the run's, with folders where others have it, too
-    run: Run
     spec: RunSpec
     record: Record
     ranks: dict[int, dict[str, float | None]]
     steps: int
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return name_of(self.record)
+
+    @property
+    def run(self) -> Run:
+        return self.record.own
 
     @property
     def complete(self) -> bool:
@@ -73,7 +80,7 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
     # Without a steady part, skip the first window if there are others.
     start = 2 if time is None else max(2, int(record.steps["iteration"][time.first]))
     last = min(rows[-1]["last_step"] for rows in windows.values())  # of a killed run they differ
-    breakdown = Breakdown(name_of(record), run, spec, record, {}, 0)
+    breakdown = Breakdown(spec, record, {}, 0)
     for rank, rows in windows.items():
         rows = [row for row in rows if row["last_step"] <= last]
         if not rows:
@@ -246,10 +253,14 @@ def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict
     less the baseline's own, divided the same way, over the run's step time. A negative share is a
     gain.
     """
-    sizes = [of.spec.layout.world_size for of in (base, breakdown)]
-    ratio = sizes[0] / sizes[1] if scaling == "strong" else 1.0
-    mine, theirs = parts(breakdown), parts(base)
-    return {name: (mine[name] - ratio * theirs[name]) / breakdown.step_s for name in mine}
+    ratio = 1.0
+    if scaling == "strong":
+        ratio = base.spec.layout.world_size / breakdown.spec.layout.world_size
+    base_s = parts(base)
+    return {
+        name: (seconds - ratio * base_s[name]) / breakdown.step_s
+        for name, seconds in parts(breakdown).items()
+    }
 
 
 def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
@@ -261,38 +272,28 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
     """
     records = [breakdown.record for breakdown in breakdowns]
     scaling, partners = scaling or scaling_of(records), shared_cores(records)
-    named = None
+    by_source = {breakdown.record.source: breakdown for breakdown in breakdowns}
     if baseline:
-        runs = [
-            Name(b.name, b.run.name, b.run.path, b.record.configuration, b.record.repeat)
-            for b in breakdowns
-        ]
-        named = breakdowns[chosen(baseline, runs)]
-    names = list(parts(breakdowns[0]))
+        baselines = [[baseline_of(baseline, records)]] * len(records)
+    else:
+        baselines = own_baselines(records)
     notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]
     rows = []
-    for breakdown in breakdowns:
-        # The baseline that the run names is in the same study folder.
-        wanted = (breakdown.run.path.parent, breakdown.run.facts.get("baseline"))
-        fits = [b for b in breakdowns if (b.run.path.parent, b.run.name) == wanted]
-        fits = [named] if named else fits
+    for breakdown, fitting in zip(breakdowns, baselines, strict=True):
+        fits = [by_source[record.source] for record in fitting]
         if fits == [breakdown]:
             continue
-        if why := _not_decomposed(breakdown, fits, baseline, scaling):
-            notes.append(f"{breakdown.name}: {why}")
+        if reason := _not_decomposed(breakdown, fits, baseline, scaling):
+            notes.append(f"{breakdown.name}: {reason}")
             continue
-        sides = []
-        for of in (breakdown, fits[0]):
-            why = partners.get(of.record.source)
-            shared = f"{of.name} {why}" if why else ""
-            sides.append(Side(of.name, of.spec.gpus, (of.step_s,), shared=shared))
-        ratio = against(*sides, scaling)
+        ratio = against(_side(breakdown, partners), _side(fits[0], partners), scaling)
         if ratio.reason:
             notes.append(f"{breakdown.name}: {ratio.reason}")
         if (efficiency := ratio.efficiency) is not None:
             row = {"run": breakdown.name, "gpus": breakdown.spec.gpus, "efficiency": efficiency}
             row |= {"lost": 1 - efficiency, "baseline": fits[0].name}
             rows.append(row | lost(breakdown, fits[0], scaling))
+    names = parts(breakdowns[0])
     columns = [
         Column("run", "run"),
         Column("gpus", "gpus", "d"),
@@ -300,6 +301,12 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
         Column("baseline", "baseline"),
     ]
     return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)
+
+
+def _side(breakdown: Breakdown, partners: dict[str, str]) -> Side:
+    reason = partners.get(breakdown.record.source)
+    shared = f"{breakdown.name} {reason}" if reason else ""
+    return Side(breakdown.name, breakdown.spec.gpus, (breakdown.step_s,), shared=shared)
 
 
 def _not_decomposed(
@@ -311,10 +318,10 @@ def _not_decomposed(
         return f"the baseline {wanted} fits {', '.join(fit.name for fit in fits)}"
     if not fits:
         return f"no breakdown of the baseline {wanted}" if wanted else "no baseline (--baseline)"
-    both = (breakdown, fits[0])
-    if not all(of.complete for of in both):
+    pair = (breakdown, fits[0])
+    if not all(side.complete for side in pair):
         return "needs every rank"
-    if unfinished := [of.name for of in both if of.run.state != COMPLETE]:
+    if unfinished := [side.name for side in pair if side.run.state != COMPLETE]:
         return f"no efficiency: {', '.join(unfinished)} did not complete"
     if unfair := differences(breakdown.record, fits[0].record, scaling):
         return f"invalid comparison: {'; '.join(unfair)}"
@@ -343,9 +350,7 @@ def read_all(paths: list[Path]) -> Reading[list[Breakdown]]:
             where = ", ".join(map(str, paths))
             problems = [f"{where}: none of {len(problems)} runs has a breakdown (--breakdown)"]
         raise UsageError("; ".join(problems))
-    names = distinct([b.run.name for b in breakdowns], [b.run.path for b in breakdowns])
-    for breakdown, name in zip(breakdowns, names, strict=True):
-        breakdown.name = name
+    tell_apart([breakdown.record for breakdown in breakdowns])
     return Reading(breakdowns, problems)
 
 

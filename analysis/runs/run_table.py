@@ -9,7 +9,7 @@ from analysis.logs.load import baseline_of, name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import describe_rule, no_timing
 from analysis.runs import predictions, throughput
-from analysis.runs.baseline import own_baseline
+from analysis.runs.baseline import own_baselines
 from analysis.runs.fairness import (
     CHANGED,
     changed,
@@ -25,7 +25,7 @@ from analysis.runs.loss_parity import NOT_VERIFIED, verify
 from analysis.runs.ratio import MARKED, Ratio, Side, against, side_of, withheld
 from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import UNFIT, Judgement, summary, unfinished
-from base.errors import Answer, Reason
+from base.errors import Reason
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
@@ -56,15 +56,17 @@ def rows(
     """
     named = baseline_of(baseline, records) if baseline else None
     kind = kind or scaling_of(records)
-    parity = verify([r.own for r in records if r.own], Path(named.source) if named else None)
-    kinds = {str(path): of_run.verdict.kind for path, of_run in parity.items()}
+    parities = verify(records, named)
     runs = judged(records, window)
     compare = _Comparing(runs, kind, any_commit)
     rows = []
-    for run in runs:
+    baselines = [[named]] * len(records) if named else own_baselines(records)
+    for run, fits in zip(runs, baselines, strict=True):
         record, row = run.record, _row(run, convention)
-        base, several = Answer(named) if named else own_baseline(record, records)
-        base = compare.timed(base) if base else None
+        base, several = compare.timed(fits[0]) if len(fits) == 1 else None, ""
+        if len(fits) > 1:
+            names = f"{record.baseline} fits {', '.join(map(name_of, fits))}"
+            several = f"no speedup: the baseline {names} (--baseline names one)"
         doubts = [several]
         if not run.is_fit:
             ratio = withheld("; ".join(row["unfit"]) or row["missing"]["step_s"])
@@ -81,7 +83,8 @@ def rows(
         row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency}
         row["doubtful"] = dict.fromkeys(MARKED, ratio.doubt) if ratio.doubt else {}
         row["speedup_ci95"] = ratio.interval and list(ratio.interval)
-        row["parity"] = kinds.get(record.source, NOT_VERIFIED)
+        parity = parities.get(record.source)
+        row["parity"] = parity.verdict.kind if parity else NOT_VERIFIED
         row["missing"] |= {key: ratio.missing for key in MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
         row["reasons"] += doubts + busy([record])
