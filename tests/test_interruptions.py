@@ -18,6 +18,7 @@ import base.files
 from analysis.logs.readers import read
 from analysis.runs.verdict import judge
 from base.errors import UsageError
+from parallel import forked_ranks
 from parallel.checkpoint import attempts, folders
 from parallel.config.settings import resolve
 from parallel.record import ends, hangs
@@ -105,9 +106,12 @@ def holder_of(held):
 """
 
 
-def python(program: str, *words: object, **how) -> subprocess.Popen:
-    """A process that runs the program, its output to be read."""
-    command = [sys.executable, "-W", "ignore", "-c", program, *map(str, words)]
+def python(program: str, *words: object, warm: bool = True, **how) -> subprocess.Popen:
+    """A process that runs the program, its output to be read. warm: it has loaded torch."""
+    command = [sys.executable, "-c"]
+    if warm:
+        command = [*forked_ranks.prefix("ddp", 1, 0), "-m", "tests.program_worker"]
+    command += [program, *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=ROOT, **pipes, **how)
 
@@ -208,20 +212,20 @@ with on_signals() as asked:
     time.sleep(20)
 """
 
-    def ends(name: str, grace_s: float | None, **how) -> tuple[int, str]:
-        process = python(program, name, grace_s, **how)
-        out, _ = process.communicate(timeout=60)
-        return process.returncode, out
-
-    as_in_a_terminal = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    assert ends("SIGTERM", None) == (143, "said SIGTERM\n")
-    assert ends("SIGHUP", None) == (129, "said SIGHUP\n")
-    assert ends("SIGINT", None, **as_in_a_terminal) == (130, "said SIGINT\n")
-    assert ends("SIGINT", 0.5, **as_in_a_terminal)[1].startswith("asked SIGINT\nsaid ")
-    assert ends("SIGUSR1", None) == (129, "asked \nsaid SIGHUP\n")
-    assert ends("SIGUSR1", 0.5) == (129, "asked SIGUSR1\nsaid SIGHUP\n")
+    in_a_terminal = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     nohup = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    assert ends("SIGTERM", 1.0, **nohup) == (143, "asked SIGTERM\nsaid SIGTERM\n")
+    expected = [
+        ("SIGTERM", None, {}, 143, "said SIGTERM\n"),
+        ("SIGHUP", None, {}, 129, "said SIGHUP\n"),
+        ("SIGINT", None, in_a_terminal, 130, "said SIGINT\n"),
+        ("SIGINT", 0.5, in_a_terminal, 130, "asked SIGINT\nsaid SIGINT\n"),
+        ("SIGUSR1", None, {}, 129, "asked \nsaid SIGHUP\n"),
+        ("SIGUSR1", 0.5, {}, 129, "asked SIGUSR1\nsaid SIGHUP\n"),
+        ("SIGTERM", 1.0, nohup, 143, "asked SIGTERM\nsaid SIGTERM\n"),
+    ]
+    processes = [python(program, *words, warm=False, **how) for *words, how, _, _ in expected]
+    for process, (*_, status, said) in zip(processes, expected, strict=True):
+        assert (process.communicate(timeout=60)[0], process.returncode) == (said, status)
 
 
 def test_ctrl_c_while_torch_loads_saves_after_the_first_step(tokens, tmp_path):
@@ -382,7 +386,7 @@ for name in ('megatron', 'deepspeed_pipe'):
 print(counts, flush=True)
 os._exit(0)
 """
-    process = python(program)
+    process = python(program, warm=False)
     out, errors = process.communicate(timeout=200)
     assert process.returncode == 0 and min(json.loads(out.splitlines()[-1])) > 3, errors[-2000:]
 
