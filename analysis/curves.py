@@ -122,8 +122,8 @@ class Feed:
 
 
 def config_of(facts: dict[str, Any]) -> dict[str, int | float | str | bool]:
-    """What a tool shows of a run beside its curves: the settings, the model's sizes and where it
-    ran, from run.json."""
+    """Returns what a tool shows of a run beside its curves: the settings, the model's sizes and
+    where it ran, from run.json."""
     config = settings_of(facts) | (facts.get("model") or {}) | (facts.get("layout") or {})
     host, git = facts.get("host") or {}, facts.get("git") or {}
     config |= {"gpu": host.get("gpu"), "cpu": host.get("cpu"), "commit": git.get("commit")}
@@ -132,7 +132,7 @@ def config_of(facts: dict[str, Any]) -> dict[str, int | float | str | bool]:
 
 
 def points_of(run: Run) -> list[Point]:
-    """A run's steps with the Unix times when they ended. Where an older version wrote none,
+    """Returns a run's steps with the Unix times when they ended. Where an older version wrote none,
     the last step ended when status.json says that the run did, and each began its own seconds
     before. A value that is not known has no tag."""
     sizes = run.facts["model"].items()
@@ -169,8 +169,8 @@ def points_of(run: Run) -> list[Point]:
             )
             values["throughput/tflops_per_gpu"] = tflops
             values["throughput/mfu"] = utilization
-        known = {tag: float(value) for tag, value in values.items() if value is not None}
-        points.append(Point(row["step"], end_s, known))
+        stated = {tag: float(value) for tag, value in values.items() if value is not None}
+        points.append(Point(row["step"], end_s, stated))
         end_s -= row["step_s"] or 0.0
     return points[::-1]
 

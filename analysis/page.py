@@ -36,7 +36,7 @@ def page_at(
     kind: str | None = None,
     **settings: Any,
 ) -> "Page":
-    """The page of the runs and logs at paths.
+    """Makes the page of the runs and logs at paths.
 
     Args:
         facts: what the logs do not say, by Record's names.

@@ -57,17 +57,13 @@ class Profile:
     steps: int | None = None
     profiled_s: float | None = None
 
-    def of(self, kind: str, pattern: re.Pattern[str]) -> list[dict[str, Any]]:
-        """The rows of a kind whose name has the pattern."""
+    def matching(self, kind: str, pattern: re.Pattern[str]) -> list[dict[str, Any]]:
+        """Returns the rows of a kind whose name has the pattern."""
         return [row for row in self.rows if row["kind"] == kind and pattern.search(row["name"])]
 
 
 def read_profile(path: Path) -> Profile:
-    """One profile.
-
-    Raises:
-        Refusal: missing, cut off, or no profile that is known.
-    """
+    """Reads one profile. Raises: Refusal: missing, cut off, or no profile that is known."""
     with Log(path) as log:
         head = log.head
         text = b"Total Time (ns)" in head and log.text()
@@ -91,34 +87,34 @@ def read_profile(path: Path) -> Profile:
 def _rows(tables: dict[str, list[nsys.Row]]) -> list[dict[str, Any]]:
     rows = []
     for kind, names in _KINDS.items():
-        of_kind = []
+        entries = []
         for row in next((tables[name] for name in names if name in tables), []):
             name = row.get("Range", row.get("Name", row.get("Operation")))
             n = row.get("Instances", row.get("Num Calls", row.get("Count")))
             total_s = row.get("Total Time (s)")
             if None in (name, n, total_s):
                 continue
-            known = {"kind": kind, "name": str(name), "share": float(row["Time (%)"]) / 100}
-            known |= {"instances": int(n), "total_s": float(total_s)}
-            of_kind.append(known | {"mean_ms": 1000 * float(total_s) / int(n) if n else None})
-        rows += sorted(of_kind, key=lambda row: -row["total_s"])
+            entry = {"kind": kind, "name": str(name), "share": float(row["Time (%)"]) / 100}
+            entry |= {"instances": int(n), "total_s": float(total_s)}
+            entries.append(entry | {"mean_ms": 1000 * float(total_s) / int(n) if n else None})
+        rows += sorted(entries, key=lambda row: -row["total_s"])
     return rows
 
 
 def profiles_at(path: Path) -> Reading[dict[str, Profile]]:
-    """Every profile at or below a path by its title, and what cannot be read."""
+    """Reads every profile at or below a path, by its title; and says what cannot be read."""
     files, refused = {}, []
     if not path.is_dir():
         files[str(path)] = path
     else:
-        for run, why in below(path, lambda folder: bool(_files_of(folder)), "attempts".__eq__):
-            if why:
-                refused.append(Refusal(str(run), why))
+        for run, reason in below(path, lambda folder: bool(_files_of(folder)), "attempts".__eq__):
+            if reason:
+                refused.append(Refusal(str(run), reason))
             elif run.is_dir():
                 files |= {f"{run}: {file.name}": file for file in _files_of(run)}
         if not files and not refused:
-            why = "no profile here (train with --profile-steps 3-5, or NSYS=1)"
-            refused.append(Refusal(str(path), why))
+            reason = "no profile here (train with --profile-steps 3-5, or NSYS=1)"
+            refused.append(Refusal(str(path), reason))
     profiles = {}
     for title, file in files.items():
         try:
@@ -131,30 +127,31 @@ def profiles_at(path: Path) -> Reading[dict[str, Profile]]:
 
 
 def _files_of(run: Path) -> list[Path]:
-    """The profiles that a run left, in its own folder and in its jobs'."""
+    """Returns the profiles that a run left, in its own folder and in its jobs'."""
     folders = [run / "profiles", *sorted(run.glob("*.profiles"))]
     files = [p for folder in folders if folder.is_dir() for p in sorted(folder.iterdir())]
     return [p for p in files if p.is_file() and p.suffix not in _BESIDE]
 
 
 def table(title: str, profile: Profile, top: int) -> Table:
-    """The `top` rows of each kind, and what the profile says of all-reduce."""
+    """Makes a table of the `top` rows of each kind, and of what the profile says of all-reduce."""
     rows = []
     for kind in _KINDS:
-        of_kind = [row for row in profile.rows if row["kind"] == kind][:top]
-        rows += [row | {"name": cut(row["name"], 60)} for row in of_kind]
+        longest = [row for row in profile.rows if row["kind"] == kind][:top]
+        rows += [row | {"name": cut(row["name"], 60)} for row in longest]
     return Table(_COLUMNS, rows, title=title, notes=notes(profile))
 
 
 def notes(profile: Profile) -> list[str]:
-    """The longest range of all-reduce (libraries mark the same again inside), how often the
+    """Says the longest range of all-reduce (libraries mark the same again inside), how often the
     communication library was asked for one, and its share of the GPU's time."""
     lines = []
-    if reduces := profile.of("range", _ALL_REDUCE):
+    if reduces := profile.matching("range", _ALL_REDUCE):
         calls = sum(row["instances"] for row in reduces if _LIBRARY.search(row["name"]))
         counted = f", {calls:,} calls" if calls else ""
         lines.append(f"all-reduce: {reduces[0]['share']:.1%} in {reduces[0]['name']}{counted}")
-    if kernels := [r for r in profile.of("kernel", _ALL_REDUCE) if "nccl" in r["name"].lower()]:
+    kernels = profile.matching("kernel", _ALL_REDUCE)
+    if kernels := [row for row in kernels if "nccl" in row["name"].lower()]:
         share, n = (sum(row[key] for row in kernels) for key in ("share", "instances"))
         lines.append(f"all-reduce: {share:.1%} of the GPU's time in {n:,} kernels")
     if profile.steps and profile.profiled_s:

@@ -42,11 +42,8 @@ COMMANDS = ("tflops", "scaling", "compare", "parity", "breakdown", "plan")
 
 
 def _printed(name: str, arguments: list[str]) -> str:
-    """What a command prints as Markdown; its notes go to stderr.
-
-    Raises:
-        UsageError: what the command says when it fails.
-    """
+    """Returns what a command prints as Markdown; its notes go to stderr, and a failure is
+    raised in its words."""
     main = importlib.import_module(f"analysis.{name}").main
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(ROOT):
@@ -99,17 +96,14 @@ BLOCKS: dict[str, Callable[[list[str]], Table | str]] = {
 
 
 def block(name: str, arguments: list[str]) -> str:
-    """The Markdown of one of BLOCKS."""
+    """Returns the Markdown of one of BLOCKS."""
     content = BLOCKS[name](arguments)
     return content if isinstance(content, str) else content.render("markdown")
 
 
 def regenerate(text: str, source: str = "") -> str:
-    """`text` with every marked block written anew; what is outside of them stays as it is.
-
-    Raises:
-        UsageError: a block that is unknown, not closed or without data; it names file and line.
-    """
+    """Returns `text` with every marked block written anew; what is outside of them stays as it is.
+    A block that is unknown, not closed or without data is refused with its file and line."""
 
     def written(match: re.Match[str]) -> str:
         opening = match[0].partition("\n")[0]

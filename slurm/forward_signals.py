@@ -17,7 +17,7 @@ from base.errors import command_line
 
 
 def below(pid: int) -> list[int]:
-    """The processes that descend from one."""
+    """Returns the processes that descend from one."""
     children: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -30,7 +30,7 @@ def below(pid: int) -> list[int]:
 
 
 def hears(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Says whether a process has a handler of its own for a signal."""
     with contextlib.suppress(OSError):
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
         return bool(caught and int(caught[1], 16) >> (number - 1) & 1)

@@ -23,7 +23,7 @@ SLOW_S = 10.0  # torch is 1,500 files: 7 ms a file is a server's answer, not a c
 
 
 def problems(study: Study, cluster: Cluster, logs: Path, names: Collection[str]) -> list[str]:
-    """Everything that would end these runs at their start, each problem once."""
+    """Returns everything that would end these runs at their start, each problem once."""
     findings: dict[str, list[str]] = {}
     for name in names:
         folder = ROOT / logs / study.name / name
@@ -38,7 +38,7 @@ def problems(study: Study, cluster: Cluster, logs: Path, names: Collection[str])
 
 
 def slow_start(study: Study, cluster: Cluster, names: Collection[str]) -> str:
-    """A line where so many ranks import from this file system that it may be slow, else ""."""
+    """Returns a line where so many ranks import from this file system that it may be slow."""
     ranks = max(study.runs[name].spec.gpus for name in names)
     if ranks < MANY_RANKS or cluster.container is not None or cluster.environment_tar:
         return ""
@@ -56,13 +56,13 @@ def slow_start(study: Study, cluster: Cluster, names: Collection[str]) -> str:
 
 
 def _of_cluster(cluster: Cluster) -> Iterator[str]:
-    """What is wrong for every run."""
+    """Yields what is wrong for every run."""
     if not os.access(ROOT, os.W_OK | os.X_OK):
         yield f"{ROOT} cannot be written: Slurm opens each job's log there"
     python = os.environ.get("PYTHON") or cluster.python
     # A bare name may come from a module that the job's set-up loads.
-    here = shutil.which(python if "/" not in python else str(ROOT / python))
-    if here is None and ("/" in python or not cluster.setup):
+    program = shutil.which(python if "/" not in python else str(ROOT / python))
+    if program is None and ("/" in python or not cluster.setup):
         yield f"no Python at {python}: run make setup, or set PYTHON, or python in the cluster"
     image = cluster.container.image if cluster.container is not None else ""
     by_name = "$" in image or "://" in image or "/" not in image
@@ -71,14 +71,14 @@ def _of_cluster(cluster: Cluster) -> Iterator[str]:
 
 
 def _of_folder(folder: Path) -> Iterator[str]:
-    """Why the run cannot write its folder."""
+    """Yields why the run cannot write its folder."""
     try:
         check_folder(folder)
     except UsageError as error:
         yield str(error)
         return
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir():
-        yield f"{there} is a file, no folder for runs"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        yield f"{there} cannot be written"
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        yield f"{place} is a file, no folder for runs"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield f"{place} cannot be written"

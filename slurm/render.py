@@ -77,17 +77,13 @@ class Ask:
 
 
 def ask_of(study: Study, name: str) -> Ask:
-    """A run's [slurm] table. Raises: UsageError: a wrong key, or a value that it cannot have."""
+    """Returns a run's [slurm] table, checked."""
     return Ask(**values_of(Ask, study.runs[name].slurm, f"{study.path} [slurm]"))
 
 
 def seconds(time: str) -> int:
-    """A time as Slurm reads and writes it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
-
-    Raises:
-        UsageError: it is none of these. Slurm takes 99:99:99 for more than four days: whoever wrote
-            it meant something else.
-    """
+    """Returns the seconds of a time as Slurm writes it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+    99:99:99, which Slurm takes for more than four days, is refused: it was meant otherwise."""
     match = re.fullmatch(r"((\d+)-)?(\d+)(:[0-5]?\d)?(:[0-5]?\d)?", time)
     if match is None:
         raise UsageError(f"time limit {time!r} is none of Slurm's: M:S, H:M:S, D-H:M:S")
@@ -113,11 +109,7 @@ class Job:
 
 
 def job_of(study: Study, name: str) -> Job:
-    """The nodes, ranks and worst cost of one run.
-
-    Raises:
-        UsageError: what its [slurm] table asks for cannot be.
-    """
+    """Returns the nodes, ranks and worst cost of one run; what cannot be is refused."""
     spec, ask, cluster = study.runs[name].spec, ask_of(study, name), cluster_of(study)
     where = f"{study.path}: {name} asks for"
     if ask.requeue and not spec.save_interval:
@@ -139,38 +131,39 @@ def job_of(study: Study, name: str) -> Job:
 
 
 def cluster_of(study: Study) -> Cluster:
-    """Raises: UsageError: neither the study nor the command line names a cluster."""
+    """Returns the cluster that the study, or the command line, names."""
     if study.cluster is None:
         raise UsageError(f"study {study.path} names no cluster: add cluster = ... or --cluster")
     return study.cluster
 
 
 def words(text: str) -> str:
-    """Text for a comment: on one line, in printable ASCII, whatever it was."""
+    """Returns text for a comment: on one line, in printable ASCII, whatever it was."""
     return text.encode("unicode_escape").decode("ascii")
 
 
 def shown(path: Path) -> str:
-    """A path relative to the repository's root where it lies below it."""
+    """Returns a path relative to the repository's root where it lies below it."""
     path = path.absolute()
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def comment_of(study: Study, logs: Path) -> str:
-    """The job's comment, by which slurm.status finds the jobs of a study. It holds `logs` where
-    that is not the usual folder."""
+    """Returns the job's comment, by which slurm.status finds the jobs of a study. It holds `logs`
+    where that is not the usual folder."""
     place = shown(ROOT / logs)
     text = study.name if place == "logs" else f"{study.name} in {place}"
     return percent_encode(os.fsencode(text), safe="")
 
 
 def planned_text(study: Study, name: str) -> str:
-    """<jobid>.submitted: what the run is, for a job that may die before it has a run.json."""
+    """Returns <jobid>.submitted: what the run is, for a job that may die before it has a
+    run.json."""
     return json.dumps(planned(study, name))
 
 
 def header(study: Study, job: Job, logs: Path) -> list[str]:
-    """The options of sbatch. Raises: UsageError: an option of the cluster contradicts ours."""
+    """Returns the options of sbatch; one of the cluster that contradicts ours is refused."""
     cluster, places = job.cluster, ("account", "partition", "qos", "constraint")
     cores = cluster.cores_per_node * job.ranks_per_node // cluster.gpus_per_node
     gpus = f"{job.ask.gpu_type}:{job.ranks_per_node}" if job.ask.gpu_type else job.ranks_per_node
@@ -196,12 +189,11 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
         "--output=%x-%j.out",
     ]
     ours = {"sbatch": [*first, *last, *BESIDE], "srun": OF_SRUN, "torchrun": OF_TORCHRUN}
-    for command, theirs in zip(
-        ours, (cluster.options, cluster.srun, cluster.torchrun), strict=True
-    ):
-        for option in theirs:
-            taken = (own for own in ours[command] if _about(own).startswith(_about(option)))
-            if (own := next(taken, option)) != option:
+    added = {"sbatch": cluster.options, "srun": cluster.srun, "torchrun": cluster.torchrun}
+    for command, options in added.items():
+        for option in options:
+            alike = (own for own in ours[command] if _about(own).startswith(_about(option)))
+            if (own := next(alike, option)) != option:
                 raise UsageError(
                     f"cluster {cluster.name}: {command}'s option {option} contradicts {own}, which"
                     " each job gives: take it out"
@@ -210,7 +202,7 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
 
 
 def _about(option: str) -> str:
-    """What an option is about: nodes of --nodes=2 and -N2, requeue of --no-requeue."""
+    """Returns what an option is about: nodes of --nodes=2 and -N2, requeue of --no-requeue."""
     if not option.startswith("--"):
         return SHORT.get(option[1:2], option)
     name = option[2:].partition("=")[0].replace("_", "-")
@@ -218,7 +210,7 @@ def _about(option: str) -> str:
 
 
 def settings(study: Study, job: Job, logs: Path) -> list[str]:
-    """The settings of slurm/job.sh, as NAME=VALUE."""
+    """Returns the settings of slurm/job.sh, as NAME=VALUE."""
     cluster, ask = job.cluster, job.ask
     calibration = CALIBRATIONS / f"{cluster.name}.toml"
     plain = ("scratch", "python", "environment_tar", "master_addr_suffix")
@@ -254,12 +246,8 @@ def settings(study: Study, job: Job, logs: Path) -> list[str]:
 
 
 def script(study: Study, name: str, logs: Path = Path("logs")) -> str:
-    """The whole script of a run: the header, the settings and slurm/job.sh. The same arguments
-    always give the same text.
-
-    Raises:
-        UsageError: a value that no #SBATCH line can hold.
-    """
+    """Returns the whole script of a run: the header, the settings and slurm/job.sh. The same
+    arguments always give the same text."""
     job = job_of(study, name)
     return "\n".join(
         [
@@ -280,7 +268,7 @@ def script(study: Study, name: str, logs: Path = Path("logs")) -> str:
 
 
 def study_script(study: Study) -> str:
-    """slurm/<study>.slurm, a small job that submits the runs of the study."""
+    """Returns slurm/<study>.slurm, a small job that submits the runs of the study."""
     return "\n".join(
         [
             "#!/bin/bash",
@@ -299,8 +287,7 @@ def study_script(study: Study) -> str:
 
 
 def estimate(study: Study, names: list[str]) -> list[str]:
-    """What the named runs ask for, cost at worst and leave out, as lines. Raises: UsageError: the
-    script of one cannot be rendered."""
+    """Says in lines what the named runs ask for, cost at worst and leave out."""
     cluster = cluster_of(study)
     jobs = [job_of(study, name) for name in names]
     for job in jobs:
@@ -321,7 +308,7 @@ def estimate(study: Study, names: list[str]) -> list[str]:
 
 
 def study_parser(command: str, doc: str) -> Parser:
-    """A parser of studies and the flags that every command about them has."""
+    """Returns a parser of studies and the flags that every command about them has."""
     parser = Parser(prog=f"python -m {command}", description=doc)
     parser.add_argument(
         "--cluster", metavar="NAME", help="the cluster of clusters.toml (default: the study's own)"
@@ -340,8 +327,8 @@ def study_parser(command: str, doc: str) -> Parser:
 
 
 def study_files(paths: list[Path]) -> list[Path]:
-    """The study of each path: slurm/<study>.slurm stands for its study. slurm/*.toml names the
-    clusters' file too, which is none."""
+    """Returns the study of each path: slurm/<study>.slurm stands for its study. slurm/*.toml names
+    the clusters' file too, which is none."""
     paths = [path.with_suffix(".toml") if path.suffix == ".slurm" else path for path in paths]
     return [
         path
@@ -351,20 +338,20 @@ def study_files(paths: list[Path]) -> list[Path]:
 
 
 def load_studies(arguments: argparse.Namespace) -> list[Study]:
-    """The studies that `study_parser`'s arguments name. Raises: UsageError: one cannot be read."""
+    """Reads the studies that `study_parser`'s arguments name."""
     return [load(path, arguments.cluster) for path in study_files(arguments.studies)]
 
 
 def load(path: Path, cluster: str | None) -> Study:
-    """A study. The data and the DeepSpeed JSON that it names are below the repository's root, where
-    its jobs run. Raises: UsageError: it cannot be read."""
+    """Reads a study. The data and the DeepSpeed JSON that it names are below the repository's root,
+    where its jobs run."""
     path = path if Path.cwd() == ROOT else path.absolute()
     with contextlib.chdir(ROOT):
         return load_study(path, cluster)
 
 
 def each(studies: list[Study]) -> Iterator[Study]:
-    """The studies; where there are several, the name of each is printed before it."""
+    """Yields the studies; where there are several, the name of each is printed before it."""
     for study in studies:
         if len(studies) > 1:
             print(f"{shown(study.path)}:")

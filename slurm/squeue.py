@@ -50,7 +50,8 @@ class Job:
 
 
 def environment() -> dict[str, str]:
-    """The environment of Slurm's commands, without the variables of a job that we may be in."""
+    """Returns the environment of Slurm's commands, without the variables of a job that we may be
+    in."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -59,11 +60,8 @@ def environment() -> dict[str, str]:
 
 
 def run(command: list[str], text: str = "") -> str:
-    """What one of Slurm's commands prints, given `text` as input.
-
-    Raises:
-        UsageError: it is not here, it refuses, or it does not answer within a minute.
-    """
+    """Returns what one of Slurm's commands prints, given `text` as input; raises UsageError where
+    it is absent, refuses, or does not answer within a minute."""
     options = {"env": environment(), "input": text, "cwd": ROOT, "timeout": 60}
     try:
         done = subprocess.run(command, capture_output=True, text=True, **options)
@@ -76,7 +74,7 @@ def run(command: list[str], text: str = "") -> str:
 
 
 def try_run(command: list[str]) -> str | None:
-    """What a Slurm command prints; None where it is absent or fails."""
+    """Returns what a Slurm command prints; None where it is absent or fails."""
     try:
         return run(command)
     except UsageError:
@@ -88,13 +86,10 @@ ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "Wo
 
 
 def all_jobs() -> dict[int, Job]:
-    """Every job of this user that Slurm knows, by id.
+    """Returns every job of this user that Slurm knows, by id.
 
     squeue knows those that wait, run or ended lately, sacct those that ended within a month; it
-    knows late of jobs that were just submitted.
-
-    Raises:
-        UsageError: squeue does not answer.
+    knows late of jobs that were just submitted. UsageError: squeue does not answer.
     """
     wanted = ",".join(f"{column}:|" for column in QUEUE)
     try:
@@ -114,7 +109,7 @@ def all_jobs() -> dict[int, Job]:
 
 
 def parse(text: str) -> dict[int, Job]:
-    """Jobs from lines of |-separated columns; a line that is none is skipped."""
+    """Reads jobs from lines of |-separated columns; a line that is none is skipped."""
     jobs: dict[int, Job] = {}
     for line in text.splitlines():
         number, *columns = (column.strip() for column in line.split("|"))

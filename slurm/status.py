@@ -26,14 +26,14 @@ next:
 
 
 def table(rows: list[states.Row]) -> list[str]:
-    """The rows as text, with a last line that counts the states."""
+    """Returns the rows as lines, and a last line that counts the states."""
     wide = max((len(row.run) for row in rows), default=3)
     lines = [f"{'run':{wide}}  {'state':12}  {'job':>8}  {'iteration':>13}  {'ETA':>8}  proof"]
     for row in rows:
         steps = f"{row.step}/{row.steps}"
         eta_s = row.eta_s
-        known = eta_s is not None and eta_s < timedelta.max.total_seconds()
-        eta = str(timedelta(seconds=round(eta_s))) if known else "-"
+        is_time = eta_s is not None and eta_s < timedelta.max.total_seconds()
+        eta = str(timedelta(seconds=round(eta_s))) if is_time else "-"
         lines.append(
             f"{row.run:{wide}}  {row.state:12}  {row.job:>8}  {steps:>13}  {eta:>8}  {row.line}"
         )

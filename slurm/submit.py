@@ -36,8 +36,8 @@ from slurm.watch import Watch, submit
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
-    """The runs to submit: those asked for that do not wait, run or have completed,
-    and whose state is known."""
+    """Returns the runs to submit: those asked for that do not wait, run or have completed, and
+    whose state is known."""
     for row in rows:
         if row.state == "unknown" and (only is None or row.run in only):
             print(printable(f"{row.run} is left alone: {row.line}"))
@@ -58,11 +58,7 @@ def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list
 
 def submit_study(study: Study, arguments: argparse.Namespace) -> None:
     """Submits the runs of a study that `choose` returns, in one round, and prints the job of each.
-
-    Raises:
-        UsageError: it cannot be submitted, something would end its runs at their start, or nobody
-            agreed to their cost.
-    """
+    It refuses what something would end at its start, and costs above the budget without --yes."""
     round_ = Watch([study], arguments)
     # Two submits at a time would each find the other's runs still missing.
     with states.locked([study], round_.logs):
@@ -88,7 +84,7 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
 
 
 def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None:
-    """Raises: UsageError: something would end the runs at their start."""
+    """Refuses runs that something would end at their start."""
     if arguments.no_preflight:
         return
     if problems := preflight.problems(study, cluster_of(study), ROOT / arguments.logs, names):
@@ -100,7 +96,7 @@ def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None
 
 
 def watch(arguments: argparse.Namespace) -> int:
-    """Check the studies as `submit_study` does, and watch them."""
+    """Checks the studies as `submit_study` does, and watches them."""
     if arguments.only is not None or arguments.yes:
         raise UsageError("--watch takes all runs, within --budget-gpu-hours: no --only, no --yes")
     if shutil.which("squeue") is None:

@@ -32,14 +32,14 @@ def sentences(study: Study) -> list[str]:
 def _fastest(rows: Rows, kind: str, unit: str) -> str:
     best = [row for row in winners(rows) if not row["is_baseline"]]
     if not best:
-        known = [row for row in rows if row["tokens_per_s"]]
-        if not known:
+        timed = [row for row in rows if row["tokens_per_s"]]
+        if not timed:
             return "No run has a time, so nothing is compared."
         if slower := [row for row in rows if row["speedup"] and not row["is_baseline"]]:
             second = max(slower, key=lambda row: row["speedup"])
             next_best = f"the next is {second['run']}, {_ratio(second)}"
             return f"No run is faster than the baseline, {second['baseline']}: {next_best}."
-        most = max(known, key=lambda row: row["tokens_per_s"])
+        most = max(timed, key=lambda row: row["tokens_per_s"])
         return (
             f"No run has a speedup against a baseline. {most['run']} has the most tokens/s:"
             f" {most['tokens_per_s']:.0f} on {_counted(most['gpus'] or '-', unit)}."
@@ -53,7 +53,7 @@ def _fastest(rows: Rows, kind: str, unit: str) -> str:
 
 
 def _counted(count: int | str, plural: str) -> str:
-    """The count and its noun: 1 file, 2 files."""
+    """Returns the count and its noun: 1 file, 2 files."""
     return f"{count} {plural.removesuffix('s') if count == 1 else plural}"
 
 
@@ -70,20 +70,20 @@ def _losses(records: list[Record], base: Record | None) -> str:
     if not verdicts:
         return "Losses: these logs are not compared; only run folders of this repository are."
     kinds = Counter(verdict.verdict.kind for verdict in verdicts)
-    known = [v for v in verdicts if v.max_loss_diff is not None]
+    compared = [v for v in verdicts if v.max_loss_diff is not None]
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     whose = f"{name_of(base)}'s" if base else "the baseline's"
     line = f"Losses beside {whose} at every step: {counts}"
-    if known:
-        worst = max(known, key=lambda verdict: verdict.max_loss_diff)
+    if compared:
+        worst = max(compared, key=lambda verdict: verdict.max_loss_diff)
         line += f"; the largest difference is {worst.max_loss_diff:.1e} ({worst.run}), the bar"
         line += f" {loss_parity.LOSS_BAR:g}"
     return line + "."
 
 
 def _doubts(table: Table, refused: list[str]) -> str:
-    """How many runs count, and the doubts that the table prints: those of most rows, and its own
-    without what stands in brackets."""
+    """Says how many runs count, and the doubts that the table prints: those of most rows, and its
+    own without what stands in brackets."""
     rows = table.rows
     good = [row for row in rows if row["fit"] and row["verdict"] == "complete"]
     reasons: dict[str, list[str]] = {}

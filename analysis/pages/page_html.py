@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 
 
 def html_of(page: Page) -> str:
-    """The whole file; the same page gives the same text."""
+    """Returns the whole file; the same page gives the same text."""
     import jinja2
 
     shown = [section for section in page.sections if not section.empty]
@@ -59,8 +59,9 @@ def _section(section: Section, numbers: dict[int, int]) -> dict[str, Any]:
 
 
 def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
-    """A table without the columns that are the same in every row, which are one line above it; the
-    results stand behind the first column, then the settings. Long notes of rows stand below."""
+    """Lays out a table without the columns that are the same in every row, which are one line above
+    it; the results stand behind the first column, then the settings. Long notes of rows stand
+    below."""
     first, *others = table.shown
     alike, varied, unknown = [], [], []
     for column in others:
@@ -104,7 +105,7 @@ def _cell(text: str, value: Any, column: Column, number: bool) -> dict[str, Any]
 
 
 def _row_notes(table: Table) -> list[str]:
-    """The sentences of rows in `long` columns, each once with the rows that it is about."""
+    """Returns the sentences of rows in `long` columns, each once with the rows that it is about."""
     name = table.shown[0].key
     rows: dict[str, list[str]] = {}
     for column in table.shown:

@@ -35,9 +35,9 @@ def every_step(study: Study) -> list[Section]:
     rows = [row for record in shown for row in _steps(record, each, apart.get(record.source, {}))]
     section = Section("Every step")
     for key, title, bar in _CURVES:
-        if known := [row for row in rows if row.get(key) is not None]:
-            spec = charts.lines(known, key, title, bar)
-            section.charts.append(Chart(spec, _caption(known, key, bar)))
+        if stated := [row for row in rows if row.get(key) is not None]:
+            spec = charts.lines(stated, key, title, bar)
+            section.charts.append(Chart(spec, _caption(stated, key, bar)))
     if len(logged) > len(shown):
         section.words.append(f"The first {len(shown)} of {len(logged)} runs are shown.")
     if thinned := sum(len(record.steps) > each for record in shown):
@@ -56,7 +56,8 @@ def _caption(rows: list[dict[str, Any]], key: str, bar: float | None) -> str:
 
 
 def _steps(record: Record, most: int, apart: dict[int, StepDifference]) -> Iterator[dict[str, Any]]:
-    """At most `most` of a run's entries, evenly spaced; `apart`: differences by iteration."""
+    """Yields at most `most` of a run's entries, evenly spaced; `apart`: differences by
+    iteration."""
     n = len(record.steps)
     time, seconds = timed(record), step_times(record)
     for i in np.unique(np.linspace(0, n - 1, min(n, most)).astype(int)):
@@ -73,7 +74,8 @@ def _steps(record: Record, most: int, apart: dict[int, StepDifference]) -> Itera
 def differences(
     records: list[Record], baseline: Record | None
 ) -> dict[str, dict[int, StepDifference]]:
-    """source -> step -> differences from the baseline, of the runs that can be compared."""
+    """Returns the differences from the baseline by source and step, of runs that can be
+    compared."""
     verdicts, steps = loss_parity.verify(records, baseline), {}
     for record in records:
         parity = verdicts.get(record.source)

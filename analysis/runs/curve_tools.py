@@ -47,8 +47,8 @@ def tensorboard(study: str, run: str, config: Settings, folder: Path, ids: Ids) 
 
     def write(points: list[Point]) -> None:
         for step, time_s, values in points:
-            known = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            writer.add_event(Event(wall_time=time_s, step=step, summary=Summary(value=known)))
+            scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+            writer.add_event(Event(wall_time=time_s, step=step, summary=Summary(value=scalars)))
         writer.flush()
 
     return Sink(write, lambda state: writer.close())
