@@ -62,11 +62,7 @@ def version_rows() -> list[Row]:
 
 
 def gpu_rows() -> list[Row]:
-    """The cards, their memory, and what runs on them.
-
-    Raises:
-        UsageError: PyTorch sees no GPU.
-    """
+    """The cards, their memory, and what runs on them."""
     import torch
 
     from parallel.engines import kernels

@@ -87,11 +87,7 @@ def start(
     study: Study, name: str, spec: RunSpec, folder: Path, srun: bool, gpus: Sequence[str]
 ) -> str:
     """Run one run of the study to its end, on `gpus` where it has not all of them; why it failed,
-    "" when it is complete.
-
-    Raises:
-        UsageError: the folder is not a run's, or another sweep writes it.
-    """
+    "" when it is complete."""
     run_folder = RunFolder(folder)
     why_anew = attempts.why_anew(folder, spec.settings())
     if why_anew is not None and (aside := run_folder.set_aside(also=["console.out"])):
@@ -152,9 +148,6 @@ def sweep(
 ) -> list[str]:
     """Run the named runs into out/<name>, in this order; the names of those that failed. A terminal
     shows a bar of runs. side_by_side: GPUs that runs share out; the times of such runs say little.
-
-    Raises:
-        UsageError: no run could train on its data.
     """
     commit = facts.git(ROOT)
     to_train = [n for n in names if fresh or not is_done(out / n, study.run(n), commit)]

@@ -156,11 +156,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
 
 
 def check_inputs(spec: RunSpec) -> None:
-    """Refuse data or a checkpoint as the start would; a line says where they are not here.
-
-    Raises:
-        UsageError: the run cannot train on them, or begin with it.
-    """
+    """Refuse data or a checkpoint as the start would; a line says where they are not here."""
     if Path(spec.data).exists() or Path(f"{spec.data}.idx").exists():
         from parallel import token_files
 

@@ -19,7 +19,7 @@ class Energy:
         self._start_j = self._counter_j() if self._gpus else None
 
     def joules(self) -> float | None:
-        """None without a counter, or where it went away."""
+        """Returns the joules so far; None without a counter, or where it went away."""
         now_j = None if self._start_j is None else self._counter_j()
         return None if now_j is None else now_j - self._start_j
 

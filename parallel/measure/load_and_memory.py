@@ -14,7 +14,7 @@ _NOT_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Most bytes this rank held: allocated and reserved on CUDA, resident on CPU."""
+    """Returns the most bytes of this rank: allocated and reserved on CUDA, resident on CPU."""
     if device.type == "cuda":
         return {
             "allocated": torch.cuda.max_memory_allocated(device),
@@ -24,7 +24,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def largest(peaks: list[dict[str, int]]) -> dict[str, int]:
-    return {name: max(of_rank[name] for of_rank in peaks) for name in peaks[0]}
+    return {name: max(peak[name] for peak in peaks) for name in peaks[0]}
 
 
 class Load:
@@ -38,8 +38,7 @@ class Load:
         self._start = _seconds()
 
     def facts(self, gather: Callable[[float], list[float]]) -> dict[str, float]:
-        """The part of run.json's `load` that is known at the end; every rank calls it.
-
+        """Returns the part of run.json's `load` that is known at the end; every rank calls it.
         gather: a value of this rank to those of all."""
         wall_s, cpu_s, machine_cpu_s = map(operator.sub, _seconds(), self._start)
         cpu_s = sum(gather(cpu_s))
@@ -48,8 +47,8 @@ class Load:
 
 
 def _seconds() -> tuple[float, float, float]:
-    """The wall clock, the CPU time of this rank, and that of all cores since the machine started in
-    which they were not idle, also where a hypervisor had them."""
+    """Returns the wall clock, the CPU time of this rank, and that of all cores since the machine
+    started in which they were not idle, also where a hypervisor had them."""
     spent = psutil.cpu_times()._asdict()
     # A guest's time is in user time already.
     machine_s = sum(spent.values()) - sum(spent.get(kind, 0.0) for kind in _NOT_WORK)

@@ -60,7 +60,7 @@ class Report(NamedTuple):
 
 def expected_flops(path: Path, precision: str) -> tuple[float, float]:
     """Returns the FLOP/s of a large matrix product by a cluster's calibration, and the fit's spread
-    of log seconds; nan where it is of no known card. Raises: UsageError: it is no calibration."""
+    of log seconds; nan where it is of no known card."""
     content = read_toml(path, "calibration")
     try:
         peak = peak_tflops(content["gpu"], precision) or math.nan

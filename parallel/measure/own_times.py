@@ -42,7 +42,7 @@ class OwnTimes:
         self._gloo = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
         node = os.environ.get("SLURMD_NODENAME") or platform.node()  # as Slurm calls it
         nodes = gather(node)
-        stages = [layout.coords(of)["pp"] for of in range(world)]
+        stages = [layout.coords(one)["pp"] for one in range(world)]
         self._judge = Judge(stages, nodes) if rank == 0 else None
         self._all = torch.empty(world, STEPS, 3, dtype=torch.float64)
         if self._cuda:

@@ -60,9 +60,9 @@ class Judge:
             row |= {"kind": kind, "rank": rank, "node": node}
             rows.append(row | {"longer": float(longer), "noise": float(noise)})
             earlier = self.rows[kind, rank]
-            told = is_slow(earlier)
+            was_slow = is_slow(earlier)
             earlier.append(rows[-1])
-            if is_slow(earlier) and not told:
+            if is_slow(earlier) and not was_slow:
                 new.append(verdict(latest_windows(earlier)))
         return rows, new
 

@@ -27,10 +27,10 @@ class Routing:
     """
 
     def __init__(self, spec: RunSpec, modules: Iterable[nn.Module], device: torch.device):
-        assert (of := spec.model.experts)
+        assert (experts := spec.model.experts)
         self.spec, self.counting = spec, False
         self.blocks = [name for name, has in spec.model.blocks.items() if has]
-        shape = (len(self.blocks), of.num_experts)
+        shape = (len(self.blocks), experts.num_experts)
         self.tokens_LE = torch.zeros(shape, dtype=torch.int64, device=device)
         layers = (m for part in modules for m in part.modules() if type(m).__name__ in ROUTERS)
         for at, layer in enumerate(layers):
@@ -50,8 +50,8 @@ class Routing:
         self.tokens_LE.zero_()
 
     def read(self) -> float:
-        """The step's `expert_load`, of its worst layer. Waits for the device, so it stands behind
-        what the step reads itself."""
+        """Returns the step's `expert_load`, of its worst layer. Waits for the device, so it stands
+        behind what the step reads itself."""
         self.counting = False
         if dist.get_world_size() > 1:
             with region("control"):
@@ -63,11 +63,11 @@ class Routing:
         return tokens_LE.amax(1) / tokens_LE.mean(1)
 
     def facts(self) -> dict[str, Any]:
-        """Of the step that was read last, for training_metrics.json; by name of the block."""
-        of, tokens_LE = self.spec.model.experts, self.tokens_LE.tolist()
+        """Returns what training_metrics.json says of the step that was read last, by block."""
+        experts, tokens_LE = self.spec.model.experts, self.tokens_LE.tolist()
         if not any(map(sum, tokens_LE)):  # a checkpoint was loaded that had all steps
             return {"routing": self.spec.routing}
-        choices = self.spec.tokens_per_step * of.moe_router_topk * len(self.blocks)
+        choices = self.spec.tokens_per_step * experts.moe_router_topk * len(self.blocks)
         return {
             "routing": self.spec.routing,
             "dropped": 1 - sum(map(sum, tokens_LE)) / choices,

@@ -63,28 +63,28 @@ class Verdict(NamedTuple):
                 f"slow link: a step takes {self.longer:.0%} longer on no rank's own account (the"
                 f" network, or other work on the cores), {where}"
             )
-        of = " of a step" if self.kind == "data" else ""
-        words = f"{_WORDS[self.kind]} {self.longer:.0%}{of} longer"
+        base = " of a step" if self.kind == "data" else ""
+        words = f"{_WORDS[self.kind]} {self.longer:.0%}{base} longer"
         return f"slow rank: rank {self.rank} on node {self.node} {words}, {where}"
 
 
 def verdict(rows: list[dict[str, Any]]) -> Verdict:
-    """What rows of one kind and rank say together."""
+    """Returns what rows of one kind and rank say together."""
     first, last = rows[0]["first_step"], max(row["last_step"] for row in rows)
     longer = median(row["longer"] for row in rows)
-    n, windows = len(rows), round((last - first + 1) / STEPS)
-    of = rows[-1]
-    return Verdict(of["kind"], of["rank"], of["node"], longer, n, windows, first, last)
+    windows = round((last - first + 1) / STEPS)
+    kind, rank, node = (rows[-1][name] for name in ("kind", "rank", "node"))
+    return Verdict(kind, rank, node, longer, len(rows), windows, first, last)
 
 
 def latest_windows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that are among the last WINDOWS windows."""
+    """Returns the rows that are among the last WINDOWS windows."""
     rows = list(rows)
     return [row for row in rows if row["last_step"] > rows[-1]["last_step"] - WINDOWS * STEPS]
 
 
 def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
-    """Whether rows of one kind and rank are a verdict at the last of them."""
+    """Returns whether rows of one kind and rank are a verdict at the last of them."""
     latest = latest_windows(rows) if rows else []
     if len(latest) < NEED:
         return False
@@ -96,15 +96,11 @@ def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's slow_ranks.csv; of steps that were run again, the last.
-
-    Raises:
-        UsageError: there is none (one rank, or a run of an earlier version), or a line is wrong.
-    """
+    """The rows of a run's slow_ranks.csv; of steps that were run again, the last."""
     path = folder / SLOW_RANKS
     if not path.exists():
-        why = "one rank, no step yet, or a run of an earlier version"
-        raise UsageError(f"{folder}: no {SLOW_RANKS}: {why}")
+        reason = "one rank, no step yet, or a run of an earlier version"
+        raise UsageError(f"{folder}: no {SLOW_RANKS}: {reason}")
     rows: dict[tuple[int, str, int], dict[str, Any]] = {}
     for number, row in enumerate(read_rows(path, SLOW_COLUMNS), 2):
         if None in (row[name] for name in SLOW_COLUMNS if name != "node"):
@@ -116,7 +112,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def verdicts(folder: Path) -> list[Verdict]:
-    """Who was slow in a run, the longest first. Raises: UsageError: see `read`."""
+    """Who was slow in a run, the longest first."""
     by_rank: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
     for row in read(folder):  # a restart may have other nodes
         by_rank[row["kind"], row["rank"], row["node"]].append(row)
@@ -125,25 +121,24 @@ def verdicts(folder: Path) -> list[Verdict]:
         for rows in by_rank.values()
         if any(is_slow(rows[max(0, n - WINDOWS) : n]) for n in range(NEED, len(rows) + 1))
     ]
-    return sorted(slow, key=lambda of: -of.n)
+    return sorted(slow, key=lambda verdict: -verdict.n)
 
 
 def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:
     """(node, evidence, run, time of the first window) of each rank that was slow in at least half
     of a run's steps, of a running one all that it is to do; none where the run folder has no
-    slow_ranks.csv.
-
-    Raises:
-        UsageError: a file of the run is damaged.
-    """
+    slow_ranks.csv."""
     if not (path / SLOW_RANKS).exists():
         return []
-    named = [of for of in verdicts(path) if of.kind != "link"]
-    if not named:
+    slow = [verdict for verdict in verdicts(path) if verdict.kind != "link"]
+    if not slow:
         return []
     run = read_run(path)
     planned = (run.facts.get("spec") or {}).get("steps")
     steps = planned if run.state == RUNNING and planned else len(run.steps)
     began = {(row["rank"], row["node"]): row["time_utc"] for row in reversed(read(path))}
-    half = [of for of in named if of.n * STEPS >= steps / 2]
-    return [(of.node, str(of), run.name, began[of.rank, of.node]) for of in half]
+    return [
+        (verdict.node, str(verdict), run.name, began[verdict.rank, verdict.node])
+        for verdict in slow
+        if verdict.n * STEPS >= steps / 2
+    ]

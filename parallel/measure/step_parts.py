@@ -220,8 +220,8 @@ class Breakdown:
             "transfer_s": self.transfer_s,
         }
         row |= {f"{name}_s": self._seconds[name] for name in {*CATEGORIES, *self.axes}}
-        counted = [(axis, of) for axis in self.axes for of in ("calls", "bytes", "wire_bytes")]
-        return row | {f"{axis}_{of}": self._sums[axis, of] for axis, of in counted}
+        counted = [(axis, sum_) for axis in self.axes for sum_ in ("calls", "bytes", "wire_bytes")]
+        return row | {f"{axis}_{sum_}": self._sums[axis, sum_] for axis, sum_ in counted}
 
     # --- messages --------------------------------------------------------------------------------
 

@@ -68,11 +68,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
 
 @cache
 def hostnames(nodes: str) -> tuple[str, ...]:
-    """The nodes of a list as Slurm writes it, node[1-3] for example.
-
-    Raises:
-        UsageError: scontrol is needed, and is not here or fails.
-    """
+    """The nodes of a list as Slurm writes it, node[1-3] for example."""
     if "[" not in nodes:
         return tuple(filter(None, nodes.split(",")))
     command = ["scontrol", "show", "hostnames", nodes]

@@ -34,10 +34,10 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
             "each rank sees its own GPU alone: between these NCCL may not use NVLink (srun"
             " --gpu-bind=none shows every rank all GPUs of its node)"
         )
-    if why := facts["host"].get("uncompiled"):
-        lines.append(f"megatron-core's fused functions are not compiled: {why}")
-    if why := mfu(0.0, facts["host"]["gpu"], spec.gemm_precision, DEFAULT_CONVENTION).why:
-        lines.append(f"the lines below have no MFU: {why}")
+    if reason := facts["host"].get("uncompiled"):
+        lines.append(f"megatron-core's fused functions are not compiled: {reason}")
+    if reason := mfu(0.0, facts["host"]["gpu"], spec.gemm_precision, DEFAULT_CONVENTION).why:
+        lines.append(f"the lines below have no MFU: {reason}")
     if spec.routing == FORCED:
         lines.append(
             "routing: forced, tokens go to the experts by turns: its speed is not that of a router,"
@@ -48,11 +48,11 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
             f"from {spec.deepspeed_config}: all but its optimizer and scheduler; AdamW and the"
             " run's own schedule are the same in every engine"
         )
-    of_preset = preset(spec.preset).vocab_size
-    if model["vocab_size"] == facts["data"]["vocab_size"] > of_preset:
+    usual_size = preset(spec.preset).vocab_size
+    if model["vocab_size"] == facts["data"]["vocab_size"] > usual_size:
         lines.append(
             f"vocabulary: the {model['vocab_size']} ids of {spec.data}; preset {spec.preset} has"
-            f" {of_preset}"
+            f" {usual_size}"
         )
     if model["padded_vocab"] != model["vocab_size"]:
         lines.append(

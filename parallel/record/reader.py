@@ -92,11 +92,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """run.json of a folder.
-
-    Raises:
-        UsageError: there is none, or it is damaged; it names the file.
-    """
+    """run.json of a folder."""
     return schema.checked_facts(read_json(path / schema.RUN), path / schema.RUN)
 
 
@@ -120,8 +116,7 @@ def _status(path: Path) -> dict[str, Any]:
 
 
 def _end_of(path: Path, status: dict[str, Any] | None) -> tuple[str, str, str]:
-    """(state, kind, reason) of a run, from its status.json and from what else is there. Raises:
-    UsageError: its state is none."""
+    """(state, kind, reason) of a run, from its status.json and from what else is there."""
     if status is None:
         return FAILED, Kind.UNKNOWN, "no status.json"
     state = status.get("state", FAILED)
@@ -279,11 +274,7 @@ def _off_clock(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
 
 def read_checkpoints(path: Path) -> list[dict[str, Any]]:
     """One dict with CHECKPOINT_COLUMNS for each row of a folder's checkpoints.csv, unknown values
-    None; [] where the run wrote none.
-
-    Raises:
-        UsageError: it is damaged; it names the file and the line.
-    """
+    None; [] where the run wrote none."""
     return read_rows(path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS)
 
 

@@ -157,19 +157,14 @@ _METRICS = {"epochs": list, "hardware": {"world_size": POSITIVE}}
 
 
 def checked(content: dict[str, Any], allowed: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`content`, whose values are allowed. Raises: UsageError: one is not; file and key."""
+    """`content`, whose values are allowed."""
     if problem := misfit(content, allowed):
         raise UsageError(f"{path} is damaged: {problem}")
     return content
 
 
 def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
-    """run.json's content, or <jobid>.submitted's.
-
-    Raises:
-        UsageError: a value has another type, it names no run, its version is not known, or its
-            numbers of the split disagree.
-    """
+    """run.json's content, or <jobid>.submitted's."""
     checked(facts, _FACTS, path)
     if not facts.get("run"):
         raise UsageError(f"{path} is damaged: it names no run")
@@ -186,11 +181,7 @@ def _check_version(content: dict[str, Any], known: str, path: Path) -> None:
 
 
 def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> None:
-    """Refuse numbers of a split that disagree: one of them is not what the run had.
-
-    Raises:
-        UsageError: it names the file and the numbers.
-    """
+    """Refuse numbers of a split that disagree: one of them is not what the run had."""
     damaged = f"{path} is damaged: "
     stated = spec | {"world_size": spec.get("gpus")}
     for name in sorted(stated.keys() & layout.keys()):
@@ -210,11 +201,7 @@ def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> No
 
 
 def checked_metrics(metrics: dict[str, Any], facts: dict[str, Any], path: Path) -> dict[str, Any]:
-    """training_metrics.json's content, of the run that `facts` describes.
-
-    Raises:
-        UsageError: a value has another type, its version is not known, or it counts other ranks.
-    """
+    """training_metrics.json's content, of the run that `facts` describes."""
     checked(metrics, _METRICS, path)
     _check_version(metrics, METRICS_VERSION, path)
     ranks = (metrics.get("hardware") or {}).get("world_size")

@@ -84,11 +84,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and be its only writer inside the block, and after it if it ends well.
-
-        Raises:
-            UsageError: it holds what no run wrote, another process writes it, or it cannot be made.
-        """
+        """Makes the folder, and is its only writer inside the block; after it, too, if all went
+        well."""
         try:
             if not self.lock.held:
                 check_folder(self.path)
@@ -107,9 +104,6 @@ class RunFolder:
 
         What a job or a sweep writes beside the run (console.out, <jobid>.env ...) began before it
         and stays, and so does what somebody else put there.
-
-        Raises:
-            UsageError: it holds what no run wrote, or another process writes it.
         """
         was_held, aside = self.lock.held, None
         with self.locked():
@@ -189,11 +183,7 @@ class RunFolder:
                 (self.path / schema.MARKER).unlink()
 
     def interrupt(self, kind: ends.Kind, reason: str) -> None:
-        """Record that the run was stopped and can go on.
-
-        Raises:
-            UsageError: the folder was deleted.
-        """
+        """Record that the run was stopped and can go on."""
         self._check_there()
         self._write_status(ends.INTERRUPTED, kind, reason, 0)
         self.close()
@@ -222,11 +212,7 @@ class RunFolder:
     # --- while the run trains ---
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Replace run.json.
-
-        Raises:
-            UsageError: the folder was deleted.
-        """
+        """Replace run.json."""
         self._check_there()
         write_json(self.path / schema.RUN, facts)
 
@@ -334,11 +320,7 @@ class BreakdownFile:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that a run may not write into: only its own attempts are moved aside.
-
-    Raises:
-        UsageError: it is there, is not empty, and no run of ours wrote it; or it is no folder.
-    """
+    """Refuse a folder that a run may not write into: only its own attempts are moved aside."""
     try:
         names = sorted(os.listdir(path))
     except FileNotFoundError:
