@@ -89,7 +89,8 @@ def test_a_gpu_is_asked_by_the_watchdog_and_not_waited_for_at_a_save(tmp_path, m
     saver = SimpleNamespace(due=lambda _: True, events=list, copying="", **methods)
     monkeypatch.setattr(trainer, "Checkpointer", lambda *given: made.append(given) or saver)
     log = SimpleNamespace(call=nothing)
-    folder = SimpleNamespace(path=tmp_path, fail=nothing, log=nothing, sync=nothing, behind=log)
+    tell = {"log": nothing, "tell": nothing, "behind": log}
+    folder = SimpleNamespace(path=tmp_path, fail=nothing, sync=nothing, **tell)
     gpu, launch = torch.device("cuda", 3), Launch(0, 1, 0, 1, "none")
     spec = resolve(("test", {"save_interval": 1, "steps": 9}))
     asked = SimpleNamespace(signal="")
