@@ -1,21 +1,15 @@
-"""Records that are one line each: where a line starts, and what its fields look like.
+"""The fields of a line, and the numbers in them.
 
-For formats without Megatron's bars. Every pattern is bounded and must not be able to run past the
-end of its line, so that no log makes it slow. A number counts only as a whole: with what its format
-has behind it, and with commas only where its format puts them between thousands.
+Every pattern is bounded and must not be able to run past the end of its line, so that no log makes
+it slow. A number counts only as a whole: with what its format has behind it, and with commas only
+where its format puts them between thousands.
 """
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator
 
 import numpy as np
 
-from analysis.logs.parsing.logfile import Log
-from analysis.logs.record import Record
-
-LINE = 4096  # no record is longer
 ANSI = rb"(?:\x1b\[[0-9;]{0,24}m)*"
 NUMBER = (
     rb"(-?(?:\d{1,25}(?:\.\d{0,24})?|\.\d{1,24})(?:[eE][-+]?\d{1,3})?(?!\d|[.,]\d)"
@@ -32,9 +26,7 @@ _ALONE = re.compile(
     rb"(?i)[ \t]{0,16}(-?(?:\d{1,24}(?:\.\d{0,20})?|\.\d{1,20})(?:e[-+]?\d{1,3})?|-?nan|-?inf)"
     rb"(?:([KMGTP]?)FLOPS)?[ \t]{0,16}(?:/|\Z)"
 )
-_COMMA = re.compile(rb"-?\d{1,25},\d")  # where no thousands are: a decimal comma
-_REST = re.compile(rb"(?:\s|\0|\x1b\[[0-9;]{0,24}[mK])*\Z")
-_SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
+SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
 _ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}[mK]")
 _HUMAN = re.compile(THOUSANDS + rb"([KMGBTP]?)")
 
@@ -52,14 +44,14 @@ def word(literal: bytes) -> bytes:
 def number(text: bytes | None) -> float:
     """`1,340`, `4.71K`, `1.2e-05`, `nan`: the number; NaN for None and for what is none."""
     match = _HUMAN.fullmatch(text.strip()) if text else None
-    return float(match[1].replace(b",", b"")) * _SUFFIX[match[2]] if match else math.nan
+    return float(match[1].replace(b",", b"")) * SUFFIX[match[2]] if match else math.nan
 
 
 def lone_number(text: bytes) -> float:
     """The number that fills a text up to a slash, FLOPS in tera; NaN where there is none."""
     match = _ALONE.match(text)
     unit = b"T" if match is None or match[2] is None else match[2].upper()
-    return float(match[1]) * (_SUFFIX[unit] / 1e12) if match else math.nan
+    return float(match[1]) * (SUFFIX[unit] / 1e12) if match else math.nan
 
 
 def is_nan(text: bytes | None) -> bool:
@@ -76,74 +68,6 @@ def labelled(
     begin = rb"(?:(?<![\w.])|(?<=[0-9;\[]m))"
     whole = number + rb"([KMGBTP](?![A-Za-z]))?" + unit + BEHIND
     return re.compile(begin + label + ANSI + after + ANSI + rb"(?:" + whole + rb")?")
-
-
-def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[bytes], bytes, bool]]:
-    """(offset, match, text, cut) of every record: from where `start` matches to the end of its
-    line, or to the next record where two stand on one line. cut: the file ends in this record
-    without a line's end, so a number right there may have lost digits."""
-    for offset, block in log.blocks():
-        matches = list(start.finditer(block))
-        for match, following in zip(matches, [*matches[1:], None], strict=False):
-            begin = match.start()
-            end = min(begin + LINE, following.start() if following else len(block))
-            for stop in (b"\n", b"\r"):
-                at = block.find(stop, begin, end)
-                end = at if at >= 0 else end
-            cut = end == len(block) and offset + len(block) == log.size
-            yield offset + begin, match, block[begin:end], cut
-
-
-def table(
-    log: Log, start: re.Pattern[bytes], fields: dict[str, re.Pattern[bytes]], record: Record
-) -> dict[str, np.ndarray]:
-    """Columns: `start`'s named groups, each field's first number, and `at`, where the line is.
-
-    A last line that the file's end cuts off counts when it has every field that the line before it
-    has; a number that ends where the file does is none. A number at its line's end counts where
-    most lines end in that field: in another line it is cut. A doubt counts those that are none.
-    `nan_loss` is 1 where the loss was printed as NaN.
-    """
-    names = (*start.groupindex, *fields, "nan_loss", "at")
-    columns: dict[str, list[float]] = {name: [] for name in names}
-    last: dict[str, list[int]] = {name: [] for name in fields}  # the rows that end in the field
-    none, decimal, with_comma = Counter(), Counter(), defaultdict(list)
-    for offset, match, text, cut in lines(log, start):
-        texts = {name: (match[name], b"") for name in start.groupindex}
-        row_at = len(columns["at"])
-        for name, pattern in fields.items():
-            if value := pattern.search(text):
-                cut_off = cut and value.end() == len(text)
-                texts[name] = (None, b"") if cut_off else (*value.groups(), b"")[:2]
-                if value[1] is None:
-                    none[name] += 1
-                    decimal[name] += bool(_COMMA.match(text, value.end()))
-                elif _REST.match(text, value.end()):
-                    last[name].append(row_at)
-                if b"," in (value[1] or b""):
-                    with_comma[name].append(row_at)
-        row = {name: number(value) * _SUFFIX[unit or b""] for name, (value, unit) in texts.items()}
-        row["nan_loss"] = float(is_nan(texts.get("loss", (None,))[0]))
-        row["at"] = offset
-        if cut and match[0] == text and text[-1:] in b"0123456789.,eE+-":
-            continue
-        absent = fields.keys() - texts.keys()
-        if cut and columns["at"] and any(not math.isnan(columns[name][-1]) for name in absent):
-            continue
-        for name, values in columns.items():
-            values.append(row.get(name, math.nan))
-    arrays = {name: np.array(values, float) for name, values in columns.items()}
-    of_decimals = any(2 * count > len(arrays["at"]) for count in decimal.values())
-    for name in fields:
-        known = np.isfinite(arrays[name]).sum()
-        cut_rows = last[name] if 2 * len(last[name]) <= known else []
-        unsure = [
-            row for row in cut_rows + with_comma[name] * of_decimals if row < len(arrays[name])
-        ]
-        arrays[name][unsure] = math.nan
-        none[name] += len(set(unsure))
-    record.doubt_numbers(none, "commas stand for decimal points: " if of_decimals else "")
-    return arrays
 
 
 def positive(values: np.ndarray) -> np.ndarray:

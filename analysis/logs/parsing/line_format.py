@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.fields import BEHIND, NOT_LAST, number, positive, ranks_of_rates, table
+from analysis.logs.parsing.fields import BEHIND, NOT_LAST, number, positive, ranks_of_rates
+from analysis.logs.parsing.lines import Columns, Fields, table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import HEADER, header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Record
 from base.units import GIB
-
-Columns = dict[str, np.ndarray]
-Fields = Mapping[str, re.Pattern[bytes]]
 
 
 @dataclass(frozen=True, kw_only=True)

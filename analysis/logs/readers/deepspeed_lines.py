@@ -14,8 +14,9 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled, table, word
+from analysis.logs.parsing.fields import labelled, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.lines import table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state

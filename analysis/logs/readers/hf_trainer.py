@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.fields import number, table
+from analysis.logs.parsing.fields import number
 from analysis.logs.parsing.json_values import document, integer, known, real, rows, steps_of
 from analysis.logs.parsing.line_format import Columns, Format, last_known, last_number
+from analysis.logs.parsing.lines import table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state

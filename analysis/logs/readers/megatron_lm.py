@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.logs.parsing.fields import LINE, is_nan, lone_number
+from analysis.logs.parsing.fields import is_nan, lone_number
 from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.lines import LINE
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of
 from analysis.logs.record import Record

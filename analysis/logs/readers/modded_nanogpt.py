@@ -11,8 +11,9 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import named_number, table, word
+from analysis.logs.parsing.fields import named_number, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.lines import table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record

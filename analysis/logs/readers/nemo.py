@@ -13,9 +13,10 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled, table
+from analysis.logs.parsing.fields import labelled
 from analysis.logs.parsing.json_values import integer, is_nan, mapping, real
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
+from analysis.logs.parsing.lines import table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import read_settings, state
 from analysis.logs.record import Record

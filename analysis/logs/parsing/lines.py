@@ -1,0 +1,325 @@
+"""Entries that are one line each, read a block at a time.
+
+Most lines of a log are alike. The first one makes an expression: its words as they stand, its
+fields as groups, any number where another number stands. One pass of it over a block gives all
+fields of all lines that are like it. A line that is not is read field by field.
+"""
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.logs.parsing.fields import SUFFIX, is_nan, number
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.record import Record
+
+LINE = 4096  # no entry is longer
+Columns = dict[str, np.ndarray]
+Fields = Mapping[str, re.Pattern[bytes]]
+_COMMA = re.compile(rb"-?\d{1,25},\d")  # where no thousands are: a decimal comma
+_REST = re.compile(rb"(?:\s|\0|\x1b\[[0-9;]{0,24}[mK])*\Z")
+# What differs from line to line: a number, and how many spaces pad it. A colour stays as it is.
+_VARIES = re.compile(rb"(\x1b\[[0-9;]{0,24}[mK])|( {0,7})[-+.]?\d[\w.+-]*")
+_PADDING, _NUMBER = rb" {1,7}+", rb"[-+.\d][\w.+-]*+"
+_KINDS = 4  # of lines in a log that get an expression of their own
+_FEW = 0.05  # a share of a block's lines; where more are like no other, they get one
+# What a start begins with; a character before a quantifier is not part of it.
+_LITERAL = re.compile(rb"(?:[\w :'>-]|\\[{|])+(?![*+?{])")
+
+
+class _Field(NamedTuple):
+    """Where a field stands in the line that made the expression."""
+
+    name: str
+    begin: int
+    end: int
+
+
+class _Entry(NamedTuple):
+    """One line, from where the entry starts. cut: the file ends in it, without a line's end, so a
+    number right there may have lost digits."""
+
+    start: re.Match[bytes]
+    text: bytes
+    cut: bool
+
+
+class _Kind(NamedTuple):
+    """Lines that are like one of them: an expression of what follows the start, and its fields."""
+
+    line: bytes
+    rest: bytes
+    fields: list[_Field]
+
+
+def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) -> Columns:
+    """Columns: `start`'s named groups, each field's first number, and `at`, where the line is.
+
+    A last line that the file's end cuts off counts when it has every field that the line before it
+    has; a number that ends where the file does is none. A number at its line's end counts where
+    most lines end in that field: in another line it is cut. A doubt counts those that are none.
+    `nan_loss` is 1 where the loss was printed as NaN.
+    """
+    reader = _Table(start, fields)
+    for offset, block in log.blocks():
+        reader.read(offset, block, offset + len(block) == log.size)
+    return reader.columns(record)
+
+
+class _Table:
+    """The columns of the entries that were read so far."""
+
+    def __init__(self, start: re.Pattern[bytes], fields: Fields):
+        self.start, self.fields = start, fields
+        literal = _LITERAL.match(start.pattern)
+        self.mark = literal[0].replace(b"\\", b"") if literal else b""
+        self.names = [*start.groupindex, *fields, "nan_loss", "at"]
+        self.parts: list[Columns] = []
+        self.rows = 0  # that are in `parts`
+        self.kinds: list[_Kind] = []
+        self.pattern = start
+        # Of each field: values that are no number, those with a decimal comma; the rows whose line
+        # ends in it, and the rows that have a comma.
+        self.none: Counter[str] = Counter()
+        self.decimal: Counter[str] = Counter()
+        self.last: dict[str, list[np.ndarray]] = defaultdict(list)
+        self.with_comma: dict[str, list[int]] = defaultdict(list)
+
+    def read(self, offset: int, block: bytes, at_end: bool) -> None:
+        """Add the block's entries. at_end: the log ends with it."""
+        if self.mark not in block or not (first := self.start.search(block)):
+            return
+        if not self.kinds:
+            self._learn(self._entry(block, first, len(block), at_end))
+        while True:
+            matches = self._matches(block)
+            at = self._places(block, len(matches))
+            unlike = self._unlike(matches)
+            if len(self.kinds) == _KINDS or len(unlike) <= _FEW * len(matches):
+                break
+            entries = (self._entry_at(block, at, row, at_end) for row in unlike)
+            if not any(self._learn(entry) for entry in entries):
+                break
+        columns = dict.fromkeys(self.names, np.empty(0))
+        columns = {name: np.full(len(at), np.nan) for name in columns}
+        columns["nan_loss"][:] = 0.0
+        columns["at"] = at + float(offset)
+        texts = list(zip(*matches, strict=True)) if self.kinds else []
+        group = self.start.groups
+        for name, index in self.start.groupindex.items() if texts else ():
+            columns[name] = np.array(_numbers(texts[index - 1], number), float)
+            if name == "loss":
+                columns["nan_loss"] = _printed_nan(texts[index - 1], columns[name])
+        for kind in self.kinds:
+            unlike = self._read_kind(kind, texts[group:], columns, unlike)
+            group += len(kind.fields) + 1
+        kept = [
+            self._read_entry(self._entry_at(block, at, row, at_end), columns, row)
+            for row in sorted(unlike)
+        ]
+        if not all(kept):  # the last one
+            columns = {name: values[:-1] for name, values in columns.items()}
+        self.parts.append(columns)
+        self.rows += len(columns["at"])
+
+    def _learn(self, entry: _Entry) -> bool:
+        """Add the expression of the lines that are like this one; False where it has none."""
+        kind = _kind(entry, self.fields)
+        if kind is None or any(kind.rest == other.rest for other in self.kinds):
+            return False
+        self.kinds.append(kind)
+        rests = b"|".join(kind.rest for kind in self.kinds)
+        self.pattern = re.compile(b"(?:%b)(?:%b|)" % (self.start.pattern, rests), self.start.flags)
+        return True
+
+    def _matches(self, block: bytes) -> list[tuple[bytes, ...]]:
+        """The groups of each entry: the start's, then each kind's fields and its line's end."""
+        return self.pattern.findall(block) if self.kinds else [()] * len(self.start.findall(block))
+
+    def _places(self, block: bytes, count: int) -> np.ndarray:
+        """Where the entries start in the block."""
+        if self.mark:
+            text = np.frombuffer(block, np.uint8)
+            at = np.flatnonzero(text[: len(text) - len(self.mark) + 1] == self.mark[0])
+            for i, byte in enumerate(self.mark[1:], start=1):
+                at = at[text[at + i] == byte]
+            if len(at) == count:
+                return at
+        return np.array([match.start() for match in self.pattern.finditer(block)])
+
+    def _unlike(self, matches: list[tuple[bytes, ...]]) -> list[int]:
+        """The entries that are like no kind."""
+        if not self.kinds:
+            return list(range(len(matches)))
+        end, ends = self.start.groups - 1, []
+        for kind in self.kinds:
+            end += len(kind.fields) + 1
+            ends.append(end)
+        if len(ends) == 1:
+            return [row for row, groups in enumerate(matches) if not groups[end]]
+        return [row for row, groups in enumerate(matches) if not any(groups[e] for e in ends)]
+
+    def _read_kind(
+        self, kind: _Kind, texts: Sequence[tuple[bytes, ...]], columns: Columns, unlike: list[int]
+    ) -> list[int]:
+        """Fill the rows that are like `kind`; returns `unlike` and those with a text that is no
+        number for its field."""
+        ends = texts[len(kind.fields)]
+        rows = np.flatnonzero(np.array(list(map(bool, ends))))
+        alike = len(rows) == len(ends)
+        wrong: set[int] = set()
+        for field, values in zip(kind.fields, texts, strict=False):
+            values = values if alike else tuple(values[row] for row in rows)
+            numbers = _numbers(values, self._reader(kind, field), field)
+            if None in numbers:
+                wrong.update(i for i, value in enumerate(numbers) if value is None)
+            columns[field.name][rows] = numbers
+            if field.name == "loss":
+                columns["nan_loss"][rows] = _printed_nan(values, columns["loss"][rows])
+        if wrong:
+            mended = rows[sorted(wrong)]
+            for field in kind.fields:
+                columns[field.name][mended] = np.nan
+            columns["nan_loss"][mended] = 0.0
+            unlike = unlike + mended.tolist()
+            rows = np.delete(rows, sorted(wrong))
+        for field, values in zip(kind.fields, texts, strict=False):
+            if field.end == len(kind.line) or _REST.match(kind.line, field.end):
+                self.last[field.name].append(rows + self.rows)
+            if any(b"," in values[row] for row in rows[:1]) or b"," in b"".join(values):
+                commas = [self.rows + row for row in rows.tolist() if b"," in values[row]]
+                self.with_comma[field.name] += commas
+        return unlike
+
+    def _reader(self, kind: _Kind, field: _Field):
+        before, behind = kind.line[: field.begin], kind.line[field.end :] + b"\n"
+
+        def read(text: bytes) -> float | None:
+            """Reads a text in the field's place; None where it is no number there."""
+            match = self.fields[field.name].search(before + text + behind)
+            value, unit = (*match.groups(), b"")[:2] if match else (None, None)
+            whole = value is not None and match.start(1) == len(before)
+            if not whole or value + (unit or b"") != text:
+                return None
+            return number(value) * SUFFIX[unit or b""]
+
+        return read
+
+    def _entry_at(self, block: bytes, at: np.ndarray, row: int, at_end: bool) -> _Entry:
+        following = int(at[row + 1]) if row + 1 < len(at) else len(block)
+        return self._entry(block, self.start.match(block, int(at[row])), following, at_end)
+
+    def _entry(self, block: bytes, match: re.Match[bytes], following: int, at_end: bool) -> _Entry:
+        """An entry up to its line's end, or to the next entry where two stand on one line."""
+        begin = match.start()
+        end = min(begin + LINE, following)
+        for stop in (b"\n", b"\r"):
+            at = block.find(stop, begin, end)
+            end = at if at >= 0 else end
+        return _Entry(match, block[begin:end], end == len(block) and at_end)
+
+    def _read_entry(self, entry: _Entry, columns: Columns, row: int) -> bool:
+        """Fill a row field by field; False where the file's end cuts it off."""
+        texts = {name: (entry.start[name], b"") for name in self.start.groupindex}
+        for name, pattern in self.fields.items():
+            if value := pattern.search(entry.text):
+                cut_off = entry.cut and value.end() == len(entry.text)
+                texts[name] = (None, b"") if cut_off else (*value.groups(), b"")[:2]
+                if value[1] is None:
+                    self.none[name] += 1
+                    self.decimal[name] += bool(_COMMA.match(entry.text, value.end()))
+                elif _REST.match(entry.text, value.end()):
+                    self.last[name].append(np.array([self.rows + row]))
+                if b"," in (value[1] or b""):
+                    self.with_comma[name].append(self.rows + row)
+        for name, (value, unit) in texts.items():
+            columns[name][row] = number(value) * SUFFIX[unit or b""]
+        columns["nan_loss"][row] = float(is_nan(texts.get("loss", (None,))[0]))
+        if not entry.cut:
+            return True
+        if entry.start[0] == entry.text and entry.text[-1:] in b"0123456789.,eE+-":
+            return False
+        before = {n: values[row - 1] for n, values in columns.items()} if row else {}
+        if not before and self.parts:
+            before = {name: values[-1] for name, values in self.parts[-1].items()}
+        absent = self.fields.keys() - texts.keys()
+        return all(math.isnan(before.get(name, math.nan)) for name in absent)
+
+    def columns(self, record: Record) -> Columns:
+        """The columns of the whole log."""
+        parts = self.parts or [{name: np.empty(0) for name in self.names}]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in self.names}
+        of_decimals = any(2 * count > self.rows for count in self.decimal.values())
+        for name in self.fields:
+            known = np.isfinite(columns[name]).sum()
+            last = np.concatenate([np.empty(0, int), *self.last[name]])
+            unsure = last if 2 * len(last) <= known else last[:0]
+            if of_decimals:
+                unsure = np.append(unsure, self.with_comma[name])
+            unsure = np.unique(unsure[unsure < self.rows]).astype(int)
+            columns[name][unsure] = math.nan
+            self.none[name] += len(unsure)
+        record.doubt_numbers(self.none, "commas stand for decimal points: " if of_decimals else "")
+        return columns
+
+
+def _kind(entry: _Entry, fields: Fields) -> _Kind | None:
+    """The kind of lines that are like an entry; None where it is cut off, or no number follows a
+    field's label, or a field stands in the start."""
+    line, begin = entry.text, len(entry.start[0])
+    found = []
+    for name, pattern in fields.items():
+        if value := pattern.search(line):
+            if value[1] is None or value.start(1) < begin:
+                return None
+            found.append(
+                _Field(name, value.start(1), max(map(value.end, range(1, len(value.groups()) + 1))))
+            )
+    found.sort(key=lambda field: field.begin)
+    if entry.cut or len(line) == LINE or any(a.end > b.begin for a, b in pairwise(found)):
+        return None
+    rest, at = b"", begin
+    for field in found:
+        words = line[at : field.begin]
+        stripped = words.rstrip(b" ")
+        behind = re.escape(line[field.end : field.end + 1])
+        rest += _alike(stripped) + (_PADDING if stripped != words else b"")
+        rest += rb"([^%b\s]{1,40}+)" % behind
+        at = field.end
+    return _Kind(line, rest + _alike(line[at:]) + rb"([\r\n])", found)
+
+
+def _alike(words: bytes) -> bytes:
+    """An expression for these words, with any numbers."""
+    expression, at = b"", 0
+    for varies in _VARIES.finditer(words):
+        expression += re.escape(words[at : varies.start()])
+        if varies[1]:
+            expression += re.escape(varies[1])
+        else:
+            expression += (_PADDING if varies[2] else b"") + _NUMBER
+        at = varies.end()
+    return expression + re.escape(words[at:])
+
+
+def _numbers(texts: Sequence[bytes], read, field: _Field | None = None) -> Sequence[float | None]:
+    """The numbers of a column. read: what one says that is not plain; it is asked once for each."""
+    joined = b"\n".join(texts)
+    if not joined.translate(None, b"0123456789.\n"):
+        try:
+            return np.fromiter(map(float, texts), float, len(texts))
+        except ValueError:
+            pass
+    distinct = {text: read(text) for text in set(texts)}
+    return [distinct[text] for text in texts]
+
+
+def _printed_nan(texts: Sequence[bytes], numbers: np.ndarray) -> np.ndarray:
+    if not np.isnan(numbers).any():
+        return np.zeros(len(texts))
+    return np.array(list(map(is_nan, texts)), float)
