@@ -65,13 +65,15 @@ def _begins(form: "Format", log: Log, record: Record) -> list[int]:
     if len(entries) < 2:
         return []
     before = np.searchsorted(entries, _starts(form, log, *entries[[0, -1]]))
-    steps = record.steps[np.isfinite(record.steps["at"])]
-    is_step = np.isin(entries, steps["at"].astype(int))
-    before = np.concatenate([before, np.flatnonzero(is_step[1:] & ~is_step[:-1]) + 1])
+    at, iteration = record.steps["at"], record.steps["iteration"]
+    steps = at[np.isfinite(at)]
+    if len(steps) < len(entries):  # a step that follows the end of a run
+        is_step = np.isin(entries, steps.astype(int))
+        before = np.append(before, np.flatnonzero(is_step[1:] & ~is_step[:-1]) + 1)
     if len(steps) and not form.counts_per_epoch:
-        iteration = steps["iteration"]
+        iteration = iteration[np.isfinite(at)]
         again = np.flatnonzero((iteration[1:] <= iteration[0]) & (np.diff(iteration) < 0)) + 1
-        before = np.concatenate([before, np.searchsorted(entries, steps["at"][again])])
+        before = np.append(before, np.searchsorted(entries, steps[again]))
     begins = []
     for after in np.unique(before[(before > 0) & (before < len(entries))]).astype(int):
         last, following = entries[after - 1 : after + 1].tolist()

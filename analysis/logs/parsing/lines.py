@@ -8,8 +8,8 @@ fields of all lines that are like it. A line that is not is read field by field.
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from analysis.logs.record import Record
 LINE = 4096  # no entry is longer
 Columns = dict[str, np.ndarray]
 Fields = Mapping[str, re.Pattern[bytes]]
+Reader = Callable[[bytes], float | None]
 _COMMA = re.compile(rb"-?\d{1,25},\d")  # where no thousands are: a decimal comma
 _REST = re.compile(rb"(?:\s|\0|\x1b\[[0-9;]{0,24}[mK])*\Z")
 # What differs from line to line: a number, and how many spaces pad it. A colour stays as it is.
@@ -55,6 +56,14 @@ class _Kind(NamedTuple):
     line: bytes
     rest: bytes
     fields: list[_Field]
+
+
+class _Column(NamedTuple):
+    """A column's numbers, the rows whose text is none, and those with a comma."""
+
+    numbers: np.ndarray
+    odd: list[int]
+    commas: list[int]
 
 
 def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) -> Columns:
@@ -99,24 +108,24 @@ class _Table:
         while True:
             matches = self._matches(block)
             at = self._places(block, len(matches))
-            unlike = self._unlike(matches)
+            texts = list(zip(*matches, strict=True)) if self.kinds else []
+            rows = self._rows_of_kinds(texts)
+            unlike = np.flatnonzero(~np.any([*rows, np.zeros(len(at), bool)], axis=0)).tolist()
             if len(self.kinds) == _KINDS or len(unlike) <= _FEW * len(matches):
                 break
             entries = (self._entry_at(block, at, row, at_end) for row in unlike)
             if not any(self._learn(entry) for entry in entries):
                 break
-        columns = dict.fromkeys(self.names, np.empty(0))
-        columns = {name: np.full(len(at), np.nan) for name in columns}
+        columns = {name: np.full(len(at), np.nan) for name in self.names}
         columns["nan_loss"][:] = 0.0
         columns["at"] = at + float(offset)
-        texts = list(zip(*matches, strict=True)) if self.kinds else []
-        group = self.start.groups
         for name, index in self.start.groupindex.items() if texts else ():
-            columns[name] = np.array(_numbers(texts[index - 1], number), float)
+            columns[name] = _numbers(texts[index - 1], number).numbers
             if name == "loss":
                 columns["nan_loss"] = _printed_nan(texts[index - 1], columns[name])
-        for kind in self.kinds:
-            unlike = self._read_kind(kind, texts[group:], columns, unlike)
+        group = self.start.groups
+        for kind, mine in zip(self.kinds, rows, strict=True):
+            unlike += self._read_kind(kind, texts[group:], columns, mine)
             group += len(kind.fields) + 1
         kept = [
             self._read_entry(self._entry_at(block, at, row, at_end), columns, row)
@@ -126,16 +135,23 @@ class _Table:
             columns = {name: values[:-1] for name, values in columns.items()}
         self.parts.append(columns)
         self.rows += len(columns["at"])
+        often = {i: mine.sum() for i, mine in enumerate(rows) if mine.any()}
+        order = sorted(often, key=lambda i: -often[i])  # the commonest is looked for first
+        if order and order != list(range(len(self.kinds))):
+            self._use([self.kinds[i] for i in order])
 
     def _learn(self, entry: _Entry) -> bool:
         """Add the expression of the lines that are like this one; False where it has none."""
         kind = _kind(entry, self.fields)
         if kind is None or any(kind.rest == other.rest for other in self.kinds):
             return False
-        self.kinds.append(kind)
-        rests = b"|".join(kind.rest for kind in self.kinds)
-        self.pattern = re.compile(b"(?:%b)(?:%b|)" % (self.start.pattern, rests), self.start.flags)
+        self._use([*self.kinds, kind])
         return True
+
+    def _use(self, kinds: list[_Kind]) -> None:
+        """Look for lines of these kinds."""
+        self.kinds, rests = kinds, b"|".join(kind.rest for kind in kinds)
+        self.pattern = re.compile(b"(?:%b)(?:%b|)" % (self.start.pattern, rests), self.start.flags)
 
     def _matches(self, block: bytes) -> list[tuple[bytes, ...]]:
         """The groups of each entry: the start's, then each kind's fields and its line's end."""
@@ -152,51 +168,41 @@ class _Table:
                 return at
         return np.array([match.start() for match in self.pattern.finditer(block)])
 
-    def _unlike(self, matches: list[tuple[bytes, ...]]) -> list[int]:
-        """The entries that are like no kind."""
-        if not self.kinds:
-            return list(range(len(matches)))
-        end, ends = self.start.groups - 1, []
+    def _rows_of_kinds(self, texts: Sequence[tuple[bytes, ...]]) -> list[np.ndarray]:
+        """For each kind, which rows are like it."""
+        rows, end = [], self.start.groups - 1
         for kind in self.kinds:
             end += len(kind.fields) + 1
-            ends.append(end)
-        if len(ends) == 1:
-            return [row for row, groups in enumerate(matches) if not groups[end]]
-        return [row for row, groups in enumerate(matches) if not any(groups[e] for e in ends)]
+            ends = texts[end]
+            rows.append(np.array(ends) != b"" if b"" in ends else np.ones(len(ends), bool))
+        return rows
 
     def _read_kind(
-        self, kind: _Kind, texts: Sequence[tuple[bytes, ...]], columns: Columns, unlike: list[int]
+        self,
+        kind: _Kind,
+        texts: Sequence[tuple[bytes, ...]],
+        columns: Columns,
+        mine: np.ndarray,
     ) -> list[int]:
-        """Fill the rows that are like `kind`; returns `unlike` and those with a text that is no
-        number for its field."""
-        ends = texts[len(kind.fields)]
-        rows = np.flatnonzero(np.array(list(map(bool, ends))))
-        alike = len(rows) == len(ends)
+        """Fill the rows that are like `kind`; returns those with a text that is no number for its
+        field."""
+        alike, rows = mine.all(), np.flatnonzero(mine)
         wrong: set[int] = set()
         for field, values in zip(kind.fields, texts, strict=False):
-            values = values if alike else tuple(values[row] for row in rows)
-            numbers = _numbers(values, self._reader(kind, field), field)
-            if None in numbers:
-                wrong.update(i for i, value in enumerate(numbers) if value is None)
+            values = values if alike else tuple(compress(values, mine))
+            numbers, odd, commas = _numbers(values, self._reader(kind, field))
+            wrong.update(rows[odd].tolist())
             columns[field.name][rows] = numbers
+            self.with_comma[field.name] += (rows[commas] + self.rows).tolist()
             if field.name == "loss":
-                columns["nan_loss"][rows] = _printed_nan(values, columns["loss"][rows])
-        if wrong:
-            mended = rows[sorted(wrong)]
-            for field in kind.fields:
-                columns[field.name][mended] = np.nan
-            columns["nan_loss"][mended] = 0.0
-            unlike = unlike + mended.tolist()
-            rows = np.delete(rows, sorted(wrong))
-        for field, values in zip(kind.fields, texts, strict=False):
-            if field.end == len(kind.line) or _REST.match(kind.line, field.end):
-                self.last[field.name].append(rows + self.rows)
-            if any(b"," in values[row] for row in rows[:1]) or b"," in b"".join(values):
-                commas = [self.rows + row for row in rows.tolist() if b"," in values[row]]
-                self.with_comma[field.name] += commas
-        return unlike
+                columns["nan_loss"][rows] = _printed_nan(values, numbers)
+        read = np.setdiff1d(rows, list(wrong)) if wrong else rows
+        for field in kind.fields:
+            if _REST.match(kind.line, field.end):
+                self.last[field.name].append(read + self.rows)
+        return list(wrong)
 
-    def _reader(self, kind: _Kind, field: _Field):
+    def _reader(self, kind: _Kind, field: _Field) -> Reader:
         before, behind = kind.line[: field.begin], kind.line[field.end :] + b"\n"
 
         def read(text: bytes) -> float | None:
@@ -281,7 +287,9 @@ def _kind(entry: _Entry, fields: Fields) -> _Kind | None:
                 _Field(name, value.start(1), max(map(value.end, range(1, len(value.groups()) + 1))))
             )
     found.sort(key=lambda field: field.begin)
-    if entry.cut or len(line) == LINE or any(a.end > b.begin for a, b in pairwise(found)):
+    if not (found or entry.start.re.groups) or entry.cut or len(line) == LINE:
+        return None
+    if any(a.end > b.begin for a, b in pairwise(found)):
         return None
     rest, at = b"", begin
     for field in found:
@@ -307,16 +315,22 @@ def _alike(words: bytes) -> bytes:
     return expression + re.escape(words[at:])
 
 
-def _numbers(texts: Sequence[bytes], read, field: _Field | None = None) -> Sequence[float | None]:
+def _numbers(texts: Sequence[bytes], read: Reader) -> _Column:
     """The numbers of a column. read: what one says that is not plain; it is asked once for each."""
-    joined = b"\n".join(texts)
-    if not joined.translate(None, b"0123456789.\n"):
+    if not b"\n".join(texts).translate(None, b"0123456789.\n"):
         try:
-            return np.fromiter(map(float, texts), float, len(texts))
+            return _Column(np.fromiter(map(float, texts), float, len(texts)), [], [])
         except ValueError:
             pass
     distinct = {text: read(text) for text in set(texts)}
-    return [distinct[text] for text in texts]
+    numbers = np.array([distinct[text] for text in texts], float)  # NaN of None
+    odd = {text for text, value in distinct.items() if value is None}
+    commas = {text for text in distinct if b"," in text}
+    return _Column(
+        numbers,
+        [row for row, text in enumerate(texts) if text in odd] if odd else [],
+        [row for row, text in enumerate(texts) if text in commas] if commas else [],
+    )
 
 
 def _printed_nan(texts: Sequence[bytes], numbers: np.ndarray) -> np.ndarray:

@@ -23,19 +23,22 @@ from analysis.logs.parsing.setting_names import state
 from analysis.logs.readers.hf_trainer import deepspeed_ranks, once, read_ends
 from analysis.logs.record import Record
 
-_CHAT_MARKS = (b"|E2E latency=", b"End-to-End => Latency: ")
 _PIPE = re.compile(word(b"steps: ") + rb"(?P<iteration>\d{1,9}) loss: ")
 _PIPE_FIELDS = {
     "loss": labelled(rb"loss"),
     "step_s": labelled(rb"iter time \(s\)"),
     "samples_per_s": labelled(rb"samples/sec"),
 }
-_CHAT = re.compile(rb"(?:\|E2E latency=|End-to-End => Latency: )(?P<step_s>[\d.]{1,16})s(?: ?\||,)")
+_CHAT = tuple(
+    re.compile(label + rb"(?P<step_s>[\d.]{1,16})s(?: ?\||,)")
+    for label in (rb"\|E2E latency=", b"End-to-End => Latency: ")
+)
 _CHAT_FIELDS = {"samples_per_s": labelled(rb"(?:CurSamplesPerSec|Samples/sec)")}
-_CHAT_STEP = re.compile(rb"[Ee]poch: \d{1,6} ?\| ?[Ss]tep: \d{1,9} ?\|[^\r\n]{0,300}")
-_THROUGHPUT = re.compile(
-    rb"(?:(?<![\w/])\d{1,9}/|micro_step=\d{1,9}/global_step=)(?P<iteration>\d{1,9}), "
-    rb"(?=(?:RunningAvg)?SamplesPerSec=)"
+_CHAT_STEP = re.compile(rb"poch: (?<=[Ee]poch: )\d{1,6} ?\| ?[Ss]tep: \d{1,9} ?\|[^\r\n]{0,300}")
+_RATE = rb"(?P<iteration>\d{1,9}), (?=(?:RunningAvg)?SamplesPerSec=)"
+_THROUGHPUT = tuple(
+    re.compile(counted + _RATE)
+    for counted in (rb"/global_step=(?<=\d/global_step=)", rb"/(?<=\d/)")
 )
 _THROUGHPUT_FIELDS = {
     "samples_per_s": labelled(rb"CurrSamplesPerSec"),
@@ -46,16 +49,23 @@ _THROUGHPUT_FIELDS = {
 
 def _scan(log: Log, record: Record) -> Columns:
     columns = table(log, _PIPE, _PIPE_FIELDS, record)
-    if not len(columns["at"]) and any(log.contains(mark) for mark in _CHAT_MARKS):
-        columns = _chat(log, record)
-    if not len(columns["at"]):
-        columns = table(log, _THROUGHPUT, _THROUGHPUT_FIELDS, record)
-        if len(columns["at"]) and np.isnan(columns["samples_per_s"]).all():
+    for start in _CHAT:
+        if not len(columns["at"]):
+            columns = _chat(log, start, record)
+    for start in _THROUGHPUT:
+        if not len(columns["at"]):
+            columns = _throughput(log, start, record)
+    return columns
+
+
+def _throughput(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
+    columns = table(log, start, _THROUGHPUT_FIELDS, record)
+    if len(columns["at"]):
+        if np.isnan(columns["samples_per_s"]).all():
             columns["samples_per_s"] = columns["running"]
             record.running_average = True
             record.notes.append("samples per second are running averages, not single steps")
-        if len(columns["at"]):
-            record.notes.append("no step time is printed, only samples per second")
+        record.notes.append("no step time is printed, only samples per second")
     return columns
 
 
@@ -85,10 +95,12 @@ def _finish(record: Record, log: Log) -> None:
             record.completed, record.last_at = True, at
 
 
-def _chat(log: Log, record: Record) -> Columns:
+def _chat(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
     """A line for each step, which carries no number: the line of losses above it tells it from a
     line that was printed twice."""
-    columns = table(log, _CHAT, _CHAT_FIELDS, record)
+    columns = table(log, start, _CHAT_FIELDS, record)
+    if not len(columns["at"]):
+        return columns
     steps = [(at, match[0]) for at, match in log.matches(_CHAT_STEP)]
     above = np.searchsorted([at for at, _ in steps], columns["at"]) - 1
     times = zip(above.tolist(), columns["step_s"], strict=True)
@@ -98,7 +110,7 @@ def _chat(log: Log, record: Record) -> Columns:
 
 FORMAT = LineFormat(
     name="DeepSpeed",
-    marks=((b"SamplesPerSec=",), (b"iter time (s): ",), (_CHAT_MARKS[1],)),
+    marks=((b"SamplesPerSec=",), (b"iter time (s): ",), (b"End-to-End => Latency: ",)),
     banners=(b"DeepSpeed info: version",),
     starts=(b"DeepSpeed info: version",),
     counts_per_epoch=True,

@@ -17,12 +17,15 @@ from analysis.logs.parsing.lines import table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 
-_START = re.compile(
-    rb"(?:train_inner|\| epoch (?P<epoch>\d{1,6}):? {1,8}(?P<within>\d{1,9}) / (?P<updates>\d{1,9})"
-    rb"|\d{2}<[\d:?]{1,12}, {1,4}[\d.]{1,12}(?:it/s|s/it)"
-    rb"|(?:^|(?<=\r)|(?<=[\d;\[]m))(?:\xef\xbb\xbf)?(?=\{\"epoch))"
-    rb"[^\r\n{}=]{0,200}?(?=\{\"|loss=)",
-    re.MULTILINE,
+_REST = rb"[^\r\n{}=]{0,200}?(?=\{\"|loss=)"
+_STARTS = tuple(
+    re.compile(start)
+    for start in (
+        b"train_inner" + _REST,
+        rb"\| epoch (?P<epoch>\d{1,6}):? {1,8}(?P<within>\d{1,9}) / (?P<updates>\d{1,9})" + _REST,
+        rb"<(?<=\d\d<)[\d:?]{1,12}, {1,4}[\d.]{1,12}(?:it/s|s/it)" + _REST,
+        rb"\{\"epoch(?:(?<![^\r\n].{7})|(?<=[\d;\[]m.{7})|(?<=\xef\xbb\xbf.{7}))",
+    )
 )
 _IS = rb"(?:\"?: \"?|=)"
 _FIELDS = {
@@ -36,12 +39,16 @@ _FIELDS = {
 
 
 def _scan(log: Log, record: Record) -> Columns:
-    columns = table(log, _START, _FIELDS, record)
-    counted = (columns["epoch"] - 1) * columns["updates"] + columns["within"]
-    numbered = np.isfinite(columns["iteration"])  # in 2018 its updates were not
-    columns["iteration"] = np.where(numbered, columns["iteration"], counted)
+    for start in _STARTS:
+        columns = table(log, start, _FIELDS, record)
+        if "updates" in columns:
+            counted = (columns["epoch"] - 1) * columns["updates"] + columns["within"]
+            numbered = np.isfinite(columns["iteration"])  # in 2018 its updates were not
+            columns["iteration"] = np.where(numbered, columns["iteration"], counted)
+        known = np.isfinite(columns["iteration"])
+        if known.any():
+            break
     columns["samples_per_s"] = columns["batch"] * columns["ups"]
-    known = np.isfinite(columns["iteration"])
     return {name: values[known] for name, values in columns.items()}
 
 

@@ -18,10 +18,16 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 
-_BEGIN = word(b"step:") + rb"(?P<iteration>\d{1,9})/(?P<planned>\d{1,9}) "
-_TIMES = rb"train_time:(?P<train_ms>\d{1,12})ms step_avg:" + named_number("average_ms") + rb"ms"
-_STEP = re.compile(_BEGIN + rb"(?:train_loss:" + named_number("loss") + rb" )?" + _TIMES)
-_VALIDATION = re.compile(_BEGIN + rb"val_loss:" + named_number("val_loss") + rb" " + _TIMES)
+_STEP = re.compile(
+    word(b"step:")
+    + rb"(?P<iteration>\d{1,9})/(?P<planned>\d{1,9}) (?:train_loss:"
+    + named_number("loss")
+    + rb" |val_loss:"
+    + named_number("validation")
+    + rb" )?train_time:(?P<train_ms>\d{1,12})ms step_avg:"
+    + named_number("average_ms")
+    + rb"ms"
+)
 # It prints what nvidia-smi says as it starts: the machine's GPUs, and which have its processes.
 _PROCESS = re.compile(rb"\| {1,8}(\d{1,3}) {1,4}N/A {1,4}N/A {1,12}\d{1,9} {1,8}C ")
 _GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O[nf]")
@@ -29,11 +35,12 @@ _GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O
 
 def _scan(log: Log, record: Record) -> Columns:
     columns = table(log, _STEP, {}, record)
-    validated = table(log, _VALIDATION, {}, record)
-    offsets, places = columns["at"], validated["at"]
-    last = validated if len(places) and places[-1] > max(offsets, default=-1) else columns
-    if len(offsets):
-        record.totals["step_s_mean"] = float(last["average_ms"][-1]) / 1000
+    if len(columns["at"]):  # a validation prints the mean of the steps before it, too
+        last_average = float(columns["average_ms"][-1])
+    trained = np.isnan(columns["validation"])
+    columns = {name: values[trained] for name, values in columns.items()}
+    if trained.any():
+        record.totals["step_s_mean"] = last_average / 1000
     iteration, train_ms = columns["iteration"], columns["train_ms"]
     uncounted = np.isnan(columns["average_ms"])
     steps = np.diff(iteration, prepend=np.inf)
