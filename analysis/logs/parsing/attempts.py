@@ -3,7 +3,7 @@ GPUs or with another batch: facts and steps of two attempts do not belong togeth
 """
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def read_last_attempt(form: "Format", log: Log) -> Record:
         count = count or len(begins) + 1
         log.begin = begins[-1]
         attempt = form.read(log)
-    entries = _entries(form, log, attempt)
+    entries = _entries(form, log, attempt).at
     if len(entries) and (failures := _failed_starts(form, log, entries[0])):
         count = (count or 1) + len(failures)
         log.begin = failures[-1]
@@ -53,27 +53,32 @@ def read_last_attempt(form: "Format", log: Log) -> Record:
     return attempt
 
 
-def _entries(form: "Format", log: Log, record: Record) -> np.ndarray:
+class _Entries(NamedTuple):
     """Where the steps and the ends of the run stand, in bytes and in order."""
-    at = record.steps["at"]
-    return np.sort(np.concatenate([at[np.isfinite(at)], _places(log, form.ends)])).astype(int)
+
+    at: np.ndarray
+    is_step: np.ndarray
+
+
+def _entries(form: "Format", log: Log, record: Record) -> _Entries:
+    steps = record.steps["at"][np.isfinite(record.steps["at"])]
+    at = np.concatenate([steps, _places(log, form.ends)]).astype(int)
+    order = np.argsort(at, kind="stable")
+    return _Entries(at[order], order < len(steps))
 
 
 def _begins(form: "Format", log: Log, record: Record) -> list[int]:
     """Where each attempt but the first begins: behind the line of the entry before it."""
-    entries = _entries(form, log, record)
+    entries, is_step = _entries(form, log, record)
     if len(entries) < 2:
         return []
     before = np.searchsorted(entries, _starts(form, log, *entries[[0, -1]]))
-    at, iteration = record.steps["at"], record.steps["iteration"]
-    steps = at[np.isfinite(at)]
-    if len(steps) < len(entries):  # a step that follows the end of a run
-        is_step = np.isin(entries, steps.astype(int))
-        before = np.append(before, np.flatnonzero(is_step[1:] & ~is_step[:-1]) + 1)
+    before = np.append(before, np.flatnonzero(is_step[1:] & ~is_step[:-1]) + 1)
+    steps = record.steps[["at", "iteration"]][np.isfinite(record.steps["at"])]
     if len(steps) and not form.counts_per_epoch:
-        iteration = iteration[np.isfinite(at)]
+        iteration = steps["iteration"]
         again = np.flatnonzero((iteration[1:] <= iteration[0]) & (np.diff(iteration) < 0)) + 1
-        before = np.append(before, np.searchsorted(entries, steps[again]))
+        before = np.append(before, np.searchsorted(entries, steps["at"][again]))
     begins = []
     for after in np.unique(before[(before > 0) & (before < len(entries))]).astype(int):
         last, following = entries[after - 1 : after + 1].tolist()

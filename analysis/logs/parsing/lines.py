@@ -30,7 +30,7 @@ _PADDING, _NUMBER = rb" {1,7}+", rb"[-+.\d][\w.+-]*+"
 _KINDS = 4  # of lines in a log that get an expression of their own
 _FEW = 0.05  # a share of a block's lines; where more are like no other, they get one
 # What a start begins with; a character before a quantifier is not part of it.
-_LITERAL = re.compile(rb"(?:[\w :'>-]|\\[{|])+(?![*+?{])")
+_LITERAL = re.compile(rb"(?:[\w :'\"/=<>-]|\\[{|\"])+(?![*+?{])")
 
 
 class _Field(NamedTuple):
@@ -159,14 +159,10 @@ class _Table:
 
     def _places(self, block: bytes, count: int) -> np.ndarray:
         """Where the entries start in the block."""
-        if self.mark:
-            text = np.frombuffer(block, np.uint8)
-            at = np.flatnonzero(text[: len(text) - len(self.mark) + 1] == self.mark[0])
-            for i, byte in enumerate(self.mark[1:], start=1):
-                at = at[text[at + i] == byte]
-            if len(at) == count:
-                return at
-        return np.array([match.start() for match in self.pattern.finditer(block)])
+        at = _find_all(block, self.mark) if self.mark else np.empty(0, int)
+        if len(at) == count:
+            return at
+        return np.array([match.start() for match in self.pattern.finditer(block)], int)
 
     def _rows_of_kinds(self, texts: Sequence[tuple[bytes, ...]]) -> list[np.ndarray]:
         """For each kind, which rows are like it."""
@@ -274,6 +270,15 @@ class _Table:
         return columns
 
 
+def _find_all(block: bytes, mark: bytes) -> np.ndarray:
+    """Where a mark stands in the block."""
+    text = np.frombuffer(block, np.uint8)
+    at = np.flatnonzero(text[: max(len(text) - len(mark) + 1, 0)] == mark[0])
+    for i, byte in enumerate(mark[1:], start=1):
+        at = at[text[at + i] == byte]
+    return at
+
+
 def _kind(entry: _Entry, fields: Fields) -> _Kind | None:
     """The kind of lines that are like an entry; None where it is cut off, or no number follows a
     field's label, or a field stands in the start."""
@@ -318,8 +323,9 @@ def _alike(words: bytes) -> bytes:
 def _numbers(texts: Sequence[bytes], read: Reader) -> _Column:
     """The numbers of a column. read: what one says that is not plain; it is asked once for each."""
     if not b"\n".join(texts).translate(None, b"0123456789.\n"):
+        plain = [text or b"nan" for text in texts] if b"" in texts else texts
         try:
-            return _Column(np.fromiter(map(float, texts), float, len(texts)), [], [])
+            return _Column(np.fromiter(map(float, plain), float, len(texts)), [], [])
         except ValueError:
             pass
     distinct = {text: read(text) for text in set(texts)}
@@ -334,6 +340,8 @@ def _numbers(texts: Sequence[bytes], read: Reader) -> _Column:
 
 
 def _printed_nan(texts: Sequence[bytes], numbers: np.ndarray) -> np.ndarray:
-    if not np.isnan(numbers).any():
-        return np.zeros(len(texts))
-    return np.array(list(map(is_nan, texts)), float)
+    """1 where NaN was printed, 0 elsewhere."""
+    printed = np.zeros(len(texts))
+    for row in np.flatnonzero(np.isnan(numbers)).tolist():
+        printed[row] = is_nan(texts[row])
+    return printed

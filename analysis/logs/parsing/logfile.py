@@ -5,7 +5,7 @@ A log may be cut or mixed, hold megabytes without a newline, or be no text: noth
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -116,6 +116,19 @@ class Log(AbstractContextManager):
                 fence = b""
         if fence:  # the page ends in it
             yield begin, self.size
+
+    def held(self, marks: Iterable[bytes], near: bytes = b"") -> set[bytes]:
+        """Those of the marks that stand in the file; near: or, of a long one, close to where the
+        first or the last of these stands in a megabyte."""
+        absent, found = set(marks), set()
+        for _, block in self.blocks() if absent else ():
+            if near and self.size > BLOCK:
+                places = sorted({block.find(near), block.rfind(near)} - {-1})
+                around = SAMPLE // 4
+                block = b"\n".join(block[max(at - around, 0) : at + around] for at in places)
+            found |= {mark for mark in absent if mark in block}
+            absent -= found
+        return found
 
     def contains(self, mark: bytes, start: int = 0) -> bool:
         """Whether `mark` stands anywhere in the file, at or behind `start`."""

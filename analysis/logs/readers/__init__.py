@@ -103,10 +103,16 @@ def _candidates(log: Log) -> Iterator[Format]:
     """The formats whose marks the log holds: by its ends first, then by all of it."""
     sample = log.head + log.tail
     near = [form for form in _formats() if form.is_in(sample.__contains__)]
-    # Other formats' logs hold the lines of an embedded one, too: look at all of the log.
+    # Other formats' logs hold the lines of an embedded one, too: look at what stands around these.
+    embedded = [form for form in near if form.embedded]
     near = list(takewhile(lambda form: not form.embedded, near))
     yield from near
-    yield from (form for form in _formats() if form not in near and form.is_in(log.contains))
+    others = [form for form in _formats() if form not in near]
+    own = next((marks[0] for form in embedded for marks in form.marks if marks[0] in sample), b"")
+    longest = {marks: max(marks, key=len) for form in others for marks in form.marks}
+    held = log.held(set(longest.values()), own)
+    held |= log.held({m for marks, mark in longest.items() if mark in held for m in marks}, own)
+    yield from (form for form in others if form in embedded or form.is_in(held.__contains__))
 
 
 @cache

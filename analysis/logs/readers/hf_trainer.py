@@ -80,13 +80,7 @@ def _read(log: Log, record: Record) -> None:
         else:
             return _read_document(log, record, content)
     columns = table(log, _LOSS, _FIELDS, record)
-    # They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
-    texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
-    keys = [
-        text if loss != 0 and b"'epoch'" in text else number
-        for number, (text, loss) in enumerate(zip(texts, columns["loss"], strict=True))
-    ]
-    columns = once(columns, keys, record)
+    columns = once(columns, _keys(log, columns), record)
     ends = read_ends(record, log)
     header = header_of(log, min([*columns["at"][:1].astype(int), *ends[:1]], default=None))
     facts = {name: last_number(pattern, header) for name, pattern in _SIZES.items()}
@@ -122,6 +116,19 @@ def _read(log: Log, record: Record) -> None:
             _doubt_losses(record)
     _time(record, None if early else record.planned_steps, before)
     judge_end(record, log, None if len(record.steps) else ends)
+
+
+def _keys(log: Log, columns: Columns) -> Iterable[Hashable]:
+    """What tells a loss line from a repeated one. They carry no step, but epoch, rate and loss to
+    many digits; a loss of zero has none."""
+    losses, epochs = (np.nan_to_num(columns[name]).tolist() for name in ("loss", "epoch"))
+    if len(set(zip(losses, epochs, strict=True))) == len(losses):
+        return range(len(losses))
+    texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
+    return [
+        text if loss != 0 and b"'epoch'" in text else number
+        for number, (text, loss) in enumerate(zip(texts, columns["loss"], strict=True))
+    ]
 
 
 @_QUIET
@@ -261,14 +268,17 @@ def deepspeed_ranks(header: bytes) -> int | None:
 
 def once(columns: Columns, keys: Iterable[Hashable], record: Record) -> Columns:
     """The columns without lines whose key stood before, and numbered from 1."""
-    first: dict[Hashable, int] = {}
-    for i, key in enumerate(keys):
-        first.setdefault(key, i)
-    kept = np.array(list(first.values()), int)
-    if dropped := len(columns["at"]) - len(kept):
-        record.notes.append(f"{dropped} duplicate lines dropped")
+    kept: slice | np.ndarray = slice(None)
+    if not isinstance(keys, range):
+        first: dict[Hashable, int] = {}
+        for i, key in enumerate(keys):
+            first.setdefault(key, i)
+        kept = np.array(list(first.values()), int)
+    count = len(columns["at"])
     columns = {name: values[kept] for name, values in columns.items()}
-    return columns | {"iteration": np.arange(1.0, len(kept) + 1)}
+    if dropped := count - len(columns["at"]):
+        record.notes.append(f"{dropped} duplicate lines dropped")
+    return columns | {"iteration": np.arange(1.0, len(columns["at"]) + 1)}
 
 
 def read_ends(record: Record, log: Log) -> list[int]:
