@@ -5,6 +5,7 @@ fields as groups, any number where another number stands. One pass of it over a 
 fields of all lines that are like it. A line that is not is read field by field.
 """
 
+import gc
 import math
 import re
 from collections import Counter, defaultdict
@@ -75,8 +76,14 @@ def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) ->
     `nan_loss` is 1 where the loss was printed as NaN.
     """
     reader = _Table(start, fields)
-    for offset, block in log.blocks():
-        reader.read(offset, block, offset + len(block) == log.size)
+    collects = gc.isenabled()
+    gc.disable()  # the texts of a block are many tuples without circles: looking at each takes time
+    try:
+        for offset, block in log.blocks():
+            reader.read(offset, block, offset + len(block) == log.size)
+    finally:
+        if collects:
+            gc.enable()
     return reader.columns(record)
 
 
@@ -87,7 +94,7 @@ class _Table:
         self.start, self.fields = start, fields
         literal = _LITERAL.match(start.pattern)
         self.mark = literal[0].replace(b"\\", b"") if literal else b""
-        self.names = [*start.groupindex, *fields, "nan_loss", "at"]
+        self.names = dict.fromkeys([*start.groupindex, *fields, "nan_loss", "at"]).keys()
         self.parts: list[Columns] = []
         self.rows = 0  # that are in `parts`
         self.kinds: list[_Kind] = []
@@ -116,9 +123,7 @@ class _Table:
             entries = (self._entry_at(block, at, row, at_end) for row in unlike)
             if not any(self._learn(entry) for entry in entries):
                 break
-        columns = {name: np.full(len(at), np.nan) for name in self.names}
-        columns["nan_loss"][:] = 0.0
-        columns["at"] = at + float(offset)
+        columns = {"at": at + float(offset), "nan_loss": np.zeros(len(at))}
         for name, index in self.start.groupindex.items() if texts else ():
             columns[name] = _numbers(texts[index - 1], number).numbers
             if name == "loss":
@@ -127,6 +132,8 @@ class _Table:
         for kind, mine in zip(self.kinds, rows, strict=True):
             unlike += self._read_kind(kind, texts[group:], columns, mine)
             group += len(kind.fields) + 1
+        for name in self.names - columns.keys():
+            columns[name] = np.full(len(at), np.nan)
         kept = [
             self._read_entry(self._entry_at(block, at, row, at_end), columns, row)
             for row in sorted(unlike)
@@ -162,7 +169,10 @@ class _Table:
         at = _find_all(block, self.mark) if self.mark else np.empty(0, int)
         if len(at) == count:
             return at
-        return np.array([match.start() for match in self.pattern.finditer(block)], int)
+        at = np.array([match.start() for match in self.start.finditer(block)], int)
+        if len(at) != count:  # the start of one stands in another's line
+            at = np.array([match.start() for match in self.pattern.finditer(block)], int)
+        return at
 
     def _rows_of_kinds(self, texts: Sequence[tuple[bytes, ...]]) -> list[np.ndarray]:
         """For each kind, which rows are like it."""
@@ -188,7 +198,10 @@ class _Table:
             values = values if alike else tuple(compress(values, mine))
             numbers, odd, commas = _numbers(values, self._reader(kind, field))
             wrong.update(rows[odd].tolist())
-            columns[field.name][rows] = numbers
+            if not alike:
+                columns.setdefault(field.name, np.full(len(mine), np.nan))[rows] = numbers
+            else:
+                columns[field.name] = numbers
             self.with_comma[field.name] += (rows[commas] + self.rows).tolist()
             if field.name == "loss":
                 columns["nan_loss"][rows] = _printed_nan(values, numbers)
@@ -294,6 +307,8 @@ def _kind(entry: _Entry, fields: Fields) -> _Kind | None:
     found.sort(key=lambda field: field.begin)
     if not (found or entry.start.re.groups) or entry.cut or len(line) == LINE:
         return None
+    if entry.start.re.search(line, begin):  # two entries on one line
+        return None
     if any(a.end > b.begin for a, b in pairwise(found)):
         return None
     rest, at = b"", begin
@@ -341,7 +356,7 @@ def _numbers(texts: Sequence[bytes], read: Reader) -> _Column:
 
 def _printed_nan(texts: Sequence[bytes], numbers: np.ndarray) -> np.ndarray:
     """1 where NaN was printed, 0 elsewhere."""
-    printed = np.zeros(len(texts))
-    for row in np.flatnonzero(np.isnan(numbers)).tolist():
-        printed[row] = is_nan(texts[row])
+    printed, rows = np.zeros(len(texts)), np.flatnonzero(np.isnan(numbers)).tolist()
+    nan = {text: is_nan(text) for text in {texts[row] for row in rows}}
+    printed[rows] = [nan[texts[row]] for row in rows]
     return printed
