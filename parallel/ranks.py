@@ -38,7 +38,7 @@ class Ranks:
         self.on_progress()
 
     def gather(self, value: Any, to_all: bool = True) -> list[Any]:
-        """Every rank's value, on every rank or on rank 0 alone."""
+        """Returns every rank's value, on every rank or on rank 0 alone."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -58,7 +58,7 @@ class Ranks:
         return values
 
     def on_all(self, work: Callable, *arguments: Any) -> list[Any]:
-        """Every rank does its work and ticks; what each returned, on every rank.
+        """Has every rank do its work and tick; returns what each returned, on every rank.
 
         A rank that is done waits for the slowest, perhaps for longer than the watchdog allows.
         Once per second the ranks therefore tell each other whether anybody has made progress.
@@ -102,7 +102,7 @@ class Ranks:
         return outcomes
 
     def on_first(self, work: Callable, *arguments: Any) -> Any:
-        """Rank 0 does the work; what it returned, on every rank."""
+        """Has rank 0 do the work; returns what it returned, on every rank."""
         results: list[Any] = []
         self.on_all(lambda: None if self.rank else results.append(work(*arguments)))
         if self.world > 1:  # once: it may be large
@@ -112,7 +112,8 @@ class Ranks:
 
 
 def attempt(work: Callable, *arguments: Any) -> Answer:
-    """What it returned; `why`: what mistake of a user's, or of the disk, did not let it."""
+    """Returns what the work returned; `why`: what mistake of a user's, or of the disk, did not let
+    it."""
     try:
         return Answer(work(*arguments))
     except UsageError as error:

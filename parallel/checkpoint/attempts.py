@@ -1,4 +1,5 @@
-"""Begin an attempt of a run: anew, or from the checkpoints of the attempt before it. Torch-free."""
+"""Begins an attempt of a run: anew, or from the checkpoints of the attempt before it.
+Torch-free."""
 
 import contextlib
 import os
@@ -31,7 +32,7 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings that differ, by name. One that a run does not state has its default."""
+    """Returns the settings that differ, by name. One that a run does not state has its default."""
     names = sorted(now.keys() | before.keys() & DEFAULTS.keys())
     before, now = DEFAULTS | before, DEFAULTS | now
     pairs = (Change(name, before.get(name), now.get(name)) for name in names)
@@ -39,12 +40,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def matters(change: Change) -> bool:
-    """Whether a run with this change is another run."""
+    """Returns whether a run with this change is another run."""
     return change.name not in CIRCUMSTANCES and change.name not in WORK
 
 
 def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
-    """Why a run with these settings starts anew in its folder, in words that end `moved_line`.
+    """Returns why a run with these settings starts anew in its folder, in words that end
+    `moved_line`.
 
     None: it resumes, since the folder holds an attempt of this very run with a checkpoint; that
     attempt was stopped, or was complete after fewer steps. "": there was no attempt.
@@ -81,21 +83,22 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     return None
 
 
-def moved_line(aside: Path, why: str, load: Path | str | None) -> str:
-    """The line on an attempt that was moved to `aside`: where the run starts now, and why."""
+def moved_line(aside: Path, reason: str, load: Path | str | None) -> str:
+    """Returns the line on an attempt that was moved to `aside`: where the run starts now, and
+    why."""
     line = f"moved the earlier attempt to {aside}; this run starts from {load or 'step 0'}"
-    return f"{line}, because {why}" if why else line
+    return f"{line}, because {reason}" if reason else line
 
 
 def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | None:
-    """Begin the run folder; the checkpoint, or folder of checkpoints, to load, if any.
+    """Begins the run folder, and returns the checkpoint, or folder of checkpoints, to load, if any.
 
     Raises:
         UsageError: the folder is no run's, or another process writes it; or `spec.load` has no
             checkpoint, one of the last step or later, or is in the folder that is to move.
     """
-    why = why_anew(folder.path, spec.settings())
-    if why is None:
+    reason = why_anew(folder.path, spec.settings())
+    if reason is None:
         return _resume(spec, facts, folder)
     load = None if spec.load is None else Path(os.path.abspath(spec.load))
     # Refused before `folder.begin` creates a run folder, or moves the one that is there.
@@ -104,16 +107,13 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
         if load.is_relative_to(os.path.abspath(folder.path)):
             raise UsageError(f"{load} is in the folder of the run itself: give another --out")
     if aside := folder.begin(facts):
-        folder.note(moved_line(aside, why, load))
+        folder.note(moved_line(aside, reason, load))
     return load
 
 
 def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
-    """Begin an attempt that goes on from the one before; the folder of its checkpoints.
-
-    Raises:
-        UsageError: another run's checkpoints are there, or another process writes the run folder.
-    """
+    """Begins an attempt that goes on from the one before, and returns the folder of its
+    checkpoints."""
     before = read_facts(folder.path)
     _check_own(spec, before, folder.path / folders.SAVES)
     reason = "status.json is missing or damaged"
@@ -138,7 +138,7 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
 
 
 def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
-    """Refuse to go on where the newest checkpoint is of another run than run.json, `before`."""
+    """Refuses to go on where the newest checkpoint is of another run than run.json, `before`."""
     newest = folders.candidates(save)[0]
     try:
         manifest = folders.read_manifest(newest)
@@ -146,14 +146,14 @@ def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
         return  # loading says so
     stated = settings_of(manifest) | {"run": manifest["run"]}
     ours = spec.settings() | {"run": before["run"]}
-    if differ := list(filter(matters, changes(stated, ours))):
-        words = ", ".join(map(str, differ))
+    if changed := list(filter(matters, changes(stated, ours))):
+        words = ", ".join(map(str, changed))
         raise UsageError(f"{newest} is another run's ({words}): take its checkpoints out of {save}")
 
 
 def input_problems(spec: RunSpec, below: Path = Path()) -> Iterator[str]:
-    """Why a run that starts in the folder `below` cannot train on its data, by their sizes and
-    headers, or load its checkpoint."""
+    """Yields why a run that starts in the folder `below` cannot train on its data, by their sizes
+    and headers, or load its checkpoint."""
     path = below / spec.data
     if spec.load is not None and not (below / spec.load).exists():
         yield f"no checkpoint at {spec.load}"
@@ -174,11 +174,8 @@ def input_problems(spec: RunSpec, below: Path = Path()) -> Iterator[str]:
 
 
 def check_first(spec: RunSpec, first: Path) -> None:
-    """Refuse what a run cannot begin with, from its headers alone; `first` is what is to be loaded.
-
-    Raises:
-        UsageError: it is of another model, or of the run's last step or a later one.
-    """
+    """Refuses what a run cannot begin with, from its headers alone: `first`, which is to be loaded,
+    may be of another model, or of the run's last step or a later one."""
     if folders.step_of(first) is None:
         check_model(spec, first, model_of(first), "gpt")
         return
@@ -190,9 +187,9 @@ def check_first(spec: RunSpec, first: Path) -> None:
 
 
 def check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: str) -> None:
-    """Raises: UsageError: the folder holds another model than the run's, or another form of it."""
-    if differ := changes(asdict(model), asdict(spec.model)):
-        raise UsageError(f"{folder} holds another model: {', '.join(map(str, differ))}")
+    """Refuses a folder that holds another model than the run's, or another form of it."""
+    if changed := changes(asdict(model), asdict(spec.model)):
+        raise UsageError(f"{folder} holds another model: {', '.join(map(str, changed))}")
     if implementation != spec.implementation:
         raise UsageError(
             f"{folder} holds implementation {implementation}'s own layout,"
@@ -205,8 +202,8 @@ def nothing_to_train(spec: RunSpec, checkpoint: str) -> str:
 
 
 def other_schedules(attempts: list[dict[str, Any]], steps: int, first: int) -> str:
-    """Which steps from `first` on had the learning rates of a run of other than `steps` steps, in
-    words; "" where none had.
+    """Returns which steps from `first` on had the learning rates of a run of other than `steps`
+    steps, in words; "" where none had.
 
     attempts: the earlier ones, oldest first: the `steps` of each and, where the next one loaded a
     checkpoint, its step, `kept_to`.

@@ -47,7 +47,7 @@ class Event:
     changed: str = ""
 
     def line(self) -> str:
-        """What the log says, in Megatron-LM's words where it went well."""
+        """Returns what the log says, in Megatron-LM's words where it went well."""
         if self.problem:
             return f"  could not {self.event} checkpoint at iteration {self.step}: {self.problem}"
         if self.event == "load":
@@ -100,7 +100,8 @@ class Checkpointer:
             folders.tidy(save_to)
 
     def _start_copying(self, device: torch.device) -> str:
-        """Copy the state to host memory at each save, if every node has that much of it."""
+        """Copies the state to host memory at each save, if every node has that much of it; returns
+        what the log says of it."""
         ranks = self.ranks.per_node
         needed = self.predicted_bytes() / self.ranks.world * ranks
         free = psutil.virtual_memory().available
@@ -116,24 +117,20 @@ class Checkpointer:
         return f" saving while training goes on: {sizes}"
 
     def events(self) -> list[Event]:
-        """What ended since the last call; rank 0's are to be reported."""
+        """Returns what ended since the last call; rank 0's are to be reported."""
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def _note(self, event: str, step: int, path: Path, **values: Any) -> None:
         self._events.append(Event(event, step, str(path), ranks=self.ranks.world, **values))
 
     def raise_failure(self) -> None:
-        """Raise what a save in the background raised, if it has ended."""
+        """Raises what a save in the background raised, if it has ended."""
         if self._saving is not None and self._saving.done():
             self.wait()
 
     def load(self, path: Path | None) -> int:
-        """Fill the engine from rank 0's `path`, a checkpoint or weights alone; the step to resume
-        from, 0 without a path.
-
-        Raises:
-            UsageError: it cannot be loaded (see loading.load).
-        """
+        """Fills the engine from rank 0's `path`, a checkpoint or weights alone (see loading.load),
+        and returns the step to resume from, 0 without a path."""
         began = time.perf_counter()
         loaded = loading.load(self.engine, self.spec, self.ranks, path)
         if loaded is None:
@@ -145,12 +142,12 @@ class Checkpointer:
         return loaded.step
 
     def due(self, step: int) -> bool:
-        """Whether the state after `step` steps is to be saved."""
+        """Returns whether the state after `step` steps is to be saved."""
         every = self.spec.save_interval
         return bool(every) and (step % every == 0 or step == self.spec.steps)
 
     def save(self, step: int) -> None:
-        """Save the state after `step` steps. A full disk ends the save, not the run."""
+        """Saves the state after `step` steps. A full disk ends the save, not the run."""
         self.wait()
         began = time.perf_counter()
         state = self.engine.state()
@@ -164,8 +161,8 @@ class Checkpointer:
         self._saving = self._thread.submit(self._write, snapshot)
 
     def wait(self) -> None:
-        """Until the background save has ended, raising what it raised; its event's blocked_s counts
-        the wait."""
+        """Waits until the background save has ended, and raises what it raised; its event's
+        blocked_s counts the wait."""
         if self._saving is None:
             return
         saving, self._saving, began = self._saving, None, time.perf_counter()
@@ -177,8 +174,8 @@ class Checkpointer:
             raise error
 
     def _write(self, snapshot: _Snapshot) -> None:
-        """In three rounds, so that no rank goes on where another has failed: check the room, write
-        the files, publish the folder."""
+        """Works in three rounds, so that no rank goes on where another has failed: check the room,
+        write the files, publish the folder."""
         if self._copy is not None:
             self._copy.finish()
         aside = folders.aside_of(self.save_to, snapshot.step)
@@ -194,11 +191,8 @@ class Checkpointer:
         self.ranks.on_first(self._finish, snapshot, aside, entries, problem)
 
     def _make_room(self, aside: Path) -> None:
-        """Make the hidden folder, empty.
-
-        Raises:
-            OSError: the disk has no room for what will be written, or no permission.
-        """
+        """Makes the hidden folder, empty. An OSError says that the disk has no room for what will
+        be written, or no permission."""
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         needed, free = self.predicted_bytes(), shutil.disk_usage(aside).free
@@ -206,14 +200,14 @@ class Checkpointer:
             raise OSError(28, f"{needed} bytes are needed, {free} are free", str(aside))
 
     def predicted_bytes(self) -> int:
-        """Bytes of one checkpoint's tensors; they do not depend on the layout."""
+        """Returns the bytes of one checkpoint's tensors; they do not depend on the layout."""
         return int(state_bytes(self.spec.model.n_params))
 
     def _finish(
         self, snapshot: _Snapshot, aside: Path, entries: list[dict[str, Any]], problem: str
     ) -> None:
-        """Rank 0's work once the files are written: publish, then delete old checkpoints; or remove
-        what a failed save left."""
+        """Does rank 0's work once the files are written: publishes, then deletes old checkpoints;
+        or removes what a failed save left."""
         step, folder = snapshot.step, self.save_to / folders.name_of(snapshot.step)
         if not problem:
             _, problem = attempt(self._publish, snapshot, aside, entries)
@@ -228,7 +222,7 @@ class Checkpointer:
         self._retain(step)
 
     def _retain(self, step: int) -> None:
-        """Delete the checkpoints that are not to be kept, once that of `step` is whole."""
+        """Deletes the checkpoints that are not to be kept, once that of `step` is whole."""
         kept = self.spec.keep_last, self.spec.keep_every
         _, problem = attempt(folders.retain, self.save_to, *kept)
         if problem:

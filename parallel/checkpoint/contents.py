@@ -53,7 +53,7 @@ class Piece:
 
     @property
     def saved(self) -> range:
-        """Which of its elements this rank saves."""
+        """The range of its elements that this rank saves."""
         index, n = self.copy
         return range(len(self) * index // n, len(self) * (index + 1) // n) if n else range(0)
 
@@ -83,7 +83,8 @@ def unpadded(
     tensors: dict[str, Tensor],
     copy: Copy = ONLY_COPY,
 ) -> list[Piece]:
-    """[Piece] of what `tensors` hold of `part`, without the rows that pad the vocabulary; or [].
+    """Returns [Piece] of what `tensors` hold of `part`, without rows that pad the vocabulary; or
+    [].
 
     start: where in the part the tensors begin; negative where they begin before it. They may end
     after it.
@@ -93,13 +94,14 @@ def unpadded(
     first, last = max(start, 0), min(start + tensors["param"].numel(), math.prod(part))
     if first >= last:
         return []
-    held = slice(first - start, last - start)
-    flat = {kind: tensor.detach().view(-1)[held] for kind, tensor in tensors.items()}
+    inside = slice(first - start, last - start)
+    flat = {kind: tensor.detach().view(-1)[inside] for kind, tensor in tensors.items()}
     return [Piece(name, shape, offset, part, first, flat, copy)]
 
 
 def is_split(parameter: Any) -> bool:
-    """Whether each tp rank holds a different part of this parameter; megatron-core marks it so."""
+    """Returns whether each tp rank holds a different part of this parameter; megatron-core marks it
+    so."""
     return getattr(parameter, "tensor_model_parallel", False)
 
 
@@ -109,7 +111,8 @@ def pieces_of(
     rank: int,
     shards: int = 1,
 ) -> list[Piece]:
-    """The pieces of (parameter, its fp32 tensors on this rank, the first element that they hold).
+    """Returns the pieces of (parameter, its fp32 tensors on this rank, the first element that they
+    hold).
 
     `parameter.references` has the name, shape, offset and part of each reference parameter in it,
     one after the other: two in the first linear layer of a gated feed-forward. shards: neighbouring
@@ -133,7 +136,7 @@ def pieces_of(
 
 
 def slices_to_save(pieces: list[Piece]) -> list[Piece]:
-    """The slice of each piece that this rank saves."""
+    """Returns the slice of each piece that this rank saves."""
     slices = []
     for piece in pieces:
         if saved := piece.saved:

@@ -25,7 +25,8 @@ class HostCopy:
             )
 
     def of(self, pieces: list[Piece]) -> list[Piece]:
-        """The pieces in this memory, in place of an earlier copy; whole when `finish` returns."""
+        """Returns the pieces in this memory, in place of an earlier copy; whole when `finish`
+        returns."""
         self._live = [tensor for piece in pieces for tensor in piece.tensors.values()]
         sizes = [tensor.numel() for tensor in self._live]
         if len(self._memory) != sum(sizes):
@@ -42,7 +43,7 @@ class HostCopy:
         return [replace(p, tensors={kind: next(row) for kind in p.tensors}) for p in pieces]
 
     def finish(self) -> None:
-        """Wait until the copy is whole. Until then the copied tensors stay in the GPU's memory."""
+        """Waits until the copy is whole. Until then the copied tensors stay in the GPU's memory."""
         if self._stream:
             self._stream.synchronize()
         self._live = []

@@ -1,4 +1,4 @@
-"""Fill an engine from a checkpoint, of any layout and engine, or from weights alone."""
+"""Fills an engine from a checkpoint, of any layout and engine, or from weights alone."""
 
 import math
 from pathlib import Path
@@ -32,14 +32,13 @@ class Loaded(NamedTuple):
 
 
 def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded | None:
-    """Fill the engine from rank 0's `path`; None where that is None.
+    """Fills the engine from rank 0's `path`, and returns what was loaded; None where that is None.
 
     Raises:
         UsageError: no checkpoint there; it is damaged, another model's, or beyond the run's steps.
     """
-    candidates, problem = ranks.gather(attempt(folders.candidates, path) if path else Answer(None))[
-        0
-    ]
+    chosen = attempt(folders.candidates, path) if path else Answer(None)
+    candidates, problem = ranks.gather(chosen)[0]
     if problem:
         raise UsageError(problem)
     if candidates is None:
@@ -84,8 +83,8 @@ def _refuse(folder: Path, problem: str) -> None:
 
 
 def _check_all_filled(spec: RunSpec, folder: Path, elements: list[int]) -> None:
-    """elements: how many of the model's each rank has filled and would save. Nothing else gives
-    them a value: they were not drawn."""
+    """Refuses a load that leaves parameters as they were: nothing else gives them a value, for they
+    were not drawn. elements: how many of the model's each rank has filled and would save."""
     if sum(elements) != spec.model.n_params:
         raise UsageError(
             f"{folder} would fill {sum(elements)} of the model's {spec.model.n_params} parameters"
@@ -94,7 +93,8 @@ def _check_all_filled(spec: RunSpec, folder: Path, elements: list[int]) -> None:
 
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
-    """What changes what is computed from here on: settings, and learning rates of other steps."""
+    """Returns what changes what is computed from here on: settings, and learning rates of other
+    steps."""
     changed = [
         f"{name} {now} not {was}"
         for name, was, now in changes(before, spec.settings())
@@ -108,7 +108,7 @@ def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
 
 
 def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
-    """Start a new training from weights alone: no moments, step 0. Rank 0 checks the files, and
+    """Starts a new training from weights alone: no moments, step 0. Rank 0 checks the files, and
     each rank reads the boxes that it holds."""
     weights, problem = ranks.on_first(attempt, open_hugging_face, folder)
     if problem:
