@@ -83,30 +83,30 @@ class Judgement:
 
 
 def judge(record: Record, time: Steady | None = None) -> Judgement:
-    """The verdict and the quality flags of one run; `time` is its steady step time, if taken."""
+    """Returns the verdict and the quality flags of one run; `time` is its steady step time, if
+    taken."""
     ended = ending(record)
-    flags = [Reason(kind, text) for kind, text in _flags(record, time).items() if text]
-    return replace(ended, flags=flags, notes=ended.notes + record.notes)
+    return replace(ended, flags=_flags(record, time), notes=ended.notes + record.notes)
 
 
 def time_doubts(record: Record, time: Steady | None) -> list[str]:
-    """What each table that shows the run's time must say of it."""
+    """Returns what each table that shows the run's time must say of it."""
     flags = judge(record, time).flags
     return [flag.text for flag in flags if flag.kind == "rising" or flag.kind in record.doubts]
 
 
 def ending(record: Record) -> Judgement:
-    """How a run ended: decided once, and kept in the record."""
+    """Returns how a run ended: decided once, and kept in the record."""
     if record.ending is None:
         ended = _ended(record)
-        if ended.verdict in _FINE and (why := _diverged(record)):
-            ended = replace(ended, verdict="diverged", line_no=record.last_line, proof=why)
+        if ended.verdict in _FINE and (proof := _diverged(record)):
+            ended = replace(ended, verdict="diverged", line_no=record.last_line, proof=proof)
         record.ending = ended
     return record.ending
 
 
 def unfinished(record: Record) -> str:
-    """How a run ended that did not complete, or "".
+    """Returns how a run ended that did not complete, or "".
 
     A log that states no end passes. So does one of another program that only ends before the last
     step of its plan: benchmarks are made so, and the verdict marks them.
@@ -117,13 +117,13 @@ def unfinished(record: Record) -> str:
 
 
 def _with_loss(record: Record) -> np.ndarray:
-    """The entries that print a loss, be it NaN or infinite."""
+    """Returns the entries that print a loss, be it NaN or infinite."""
     steps = record.steps
     return steps[~np.isnan(steps["loss"]) | (steps["nan_loss"] == 1)]
 
 
 def _diverged(record: Record) -> str:
-    """Why a run that reached its end diverged, or "": its last loss is NaN or infinite.
+    """Returns why a run that reached its end diverged, or "": its last loss is NaN or infinite.
 
     One skipped step at the end does not count: fp16 skips such a step and lowers its scale.
     """
@@ -166,52 +166,75 @@ def _ended(record: Record) -> Judgement:
     return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
 
 
-def _flags(record: Record, time: Steady | None) -> dict[str, str]:
-    """The doubts about a run's numbers by their kind, in the order that tables show them."""
-    flags = dict([why]) if (why := no_timing(record)) else {}
+def _flags(record: Record, time: Steady | None) -> list[Reason]:
+    """Returns the doubts about a run's numbers, in the order that tables show them."""
+    untimed = no_timing(record)
+    flags = [untimed] if untimed else []
+    flags += _skipped(record)
+    flags += [Reason(kind, text) for kind, text in record.doubts.items()]
+    flags.append(Reason("loss", _loss_doubt(record)))
+    norm = record.steps["grad_norm"][np.isfinite(record.steps["grad_norm"])]
+    if zeros := (norm == 0).sum():
+        text = f"grad norm is zero in {zeros} of {len(norm)} iterations"
+        flags.append(Reason("grad norm", text))
+    flags.append(Reason("averages", _averaged(record)))
+    if time is not None:
+        flags += _time_flags(record, time)
+    flags.append(Reason("schedule", record.schedule_note))  # no single schedule has its loss curve
+    if record.oversubscribed:
+        text = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
+        flags.append(Reason("oversubscribed", text))
+    flags.append(Reason("default", _weak(record, "default", "defaults of the tool: ")))
+    flags.append(Reason("from name", _weak(record, "from name", "from name: ")))
+    return [flag for flag in flags if flag.text]
+
+
+def _skipped(record: Record) -> list[Reason]:
+    """Returns a doubt where many entries skipped the optimizer, or all."""
     skipped, entries = np.nan_to_num(record.steps["skipped"]), len(record.steps)
     unit = "iterations" if record.interval == 1 else "entries"
     if entries and (skipped >= record.interval).all():
-        flags["all skipped"] = f"all {entries} {unit} skipped: no optimizer step was timed"
-    elif (touched := (skipped > 0).sum()) > MANY_SKIPPED * entries:
-        flags["skipped"] = f"{touched} of {entries} {unit} skipped the optimizer"
-    flags |= record.doubts
-    flags["loss"] = _loss_doubt(record)
-    norm = record.steps["grad_norm"][np.isfinite(record.steps["grad_norm"])]
-    if zeros := (norm == 0).sum():
-        flags["grad norm"] = f"grad norm is zero in {zeros} of {len(norm)} iterations"
-    flags["averages"] = _averaged(record)
-    if time is not None and time.n < MIN_STEADY and entries and not record.mean_of:
-        few = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
-        flags["few points"] = few
-    if time is not None and not time.settled:
-        flags["warm-up"] = "warm-up not over: the second half of the steady iterations is faster"
-    if time is not None and time.risen:
+        text = f"all {entries} {unit} skipped: no optimizer step was timed"
+        return [Reason("all skipped", text)]
+    if (touched := (skipped > 0).sum()) > MANY_SKIPPED * entries:
+        return [Reason("skipped", f"{touched} of {entries} {unit} skipped the optimizer")]
+    return []
+
+
+def _time_flags(record: Record, time: Steady) -> list[Reason]:
+    """Returns the doubts about a steady step time."""
+    flags = []
+    if time.n < MIN_STEADY and len(record.steps) and not record.mean_of:
+        text = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
+        flags.append(Reason("few points", text))
+    if not time.settled:
+        text = "warm-up not over: the second half of the steady iterations is faster"
+        flags.append(Reason("warm-up", text))
+    if time.risen:
         earlier, later = time.risen
-        flags["rising"] = f"no steady time: steps took {earlier:.4g} s, then {later:.4g} s"
-    elif time is not None and time.ci95 and time.ci95.high > WIDE * time.ci95.low:
+        text = f"no steady time: steps took {earlier:.4g} s, then {later:.4g} s"
+        flags.append(Reason("rising", text))
+    elif time.ci95 and time.ci95.high > WIDE * time.ci95.low:
         low, high = time.ci95
-        flags["wide"] = f"unsteady: the median may be {low:.4g} to {high:.4g} s (95 %)"
-    if time is not None and time.spikes:
-        spikes = f"{time.spikes} of {time.n} steady iterations are"
-        uneven = time.spikes > UNEVEN * time.n
-        words = f"uneven: {spikes} well above the median" if uneven else f"{spikes} spikes"
-        flags["spikes"] = words
-    flags["schedule"] = record.schedule_note  # no single schedule has its loss curve
-    if record.oversubscribed:
-        flags["oversubscribed"] = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
-    flags["default"] = _weak(record, "default", "defaults of the tool: ")
-    flags["from name"] = _weak(record, "from name", "from name: ")
+        text = f"unsteady: the median may be {low:.4g} to {high:.4g} s (95 %)"
+        flags.append(Reason("wide", text))
+    if time.spikes:
+        text = f"{time.spikes} of {time.n} steady iterations are spikes"
+        if time.spikes > UNEVEN * time.n:
+            text = f"uneven: {text.removesuffix('spikes')}well above the median"
+        flags.append(Reason("spikes", text))
     return flags
 
 
 def _weak(record: Record, origin: str, opening: str) -> str:
-    """The facts that have this origin, with their values; "" where there are none."""
-    stated = vars(record) | record.model
-    values = ((name, stated[name]) for name, of in record.origin.items() if of == origin)
-    values = ((k, "as named" if isinstance(v, dict) else v) for k, v in values)
-    names = [f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in values]
-    return opening + ", ".join(names) if names else ""
+    """Returns the facts that have this origin, with their values; "" where there are none."""
+    stated, facts = vars(record) | record.model, []
+    for name in (name for name, known_by in record.origin.items() if known_by == origin):
+        value = stated[name]
+        if isinstance(value, dict):
+            value = "as named"
+        facts.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+    return opening + ", ".join(facts) if facts else ""
 
 
 def _averaged(record: Record) -> str:
@@ -228,7 +251,8 @@ def _averaged(record: Record) -> str:
 
 
 def averages(records: list[Record]) -> list[str]:
-    """A table's notes on runs whose entries are averages, so that their noise is not known."""
+    """Returns a table's notes on runs whose entries are averages, so that their noise is not
+    known."""
     groups: dict[str, list[str]] = {}
     for record in records:
         groups.setdefault(_averaged(record), []).append(name_of(record))
@@ -267,7 +291,8 @@ SUMMARY = tuple(
 
 
 def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[str, Any]:
-    """One run as plain data: what `--format json` prints. Unknown is None; seconds, tokens/s."""
+    """Returns one run as plain data: what `--format json` prints. Unknown is None; seconds,
+    tokens/s."""
     logged, steps, seq_len = record.step_stats(), record.steps, record.seq_len
     printed = (_median(steps[n]) or record.totals.get(n) for n in ("samples_per_s", "tokens_per_s"))
     samples, tokens = (None, None) if no_timing(record) else printed
