@@ -71,4 +71,4 @@ def test_six_per_parameter_is_taken_only_where_a_log_does_not_state_its_sizes():
     assert best_tflops_per_gpu(run(**stated), 65_536.0, 40.0).convention == DEFAULT_CONVENTION
     for printed, convention in ((40.0, PRINTED), (None, DEFAULT_CONVENTION)):
         without = best_tflops_per_gpu(run(**stated, seq_len=None), 65_536.0, printed)
-        assert without[:2] == (printed, convention) and "--seq-len" in without.why
+        assert without[:2] == (printed, convention) and "--seq-len" in without.reason

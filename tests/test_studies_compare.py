@@ -161,10 +161,12 @@ def test_runs_of_another_commit_or_bucket_size_are_no_repeats(tmp_path, capsys):
 def test_a_baseline_may_be_a_configuration_in_every_command(tmp_path, capsys):
     """Two of the three repeats of ddp are whole; the table says why the first has no ratio."""
     repeats(tmp_path, {1: [1.0, 1.3, 1.2], 2: [0.9, 0.5, 0.6]}, baseline=None)
-    out = ["--out", str(tmp_path / "x.html")]
-    for command, more in ((tflops, []), (scaling, []), (parity, []), (page, out), (plots, [])):
-        for name in ("ddp", "ddp-r2"):
-            assert command.main([str(tmp_path), "--baseline", name, *more]) == 0, command
+    for name in ("ddp", "ddp-r2"):
+        for command in (tflops, scaling, parity):
+            assert command.main([str(tmp_path), "--baseline", name]) == 0, command
+        assert page.page_at([tmp_path], baseline=name) and plots.drawn([tmp_path], name)
+    out = ["--out", str(tmp_path / "x")]
+    for command, more in ((tflops, []), (scaling, []), (parity, []), (page, out), (plots, out)):
         assert command.main([str(tmp_path), "--baseline", "gone", *more]) == 2, command
         assert "gone" in capsys.readouterr().err
     (tmp_path / "ddp-r1" / "training_metrics.json").unlink()  # it did not end

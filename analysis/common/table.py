@@ -66,14 +66,14 @@ class Table:
     @property
     def shown(self) -> list[Column]:
         """The columns without those that are asked for, or seldom known and here in no row."""
-        known = {c.key for c in self.columns for row in self.rows if row.get(c.key) is not None}
-        return [c for c in self.columns if not c.asked and (not c.seldom or c.key in known)]
+        filled = {c.key for c in self.columns for row in self.rows if row.get(c.key) is not None}
+        return [c for c in self.columns if not c.asked and (not c.seldom or c.key in filled)]
 
     @property
     def below(self) -> list[str]:
         """Every note, each one line."""
-        told = {key for column in self.shown for key in column.tells}
-        columns = [column for column in self.shown if column.key not in told]
+        explained = {key for column in self.shown for key in column.tells}
+        columns = [column for column in self.shown if column.key not in explained]
         runs: dict[str, list[str]] = defaultdict(list)
         for row in self.rows:
             for mark, reasons in ((UNKNOWN, row.get("missing")), (DOUBTFUL, row.get("doubtful"))):
@@ -83,7 +83,8 @@ class Table:
                         headings[reason].append(column.heading)
                 for reason, names in headings.items():
                     runs[f"{', '.join(names)} {mark}: {reason}"].append(row["run"])
-        reasons = [f"{why}: {terminal.who(names, len(self.rows))}" for why, names in runs.items()]
+        total = len(self.rows)
+        reasons = [f"{reason}: {terminal.who(names, total)}" for reason, names in runs.items()]
         return [printable(note) for note in (*self.notes, *self.doubts, *reasons)]
 
     def texts(self, column: Column) -> list[str]:

@@ -26,8 +26,8 @@ _SHOWN = [
 
 
 def rows(record: Record) -> list[dict[str, Any]]:
-    """One dict for each kind of event in the run folder; none where it neither saved nor loaded,
-    and of a log.
+    """Returns one dict for each kind of event in the run folder; none where it neither saved nor
+    loaded, and of a log.
 
     share: the seconds that training waited for this kind, over all waiting and the logged steps.
     Those that failed are counted apart; only their waiting counts with the others'.
@@ -60,8 +60,8 @@ def rows(record: Record) -> list[dict[str, Any]]:
 
 
 def _median(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(statistics.median(known)) if known else None
+    stated = [value for value in values if value is not None]
+    return float(statistics.median(stated)) if stated else None
 
 
 class Costs(NamedTuple):
@@ -83,7 +83,7 @@ def table(records: list[Record]) -> Costs:
             costs.refused.append(str(error))
             continue
         shown.rows += of_run
-        shown.notes += [f"{row['run']}: {why}" for row in of_run for why in row["problems"]]
+        shown.notes += [f"{row['run']}: {problem}" for row in of_run for problem in row["problems"]]
         if not of_run:
             costs.silent.append(name_of(record))
     return costs

@@ -44,8 +44,10 @@ _ASKED = "JobIDRaw,JobName,Submit,Start,End,ElapsedRaw,AllocTRES,NodeList"
 
 class Span(NamedTuple):
     """From when to when a job held its GPUs, in Unix seconds; without Slurm, an attempt ran.
+
     went_well: it completed, saved its state or is running. nodes: as Slurm writes a list. gpus: how
-    many it held, by Slurm (with --exclusive all of its nodes); 0 where Slurm does not say."""
+    many it held, by Slurm (with --exclusive all of its nodes); 0 where Slurm does not say.
+    """
 
     start: float
     end: float
@@ -56,8 +58,8 @@ class Span(NamedTuple):
 
 
 def accounted(jobs: Iterable[int]) -> dict[tuple[int, str], list[Span]]:
-    """What sacct says of jobs, by id and name, a span for each restart; none where no accounting
-    answers. Another cluster, or an earlier year, has other jobs of the same number."""
+    """Returns what sacct says of jobs, by id and name, a span for each restart; nothing where no
+    accounting answers. Another cluster, or an earlier year, has other jobs of the same number."""
     command = ["sacct", "-XDnP", f"--jobs={','.join(map(str, jobs))}", f"--format={_ASKED}"]
     clock = os.environ | {"SLURM_TIME_FORMAT": "%s"}
     spans: dict[tuple[int, str], list[Span]] = defaultdict(list)
@@ -66,17 +68,25 @@ def accounted(jobs: Iterable[int]) -> dict[tuple[int, str], list[Span]]:
     except (OSError, subprocess.TimeoutExpired):
         return spans
     for line in done.stdout.splitlines():
-        job, name, submit, start, end, elapsed, held, nodes = line.split("|")
+        job, name, submit, start, end, elapsed, resources, nodes = line.split("|")
         if job.isdigit() and start.isdigit() and int(elapsed):  # else it never started
-            over = float(start) + float(elapsed) if end.isdigit() else time.time()
-            gpus = re.search(r"gres/gpu=(\d+)", held)
-            span = Span(float(start), over, not end.isdigit(), float(start) - float(submit), nodes)
-            spans[int(job), name].append(span._replace(gpus=int(gpus[1]) if gpus else 0))
+            ended, gpus = end.isdigit(), re.search(r"gres/gpu=(\d+)", resources)
+            span = Span(
+                float(start),
+                end=float(start) + float(elapsed) if ended else time.time(),
+                went_well=not ended,
+                queued_s=float(start) - float(submit),
+                nodes=nodes,
+                gpus=int(gpus[1]) if gpus else 0,
+            )
+            spans[int(job), name].append(span)
     return spans
 
 
 def noted(path: Path, attempts: list[Span]) -> dict[int, Span]:
-    """When jobs ran, by the run folder: their starts (<jobid>.job) and lengths (<jobid>.state).
+    """Returns when jobs ran, by the run folder: their starts (<jobid>.job) and lengths
+    (<jobid>.state).
+
     Without those of which one is not known, or that Slurm restarted: the length is of all restarts.
     A job without the first file died in its set-up; it did no step, so its start does not matter.
     """
@@ -105,8 +115,9 @@ def noted(path: Path, attempts: list[Span]) -> dict[int, Span]:
 
 
 def _zone_shift(jobs: list[Span], attempts: list[Span]) -> float:
-    """Seconds to add to jobs' times that were read in this machine's zone, and written in the
-    cluster's: it is another one where attempts, whose times are UTC, do not begin in their jobs."""
+    """Returns the seconds to add to jobs' times that were read in this machine's zone, and written
+    in the cluster's: it is another one where attempts, whose times are UTC, do not begin in their
+    jobs."""
 
     def delays(shift_s: float) -> list[float]:
         starts = [(a.start - job.start - shift_s, job) for a in attempts for job in jobs]
@@ -116,9 +127,9 @@ def _zone_shift(jobs: list[Span], attempts: list[Span]) -> float:
         return len(delays(shift_s)), -sum(delays(shift_s))
 
     best = max((quarter * 900.0 for quarter in range(-56, 57)), key=fit)
-    here, there = delays(0.0), delays(best)
-    late = sum(here) > 3600 * len(here)  # a program starts within an hour of its job
-    return best if len(there) > len(here) or late else 0.0
+    unshifted = delays(0.0)
+    late = sum(unshifted) > 3600 * len(unshifted)  # a program starts within an hour of its job
+    return best if len(delays(best)) > len(unshifted) or late else 0.0
 
 
 def _unix_s(text: str) -> float:
@@ -126,30 +137,30 @@ def _unix_s(text: str) -> float:
 
 
 def recorded(run: reader.Run, rows: list[dict[str, Any]]) -> list[Span]:
-    """The attempts of a run as its folder knows them: from their starts to their last step, the
-    newest to its status."""
+    """Returns the attempts of a run as its folder knows them: from their starts to their last step,
+    the newest to its status."""
     ended_utc, over = run.status.get("time_utc"), time.time()
     if run.state != RUNNING:  # ended_utc: the start, where a status still says running
         over = _unix_s(ended_utc) if ended_utc else 0.0
     spans: list[Span] = []
-    for of in reversed([*(run.facts.get("attempts") or []), run.facts]):
-        if not of.get("started_utc"):  # of an older version
+    for attempt in reversed([*(run.facts.get("attempts") or []), run.facts]):
+        if not attempt.get("started_utc"):  # of an older version
             break
-        start = _unix_s(of["started_utc"])
+        start = _unix_s(attempt["started_utc"])
         following = spans[-1].start if spans else math.inf
         ends = [row["ended_unix_s"] for row in rows if start < row["ended_unix_s"] < following]
-        if of is run.facts:
+        went_well = "saved step" in (attempt.get("reason") or "")
+        if attempt is run.facts:
             went_well = run.state in (COMPLETE, INTERRUPTED, RUNNING)
-            spans.append(Span(start, max([start, over, *ends]), went_well))
-        else:
-            went_well = "saved step" in (of.get("reason") or "")
-            spans.append(Span(start, max([start, *ends]), went_well))
+            ends.append(over)
+        spans.append(Span(start, max([start, *ends]), went_well))
     return spans[::-1]
 
 
 def steps_of(run: reader.Run) -> list[dict[str, Any]]:
-    """The steps of a run, in the order of time, but those that were moved aside. part: useful,
-    repeated or failed; blocked_s: seconds that training waited for its save.
+    """Returns the steps of a run, in the order of time, but those that were moved aside.
+
+    part: useful, repeated or failed; blocked_s: seconds that training waited for its save.
 
     Raises:
         UsageError: a file is damaged, or an older version wrote it without the time of day.
@@ -177,7 +188,8 @@ def steps_of(run: reader.Run) -> list[dict[str, Any]]:
 def split(
     span: Span, rows: list[dict[str, Any]], evaluated_s: float, steady_s: float
 ) -> Counter[str]:
-    """Seconds of a job by part. rows: its steps; evaluated_s: of all its evaluations, or 0."""
+    """Returns the seconds of a job by part. rows: its steps; evaluated_s: of all its evaluations,
+    or 0."""
     parts, at, blocked_s = Counter(dict.fromkeys(PARTS, 0.0)), span.start, 0.0
     if rows:
         at = min(max(at, rows[0]["ended_unix_s"] - rows[0]["step_s"]), span.end)
@@ -210,8 +222,9 @@ class Jobs(NamedTuple):
     unknown: int
 
 
-def jobs_of(record: Record, known: dict[tuple[int, str], list[Span]]) -> Jobs:
-    """What sacct knows of each job, else what was noted of it, else the attempts of the run.
+def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs:
+    """Returns what sacct knows of each job, else what was noted of it, else the attempts of the
+    run.
 
     Raises:
         UsageError: a file is damaged, does not say when steps ended, or contradicts it; no job has
@@ -224,10 +237,13 @@ def jobs_of(record: Record, known: dict[tuple[int, str], list[Span]]) -> Jobs:
     attempts = recorded(run, rows)
     by_folder = noted(run.path, attempts)
     for job in reader.job_ids(run.path):
-        accounted += len(known.get((job, run.name), []))
-        own = known.get((job, run.name)) or ([by_folder[job]] if job in by_folder else [])
-        spans += own
-        unknown += not own and (run.path / f"{job}.out").exists()
+        spans_of_job = by_sacct.get((job, run.name), [])
+        accounted += len(spans_of_job)
+        if not spans_of_job and job in by_folder:
+            spans_of_job = [by_folder[job]]
+        if not spans_of_job and (run.path / f"{job}.out").exists():
+            unknown += 1
+        spans += spans_of_job
     others = [a for a in attempts if not any(s.start - 1 <= a.start <= s.end for s in spans)]
     spans = sorted([*spans, *others])
     if not spans:
@@ -246,52 +262,55 @@ def jobs_of(record: Record, known: dict[tuple[int, str], list[Span]]) -> Jobs:
 
 
 def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
-    """GPU-hours of runs by part, the last row their sum, and of nodes where they are known; and
-    what was refused, a line each. ask: sacct is asked."""
+    """Returns the GPU-hours of runs by part, the last row their sum, and of nodes where they are
+    known; and what was refused, a line each. ask: sacct is asked."""
     rows: list[dict[str, Any]] = []
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
-    refused, lacking, told = [], [], 0
-    own = {r.source: r for r in records if r.own}
-    asked = {job for source in own for job in reader.job_ids(Path(source))} if ask else set()
-    known = accounted(asked) if asked else {}
+    refused, lacking, accounted_jobs = [], [], 0
+    own = {record.source: record for record in records if record.own}
+    numbers = {job for source in own for job in reader.job_ids(Path(source))} if ask else set()
+    by_sacct = accounted(numbers) if numbers else {}
     for record in own.values():
         try:
-            jobs = jobs_of(record, known)
+            jobs = jobs_of(record, by_sacct)
         except UsageError as error:
             refused.append(str(error))
             continue
-        told += jobs.accounted
+        accounted_jobs += jobs.accounted
         if jobs.unknown:
             lacking.append(
                 f"{name_of(record)}: {jobs.unknown} jobs; how long they ran is not known"
             )
-        row: Counter[str] = Counter()
+        gpu_hours: Counter[str] = Counter()
         for span, parts in jobs.parts:
             seconds = {**parts, "hours": span.end - span.start}
             gpus = span.gpus or record.gpus
             hours = {part: s * gpus / 3600 for part, s in seconds.items()}
-            row.update(hours)
-            held = hostnames(span.nodes)
-            for node in held:
-                nodes[node].update({part: of / len(held) for part, of in hours.items()})
+            gpu_hours.update(hours)
+            hosts = hostnames(span.nodes)
+            for node in hosts:
+                nodes[node].update({part: hours[part] / len(hosts) for part in hours})
         queued = sum(span.queued_s for span, _ in jobs.parts) / 3600 if jobs.accounted else None
         facts = {"run": name_of(record), "jobs": len(jobs.parts), "gpus": record.gpus}
-        rows.append({**row, **facts, "queued": queued})
+        rows.append({**gpu_hours, **facts, "queued": queued})
     by_node = [{"node": node, **hours} for node, hours in sorted(nodes.items())]
     of_nodes = Table([Column("node", "node"), *_HOURS], by_node, "GPU-hours by node")
-    return Reading([_of_runs(rows, told, [*lacking, *refused]), of_nodes], refused)
+    return Reading([_of_runs(rows, accounted_jobs, [*lacking, *refused]), of_nodes], refused)
 
 
-def _of_runs(rows: list[dict[str, Any]], told: int, lacking: list[str]) -> Table:
-    """told: jobs that Slurm's accounting knows; lacking: what is not in the hours."""
+def _of_runs(rows: list[dict[str, Any]], accounted_jobs: int, lacking: list[str]) -> Table:
+    """Returns the table of runs; lacking: what is not in the hours."""
     total = {k: sum(row[k] or 0 for row in rows) for k in ("jobs", "queued", "hours", *PARTS)}
     shares = [f"{part} {total[part] / (total['hours'] or 1):.1%}" for part in PARTS]
-    source = f"GPU-hours of {told} of {total['jobs']} jobs are those of Slurm's accounting (sacct)"
-    if told < total["jobs"]:
+    source = (
+        f"GPU-hours of {accounted_jobs} of {total['jobs']} jobs are those of Slurm's accounting"
+        " (sacct)"
+    )
+    if accounted_jobs < total["jobs"]:
         source += "; of the others those that the run folder knows"
     notes = [f"of all GPU-hours: {', '.join(shares)}", source]
     notes += [f"not in these hours: {line}" for line in lacking]
-    total = {"run": "all", **total, "queued": total["queued"] if told else None}
+    total = {"run": "all", **total, "queued": total["queued"] if accounted_jobs else None}
     columns = [Column("run", "run"), Column("jobs", "jobs", "d"), Column("gpus", "GPUs", "d")]
     columns += [Column("queued", "hours queued", ".3g", seldom=True), *_HOURS]
     return Table(columns, [*rows, total] if rows else [], notes=notes)

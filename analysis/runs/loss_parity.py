@@ -105,8 +105,8 @@ def _incomparable(run: Run, baseline: Run | None) -> str:
 
 
 def _beside(run: Run, baseline: Run) -> list[dict[str, Any]]:
-    """The baseline's steps that the run is to have, too: the last ones where it began from a
-    checkpoint."""
+    """Returns the baseline's steps that the run is to have, too: the last ones where it began from
+    a checkpoint."""
     loaded = (run.facts.get("spec") or {}).get("load")
     return baseline.steps[-len(run.steps) :] if loaded else baseline.steps
 
@@ -120,7 +120,7 @@ class StepDifference(NamedTuple):
 
 
 def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
-    """The differences of each step.
+    """Returns the differences of each step.
 
     The baseline has the run's, and each has a loss and a grad norm (`compare` says where not).
     """
@@ -135,7 +135,7 @@ def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
 
 
 def first_losses(model: dict[str, Any]) -> tuple[float, float]:
-    """The lowest and highest loss, in nats, that a model of these sizes should start with.
+    """Returns the lowest and highest loss, in nats, that a model of these sizes should start with.
 
     Logits of a new model are normal with variance hidden x std^2, for the last norm makes elements
     of variance 1: the mean loss is ln V + hidden x std^2 / 2. With a tied output layer a token that
@@ -236,7 +236,7 @@ _COLUMNS = [
 
 
 def table(parities: Iterable[Parity], baseline: str) -> Table:
-    """The parity table; baseline: the names of the runs' baselines, for the note."""
+    """Returns the parity table; baseline: the names of the runs' baselines, for the note."""
     rows = [{c.key: getattr(parity, c.key) for c in _COLUMNS} for parity in parities]
     for row in rows:
         row["verdict"] = str(row["verdict"])

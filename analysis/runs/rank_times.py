@@ -104,7 +104,7 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
 
 
 def spec_of(run: Run) -> RunSpec:
-    """A run's settings, its sizes and its split computed.
+    """Returns a run's settings, its sizes and its split computed.
 
     Raises:
         UsageError: not this version's, or damaged; it names the file.
@@ -116,11 +116,11 @@ def spec_of(run: Run) -> RunSpec:
         earlier["reduce_each_micro_batch"] = False
     settings = earlier | settings
     # Settings that only another version has are not needed here.
-    known = [name for name in SETTINGS if settings.get(name) is not None]
+    stated = [name for name in SETTINGS if settings.get(name) is not None]
     try:
-        if missing := {"grad_accum", "seq_len"} - {*known}:
+        if missing := {"grad_accum", "seq_len"} - {*stated}:
             raise UsageError(f"no {' and no '.join(sorted(missing))}")
-        spec = assembled({name: check_setting(name, settings[name], "spec") for name in known})
+        spec = assembled({name: check_setting(name, settings[name], "spec") for name in stated})
         if problems := spec.layout.problems(spec.model, spec.seq_len):
             raise UsageError("; ".join(problems))
     except UsageError as error:
@@ -148,7 +148,8 @@ _MESSAGES = [
 
 
 def times(breakdowns: Iterable[Breakdown]) -> Table:
-    """Every category of every run: slowest rank, mean and spread over ranks, share of the step."""
+    """Returns every category of every run: slowest rank, mean and spread over ranks, share of the
+    step."""
     table = Table(_TIMES, [], "Time per step")
     for breakdown in breakdowns:
         table.notes += [f"{breakdown.name}: {note}" for note in breakdown.notes]
@@ -165,7 +166,8 @@ def times(breakdowns: Iterable[Breakdown]) -> Table:
 
 
 def messages(breakdowns: Iterable[Breakdown]) -> Table:
-    """Every axis that sends: calls and bytes per step of the rank that sends most, and times."""
+    """Returns every axis that sends: calls and bytes per step of the rank that sends most, and
+    times."""
     table = Table(_MESSAGES, [], "Messages per step and rank")
     for breakdown in breakdowns:
         for axis in (*AXES, *EXPERT_AXES):
@@ -183,8 +185,8 @@ def messages(breakdowns: Iterable[Breakdown]) -> Table:
 
 
 def agreement(breakdown: Breakdown, axis: str) -> str | None:
-    """Whether every rank sent along `axis` what the closed formula says: `equal`, or how not. Of ep
-    and etp the sum over all ranks says it, for routers choose who receives how much."""
+    """Returns whether every rank sent along `axis` what the closed formula says: `equal`, or how
+    not. Of ep and etp the sum over all ranks says it, for routers choose who receives how much."""
     formulas = {rank: sent_bytes(breakdown.spec, rank) for rank in breakdown.ranks}
     if axis in ("ep", "etp"):
         if not breakdown.complete:
@@ -209,8 +211,8 @@ _SHARED = {"tp": ("dp", "pp"), "dp": ("tp", "pp"), "embedding": ("tp", "dp")}
 
 
 def _least_s(breakdown: Breakdown, axis: str) -> float:
-    """Mean over ranks of the seconds along an axis of the rank that waited least in each group of
-    ranks that wait for each other."""
+    """Returns the mean over ranks of the seconds along an axis of the rank that waited least in
+    each group of ranks that wait for each other."""
     groups: dict[tuple, list[float]] = defaultdict(list)
     for rank, row in breakdown.ranks.items():
         if axis != "embedding" or row["embedding_calls"]:
@@ -224,7 +226,7 @@ def _least_s(breakdown: Breakdown, axis: str) -> float:
 
 
 def parts(breakdown: Breakdown) -> dict[str, float]:
-    """Seconds per step of a run's slowest rank, in parts that add up to it.
+    """Returns seconds per step of a run's slowest rank, in parts that add up to it.
 
     bubble, pp: the mean over ranks. tp, dp, other communication (embedding, mixed, control and of
     experts): what the rank that waited least in each group spent in it, for the rest of its
@@ -246,7 +248,7 @@ def parts(breakdown: Breakdown) -> dict[str, float]:
 
 
 def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict[str, float]:
-    """The efficiency that a run lost against its baseline, in shares that add up to it.
+    """Returns the efficiency that a run lost against its baseline, in shares that add up to it.
 
     Efficiency is T0 n0 / (T n) (strong; weak: T0 / T), so 1 - efficiency is the share of the run's
     step that the baseline's, divided over the GPUs, does not explain. Each part is its seconds
@@ -264,8 +266,8 @@ def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict
 
 
 def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
-    """The efficiency-loss decomposition of every run beside its baseline; scaling: strong or weak,
-    None takes what the runs are.
+    """Returns the efficiency that every run lost beside its baseline, taken apart; scaling: strong
+    or weak, None takes what the runs are.
 
     Raises:
         UsageError: no breakdown of a run called `baseline`.
@@ -312,7 +314,8 @@ def _side(breakdown: Breakdown, partners: dict[str, str]) -> Side:
 def _not_decomposed(
     breakdown: Breakdown, fits: list[Breakdown], baseline: str | None, scaling: str
 ) -> str:
-    """Why a run's efficiency cannot be taken apart against the baseline that fits, or ""."""
+    """Returns why a run's efficiency cannot be taken apart against the baseline that fits, or
+    ""."""
     wanted = baseline or breakdown.run.facts.get("baseline")
     if len(fits) > 1:
         return f"the baseline {wanted} fits {', '.join(fit.name for fit in fits)}"
@@ -331,7 +334,7 @@ def _not_decomposed(
 
 
 def read_all(paths: list[Path]) -> Reading[list[Breakdown]]:
-    """Every breakdown at the paths, and one line for each thing that could not be read.
+    """Returns every breakdown at the paths, and one line for each thing that could not be read.
 
     Raises:
         UsageError: nothing could be read.
@@ -357,7 +360,8 @@ def read_all(paths: list[Path]) -> Reading[list[Breakdown]]:
 def report(
     paths: list[Path], baseline: str | None = None, scaling: str | None = None
 ) -> Reading[list[Table]]:
-    """The three tables of what is at the paths, and one line for each thing that could not be read.
+    """Returns the three tables of what is at the paths, and one line for each thing that could not
+    be read.
 
     Raises:
         UsageError: nothing could be read, or nothing is called `baseline`.

@@ -47,7 +47,7 @@ def rows(
     window: Window | None = None,
     any_commit: bool = False,
 ) -> list[dict[str, Any]]:
-    """One dict per record: `verdict.summary`'s facts and what the table adds to them.
+    """Returns one dict per record: `verdict.summary`'s facts and what the table adds to them.
 
     The speedup and the efficiency of a study's repeats are of their medians, and so are the same.
     convention: None takes for each run the first that its log has the facts for. kind: strong or
@@ -232,7 +232,7 @@ def of_records(
     any_commit: bool = False,
     predict: str | None = None,
 ) -> Table:
-    """The scaling table of runs, with predicted beside measured on a `predict`ed cluster;
+    """Returns the scaling table of runs, with predicted beside measured on a `predict`ed cluster;
     `convention` None: each row names its own where they differ.
 
     Raises:
@@ -247,8 +247,9 @@ def of_records(
     predicted = predictions.of_runs(records, predict)
     for row, prediction in zip(run_rows, predicted, strict=True):
         row["predicted_s"] = prediction.value
-        known = prediction.value and row["step_s"]  # positive: the run was faster than predicted
-        row["predicted_error"] = prediction.value / row["step_s"] - 1 if known else None
+        row["predicted_error"] = None
+        if prediction.value and row["step_s"]:  # positive: the run was faster than predicted
+            row["predicted_error"] = prediction.value / row["step_s"] - 1
         if prediction.why:
             row["missing"]["predicted_s"] = prediction.why
     used = dict.fromkeys(row["convention"] for row in run_rows if row["tflops"] is not None)

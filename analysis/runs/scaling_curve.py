@@ -26,7 +26,7 @@ from parallel.measure.steady_time import Window
 
 
 def karp_flatt(speedup: float, ratio: float) -> float | None:
-    """The experimentally determined serial fraction, (1/S - 1/p) / (1 - 1/p), p = `ratio` > 1.
+    """Returns the experimentally determined serial fraction, (1/S - 1/p) / (1 - 1/p), p = `ratio`.
 
     Karp & Flatt 1990, "Measuring parallel processor performance". Growing with p: overhead grows.
     Negative: the speedup is above linear. Above 1: there is none. Neither is a share of anything.
@@ -35,17 +35,19 @@ def karp_flatt(speedup: float, ratio: float) -> float | None:
 
 
 def fit_amdahl(points: list[tuple[float, float]]) -> float | None:
-    """The serial share f of Amdahl 1967, 1/S = f + (1 - f)/p, by least squares over (p, S)."""
+    """Returns the serial share f of Amdahl 1967, 1/S = f + (1 - f)/p, by least squares over (p,
+    S)."""
     return _slope([(1 - 1 / p, 1 / s - 1 / p) for p, s in points])
 
 
 def fit_gustafson(points: list[tuple[float, float]]) -> float | None:
-    """The serial share f of Gustafson 1988, S = p - f (p - 1), by least squares over (p, S)."""
+    """Returns the serial share f of Gustafson 1988, S = p - f (p - 1), by least squares over (p,
+    S)."""
     return _slope([(p - 1, p - s) for p, s in points])
 
 
 def _slope(points: list[tuple[float, float]]) -> float | None:
-    """The a of y = a x by least squares; None where every x is 0."""
+    """Returns the a of y = a x by least squares; None where every x is 0."""
     square = sum(x * x for x, _ in points)
     return sum(x * y for x, y in points) / square if square else None
 
@@ -60,11 +62,12 @@ class Curve(NamedTuple):
 
 
 def curve(sides: list[Side], base: Side, scaling: str = "strong") -> Curve:
-    """The rows, by GPUs and name, and the serial share that fits them.
+    """Returns the rows, by GPUs and name, and the serial share that fits them.
 
     A row is a configuration: run, gpus, n repeats, step_s (their median), spread ((slowest -
     fastest) / median), speedup, efficiency, serial (Karp-Flatt, where it is a share), the intervals
-    of speedup and serial, note (why one is none, and what is odd about the efficiency), missing.
+    of speedup and serial, note (why one is none, and what is odd about the efficiency), missing,
+    doubtful.
     The fit is to the fastest configuration of each size: a law is about what the machine can do.
     Its interval is that of the fits to the lowest and to the highest speedups.
     """
@@ -169,7 +172,7 @@ def report_of(
     window: Window | None = None,
     any_commit: bool = False,
 ) -> Table:
-    """The scaling curve of runs.
+    """Returns the scaling curve of runs.
 
     Args:
         refused: the lines of what could not be read.

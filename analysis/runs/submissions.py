@@ -59,12 +59,12 @@ def report(
     baseline: str | None = None,
     window: Window | None = None,
 ) -> list[Table]:
-    """The table of all results, then one for each series, law and fixed work.
+    """Returns the table of all results, then one for each series, law and fixed work.
 
     Args:
         refused: the lines of what could not be read.
         scaling: strong or weak alone; None makes both.
-        baseline: the system to compare with, where a table has it; else its smallest.
+        baseline: the run or the system to compare with, where a table has it; else its smallest.
         window: how a step time is taken (logs/step_time.py).
 
     Raises:
@@ -77,10 +77,14 @@ def report(
         sizes = (record.gpus, record.global_batch or 0)
         systems[_series(record), *sizes, record.submission.system].append(run)
     rows = [_row(systems[key]) for key in sorted(systems)]
-    told = dict.fromkeys(
+    notes_of_runs = dict.fromkeys(
         (run.record.configuration, note) for run in runs for note in run.record.notes
     )
-    notes = [*_NOTES, *by_reason(told), *(f"left out: {line}" for line in by_reason(left_out))]
+    notes = [
+        *_NOTES,
+        *by_reason(notes_of_runs),
+        *(f"left out: {line}" for line in by_reason(left_out)),
+    ]
     if any(row["tp"] is None for row in rows):
         notes.append("tp -: neither the log nor a configuration's name says it")
     tables = [Table(COLUMNS, rows, "every result", notes)]
@@ -95,7 +99,7 @@ def report(
 
 
 def _series(record: Record) -> tuple[str, ...]:
-    """What results are compared within; "" where it is not known."""
+    """Returns what results are compared within; "" where it is not known."""
     about = record.submission
     card, precision = record.gpu_type or "", record.precision or ""
     length = f"sequences of {record.seq_len}" if record.seq_len else ""
@@ -103,7 +107,8 @@ def _series(record: Record) -> tuple[str, ...]:
 
 
 def _row(runs: list[Run]) -> dict[str, Any]:
-    """The row of one system's runs of one benchmark, of which the first says what all share."""
+    """Returns the row of one system's runs of one benchmark, of which the first says what all
+    share."""
     records, seconds = [run.record for run in runs], [run.time.step_s for run in runs]
     first, step_s = records[0], statistics.median(seconds)
     row = {name: getattr(first.submission, name) or None for name in _ABOUT}
@@ -113,8 +118,8 @@ def _row(runs: list[Run]) -> dict[str, Any]:
         row["spread"] = (max(seconds) - min(seconds)) / step_s
     reached = [vars(r.submission) | r.totals for r in records if r.completed]
     for key, name in (("target_s", "wall_s"), ("samples", "samples"), ("eval_share", "eval_share")):
-        known = [about[name] for about in reached if about.get(name) is not None]
-        row[key] = statistics.median(known) if known else None
+        values = [about[name] for about in reached if about.get(name) is not None]
+        row[key] = statistics.median(values) if values else None
     if batch := first.global_batch:
         row["samples_per_s"] = batch / step_s
         row["tokens_per_s_per_gpu"] = batch * (first.seq_len or 0) / step_s / first.gpus or None
@@ -123,8 +128,8 @@ def _row(runs: list[Run]) -> dict[str, Any]:
 
 
 def _of_law(runs: list[Run], law: str, baseline: str | None, window: Window | None) -> list[Table]:
-    """A table for each series and fixed work that has two sizes, against its fastest system of the
-    fewest GPUs."""
+    """Returns a table for each series and fixed work that has two sizes, against its fastest system
+    of the fewest GPUs."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.time.step_s):
         record = run.record

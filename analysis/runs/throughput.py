@@ -19,7 +19,7 @@ UNMEASURED = "attention ends with each document, and run.json has no data.attend
 
 
 def _for_tokens(record: Record) -> list[str]:
-    """What tokens/s need beside a time or samples/s, where the log does not state it."""
+    """Returns what tokens/s need beside a time or samples/s, where the log does not state it."""
     if record.epochs:
         return []
     rate = any(np.isfinite(record.steps[name]).any() for name in ("samples_per_s", "tokens_per_s"))
@@ -28,13 +28,13 @@ def _for_tokens(record: Record) -> list[str]:
     return [name for name in needed if not getattr(record, name)]
 
 
-def _open(record: Record) -> list[str]:
-    """What TFLOP/s per GPU need beside the model, where the log does not state it."""
+def _unstated(record: Record) -> list[str]:
+    """Returns what TFLOP/s per GPU need beside the model, where the log does not state it."""
     return [*([] if record.gpus else ["gpus"]), *_for_tokens(record)]
 
 
 def per_token(record: Record, convention: str) -> Answer[float]:
-    """FLOPs per token under `convention`."""
+    """Returns FLOPs per token under `convention`."""
     recompute = record.recompute == "full"
     if convention == "seed":  # its rule is that recomputation is on, unless a log denies it
         recompute = record.recompute in (None, "full")
@@ -46,12 +46,12 @@ def per_token(record: Record, convention: str) -> Answer[float]:
         return Answer((8.0 if recompute and convention == "seed" else 6.0) * record.params)
     if absent := [name for name in SIZES if name not in record.model]:
         if not record.uncounted:
-            return Answer(None, asked(absent + _open(record)))
-    config, why = config_of(record)
+            return Answer(None, asked(absent + _unstated(record)))
+    config, reason = config_of(record)
     if config is None:
-        return Answer(None, why)
+        return Answer(None, reason)
     if not record.seq_len:
-        return Answer(None, asked(_open(record)))
+        return Answer(None, asked(_unstated(record)))
     if record.attended_seq_len == 0:
         return Answer(None, UNMEASURED)
     seen = record.attended_seq_len or record.seq_len
@@ -59,55 +59,54 @@ def per_token(record: Record, convention: str) -> Answer[float]:
 
 
 def tflops_per_gpu(record: Record, tokens_per_s: float | None, convention: str) -> Answer[float]:
-    """TFLOP/s per GPU at this many tokens/s of all GPUs."""
-    flops, why = per_token(record, convention)
+    """Returns TFLOP/s per GPU at this many tokens/s of all GPUs."""
+    flops, reason = per_token(record, convention)
     if flops is None:
-        return Answer(None, why)
+        return Answer(None, reason)
     if not record.gpus:
-        return Answer(None, asked(_open(record)))
+        return Answer(None, asked(_unstated(record)))
     if not tokens_per_s:
         return Answer(None)  # `tokens_missing` says why
     return Answer(flops * tokens_per_s / (record.gpus * 1e12))
 
 
 def model_utilisation(record: Record, step_s: float) -> Answer[float]:
-    """MFU, 0 to 1, at a step time, by the default convention."""
+    """Returns MFU, 0 to 1, at a step time, by the default convention."""
     tokens = (record.global_batch or 0) * (record.seq_len or 0)
-    tflops, why = tflops_per_gpu(record, tokens / step_s, DEFAULT_CONVENTION)
+    tflops, reason = tflops_per_gpu(record, tokens / step_s, DEFAULT_CONVENTION)
     if tflops is None:
-        return Answer(None, why)
+        return Answer(None, reason)
     return utilisation(record, tflops, DEFAULT_CONVENTION)
 
 
 class Throughput(NamedTuple):
-    """TFLOP/s per GPU or None, by which convention, and why by another one or none."""
+    """TFLOP/s per GPU or None, by which convention, and the reason for another one or none."""
 
     tflops: float | None
     convention: str
-    why: str
+    reason: str
 
 
 def best_tflops_per_gpu(
     record: Record, tokens_per_s: float | None, printed: float | None
 ) -> Throughput:
-    """TFLOP/s by the default convention; where the log does not state the model's sizes, 6 per
-    stated parameter; where neither can be had, what the log itself prints, `printed`.
-    """
-    tflops, why = tflops_per_gpu(record, tokens_per_s, DEFAULT_CONVENTION)
+    """Returns TFLOP/s by the default convention; where the log does not state the model's sizes, 6
+    per stated parameter; where neither can be had, what the log itself prints, `printed`."""
+    tflops, reason = tflops_per_gpu(record, tokens_per_s, DEFAULT_CONVENTION)
     if tflops is not None:
         return Throughput(tflops, DEFAULT_CONVENTION, "")
     if not set(SIZES) <= set(record.model):
         by_params = tflops_per_gpu(record, tokens_per_s, "6n").value
         if by_params is not None:
-            return Throughput(by_params, "6n", why)
+            return Throughput(by_params, "6n", reason)
     if printed is not None:
-        return Throughput(printed, PRINTED, why)
-    return Throughput(None, DEFAULT_CONVENTION, why)
+        return Throughput(printed, PRINTED, reason)
+    return Throughput(None, DEFAULT_CONVENTION, reason)
 
 
 def printed_rate(record: Record) -> float | None:
-    """The log's tokens per GPU and second in units of 1e12 over its printed TFLOP/s: times FLOPs
-    per token, ours over the printed. The median of its entries; None where it prints none."""
+    """Returns the log's tokens per GPU and second in units of 1e12 over its printed TFLOP/s: times
+    FLOPs per token, ours over the printed. The median of its entries; None where it prints none."""
     batch = (record.global_batch or 0) * (record.seq_len or 0)
     step_s, tflops = record.steps["step_s"], record.steps["tflops"]
     with np.errstate(all="ignore"):
@@ -117,12 +116,12 @@ def printed_rate(record: Record) -> float | None:
 
 
 def of_vocabulary(record: Record) -> float:
-    """FLOPs per token of the vocabulary's matrix, which GPT-NeoX's own count leaves out."""
+    """Returns FLOPs per token of the vocabulary's matrix, which GPT-NeoX's own count leaves out."""
     return 6.0 * record.model["hidden"] * record.model["vocab_size"]
 
 
 def printed_doubt(record: Record) -> list[str]:
-    """Why what GPT-NeoX prints is not ours, where its own count is within 1 % of it."""
+    """Returns why what GPT-NeoX prints is not ours, where its own count is within 1 % of it."""
     rate, flops = printed_rate(record), per_token(record, "sc21").value
     if record.format != "GPT-NeoX" or None in (rate, flops):
         return []
@@ -137,7 +136,7 @@ NO_RATE = "the log has neither a step time nor a rate"
 
 
 def time_missing(record: Record) -> str:
-    """Why a run has no time: which fact a printed rate lacks to be one."""
+    """Returns why a run has no time: which fact a printed rate lacks to be one."""
     printed = {name: np.isfinite(record.steps[name]).any() for name in _OF_RATE}
     rates = {name: found or name in record.totals for name, found in printed.items()}
     needed = next((facts for name, facts in _OF_RATE.items() if rates[name]), ())
@@ -160,7 +159,7 @@ def tokens_missing(record: Record, timed: bool) -> str:
 
 
 def utilisation(record: Record, tflops: float | None, convention: str) -> Answer[float]:
-    """MFU, 0 to 1."""
+    """Returns MFU, 0 to 1."""
     if convention == PRINTED:
         return Answer(None, "the TFLOP/s are the log's own count")
     if tflops is None:
@@ -168,12 +167,12 @@ def utilisation(record: Record, tflops: float | None, convention: str) -> Answer
     absent = [name for name in ("gpu_type", "precision") if getattr(record, name) is None]
     if absent and record.peak_tflops is None:
         return Answer(None, asked(absent))
-    value, why = mfu(tflops, record.gpu_type, record.precision, convention, record.peak_tflops)
+    value, reason = mfu(tflops, record.gpu_type, record.precision, convention, record.peak_tflops)
     if value is None and not absent and find_gpu(record.gpu_type) is None:
         card = _parts(record.gpu_type)
         if cards := [f'"{g.name}"' for g in GPUS if card and set(card) <= set(_parts(g.name))]:
-            why += f"; give --gpu-type {' or '.join(cards)}"
-    return Answer(value, why)
+            reason += f"; give --gpu-type {' or '.join(cards)}"
+    return Answer(value, reason)
 
 
 def _parts(name: str) -> list[str]:
@@ -181,7 +180,7 @@ def _parts(name: str) -> list[str]:
 
 
 def above_peak(record: Record, tflops: float | None, convention: str) -> list[str]:
-    """What is wrong with more TFLOP/s than the card's peak; [] where there are not."""
+    """Returns what is wrong with more TFLOP/s than the card's peak; [] where there are not."""
     peak = peak_tflops(record.gpu_type, record.precision) or record.peak_tflops
     if not (peak and tflops and tflops > peak):
         return []
