@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import scaling
+from analysis import scaling, tflops
 from analysis.logs.load import load
 from analysis.logs.readers import read
 from analysis.logs.step_time import timed
@@ -205,9 +205,13 @@ def test_only_timed_runs_of_one_batch_are_repeats_and_each_counts_once(tree, cap
 
 def test_a_baseline_that_one_of_the_tables_has_is_taken_there(tree, capsys):
     """The weak table of the other batch has no system of 64 nodes with this one."""
-    assert scaling.main([str(tree), "--baseline", "made_n128"]) == 0
-    _, strong, weak = capsys.readouterr().out.split("\n\n")
-    assert "against v4.1 Made made_n128" in weak and "made_n128" not in strong
+    path = tree / "training_results_v4.1/Made/results/made_n128/gpt3/result_0.txt"
+    for name in ("made_n128", str(path), "v4.1 Made made_n128 gpt3"):
+        assert scaling.main([str(tree), "--baseline", name]) == 0
+        _, strong, weak = capsys.readouterr().out.split("\n\n")
+        assert "against v4.1 Made made_n128" in weak and "made_n128" not in strong
+        assert tflops.main([str(tree), "--baseline", name]) == 0
+        assert "against v4.1 Made made_n128 gpt3 0" in capsys.readouterr().out
 
 
 def test_the_argument_dump_of_a_log_states_the_layout(tmp_path):

@@ -9,7 +9,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import has_baseline
@@ -87,15 +87,15 @@ def report(
     ]
     if any(row["tp"] is None for row in rows):
         notes.append("tp -: neither the log nor a configuration's name says it")
-    tables = [Table(COLUMNS, rows, "every result", notes)]
-    for law in [scaling] if scaling else ["strong", "weak"]:
-        tables += _of_law(runs, law, baseline, window)
-    if baseline and not any(baseline in table.notes[0] for table in tables[1:]):
+    laws = [scaling] if scaling else ["strong", "weak"]
+    works = [work for law in laws for work in _works(runs, law)]
+    if baseline and not any(has_baseline(baseline, work.records) for work in works):
         names = ", ".join(dict.fromkeys(row["system"] for row in rows))
         raise UsageError(f"no table compares with {baseline!r}; there are: {names}")
-    if len(tables) == 1:
+    if not works:
         notes.append("no series has two sizes with one global batch or one batch per GPU")
-    return tables
+    results_table = Table(COLUMNS, rows, "every result", notes)
+    return [results_table, *(_curve(work, baseline, window) for work in works)]
 
 
 def _series(record: Record) -> tuple[str, ...]:
@@ -127,27 +127,41 @@ def _row(runs: list[Run]) -> dict[str, Any]:
     return row
 
 
-def _of_law(runs: list[Run], law: str, baseline: str | None, window: Window | None) -> list[Table]:
-    """Returns a table for each series and fixed work that has two sizes, against its fastest system
-    of the fewest GPUs."""
+class _Work(NamedTuple):
+    """Results of one series that can be compared by a law: of one global batch (strong), or of one
+    batch per GPU (weak)."""
+
+    law: str
+    series: tuple[str, ...]
+    batch: Fraction
+    records: list[Record]
+
+
+def _works(runs: list[Run], law: str) -> list[_Work]:
+    """Returns each fixed work that has two sizes, with its records by their times."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.time.step_s):
         record = run.record
         if batch := record.global_batch:
-            work = Fraction(batch, 1 if law == "strong" else record.gpus)
-            groups[_series(record), work].append(record)
-    tables = []
-    for (series, work), records in sorted(groups.items(), key=lambda group: group[0]):
-        if len({record.gpus for record in records}) < 2:
-            continue
-        named = baseline if baseline and has_baseline(baseline, records) else None
-        table = report_of(records, [], named, law, window=window)
-        words = ", ".join(filter(None, series))
-        table.columns = [replace(column, seldom=True) for column in table.columns]
-        for row in table.rows:
-            batch = int(work if law == "strong" else work * row["gpus"])
-            row |= {"scaling": law, "series": words, "global_batch": batch}
-        unit = "global batch {:g}" if law == "strong" else "{:g} sequences a GPU"
-        table.title = f"{law} scaling: {words}; {unit.format(float(work))}"
-        tables.append(table)
-    return tables
+            fixed = Fraction(batch, 1 if law == "strong" else record.gpus)
+            groups[_series(record), fixed].append(record)
+    works = [
+        _Work(law, *group, records)
+        for group, records in sorted(groups.items(), key=lambda item: item[0])
+    ]
+    return [work for work in works if len({record.gpus for record in work.records}) > 1]
+
+
+def _curve(work: _Work, baseline: str | None, window: Window | None) -> Table:
+    """Returns the scaling curve of a fixed work, against the baseline where it is one of its
+    results, else against the fastest system of the fewest GPUs."""
+    named = baseline if baseline and has_baseline(baseline, work.records) else None
+    table = report_of(work.records, [], named, work.law, window=window)
+    words = ", ".join(filter(None, work.series))
+    table.columns = [replace(column, seldom=True) for column in table.columns]
+    for row in table.rows:
+        batch = int(work.batch if work.law == "strong" else work.batch * row["gpus"])
+        row |= {"scaling": work.law, "series": words, "global_batch": batch}
+    unit = "global batch {:g}" if work.law == "strong" else "{:g} sequences a GPU"
+    table.title = f"{work.law} scaling: {words}; {unit.format(float(work.batch))}"
+    return table
