@@ -55,7 +55,14 @@ def differences(
     different.
     """
     sizes = _sizes(record, baseline)
-    pairs = {f"model {name}": sizes[name] for name in sorted(sizes) if name != PADDED}
+    part_of = {
+        name: part
+        for part, value in record.model.items()
+        if isinstance(value, dict)
+        for name in value
+    }
+    names = sorted(sizes, key=lambda name: (part_of.get(name, name), name))
+    pairs = {f"model {name}": sizes[name] for name in names if name != PADDED}
     if record.model and baseline.model:
         pairs["model has"] = _parts(record), _parts(baseline)
     else:
