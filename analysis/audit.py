@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from analysis.common.table import show_objects
-from analysis.published.audit import audit_paths
+from analysis.published.audited import audit_paths
 from base.errors import Parser, UsageError, command_line, warn
 
 

@@ -73,7 +73,7 @@ def _losses(arguments: list[str]) -> Table:
 
 
 def _audit(arguments: list[str]) -> str:
-    from analysis.published.audit import audit_paths
+    from analysis.published.audited import audit_paths
 
     audit = audit_paths(_paths(arguments))
     if audit.has_gaps:

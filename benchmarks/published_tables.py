@@ -140,11 +140,11 @@ def gpt2() -> Table:
     """The tables of GPT-2 124M: each run beside the first of its table, by tokens/s and by wall
     clock. An efficiency by wall clock stands where no tokens/s are printed."""
     source = _rows(DATA_PARALLEL)
-    names = ("gpus", "tokens", "tokens_per_s", "wall_s", "epoch_s", "optimizer_steps")
+    names = ("gpus", "tokens", "tokens_per_s", "wall_s", "epoch_s", "steps")
     runs = _frame(source, *names, "speedup", "efficiency").add_suffix("_published")
     runs = runs.rename(columns={f"{name}_published": name for name in names})
     runs["train_s"] = runs.tokens / runs.tokens_per_s
-    runs["step_s"] = runs.epoch_s / runs.optimizer_steps
+    runs["step_s"] = runs.epoch_s / runs.steps
     facts = ("table", "run", "precision", "engine", "commit")
     words = pandas.DataFrame([[row.text(name) for name in facts] for row in source], columns=facts)
     base = runs.groupby(words.table).transform("first")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from analysis.logs.published_csv import read_csv
-from analysis.published.audit import audit_paths
-from analysis.published.intervals import agreement, read_value, tolerance
+from analysis.published.audited import audit_paths
+from analysis.published.printed_numbers import agreement, read_value, tolerance
 from base.files import ROOT
 from base.intervals import Interval
 

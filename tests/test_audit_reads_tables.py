@@ -5,8 +5,9 @@ import json
 import pytest
 
 from analysis.audit import main
-from analysis.published.audit import audit_paths
-from analysis.published.read_tables import KNOWN, NAMES, meaning
+from analysis.logs.published_csv import HEADINGS
+from analysis.published.audited import audit_paths
+from analysis.published.read_tables import NAMES, meaning
 
 MARKDOWN = "| GPUs | TP | PP | DP |\n|---|---|---|---|\n| 8 | 2 | 2 | {dp} |\n"
 BARE = "GPUs | TP | PP | DP\n--- | --- | --- | ---\n8 | 2 | 2 | {dp}\n\nwords\n"
@@ -94,7 +95,7 @@ def test_a_folder_is_audited_to_its_end_and_each_skipped_table_is_said(tmp_path,
 
 
 def test_no_heading_is_listed_for_two_columns_and_ours_are_known():
-    headings = [h.strip() for known in KNOWN.values() for h in known.split(";")]
+    headings = [h.strip() for known in HEADINGS.values() for h in known.split(";")]
     assert len(headings) == len(set(headings))
     for name in NAMES:
         if not name.endswith(("_ms", "_pct", "_some")):

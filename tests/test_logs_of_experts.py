@@ -12,7 +12,7 @@ from analysis.logs.model import config_of
 from analysis.logs.parsing.expert_settings import placed_in
 from analysis.logs.parsing.mlperf_tree import _CONFIG
 from analysis.logs.parsing.run_json import stated
-from analysis.published.audit import audit_paths
+from analysis.published.audited import audit_paths
 from analysis.runs import fairness, run_table
 from analysis.runs.throughput import per_token
 from models.config import PRESETS, Experts, LatentAttention

@@ -17,28 +17,77 @@ from typing import NamedTuple
 
 from base.errors import UsageError
 
-# Our name of a column -> what publishers call it, in lower case without spaces and punctuation.
-_HEADINGS = {
-    "gpus": "ngpus numgpus",
-    "gpu_type": "gputype",
-    "gpu_memory_gb": "gpumemgb",
-    "params_b": "size msize paramsb modelsize",
-    "gas": "ppchunks gradaccum",
-    "micro_batch": "mbs micbs microbatch",
-    "global_batch": "gbs globbs globalbatch",
-    "seq_len": "seq seqlen",
-    "recompute": "actrecompute",
-    "sequence_parallel": "seqparallel",
-    "step_s": "speed secondsperiteration siter",
-    "tflops": "tflopspergpu",
-    "tokens_per_s": "tokenssecglobal tokenssec tokenspers tokenss",
-    "memory_gb": "memgb gpum",
-    "wall_s": "walltimes walltime totalwalltimesec",
-    "speedup": "speedupvs1gpu",
-    "efficiency": "scalingefficiency",
-    "time_s": "timesec times trainingtime",
+# Our column -> what publishers call it; case, spaces and punctuation but % do not count.
+HEADINGS = {
+    "gpus": "# gpus; gpu count; number of gpus; total gpus; world size; devices; num devices;"
+    " n gpus; num gpus",
+    "nodes": "nodes; # nodes; num nodes; number of nodes; hosts",
+    "gpus_per_node": "gpus per node; gpus/node",
+    "tp": "tp size; tensor parallel; tensor parallelism; tensor parallel size",
+    "pp": "pp size; pipeline parallel; pipeline parallelism; pipeline parallel size",
+    "dp": "dp size; data parallel; data parallelism; data parallel size",
+    "cp": "cp size; context parallel; context parallel size",
+    "ep": "ep; ep size; expert parallel; expert parallel size",
+    "experts": "experts; # experts; num experts; number of experts",
+    "routing": "routing; expert routing; router; load balancing",
+    "dropped": "dropped; dropped tokens; dropped share; drop rate; capacity; capacity factor",
+    "micro_batch": "micro batch size; micro-batch; mbs; micbs",
+    "gas": "ga; gradient accumulation; gradient accumulation steps; grad accum steps; pp chunks;"
+    " grad accum",
+    "global_batch": "global batch size; total batch size; gbs; globbs; global batch",
+    "seq_len": "sequence length; seq length; context length; seq; seq len",
+    "layers": "layers; # layers; num layers; number of layers",
+    "hidden": "hidden; hidden size; d model",
+    "heads": "heads; attention heads; num heads",
+    "ffn": "ffn; ffn size; ffn hidden size",
+    "vocab": "vocab; vocab size; vocabulary size",
+    "steps": "steps; train steps; optimizer steps; iterations",
+    "params_b": "params; parameters; model size (b); # params (b); params (b); parameters (b);"
+    " size; msize; model size",
+    "step_s": "step time; step time (s); s/step; sec/step; seconds per step; s/iteration;"
+    " iteration time; iteration time (s); sec/iter; time per iteration (s); time per step (s);"
+    " speed; seconds per iteration; s/iter",
+    "step_ms": "step time (ms); ms/step; ms/iter; iteration time (ms); time per step (ms);"
+    " elapsed time per iteration (ms)",
+    "tokens_per_s": "tokens/s (global); total tokens/s; global tokens/s; tokens/s (total);"
+    " tokens/sec (global)",
+    "tokens_per_s_gpu": "tokens/s/gpu; tokens/gpu/s; tokens per second per gpu; tgs;"
+    " tokens/sec/gpu; tok/s/gpu; throughput (tokens/s/gpu); tps/gpu; tokens_per_s_per_gpu",
+    "tokens_per_s_some": "tokens/s; tokens/sec; tok/s; tokens per second; throughput (tokens/s);"
+    " throughput (tok/s); tps; throughput in tokens per second",
+    "samples_per_s": "samples/s; samples/sec; samples per second; sequences/s; seq/s",
+    "tflops": "tflop/s; tflop/s/gpu; tflops/gpu; tflops/s/gpu; achieved tflops; tflop/s per gpu;"
+    " model tflop/s/gpu; model tflops/gpu",
+    "mfu": "mfu; model flops utilization",
+    "mfu_pct": "mfu %; mfu (%); mfu pct; model flops utilization (%)",
+    "memory_gb": "memory (gb); peak memory (gb); memory (gib); memory/gpu (gb); peak gb; mem gb;"
+    " gpu m",
+    "efficiency_pct": "efficiency (%); scaling efficiency (%); efficiency pct",
+    "tokens": "tokens; trained tokens; total tokens",
+    "wall_s": "time_s; time s; wall clock (s); wall time (s); wall time; total wall time sec",
+    "gpu_type": "gpu; gpu type; accelerator; hardware; device type",
+    "precision": "precision; dtype; data type",
+    "model": "model; model name; workload",
+    "formula": "tflops formula; formula; convention",
+    "commit": "commit; revision",
+    "cluster": "cluster; system",
+    "table": "table",
+    "recompute": "act recompute",
+    "speedup": "speedup vs 1 gpu",
+    "efficiency": "scaling efficiency",
+    "gpu_memory_gb": "gpu mem gb",
+    "sequence_parallel": "seq parallel",
 }
-_BY_HEADING = {alias: name for name, aliases in _HEADINGS.items() for alias in aliases.split()}
+
+
+def _plain(heading: str) -> str:
+    """Returns a heading's letters, digits and %, without tags of HTML."""
+    return "".join(re.findall(r"[a-z0-9%]+", re.sub(r"<[^>]*>", " ", heading.lower())))
+
+
+_BY_HEADING = {
+    _plain(words): name for name, known in HEADINGS.items() for words in known.split(";")
+}
 _REMARKS = {  # column -> what a remark in `notes` says; where it says no more, it is "yes"
     "lint": re.compile(r"\bLINT\b:?\s*([^;]*)"),
     "warm_up": re.compile(r"(?:first iteration|\bwarm-?up iteration)()", re.IGNORECASE),
@@ -59,10 +108,15 @@ _REMARKS = {  # column -> what a remark in `notes` says; where it says no more, 
 _NUMBER = re.compile(r"^[~*\s$]*([+-]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?)")
 
 
+def known_name(heading: str) -> str | None:
+    """Our name for a heading that HEADINGS lists."""
+    return _BY_HEADING.get(_plain(heading))
+
+
 def column_name(heading: str) -> str:
     """Our name for a heading; an unknown heading stays, in lower case with _ between its words."""
-    words = re.findall(r"[a-z0-9]+", heading.lower())
-    return _BY_HEADING.get("".join(words), "_".join(words))
+    words = "_".join(re.findall(r"[a-z0-9]+", heading.lower()))
+    return words if words in HEADINGS else known_name(heading) or words
 
 
 def number(text: str) -> float | None:

@@ -21,7 +21,7 @@ from analysis.published.identities import (
     Identity,
     Same,
 )
-from analysis.published.intervals import Value, agreement, tolerance
+from analysis.published.printed_numbers import Value, agreement, tolerance
 from analysis.published.read_tables import REMARKS, Line
 from base.errors import printable
 from base.intervals import Interval
@@ -211,7 +211,7 @@ def _equal(rows: list[Line]) -> Iterator[Finding]:
         low, high = printed[0][1].interval if key else (1.0, 2.0)
         if high / low - 1 <= min(SHARP, 1 / len(rows) ** 2):  # more digits than chance repeats
             groups[key].append(row)
-    remarks = (*REMARKS, "table", "commit", "tflops_formula")
+    remarks = (*REMARKS, "table", "commit", "formula")
     for key, members in groups.items():
         for first, other in combinations(members, 2):
             before, after = _configuration(first, remarks), _configuration(other, remarks)

@@ -1,4 +1,4 @@
-"""What must hold in a table of runs, as data. A name is a column of ours (read_tables.KNOWN).
+"""What must hold in a table of runs, as data. A name is a column of ours (published_csv.HEADINGS).
 
 A formula is written `left = right`, where `*` and `/` join columns and numbers from left to right.
 `ep` and `cp` are 1 where a row does not state them; any other column must be there.

@@ -68,7 +68,7 @@ def with_rate(record: Record, row: Row) -> Record:
         raise ValueError(f"it ended: {row.text('status')}")
     tokens, step_s = (record.global_batch or 0) * (record.seq_len or 0), row.number("step_s")
     rate = tokens / step_s if tokens and step_s else row.number("tokens_per_s")
-    flops, formula = per_token(record, "sc21").value, row.text("tflops_formula")
+    flops, formula = per_token(record, "sc21").value, row.text("formula")
     if not rate and flops and "eq.3" in formula:
         rate = (row.number("tflops") or 0.0) * 1e12 * record.gpus / flops
     if not rate or not record.gpus:

@@ -1,4 +1,4 @@
-"""Tables of CSV and Markdown files as rows of our columns; KNOWN lists the headings."""
+"""Tables of CSV and Markdown files as rows of our columns; HEADINGS has the vocabulary."""
 
 import re
 from dataclasses import dataclass
@@ -7,64 +7,21 @@ from statistics import median
 from typing import NamedTuple
 
 from analysis.logs.parsing.model_names import ACTIVE
-from analysis.logs.published_csv import PublishedTable, column_name, read_csv, table_of
-from analysis.published.intervals import BILLIONS, SECONDS, Value, read_value
+from analysis.logs.published_csv import (
+    HEADINGS,
+    PublishedTable,
+    column_name,
+    known_name,
+    read_csv,
+    table_of,
+)
+from analysis.published.printed_numbers import BILLIONS, SECONDS, Value, read_value
 from base.errors import UsageError
 from base.intervals import Interval
 from models.gpus import usual_gpu
 
 SUFFIXES = (".csv", ".tsv", ".md", ".markdown")
 
-# Our column -> headings of others; case, spaces and punctuation but % do not count.
-KNOWN = {
-    "gpus": "# gpus; gpu count; number of gpus; total gpus; world size; devices; num devices",
-    "nodes": "nodes; # nodes; num nodes; number of nodes; hosts",
-    "gpus_per_node": "gpus per node; gpus/node",
-    "tp": "tp size; tensor parallel; tensor parallelism; tensor parallel size",
-    "pp": "pp size; pipeline parallel; pipeline parallelism; pipeline parallel size",
-    "dp": "dp size; data parallel; data parallelism; data parallel size",
-    "cp": "cp size; context parallel; context parallel size",
-    "ep": "ep; ep size; expert parallel; expert parallel size",
-    "experts": "experts; # experts; num experts; number of experts",
-    "routing": "routing; expert routing; router; load balancing",
-    "dropped": "dropped; dropped tokens; dropped share; drop rate; capacity; capacity factor",
-    "micro_batch": "micro batch size; micro-batch",
-    "gas": "ga; gradient accumulation; gradient accumulation steps; grad accum steps",
-    "global_batch": "global batch size; total batch size",
-    "seq_len": "sequence length; seq length; context length",
-    "layers": "layers; # layers; num layers; number of layers",
-    "hidden": "hidden; hidden size; d model",
-    "heads": "heads; attention heads; num heads",
-    "ffn": "ffn; ffn size; ffn hidden size",
-    "vocab": "vocab; vocab size; vocabulary size",
-    "steps": "steps; train steps; optimizer steps; iterations",
-    "params_b": "params; parameters; model size (b); # params (b); params (b); parameters (b)",
-    "step_s": "step time; step time (s); s/step; sec/step; seconds per step; s/iteration;"
-    " iteration time; iteration time (s); sec/iter; time per iteration (s); time per step (s)",
-    "step_ms": "step time (ms); ms/step; ms/iter; iteration time (ms); time per step (ms);"
-    " elapsed time per iteration (ms)",
-    "tokens_per_s": "tokens/s (global); total tokens/s; global tokens/s; tokens/s (total)",
-    "tokens_per_s_gpu": "tokens/s/gpu; tokens/gpu/s; tokens per second per gpu; tgs;"
-    " tokens/sec/gpu; tok/s/gpu; throughput (tokens/s/gpu); tps/gpu; tokens_per_s_per_gpu",
-    "tokens_per_s_some": "tokens/s; tokens/sec; tok/s; tokens per second; throughput (tokens/s);"
-    " throughput (tok/s); tps; throughput in tokens per second",
-    "samples_per_s": "samples/s; samples/sec; samples per second; sequences/s; seq/s",
-    "tflops": "tflop/s; tflop/s/gpu; tflops/gpu; tflops/s/gpu; achieved tflops; tflop/s per gpu;"
-    " model tflop/s/gpu; model tflops/gpu",
-    "mfu": "mfu; model flops utilization",
-    "mfu_pct": "mfu %; mfu (%); mfu pct; model flops utilization (%)",
-    "memory_gb": "memory (gb); peak memory (gb); memory (gib); memory/gpu (gb); peak gb",
-    "efficiency_pct": "efficiency (%); scaling efficiency (%); efficiency pct",
-    "tokens": "tokens; trained tokens; total tokens",
-    "wall_s": "time_s; time s; wall clock (s); wall time (s)",
-    "gpu_type": "gpu; gpu type; accelerator; hardware; device type",
-    "precision": "precision; dtype; data type",
-    "model": "model; model name; workload",
-    "formula": "tflops formula; formula; convention",
-    "commit": "commit; revision",
-    "cluster": "cluster; system",
-    "table": "table",
-}
 FACTORS = {"step_ms": ("step_s", 1e-3), "mfu_pct": ("mfu", 1e-2)}
 FACTORS |= {"efficiency_pct": ("efficiency", 1e-2)}
 WORDS = ("gpu_type", "precision", "model", "formula", "commit", "cluster", "table", "recompute")
@@ -78,15 +35,8 @@ REMARKS = (
     *("id", "source", "date", "status", "notes", "remarks", "inferred", "lint", "line", "name"),
     *("run", "log", "format", "link", "url", "file", "path", "warm_up", "gradients"),
 )
-NAMES = (*dict.fromkeys([*KNOWN, "recompute", "speedup", "efficiency", "gpu_memory_gb"]),)
+NAMES = [name for name in HEADINGS if name != "sequence_parallel"]
 SAME_RATE = 0.02  # closer rates are one; of one GPU and of all they are far apart
-
-
-def _plain(heading: str) -> str:
-    return "".join(re.findall(r"[a-z0-9%]+", re.sub(r"<[^>]*>", " ", heading.lower())))
-
-
-_BY_HEADING = {_plain(h): name for name, known in KNOWN.items() for h in known.split(";")}
 
 
 def meaning(heading: str, mapping: dict[str, str]) -> str:
@@ -97,11 +47,7 @@ def meaning(heading: str, mapping: dict[str, str]) -> str:
         return heading
     if "b/s" in heading.lower():
         return ""  # GB/s, not GBS
-    if name := _BY_HEADING.get(_plain(heading)):
-        return name
-    if "%" in heading:
-        return ""
-    name = column_name(heading)
+    name = known_name(heading) or ("" if "%" in heading else column_name(heading))
     return name if name in NAMES else ""
 
 

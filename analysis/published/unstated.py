@@ -192,7 +192,7 @@ def _recompute(row: Row) -> str:
         return text
     if text in ("uniform", "block"):  # Megatron's ways of full recomputation
         return "full"
-    counted = re.search(r"recomput|8\s*PT|96\s*\*?\s*B|eq\.?3", row.text("tflops_formula"))
+    counted = re.search(r"recomput|8\s*PT|96\s*\*?\s*B|eq\.?3", row.text("formula"))
     return "full" if counted else "none"
 
 

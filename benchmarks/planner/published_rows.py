@@ -116,7 +116,7 @@ def _seconds(row: Row, x: Columns) -> float:
     tokens = int(x.global_batch[0] * x.seq[0])
     if rate := row.number("tokens_per_s"):
         return tokens / rate
-    rate, formula, gpus = row.number("tflops"), row.text("tflops_formula"), int(x.gpus[0])
+    rate, formula, gpus = row.number("tflops"), row.text("formula"), int(x.gpus[0])
     if rate and re.search(r"96|eq\.?3", formula):
         sizes = (int(column[0]) for column in (x.layers, x.hidden, x.vocab, x.seq))
         n_layer, hidden, vocab, seq = sizes

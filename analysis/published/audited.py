@@ -38,7 +38,7 @@ def audit_paths(
     """Audit the tables of files and folders.
 
     Args:
-        mapping: heading -> our column, where KNOWN lacks it.
+        mapping: heading -> our column, where HEADINGS lacks it.
         facts: our column -> what is true of every row that does not state it.
 
     Raises:

@@ -1,6 +1,6 @@
 """Calibrations of published clusters: what analysis/planner/calibrations holds of them.
 
-    python -m benchmarks.planner.calibrate FILE.csv... --out FILE.toml [--network WORDS]
+    python -m benchmarks.planner.published_clusters FILE.csv... --out FILE.toml [--network WORDS]
 
 As `analysis.calibrate --runs`, for tables in the words of their publishers.
 """
@@ -21,7 +21,7 @@ from benchmarks.planner.published_rows import read_rows
 from models.gpus import network_rate, planning_gpu
 
 
-@command_line("calibrate")
+@command_line("published_clusters")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.csv")
