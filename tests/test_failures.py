@@ -127,7 +127,8 @@ def test_a_run_killed_without_a_word_is_not_running_for_ever(tokens, tmp_path):
     assert run.state == "failed" and "gone" in run.reason
 
 
-def test_a_refused_rerun_does_not_leave_the_old_result_in_its_place(tokens, tmp_path):
+def test_a_refused_rerun_does_not_leave_the_old_result_in_its_place(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "report", lambda _: None)
     study, run = tmp_path / "small.toml", tmp_path / "out" / "small" / "ddp"
     text = 'question = "?"\n[[run]]\nmax_seq_len = 32\nsteps = 2\ndevice = "cpu"\n'
     (bad := np.zeros(4000, dtype=np.uint16))[3000] = 400  # beyond the vocabulary: the run sees it

@@ -27,7 +27,6 @@ from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
 from slurm import (
     cancel,
-    forward_signals,
     nodes,
     record_end,
     render,
@@ -783,19 +782,19 @@ def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(t
         assert command in said and cause(said) == said
 
 
-def test_a_signal_reaches_all_processes_below_and_ends_none_that_is_not_ready():
+def test_a_signal_reaches_processes_below_and_ends_none_that_is_not_ready():
     """srun's signal may come before a rank has its handler: until then it is ignored."""
-    words = ["sh", "-c", "sleep 5 & echo $!; wait"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
-        grandchild = int(parent.stdout.readline())
-        assert set(forward_signals.below(os.getpid())) >= {parent.pid, grandchild}
-        assert forward_signals.below(parent.pid) == [grandchild]
-        assert forward_signals.below(grandchild) == []
-        os.kill(grandchild, signal.SIGKILL)
-    command = ["grep", "SigIgn", "/proc/self/status"]
-    ask = [sys.executable, "-m", "slurm.forward_signals", *command]
-    said = subprocess.run(ask, cwd=states.ROOT, capture_output=True, text=True, check=True).stdout
-    assert int(said.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1
+    rank = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))"
+    rank += "; print('ready', flush=True); signal.pause()"
+    ask = [sys.executable, "-m", "slurm.forward_signals"]
+    below = ["sh", "-c", '"$0" -c "$1" & wait $!', sys.executable, rank]
+    with subprocess.Popen([*ask, *below], cwd=states.ROOT, stdout=subprocess.PIPE) as job:
+        job.stdout.readline()
+        job.send_signal(signal.SIGUSR1)  # the shell between has no handler
+        assert job.wait(timeout=60) == 7
+    words = ["grep", "SigIgn", "/proc/self/status"]
+    done = subprocess.run([*ask, *words], cwd=states.ROOT, capture_output=True, check=True)
+    assert int(done.stdout.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1
 
 
 def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):
