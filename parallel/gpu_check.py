@@ -34,7 +34,7 @@ from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, read_run
 from parallel.rehearse import unrehearsed
 
-OK, FAILED, NOT_TRIED, TOLD = "ok", "FAILED", "not tried", "-"
+OK, FAILED, NOT_TRIED, NO_BAR = "ok", "FAILED", "not tried", "-"
 RATE_BAR = 0.5  # of the data sheet's
 FREE_BAR = 0.9  # of a GPU's memory
 LOSS_BAR = 0.05  # nats, of a run in fewer bits than fp32 beside its baseline
@@ -51,10 +51,10 @@ class Row(NamedTuple):
 
 
 def version_rows() -> list[Row]:
-    """The libraries beside the ranges of setup.py."""
+    """Returns the libraries beside the ranges of setup.py."""
     rows, ranges = [], facts.ranges()
     for package, version in facts.versions().items():
-        wanted, verdict = ranges.get(package), TOLD
+        wanted, verdict = ranges.get(package), NO_BAR
         if wanted is not None:
             verdict = verdict_of(bool(version) and wanted.contains(version, prereleases=True))
         rows.append(Row(package, verdict, version or "not installed", str(wanted or "")))
@@ -62,7 +62,7 @@ def version_rows() -> list[Row]:
 
 
 def gpu_rows() -> list[Row]:
-    """The cards, their memory, and what runs on them."""
+    """Returns the cards, their memory, and what runs on them."""
     import torch
 
     from parallel.engines import kernels
@@ -79,7 +79,7 @@ def gpu_rows() -> list[Row]:
     is_amd = isinstance(capability, str)
     arch = capability.partition(":")[0] if is_amd else "sm_{}{}".format(*capability)
     # NVIDIA's GPUs run what was built for an older one of their family, too; AMD's do not.
-    built = verdict_of(arch in builds) if is_amd else TOLD
+    built = verdict_of(arch in builds) if is_amd else NO_BAR
     drives = [driver(), torch.version.cuda or torch.version.hip, torch.backends.cudnn.version()]
     packages = [f"{package.name} {package.version}" for package in metadata.distributions()]
     flash = ", ".join(name for name in packages if name.startswith("flash"))
@@ -90,9 +90,9 @@ def gpu_rows() -> list[Row]:
             "free memory", verdict_of(min(free) >= FREE_BAR), f"{min(free):.0%} of {size}", ">= 90%"
         ),
         Row("data sheet", verdict_of(bool(sheet)), sheet.name if sheet else "none", "gpus.toml"),
-        Row("driver, CUDA or ROCm, cuDNN", TOLD, ", ".join(map(str, drives))),
-        Row("Transformer Engine", TOLD, kernels.problem("te") or "its layer norm is PyTorch's"),
-        Row("its attention", TOLD, flash or "cuDNN's: no flash-attn is installed"),
+        Row("driver, CUDA or ROCm, cuDNN", NO_BAR, ", ".join(map(str, drives))),
+        Row("Transformer Engine", NO_BAR, kernels.problem("te") or "its layer norm is PyTorch's"),
+        Row("its attention", NO_BAR, flash or "cuDNN's: no flash-attn is installed"),
     ]
 
 
@@ -124,7 +124,7 @@ def rate_rows(ranks: list[Measured], gpu: str | None) -> list[Row]:
             expected.append(f"within {SHARE:.0%} or {SPREADS:g} spreads of the others")
             is_right = is_right and not found.short
         rows.append(
-            Row(check, verdict_of(is_right) if expected else TOLD, value, ", ".join(expected))
+            Row(check, verdict_of(is_right) if expected else NO_BAR, value, ", ".join(expected))
         )
     return rows
 
@@ -134,8 +134,8 @@ def verdict_of(is_right: bool) -> str:
 
 
 def bench_rows(gpu: str | None, nodes: int, gpus: int) -> list[Row]:
-    """The rates of all GPUs, measured in processes of their own: a broken driver ends or hangs
-    those, and not this one."""
+    """Returns the rates of all GPUs, measured in processes of their own: a broken driver ends or
+    hangs those, and not this one."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
     words = [sys.executable, *torchrun]
     if nodes > 1:
@@ -150,8 +150,8 @@ def bench_rows(gpu: str | None, nodes: int, gpus: int) -> list[Row]:
     return rate_rows(ranks, gpu)
 
 
-def why_not(spec: RunSpec, gpus: int, nodes: int) -> str:
-    """Why a run cannot be tried on `nodes` like this with `gpus` GPUs each, or ""."""
+def obstacle(spec: RunSpec, gpus: int, nodes: int) -> str:
+    """Returns why a run cannot be tried on `nodes` like this with `gpus` GPUs each, or ""."""
     if not gpus:
         return f"{spec.needing_a_gpu} needs a GPU" if spec.needing_a_gpu else ""
     if spec.gpus > gpus * nodes:
@@ -167,9 +167,9 @@ def why_not(spec: RunSpec, gpus: int, nodes: int) -> str:
 
 
 def run_rows(study: Study, out: Path, gpus: int, nodes: int) -> list[Row]:
-    """Train the runs of a study in `out`, as many at once as there are GPUs for; a row each."""
-    reasons = {name: why_not(spec, gpus, nodes) for name, spec in study.specs.items()}
-    tried = {name: study.run(name) for name, why in reasons.items() if not why}
+    """Trains the runs of a study in `out`, as many at once as there are GPUs for; a row each."""
+    reasons = {name: obstacle(spec, gpus, nodes) for name, spec in study.specs.items()}
+    tried = {name: study.run(name) for name, reason in reasons.items() if not reason}
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
     beside = seen.split(",") if gpus else ()
     for loads in (False, True):
@@ -182,7 +182,7 @@ def run_rows(study: Study, out: Path, gpus: int, nodes: int) -> list[Row]:
     done = subprocess.run(words, capture_output=True, text=True, env=environment())
     parity = {row["run"]: row for row in json.loads(done.stdout or "[]")}
     runs = {name: read_run(out / name) for name in tried}
-    rows = [Row(name, NOT_TRIED, why) for name, why in reasons.items() if why]
+    rows = [Row(name, NOT_TRIED, reason) for name, reason in reasons.items() if reason]
     baseline = runs.get(study.baseline)
     peaks = rehearsed_peaks(study, list(tried))
     rows += [
@@ -228,20 +228,20 @@ def run_row(
         apart = max((abs(a["loss"] - b["loss"]) for a, b in pairs), default=math.inf)
         if not apart <= LOSS_BAR:
             wrong.append(f"loss {apart:.1e} from the baseline's")
-    told = [] if wrong else [f"loss within {apart:.1e}"]
+    measured = [] if wrong else [f"loss within {apart:.1e}"]
     if peak := run.metrics["epochs"][-1]["max_cuda_mem_allocated_bytes_global"]:
         ratio = f"{peak / rehearsed:.2f} x the rehearsed" if rehearsed else "not rehearsed"
         counts = bool(rehearsed) and rehearsed >= GIB
         off = counts and abs(peak / rehearsed - 1) > MEMORY_BAR
-        (wrong if off else told).append(f"peak {peak / GIB:.2f} GiB, {ratio}")
+        (wrong if off else measured).append(f"peak {peak / GIB:.2f} GiB, {ratio}")
         expected += f", peak within {MEMORY_BAR:.0%}" if counts else ""
-    told += [run.facts["attention"], f"{run.metrics['summary']['total_wall_time_sec']:.0f} s"]
-    return Row(run.name, verdict_of(not wrong), "; ".join(wrong + told), expected)
+    measured += [run.facts["attention"], f"{run.metrics['summary']['total_wall_time_sec']:.0f} s"]
+    return Row(run.name, verdict_of(not wrong), "; ".join(wrong + measured), expected)
 
 
 @command_line("parallel.gpu_check")
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; 1 when a row failed."""
+    """Prints the table; returns 1 when a row failed."""
     parser = Parser(prog="python -m parallel.gpu_check", description=__doc__)
     parser.add_argument("studies", nargs="*", type=Path, metavar="TOML", help="studies to train")
     parser.add_argument("--cpu", action="store_true", help="what can be tried without a GPU")
@@ -250,14 +250,14 @@ def main(argv: list[str] | None = None) -> int:
     flags = parser.parse_args(argv)
     studies = [load_study(path) for path in flags.studies]
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if flags.srun else 1
-    rows = [Row("commit", TOLD, str(facts.git(ROOT)["commit"])), *version_rows()]
+    rows = [Row("commit", NO_BAR, str(facts.git(ROOT)["commit"])), *version_rows()]
     gpus, gpu = 0, None
     if not flags.cpu:
         rows += gpu_rows()
         import torch
 
         gpus, gpu = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-    rows.append(Row("GLOO_SOCKET_IFNAME", TOLD, os.environ.get("GLOO_SOCKET_IFNAME", "not set")))
+    rows.append(Row("GLOO_SOCKET_IFNAME", NO_BAR, os.environ.get("GLOO_SOCKET_IFNAME", "not set")))
     rows += bench_rows(gpu, nodes, gpus or 2)
     if nodes == 1:
         rows.append(Row("links between nodes", NOT_TRIED, "one node: --srun in a job of several"))

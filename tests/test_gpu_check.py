@@ -20,7 +20,7 @@ from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from parallel.engines import devices, kernels, load
 from parallel.engines.kernels import attention_of
-from parallel.gpu_check import FAILED, OK, TOLD, rate_rows, rehearsed_peaks, run_row, version_rows
+from parallel.gpu_check import FAILED, NO_BAR, OK, rate_rows, rehearsed_peaks, run_row, version_rows
 from parallel.measure.node_rates import Measured
 from parallel.record import facts
 from parallel.record.launch import Launch
@@ -80,12 +80,12 @@ def test_rates_below_half_of_the_data_sheet_fail():
     assert rows["rate of copy"].value.startswith("50 GB/s on node1 GPU ")
     # The bus of four carries each byte 1.5 times, of 450 GB/s.
     assert rows["all-reduce of 512 MiB in the node"][1:3] == (FAILED, "150 GB/s, 33%")
-    assert rows["all-reduce of 1 MiB"][1:3] == (TOLD, "24 GB/s")  # between nodes is the network
+    assert rows["all-reduce of 1 MiB"][1:3] == (NO_BAR, "24 GB/s")  # between nodes is the network
     assert find_gpu("Tesla V100-SXM2-16GB").mesh  # how many links two cards share is not known
     for row in rate_rows(measured(4), "Tesla V100-SXM2-16GB"):
-        assert row.verdict == TOLD or "all-reduce" not in row.check
-    assert {row.verdict for row in rate_rows(measured(2), None)} == {TOLD}
-    assert rate_rows(measured(1), None)[-1] == gpu_check.Row("rate of copy", TOLD, "50 GB/s")
+        assert row.verdict == NO_BAR or "all-reduce" not in row.check
+    assert {row.verdict for row in rate_rows(measured(2), None)} == {NO_BAR}
+    assert rate_rows(measured(1), None)[-1] == gpu_check.Row("rate of copy", NO_BAR, "50 GB/s")
 
 
 def test_the_slowest_gpu_is_named_and_fails_below_the_others():
@@ -123,7 +123,7 @@ def test_what_a_node_cannot_try_is_said(monkeypatch):
     monkeypatch.setattr(devices, "capability_of", lambda _: (8, 0))
     monkeypatch.setattr(kernels, "problem", lambda _: "Transformer Engine does not work here: x")
     why = {
-        (spec.precision, spec.layout.cp, spec.gpus): gpu_check.why_not(spec, gpus=8, nodes=1)
+        (spec.precision, spec.layout.cp, spec.gpus): gpu_check.obstacle(spec, gpus=8, nodes=1)
         for spec in SPECS
     }
     assert why["fp32", 1, 8] == why["bf16", 1, 1] == ""
@@ -131,8 +131,8 @@ def test_what_a_node_cannot_try_is_said(monkeypatch):
     assert "A100-SXM4-80GB has no fp8" in why["fp8", 1, 1]
     assert "does not work here" in why["bf16", 2, 2]
     (wide,) = [spec for spec in SPECS if spec.gpus == 16]
-    assert gpu_check.why_not(wide, gpus=8, nodes=2) == ""
-    here = {spec.device: gpu_check.why_not(spec, gpus=0, nodes=1) for spec in SPECS}
+    assert gpu_check.obstacle(wide, gpus=8, nodes=2) == ""
+    here = {spec.device: gpu_check.obstacle(spec, gpus=0, nodes=1) for spec in SPECS}
     assert here == {"cpu": "", "cuda": "device cuda needs a GPU"}
 
 
