@@ -6,15 +6,27 @@ command sends SIGUSR1 to every rank, past torchrun, and SIGTERM to torchrun, whi
 """
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
-
 from base.errors import command_line
+
+
+def below(pid: int) -> list[int]:
+    """Returns the processes that descend from one."""
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(process.name))
+    processes = [pid]
+    for process in processes:  # it grows as it is read
+        processes += children.get(process, [])
+    return processes[1:]
 
 
 def hears(pid: int, number: int) -> bool:
@@ -40,11 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         return 127 if isinstance(error, FileNotFoundError) else 126
 
     def signal_ranks(*_) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # the command has ended
-            for process in psutil.Process(child.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if hears(process.pid, signal.SIGUSR1):
-                        process.send_signal(signal.SIGUSR1)
+        for pid in [pid for pid in below(child.pid) if hears(pid, signal.SIGUSR1)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
 
     signal.signal(signal.SIGUSR1, signal_ranks)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
