@@ -93,7 +93,7 @@ def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] =
         allowed = Words(allowed) if allowed else None
     meta = {"help": help, "allowed": allowed}
     if isinstance(default, dict | list):
-        return field(default_factory=type(default), metadata=meta)
+        return field(default_factory=type(default), metadata=meta, hash=False)
     return field(default=default, metadata=meta)
 
 

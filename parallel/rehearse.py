@@ -104,7 +104,7 @@ def unrehearsed(spec: RunSpec, study: Path | None = None, place: str = "") -> st
         f"cp {spec.layout.cp}": spec.layout.cp > 1,
         "precision fp8": spec.precision == "fp8",
     }
-    settings["te_loss"] = spec.te_loss
+    settings["cross_entropy_fusion_impl te"] = spec.te_loss
     if asked := [name for name, is_asked in settings.items() if is_asked]:
         reason = f"Transformer Engine alone has {' and '.join(asked)}, and only a GPU runs it"
         return f"{reason}; the planner counts its bytes: {planners_count(spec, study, place)}"

@@ -205,8 +205,6 @@ def train(
     offered = kernels_of(spec.engine, spec.layout.tp)
     chosen = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
     kernels.hide_others(chosen)  # before megatron-core is imported
-    if spec.te_loss:
-        kernels.check_loss()
     data = token_files.load(
         spec.data, spec.seq_len, spec.model.vocab_size, scan=launch.local_rank == 0
     )

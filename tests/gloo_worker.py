@@ -40,9 +40,9 @@ def count_groups() -> None:
     devices.init_process_group(spec, torch.device("cuda", 0), Launch(0, WORLD, 0, 8, "srun"), print)
     Ranks(0, WORLD)
     cpu.import_megatron()
-    from parallel.engines import layers
+    from parallel.engines import megatron_config
 
-    layers.start(spec, cuda=False)
+    megatron_config.start(spec, cuda=False)
     print(json.dumps({"groups": gloo, "lazy": os.environ.get("TORCH_GLOO_LAZY_INIT")}))
 
 

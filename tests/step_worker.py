@@ -131,16 +131,18 @@ def _nccl() -> str:
 
 def configured() -> dict[str, dict]:
     """megatron-core's settings of runs on a GPU, which no test has, and what computes attention."""
-    from parallel.engines import layers
+    from parallel.engines import layers, megatron_config
 
     settings = {"engine": "megatron", "device": "auto", **SIZES, "n_layer": 4, "gpus": 2, "pp": 2}
     found, backend = {}, dist.get_backend
     for name, vpp, dist.get_backend in (("gloo", 2, backend), ("pp", 1, _nccl), ("vpp", 2, _nccl)):
-        config = layers.transformer_config(resolve(("test", settings | {"vpp": vpp})), cuda=True)
+        config = megatron_config.transformer_config(
+            resolve(("test", settings | {"vpp": vpp})), cuda=True
+        )
         found[name] = {of: getattr(config, of) for of in GPU_SETTINGS}
     dist.get_backend = backend
     one = resolve(("test", settings | {"gpus": 1, "pp": 1}))
-    config = layers.start(one, cuda=False)
+    config = megatron_config.start(one, cuda=False)
     # In the place of Transformer Engine's layers stand those that megatron-core has without it.
     library = "megatron.core.extensions.transformer_engine"
     sys.modules[library] = SimpleNamespace(TENorm=layers.SequenceParallelNorm)

@@ -24,7 +24,9 @@ HOMES = {
         "parallel.rehearsed_deepspeed",
     },
     "megatron": {
-        f"parallel.engines.{name}" for name in ("cpu", "layers", "megatron", "megatron_versions")
+        f"parallel.engines.{name}"
+        for name in ("cpu", "layers", "megatron", "megatron_config", "megatron_versions")
+        + ("pipeline_layers", "reference_values")
     },
     "transformers": {"models.hf_model"},
     "apex": set(),  # probed by name in parallel/engines/kernels.py

@@ -177,7 +177,7 @@ def test_dp_of_a_megatron_log_is_what_tp_cp_and_pp_leave(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:full scope is deprecated")
 def test_delayed_scales_are_the_largest_of_the_last_1024_steps():
-    from parallel.engines.layers import transformer_config
+    from parallel.engines.megatron_config import transformer_config
 
     config = transformer_config(resolve(("test", LLAMA | {"precision": "fp8"})), True)
     asked = (config.fp8_recipe, config.fp8_amax_history_len, config.fp8_amax_compute_algo)

@@ -1,15 +1,20 @@
 """What megatron asks of Transformer Engine, and what is refused without it."""
 
+import argparse
 import sys
 import types
 
 import pytest
 import torch
 
+from analysis.runs.fairness import changes
 from base.errors import UsageError
 from parallel.config import library_variables
-from parallel.config.settings import resolve
-from parallel.engines import kernels
+from parallel.config.settings import add_flags, from_flags, resolve
+from parallel.config.study import load_study
+from parallel.engines import kernels, megatron_config
+from tests.conftest import study_file
+from tests.fixture_runs import facts, logged
 from tests.gathered_attention import PackedAttention
 
 
@@ -42,45 +47,33 @@ def test_an_attention_that_crosses_documents_or_has_no_kernel_is_not_used(
     assert not kernels.packs_documents(spec, "torch")
 
 
-def test_a_loss_whose_gradient_was_rounded_is_refused(monkeypatch):
-    library = types.ModuleType("transformer_engine.pytorch.cross_entropy")
-    monkeypatch.setitem(sys.modules, library.__name__, library)
-    library.parallel_cross_entropy = lambda inp, target, *, overwrite_input=False: None
-    kernels.check_loss()
-    library.parallel_cross_entropy = lambda inp, target: None  # 2.18
-    with pytest.raises(UsageError, match="te_loss needs Transformer Engine 2.19"):
-        kernels.check_loss()
-
-
+# Of a default of megatron-core's own.
+pytestmark = pytest.mark.filterwarnings("ignore:full scope")
 GPU = {"engine": "megatron", "precision": "bf16", "device": "cuda"}
-OVERLAP = {"tp_overlap": True, "gpus": 2, "tp": 2, "sequence_parallel": True}
+SPLIT = {"gpus": 2, "tp": 2, "sequence_parallel": True}
 NORMS = {"recompute": "selective"}
-GRAPHS = {"cuda_graphs": True}
+OVERLAP = {"megatron": {"tp_comm_overlap": True}}
+GRAPHS = {"megatron": {"cuda_graph_impl": "local"}}
 REFUSED = [
-    ({"te_loss": True, "engine": "ddp"}, "engine ddp has no te_loss"),
-    ({"te_loss": True, "precision": "fp16"}, "te_loss needs precision bf16 or fp8"),
-    ({"te_loss": True, "device": "cpu"}, "te_loss needs a GPU"),
-    ({"te_loss": True, "kernels": "torch"}, "te_loss needs kernels te"),
     (NORMS | {"device": "cpu"}, "recompute selective needs a GPU"),
     (NORMS | {"kernels": "torch"}, "recompute selective needs kernels te"),
     (NORMS | {"precision": "fp8"}, "recompute selective in fp8 needs fp8_recipe tensorwise"),
-    (OVERLAP | {"engine": "deepspeed_zero", "sequence_parallel": False}, "has no tp_overlap"),
-    (OVERLAP | {"sequence_parallel": False}, "tp_overlap needs tp above 1 and sequence_parallel"),
+    (OVERLAP | SPLIT | {"engine": "deepspeed_zero", "zero_stage": 1}, "zero has no megatron"),
+    (OVERLAP | SPLIT | {"device": "cpu"}, "megatron tp_comm_overlap needs a GPU"),
     (
-        OVERLAP | {"tp": 1},
-        "tp_overlap needs tp above 1 and sequence_parallel \\(tp is 1, ",
+        OVERLAP,
+        "overlap needs tp above 1 and sequence_parallel .tp is 1, sequence_parallel is False",
     ),
-    (OVERLAP | {"precision": "fp32"}, "tp_overlap needs precision bf16, fp16 or fp8"),
-    (OVERLAP | {"device": "cpu"}, "tp_overlap needs a GPU"),
-    (OVERLAP | {"kernels": "torch"}, "tp_overlap needs kernels te"),
-    (GRAPHS | {"engine": "fsdp2", "zero_stage": 2}, "engine fsdp2 has no cuda_graphs"),
-    (GRAPHS | {"device": "cpu"}, "cuda_graphs needs a GPU"),
-    (GRAPHS | NORMS, "cuda_graphs has no recompute selective"),
-    (GRAPHS | {"gpus": 2, "pp": 2, "recompute": "full"}, "no pp 2, recompute full: run without"),
-    (GRAPHS | {"reset_at_documents": True, "end_of_text": 3}, "has no reset_at_documents"),
-    (GRAPHS | {"preset": "tiny-moe"}, "cuda_graphs has no experts"),
-    (GRAPHS | {"breakdown": True}, "cuda_graphs has no breakdown"),
-    (GRAPHS | OVERLAP, "cuda_graphs has no tp_overlap"),
+    (OVERLAP | SPLIT | {"precision": "fp32"}, "overlap needs precision bf16, fp16 or fp8"),
+    (OVERLAP | SPLIT | {"kernels": "torch"}, "megatron tp_comm_overlap needs kernels te"),
+    (GRAPHS | {"device": "cpu"}, "a CUDA graph of megatron needs a GPU"),
+    (GRAPHS | {"breakdown": True}, "one mask and times nothing: no breakdown"),
+    (GRAPHS | {"reset_at_documents": True, "end_of_text": 3}, "no reset_at_documents"),
+    ({"megatron": {"lr": 1.0}}, "megatron lr is decided by lr: set that"),
+    ({"megatron": {"tensor_model_parallel_size": 2}}, "size is decided by tp: set that"),
+    ({"megatron": {"optimizer": "sgd"}}, "decided by no setting: every engine trains with AdamW"),
+    ({"megatron": {"bucket_size": {"a": 1}}}, "bucket_size must be a number, a text, true, false"),
+    ({"megatron": {"--lr": 1}}, "'--lr' is not the name of an option of megatron-core"),
 ]
 
 
@@ -90,45 +83,100 @@ def test_what_megatron_core_cannot_combine_is_refused(settings, why):
         resolve(("test", GPU | settings))
 
 
-@pytest.mark.filterwarnings("ignore:full scope")  # of a default of megatron-core's own
-@pytest.mark.parametrize(("precision", "more"), [("bf16", {}), ("fp8", {"use_fp8": True})])
-def test_tp_overlap_reaches_megatron_core_and_the_buffers_have_a_ranks_tokens(
-    precision, more, monkeypatch
-):
-    from parallel.engines import layers
+@pytest.fixture
+def without_groups(monkeypatch) -> list[dict]:
+    """megatron-core forms no groups; what its random states are asked for."""
+    states: list[dict] = []
+    seed = "model_parallel_cuda_manual_seed"
+    monkeypatch.setattr(megatron_config.tensor_parallel, seed, lambda _, **how: states.append(how))
+    forming = "initialize_model_parallel"
+    monkeypatch.setattr(megatron_config.parallel_state, forming, lambda **_: None)
+    return states
 
+
+@pytest.mark.parametrize(("precision", "more"), [("bf16", {}), ("fp8", {"use_fp8": True})])
+def test_where_messages_overlap_the_buffers_have_a_ranks_tokens(
+    precision, more, monkeypatch, without_groups
+):
     library, asked = types.ModuleType("transformer_engine.pytorch.module.base"), []
     library.initialize_ub = lambda **how: asked.append(how)
     monkeypatch.setitem(sys.modules, library.__name__, library)
-    monkeypatch.setattr(layers.parallel_state, "initialize_model_parallel", lambda **_: None)
-    monkeypatch.setattr(
-        layers.tensor_parallel, "model_parallel_cuda_manual_seed", lambda *_, **__: None
-    )
-    given = GPU | OVERLAP | {"gpus": 4, "cp": 2, "micro_batch": 4, "precision": precision}
+    given = GPU | OVERLAP | SPLIT | {"gpus": 4, "cp": 2, "micro_batch": 4, "precision": precision}
     spec = resolve(("test", given | {"preset": "tiny-llama", "seq_len": 64}))
-    layers.start(spec, cuda=False)
+    megatron_config.start(spec, cuda=False)
     assert not asked  # a rehearsal has no GPU
-    config = layers.start(spec, cuda=True)
-    assert config.tp_comm_overlap and layers.options(config)["tp_comm_overlap"]
+    config = megatron_config.start(spec, cuda=True)
+    assert config.tp_comm_overlap and megatron_config.options(config)["tp_comm_overlap"]
     shape = {"shape": [4 * 64 // 2, spec.model.hidden], "tp_size": 2, "dtype": torch.bfloat16}
     assert asked == [shape | {"bootstrap_backend": "nccl"} | more]
-    assert not layers.transformer_config(resolve(("test", GPU)), True).tp_comm_overlap
+    assert not megatron_config.transformer_config(resolve(("test", GPU)), True).tp_comm_overlap
 
 
-@pytest.mark.filterwarnings("ignore:full scope")
 @pytest.mark.parametrize("graphs", [True, False])
-def test_cuda_graphs_reach_megatron_core_with_random_states_and_variables_for_them(
-    graphs, monkeypatch
-):
-    from parallel.engines import layers
-
-    states = []
-    monkeypatch.setattr(layers.parallel_state, "initialize_model_parallel", lambda **_: None)
-    seed = "model_parallel_cuda_manual_seed"
-    monkeypatch.setattr(layers.tensor_parallel, seed, lambda _, **how: states.append(how))
-    spec = resolve(("test", GPU | {"cuda_graphs": graphs}))
-    built = [layers.start(spec, cuda).cuda_graph_impl for cuda in (True, False)]
+def test_cuda_graphs_have_random_states_and_variables_for_them(graphs, without_groups):
+    spec = resolve(("test", GPU | (GRAPHS if graphs else {})))
+    built = [megatron_config.start(spec, cuda).cuda_graph_impl for cuda in (True, False)]
     assert built == ["local" if graphs else "none", "none"]  # a rehearsal has no GPU
-    assert states == [{"use_cudagraphable_rng": graphs}, {"use_cudagraphable_rng": False}]
+    usual = {"use_cudagraphable_rng": False}
+    assert without_groups == [{"use_cudagraphable_rng": graphs}, usual]
     register = library_variables.wanted(spec).get("NCCL_GRAPH_REGISTER")
     assert register == ("0" if graphs else None)
+
+
+def test_an_option_of_megatron_core_reaches_each_configuration_that_has_it():
+    options = {"calculate_per_token_loss": True, "bucket_size": 1000, "log_num_zeros_in_grad": True}
+    options |= {"overlap_param_gather": True, "attention_softmax_in_fp32": False}
+    spec = resolve(("test", GPU | {"megatron": options, "zero_stage": 1}))
+    config = megatron_config.transformer_config(spec, cuda=True)
+    assert config.calculate_per_token_loss and not config.attention_softmax_in_fp32
+    ddp, adam = (
+        megatron_config.configured(kind, spec, True, use_distributed_optimizer=True)
+        for kind in megatron_config.KINDS[1:]
+    )
+    assert ddp.bucket_size == 1000 and ddp.overlap_param_gather and adam.overlap_param_gather
+    assert adam.log_num_zeros_in_grad
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"moe_permut_fusion": True}, "has no option moe_permut_fusion; did you mean moe_permute"),
+        ({"bucket_size": "many", "moe_permute_fusion": 1}, "moe_permute_fusion must be bool, not"),
+        ({"cuda_graph_impl": "loc"}, "cuda_graph_impl must be 'none' or 'local' or "),
+        (
+            {"fp8_param": True},
+            "megatron-core refuses fp8_param True: fp8_param must be used together",
+        ),
+    ],
+)
+def test_an_option_that_megatron_core_has_not_or_refuses_is_one_line(option, words):
+    spec = resolve(("test", GPU | {"megatron": option}))
+    with pytest.raises(UsageError, match=words):
+        megatron_config.transformer_config(spec, cuda=True)
+
+
+def test_options_of_megatron_core_are_settings_of_their_own_in_study_name_and_comparison(tmp_path):
+    path = study_file(
+        tmp_path / "options.toml",
+        """
+[defaults]
+engine = "megatron"
+megatron = { moe_permute_fusion = true }
+[[sweep]]
+product = { megatron = [{ bucket_size = 5 }, { bucket_size = 6, moe_permute_fusion = false }] }
+""",
+    )
+    first, second = load_study(path).specs.items()
+    assert first[0] == "megatron-moe_permute_fusion-bucket_size5"
+    assert second[0] == "megatron-no-moe_permute_fusion-bucket_size6"
+    assert second[1].settings()["megatron"] == {"moe_permute_fusion": False, "bucket_size": 6}
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    words = "--megatron bucket_size=7 --megatron cuda_graph_scope=full --megatron a=[1,2]"
+    options = from_flags(parser.parse_args(words.split()))
+    assert options == {"megatron": {"bucket_size": 7, "cuda_graph_scope": "full", "a": [1, 2]}}
+    one, other = (
+        logged("x", facts=facts("s", None, engine="megatron", megatron=each))
+        for each in ({}, {"bucket_size": 5})
+    )
+    assert changes(one, other)["megatron"] == ("without options", "bucket_size 5")

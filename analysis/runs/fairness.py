@@ -12,6 +12,7 @@ from models.config import PARTS
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.layout import FORCED
+from parallel.config.megatron_options import in_words
 from parallel.config.run_spec import DEFAULTS, settings_of
 
 Run = TypeVar("Run", bound=tuple)  # whose first part is a Record
@@ -134,7 +135,10 @@ def _details(facts: dict[str, Any]) -> dict[str, Any]:
     details = {name: facts.get(name) for name in ("kernels", "attention")}
     details |= {name: host.get(name) for name in ("cuda", "nccl", "driver")}
     stated = {name: value for name, value in details.items() if value is not None}
-    return settings_of(facts) | (facts.get("versions") or {}) | stated
+    settings = settings_of(facts)
+    if "megatron" in settings:
+        settings["megatron"] = in_words(settings["megatron"]) or "without options"
+    return settings | (facts.get("versions") or {}) | stated
 
 
 def _same_token_ids(a: Record, b: Record) -> bool:

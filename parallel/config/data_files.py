@@ -161,4 +161,5 @@ def stated_by(data: str, name: str) -> int | None:
     """Returns what a prepared folder's meta.json says: vocab_size, the tokenizer's ids, or
     end_of_text, the id after each document. None where nothing readable says it: training reads the
     data again, and tells what is wrong."""
-    return read_json_if_whole(Path(data) / "meta.json").get(name)
+    number = read_json_if_whole(Path(data) / "meta.json").get(name)
+    return number if type(number) is int else None

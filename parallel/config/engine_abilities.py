@@ -80,9 +80,7 @@ ENGINES: dict[str, Ability] = {
             "reset_at_documents",
             "moe_token_dispatcher_type",
             *UNEVEN,
-            "te_loss",
-            "tp_overlap",
-            "cuda_graphs",
+            "megatron",
         ),
         zero_stages=(0, 1),
         recompute=RECOMPUTE,  # selective of norms, through Transformer Engine alone

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 
 from base.errors import UsageError
+from parallel.config.megatron_options import captures_graphs
 from parallel.config.run_spec import RunSpec
 
 _OLDER_NAMES = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}
@@ -36,7 +37,8 @@ def wanted(spec: RunSpec) -> dict[str, str]:
     layout = spec.layout
     if (layout.tp > 1 or layout.cp > 1) and layout.zero_stage < 3:
         values["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    if spec.cuda_graphs:  # NCCL would register buffers in segments that grow (megatron-core)
+    if captures_graphs(spec.megatron):
+        # NCCL would register buffers in segments that grow (megatron-core).
         values["NCCL_GRAPH_REGISTER"] = "0"
     return values | {name: possible[0] for name, possible in _arithmetic(spec).items()}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from base.errors import UsageError
 from models.config import in_words
 from models.hf_config import architecture
+from parallel.config import megatron_options
 from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.data_files import stated_by
 from parallel.config.engine_abilities import ENGINES, OPTIONS
@@ -175,26 +176,18 @@ def _of_machine(spec: "RunSpec") -> Cases:
 
 
 def _of_megatron(spec: "RunSpec") -> Cases:
-    """What of megatron's own settings cannot be combined with the rest of the run."""
-    tp, pp, is_split = spec.layout.tp, spec.layout.pp, spec.layout.sequence_parallel
-    reason = "te_loss needs precision bf16 or fp8, and not deterministic"
-    yield spec.te_loss and not spec.fuses_loss, reason
-    state = f"tp is {tp}, sequence_parallel is {is_split}"
-    reason = f"tp_overlap needs tp above 1 and sequence_parallel ({state})"
-    yield spec.tp_overlap and not (tp > 1 and is_split), reason
-    reason = "tp_overlap needs precision bf16, fp16 or fp8, not fp32"
-    yield spec.tp_overlap and spec.precision == "fp32", reason
-    beside = {  # a captured layer runs no Python and reads the same addresses every time
-        f"pp {pp}": pp > 1,
-        f"recompute {spec.layout.recompute}": spec.layout.recompute != "none",
-        "reset_at_documents": spec.reset_at_documents,
-        "experts": "experts" in spec.model.parts,
-        "tp_overlap": spec.tp_overlap,
-        "breakdown": spec.breakdown,
-    }
-    refused = [setting for setting, is_so in beside.items() if is_so]
-    reason = f"cuda_graphs has no {', '.join(refused)}: run without one of them"
-    yield spec.cuda_graphs and bool(refused), reason
+    """What of megatron-core's options cannot be given, or not with the rest of the run."""
+    for problem in megatron_options.problems(spec.megatron, spec.values):
+        yield True, problem
+    layout, overlaps = spec.layout, megatron_options.is_asked(spec.megatron, "tp_comm_overlap")
+    state = f"tp is {layout.tp}, sequence_parallel is {layout.sequence_parallel}"
+    reason = f"megatron tp_comm_overlap needs tp above 1 and sequence_parallel ({state})"
+    yield overlaps and not (layout.tp > 1 and layout.sequence_parallel), reason
+    reason = "megatron tp_comm_overlap needs precision bf16, fp16 or fp8, not fp32"
+    yield overlaps and spec.precision == "fp32", reason
+    beside = [name for name in ("reset_at_documents", "breakdown") if spec.value(name)]
+    reason = f"a CUDA graph of megatron reads one mask and times nothing: no {', '.join(beside)}"
+    yield megatron_options.captures_graphs(spec.megatron) and bool(beside), reason
 
 
 def _of_fp8(spec: "RunSpec") -> Cases:

@@ -70,9 +70,15 @@ def run_name(split: str, telling: Iterable[str], values: Mapping[str, Any], labe
     return "-".join(filter(None, (split, *(_tag(name, values) for name in telling), label)))
 
 
+def _words(name: str, value: Any) -> str:
+    """Returns a switch, or a name with its value, in letters that are safe in any file name."""
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", f"{name}{value}").strip("_-.")
+
+
 def _tag(name: str, values: Mapping[str, Any]) -> str:
-    """Returns the part of a run's name that says one setting, in letters that are safe in any file
-    name."""
+    """Returns the part of a run's name that says one setting."""
     value = values[name]
     if name == "preset":
         model = model_of(values)
@@ -80,8 +86,10 @@ def _tag(name: str, values: Mapping[str, Any]) -> str:
             value = f"{model.n_params / 1e9:.3g}b"
     if value is None:
         return ""
+    if name == "megatron":
+        return "-".join(_words(option, chosen) for option, chosen in value.items())
     if isinstance(value, bool):
-        return name if value else f"no-{name}"
+        return _words(name, value)
     if isinstance(value, Experts):
         default = {f.name: f.default for f in fields(value)}
         stated = {k: v for k, v in asdict(value).items() if v != default[k]}
@@ -89,4 +97,4 @@ def _tag(name: str, values: Mapping[str, Any]) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if name in ("deepspeed_config", "data"):
         text = Path(value).stem
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", SHORT.get(name, name) + text).strip("_-.")
+    return _words(SHORT.get(name, name), text)

@@ -12,6 +12,7 @@ from typing import Any
 from base.bounds import Bounds, Text, key
 from models.config import COUNT, OVERRIDES, SIZE, VOCAB_MULTIPLE, GPTConfig, preset
 from models.gpus import lacking
+from parallel.config import megatron_options
 from parallel.config.axes import EXPERT_AXES, MODEL_AXES, UNEVEN
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout import (
@@ -34,6 +35,7 @@ _STEPS = Bounds(1, 10**9)
 _MAYBE_STEPS = Bounds(0, 10**9)  # 0: never
 _SECONDS = Bounds(0, 30 * 86400, above=True)
 _RATE = Bounds(0, 100)
+_OPTION = Text(r"[A-Za-z]\w*", "the name of an option of megatron-core")
 _STEPS_TRACED = Text(r"\d{1,9}(-\d{1,9})?", "FIRST-LAST or one number")
 
 
@@ -122,9 +124,9 @@ class RunSpec:
     tf32: bool = key(False, "GEMMs of fp32 numbers in TF32; parity of fp32 is then lost")
     deterministic: bool = key(False, "only operations that give the same bits every time (slower)")
     compile: bool = key(False, "torch.compile the model (ddp) or each block (fsdp2)")
-    te_loss: bool = key(False, "megatron: Transformer Engine's loss, which keeps no fp32 logits")
-    tp_overlap: bool = key(False, "megatron: overlap tp's messages with GEMMs by user buffers")
-    cuda_graphs: bool = key(False, "megatron: capture each layer once, start it as one kernel")
+    megatron: dict = key(
+        {}, "an option of megatron-core's configurations by its name; may be repeated", _OPTION
+    )
     threads: int = key(1, "CPU threads per rank", Bounds(1, 1024))
     deepspeed_config: str | None = key(None, "DeepSpeed JSON; other settings override")
     profile_steps: str | None = key(
@@ -191,9 +193,15 @@ class RunSpec:
         """What of the run Transformer Engine alone can do, in words; "" where nothing."""
         cp = self.layout.cp
         asked = {f"cp {cp}": cp > 1, "precision fp8": self.precision == "fp8"}
-        asked |= {name: getattr(self, name) for name in ("te_loss", "tp_overlap")}
+        needing = megatron_options.NEED_TRANSFORMER_ENGINE
+        asked |= {f"megatron {n}": megatron_options.is_asked(self.megatron, n) for n in needing}
         asked |= {"recompute selective": self.computes_norms_again}
         return " and ".join(what for what, is_so in asked.items() if is_so)
+
+    @property
+    def te_loss(self) -> bool:
+        """Whether Transformer Engine computes the loss, which keeps no fp32 logits."""
+        return self.megatron.get("cross_entropy_fusion_impl") == "te"
 
     @property
     def computes_norms_again(self) -> bool:
@@ -211,7 +219,7 @@ class RunSpec:
         asked = {
             "device cuda": self.device == "cuda",
             self.te_alone: bool(self.te_alone),
-            "cuda_graphs": self.cuda_graphs,
+            "a CUDA graph of megatron": megatron_options.captures_graphs(self.megatron),
             "tf32": self.tf32,
             f"precision {self.precision}": self.precision in lacking(self.formats, None),
             "kernels te": self.kernels == "te",
@@ -271,10 +279,11 @@ class RunSpec:
         return range(int(first), int(last if dash else first) + 1)
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain data. A dense model's has no word of experts, and one of equal
-        stages none of uneven ones."""
+        """All settings as plain data. A dense model's has no word of experts, one of equal stages
+        none of uneven ones, and one of another engine none of megatron's options."""
         silent = set() if self.model.experts else {*_OF_EXPERTS}
         silent |= {name for name in UNEVEN if not getattr(self.layout, name)}
+        silent |= {"megatron"} if self.engine != "megatron" else set()
         values = {name: value for name, value in self.values.items() if name not in silent}
         experts = values.get("experts")
         return values | ({"experts": asdict(experts)} if experts else {})
@@ -311,6 +320,7 @@ def _settings() -> dict[str, Field]:
 SETTINGS = _settings()
 # Where a size of the model is not set, it is the preset's.
 DEFAULTS = {n: None if n in OVERRIDES else f.default for n, f in SETTINGS.items()}
+DEFAULTS["megatron"] = {}
 # The bounds of the settings that are numbers.
 BOUNDS: dict[str, Bounds] = {
     name: setting.metadata["allowed"]

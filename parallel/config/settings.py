@@ -96,6 +96,8 @@ def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
             "global_batch" in merged | settings
         ):
             merged.pop("grad_accum", None)
+        if "megatron" in settings:  # each option is a setting of its own
+            settings["megatron"] = merged.get("megatron", {}) | settings["megatron"]
         if set(WORK) & set(settings):
             for name in WORK:
                 merged.pop(name, None)
@@ -145,6 +147,24 @@ def _json(text: str) -> Any:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from error
 
 
+def _option(text: str) -> dict[str, Any]:
+    """Returns {KEY: VALUE} of KEY=VALUE, whose value is JSON, or else text."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return {name: json.loads(value)}
+    except ValueError:
+        return {name: value}
+
+
+class _Option(argparse.Action):
+    """A flag that may be repeated: its options come together in one table."""
+
+    def __call__(self, _: Any, namespace: Any, option: Any, __: Any = None) -> None:
+        setattr(namespace, self.dest, getattr(namespace, self.dest, {}) | option)
+
+
 def add_flags(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(SETTINGS)) -> None:
     """One flag per setting, by default of all; a flag that is not given leaves no trace in the
     namespace."""
@@ -164,11 +184,13 @@ def add_flags(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(SETT
             group = parser.add_argument_group(groups[name])
         kind, allowed = kind_of(setting), setting.metadata["allowed"]
         help = setting.metadata["help"]
-        if DEFAULTS[name] is not None:
+        if DEFAULTS[name] not in (None, {}):
             help += f" (default: {DEFAULTS[name]})"
         how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help}
         if kind is bool:
             how["action"] = argparse.BooleanOptionalAction
+        elif kind is dict:
+            how |= {"action": _Option, "type": _option, "metavar": "KEY=VALUE"}
         elif isinstance(allowed, Words):
             how["choices"] = allowed
         else:

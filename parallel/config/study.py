@@ -419,8 +419,9 @@ def _telling(settings: list[str], points: list[Run], group: Callable[[Run], Any]
     groups: dict[Any, list[Run]] = {}
     for point in points:
         groups.setdefault(group(point), []).append(point)
-    return [
-        name
-        for name in settings
-        if any(len({point.named[name] for point in members}) > 1 for members in groups.values())
-    ]
+
+    def tells(name: str) -> bool:
+        values = ({repr(point.named[name]) for point in members} for members in groups.values())
+        return any(len(of_group) > 1 for of_group in values)
+
+    return list(filter(tells, settings))

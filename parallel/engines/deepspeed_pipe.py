@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from parallel.checkpoint.contents import is_split
 from parallel.config.run_spec import RunSpec
-from parallel.engines import Batch, Reduced, layers
+from parallel.engines import Batch, Reduced, layers, megatron_config, pipeline_layers
 from parallel.engines import deepspeed_common as common
 from parallel.engines.optim import mean_over_ranks
 from parallel.measure.ranges import within
@@ -25,21 +25,21 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         common.connect()
         layout = spec.layout
-        self.config = config = layers.start(spec, device.type == "cuda")
+        self.config = config = megatron_config.start(spec, device.type == "cuda")
         if spec.model.tied:
-            word = ("word", layers.WordEmbedding, spec, config)
+            word = ("word", pipeline_layers.WordEmbedding, spec, config)
             tied = partial(TiedLayerSpec, *word, tied_weight_attr="embedding.weight")
-            first, last = tied(), tied(forward_fn=layers.WordEmbedding.logits)
+            first, last = tied(), tied(forward_fn=pipeline_layers.WordEmbedding.logits)
         else:
-            first = LayerSpec(layers.WordEmbedding, spec, config)
-            last = LayerSpec(layers.OutputLayer, spec, config)
+            first = LayerSpec(pipeline_layers.WordEmbedding, spec, config)
+            last = LayerSpec(pipeline_layers.OutputLayer, spec, config)
         rotary = layers.rotary(spec.model)
         model = []
         if spec.model.position == "learned":
-            model.append(LayerSpec(layers.PositionEmbedding, spec, config))
+            model.append(LayerSpec(pipeline_layers.PositionEmbedding, spec, config))
         for index in range(spec.model.n_layer):
-            model.append(LayerSpec(layers.Block, spec, config, kernels, index, rotary))
-        model.append(LayerSpec(layers.FinalNorm, spec, config, kernels))
+            model.append(LayerSpec(pipeline_layers.Block, spec, config, kernels, index, rotary))
+        model.append(LayerSpec(pipeline_layers.FinalNorm, spec, config, kernels))
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the list of its layers
             module = PipelineModule(
                 [first, *model, last],
@@ -62,7 +62,7 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         )
         super().__init__(spec, device, module, adam)
         self.facts = {"stage_boundaries": [int(p) for p in module.parts]}
-        self.facts |= layers.options(config)
+        self.facts |= megatron_config.options(config)
         for tied_weights in module.tied_comms.values():
             name_group(tied_weights["group"], "embedding")
         parts = {schedule.ForwardPass: "forward", schedule.BackwardPass: "backward"}
@@ -72,13 +72,13 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         self.engine._INSTRUCTION_MAP = run | timed
 
     def _loss(self, logits_SBV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-        return self._scaled(layers.mean_loss(self.config, logits_SBV, labels_BS))
+        return self._scaled(pipeline_layers.mean_loss(self.config, logits_SBV, labels_BS))
 
     def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
         if self.spec.model.experts:
             scale = self._scaler().cur_scale if self.fp16 else 1.0
             share = float(scale) / self.spec.layout.n_micro
-            layers.scale_balance(torch.tensor(share, device=self.device))
+            pipeline_layers.scale_balance(torch.tensor(share, device=self.device))
         mean = self.engine.train_batch(batches)  # DeepSpeed has told it to all ranks
         return mean_over_ranks(mean, dist.get_world_size(), stop())
 

@@ -42,10 +42,10 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
         split = spec.layout.tp > 1
         mpu, counts, group = None, lambda p: True, None
         if split:
-            from parallel.engines import layers
+            from parallel.engines import megatron_config
 
-            config = layers.start(spec, device.type == "cuda")
-            mpu = layers.model_parallel_unit()
+            config = megatron_config.start(spec, device.type == "cuda")
+            mpu = megatron_config.model_parallel_unit()
             first = mpu.get_tensor_model_parallel_rank() == 0
             counts, group = lambda p: first or is_split(p), mpu.get_model_parallel_group()
 
@@ -61,7 +61,7 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
         if spec.layout.ep == 1:
             adam = common.optimizer(model.parameters(), spec, counts, group)
         super().__init__(spec, device, model, adam, mpu)
-        self.facts = layers.options(config) if split else {}
+        self.facts = megatron_config.options(config) if split else {}
         for name, layer in model.named_modules():
             if type(layer).__name__ == "AutoEPMoELayer":
                 _name_experts(name, layer, spec)

@@ -6,7 +6,6 @@ PyTorch's. Only this file looks for these libraries.
 
 import functools
 import importlib
-import inspect
 import os
 import shutil
 import subprocess
@@ -103,18 +102,6 @@ def adds_up_gradients() -> bool:
     except (ImportError, OSError):
         return False
     return torch.cuda.is_available()
-
-
-def check_loss() -> None:
-    """See that Transformer Engine's cross-entropy computes its gradient in fp32 and keeps it in
-    none: before, models diverged or it kept more (its pull requests 3193 and 3273).
-
-    Raises:
-        UsageError: it does not, as before 2.19.
-    """
-    library = importlib.import_module("transformer_engine.pytorch.cross_entropy")
-    if "overwrite_input" not in inspect.signature(library.parallel_cross_entropy).parameters:
-        raise UsageError("te_loss needs Transformer Engine 2.19 or later: run without it")
 
 
 def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:

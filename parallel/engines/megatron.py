@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.run_spec import RunSpec
-from parallel.engines import Batch, StepResult, layers, optim
+from parallel.engines import Batch, StepResult, layers, megatron_config, optim
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import compute_dtype, packs_documents
 from parallel.engines.megatron_versions import batch_on_this_cp_rank
@@ -39,8 +39,11 @@ class MegatronEngine:
         self.shares = copies * layout.tp  # of the loss
         dtype = compute_dtype(spec)
         self.packs = packs_documents(spec, kernels)
-        config = layers.start(spec, cuda)
-        ddp = distributed.DistributedDataParallelConfig(
+        config = megatron_config.start(spec, cuda)
+        ddp = megatron_config.configured(
+            distributed.DistributedDataParallelConfig,
+            spec,
+            cuda,
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=cuda and copies > 1,
             overlap_param_gather=cuda and copies > 1 and layout.zero_stage == 1,
@@ -68,7 +71,10 @@ class MegatronEngine:
                 sums.data = sums.data.float()
         config.moe_router_enable_expert_bias = False  # `step` changes them, after the optimizer
         self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(
+            megatron_config.configured(
+                OptimizerConfig,
+                spec,
+                cuda,
                 lr=spec.lr,
                 weight_decay=spec.weight_decay,
                 adam_beta1=spec.beta1,
@@ -228,10 +234,8 @@ class MegatronEngine:
         return {
             "schedule": self.schedule.__name__,
             "overlap_grad_reduce": self.ddp_config.overlap_grad_reduce,
-            "te_loss": self.spec.te_loss,
             "recompute_norms": self.spec.computes_norms_again,
-            "cuda_graphs": self.config.cuda_graph_impl == "local",
-            **layers.options(self.config),
+            **megatron_config.options(self.config),
         }
 
     def close(self) -> None:
