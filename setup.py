@@ -36,7 +36,6 @@ setup(
         "safetensors>=0.6.2,<0.9",
         "numpy>=2.2.6,<2.5",
         "pandas>=2.3.3,<3.2",
-        "altair>=6,<7",
         "vl-convert-python>=1.9,<2",
         "scipy>=1.15.3,<1.18",
         "tqdm>=4.66.5,<5",

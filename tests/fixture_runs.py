@@ -92,5 +92,4 @@ def curve_of(folder: Path, *args: Any, **settings: Any) -> Table:
 
 def drawn_rows(chart: Chart, layer: int = 0) -> list[dict[str, Any]]:
     """The rows that a layer of a chart draws."""
-    data = chart.spec["layer"][layer].get("data") or chart.spec["data"]
-    return chart.spec["datasets"][data["name"]]
+    return chart.spec["layer"][layer].get("data", chart.spec.get("data"))["values"]

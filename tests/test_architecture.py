@@ -32,7 +32,7 @@ HOMES = {
     "apex": set(),  # probed by name in parallel/engines/kernels.py
     "transformer_engine": set(),
     **dict.fromkeys(("tensorboard", "wandb", "mlflow"), {"analysis.runs.curve_tools"}),
-    **dict.fromkeys(("vl_convert", "altair"), {"analysis.pages.charts"}),
+    "vl_convert": {"analysis.pages.charts"},
 }
 
 

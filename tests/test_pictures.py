@@ -34,7 +34,7 @@ def test_the_parts_of_a_chart_have_different_colours(parts):
 
 def test_an_engine_has_one_colour_whatever_stands_beside_it(monkeypatch):
     labels = ["torchtitan", "megatron", "nanoGPT", "ddp", "GPT-NeoX"]
-    scale = charts._engines([{"engine": label} for label in labels]).to_dict()["scale"]
+    scale = charts._engines([{"engine": label} for label in labels])["scale"]
     of_engine = dict(zip(scale["domain"], scale["range"], strict=True))
     assert of_engine == colours.of_engines(labels) and len(set(of_engine.values())) == 5
     assert colours.of_engines(["ddp"])["ddp"] == of_engine["ddp"]
@@ -45,7 +45,7 @@ def test_an_engine_has_one_colour_whatever_stands_beside_it(monkeypatch):
 
 def test_a_precision_has_its_mark_in_points_and_its_name_at_bars(tmp_path):
     rows = [{"precision": name} for name in ("bf16", "fp8")]
-    scale = charts._precisions(rows)["shape"].to_dict()["scale"]
+    scale = charts._precisions(rows)["shape"]["scale"]
     assert scale == {"domain": ["bf16", "fp8"], "range": ["square", "diamond"]}
     assert charts._precisions(rows[:1]) == {}
     of_two = {"gpus": 2, "precision": "bf16", "tp": 2, "engine": "megatron"}

@@ -1,5 +1,5 @@
-"""The charts of the page and of analysis.plots, by altair: Vega-Lite specifications that hold their
-rows. vl-convert has Vega's scripts for the page, and draws a chart as SVG or PNG.
+"""The charts of the page and of analysis.plots: Vega-Lite specifications that hold their rows.
+vl-convert has Vega's scripts for the page, and draws a chart as SVG or PNG.
 
 A row is a dict. A value that is None has no mark. Colours are those of every chart of ours.
 """
@@ -12,8 +12,6 @@ import zlib
 from functools import cache
 from typing import Any
 
-import altair as alt
-
 from analysis.common import colours
 from analysis.pages.section import Chart
 from base.storage import finite
@@ -22,6 +20,7 @@ from models.flops import DEFAULT_CONVENTION
 Row = dict[str, Any]
 Rows = list[Row]
 Spec = dict[str, Any]  # of Vega-Lite
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 MOST = 40  # bars or runs of one chart
 BAR = 20  # pixels
 DIGITS = 6  # of every number: what is drawn does not depend on a processor's last digits
@@ -38,70 +37,85 @@ _CONFIG = {
 }
 
 
-def _chart(rows: Rows) -> alt.Chart:
-    return alt.Chart(alt.InlineData(values=rows))
+def _name(field: str, **settings: Any) -> Spec:
+    """Returns a channel that shows a field of words."""
+    return {"field": field, "type": "nominal"} | settings
 
 
-def _spec(chart: alt.Chart | alt.LayerChart, height: int = 260) -> Spec:
-    spec = chart.properties(width="container", height=height).to_dict(validate=False)
-    return spec | {"config": _CONFIG, "background": None}
+def _number(field: str, **settings: Any) -> Spec:
+    """Returns a channel that shows a field of numbers."""
+    return {"field": field, "type": "quantitative"} | settings
 
 
-def _engines(rows: Rows) -> alt.Color:
+def _layer(mark: Spec, rows: Rows | None = None, **channels: Spec | list[Spec]) -> Spec:
+    """Returns one layer; without rows of its own it has those of the chart."""
+    data = {} if rows is None else {"data": {"values": rows}}
+    return data | {"mark": mark, "encoding": channels}
+
+
+def _spec(layers: list[Spec], height: int = 260, rows: Rows | None = None) -> Spec:
+    data = {} if rows is None else {"data": {"values": rows}}
+    size = {"width": "container", "height": height}
+    return (
+        {"$schema": SCHEMA, "config": _CONFIG, "background": None} | size | data | {"layer": layers}
+    )
+
+
+def _engines(rows: Rows) -> Spec:
     """Gives the same engine the same colour in every chart of every page."""
     colour_of = colours.of_engines(row["engine"] for row in rows)
-    scale = alt.Scale(domain=list(colour_of), range=list(colour_of.values()))
-    legend = alt.Legend(title=None) if len(colour_of) > 1 else None
-    return alt.Color("engine:N", scale=scale, legend=legend)
+    scale = {"domain": list(colour_of), "range": list(colour_of.values())}
+    return _name("engine", scale=scale, legend={"title": None} if len(colour_of) > 1 else None)
 
 
-def _precisions(rows: Rows) -> dict[str, alt.Shape]:
+def _precisions(rows: Rows) -> dict[str, Spec]:
     """Gives each precision a mark of its own, where rows of several stand in one chart."""
     names = list(dict.fromkeys(row["precision"] for row in rows))
     if len(names) < 2:
         return {}
     marks = [colours.MARKS.get(name, colours.MARKS[None]) for name in names]
-    return {"shape": alt.Shape("precision:N", scale=alt.Scale(domain=names, range=marks))}
+    return {"shape": _name("precision", scale={"domain": names, "range": marks})}
 
 
 def bars(rows: Rows, value: str, title: str) -> Spec:
     """Draws one bar a row, its `text` behind it, and a tick at `ideal`. Rows: bar, engine, text,
     ideal, low, high, end and the value."""
-    order = [row["bar"] for row in rows]
-    base = _chart(rows)
-    y = alt.Y("bar:N", sort=order, title=None)
-    x = alt.X(f"{value}:Q", title=title)
+    y = _name("bar", sort=[row["bar"] for row in rows], title=None)
+    tips = [_name("bar"), _number(value), _name("text")]
+    bar, interval = {"type": "bar", "opacity": 0.85}, {"type": "rule", "color": INK}
+    tick = {"type": "tick", "color": INK, "thickness": 2, "size": 16}
+    text = {"type": "text", "align": "left", "dx": 5}
     layers = [
-        base.mark_bar(opacity=0.85).encode(
-            x=x, y=y, color=_engines(rows), tooltip=["bar:N", f"{value}:Q", "text:N"]
-        ),
-        base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q", y=y),
-        base.mark_tick(color=INK, thickness=2, size=16).encode(x="ideal:Q", y=y),
-        base.mark_text(align="left", dx=5).encode(x="end:Q", y=y, text="text:N"),
+        _layer(bar, x=_number(value, title=title), y=y, color=_engines(rows), tooltip=tips),
+        _layer(interval, x=_number("low"), x2={"field": "high"}, y=y),
+        _layer(tick, x=_number("ideal"), y=y),
+        _layer(text, x=_number("end"), y=y, text=_name("text")),
     ]
-    return _spec(alt.layer(*layers), BAR * len(order))
+    return _spec(layers, BAR * len(rows), rows)
 
 
 def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> Spec:
     """Draws a value against GPUs, both logarithmic, the ideal line, and `names` beside their
     points."""
     log = {"type": "log", "nice": False}
-    ticks = alt.Axis(values=sorted({row["gpus"] for row in rows}), format="d")
-    x = alt.X("gpus:Q", title="GPUs", scale=alt.Scale(base=2, padding=30, **log), axis=ticks)
-    y = alt.Y(f"{value}:Q", title=value, scale=alt.Scale(padding=20, **log))
+    ticks = {"values": sorted({row["gpus"] for row in rows}), "format": "d"}
+    x = _number("gpus", title="GPUs", scale=log | {"base": 2, "padding": 30}, axis=ticks)
+    y = _number(value, title=value, scale=log | {"padding": 20})
     middle = math.sqrt(min(row["gpus"] for row in names) * max(row["gpus"] for row in names))
     left = [row for row in names if row["gpus"] <= middle]
     right = [row for row in names if row["gpus"] > middle]
-    tips = [f"{name}:N" for name in ("run", "gpus", "speedup", "efficiency", "verdict")]
+    tips = [_name(field) for field in ("run", "gpus", "speedup", "efficiency", "verdict")]
+    line = {"type": "line", "strokeDash": [4, 4], "color": GREY}
+    point = {"type": "point", "filled": True, "size": 55, "opacity": 0.8}
+    after, before = {"align": "left", "dx": 8, "dy": -6}, {"align": "right", "dx": -8, "dy": -6}
+    colour = _engines(rows)
     layers = [
-        _chart(ideal).mark_line(strokeDash=[4, 4], color=GREY).encode(x=x, y=y),
-        _chart(rows)
-        .mark_point(filled=True, size=55, opacity=0.8)
-        .encode(x=x, y=y, color=_engines(rows), **_precisions(rows), tooltip=tips),
-        _chart(left).mark_text(align="left", dx=8, dy=-6).encode(x=x, y=y, text="run:N"),
-        _chart(right).mark_text(align="right", dx=-8, dy=-6).encode(x=x, y=y, text="run:N"),
+        _layer(line, ideal, x=x, y=y),
+        _layer(point, rows, x=x, y=y, color=colour, tooltip=tips, **_precisions(rows)),
+        _layer({"type": "text"} | after, left, x=x, y=y, text=_name("run")),
+        _layer({"type": "text"} | before, right, x=x, y=y, text=_name("run")),
     ]
-    return _spec(alt.layer(*layers), 320)
+    return _spec(layers, 320)
 
 
 def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> Spec:
@@ -110,49 +124,35 @@ def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> Spec:
     order = list(dict.fromkeys(row["bar"] for row in rows))[:MOST]
     rows = [row for row in rows if row["bar"] in order]
     names = list(dict.fromkeys(row["part"] for row in rows))
-    scale = alt.Scale(domain=names, range=[colours.PARTS.get(name, GREY) for name in names])
-    y = alt.Y("bar:N", sort=order, title=None)
-    x = alt.X(f"{value}:Q", title=title)
+    scale = {"domain": names, "range": [colours.PARTS.get(name, GREY) for name in names]}
+    colour = _name("part", scale=scale, legend={"title": None})
     numbered = [row | {"order": names.index(row["part"])} for row in rows]
-    layers = [
-        _chart(numbered)
-        .mark_bar(stroke="white", strokeWidth=0.4)
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("part:N", scale=scale, legend=alt.Legend(title=None)),
-            order="order:Q",
-            tooltip=["bar:N", "part:N", f"{value}:Q"],
-        )
-    ]
+    y = _name("bar", sort=order, title=None)
+    tips = [_name("bar"), _name("part"), _number(value)]
+    bar = {"type": "bar", "stroke": "white", "strokeWidth": 0.4}
+    place = {"x": _number(value, title=title), "y": y, "order": _number("order")}
+    layers = [_layer(bar, numbered, **place, color=colour, tooltip=tips)]
     if marks:
-        tick = _chart(list(marks)).mark_tick(thickness=4, size=18, color=INK)
-        layers.append(tick.encode(x="mark:Q", y=y, tooltip=["bar:N", "mark:Q"]))
-    return _spec(alt.layer(*layers), BAR * len(order))
+        tick = {"type": "tick", "thickness": 4, "size": 18, "color": INK}
+        tips = [_name("bar"), _number("mark")]
+        layers.append(_layer(tick, list(marks), x=_number("mark"), y=y, tooltip=tips))
+    return _spec(layers, BAR * len(order))
 
 
 def lines(rows: Rows, value: str, title: str, bar: float | None = None) -> Spec:
     """Draws a value of every step, one line a run. bar: a level that no line should cross; the
     axis is then logarithmic, and a value of 0 has no mark."""
     shown = [row for row in rows if row.get(value) is not None and (bar is None or row[value] > 0)]
-    scale = alt.Scale(zero=False) if bar is None else alt.Scale(type="log")
-    axis = alt.Axis() if bar is None else alt.Axis(format=".0e")
-    y = alt.Y(f"{value}:Q", title=title, scale=scale, axis=axis)
-    mark = _chart(shown).mark_line(strokeWidth=1.5, opacity=0.8, point=bar is not None)
-    tips = ["run:N", "iteration:Q", f"{value}:Q"]
-    layers = [
-        mark.encode(
-            x=alt.X("iteration:Q", title="iteration"),
-            y=y,
-            color=_engines(shown),
-            detail="run:N",
-            tooltip=tips,
-        )
-    ]
+    scale = {"zero": False} if bar is None else {"type": "log"}
+    y = _number(value, title=title, scale=scale, axis={} if bar is None else {"format": ".0e"})
+    tips = [_name("run"), _number("iteration"), _number(value)]
+    line = {"type": "line", "strokeWidth": 1.5, "opacity": 0.8, "point": bar is not None}
+    x, colour = _number("iteration", title="iteration"), _engines(shown)
+    layers = [_layer(line, shown, x=x, y=y, color=colour, detail=_name("run"), tooltip=tips)]
     if bar is not None:
-        level = _chart([{"level": bar}]).mark_rule(strokeDash=[4, 4], color=GREY)
-        layers.append(level.encode(y="level:Q"))
-    return _spec(alt.layer(*layers))
+        rule = {"type": "rule", "strokeDash": [4, 4], "color": GREY}
+        layers.append(_layer(rule, [{"level": bar}], y=_number("level")))
+    return _spec(layers)
 
 
 def ranked(rows: Rows) -> Rows:
