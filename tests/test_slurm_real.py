@@ -433,7 +433,7 @@ def image(tokens, tmp_path):
     for name in ("passwd", "group", "hosts", "resolv.conf"):
         (root / "etc" / name).touch()
     python = root / PYTHON.lstrip("/")
-    python.write_text(f'#!/bin/sh\nNCCL_IN_THE_IMAGE=1 exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nNCCL_TOPO_FILE=/in/the/image exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     tried = ["ch-run", *(f"--bind={mount}" for mount in mounts), str(root), "--", PYTHON, "-V"]
     done = subprocess.run(
@@ -466,7 +466,7 @@ def test_a_run_trains_in_charliecloud_and_saves_when_its_time_is_over(
     log = (folder / f"{job_id}.out").read_text()
     assert row().state == "running", log
     told = reader.read_json_if_whole(folder / "launcher_metadata.json")
-    assert "NCCL_IN_THE_IMAGE" in json.dumps(told), told
+    assert told["environment"]["NCCL_TOPO_FILE"] == "/in/the/image", told
     slurm_says("scancel", "--batch", "--signal=USR1", str(job_id))  # as before the time limit
     end = when_ended(lambda: {"ddp": row()}, 120, "the run to end")["ddp"]
     assert end.state == "interrupted", (end, (folder / f"{job_id}.out").read_text())
