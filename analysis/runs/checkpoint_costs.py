@@ -31,9 +31,6 @@ def rows(record: Record) -> list[dict[str, Any]]:
 
     share: the seconds that training waited for this kind, over all waiting and the logged steps.
     Those that failed are counted apart; only their waiting counts with the others'.
-
-    Raises:
-        UsageError: its checkpoints.csv is damaged.
     """
     events = read_checkpoints(record.own.path) if record.own else []
     trained_s = float(np.nansum(record.steps["step_s"]))

@@ -161,9 +161,6 @@ def steps_of(run: reader.Run) -> list[dict[str, Any]]:
     """Returns the steps of a run, in the order of time, but those that were moved aside.
 
     part: useful, repeated or failed; blocked_s: seconds that training waited for its save.
-
-    Raises:
-        UsageError: a file is damaged, or an older version wrote it without the time of day.
     """
     saves = [row for row in reader.read_checkpoints(run.path) if row["event"] == "save"]
     blocked_s = {save["step"]: save["blocked_s"] or 0.0 for save in saves}
@@ -224,12 +221,7 @@ class Jobs(NamedTuple):
 
 def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs:
     """Returns what sacct knows of each job, else what was noted of it, else the attempts of the
-    run.
-
-    Raises:
-        UsageError: a file is damaged, does not say when steps ended, or contradicts it; no job has
-            begun.
-    """
+    run."""
     run, steady = record.own, timed(record)
     if run.off_clock:
         raise UsageError(f"{run.path}: {run.off_clock}")

@@ -44,9 +44,6 @@ def results(
     """Returns the runs whose times are results, and (name, reason) of all else.
 
     refused: the lines of what could not be read.
-
-    Raises:
-        UsageError: nothing was timed.
     """
     runs, left_out = [], [(line.partition(": ")[0], line.partition(": ")[2]) for line in refused]
     for run in judged(records, window):

@@ -207,11 +207,7 @@ def verify(records: list[Record], baseline: Record | None = None) -> dict[str, P
 
 def read_runs(paths: list[Path]) -> Reading[list[Record]]:
     """Returns the runs at the paths, also those that have not begun, and one line for each folder
-    that cannot be read.
-
-    Raises:
-        UsageError: every one is damaged, or there is none.
-    """
+    that cannot be read."""
     records, damaged = [], []
     for path in find_runs(paths, is_run_folder, damaged):
         try:

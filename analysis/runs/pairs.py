@@ -118,11 +118,7 @@ def timed_runs(
     paths: list[Path], facts: dict[str, Any] | None = None, window: Window | None = None
 ) -> Reading[list[Run]]:
     """Returns the runs at the paths that have a steady step time, and one line for each run without
-    one.
-
-    Raises:
-        UsageError: no run has one.
-    """
+    one."""
     records, left_out = load(paths, facts)
     runs = []
     for run in judged(records, window):
@@ -238,11 +234,7 @@ def _doubts(a: list[Run], b: list[Run], comparison: Comparison) -> list[str]:
 
 def of_study(runs: list[Run], any_commit: bool = False) -> list[Pair]:
     """Returns each configuration of a study beside the baseline's, in the order the names have;
-    then at each number of GPUs the fastest beside the others, the faster first.
-
-    Raises:
-        UsageError: there is only one configuration.
-    """
+    then at each number of GPUs the fastest beside the others, the faster first."""
     groups = by_configuration(sorted(runs, key=lambda run: run.record.repeat or 0))
     if len(groups) < 2:
         raise UsageError(f"two things are compared, but there is only {next(iter(groups))}")

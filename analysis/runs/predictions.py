@@ -9,11 +9,8 @@ from base.errors import Answer
 
 
 def of_runs(records: list[Record], cluster: str | None) -> list[Answer[float]]:
-    """Each run's predicted seconds per iteration on a calibrated cluster; none without a cluster.
-
-    Raises:
-        UsageError: no such calibration.
-    """
+    """Each run's predicted seconds per iteration on a calibrated cluster; none without a
+    cluster."""
     if not cluster:
         return [Answer(None) for _ in records]
     from analysis.planner.calibration import load_calibration  # here: --help needs no planner
@@ -28,11 +25,7 @@ def notes_on(
     cluster: str | None, errors: Iterable[float | None], records: Iterable[Record]
 ) -> list[str]:
     """A table's notes on predictions: what they were fitted on, their MAPE, and, where `cluster` is
-    a calibrated host CPU, which runs are of another processor. None without a cluster.
-
-    Raises:
-        UsageError: no such calibration.
-    """
+    a calibrated host CPU, which runs are of another processor. None without a cluster."""
     if not cluster:
         return []
     from analysis.planner.calibration import load_calibration

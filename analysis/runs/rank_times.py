@@ -104,11 +104,7 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
 
 
 def spec_of(run: Run) -> RunSpec:
-    """Returns a run's settings, its sizes and its split computed.
-
-    Raises:
-        UsageError: not this version's, or damaged; it names the file.
-    """
+    """Returns a run's settings, its sizes and its split computed."""
     source, settings = run.path / "run.json", settings_of(run.facts)
     # Without the setting, the vocabulary was padded to a multiple of tp.
     earlier: dict[str, Any] = {"vocab_multiple": 1}
@@ -267,11 +263,7 @@ def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict
 
 def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
     """Returns the efficiency that every run lost beside its baseline, taken apart; scaling: strong
-    or weak, None takes what the runs are.
-
-    Raises:
-        UsageError: no breakdown of a run called `baseline`.
-    """
+    or weak, None takes what the runs are."""
     records = [breakdown.record for breakdown in breakdowns]
     scaling, partners = scaling or scaling_of(records), shared_cores(records)
     by_source = {breakdown.record.source: breakdown for breakdown in breakdowns}
@@ -289,8 +281,8 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
             notes.append(f"{breakdown.name}: {reason}")
             continue
         ratio = against(_side(breakdown, partners), _side(fits[0], partners), scaling)
-        if ratio.reason:
-            notes.append(f"{breakdown.name}: {ratio.reason}")
+        if reason := ratio.missing or ratio.doubt:
+            notes.append(f"{breakdown.name}: {reason}")
         if (efficiency := ratio.efficiency) is not None:
             row = {"run": breakdown.name, "gpus": breakdown.spec.gpus, "efficiency": efficiency}
             row |= {"lost": 1 - efficiency, "baseline": fits[0].name}
@@ -334,11 +326,7 @@ def _not_decomposed(
 
 
 def read_all(paths: list[Path]) -> Reading[list[Breakdown]]:
-    """Returns every breakdown at the paths, and one line for each thing that could not be read.
-
-    Raises:
-        UsageError: nothing could be read.
-    """
+    """Returns every breakdown at the paths, and one line for each thing that could not be read."""
     breakdowns, problems = [], []
     for path in find_runs(paths):
         try:
@@ -361,10 +349,6 @@ def report(
     paths: list[Path], baseline: str | None = None, scaling: str | None = None
 ) -> Reading[list[Table]]:
     """Returns the three tables of what is at the paths, and one line for each thing that could not
-    be read.
-
-    Raises:
-        UsageError: nothing could be read, or nothing is called `baseline`.
-    """
+    be read."""
     runs, problems = read_all(paths)
     return Reading([times(runs), messages(runs), losses(runs, baseline, scaling)], problems)

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
-from analysis.common.table import DOUBTFUL, UNKNOWN
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.runs.fairness import WORDS, changes
 from analysis.runs.judged import Run
-from base.errors import Reason
 from base.intervals import Interval
 
 MARKED = ("speedup", "efficiency")  # the columns of a ratio
@@ -98,25 +96,14 @@ def times_ratio(side: Side, base: Side) -> TimesRatio:
 
 
 class Ratio(NamedTuple):
-    """A speedup and an efficiency, and the speedup's interval where it is known. reason: why they
-    are withheld (UNKNOWN), or what is odd about an efficiency above 1 (DOUBTFUL)."""
+    """A speedup and an efficiency, and the speedup's interval where it is known. missing: why they
+    are withheld. doubt: what is odd about an efficiency above 1."""
 
     speedup: float | None
     efficiency: float | None
     interval: Interval | None = None
-    reason: Reason | None = None
-
-    @property
-    def missing(self) -> str:
-        return self.reason.text if self.reason and self.reason.kind == UNKNOWN else ""
-
-    @property
-    def doubt(self) -> str:
-        return self.reason.text if self.reason and self.reason.kind == DOUBTFUL else ""
-
-
-def withheld(text: str) -> Ratio:
-    return Ratio(None, None, reason=Reason(UNKNOWN, text))
+    missing: str = ""
+    doubt: str = ""
 
 
 def speedup(
@@ -136,7 +123,7 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
     """Returns the ratio of two sides' times. It is withheld where either side shared its machine;
     an efficiency above 1 is doubtful and gives its interval."""
     if shared := side.shared or (base.shared and f"the baseline {base.shared}"):
-        return withheld(f"no speedup: {shared}")
+        return Ratio(None, None, missing=f"no speedup: {shared}")
     times = times_ratio(side, base)
     ratio = speedup(1 / times.value, side.gpus, 1.0, base.gpus, scaling)
     interval, allowed = None, None
@@ -147,8 +134,7 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
         allowed = Interval(*(end.efficiency for end in ends))
     apart = _settings_apart(base.record, side.record) if base.record and side.record else []
     doubt = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, apart)
-    reason = Reason(DOUBTFUL, doubt) if doubt else None
-    return ratio._replace(interval=interval, reason=reason)
+    return ratio._replace(interval=interval, doubt=doubt)
 
 
 def _settings_apart(base: Record, record: Record) -> list[str]:

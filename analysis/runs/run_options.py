@@ -58,11 +58,7 @@ def parser_of(
 
 def load_runs(command: str, arguments: argparse.Namespace) -> list[Record]:
     """The runs at the paths that were given; what is refused is said on stderr, and at the end how
-    much that was.
-
-    Raises:
-        UsageError: nothing could be read.
-    """
+    much that was."""
     records, refused = load(arguments.paths, facts_of(arguments))
     warn(command, *refused, *unheeded(records, facts_of(arguments)))
     if refused:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import UNKNOWN, Column, Table, by_key
+from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import baseline_of, name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import describe_rule, no_timing
@@ -22,10 +22,9 @@ from analysis.runs.fairness import (
 )
 from analysis.runs.judged import Run, judged
 from analysis.runs.loss_parity import NOT_VERIFIED, verify
-from analysis.runs.ratio import MARKED, Ratio, Side, against, side_of, withheld
+from analysis.runs.ratio import MARKED, Ratio, against, side_of
 from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import UNFIT, Judgement, summary, unfinished
-from base.errors import Reason
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
@@ -69,9 +68,10 @@ def rows(
             several = f"no speedup: the baseline {names} (--baseline names one)"
         doubts = [several]
         if not run.is_fit:
-            ratio = withheld("; ".join(row["unfit"]) or row["missing"]["step_s"])
+            reason = "; ".join(row["unfit"]) or row["missing"]["step_s"]
+            ratio = Ratio(None, None, missing=reason)
         elif base is None:
-            ratio = withheld(several or "no baseline (--baseline NAME)")
+            ratio = Ratio(None, None, missing=several or "no baseline (--baseline NAME)")
         else:
             ratio = compare.ratio(run, base)
             doubts += [ratio.doubt, "" if ratio.missing == SHARE else ratio.missing]
@@ -109,24 +109,20 @@ class _Comparing:
         repeats = [run.record for run in self.repeats[_repeated(base)]]
         return base if not repeats or any(r is base for r in repeats) else repeats[0]
 
-    def side(self, run: Run, base: Record) -> Side:
-        """Returns the run with its repeats that can be compared with the baseline."""
-        repeats = [
-            repeat
-            for repeat in self.repeats[_repeated(run.record)]
-            if not differences(repeat.record, base, self.kind, self.any_commit)
-        ]
-        return side_of(repeats or [run], self.partners)
-
     def ratio(self, run: Run, base: Record) -> Ratio:
         """Returns the run's ratio to the baseline, or why it is withheld."""
-        record, base_run = run.record, self.run_of[id(base)]
+        base_run = self.run_of[id(base)]
         if reason := self._no_ratio(run, base_run):
-            return withheld(reason)
-        ratio = against(self.side(run, base), self.side(base_run, base), self.kind)
-        if ratio.efficiency is not None and (record.oversubscribed or base.oversubscribed):
-            crowded = SHARE if record.oversubscribed else CROWDED
-            return ratio._replace(efficiency=None, interval=None, reason=Reason(UNKNOWN, crowded))
+            return Ratio(None, None, missing=reason)
+        sides = [
+            side_of(self.repeats[_repeated(side.record)] or [side], self.partners)
+            for side in (run, base_run)
+        ]
+        ratio = against(*sides, self.kind)
+        if ratio.efficiency is not None and (run.record.oversubscribed or base.oversubscribed):
+            return Ratio(
+                ratio.speedup, None, missing=SHARE if run.record.oversubscribed else CROWDED
+            )
         return ratio
 
     def _no_ratio(self, run: Run, base: Run) -> str:
@@ -233,11 +229,7 @@ def of_records(
     predict: str | None = None,
 ) -> Table:
     """Returns the scaling table of runs, with predicted beside measured on a `predict`ed cluster;
-    `convention` None: each row names its own where they differ.
-
-    Raises:
-        UsageError: there is no such baseline or calibration.
-    """
+    `convention` None: each row names its own where they differ."""
     if baseline:
         baselines = [name_of(baseline_of(baseline, records))]
     else:

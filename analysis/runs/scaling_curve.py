@@ -181,9 +181,6 @@ def report_of(
         scaling: strong or weak; None takes what the runs are (fairness.py).
         window: the iterations to use, by the numbers in the log.
         any_commit: also compare runs of different commits.
-
-    Raises:
-        UsageError: nothing was timed, or there is no such baseline.
     """
     runs, left_out = results(records, refused, window)
     base, which = usual_baseline(runs)

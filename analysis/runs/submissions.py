@@ -66,9 +66,6 @@ def report(
         scaling: strong or weak alone; None makes both.
         baseline: the run or the system to compare with, where a table has it; else its smallest.
         window: how a step time is taken (logs/step_time.py).
-
-    Raises:
-        UsageError: no result could be timed, or no table has that baseline.
     """
     runs, left_out = results(records, refused, window)
     systems: dict[tuple, list[Run]] = defaultdict(list)
