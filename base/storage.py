@@ -27,12 +27,13 @@ STATE_BYTES_PER_PARAM = 4 + 4 + 4  # fp32 master weight, AdamW's exp_avg and exp
 
 
 def state_bytes(n_params: float) -> float:
-    """The full state that training resumes from, without an export of weights."""
+    """Returns the bytes of the full state that training resumes from, without an export of
+    weights."""
     return n_params * STATE_BYTES_PER_PARAM
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or a folder's names, to the disk."""
+    """Brings a file, or a folder's names, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -41,7 +42,7 @@ def sync(path: Path) -> None:
 
 
 def publish(aside: Path, path: Path) -> None:
-    """Give a file or folder that was written aside, beside `path`, that name, and sync the rename.
+    """Gives a file or folder that was written aside, beside `path`, that name, and sync the rename.
 
     The content must be on the disk already; a folder's list of names is synced here. What had the
     name before is replaced. A file is replaced at one instant. A folder is not: a process killed
@@ -84,7 +85,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_synced(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace a small file by one that is on disk; `mode` is who may read it, less the umask."""
+    """Replaces a small file by one that is on disk; `mode` is who may read it, less the umask."""
     # A random number: on another node a process with the same id may write the same file.
     aside = path.with_name(f".{path.name}.{secrets.randbits(64)}")
     try:
@@ -98,13 +99,13 @@ def write_synced(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def as_json(content: Any) -> str:
-    """Indented JSON, with null for NaN and infinities, which are not JSON."""
+    """Returns indented JSON, with null for NaN and infinities, which are not JSON."""
     return json.dumps(finite(content), indent=2, allow_nan=False) + "\n"
 
 
 def finite(value: Any, digits: int = 17) -> Any:
-    """The value for JSON: every float in it with so many digits (17: exactly), and None in place of
-    one that is not finite."""
+    """Returns the value for JSON: every float in it with so many digits (17: exactly), and None in
+    place of one that is not finite."""
     if isinstance(value, dict):
         return {k: finite(v, digits) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -115,7 +116,7 @@ def finite(value: Any, digits: int = 17) -> Any:
 
 
 def write_json(path: Path, content: Any, mode: int = 0o666) -> None:
-    """Replace a JSON file, as `write_synced` does."""
+    """Replaces a JSON file, as `write_synced` does."""
     write_synced(path, as_json(content), mode)
 
 
@@ -129,15 +130,12 @@ class Written(NamedTuple):
 def write_blocks(
     path: Path, blocks: Iterable[bytes | memoryview], tick: Callable[[], None] = lambda: None
 ) -> Written:
-    """Write blocks of bytes to a file that is on disk when this returns.
+    """Writes blocks of bytes to a file that is on disk when this returns.
 
     A block is written while its checksum is computed, and earlier blocks are synced meanwhile. A
     single sync at the end would leave the disk idle until then, and take minutes without a tick. At
     most one write and one sync run at a time. The system reports each error once, so each result
     is asked for.
-
-    Raises:
-        OSError: as the disk has it.
     """
     size = crc32 = 0
     writing = syncing = None
@@ -161,13 +159,13 @@ def write_blocks(
 
 
 def _write(file: BinaryIO, block: memoryview) -> None:
-    """All of a block, which the system may take in parts."""
+    """Writes all of a block, which the system may take in parts."""
     while len(block):
         block = block[file.write(block) :]
 
 
 def file_crc32(path: Path, tick: Callable[[], None] = lambda: None) -> int:
-    """The CRC-32 of a file, with a tick for every 8 MiB. It finds accidents, not forgeries;
+    """Returns the CRC-32 of a file, with a tick for every 8 MiB. It finds accidents, not forgeries;
     SHA-256 would be slower than many disks."""
     crc32 = 0
     with path.open("rb") as file:
@@ -178,13 +176,13 @@ def file_crc32(path: Path, tick: Callable[[], None] = lambda: None) -> int:
 
 
 def own_crc32(content: dict[str, Any]) -> int:
-    """The CRC-32 of a JSON object without its key `crc32`, which states it."""
+    """Returns the CRC-32 of a JSON object without its key `crc32`, which states it."""
     body = {key: value for key, value in content.items() if key != "crc32"}
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
 def stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """name -> (safetensors' dtype, shape) of a safetensors file.
+    """Returns name -> (safetensors' dtype, shape) of a safetensors file.
 
     Raises:
         UsageError: missing, or no complete safetensors file.
@@ -202,7 +200,7 @@ def stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Path] = ()) -> None:
-    """Whether a command may write a file; `mark` is text that each file of this writer has.
+    """Checks that a command may write a file; `mark` is text that each file of this writer has.
 
     Raises:
         UsageError: the file is an input, or in a folder that is one and another writer's; it is a
@@ -243,7 +241,7 @@ def _has_mark(path: Path, mark: str) -> bool:
 def output(
     path: Path, mark: str, force: bool = False, inputs: Iterable[Path] = ()
 ) -> Iterator[Path]:
-    """A name to write a command's output to; the file gets its own name when it is whole.
+    """Yields a name to write a command's output to; the file gets its own name when it is whole.
 
     Until then, and where writing fails, an older file stays as it was. A link's target is replaced,
     not the link; a device is written directly.
@@ -276,6 +274,6 @@ def output(
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raises: UsageError: the folder exists and is not empty."""
+    """Refuses a folder that exists and is not empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} exists already: name a new folder")

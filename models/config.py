@@ -237,10 +237,11 @@ class GPTConfig:
     @property
     def n_active(self) -> int:
         """Parameters that a token meets: of the experts, those that are chosen."""
-        if not (of := self.experts):
+        if not (experts := self.experts):
             return self.n_params
+        unused = experts.num_experts - experts.moe_router_topk
         one = _elements({k: v for k, v in _block_shapes(self, True).items() if ".experts.0." in k})
-        return self.n_params - self.expert_layers * (of.num_experts - of.moe_router_topk) * one
+        return self.n_params - self.expert_layers * unused * one
 
     @property
     def n_parameters(self) -> int:
@@ -248,10 +249,10 @@ class GPTConfig:
         return _count(self, len)
 
     def has_experts(self, layer: int) -> bool:
-        of = self.experts
-        if of is None or layer < of.first_dense:
+        experts = self.experts
+        if experts is None or layer < experts.first_dense:
             return False
-        return (layer - of.first_dense) % of.moe_layer_freq == 0
+        return (layer - experts.first_dense) % experts.moe_layer_freq == 0
 
     @property
     def blocks(self) -> dict[str, bool]:
@@ -268,9 +269,9 @@ class GPTConfig:
     @property
     def expert_layers(self) -> int:
         """How many of the blocks have experts."""
-        if not (of := self.experts):
+        if not (experts := self.experts):
             return 0
-        layers = -(-max(0, self.n_layer - of.first_dense) // of.moe_layer_freq)
+        layers = -(-max(0, self.n_layer - experts.first_dense) // experts.moe_layer_freq)
         return layers + self.mtp_num_layers * self.has_experts(self.n_layer - 1)
 
     @property
@@ -340,7 +341,7 @@ def _outer_shapes(config: GPTConfig) -> Shapes:
     norm = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
     for i in range(config.mtp_num_layers):
         norms = ("embedding_norm", "hidden_norm", "norm")
-        shapes |= {f"mtp.{i}.{of}.{kind}": (h,) for of in norms for kind in norm}
+        shapes |= {f"mtp.{i}.{name}.{kind}": (h,) for name in norms for kind in norm}
         shapes[f"mtp.{i}.projection.weight"] = (h, 2 * h)
     return shapes
 
@@ -363,20 +364,20 @@ def _block_shapes(config: GPTConfig, experts: bool) -> Shapes:
         rows = (config.n_head + 2 * config.kv_heads) * d
         modules["attn.qkv"] = _Module((rows, h), linear)
         if config.qk_norm:
-            modules |= {f"attn.{of}_norm": _Module((d,), norm) for of in "qk"}
+            modules |= {f"attn.{kind}_norm": _Module((d,), norm) for kind in "qk"}
         modules["attn.out"] = _Module((h, config.n_head * d), linear)
     if config.softmax_type == "learnable":
         modules["attn.sinks"] = _Module((config.n_head,), ("weight",))
     modules["norm2"] = _Module((h,), norm)
     widths = {"mlp": config.ffn_hidden}
-    if experts and (of := config.experts):
-        modules["mlp.router"] = _Module((of.num_experts, h), linear)
-        if of.moe_router_enable_expert_bias:
-            modules["mlp.router"] = _Module((of.num_experts, h), (*linear, "expert_bias"))
-        f = of.moe_ffn_hidden_size or config.ffn_hidden
-        widths = {f"mlp.experts.{i}": f for i in range(of.num_experts)}
-        if of.moe_shared_expert_intermediate_size:
-            widths["mlp.shared"] = of.moe_shared_expert_intermediate_size
+    if experts and (sizes := config.experts):
+        modules["mlp.router"] = _Module((sizes.num_experts, h), linear)
+        if sizes.moe_router_enable_expert_bias:
+            modules["mlp.router"] = _Module((sizes.num_experts, h), (*linear, "expert_bias"))
+        f = sizes.moe_ffn_hidden_size or config.ffn_hidden
+        widths = {f"mlp.experts.{i}": f for i in range(sizes.num_experts)}
+        if sizes.moe_shared_expert_intermediate_size:
+            widths["mlp.shared"] = sizes.moe_shared_expert_intermediate_size
     for name, f in widths.items():
         if config.gated:
             modules[f"{name}.gate"] = _Module((f, h), linear)
@@ -449,7 +450,7 @@ def preset(name: str, **sizes: Any) -> GPTConfig:
     other = {k for k, v in stated.items() if v != getattr(base, k)}
     follow = {"hidden": ("ffn_hidden", "kv_channels"), "activation": ("ffn_hidden",)}
     follow |= {"n_head": ("n_kv_head",)}
-    derived = {size: 0 for of in other & follow.keys() for size in follow[of]}
+    derived = {size: 0 for name in other & follow.keys() for size in follow[name]}
     return replace(base, **derived | stated)
 
 
@@ -461,4 +462,4 @@ def name_of(config: GPTConfig, stated: str) -> str | None:
     sizes = {"vocab_size": config.vocab_size, "max_seq_len": config.max_seq_len}
     if stated in PRESETS and replace(PRESETS[stated], **sizes) == config:
         return stated
-    return next((name for name, of in PRESETS.items() if of == config), None)
+    return next((name for name, model in PRESETS.items() if model == config), None)

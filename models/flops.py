@@ -62,12 +62,12 @@ DEFAULT_CONVENTION = "megatron"
 def _attention(config: GPTConfig) -> int:
     """Multiply-adds of one token in the matrices of one attention, forward."""
     h, queries = config.hidden, config.n_head * config.head_dim
-    if not (of := config.mla):
+    if not (latent := config.mla):
         return 2 * h * (queries + config.kv_heads * config.head_dim)  # q and out; k and v
-    q, kv, values = of.q_lora_rank, of.kv_lora_rank, config.n_head * of.v_head_dim
-    up = kv * (config.n_head * of.qk_head_dim + values)
+    q, kv, values = latent.q_lora_rank, latent.kv_lora_rank, config.n_head * latent.v_head_dim
+    up = kv * (config.n_head * latent.qk_head_dim + values)
     from_token = q * (h + queries) if q else h * queries
-    return from_token + h * (kv + of.qk_pos_emb_head_dim) + up + values * h
+    return from_token + h * (kv + latent.qk_pos_emb_head_dim) + up + values * h
 
 
 def _scores(config: GPTConfig, seq_len: float, causal: bool) -> float:
@@ -75,13 +75,13 @@ def _scores(config: GPTConfig, seq_len: float, causal: bool) -> float:
     first w of a sequence see half, on average, where the mask counts."""
     value = config.mla.v_head_dim if config.mla else config.head_dim
     numbers = config.n_head * (config.head_dim + value) / 2
-    whole, in_windows, seen = config.n_blocks, 0, seq_len
-    if of := config.window:
-        every = of.window_attn_skip_freq
-        in_windows = whole - (whole // every if every else 0)
-        seen = min(of.window_size, seq_len)
+    layers, in_windows, seen = config.n_blocks, 0, seq_len
+    if window := config.window:
+        every = window.window_attn_skip_freq
+        in_windows = layers - (layers // every if every else 0)
+        seen = min(window.window_size, seq_len)
     windows = in_windows * seen * (2 - causal * seen / seq_len)
-    return numbers * (windows + (whole - in_windows) * (2 - causal) * seq_len)
+    return numbers * (windows + (layers - in_windows) * (2 - causal) * seq_len)
 
 
 def _blocks(config: GPTConfig, seq_len: float, causal: bool) -> float:
@@ -89,9 +89,9 @@ def _blocks(config: GPTConfig, seq_len: float, causal: bool) -> float:
     scores and context."""
     h, blocks, sparse = config.hidden, config.n_blocks, config.expert_layers
     feed_forward = (blocks - sparse) * config.ffn_hidden
-    if of := config.experts:
-        chosen = of.moe_router_topk * (of.moe_ffn_hidden_size or config.ffn_hidden)
-        feed_forward += sparse * (chosen + of.moe_shared_expert_intermediate_size)
+    if experts := config.experts:
+        chosen = experts.moe_router_topk * (experts.moe_ffn_hidden_size or config.ffn_hidden)
+        feed_forward += sparse * (chosen + experts.moe_shared_expert_intermediate_size)
     matrices = blocks * _attention(config) + (2 + config.gated) * h * feed_forward
     predicting = config.mtp_num_layers * 2 * h * h  # the projection of embedding and hidden state
     return matrices + predicting + _scores(config, seq_len, causal)

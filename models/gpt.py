@@ -307,28 +307,29 @@ class LatentAttention(nn.Module):
     DeepSeek's checkpoints and megatron-core.
     """
 
-    def __init__(self, config: GPTConfig, of: LatentSizes):
+    def __init__(self, config: GPTConfig, sizes: LatentSizes):
         super().__init__()
-        self.of, self.N = of, config.n_head
+        self.sizes, self.N = sizes, config.n_head
         H, N, bias = config.hidden, config.n_head, config.bias
-        self.q = nn.Linear(H, N * config.head_dim, bias) if not of.q_lora_rank else None
-        if of.q_lora_rank:
-            self.q_down = nn.Linear(H, of.q_lora_rank, bias)
-            self.q_norm = norm(config, of.q_lora_rank)
-            self.q_up = nn.Linear(of.q_lora_rank, N * config.head_dim, bias)
-        self.kv_down = nn.Linear(H, of.kv_lora_rank + of.qk_pos_emb_head_dim, bias)
-        self.kv_norm = norm(config, of.kv_lora_rank)
-        self.kv_up = nn.Linear(of.kv_lora_rank, N * (of.qk_head_dim + of.v_head_dim), bias)
-        self.out = nn.Linear(N * of.v_head_dim, H, bias)
+        self.q = nn.Linear(H, N * config.head_dim, bias) if not sizes.q_lora_rank else None
+        if sizes.q_lora_rank:
+            self.q_down = nn.Linear(H, sizes.q_lora_rank, bias)
+            self.q_norm = norm(config, sizes.q_lora_rank)
+            self.q_up = nn.Linear(sizes.q_lora_rank, N * config.head_dim, bias)
+        self.kv_down = nn.Linear(H, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim, bias)
+        self.kv_norm = norm(config, sizes.kv_lora_rank)
+        self.kv_up = nn.Linear(sizes.kv_lora_rank, N * (sizes.qk_head_dim + sizes.v_head_dim), bias)
+        self.out = nn.Linear(N * sizes.v_head_dim, H, bias)
 
     def forward(self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None) -> Tensor:
-        (B, S, _), of = x_BSH.shape, self.of
+        (B, S, _), sizes = x_BSH.shape, self.sizes
         q = self.q(x_BSH) if self.q is not None else self.q_up(self.q_norm(self.q_down(x_BSH)))
-        latent, k_turned = self.kv_down(x_BSH).split([of.kv_lora_rank, of.qk_pos_emb_head_dim], -1)
+        parts = [sizes.kv_lora_rank, sizes.qk_pos_emb_head_dim]
+        latent, k_turned = self.kv_down(x_BSH).split(parts, -1)
         kv = self.kv_up(self.kv_norm(latent))
         q_BNSD, kv_BNSD = (x.view(B, S, self.N, -1).transpose(1, 2) for x in (q, kv))
-        q_BNSD, q_turned = q_BNSD.split([of.qk_head_dim, of.qk_pos_emb_head_dim], -1)
-        k_BNSD, v_BNSD = kv_BNSD.split([of.qk_head_dim, of.v_head_dim], -1)
+        q_BNSD, q_turned = q_BNSD.split([sizes.qk_head_dim, sizes.qk_pos_emb_head_dim], -1)
+        k_BNSD, v_BNSD = kv_BNSD.split([sizes.qk_head_dim, sizes.v_head_dim], -1)
         k_turned = k_turned[:, None]
         if angles is not None:
             q_turned, k_turned = (rotate(in_halves(x), angles) for x in (q_turned, k_turned))
@@ -360,10 +361,10 @@ class Router(nn.Linear):
 
     expert_bias: Tensor | None
 
-    def __init__(self, config: GPTConfig, of: Experts):
-        super().__init__(config.hidden, of.num_experts, config.bias)
-        biased = of.moe_router_enable_expert_bias
-        self.register_buffer("expert_bias", torch.zeros(of.num_experts) if biased else None)
+    def __init__(self, config: GPTConfig, experts: Experts):
+        super().__init__(config.hidden, experts.num_experts, config.bias)
+        biased = experts.moe_router_enable_expert_bias
+        self.register_buffer("expert_bias", torch.zeros(experts.num_experts) if biased else None)
 
     def forward(self, x_TH: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.float()
@@ -384,67 +385,67 @@ class MixtureOfExperts(nn.Module):
 
     tokens_E: Tensor
 
-    def __init__(self, config: GPTConfig, of: Experts, forced: bool = False):
+    def __init__(self, config: GPTConfig, sizes: Experts, forced: bool = False):
         super().__init__()
-        self.of, self.forced = of, forced
-        self.router = Router(config, of)
-        width, shared = of.moe_ffn_hidden_size, of.moe_shared_expert_intermediate_size
+        self.sizes, self.forced = sizes, forced
+        self.router = Router(config, sizes)
+        width, shared = sizes.moe_ffn_hidden_size, sizes.moe_shared_expert_intermediate_size
         width = width or config.ffn_hidden
-        self.experts = nn.ModuleList(MLP(config, width) for _ in range(of.num_experts))
+        self.experts = nn.ModuleList(MLP(config, width) for _ in range(sizes.num_experts))
         self.shared = MLP(config, shared) if shared else None
 
     def forward(self, x_BSH: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states, and the `balance_loss` of these tokens."""
-        x_TH, C = x_BSH.flatten(0, 1), self.of.moe_router_topk
+        x_TH, C = x_BSH.flatten(0, 1), self.sizes.moe_router_topk
         logits_TE = self.router(x_TH)
-        is_softmax = self.of.moe_router_score_function == "softmax"
+        is_softmax = self.sizes.moe_router_score_function == "softmax"
         scores_TE = logits_TE.softmax(-1) if is_softmax else logits_TE.sigmoid()
         chosen_TC = self.choose(logits_TE, scores_TE)
         if self.forced:
             B, S, _ = x_BSH.shape
-            turns_SC = torch.arange(S * C, device=x_BSH.device).view(S, C) % self.of.num_experts
+            turns_SC = torch.arange(S * C, device=x_BSH.device).view(S, C) % self.sizes.num_experts
             chosen_TC = turns_SC.repeat(B, 1)
         weights_TC = scores_TE.gather(1, chosen_TC)
-        if self.of.norm_topk_prob:
+        if self.sizes.norm_topk_prob:
             weights_TC = weights_TC / weights_TC.sum(-1, keepdim=True)
-        weights = weights_TC.flatten() * self.of.moe_router_topk_scaling_factor
-        tokens_E = chosen_TC.flatten().bincount(minlength=self.of.num_experts)
+        weights = weights_TC.flatten() * self.sizes.moe_router_topk_scaling_factor
+        tokens_E = chosen_TC.flatten().bincount(minlength=self.sizes.num_experts)
         self.tokens_E = tokens_E
         # Choice number i is of token i // C. Sorted, those of an expert are neighbours. An expert
         # that no token chose is called, too: its gradients are zeros.
         choices = chosen_TC.flatten().argsort(stable=True).split(tokens_E.tolist())
-        if factor := self.of.moe_expert_capacity_factor:
-            room = math.ceil(chosen_TC.numel() / self.of.num_experts * factor)
-            choices = [of_it[weights[of_it].argsort(descending=True)[:room]] for of_it in choices]
+        if factor := self.sizes.moe_expert_capacity_factor:
+            room = math.ceil(chosen_TC.numel() / self.sizes.num_experts * factor)
+            choices = [own[weights[own].argsort(descending=True)[:room]] for own in choices]
             self.tokens_E = tokens_E.clamp(max=room)
         y_TH = torch.zeros_like(x_TH)
-        for expert, of_it in zip(self.experts, choices, strict=True):
-            rows = of_it // C
-            y_TH.index_add_(0, rows, (expert(x_TH[rows]) * weights[of_it, None]).to(y_TH.dtype))
+        for expert, own in zip(self.experts, choices, strict=True):
+            rows = own // C
+            y_TH.index_add_(0, rows, (expert(x_TH[rows]) * weights[own, None]).to(y_TH.dtype))
         if self.shared is not None:
             y_TH = y_TH + self.shared(x_TH)
         # The balance is of the choice by scores alone, as in megatron-core.
         if not self.forced:
             tokens_E = scores_TE.topk(C).indices.flatten().bincount(minlength=len(tokens_E))
-        return y_TH.view_as(x_BSH), self.balance_loss(self.of, scores_TE, tokens_E)
+        return y_TH.view_as(x_BSH), self.balance_loss(self.sizes, scores_TE, tokens_E)
 
     def choose(self, logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
         """Each token's experts [T, C], the best first."""
-        of, C = self.of, self.of.moe_router_topk
+        sizes, C = self.sizes, self.sizes.moe_router_topk
         if self.router.expert_bias is not None:
             scores_TE = scores_TE + self.router.expert_bias
-        elif of.norm_topk_prob and of.moe_router_score_function == "softmax":
+        elif sizes.norm_topk_prob and sizes.moe_router_score_function == "softmax":
             scores_TE = logits_TE  # as in megatron-core, whose softmax is of the chosen
-        if groups := of.moe_router_num_groups:
+        if groups := sizes.moe_router_num_groups:
             scores_TGE = scores_TE.unflatten(1, (groups, -1))
-            scores_TG = scores_TGE.topk(C // of.moe_router_group_topk).values.sum(-1)
-            best_TG = scores_TG.topk(of.moe_router_group_topk).indices
+            scores_TG = scores_TGE.topk(C // sizes.moe_router_group_topk).values.sum(-1)
+            best_TG = scores_TG.topk(sizes.moe_router_group_topk).indices
             others_TG = torch.ones_like(scores_TG, dtype=torch.bool).scatter(1, best_TG, False)
             scores_TE = scores_TGE.masked_fill(others_TG[..., None], -torch.inf).flatten(1)
         return scores_TE.topk(C).indices
 
     @staticmethod
-    def balance_loss(of: Experts, scores_TE: Tensor, tokens_E: Tensor) -> Tensor:
+    def balance_loss(sizes: Experts, scores_TE: Tensor, tokens_E: Tensor) -> Tensor:
         """moe_aux_loss_coeff * E * sum over experts of f_i P_i, a scalar.
 
         f_i: share of expert i in T * C choices. P_i: mean over tokens of its score; a token's
@@ -454,7 +455,7 @@ class MixtureOfExperts(nn.Module):
         """
         share_E = tokens_E / tokens_E.sum()
         probability_E = (scores_TE / scores_TE.sum(-1, keepdim=True)).mean(0)
-        weight = of.moe_aux_loss_coeff * of.num_experts
+        weight = sizes.moe_aux_loss_coeff * sizes.num_experts
         return weight * (share_E * probability_E).sum()
 
 
@@ -467,8 +468,8 @@ class Block(nn.Module):
         self.attn = LatentAttention(config, config.mla) if config.mla else Attention(config)
         self.norm2 = norm(config, config.hidden)
         self.mlp: nn.Module = MLP(config, config.ffn_hidden)
-        if has_experts and (of := config.experts):
-            self.mlp = MixtureOfExperts(config, of, forced)
+        if has_experts and (sizes := config.experts):
+            self.mlp = MixtureOfExperts(config, sizes, forced)
 
     def forward(
         self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None

@@ -74,7 +74,7 @@ _WIDTH, _BALANCE = "moe_ffn_hidden_size", "moe_aux_loss_coeff"
 
 
 def architecture(config: GPTConfig) -> Architecture:
-    """The class of transformers that has this model's arithmetic.
+    """Returns the class of transformers that has this model's arithmetic.
 
     Raises:
         UsageError: none has; for each, what it has instead.
@@ -100,32 +100,25 @@ def architecture(config: GPTConfig) -> Architecture:
 
 
 def hugging_face_names(config: GPTConfig, name: str) -> tuple[str, ...]:
-    """What a reference parameter is called in transformers' class, from its first row to its last.
-
-    Raises:
-        UsageError: no class has this model.
-    """
-    of, (stem, kind) = architecture(config), name.rsplit(".", 1)
-    if stem in of.modules:
-        return tuple(f"{theirs}.{kind}" for theirs in of.modules[stem])
+    """Returns what a reference parameter is called in transformers' class, from its first row to
+    its last."""
+    model_class, (stem, kind) = architecture(config), name.rsplit(".", 1)
+    if stem in model_class.modules:
+        return tuple(f"{theirs}.{kind}" for theirs in model_class.modules[stem])
     _, index, inner = stem.split(".", 2)
     if inner.startswith("mlp.experts."):
         expert = inner.split(".")[2]
-        modules = of.modules[inner.replace(f".{expert}.", ".*.")]
+        modules = model_class.modules[inner.replace(f".{expert}.", ".*.")]
         modules = [theirs.replace("*", expert) for theirs in modules]
     else:
-        modules = of.modules[inner]
-    return tuple(f"{of.blocks}.{index}.{theirs}.{kind}" for theirs in modules)
+        modules = model_class.modules[inner]
+    return tuple(f"{model_class.blocks}.{index}.{theirs}.{kind}" for theirs in modules)
 
 
 def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
-    """The settings of transformers' configuration class: our sizes and arithmetic, no dropout, no
-    special ids.
-
-    Raises:
-        UsageError: no class has this model.
-    """
-    of, rope = architecture(config), {}
+    """Returns the settings of transformers' configuration class: our sizes and arithmetic, no
+    dropout, no special ids."""
+    model_class, rope = architecture(config), {}
     if config.position == "rope":  # as transformers 4 writes it, which 5 reads too
         scaling = {"rope_type": "llama3", "factor": config.rope_scaling, **LLAMA3_ROPE}
         rope = {"rope_theta": config.rope_theta}
@@ -135,16 +128,19 @@ def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
         width = getattr(config.experts, _WIDTH) or config.ffn_hidden
         balance = config.experts.moe_aux_loss_coeff / _balance_share(config)
         stated = asdict(config.experts) | {_WIDTH: width, _BALANCE: float(f"{balance:.12g}")}
-        experts = {theirs: stated[ours] for theirs, ours in of.experts.items()}
-        if _WIDTH not in of.experts.values():
+        experts = {theirs: stated[ours] for theirs, ours in model_class.experts.items()}
+        if _WIDTH not in model_class.experts.values():
             config = replace(config, ffn_hidden=width)
     return {
-        **{name: getattr(config, _DERIVED.get(ours, ours)) for name, ours in of.sizes.items()},
+        **{
+            name: getattr(config, _DERIVED.get(ours, ours))
+            for name, ours in model_class.sizes.items()
+        },
         **rope,
         **experts,
-        **{name: values[0] for name, values in of.arithmetic.items()},
-        **dict.fromkeys(of.biases, config.bias),
-        **dict.fromkeys(of.dropouts, 0.0),
+        **{name: values[0] for name, values in model_class.arithmetic.items()},
+        **dict.fromkeys(model_class.biases, config.bias),
+        **dict.fromkeys(model_class.dropouts, 0.0),
         "initializer_range": INIT_STD,
         "bos_token_id": None,
         "eos_token_id": None,
@@ -152,39 +148,44 @@ def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Architecture]:
-    """Our config of the model that a config.json, read from `path`, describes, and its class.
+    """Returns our config of the model that a config.json, read from `path`, describes, and its
+    class.
 
     Raises:
         UsageError: our GPT is not this model; it names the setting.
     """
     kind = described.get("model_type")
-    if (of := _READ.get(str(kind))) is None:
+    if (model_class := _READ.get(str(kind))) is None:
         known = ", ".join(_READ)
         raise UsageError(f"{path}: model_type {kind!r} is not one that our GPT can be: {known}")
-    named = {size: described[name] for name, size in of.aliases.items() if name in described}
-    values = of.absent | described | named
-    ours = dict(of.ours)
-    wrong = {name: values[name] for name in of.unset if values.get(name)}
-    for name, good in of.arithmetic.items():
+    named = {
+        size: described[name] for name, size in model_class.aliases.items() if name in described
+    }
+    values = model_class.absent | described | named
+    ours = dict(model_class.ours)
+    refused = {name: values[name] for name in model_class.unset if values.get(name)}
+    for name, good in model_class.arithmetic.items():
         if values.get(name, good[0]) not in good:
-            wrong[name] = values[name]
+            refused[name] = values[name]
     if any(each != "full_attention" for each in values.get("layer_types") or ()):
-        wrong["layer_types"] = values["layer_types"]
-    biases = {name: values.get(name, False) for name in of.biases}
+        refused["layer_types"] = values["layer_types"]
+    biases = {name: values.get(name, False) for name in model_class.biases}
     if len(set(map(str, biases.values()))) > 1:
-        wrong |= biases
-    for name, value in wrong.items():
-        has = " or ".join(map(str, of.arithmetic.get(name, ["no such thing in this class"])))
-        raise UsageError(f"{path}: {name} is {value!r:.60}, but our GPT has {has}")
-    for name, size in of.sizes.items():
+        refused |= biases
+    for name, value in refused.items():
+        accepted = " or ".join(
+            map(str, model_class.arithmetic.get(name, ["no such thing in this class"]))
+        )
+        raise UsageError(f"{path}: {name} is {value!r:.60}, but our GPT has {accepted}")
+    for name, size in model_class.sizes.items():
         if name not in values:
             raise UsageError(f"{path}: {name} is missing")
         ours[size] = 0 if values[name] is None else values[name]
-    if of.experts:
-        ours["experts"] = {size: values.get(name) for name, size in of.experts.items()}
+    if model_class.experts:
+        ours["experts"] = {size: values.get(name) for name, size in model_class.experts.items()}
     if biases:
-        ours["bias"] = biases[of.biases[0]]
-    if of.ours["position"] == "rope":
+        ours["bias"] = biases[model_class.biases[0]]
+    if model_class.ours["position"] == "rope":
         ours |= _rope(values, path)
     try:
         config = GPTConfig(**ours)
@@ -192,13 +193,13 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
             coefficient = config.experts.moe_aux_loss_coeff * _balance_share(config)
             experts = replace(config.experts, moe_aux_loss_coeff=coefficient)
             config = replace(config, experts=experts)
-        return config, of
+        return config, model_class
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
 def holds_weights(path: Path) -> bool:
-    """Whether training can start from a folder, which is a Hugging Face directory."""
+    """Returns whether training can start from a folder, which is a Hugging Face directory."""
     return "model_type" in read_json_if_whole(path / CONFIG)
 
 
@@ -213,16 +214,16 @@ def model_of(path: Path) -> GPTConfig:
 
 
 def _balance_share(config: GPTConfig) -> float:
-    """Our moe_aux_loss_coeff over transformers' router_aux_loss_coef. Its loss is the mean over
-    layers where ours is their sum, and it adds up the shares of a token's k choices, which makes it
-    k times as large (load_balancing_loss_func)."""
+    """Returns our moe_aux_loss_coeff over transformers' router_aux_loss_coef. Its loss is the mean
+    over layers where ours is their sum, and it adds up the shares of a token's k choices, which
+    makes it k times as large (load_balancing_loss_func)."""
     assert config.experts
     return config.experts.moe_router_topk / config.expert_layers
 
 
 def _rope(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """GPTConfig's rope_theta and rope_scaling, from either form: rope_theta beside rope_scaling, or
-    transformers 5's rope_parameters."""
+    """Returns GPTConfig's rope_theta and rope_scaling, from either form: rope_theta beside
+    rope_scaling, or transformers 5's rope_parameters."""
     stated = values.get("rope_scaling") or values.get("rope_parameters") or {}
     if not isinstance(stated, dict):
         raise UsageError(f"{path}: rotary positions must be an object, not {stated!r:.60}")

@@ -31,19 +31,16 @@ class HuggingFaceGPT(nn.Module):
 
     The class is a submodule called as its model_type is, so the parameters of a checkpoint are
     gpt2.transformer..., llama.model... .
-
-    Raises:
-        UsageError: no class has this model.
     """
 
     def __init__(self, config: GPTConfig, recompute: str = "none", end_of_text: int | None = None):
         super().__init__()
         self.config, self.end_of_text = config, end_of_text
-        of = architecture(config)
-        self.model_type, model = of.model_type, getattr(transformers, of.name)
+        hf_class = architecture(config)
+        self.model_type, model = hf_class.model_type, getattr(transformers, hf_class.name)
         settings = hugging_face_config(config) | {"use_cache": False}
         self.add_module(
-            of.model_type, model(transformers.AutoConfig.for_model(of.model_type, **settings))
+            self.model_type, model(transformers.AutoConfig.for_model(self.model_type, **settings))
         )
         if config.position == "rope":
             # DeepSpeed's zero.Init rounds what the class computes them from to 16 bits.
@@ -87,7 +84,7 @@ def _tokenizer_files(path: Path) -> list[Path]:
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """A Hugging Face tokenizer from a local folder or a `tokenizer.json`; never from a hub.
+    """Returns a Hugging Face tokenizer from a local folder or a `tokenizer.json`; never from a hub.
 
     Raises:
         UsageError: nothing there that transformers can read.
@@ -106,7 +103,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id that ends a text: the tokenizer's own, or GPT-2's `<|endoftext|>`."""
+    """Returns the id that ends a text: the tokenizer's own, or GPT-2's `<|endoftext|>`."""
     end = tokenizer.eos_token_id
     return tokenizer.get_vocab().get("<|endoftext|>") if end is None else end
 
@@ -114,7 +111,7 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def initialise(
     model: HuggingFaceGPT, seed: int, held: Callable[[nn.Parameter], Held] = undivided
 ) -> None:
-    """Give a HuggingFaceGPT the reference GPT's starting weights, in place."""
+    """Gives a HuggingFaceGPT the reference GPT's starting weights, in place."""
     config = model.config
     ours = {
         f"{model.model_type}.{theirs}": (name, part)

@@ -57,12 +57,8 @@ NO_TOKENIZER = Tokenizer()
 
 
 def to_hugging_face(config: GPTConfig, name: str, value: Tensor) -> list[Tensor]:
-    """A reference parameter (named `name`, whole) as transformers' class has it: one tensor for
-    each of `hugging_face_names`.
-
-    Raises:
-        UsageError: no class has this model.
-    """
+    """Returns a reference parameter (named `name`, whole) as transformers' class has it: one tensor
+    for each of `hugging_face_names`."""
     parts = [value]
     if ".attn.qkv." in name:
         group = value.unflatten(0, (config.kv_heads, -1, config.head_dim))
@@ -74,8 +70,8 @@ def to_hugging_face(config: GPTConfig, name: str, value: Tensor) -> list[Tensor]
 
 
 def _stored_rows(config: GPTConfig, name: str, rows: range) -> Iterator[tuple[int, range]]:
-    """Rows of a reference parameter in transformers' class: which of its `hugging_face_names`, and
-    the rows there, one range after the other."""
+    """Yields rows of a reference parameter in transformers' class: which of its
+    `hugging_face_names`, and the rows there, one range after the other."""
     if ".attn.qkv." not in name:
         yield 0, rows
         return
@@ -93,12 +89,12 @@ def _stored_rows(config: GPTConfig, name: str, rows: range) -> Iterator[tuple[in
 
 
 def from_hugging_face(config: GPTConfig, name: str, parts: list[Tensor]) -> Tensor:
-    """The inverse of `to_hugging_face`, without padded vocabulary rows."""
+    """Inverts `to_hugging_face`, without padded vocabulary rows."""
     return _box(config, name, (slice(None),), lambda part, box: parts[part][box])
 
 
 def _box(config: GPTConfig, name: str, box: Box, read: Callable[[int, Box], Tensor]) -> Tensor:
-    """A box of a reference parameter. read: gives one of a part of `hugging_face_names`."""
+    """Returns a box of a reference parameter. read: gives one of a part of `hugging_face_names`."""
     shape, (rows, *columns) = parameter_shapes(config)[name], box
     transposed, boxes = _is_transposed(config, name, len(shape)), []
     for part, stored in _stored_rows(config, name, range(shape[0])[rows]):
@@ -111,17 +107,17 @@ def _box(config: GPTConfig, name: str, box: Box, read: Callable[[int, Box], Tens
 
 
 def _group_rows(config: GPTConfig) -> list[int]:
-    """How many heads of queries, keys and values a group has."""
+    """Returns how many heads of queries, keys and values a group has."""
     return [config.n_head // config.kv_heads, 1, 1]
 
 
 def _is_transposed(config: GPTConfig, name: str, dims: int) -> bool:
-    """Whether the class stores a parameter transposed: a matrix of a block."""
+    """Returns whether the class stores a parameter transposed: a matrix of a block."""
     return name.startswith("blocks.") and dims == 2 and architecture(config).transposed
 
 
 def _their_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of transformers' class, in the order of our model."""
+    """Returns the names and shapes of transformers' class, in the order of our model."""
     shapes = {}
     for name, shape in parameter_shapes(config).items():
         parts = to_hugging_face(config, name, torch.empty(shape, device="meta"))
@@ -143,13 +139,16 @@ class HuggingFaceFolder:
 
     @property
     def bytes(self) -> int:
-        """Of its files."""
+        """The bytes of its files."""
         return sum(file.stat().st_size for file in {file for file, _ in self.stored.values()})
 
     def tensor(self, name: str, box: Box = (slice(None),)) -> Tensor:
-        """A parameter as the reference GPT has it, or a box of it; no other bytes are read."""
+        """Returns a parameter as the reference GPT has it, or a box of it; no other bytes are
+        read."""
         theirs = hugging_face_names(self.config, name)
-        return _box(self.config, name, box, lambda part, its: self._stored(theirs[part], its))
+        return _box(
+            self.config, name, box, lambda part, part_box: self._stored(theirs[part], part_box)
+        )
 
     def _stored(self, name: str, box: Box = (slice(None),)) -> Tensor:
         file, there = self.stored[name]
@@ -158,7 +157,7 @@ class HuggingFaceFolder:
 
 
 def open_hugging_face(source: Path) -> HuggingFaceFolder:
-    """Check that a directory's model is one that our GPT can be. Rows of the embedding beyond
+    """Checks that a directory's model is one that our GPT can be. Rows of the embedding beyond
     config.json's vocab_size are padding and are cut.
 
     Raises:
@@ -199,7 +198,7 @@ def open_hugging_face(source: Path) -> HuggingFaceFolder:
 
 
 def _files(source: Path) -> list[Path]:
-    """The one safetensors file, or the parts that an index names."""
+    """Returns the one safetensors file, or the parts that an index names."""
     if (source / TENSORS).exists() or not (source / _INDEX).exists():
         return [source / TENSORS]
     parts = read_json(source / _INDEX).get("weight_map")
@@ -209,7 +208,7 @@ def _files(source: Path) -> list[Path]:
 
 
 def _refuse_pickles(folder: Path) -> None:
-    """Raises: UsageError: no safetensors file there; where there are pickles, with what to do."""
+    """Refuses a folder without a safetensors file; where there are pickles, it says what to do."""
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)

@@ -26,12 +26,9 @@ def write_safetensors(
     metadata: dict[str, str] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Written:
-    """Write and sync `tensors`, in the order of `layout`, as one file.
+    """Writes and syncs `tensors`, in the order of `layout`, as one file.
 
     layout: name -> (dtype to store, shape). tick: called after each block of some megabytes.
-
-    Raises:
-        OSError: the disk does not take it.
     """
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0

@@ -20,13 +20,14 @@ MEASURED = 1024  # sequences whose documents are measured
 
 
 def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int) -> np.ndarray:
-    """Where each of the step's `global_batch` sequences starts, from (seed, step) alone."""
+    """Returns where each of the step's `global_batch` sequences starts, from (seed, step) alone."""
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
     return generator.integers(0, n_tokens - seq_len, size=global_batch)
 
 
 def batches(tokens: Tokens, spec: RunSpec, dp_rank: int, step: int) -> Iterator[Batch]:
-    """This dp rank's n_micro micro-batches of the step: (tokens, labels), [micro_batch, seq_len].
+    """Yields this dp rank's n_micro micro-batches of the step: (tokens, labels), [micro_batch,
+    seq_len].
 
     Micro-batch m is rows [m * dp * micro_batch, ...) of the step's global batch, dp ranks side by
     side, so every layout with the same global batch sees the same sequences.
@@ -39,9 +40,10 @@ def batches(tokens: Tokens, spec: RunSpec, dp_rank: int, step: int) -> Iterator[
 
 
 def attended_seq_len(tokens: Tokens, spec: RunSpec) -> float:
-    """The length of whole sequences in which attention would do as much work as in this run's
-    documents, where it ends with each: the mean over sequences of the sum of the squares of the
-    documents' lengths, over seq_len. It is measured on the sequences of the run's first steps."""
+    """Returns the length of whole sequences in which attention would do as much work as in this
+    run's documents, where it ends with each: the mean over sequences of the sum of the squares of
+    the documents' lengths, over seq_len. It is measured on the sequences of the run's first
+    steps."""
     global_batch, squares = spec.layout.global_batch, []
     for step in range(min(spec.steps, -(-MEASURED // global_batch))):
         for start in offsets(len(tokens.ids), spec.seq_len, global_batch, spec.seed, step):
@@ -52,9 +54,9 @@ def attended_seq_len(tokens: Tokens, spec: RunSpec) -> float:
 
 
 def unread(spec: RunSpec, stage: int, device: torch.device) -> Batch | None:
-    """What pipeline stage `stage` (from 0) takes in place of every micro-batch, made once on its
-    device: the stages between first and last read no tokens and no labels. None where this one
-    does; where documents end, all of them read the tokens."""
+    """Returns what pipeline stage `stage` (from 0) takes in place of every micro-batch, made once
+    on its device: the stages between first and last read no tokens and no labels. None where this
+    one does; where documents end, all of them read the tokens."""
     if stage in (0, spec.layout.pp - 1) or spec.end_of_text is not None:
         return None
     zeros_BS = torch.zeros(spec.layout.micro_batch, spec.seq_len, dtype=torch.int64, device=device)
@@ -63,7 +65,7 @@ def unread(spec: RunSpec, stage: int, device: torch.device) -> Batch | None:
 
 @contextmanager
 def ahead(items: Iterator[Any], device: torch.device) -> Iterator[Iterator[Any]]:
-    """What an iterator gives, each item made by a thread while the one before it is used.
+    """Yields what an iterator gives, each item made by a thread while the one before it is used.
 
     A step ends by waiting for the device. Without the thread the device would then wait for the
     next step's first batch. `device` is the one whose pinned memory the items are made in. What

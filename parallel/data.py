@@ -41,7 +41,8 @@ TEXT_KEY = "text"
 
 
 def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
-    """The standard library's own modules, in name order: a corpus that is on every machine."""
+    """Returns the standard library's own modules, in name order: a corpus that is on every
+    machine."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
     documents, total = [], 0
@@ -54,7 +55,7 @@ def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
 
 
 def _files(inputs: list[Path]) -> list[Path]:
-    """The files of the inputs; those of a folder in name order."""
+    """Returns the files of the inputs; those of a folder in name order."""
     files = [] if inputs else stdlib_documents()
     for path in inputs:
         if path.is_dir():
@@ -69,11 +70,7 @@ def _files(inputs: list[Path]) -> list[Path]:
 
 
 def _texts(files: Iterable[Path], text_key: str) -> Iterator[str]:
-    """The text of each document; an empty one, too.
-
-    Raises:
-        UsageError: a file cannot be read or is no UTF-8 text, or a line of a .jsonl file has none.
-    """
+    """Yields the text of each document; an empty one, too."""
     for file in files:
         try:
             with file.open("rb") as content:
@@ -101,7 +98,7 @@ def _decoded(content: bytes, where: str) -> str:
 
 
 def _text_of(line: bytes, text_key: str, where: str) -> str:
-    """The text of a line of a .jsonl file."""
+    """Returns the text of a line of a .jsonl file."""
     try:
         content = json.loads(line)[text_key].encode()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -159,7 +156,7 @@ def prepare(
     vocab_size: int = BPE_VOCAB,
     text_key: str = TEXT_KEY,
 ) -> dict:
-    """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
+    """Tokenizes documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
 
     All is written aside, and gets its name when it is whole. text_key: of the text in a line of a
     .jsonl file.
@@ -194,7 +191,7 @@ def prepare(
 
 
 def _write(folder: Path, files: list[Path], coder: Tokenizer, text_key: str, source: Any) -> dict:
-    """Fill the folder, meta.json last; the content of meta.json."""
+    """Fills the folder, meta.json last, and returns the content of meta.json."""
     dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
     every = round(1 / HELD_OUT)
     few = len(list(itertools.islice(filter(None, _texts(files, text_key)), every))) < every

@@ -20,7 +20,7 @@ class Foreign(NamedTuple):
     """A checkpoint: the full parameters and moments of our GPT, read one at a time.
 
     step: iterations done. adam_step: AdamW's steps, of which none was skipped.
-    kinds: ("param",), or manifest.KINDS where it has AdamW's moments.
+    kinds: ("param",), or contents.KINDS where it has AdamW's moments.
     tensor(name, kind): fp32, of `models.config.parameter_shapes`' name and shape.
     facts: "run", where it is from in words, for the manifest and train.log; perhaps "commit".
     """
@@ -34,15 +34,11 @@ class Foreign(NamedTuple):
 
 
 def read(path: Path, model: GPTConfig) -> Foreign:
-    """Open the newest checkpoint at a path, of whichever format.
-
-    Raises:
-        UsageError: no format knows it; or as that format's `read`.
-    """
+    """Opens the newest checkpoint at a path, of whichever format."""
     if newest := others_checkpoint(path):
         door = importlib.import_module(f"parallel.checkpoint.doors.{newest.form}")
         return door.read(newest.folder, model)
     if not path.exists():
         raise UsageError(f"{path} does not exist")
-    ours = "--load takes ours and Hugging Face's as they are"
-    raise UsageError(f"{path} is no torch_dist, DCP or DeepSpeed checkpoint; {ours}")
+    advice = "--load takes ours and Hugging Face's as they are"
+    raise UsageError(f"{path} is no torch_dist, DCP or DeepSpeed checkpoint; {advice}")

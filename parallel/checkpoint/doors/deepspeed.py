@@ -44,7 +44,7 @@ Runs = dict[str, list[dict[str, Tensor]]]
 
 
 def read(folder: Path, model: GPTConfig) -> Foreign:
-    """Open a checkpoint; one parameter at a time is read.
+    """Opens a checkpoint; one parameter at a time is read.
 
     Raises:
         UsageError: it is damaged, incomplete, without ZeRO, or not of such a model.
@@ -57,16 +57,16 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
             runs, step = _universal(folder / "zero", shapes)
         else:
             runs, step = _zero(folder, groups)
-        done, skipped = (state[f"{which}_steps"] for which in ("global", "skipped"))
+        done, skipped = (state[f"{word}_steps"] for word in ("global", "skipped"))
         adam_step = int(done - skipped if step is None else step)
     named = Named(model, {name: shapes[name] for name in runs}, folder)
     if named.repeated:  # DeepSpeed names a tied layer once
         raise UsageError(f"{folder} trains {named.repeated[0]}, which the model has tied")
-    runs_of_all = [run for its in runs.values() for run in its]
-    there = {kind: sum(kind in run for run in runs_of_all) for kind in KINDS}
-    if len({*there.values(), len(runs_of_all)}) > 1 and any(there[kind] for kind in KINDS[1:]):
-        raise UsageError(f"{folder} is incomplete: of {len(runs_of_all)} tensors it has {there}")
-    kinds = KINDS if there["exp_avg"] else KINDS[:1]
+    runs_of_all = [run for runs_of_one in runs.values() for run in runs_of_one]
+    stored = {kind: sum(kind in run for run in runs_of_all) for kind in KINDS}
+    if len({*stored.values(), len(runs_of_all)}) > 1 and any(stored[kind] for kind in KINDS[1:]):
+        raise UsageError(f"{folder} is incomplete: of {len(runs_of_all)} tensors it has {stored}")
+    kinds = KINDS if stored["exp_avg"] else KINDS[:1]
 
     def tensor(name: str, kind: str) -> Tensor:
         def whole(bare: str, _: int | None) -> Tensor:
@@ -81,7 +81,7 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
 
 
 def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
-    """What ZeRO's ranks hold between them, and AdamW's steps."""
+    """Returns what ZeRO's ranks hold between them, and AdamW's steps."""
     files = {int(re.findall(r"pp_rank_(\d+)", f.name)[0]): f for f in folder.glob(_RANKS)}
     ranks = [pickles.load(file)["optimizer_state_dict"] for _, file in sorted(files.items())]
     if not ranks:
@@ -90,13 +90,13 @@ def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
     if len(ranks) != (wanted := max(counts) if isinstance(counts, list) else counts):
         raise UsageError(f"{folder} has the states of {len(ranks)} ranks, saved were {wanted}")
     for rank, state in enumerate(ranks):
-        third = "fp32_flat_groups" in state
-        adam = state["optimizer_state_dict" if third else "base_optimizer_state"]
-        flats = state["fp32_flat_groups" if third else "single_partition_of_fp32_groups"]
+        stage_3 = "fp32_flat_groups" in state
+        adam = state["optimizer_state_dict" if stage_3 else "base_optimizer_state"]
+        flats = state["fp32_flat_groups" if stage_3 else "single_partition_of_fp32_groups"]
         for group, flat in enumerate(flats):
-            held = {"param": flat} | adam["state"].get(group, {})
-            step = held.get("step", adam["param_groups"][0].get("step"))
-            if third:  # each parameter is cut and padded
+            tensors = {"param": flat} | adam["state"].get(group, {})
+            step = tensors.get("step", adam["param_groups"][0].get("step"))
+            if stage_3:  # each parameter is cut and padded
                 at, places = 0, []
                 for name, shape in groups[group].items():
                     size, n = math.prod(shape), -(-math.prod(shape) // wanted)
@@ -106,18 +106,18 @@ def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
                 mappings = state["param_slice_mappings"][group].items()
                 places = [(name, run.start, run.numel) for name, run in mappings]
             for name, *place in places:
-                runs[name].append({k: held[k].narrow(0, *place) for k in KINDS if k in held})
+                runs[name].append({k: tensors[k].narrow(0, *place) for k in KINDS if k in tensors})
     return dict(runs), step
 
 
 def _universal(folder: Path, shapes: dict[str, tuple[int, ...]]) -> tuple[Runs, Any]:
-    """What the universal form holds, and AdamW's steps where each parameter has them. Stage 3's
-    parameters are flat; where `shapes` has none, theirs are added to it."""
+    """Returns what the universal form holds, and AdamW's steps where each parameter has them. Stage
+    3's parameters are flat; where `shapes` has none, theirs are added to it."""
     trained, runs, step = set(shapes), {}, None
-    for of in sorted(file.parent for file in folder.glob("*/fp32.pt")):
-        if trained and of.name not in trained:
+    for parameter_folder in sorted(file.parent for file in folder.glob("*/fp32.pt")):
+        if trained and parameter_folder.name not in trained:
             continue  # a buffer, or the output layer's second name
-        stored = {file.stem: pickles.load(file) for file in of.glob("*.pt")}
+        stored = {file.stem: pickles.load(file) for file in parameter_folder.glob("*.pt")}
         step = stored.pop("step", None)
         values = {
             kind: content["param"] if isinstance(content, dict) else content
@@ -125,13 +125,13 @@ def _universal(folder: Path, shapes: dict[str, tuple[int, ...]]) -> tuple[Runs, 
             if (content := stored.get(name)) is not None
         }
         if values["param"].dim() > 1 or not trained:  # whole, where tp ranks have parts
-            shapes[of.name] = tuple(values["param"].shape)
-        runs[of.name] = [{kind: value.flatten() for kind, value in values.items()}]
+            shapes[parameter_folder.name] = tuple(values["param"].shape)
+        runs[parameter_folder.name] = [{kind: value.flatten() for kind, value in values.items()}]
     return runs, step
 
 
 def write(out: Path, foreign: Foreign) -> None:
-    """Write the universal form, which DeepSpeed's engines load at any stage and number of ranks,
+    """Writes the universal form, which DeepSpeed's engines load at any stage and number of ranks,
     with our names and the padded vocabulary of one tp rank.
 
     Raises:

@@ -23,14 +23,14 @@ Shape = tuple[int, ...]
 
 
 def _half(which: int, parts: list[Tensor]) -> Tensor:
-    """The gate (0) or up (1) of a gated model's fc1."""
+    """Returns the gate (0) or up (1) of a gated model's fc1."""
     return parts[0].chunk(2)[which]
 
 
 class Parts(NamedTuple):
     """Others' tensors that make one of ours.
 
-    join: what makes it, of them. layer: which one of a tensor that has all layers, stacked.
+    join makes ours of theirs. layer: the index into a tensor that has all layers, stacked.
     """
 
     names: tuple[str, ...]
@@ -47,8 +47,8 @@ def _hugging_face(config: GPTConfig, name: str) -> Iterator[Parts]:
 
 
 def megatron(form: str, config: GPTConfig, name: str) -> Iterator[Parts]:
-    """form: "stacked", all layers in one tensor; "layers"; or "hybrid", where attention and MLP
-    are layers of their own."""
+    """Yields megatron-core's ways to store a parameter of ours. form: "stacked", all layers in one
+    tensor; "layers"; or "hybrid", where attention and MLP are layers of their own."""
     if not name.startswith("blocks."):
         yield from (Parts((theirs,)) for theirs, ours in MEGATRON_TOP.items() if ours == name)
         return
@@ -81,43 +81,44 @@ class Named:
     def __init__(self, config: GPTConfig, shapes: Mapping[str, Shape], where: object):
         self.config, wanted = config, parameter_shapes(config)
         tried = [self._find(dialect, shapes, wanted) for dialect in _DIALECTS]
-        self.prefix, ways = max(tried, key=lambda each: len(each[1]))
-        self.parts = {name: its[0] for name, its in ways.items()}
+        self.prefix, ways_by_name = max(tried, key=lambda each: len(each[1]))
+        self.parts = {name: ways[0] for name, ways in ways_by_name.items()}
 
         def empty(name: str, layer: int | None) -> Tensor:
             shape = shapes[self.prefix + name][layer is not None :]
             return torch.empty(shape, device="meta")
 
-        there = {name: tuple(self.tensor(name, empty).shape) for name in self.parts}
-        used = {self.prefix + n for its in ways.values() for parts in its for n in parts.names}
+        found = {name: tuple(self.tensor(name, empty).shape) for name in self.parts}
+        every = [parts for ways in ways_by_name.values() for parts in ways]
+        used = {self.prefix + name for parts in every for name in parts.names}
         self.repeated = [n for n in _REPEATED if config.tied and self.prefix + n in shapes]
         used |= {self.prefix + name for name in self.repeated}
-        there |= {n: shapes[n] for n in shapes if n.startswith(self.prefix) and n not in used}
-        if problems := differing(there, wanted):
+        found |= {n: shapes[n] for n in shapes if n.startswith(self.prefix) and n not in used}
+        if problems := differing(found, wanted):
             raise UsageError(f"{where} does not hold this model: {problems}")
 
     def _find(
         self, dialect: Callable, shapes: Mapping[str, Shape], wanted: Mapping[str, Shape]
     ) -> tuple[str, dict[str, list[Parts]]]:
-        """What stands before all names, and the ways in which our parameters are there."""
+        """Returns what stands before all names, and the ways in which our parameters are stored."""
         try:
-            ways = {name: list(dialect(self.config, name)) for name in wanted}
+            ways_by_name = {name: list(dialect(self.config, name)) for name in wanted}
         except UsageError:  # no class of Hugging Face's has this model
             return "", {}
-        (first,) = ways["embedding.word.weight"][0].names
-        named = (name for name in shapes if f".{name}".endswith(f".{first}"))
-        prefix = next(named, first).removesuffix(first)
+        (first,) = ways_by_name["embedding.word.weight"][0].names
+        prefixed = (name for name in shapes if f".{name}".endswith(f".{first}"))
+        prefix = next(prefixed, first).removesuffix(first)
 
         def stored(parts: Parts) -> bool:
-            those = [shapes.get(prefix + name) for name in parts.names]
-            return all(those) and (parts.layer is None or those[0][0] == self.config.n_layer)
+            theirs = [shapes.get(prefix + name) for name in parts.names]
+            return all(theirs) and (parts.layer is None or theirs[0][0] == self.config.n_layer)
 
-        there = {name: list(filter(stored, its)) for name, its in ways.items()}
-        return prefix, {name: its for name, its in there.items() if its}
+        found = {name: list(filter(stored, ways)) for name, ways in ways_by_name.items()}
+        return prefix, {name: ways for name, ways in found.items() if ways}
 
     def tensor(self, name: str, read: Callable[[str, int | None], Tensor]) -> Tensor:
-        """A parameter of ours in fp32, without rows that pad the vocabulary; `read` gives one of
-        theirs, or a layer of it, by its name without `prefix`."""
+        """Returns a parameter of ours in fp32, without rows that pad the vocabulary; `read` gives
+        one of theirs, or a layer of it, by its name without `prefix`."""
         parts = self.parts[name]
         value = parts.join([read(n, parts.layer) for n in parts.names]).float()
         return value[: self.config.vocab_size] if name in WITH_VOCABULARY else value

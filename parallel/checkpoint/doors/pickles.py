@@ -47,7 +47,7 @@ _KNOWN |= {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dty
 
 
 def _known(path: str) -> Any:
-    """What stands for a class in a pickle; None where it is to be refused."""
+    """Returns what stands for a class in a pickle; None where it is to be refused."""
     return Inert if path.startswith(_INERT) else _KNOWN.get(path)
 
 
@@ -62,36 +62,36 @@ class _Unpickler(pickle.Unpickler):
 
 @contextlib.contextmanager
 def understood(path: Path, otherwise: str = "cannot be read") -> Iterator[None]:
-    """Raises: UsageError: a class is refused, named; or for any other exception inside."""
+    """Turns any exception inside into a UsageError, which names a class that is refused."""
     try:
         yield
     except UsageError:
         raise
     except pickle.UnpicklingError as error:
-        what = str(error).partition("\n")[0]
+        name = str(error).partition("\n")[0]
         raise UsageError(
-            f"{path} is refused: it holds {what:.80}, and reading that may run code; save tensors,"
+            f"{path} is refused: it holds {name:.80}, and reading that may run code; save tensors,"
             " numbers and texts alone"
         ) from error
     except Exception as error:  # of damaged bytes, whatever they spell
-        what = f"{type(error).__name__} {error!s:.80}"
-        raise UsageError(f"{path} {otherwise}: {what}") from error
+        reason = f"{type(error).__name__} {error!s:.80}"
+        raise UsageError(f"{path} {otherwise}: {reason}") from error
 
 
 def read_table(path: Path) -> Any:
-    """A plain pickle without tensors, as torch's .metadata. Raises: UsageError: as `understood`."""
+    """Returns the content of a plain pickle without tensors, as torch's .metadata is."""
     with understood(path):
         return _Unpickler(io.BytesIO(path.read_bytes())).load()
 
 
 def write_table(path: Path, content: Any) -> None:
-    """Write a plain pickle and sync it. Raises: OSError: the disk does not take it."""
+    """Writes a plain pickle and syncs it."""
     write_blocks(path, [pickle.dumps(content)])
 
 
 def load(path: Path, begin: int = 0, size: int | None = None) -> Any:
-    """What torch.save wrote, on the CPU: a file, whose tensors' bytes are read when they are used;
-    or `size` bytes of it. Raises: UsageError: as `understood`."""
+    """Returns what torch.save wrote, on the CPU: a file, whose tensors' bytes are read when they
+    are used; or `size` bytes of it."""
     with understood(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of another pickle protocol
         content: Any = path
@@ -100,9 +100,7 @@ def load(path: Path, begin: int = 0, size: int | None = None) -> Any:
                 stream.seek(begin)
                 content = io.BytesIO(stream.read(size))
         with zipfile.ZipFile(content) as archive:  # torch does not compare its checksums
-            has_checksums = any(
-                entry.CRC for entry in archive.infolist()
-            )  # torch can leave them out
+            has_checksums = any(entry.CRC for entry in archive.infolist())  # not written by all
             if has_checksums and (wrong := archive.testzip()) is not None:
                 raise UsageError(f"{path} is damaged: {wrong} has another checksum")
         if size is not None:

@@ -67,15 +67,14 @@ class _Store:
                 self.places[index.fqn][tuple(getattr(index, "offset", None) or ())] = place
 
     def load(self, name: str, offset: Shape = ()) -> Any:
-        """A box of a tensor, or an object. Raises: UsageError: it is damaged, or may run code."""
+        """Returns a box of a tensor, or an object."""
         with pickles.understood(self.folder):
             place = self.places[name][offset]
             file = self.folder / Path(place.relative_path).name
             return pickles.load(file, place.offset, place.length)
 
     def tensor(self, name: str, layer: int | None = None) -> Tensor:
-        """A full tensor, or one layer of a stacked one. Raises: UsageError: it is not there whole,
-        or as `load`."""
+        """Returns a full tensor, or one layer of a stacked one, where all of it is stored."""
         value, filled = torch.zeros(self.shapes[name][layer is not None :]), 0
         for offset, shape in self._parts[name]:
             where = [slice(o, o + n) for o, n in zip(offset, shape, strict=True)]
@@ -94,7 +93,7 @@ class _Store:
 
 
 def read(folder: Path, model: GPTConfig) -> Foreign:
-    """Raises: UsageError: it is damaged, or of another model."""
+    """Opens a checkpoint of torch_dist or DCP; one parameter at a time is read."""
     store = _Store(folder)
     common = _read_common(store)
     _check(common.args, model, folder)
@@ -108,7 +107,8 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     names = [name for parts in named.parts.values() for name in parts.names]
 
     def key_of(kind: str, name: str) -> str | None:
-        """Where it is stored; a state's name may be without what stands before the weights'."""
+        """Returns where it is stored; a state's name may be without what stands before the
+        weights'."""
         full = named.prefix + name
         key = states.get((kind, full)) or states.get((kind, name))
         return key or (full if kind == "param" else None)
@@ -146,7 +146,7 @@ class _Common(NamedTuple):
 
 
 def _read_common(store: _Store) -> _Common:
-    """Raises: UsageError: it is damaged, may run code, or is not as megatron-core saves it."""
+    """Reads what is stored beside tensors."""
     path, common = store.folder / _COMMON, {}
     with pickles.understood(path, _OTHER):
         if path.is_file():
@@ -162,7 +162,8 @@ def _read_common(store: _Store) -> _Common:
 
 
 def _adam_steps(stored: Any) -> Iterator[int]:
-    """What an optimizer states of AdamW's steps, in its parameter groups or beside the moments."""
+    """Yields what an optimizer states of AdamW's steps, in its parameter groups or beside the
+    moments."""
     if isinstance(stored, dict):
         yield from (int(stored[key]) for key in ("step", "common_step") if stored.get(key))
         stored = list(stored.values())
@@ -171,7 +172,7 @@ def _adam_steps(stored: Any) -> Iterator[int]:
 
 
 def _check(args: dict[str, Any], model: GPTConfig, folder: Path) -> None:
-    """Raises: UsageError: Megatron-LM's arguments say else of what no name or shape shows."""
+    """Refuses a model that differs from Megatron-LM's arguments in what no name or shape shows."""
     scaled = model.rope_scaling != 1.0
     wanted: dict[str, Any] = {
         **dict.fromkeys(("num_experts", "window_size"), None),
@@ -194,11 +195,7 @@ def _check(args: dict[str, Any], model: GPTConfig, folder: Path) -> None:
 
 
 def write(out: Path, foreign: Foreign, form: str) -> None:
-    """Write a checkpoint as Megatron-LM lays out its folder; form: see names.megatron.
-
-    Raises:
-        UsageError: it cannot be written; nothing is left behind.
-    """
+    """Writes a checkpoint as Megatron-LM lays out its folder; form: see names.megatron."""
     with new_folder(out) as aside:
         folder = aside / f"iter_{foreign.step:07d}"
         folder.mkdir()
@@ -211,7 +208,7 @@ def write(out: Path, foreign: Foreign, form: str) -> None:
 
 
 def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
-    """Write a file for each tensor. The fp32 weights stand once, under all names under which a
+    """Writes a file for each tensor. The fp32 weights stand once, under all names under which a
     loader asks."""
     stored, places = {}, {}
 
@@ -250,8 +247,8 @@ def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
 
 
 def _optimizers(foreign: Foreign) -> dict[str, Any]:
-    """What megatron-core's optimizers ask for beside tensors, of mixed precision and of fp32.
-    Settings that an imported checkpoint does not state are a run's defaults."""
+    """Returns what megatron-core's optimizers ask for beside tensors, of mixed precision and of
+    fp32. Settings that an imported checkpoint does not state are a run's defaults."""
     spec, step = DEFAULTS | foreign.facts["spec"], foreign.adam_step
     group = {"is_expert_parallel": False, "is_decoupled_lr": False, "default_config": True}
     group |= {"lr_mult": 1.0, "max_lr": spec["lr"], "min_lr": None, "lr": spec["lr"]}
