@@ -1,6 +1,10 @@
 """The engines: what each must do, and how to load one by name. Torch-free.
 
 An engine knows only how to run a step. Loop, clock, log line and run folder are trainer.py's.
+Read ddp.py and reference.py first, the shortest, then optim.py and clipping.py, which all share.
+megatron.py and deepspeed_pipe.py build their models with layers.py, whose configuration is
+megatron_config.py's and whose weights are reference_values.py's. The others are the machine's:
+devices.py, kernels.py, cpu.py.
 """
 
 import contextlib

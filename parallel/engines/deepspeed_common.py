@@ -17,7 +17,7 @@ from models import gpt
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.run_spec import RunSpec
-from parallel.engines import Batch, StepResult, cpu, optim
+from parallel.engines import Batch, StepResult, clipping, cpu, optim
 
 os.environ.setdefault("DS_LOG_LEVEL", "error")
 if not torch.cuda.is_available():
@@ -128,40 +128,6 @@ def clips_itself(spec: RunSpec) -> bool:
     return spec.precision in ("fp32", "fp16") and spec.layout.zero_stage == 0
 
 
-class ClippingAdamW(torch.optim.AdamW):
-    """AdamW that measures and clips the global gradient norm first (see `clips_itself`).
-
-    counts(p): whether this rank's copy of p enters the norm. group: the ranks whose parts make one
-    model; None where this rank has all of it.
-    """
-
-    def __init__(self, *args: Any, spec: RunSpec, counts: Callable, group: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.spec, self.group = spec, group
-        # By position: in fp16 DeepSpeed puts fp32 copies in the place of the parameters, and those
-        # have not the attributes that `counts` reads.
-        self.counted = [counts(p) for group in self.param_groups for p in group["params"]]
-        # Where DeepSpeed's engine looks. A tensor: reading it here would wait for the device.
-        self._global_grad_norm: torch.Tensor | None = None
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        grads = [
-            p.grad
-            for p, counts_here in zip(parameters, self.counted, strict=True)
-            if counts_here and p.grad is not None
-        ]
-        none = [torch.zeros((), device=parameters[0].device)]
-        # One list of operations for all gradients, not two for each.
-        total = torch.stack(torch._foreach_norm(grads or none, dtype=torch.float32)).square().sum()
-        if self.group is not None:
-            dist.all_reduce(total, group=self.group)
-        self._global_grad_norm = total.sqrt()
-        optim.clip_gradients(parameters, self.spec, self._global_grad_norm)
-        super().step(closure)
-
-
 def optimizer(
     parameters: Iterable[nn.Parameter],
     spec: RunSpec,
@@ -172,7 +138,7 @@ def optimizer(
     if not clips_itself(spec):
         return optim.adamw(parameters, spec)
     return optim.adamw(
-        parameters, spec, partial(ClippingAdamW, spec=spec, counts=counts, group=group)
+        parameters, spec, partial(clipping.ClippingAdamW, spec=spec, counts=counts, group=group)
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.run_spec import RunSpec
-from parallel.engines import Batch, StepResult, layers, megatron_config, optim
+from parallel.engines import Batch, StepResult, clipping, layers, megatron_config, optim
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import compute_dtype, packs_documents
 from parallel.engines.megatron_versions import batch_on_this_cp_rank
@@ -28,7 +28,10 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import local_multi_tensor_l2_norm
 
 if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:  # no Transformer Engine and no apex
-    clip_grads.l2_norm_impl, clip_grads.multi_tensor_scale_impl = optim.whole_norm, optim.scale
+    clip_grads.l2_norm_impl, clip_grads.multi_tensor_scale_impl = (
+        clipping.whole_norm,
+        clipping.scale,
+    )
 
 
 class MegatronEngine:

@@ -1,5 +1,5 @@
-"""What is the same in every engine: the mean loss of all ranks, decay groups, AdamW, clipping, the
-learning-rate schedule."""
+"""What is the same in every engine: the mean loss of all ranks, decay groups, AdamW, the
+learning-rate schedule, fp16's loss scale. Gradients are clipped in clipping.py."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -114,25 +114,6 @@ def fuse(adam: torch.optim.Optimizer) -> None:
     if isinstance(adam, torch.optim.Adam):
         for settings in (adam.defaults, *adam.param_groups):
             settings["fused"] = True
-
-
-def whole_norm(_: int, __: Tensor, tensors: list[list[Tensor]], *___: Any) -> tuple[Tensor, None]:
-    """The L2 norm, fp32 [1], of all tensors of a list in one, in the place of megatron-core's,
-    which reads the norm of each: a wait for the device with every one."""
-    norms = torch.stack(torch._foreach_norm(tensors[0]))
-    return torch.linalg.vector_norm(norms).reshape(1), None
-
-
-def scale(_: int, __: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
-    """Multiply all tensors of a list in one, in the place of megatron-core's."""
-    torch._foreach_mul_(tensors[0], factor)
-
-
-def clip_gradients(parameters: Iterable[Tensor], spec: RunSpec, norm: Tensor) -> None:
-    """Scale the gradients so that their whole L2 norm, which is `norm` now, is the run's clip_grad
-    at most."""
-    if spec.clip_grad:
-        nn.utils.clip_grads_with_norm_(parameters, spec.clip_grad, norm)
 
 
 def set_lr(groups: Iterable[dict], lr: float) -> None:

@@ -15,7 +15,7 @@ from models import gpt
 from models.config import GPTConfig, parameter_shapes
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.run_spec import RunSpec
-from parallel.engines import Batch, StepResult, optim
+from parallel.engines import Batch, StepResult, clipping, optim
 from parallel.measure.ranges import region
 
 
@@ -140,7 +140,7 @@ class DataParallelEngine:
         with region("optimizer"):
             self.scaler.unscale_(self.optimizer)
             norm = self.grad_norm()
-            optim.clip_gradients(self.parameters, self.spec, norm)
+            clipping.clip_gradients(self.parameters, self.spec, norm)
             optim.set_lr(self.optimizer.param_groups, lr)
             self.scaler.step(self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)

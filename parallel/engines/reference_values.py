@@ -5,7 +5,6 @@ import math
 import re
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from models import gpt
@@ -13,6 +12,7 @@ from models.config import parameter_shapes
 from models.megatron_names import MEGATRON_LAYER
 from parallel.checkpoint.contents import is_split
 from parallel.config.run_spec import RunSpec
+from parallel.engines.clipping import summed_over
 from parallel.engines.cpu import import_megatron
 
 import_megatron()
@@ -64,14 +64,8 @@ def reference_value(
         tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
     of_heads = names[0].split(".")[-2] in ("q_norm", "k_norm")
     if of_heads and tp > 1 and spec.engine != "megatron":  # there megatron-core does it
-        parameter.register_hook(_sum_over_tp)
+        parameter.register_hook(summed_over(group))
     return values[0] if len(values) == 1 else torch.cat(values)
-
-
-def _sum_over_tp(gradient: Tensor) -> Tensor:
-    """The gradient of a whole parameter that each tp rank applies to its own heads."""
-    dist.all_reduce(total := gradient.clone(), group=tp_group())
-    return total
 
 
 def layer_value(

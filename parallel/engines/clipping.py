@@ -1,0 +1,75 @@
+"""A gradient between backward and AdamW: its sum over ranks, its norm, its clipping."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parallel.config.run_spec import RunSpec
+
+
+def summed_over(group: Any) -> Callable[[Tensor], Tensor]:
+    """Returns a hook of a parameter that each rank of the group has whole and applies to a part of
+    its own (a norm of heads, to its heads): their gradients are summed."""
+
+    def sum_over_ranks(gradient: Tensor) -> Tensor:
+        dist.all_reduce(total := gradient.clone(), group=group)
+        return total
+
+    return sum_over_ranks
+
+
+def whole_norm(_: int, __: Tensor, tensors: list[list[Tensor]], *___: Any) -> tuple[Tensor, None]:
+    """The L2 norm, fp32 [1], of all tensors of a list in one, in the place of megatron-core's,
+    which reads the norm of each: a wait for the device with every one."""
+    norms = torch.stack(torch._foreach_norm(tensors[0]))
+    return torch.linalg.vector_norm(norms).reshape(1), None
+
+
+def scale(_: int, __: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
+    """Multiply all tensors of a list in one, in the place of megatron-core's."""
+    torch._foreach_mul_(tensors[0], factor)
+
+
+def clip_gradients(parameters: Iterable[Tensor], spec: RunSpec, norm: Tensor) -> None:
+    """Scale the gradients so that their whole L2 norm, which is `norm` now, is the run's clip_grad
+    at most."""
+    if spec.clip_grad:
+        nn.utils.clip_grads_with_norm_(parameters, spec.clip_grad, norm)
+
+
+class ClippingAdamW(torch.optim.AdamW):
+    """AdamW that measures and clips the global gradient norm first, where DeepSpeed is wrong (see
+    deepspeed_common.clips_itself).
+
+    counts(p): whether this rank's copy of p enters the norm. group: the ranks whose parts make one
+    model; None where this rank has all of it.
+    """
+
+    def __init__(self, *args: Any, spec: RunSpec, counts: Callable, group: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.spec, self.group = spec, group
+        # By position: in fp16 DeepSpeed puts fp32 copies in the place of the parameters, and those
+        # have not the attributes that `counts` reads.
+        self.counted = [counts(p) for group in self.param_groups for p in group["params"]]
+        # Where DeepSpeed's engine looks. A tensor: reading it here would wait for the device.
+        self._global_grad_norm: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        grads = [
+            p.grad
+            for p, counts_here in zip(parameters, self.counted, strict=True)
+            if counts_here and p.grad is not None
+        ]
+        none = [torch.zeros((), device=parameters[0].device)]
+        # One list of operations for all gradients, not two for each.
+        total = torch.stack(torch._foreach_norm(grads or none, dtype=torch.float32)).square().sum()
+        if self.group is not None:
+            dist.all_reduce(total, group=self.group)
+        self._global_grad_norm = total.sqrt()
+        clip_gradients(parameters, self.spec, self._global_grad_norm)
+        super().step(closure)
