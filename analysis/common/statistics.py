@@ -24,12 +24,12 @@ class Estimate(NamedTuple):
 
 
 def are_pairs(a: Sequence[int | None], b: Sequence[int | None]) -> bool:
-    """Whether two sides' runs, by the numbers of their repeats, ran in turns: A B A B."""
+    """Returns whether two sides' runs, by the numbers of their repeats, ran in turns: A B A B."""
     return bool(a) and list(a) == list(b) and None not in a and len(set(a)) == len(a)
 
 
 def ratio_of_medians(a: Sequence[float], b: Sequence[float], paired: bool = False) -> Estimate:
-    """The median of a over the median of b, and `log_ratio`'s interval of it.
+    """Returns the median of a over the median of b, and `log_ratio`'s interval of it.
 
     Where noise is symmetric in logarithms, the ratio of medians and that of means are one number,
     so the interval is of both. It is widened where it does not hold the ratio of these medians.
@@ -41,7 +41,7 @@ def ratio_of_medians(a: Sequence[float], b: Sequence[float], paired: bool = Fals
 
 
 def log_ratio(a: Sequence[float], b: Sequence[float], paired: bool = False) -> Estimate:
-    """ln(a/b) of two sides' times, two or more runs each, with Student's t interval.
+    """Returns ln(a/b) of two sides' times, two or more runs each, with Student's t interval.
 
     `paired`: a[i] and b[i] ran one after the other (A B A B), so what drifts slowly cancels in each
     pair. Otherwise Welch's unequal variances (Welch 1947). Logarithms, because speeds differ by

@@ -28,7 +28,7 @@ class Column:
 
     seldom: not printed where no row has a value. long: how a terminal shows sentences ("below" or
     "word", see terminal.py); "" for names and numbers. asked: printed where --columns names it
-    alone. tells: the columns whose dashes and doubts this one's cells explain, row by row.
+    alone. explains: the columns whose dashes and doubts this one's cells explain, row by row.
     """
 
     key: str
@@ -37,11 +37,11 @@ class Column:
     seldom: bool = False
     long: str = ""
     asked: bool = False
-    tells: tuple[str, ...] = ()
+    explains: tuple[str, ...] = ()
 
 
 def by_key(keys: Iterable[str], spec: str = "", seldom: bool = False) -> list[Column]:
-    """Columns whose headings are their keys."""
+    """Returns columns whose headings are their keys."""
     return [Column(key, key, spec, seldom) for key in keys]
 
 
@@ -52,7 +52,7 @@ class Table:
 
     Below them stands why a row's values are unknown and what is doubtful about some, which are
     marked: its `missing` and its `doubtful`, each a reason by column, "" for none. They are printed
-    where the column is and no other one `tells` it. chosen: the columns were named, so JSON has
+    where the column is and no other one `explains` it. chosen: the columns were named, so JSON has
     nothing else.
     """
 
@@ -65,14 +65,15 @@ class Table:
 
     @property
     def shown(self) -> list[Column]:
-        """The columns without those that are asked for, or seldom known and here in no row."""
+        """Returns the columns without those that are asked for, or seldom known and here in no
+        row."""
         filled = {c.key for c in self.columns for row in self.rows if row.get(c.key) is not None}
         return [c for c in self.columns if not c.asked and (not c.seldom or c.key in filled)]
 
     @property
     def below(self) -> list[str]:
-        """Every note, each one line."""
-        explained = {key for column in self.shown for key in column.tells}
+        """Returns every note, each one line."""
+        explained = {key for column in self.shown for key in column.explains}
         columns = [column for column in self.shown if column.key not in explained]
         runs: dict[str, list[str]] = defaultdict(list)
         for row in self.rows:
@@ -96,7 +97,7 @@ class Table:
         ]
 
     def render(self, format: str = "text") -> str:
-        """The table as a string that ends with a newline."""
+        """Returns the table as a string that ends with a newline."""
         if format == "json":
             return json_objects(_objects(self))
         return {"text": _text, "markdown": _markdown, "csv": _csv}[format](self)
@@ -108,17 +109,17 @@ class Table:
         ]
 
     def is_numeric(self, column: Column) -> bool:
-        """Whether a column has numbers alone."""
+        """Returns whether a column has numbers alone."""
         kinds = (int, float, type(None))
         return bool(column.spec) or all(isinstance(r.get(column.key), kinds) for r in self.rows)
 
     def fitted(self, width: int) -> str:
-        """The table as text for a terminal of `width` columns."""
+        """Returns the table as text for a terminal of `width` columns."""
         return terminal.fit(printable(self.title), self.shown_texts, self.below, width)
 
 
 def cell(value: Any, spec: str = "") -> str:
-    """A value as it is printed: unknown is `-`, never a guess."""
+    """Returns A value as it is printed: unknown is `-`, never a guess."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return UNKNOWN
     if isinstance(value, list):
@@ -139,7 +140,7 @@ def _text(table: Table) -> str:
 
 
 def no_html(text: str) -> str:
-    """Text for Markdown in which a name is no tag, no link and no picture."""
+    """Returns text for Markdown in which a name is no tag, no link and no picture."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("](", "&#93;(")
 
 
@@ -170,7 +171,7 @@ def _csv(table: Table) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """The value, with a ' before words that a spreadsheet would take for a formula."""
+    """Returns the value, with a ' before words that a spreadsheet would take for a formula."""
     if value is None or isinstance(value, (bool, int, float)):
         return "" if value is None else value
     text = cell(value)
@@ -187,7 +188,7 @@ def _objects(table: Table) -> list[dict[str, Any]]:
 
 
 def json_objects(rows: list[dict[str, Any]]) -> str:
-    """A JSON list, one object a line; what is not a finite number is null."""
+    """Returns A JSON list, one object a line; what is not a finite number is null."""
     return "[\n" + ",\n".join(json.dumps(finite(row)) for row in rows) + "\n]\n"
 
 
@@ -208,8 +209,8 @@ def add_table_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
-    """The tables with these columns alone, named by key or heading; a table that has none of them
-    is left out.
+    """Returns the tables with these columns alone, named by key or heading; a table that has none
+    of them is left out.
 
     Raises:
         UsageError: no table has such a column; it names those that there are.

@@ -30,8 +30,9 @@ class Shown:
 
 
 def who(names: list[str], total: int, n: int | None = None) -> str:
-    """Which of `total` runs a note is about: all, their names, or of many how many, and the first
-    ones; `--format json` says it of each run. n: how many, where only the first ones are named."""
+    """Returns which of `total` runs a note is about: all, their names, or of many how many, and the
+    first ones; `--format json` says it of each run. n: how many, where only the first ones are
+    named."""
     n = len(names) if n is None else n
     if n == total > 1:
         return "all"
@@ -41,7 +42,7 @@ def who(names: list[str], total: int, n: int | None = None) -> str:
 
 
 def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:
-    """The table in lines of at most `width` characters; the first column names the rows."""
+    """Returns the table in lines of at most `width` characters; the first column names the rows."""
     width = max(width, NARROWEST)
     names, *rest = columns
     same = [c for c in rest if len(c.cells) > 1 and len(set(c.cells)) == 1 and not c.long]
@@ -67,12 +68,12 @@ def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """A sentence in lines; all but the first are indented."""
+    """Returns A sentence in lines; all but the first are indented."""
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def cut(text: str, size: int) -> str:
-    """The text in `size` characters: its beginning and its end, with … between them."""
+    """Returns the text in `size` characters: its beginning and its end, with … between them."""
     if len(text) <= size:
         return text
     tail = (size - 1) // 2
@@ -80,7 +81,8 @@ def cut(text: str, size: int) -> str:
 
 
 def cut_apart(cells: list[str], size: int) -> list[str]:
-    """The cells in `size` characters; different ones that would look the same get #1, #2 ..."""
+    """Returns the cells in `size` characters; different ones that would look the same get #1, #2
+    ..."""
     texts: dict[str, list[str]] = {}
     for text in dict.fromkeys(cells):
         texts.setdefault(cut(text, size), []).append(text)
@@ -93,16 +95,17 @@ def cut_apart(cells: list[str], size: int) -> list[str]:
 
 
 def _below(names: list[str], column: Shown, width: int) -> list[str]:
-    """One sentence for each row that has one; rows with the same sentence stand together."""
-    told: dict[str, list[str]] = {}
+    """Returns one sentence for each row that has one; rows with the same sentence stand
+    together."""
+    rows: dict[str, list[str]] = {}
     for name, text in zip(names, column.cells, strict=True):
         if text not in ("", "-") and (column.long == "below" or ": " in text):
-            told.setdefault(text, []).append(name)
+            rows.setdefault(text, []).append(name)
     total = len(column.cells)
     return [
         line
-        for text, some in told.items()
-        for line in wrapped(f"{who(some, total)}: {text}", width)
+        for text, row_names in rows.items()
+        for line in wrapped(f"{who(row_names, total)}: {text}", width)
     ]
 
 
@@ -114,8 +117,8 @@ class _Block(NamedTuple):
 
 
 def _blocks(columns: list[Shown], width: int) -> list[_Block]:
-    """The columns in as few blocks as fit; each begins with the first column. A text takes a third
-    of the width at most."""
+    """Returns the columns in as few blocks as fit; each begins with the first column. A text takes
+    a third of the width at most."""
     widths = [max(map(len, (c.heading, *c.cells))) for c in columns]
     most = max(NAME, width // 3)
     widths = [n if c.right else min(n, most) for c, n in zip(columns, widths, strict=True)]
@@ -130,7 +133,8 @@ def _blocks(columns: list[Shown], width: int) -> list[_Block]:
 
 
 def lines(columns: list[Shown], widths: list[int]) -> list[str]:
-    """The headings, a rule and the rows; a cell of text that is longer than its width is cut."""
+    """Returns the headings, a rule and the rows; a cell of text that is longer than its width is
+    cut."""
     shown = []
     for column, size in zip(columns, widths, strict=True):
         if column.right:

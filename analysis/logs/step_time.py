@@ -9,10 +9,11 @@ from parallel.measure.steady_time import Steady, Window, steady
 
 
 def step_times(record: Record) -> np.ndarray:
-    """Seconds per optimizer step, one per logged entry.
+    """Returns seconds per optimizer step, one per logged entry.
 
-    The logged time. Where the log times micro-steps or prints only throughput: the time that the
-    global batch takes at the printed tokens or samples per second. Empty where neither is known.
+    That is the logged time. Where the log times micro-steps or prints only throughput, it is the
+    time that the global batch takes at the printed tokens or samples per second. Empty where
+    neither is known.
     """
     step_s = record.steps["step_s"]
     if record.per_epoch or not np.isfinite(step_s).any():
@@ -21,7 +22,7 @@ def step_times(record: Record) -> np.ndarray:
 
 
 def no_timing(record: Record) -> Reason | None:
-    """Why no time is taken from a run whatever its rows say, or None."""
+    """Returns why no time is taken from a run whatever its rows say, or None."""
     if record.profiler:  # it slows the steps that it watches
         tool = record.profiler.get("tool", "an unknown tool")
         return Reason("profiled", f"profiled with {tool}: not a timing")
@@ -31,7 +32,7 @@ def no_timing(record: Record) -> Reason | None:
 
 
 def timed(record: Record, window: Window | None = None) -> Steady | None:
-    """`steady` of a run's optimizer steps: how every command here takes a step time.
+    """Returns `steady` of a run's optimizer steps: how every command here takes a step time.
 
     None where nothing was timed, or `no_timing` says why no time is taken. Where the log states
     the mean of the run alone, that is it.
@@ -45,7 +46,7 @@ def timed(record: Record, window: Window | None = None) -> Steady | None:
 
 
 def describe_rule(window: Window | None) -> str:
-    """How a step time was taken, for a table's note."""
+    """Returns how a step time was taken, for a table's note."""
     if window:
         return f"median of iterations {window.first} to {window.last}"
     return "median after the warm-up that the data show"

@@ -168,20 +168,19 @@ def pair_of(
         return Pair(name_a, name_b, None, [reason], values, other.gpus)
 
     for name, side in (("A", a), ("B", b)):
-        records_of_side = [run.record for run in side]
-        if apart := {
-            setting: None
-            for record in records_of_side
-            for setting in unlike(records_of_side[0], record, any_commit)
-        }:
+        apart = dict.fromkeys(
+            setting for run in side for setting in unlike(side[0].record, run.record, any_commit)
+        )
+        if apart:
             words = ", ".join(apart)
             return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {words}")
     scaling = scaling or scaling_of(records)
-    if unfair := {
-        difference: None
+    unfair = dict.fromkeys(
+        difference
         for record in records
         for difference in differences(record, first, scaling, any_commit)
-    }:
+    )
+    if unfair:
         return refused(f"invalid comparison: {'; '.join(unfair)}")
     comparison = compared(side_of(a, {}), side_of(b, {}))
     if comparison is None:

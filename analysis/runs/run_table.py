@@ -267,7 +267,7 @@ def of_records(
         Column("dispatcher", "dispatcher", seldom=True),
         *by_key(("speedup", "efficiency"), ".2f"),
         *by_key(("parity", "verdict")),
-        Column("notes", "notes", long="below", tells=MARKED),
+        Column("notes", "notes", long="below", explains=MARKED),
         Column("global_batch", "global batch", "d", asked=True),
         Column("seq_len", "sequence length", "d", asked=True),
         Column("steps", "steps", "d", asked=True),

@@ -133,7 +133,7 @@ _COLUMNS = [
     Column("efficiency", "efficiency", ".2f"),
     Column("serial", "serial share (Karp-Flatt)", ".3f"),
     Column("serial_ci95", "interval of the share", ".3f", seldom=True),
-    Column("note", "notes", seldom=True, long="below", tells=(*MARKED, "serial")),
+    Column("note", "notes", seldom=True, long="below", explains=(*MARKED, "serial")),
 ]
 
 
