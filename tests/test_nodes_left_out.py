@@ -15,6 +15,7 @@ from parallel.record.writer import append_rows
 from slurm import nodes, squeue, states, submit
 from slurm.nodes import Change
 from tests.conftest import study_file
+from tests.tools.fake_slurm import FakeJob, FakeSlurm
 
 ASKS = """[slurm]
 leave_out_nodes = true
@@ -29,38 +30,9 @@ global_batch = 6
 SMALL, WIDE = "ddp-dp2", "ddp-dp6"
 
 
-class Cluster:
-    """A stand-in for Slurm: what squeue and sinfo print, what scontrol and sbatch are told."""
-
-    def __init__(self):
-        self.nodes = {f"node{n}": "idle" for n in range(1, 5)}
-        self.waiting: dict[str, str] = {}
-        self.started: set[str] = set()  # jobs that start after squeue has listed them
-        self.calls: list[list[str]] = []
-
-    def __call__(self, command, text=""):
-        self.calls.append(command)
-        if command[0] == "sinfo":
-            return "".join(f"{n}|test*|{state}|(null)\n" for n, state in self.nodes.items())
-        if command[0] == "squeue":
-            return "".join(f"{job}|{names}\n" for job, names in self.waiting.items())
-        if command[0] == "sbatch":
-            return f"{len(self.calls)}\n"
-        if command[1] == "update":
-            job, names = (word.partition("=")[2] for word in command[2:])
-            if job in self.started:
-                raise nodes.UsageError(
-                    f"scontrol: Job is no longer pending execution for job {job}"
-                )
-            self.waiting[job] = names
-        return ""
-
-
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = Cluster()
-    monkeypatch.setattr(squeue, "run", cluster)
-    return cluster
+    return FakeSlurm(monkeypatch)
 
 
 @pytest.fixture
@@ -77,6 +49,15 @@ def suspect(logs, *names: str, days: float = 0.0) -> None:
 
 def row(run: str, job: int) -> states.Row:
     return states.Row(run, "pending", job, 0, 1, None, "")
+
+
+def waiting(cluster, names: dict[int, str]) -> None:
+    """Jobs that wait, and the nodes that they leave out."""
+    cluster.jobs = {n: FakeJob("PENDING", "", excluded=each) for n, each in names.items()}
+
+
+def excluded(cluster) -> dict[int, str]:
+    return {number: job.excluded for number, job in cluster.jobs.items()}
 
 
 def left_out(study, logs, run: str) -> list[str]:
@@ -169,19 +150,20 @@ def test_a_name_that_slurm_does_not_know_is_not_given_to_it(study, cluster, tmp_
 
 def test_waiting_jobs_get_the_exclusion_and_lose_it(study, cluster, tmp_path, capsys):
     logs = tmp_path / "logs"
-    cluster.waiting, cluster.started = {"7": "", "8": "node4", "9": ""}, {"7"}
+    waiting(cluster, {7: "", 8: "node4", 9: ""})
+    cluster.started = {7}
     # Job 10 has started before squeue was asked.
     rows = [row(SMALL, 7), row(WIDE, 8), row(SMALL, 9), row(SMALL, 10)]
     suspect(logs, "node2")
     nodes.update(study, logs, rows)
-    del cluster.waiting["7"]
-    assert cluster.waiting == {"8": "node2,node4", "9": "node2"}  # node4: not by this command
+    del cluster.jobs[7]
+    assert excluded(cluster) == {8: "node2,node4", 9: "node2"}  # node4: not by this command
     calls = len(cluster.calls)
     nodes.update(study, logs, rows)
     assert [c for c in cluster.calls[calls:] if c[0] == "scontrol"] == []
     nodes.forgive(logs / "grid", ["node2"])
     nodes.update(study, logs, rows)
-    assert cluster.waiting == {"8": "node4", "9": ""}
+    assert excluded(cluster) == {8: "node4", 9: ""}
     written = [c.change for c in nodes.read_changes(logs / "grid")]
     assert written == ["suspected", *["left out"] * 2, "forgiven", *["put back"] * 2]
     assert capsys.readouterr().out.count("\n") == len(written)
@@ -192,7 +174,7 @@ def test_the_first_suspicion_reaches_a_waiting_job_and_nobody_is_asked_without_n
 ):
     folder = tmp_path / "logs/grid" / WIDE
     folder.mkdir()
-    cluster.waiting = {"9": ""}
+    waiting(cluster, {9: ""})
     nodes.update(study, tmp_path / "logs", [row(SMALL, 9)])
     assert cluster.calls == []  # nothing is suspected
     (folder / "7.out").write_text("srun: error: Node failure on node3\n")
@@ -201,7 +183,7 @@ def test_the_first_suspicion_reaches_a_waiting_job_and_nobody_is_asked_without_n
     assert cluster.calls == []  # no job waits
     (tmp_path / "logs/grid/nodes.csv").unlink()
     nodes.update(study, tmp_path / "logs", [row(SMALL, 9)])
-    assert cluster.waiting == {"9": "node3"}
+    assert excluded(cluster) == {9: "node3"}
 
 
 def test_evidence_expires(study, cluster, tmp_path):
@@ -233,7 +215,7 @@ def test_submit_leaves_nodes_out_where_the_study_asks(study, cluster, tmp_path):
     submit.submit(study, SMALL, logs)
     asks_not = load_study(study_file(tmp_path / "grid.toml", ASKS.replace("true", "false")))
     submit.submit(asks_not, SMALL, logs)
-    sent = [call[3:] for call in cluster.calls if call[0] == "sbatch"]
+    sent = [given[2:] for given in cluster.given("sbatch")]
     assert sent == [["--exclude=node3"], []]
 
 

@@ -42,6 +42,7 @@ from tests import fixture_runs
 from tests.conftest import study_file
 from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
 from tests.tools import testbed
+from tests.tools.fake_slurm import FakeJob, FakeSlurm
 
 QUEUE = (
     "12|OUT_OF_MEMORY|253|OutOfMemory|a|grid|/r|\n"
@@ -426,17 +427,20 @@ def test_a_step_time_that_cannot_be_is_no_time_left(tmp_path):
 
 
 class Bench(NamedTuple):
-    """A study, where its runs are, and where the stand-ins for Slurm note what they are given."""
+    """A study, where its runs are, and the Slurm that is asked."""
 
     path: Path
     logs: Path
-    top: Path
+    slurm: FakeSlurm
 
     def __call__(self, command, *flags: str) -> int:
         return command.main(["--logs", str(self.logs), str(self.path), *flags])
 
-    def noted(self, name: str) -> str:
-        return (self.top / name).read_text() if (self.top / name).exists() else ""
+    def lists(self, *jobs: tuple[int, str, str]) -> None:
+        """Let squeue list jobs of this study: number, state and run."""
+        comment = comment_of(load_study(self.path), self.logs)
+        for number, state, run in jobs:
+            self.slurm.jobs[number] = FakeJob(state, run, comment)
 
     def folder(self, run: str, **files: str) -> Path:
         folder = self.logs / self.path.stem / run
@@ -451,31 +455,18 @@ SURE = ("--yes", "--no-preflight")
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """A study of some seeds; a squeue that prints the file `queue`, an sbatch and a scancel that
-    note what they were given."""
+    """A study of some seeds, and a stand-in for Slurm."""
 
-    def made(seeds: int, queue: str, text: str = "") -> Bench:
+    def made(seeds: int, *jobs: tuple[int, str, str], text: str = "") -> Bench:
         path = study_file(
             tmp_path / "grid.toml",
             f"{text}[[sweep]]\ndefaults = {{ engine = 'megatron', gpus = 2, tp = 2 }}\n"
             f"product = {{ seed = {list(range(1, seeds + 1))} }}\n",
         )
-        ours = comment_of(load_study(path), tmp_path / "logs")
-        (tmp_path / "queue").write_text(queue.replace("OURS", f"{ours}|{states.ROOT}"))
-        return Bench(path, tmp_path / "logs", tmp_path)
+        study = Bench(path, tmp_path / "logs", FakeSlurm(monkeypatch))
+        study.lists(*jobs)
+        return study
 
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for tool, body in {
-        "squeue": f"cat {tmp_path}/queue",
-        "sacct": "exit 1",
-        "sbatch": f'echo "$* ${{SBATCH_ACCOUNT-}}" >>{tmp_path}/sent; cat >{tmp_path}/script\n'
-        f"echo $((90000 + $(grep -c sbatch {tmp_path}/calls)))",
-        "scancel": f'printf "%s\\n" "$@" >{tmp_path}/cancelled',
-    }.items():
-        (tools / tool).write_text(f"#!/bin/bash\necho {tool} >>{tmp_path}/calls\n{body}\n")
-        (tools / tool).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     return made
 
 
@@ -485,35 +476,35 @@ NAME = "megatron-tp2-seed"
 @pytest.fixture
 def four(bench):
     """Four runs, of which one runs and one was cancelled before it started."""
-    queue = (
-        f"7|RUNNING|0|None|{NAME}1|OURS|\n"
-        f"8|CANCELLED|0|None|{NAME}2|OURS|\n"
-        f"9|CANCELLED|0|None|{NAME}3|grid|/another/clone|\n"
-        f"10|CANCELLED|0|None|{NAME}3|grid|{states.ROOT}|\n"  # of the usual folder
-    )
-    return bench(4, queue, "[slurm]\nbudget_gpu_hours = 0.1\n")
+    jobs = [(7, "RUNNING", f"{NAME}1"), (8, "CANCELLED", f"{NAME}2")]
+    study = bench(4, *jobs, text="[slurm]\nbudget_gpu_hours = 0.1\n")
+    study.slurm.jobs[9] = FakeJob("CANCELLED", f"{NAME}3", "grid", folder="/another/clone")
+    study.slurm.jobs[10] = FakeJob("CANCELLED", f"{NAME}3", "grid")  # of the usual folder
+    return study
 
 
 def test_submitting_again_never_duplicates_what_waits_or_runs(bench, capsys):
     kinds = ("RUNNING", "FAILED", "TIMEOUT", "PENDING")
-    study = bench(8, "".join(f"{n}|{kinds[n % 4]}|0|None|{NAME}{n}|OURS|\n" for n in range(1, 9)))
+    study = bench(8, *[(n, kinds[n % 4], f"{NAME}{n}") for n in range(1, 9)])
     for n in range(1, 9):
         study.folder(f"{NAME}{n}", status__json='{"state": "running"}', **{f"{n}__out": "Error"})
     for names in (("missing",), ("missing", f"{NAME}4")):  # job 4 runs
         assert study(submit, "--only", *names) == 0
         assert "nothing to submit" in capsys.readouterr().out
-    assert submit.main([str(study.path), "--logs", f"{study.top}/queue"]) == 2
-    assert capsys.readouterr().err == f"slurm.submit: {study.top}/queue/grid: Not a directory\n"
+    assert submit.main([str(study.path), "--logs", str(study.path)]) == 2
+    assert capsys.readouterr().err == f"slurm.submit: {study.path}/grid: Not a directory\n"
     assert study(submit, *SURE) == 0
     ended = [f"{NAME}{n}" for n in (1, 2, 5, 6)]
-    assert study.noted("calls").split().count("sbatch") == 4
+    assert len(study.slurm.given("sbatch")) == 4
     assert [p.parent.name for p in sorted(study.logs.rglob("9000*.submitted"))] == ended
+    for number in range(90001, 90005):
+        study.slurm.jobs[number].state = "COMPLETED"
     assert study(cancel) == 0
-    assert sorted(study.noted("cancelled").split()) == ["3", "4", "7", "8"]  # PENDING and RUNNING
+    assert sorted(*study.slurm.given("scancel")) == ["3", "4", "7", "8"]  # PENDING and RUNNING
 
 
 def test_submit_leaves_alone_what_slurm_does_not_list_and_says_so(bench, capsys):
-    study = bench(2, "")
+    study = bench(2)
     study.folder(f"{NAME}1", **{"8__submitted": ""})
     assert study(submit, *SURE) == 0
     out = capsys.readouterr().out
@@ -521,14 +512,21 @@ def test_submit_leaves_alone_what_slurm_does_not_list_and_says_so(bench, capsys)
     assert re.findall(r"submitted (\S+):", out) == [f"{NAME}2"]
 
 
-def test_a_python_without_packages_submits(bench):
+def programs(folder: Path, **bodies: str) -> None:
+    """Write programs of bash, by name."""
+    folder.mkdir(exist_ok=True)
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+
+
+def test_a_python_without_packages_submits(bench, tmp_path):
     """As a login node has it: by slurm/study.sh, with Python -S, which finds none."""
-    study = bench(2, "")
-    python = study.top / "bin" / "bare"
-    python.write_text(f'#!/bin/bash\nexec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
+    study, tools = bench(2), tmp_path / "bin"
+    programs(tools, squeue="", sbatch="echo $$", bare=f'exec {sys.executable} -S "$@"')
     ask = ["bash", "slurm/study.sh", str(study.path), "--logs", str(study.logs), *SURE]
-    variables = os.environ | {"PYTHON": str(python), "PYTHONPATH": str(states.ROOT)}
+    variables = os.environ | {"PYTHON": str(tools / "bare"), "PYTHONPATH": str(states.ROOT)}
+    variables["PATH"] = f"{tools}:{os.environ['PATH']}"
     done = subprocess.run(ask, cwd=states.ROOT, env=variables, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("submitted megatron-tp2-seed") == 2
@@ -544,7 +542,7 @@ def test_submit_and_nodes_work_where_a_file_system_has_no_locks_and_say_so(
         raise OSError(why, os.strerror(why))
 
     monkeypatch.setattr(lock.fcntl, "flock", no_locks)
-    study = bench(1, "")
+    study = bench(1)
     assert study(submit, *SURE) == 0 and study(nodes) == 0
     said = capsys.readouterr()
     assert "submitted megatron-tp2: job 90001" in said.out
@@ -552,7 +550,7 @@ def test_submit_and_nodes_work_where_a_file_system_has_no_locks_and_say_so(
 
 
 def test_the_lock_of_another_user_is_waited_for_all_the_same(bench, capsys, monkeypatch):
-    study, opened = bench(1, ""), Path.open
+    study, opened = bench(1), Path.open
 
     def theirs(path, mode="r", *arguments, **settings):
         if path.name == ".submit.lock" and mode != "r":
@@ -572,7 +570,7 @@ def test_the_lock_of_another_user_is_waited_for_all_the_same(bench, capsys, monk
 
 
 def test_a_command_that_waits_for_another_one_says_so(bench, monkeypatch):
-    study = bench(2, "")
+    study = bench(2)
     study.folder("")
     said = []
     with (study.logs / "grid/.submit.lock").open("w") as other:
@@ -589,7 +587,7 @@ def test_only_failed_leaves_out_what_was_stopped_and_says_so(four, capsys):
         (4, "failed", "ValueError: x"),
     ):
         RunFolder(four.folder(f"{NAME}{seed}"))._write_status(state, kind_of(reason), reason, 0)
-    (four.top / "queue").write_text(four.noted("queue").replace("7|RUN", "|"))
+    del four.slurm.jobs[7]
     assert four(submit, *SURE, "--only", "failed") == 0
     out = capsys.readouterr().out
     assert f"cancelled or interrupted, not failed: {NAME}1, {NAME}2, {NAME}3\n" in out
@@ -597,44 +595,40 @@ def test_only_failed_leaves_out_what_was_stopped_and_says_so(four, capsys):
 
 
 def test_status_and_cancel_take_several_studies_and_ask_slurm_twice(four, capsys):
-    other = study_file(four.top / "other.toml", "run = [{ engine = 'ddp' }]\n")
-    ours = comment_of(load_study(other), four.logs)
-    with (four.top / "queue").open("a") as queue:
-        queue.write(f"12|RUNNING|0|None|ddp|{ours}|{states.ROOT}|\n")
+    other = study_file(four.path.with_name("other.toml"), "run = [{ engine = 'ddp' }]\n")
+    four._replace(path=other).lists((12, "RUNNING", "ddp"))
     clusters = str(states.ROOT / "slurm" / "clusters.toml")  # as slurm/*.toml names it
     others = (clusters, str(other.with_suffix(".slurm")))
     assert four(status, *others) == 1  # a run of the first was cancelled
     out = capsys.readouterr().out
     assert f"{four.path}:\n" in out and f"{other}:\n" in out and " 12 " in out
-    assert four.noted("calls").split() == ["squeue", "sacct"]
+    assert [call[0] for call in four.slurm.calls] == ["squeue", "sacct"]
     assert four(cancel, *others, "--only", "ddp") == 2
     assert "--only names runs of one study, not of 2" in capsys.readouterr().err
     assert four(cancel, *others) == 0
-    assert four.noted("cancelled").split() == ["7", "12"]
+    assert four.slurm.given("scancel") == [["7", "12"]]
 
 
 def test_cancel_ends_every_job_of_a_run_and_status_names_them(bench, capsys):
     """Of a run that was submitted twice: by this program, and before that by hand."""
-    queue = "".join(
-        f"{n}|{state}|0|None|{NAME}1|OURS|\n"
-        for n, state in enumerate(("PENDING", "RUNNING", "FAILED", "PENDING"), 5)
-    )
-    study = bench(2, queue)
+    kinds = ("PENDING", "RUNNING", "FAILED", "PENDING")
+    study = bench(2, *[(n, state, f"{NAME}1") for n, state in enumerate(kinds, 5)])
     study.folder(f"{NAME}1", **{"8__submitted": ""})
     assert study(status) == 0
     assert "Slurm: PENDING None; job 5, 6 of this run, too" in capsys.readouterr().out
     assert study(cancel) == 0
-    assert study.noted("cancelled").split() == ["5", "6", "8"]
+    assert study.slurm.given("scancel") == [["5", "6", "8"]]
 
 
 def test_logs_are_below_the_repository_and_a_reader_makes_no_folder(four, monkeypatch, capsys):
     """Wherever the command is typed."""
-    elsewhere = four.top / "elsewhere"
+    top = four.path.parent
+    elsewhere = top / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     for module in (status, cancel, render):
-        monkeypatch.setattr(module, "ROOT", four.top)
-    (four.top / "ds.json").write_text('{"gradient_clipping": 0.5}')
+        monkeypatch.setattr(module, "ROOT", top)
+    (top / "ds.json").write_text('{"gradient_clipping": 0.5}')
     text = four.path.read_text().replace("gpus = 2", "deepspeed_config = 'ds.json', gpus = 2")
     four.path.write_text(text)
     folder = four.folder(f"{NAME}1", steps__csv="step,step_s\n3,1.0\n", **{"8__submitted": ""})
@@ -669,8 +663,7 @@ def test_a_complete_run_of_other_settings_is_missing_and_submitted(four, capsys)
     assert f"submitted {name}: job" in capsys.readouterr().out
     # And somebody cancels that job before it begins: its end counts, not that of the old settings.
     (job,) = [p.stem for p in four.folder(name).glob("9*.submitted")]
-    with (four.top / "queue").open("a") as queue:
-        queue.write(f"{job}|CANCELLED|0|None|{name}|||\n")
+    four.slurm.jobs[int(job)].state = "CANCELLED"
     assert f" cancelled {job} " in row()
     text = text.replace("steps = 200", "steps = 300")
     four.path.write_text(text)  # and of this one nothing ran yet
@@ -701,9 +694,9 @@ def test_cancel_takes_the_named_run_and_asks_for_nothing_where_none_waits(four, 
     assert four(cancel, "--only", "ddp") == 2  # no run of the study
     four.folder(f"{NAME}3", status__json='{"state": "running"}')  # in a sweep without Slurm
     assert four(cancel, "--only", f"{NAME}3") == 0
-    assert capsys.readouterr().out == "cancelled 0 jobs\n" and not four.noted("cancelled")
+    assert capsys.readouterr().out == "cancelled 0 jobs\n" and not four.slurm.given("scancel")
     assert four(cancel, "--only", f"{NAME}1") == 0
-    assert four.noted("cancelled").split() == ["7"]
+    assert four.slurm.given("scancel") == [["7"]]
 
 
 @pytest.mark.parametrize(
@@ -720,9 +713,10 @@ def test_runs_have_the_account_of_the_job_that_submits_them(own, asked, charged,
     if asked:
         monkeypatch.setenv("SBATCH_ACCOUNT", asked)
     assert four(submit, *SURE) == 0
-    sent = four.noted("sent").split()
-    assert sent[-1].removeprefix("--account=") == (charged or f"--chdir={states.ROOT}")
-    assert (f"#SBATCH --account={own}\n" in four.noted("script")) is bool(own)
+    sent, variable = four.slurm.given("sbatch")[-1], four.slurm.accounts[-1]
+    account = variable or sent[-1].removeprefix("--account=")
+    assert account == (charged or f"--chdir={states.ROOT}")
+    assert (f"#SBATCH --account={own}\n" in four.slurm.scripts[-1]) is bool(own)
 
 
 def test_above_the_budget_or_where_every_run_misses_something_nothing_is_submitted(four, capsys):
@@ -732,20 +726,24 @@ def test_above_the_budget_or_where_every_run_misses_something_nothing_is_submitt
     assert four(submit, "--yes") == 2
     first, last = capsys.readouterr().err.splitlines()
     assert "no token files at /no/data" in first and "--no-preflight" in last
-    assert not four.noted("sent")
+    assert not four.slurm.given("sbatch")
 
 
-def test_slurms_refusal_is_told_once_and_an_outage_asks_for_no_test_cluster(four, capsys):
-    tools = four.top / "bin"
-    (tools / "sbatch").write_text(
-        "#!/bin/bash\nprintf 'sbatch: error: A\\nsbatch: error: B\\n' >&2; exit 1\n"
+def test_slurms_refusal_is_told_once_and_an_outage_asks_for_no_test_cluster(
+    tmp_path, monkeypatch, capsys
+):
+    text = (
+        "[[sweep]]\ndefaults = { engine = 'megatron', gpus = 2, tp = 2 }\nproduct.seed = [2, 3]\n"
     )
+    four = Bench(study_file(tmp_path / "grid.toml", text), tmp_path / "logs", None)
+    tools = tmp_path / "bin"
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    refusal = "printf 'sbatch: error: A\\nsbatch: error: B\\n' >&2; exit 1"
+    programs(tools, squeue="", sacct="exit 1", sbatch=refusal)
     assert four(submit, *SURE) == 2
     told = capsys.readouterr().err
     assert told.endswith(f"{NAME}2: sbatch: error: A error: B\n") and told.count("\n") == 1
-    (tools / "squeue").write_text(
-        "#!/bin/bash\necho 'slurm_load_jobs error: Timed out' >&2; exit 1\n"
-    )
+    programs(tools, squeue="echo 'slurm_load_jobs error: Timed out' >&2; exit 1")
     assert four(submit, *SURE) == 2
     told = capsys.readouterr().err
     assert told == "slurm.submit: no Slurm answers (squeue: slurm_load_jobs error: Timed out)\n"
@@ -754,7 +752,7 @@ def test_slurms_refusal_is_told_once_and_an_outage_asks_for_no_test_cluster(four
 def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     path = study_file(tmp_path / "one.toml", "[[run]]\n")
-    study = Bench(path, tmp_path / "logs", tmp_path)
+    study = Bench(path, tmp_path / "logs", None)
     study.folder("ddp", **{"4__submitted": ""})
     assert study(status) == 0
     printed = capsys.readouterr()

@@ -13,11 +13,12 @@ from parallel.config.study import load_study
 from parallel.record.ends import kind_of
 from parallel.record.schema import CHECKPOINT_COLUMNS, SLOW_COLUMNS
 from parallel.record.writer import RunFolder, append_rows
-from slurm import nodes, squeue, states, submit, watch
+from slurm import nodes, submit, watch
 from slurm.squeue import parse
 from tests import fixture_runs
 from tests.conftest import study_file
 from tests.tools import testbed
+from tests.tools.fake_slurm import FakeSlurm
 
 RUNS = """[[sweep]]
 defaults = { engine = "ddp", gpus = 2, save_interval = 1 }
@@ -36,61 +37,46 @@ class Ends(NamedTuple):
 COMPLETE = Ends("COMPLETED")
 
 
-class Cluster:
+class Cluster(FakeSlurm):
     """Each sleep of the watch lets jobs that run end, and jobs that wait start."""
 
     def __init__(self, logs, monkeypatch):
-        self.logs, self.jobs = logs, {}
+        super().__init__(monkeypatch)
+        self.logs, self.first = logs, 100
         self.ends = {}  # of each run, of one job after another
-        self.calls: list[str] = []
         self.saves = {}  # of a job: the steps that it loads and saves
         self.reasons = {}  # why each run's jobs wait, of those that never start
-        self.hidden: set[int] = set()  # jobs that squeue does not list
         self.refused = ""  # the study whose runs sbatch refuses
         self.away = self.most = self.rounds = self.refusals = 0
         self.limit = 40
-        monkeypatch.setattr(squeue, "run", self.answer)
         monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=self.sleep))
 
-    def answer(self, command, text=""):
-        if command[0] == "sbatch":
-            return self.sbatch(text)
-        self.calls.append(command[0])
-        if self.away and command[0] == "squeue":
+    def squeue(self, command, text):
+        if self.away:
             raise UsageError("slurm_load_jobs error: Unable to contact slurm controller")
-        if command[0] == "squeue":
-            return "".join(
-                f"{n}|{state}|0|{self.reasons.get(name)}|{name}|{comment}|{states.ROOT}|30:00|\n"
-                for n, (state, name, comment) in self.jobs.items()
-                if n not in self.hidden
-            )
-        return ""
+        for job in self.jobs.values():
+            job.reason = self.reasons.get(job.name, "None")
+        return super().squeue(command, text)
 
-    def sbatch(self, text):
+    def sbatch(self, command, text):
         if self.refusals:
             self.refusals -= 1
             raise UsageError("sbatch: Socket timed out")
-        lines = dict(
-            line[10:].partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line
-        )
-        if self.refused and lines["comment"].startswith(self.refused):
+        if self.refused and f"#SBATCH --comment={self.refused}" in text:
             raise UsageError("sbatch: Invalid account")
-        number = 100 + len(self.jobs)
-        self.jobs[number] = ("PENDING", lines["job-name"], lines["comment"])
-        return f"{number}\n"
+        return super().sbatch(command, text)
 
     def sleep(self, _):
         self.rounds += 1
         assert self.rounds < self.limit, "the watch does not end"
         self.away = max(0, self.away - 1)
-        for number, (state, name, comment) in list(self.jobs.items()):
-            if state == "PENDING" and name not in self.reasons:
-                state = "RUNNING"
-            elif state == "RUNNING":
-                state = self.end(number, name, comment.split("%20")[0])
-            self.jobs[number] = (state, name, comment)
-        held = [job for job in self.jobs.values() if job[0] in ("PENDING", "RUNNING")]
-        self.most = max(self.most, len(held))
+        for number, job in self.jobs.items():
+            if job.state == "PENDING" and job.name not in self.reasons:
+                job.state = "RUNNING"
+            elif job.state == "RUNNING":
+                job.state = self.end(number, job.name, job.comment.split("%20")[0])
+        underway = [job for job in self.jobs.values() if job.state in ("PENDING", "RUNNING")]
+        self.most = max(self.most, len(underway))
 
     def end(self, number, name, study):
         ends = self.ends.get(name, [])
@@ -242,7 +228,7 @@ def test_a_study_whose_runs_sbatch_refuses_stops_no_other(cluster, watched, tmp_
     assert watched("first", "second") == 2
     captured = capsys.readouterr()
     assert "Invalid account" in captured.err and captured.out.count("tried again") == 1
-    assert [state for state, *_ in cluster.jobs.values()] == ["COMPLETED"] * 2
+    assert [job.state for job in cluster.jobs.values()] == ["COMPLETED"] * 2
 
 
 def test_a_run_whose_folder_cannot_be_made_stops_no_other_study(cluster, watched, tmp_path, capsys):
@@ -274,7 +260,7 @@ def test_a_job_that_never_starts_ends_the_watch_and_its_reason_is_said(
     why = "Slurm: PENDING DependencyNeverSatisfied; it never starts so: mend it, or scancel 100"
     assert out.count(f"{blocked}: pending (job 100): {why}") == 1
     assert f"{held}: pending (job 101): Slurm: PENDING JobHeldUser\n" in out
-    assert [state for state, *_ in cluster.jobs.values()] == ["PENDING", "COMPLETED", "COMPLETED"]
+    assert [job.state for job in cluster.jobs.values()] == ["PENDING", "COMPLETED", "COMPLETED"]
     assert "2 complete, 1 pending" in out and cluster.rounds > 8
 
 
@@ -292,7 +278,8 @@ def test_at_most_so_many_jobs_and_one_squeue_and_sacct_a_round(cluster, watched,
     write(tmp_path, RUNS % list(range(7)))
     assert watched(flags=["--at-most", "3"]) == 0
     assert cluster.most == 3 and len(cluster.jobs) == 7
-    assert cluster.calls == ["squeue", "sacct"] * (cluster.rounds + 1)
+    asked = [call[0] for call in cluster.calls if call[0] != "sbatch"]
+    assert asked == ["squeue", "sacct"] * (cluster.rounds + 1)
     assert "7.000 rank-hours used, 0.000 of them lost" in capsys.readouterr().out
 
 
@@ -329,7 +316,7 @@ def test_it_may_be_killed_and_started_again(cluster, watched, tmp_path, monkeypa
         except Killed:
             kills += 1
     assert kills >= 4 and code == 1
-    names = [name for _, name, _ in cluster.jobs.values()]
+    names = [job.name for job in cluster.jobs.values()]
     assert sorted(names) == [runs[0], runs[0], runs[1]]
 
 
