@@ -192,7 +192,8 @@ def read_csv(
             f"{path}: truncated: line {last_line} ends after {len(last)} of {len(headings)} columns"
         )
     for row in table.rows:
-        for name, pattern in _REMARKS.items():
-            if not row.text(name) and (match := pattern.search(row.text("notes"))):
+        notes = row.text("notes")
+        for name, pattern in _REMARKS.items() if notes else ():
+            if not row.text(name) and (match := pattern.search(notes)):
                 row.cells[name] = match[1].strip() or "yes"
     return table

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -77,11 +78,17 @@ def figure(number: float) -> str:
     return f"{number:.4g}"
 
 
+@cache
+def _terms(expression: str) -> list[tuple[str, str]]:
+    """Returns the sign ("" of the first) and the column or number of each term."""
+    return re.findall(r"([*/]?) ?(\w+)", expression)
+
+
 def evaluate(row: Line, expression: str) -> Value | None:
     """An expression of columns, numbers, `*` and `/`, with the words that show it as its text; None
     where the row lacks a column."""
     interval, number, words = Interval(1.0, 1.0), 1.0, ""
-    for sign, name in re.findall(r"([*/]?) ?(\w+)", expression):
+    for sign, name in _terms(expression):
         operand = row.operand(name)
         if operand is None:
             return None
