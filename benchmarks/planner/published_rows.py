@@ -120,7 +120,9 @@ def _seconds(row: Row, x: Columns) -> float:
     if rate and re.search(r"96|eq\.?3", formula):
         sizes = (int(column[0]) for column in (x.layers, x.hidden, x.vocab, x.seq))
         n_layer, hidden, vocab, seq = sizes
-        shape = GPTConfig(n_layer, hidden, 1, vocab, seq)
+        shape = GPTConfig(
+            n_layer=n_layer, hidden=hidden, n_head=1, vocab_size=vocab, max_seq_len=seq
+        )
         return sc21(shape, seq, recompute=True) * tokens / (rate * 1e12 * gpus)
     params = row.number("params_b")
     if rate and params and (match := re.search(r"([68])\s*PT", formula)):
