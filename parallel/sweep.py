@@ -205,13 +205,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
     parser.add_argument("--max-gpus", type=int, metavar="N", help="leave out runs of more GPUs")
-    about = "the cluster of clusters.toml to plan nodes for (default: the study's own)"
-    parser.add_argument("--cluster", metavar="NAME", help=about)
-    about = "runs are in DIR/<study>/<run> (default: logs)"
-    parser.add_argument("--logs", type=named_folder, default="logs", metavar="DIR", help=about)
+    help = "the cluster of clusters.toml to plan nodes for (default: the study's own)"
+    parser.add_argument("--cluster", metavar="NAME", help=help)
+    help = "runs are in DIR/<study>/<run> (default: logs)"
+    parser.add_argument("--logs", type=named_folder, default="logs", metavar="DIR", help=help)
     parser.add_argument("--fresh", action="store_true", help="run what is complete again, too")
-    about = "start ranks by srun, inside an allocation"
-    parser.add_argument("--srun", action="store_true", help=about)
+    help = "start ranks by srun, inside an allocation"
+    parser.add_argument("--srun", action="store_true", help=help)
     arguments = parser.parse_args(argv)
     check_flags(arguments, max_gpus=(1, 2**20))
     study = load_study(arguments.study, arguments.cluster)

@@ -75,12 +75,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Flags(prog="python -m parallel.train", description=__doc__)
     parser.add_argument("--study", type=Path, metavar="TOML", help="a study file ...")
     parser.add_argument("--run-name", dest="run", metavar="NAME", help="... and which of its runs")
-    what = "the run as slurm.render resolved it for its job, in place of --study"
-    parser.add_argument("--planned", type=Path, metavar="FILE", help=what)
-    where = "the cluster to plan nodes for or, with --check, to check for (default: the study's)"
-    parser.add_argument("--cluster", metavar="NAME", help=where)
-    where = "the run folder (default: logs/<study>/<run>)"
-    parser.add_argument("--out", type=named_folder, metavar="DIR", help=where)
+    help = "the run as slurm.render resolved it for its job, in place of --study"
+    parser.add_argument("--planned", type=Path, metavar="FILE", help=help)
+    help = "the cluster to plan nodes for or, with --check, to check for (default: the study's)"
+    parser.add_argument("--cluster", metavar="NAME", help=help)
+    help = "the run folder (default: logs/<study>/<run>)"
+    parser.add_argument("--out", type=named_folder, metavar="DIR", help=help)
     parser.add_argument("--check", action="store_true", help="print the resolved run; no start")
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # deepspeed's
     add_flags(parser)
@@ -99,8 +99,8 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
     if path := arguments.planned:
         if flags or arguments.study or arguments.run or arguments.cluster:
             raise UsageError(f"--planned {path} is the whole run: give it --out or --check alone")
-        known = checked_facts(read_json(path), path)
-        settings = settings_of(known)
+        plan = checked_facts(read_json(path), path)
+        settings = settings_of(plan)
         if not (other := settings.keys() - DEFAULTS.keys()):
             spec = resolve((str(path), settings), gpus=gpus)
             other = spec.as_facts()["spec"].keys() - settings.keys()
@@ -109,7 +109,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
                 f"{path} is of another version, with other settings"
                 f" ({', '.join(sorted(other)[:3])}): submit the run again"
             )
-        return spec, known, arguments.out or path.parent
+        return spec, plan, arguments.out or path.parent
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study
     if arguments.check and (needing := spec.needing_a_gpu):
@@ -121,8 +121,8 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
             " --out DIR"
         )
     folder = arguments.out or Path("logs") / (study.name if study else "runs") / run
-    known = planned(study, run) if study else {"run": run, "configuration": run}
-    return spec, known, folder
+    plan = planned(study, run) if study else {"run": run, "configuration": run}
+    return spec, plan, folder
 
 
 @command_line("parallel.train")
@@ -139,14 +139,14 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
     try:
         arguments = parse(argv)
         launch = detect()
-        spec, known, path = choose(arguments, launch)
+        spec, plan, path = choose(arguments, launch)
         if arguments.check:
             check_inputs(spec)
             model = spec.trained.as_dict() | {"n_params": spec.model.n_params}
-            described = {"run": known["run"], "folder": str(path), "model": model}
+            described = {"run": plan["run"], "folder": str(path), "model": model}
             print(json.dumps(described | spec.settings()))
             return 0
-        return train(spec, known, path, launch, interruption)
+        return train(spec, plan, path, launch, interruption)
     except UsageError as error:
         # Once per node: another node may have what this one lacks, its data for example.
         if local_rank == 0:
@@ -173,14 +173,14 @@ def check_inputs(spec: RunSpec) -> None:
 
 
 def train(
-    spec: RunSpec, known: Mapping[str, Any], path: Path, launch: Launch, interruption: Interruption
+    spec: RunSpec, plan: Mapping[str, Any], path: Path, launch: Launch, interruption: Interruption
 ) -> int:
     """Checks what needs torch, forms the process group, and runs. Returns 0 only when the run truly
     completed, TRY_AGAIN when it was interrupted and its state saved, 1 when it ended in NaN."""
     facts = {}
     if launch.rank == 0:
         check_folder(path)
-        facts = run_facts(spec, launch, known)
+        facts = run_facts(spec, launch, plan)
     end_with_launcher(launch)
     variables = set_environment(spec, launch)
 

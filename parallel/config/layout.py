@@ -51,12 +51,12 @@ def uneven_ends(n_layer: int, pp: int, vpp: int = 1, head: float = 1.0) -> Ends 
         if pp > 1 and size > 1 and size % vpp == 0 and not rest:
             return Ends(size - counted + 1, size - 1)
     most = -(-n_layer // (pp * vpp))  # layers of a chunk
-    both, rest = divmod(n_layer, vpp)
-    both -= most * (pp - 2)  # layers of two chunks, one of each end
-    if pp < 2 or rest or both < 2:
+    two_chunks, rest = divmod(n_layer, vpp)
+    two_chunks -= most * (pp - 2)  # their layers, one chunk of each end
+    if pp < 2 or rest or two_chunks < 2:
         return None
-    last = min(max(round((both - head) / 2), both - most, 1), both - 1)
-    return Ends((both - last) * vpp, last * vpp)
+    last = min(max(round((two_chunks - head) / 2), two_chunks - most, 1), two_chunks - 1)
+    return Ends((two_chunks - last) * vpp, last * vpp)
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,10 @@ class Layout:
         heads_of = {"attention heads": config.n_head}
         if config.n_kv_head:
             heads_of["heads of keys and values"] = config.n_kv_head
-        for what, heads in heads_of.items():
+        for kind, heads in heads_of.items():
             if heads % self.tp:
                 fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-                problems.append(f"tp {self.tp} does not divide the {heads} {what} ({fits} do)")
+                problems.append(f"tp {self.tp} does not divide the {heads} {kind} ({fits} do)")
         if config.ffn_hidden % self.tp:
             problems.append(f"tp {self.tp} does not divide ffn_hidden {config.ffn_hidden}")
         problems += self._problems_of_stages(config.n_layer)

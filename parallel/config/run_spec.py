@@ -190,13 +190,13 @@ class RunSpec:
 
     @cached_property
     def te_alone(self) -> str:
-        """What of the run Transformer Engine alone can do, in words; "" where nothing."""
+        """Returns what of the run Transformer Engine alone can do, in words; "" where nothing."""
         cp = self.layout.cp
         asked = {f"cp {cp}": cp > 1, "precision fp8": self.precision == "fp8"}
         needing = megatron_options.NEED_TRANSFORMER_ENGINE
         asked |= {f"megatron {n}": megatron_options.is_asked(self.megatron, n) for n in needing}
         asked |= {"recompute selective": self.computes_norms_again}
-        return " and ".join(what for what, is_so in asked.items() if is_so)
+        return " and ".join(words for words, is_so in asked.items() if is_so)
 
     @property
     def te_loss(self) -> bool:
@@ -215,7 +215,7 @@ class RunSpec:
 
     @property
     def needing_a_gpu(self) -> str:
-        """What of the run a machine without a GPU cannot do, in words; "" where nothing."""
+        """Returns what of the run a machine without a GPU cannot do, in words; "" where nothing."""
         asked = {
             "device cuda": self.device == "cuda",
             self.te_alone: bool(self.te_alone),
@@ -224,7 +224,7 @@ class RunSpec:
             f"precision {self.precision}": self.precision in lacking(self.formats, None),
             "kernels te": self.kernels == "te",
         }
-        return next((what for what, is_so in asked.items() if is_so), "")
+        return next((words for words, is_so in asked.items() if is_so), "")
 
     @property
     def gemm_precision(self) -> str:

@@ -120,7 +120,7 @@ _BESIDE = {f.name: f for f in fields(_Beside)}
 class Run:
     """One run of a study.
 
-    spec: None where it cannot run; `why` says why. named: what its name is made of, the values of
+    spec: None where it cannot run, for the `reason`. named: what its name is made of, the values of
     the settings, dp and nodes: the spec's, or, where it states `nodes` in place of gpus, those that
     do not depend on the cluster; empty where no cluster can run it. layers: the settings that
     `spec` is resolved from. slurm: its [slurm] table. configuration: its name without the repeat.
@@ -128,14 +128,14 @@ class Run:
     """
 
     spec: RunSpec | None
-    why: str
+    reason: str
     named: dict[str, Any]
     nodes: int | None
     layers: Layers
     slurm: dict[str, Any]
     label: str
     source: str
-    what: str
+    title: str
     repeat: int = 0
     configuration: str = ""
 
@@ -258,7 +258,9 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     chosen = cluster or file.cluster
     where = clusters.cluster(chosen) if chosen else None
     points = _read_points(path, file, where)
-    left_out = [(point.what, point.why) for point in points if point.why and point.repeat <= 1]
+    left_out = [
+        (point.title, point.reason) for point in points if point.reason and point.repeat <= 1
+    ]
     # A B A B: sorting is stable, so each round keeps the file's order.
     by_round = sorted(points, key=lambda point: max(point.repeat, 1))
     named = _name_all([point for point in by_round if point.named])
@@ -273,13 +275,13 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     if file.baseline is None and len({run.configuration for run in runs.values()}) > 1:
         assumed.append(f"no baseline is named: it is {baseline}, the first run")
     if baseline not in named:  # a configuration, then, which means its first repeat
-        of_it = (name for name, run in named.items() if run.configuration == baseline)
-        if (first := next(of_it, None)) is None:
+        repeats = (name for name, run in named.items() if run.configuration == baseline)
+        if (first := next(repeats, None)) is None:
             has = ", ".join(runs)
             raise UsageError(f"study {path}: baseline {baseline!r} is no run; it has: {has}")
         baseline = first
-    if why := named[baseline].why:
-        raise UsageError(f"study {path}: its baseline {baseline} cannot run: {why}")
+    if reason := named[baseline].reason:
+        raise UsageError(f"study {path}: its baseline {baseline} cannot run: {reason}")
     return Study(path.stem, path, file.question, baseline, runs, where, left_out, assumed)
 
 
@@ -299,11 +301,11 @@ def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
             layers = [*before, (source, settings)]
             check_settings(layers)
             words = ", ".join(f"{name} {value}" for name, value in settings.items())
-            what = f"{source.removeprefix(f'{path} ')}: {words or 'the only point'}"
-            point = _point(layers, file.slurm | sweep.slurm, where, source, what)
-            if point.why and number < len(file.run):
-                place = "" if str(path) in point.why else f"{source}: "
-                raise UsageError(f"{place}{point.why}")
+            title = f"{source.removeprefix(f'{path} ')}: {words or 'the only point'}"
+            point = _point(layers, file.slurm | sweep.slurm, where, source, title)
+            if point.reason and number < len(file.run):
+                place = "" if str(path) in point.reason else f"{source}: "
+                raise UsageError(f"{place}{point.reason}")
             repeats = range(1, sweep.repeats + 1) if sweep.repeats > 1 else (0,)
             points += [replace(point, repeat=repeat) for repeat in repeats]
     return points
@@ -317,8 +319,8 @@ def _sweep(table: dict[str, Any], source: str) -> _Sweep:
         for name, values in getattr(sweep, kind).items():
             if not isinstance(values, list) or not values:
                 raise UsageError(f"{source}: {kind} {name} must be a list of values")
-    if both := set(sweep.product) & set(sweep.zip):
-        raise UsageError(f"{source}: {', '.join(sorted(both))} in both product and zip")
+    if twice := set(sweep.product) & set(sweep.zip):
+        raise UsageError(f"{source}: {', '.join(sorted(twice))} in both product and zip")
     lengths = {name: len(values) for name, values in sweep.zip.items()}
     if len(set(lengths.values())) > 1:
         raise UsageError(f"{source}: zip's lists differ in length: {lengths}")
@@ -353,9 +355,9 @@ def check_settings(layers: Layers) -> None:
 
 
 def _point(
-    layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, what: str
+    layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, title: str
 ) -> Run:
-    """A run, out of its layers; where it cannot run, `why` tells every reason.
+    """A run, out of its layers; where it cannot run, `reason` tells all of them.
 
     Raises:
         UsageError: a file that it names cannot be read, or its nodes cannot be counted.
@@ -375,7 +377,7 @@ def _point(
             nodes = settings["nodes"]
             kept["gpus"] = nodes * where.gpus_per_node
         plain.append((origin, kept))
-    run = Run(None, "", {}, nodes, plain, slurm, label, source, what)
+    run = Run(None, "", {}, nodes, plain, slurm, label, source, title)
     try:
         if nodes is not None:
             named = DEFAULTS | merge(*plain) | {"dp": 1, "nodes": nodes}
@@ -387,10 +389,10 @@ def _point(
         # the others would depend on the folder that the command runs in.
         if isinstance(error.__cause__, OSError):
             raise UsageError(f"{source}: {error} (looked for in {Path.cwd()})") from error
-        return replace(run, why=str(error))
-    why = "; ".join(where.problems(spec, run.tp_across_nodes)) if where else ""
+        return replace(run, reason=str(error))
+    reason = "; ".join(where.problems(spec, run.tp_across_nodes)) if where else ""
     named = run.named or spec.values | {"dp": spec.layout.dp, "nodes": None}
-    return replace(run, spec=None if why else spec, why=why, named=named)
+    return replace(run, spec=None if reason else spec, reason=reason, named=named)
 
 
 def _name_all(points: list[Run]) -> dict[str, Run]:

@@ -28,10 +28,8 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import local_multi_tensor_l2_norm
 
 if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:  # no Transformer Engine and no apex
-    clip_grads.l2_norm_impl, clip_grads.multi_tensor_scale_impl = (
-        clipping.whole_norm,
-        clipping.scale,
-    )
+    clip_grads.l2_norm_impl = clipping.whole_norm
+    clip_grads.multi_tensor_scale_impl = clipping.scale
 
 
 class MegatronEngine:
