@@ -28,7 +28,8 @@ class Bounds:
     below: bool = False
 
     def problem(self, name: str, value: float) -> str:
-        """What is wrong with the value, with the bounds; "" when it is within (NaN never is)."""
+        """Returns what is wrong with the value, with the bounds; "" when it is within (NaN never
+        is)."""
         within = self.least < value if self.above else self.least <= value
         if within and (value < self.most if self.below else value <= self.most):
             return ""
@@ -88,7 +89,7 @@ _GIVEN_AS = {float: (int, float), tuple: (list,)}  # what TOML and JSON hold for
 
 
 def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] = ()) -> Any:
-    """A dataclass's field that a user sets."""
+    """Returns a dataclass's field that a user sets."""
     if type(allowed) is tuple:
         allowed = Words(allowed) if allowed else None
     meta = {"help": help, "allowed": allowed}
@@ -99,7 +100,7 @@ def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] =
 
 @cache
 def kind_of(setting: Field) -> type:
-    """The type of a setting's value: int of `int | None`, tuple of `tuple[str, ...]`."""
+    """Returns the type of a setting's value: int of `int | None`, tuple of `tuple[str, ...]`."""
     kind = setting.type
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]
@@ -107,7 +108,7 @@ def kind_of(setting: Field) -> type:
 
 
 def checked(setting: Field, value: Any, name: str) -> Any:
-    """`value` in the setting's type; a refusal calls it `name`.
+    """Returns `value` in the setting's type; a refusal calls it `name`.
 
     Raises:
         UsageError: it is of another type, or not within what the setting allows.
@@ -135,7 +136,7 @@ def checked(setting: Field, value: Any, name: str) -> Any:
 
 
 def values_of(kind: type, table: Any, where: str) -> dict[str, Any]:
-    """A table's values in the types of a dataclass's settings.
+    """Returns a table's values in the types of a dataclass's settings.
 
     Raises:
         UsageError: no table, an unknown or missing key, or a value that its key cannot have.
@@ -151,21 +152,16 @@ def values_of(kind: type, table: Any, where: str) -> dict[str, Any]:
     return {key: checked(known[key], value, f"{where}: {key}") for key, value in table.items()}
 
 
-class Whole(dict[str, Any]):
-    """A JSON object that must have all these keys: key -> what its value can be."""
-
-
 def misfit(value: Any, allowed: Any, name: str = "") -> str:
-    """What in a JSON file's value, called `name`, cannot be, as "NAME cannot be VALUE"; "" if none.
+    """Returns what in a JSON file's value, called `name`, cannot be, as "NAME cannot be VALUE"; ""
+    if nothing.
 
-    allowed: a type; Bounds; Text; Moment; Words; a dict of an object's keys, where a key may be
-    absent or null unless it is a Whole; or [what each item of a list can be]. A text must be
-    printable.
+    allowed: a type; Bounds; Text; Moment; Words; a dict of an object's keys, which may be absent or
+    null; or [what each item of a list can be]. A text must be printable.
     """
     if isinstance(allowed, dict) and isinstance(value, dict):
-        inner = {k: value.get(k) for k in allowed}
-        asked = {k: v for k, v in inner.items() if v is not None or isinstance(allowed, Whole)}
-        parts = ((v, allowed[k], f"{name}.{k}".lstrip(".")) for k, v in asked.items())
+        stated = {k: value[k] for k in allowed if value.get(k) is not None}
+        parts = ((v, allowed[k], f"{name}.{k}".lstrip(".")) for k, v in stated.items())
     elif isinstance(allowed, list) and isinstance(value, list):
         parts = ((v, allowed[0], f"{name}[{at}]") for at, v in enumerate(value))
     else:
@@ -187,7 +183,7 @@ def _plain(value: float) -> str:
 
 
 def check_flags(arguments: argparse.Namespace, **bounds: tuple[float, float] | Bounds) -> None:
-    """Refuse a flag's number out of its bounds. None, a flag that was not given, is skipped.
+    """Refuses a flag's number out of its bounds. None, a flag that was not given, is skipped.
 
     Raises:
         UsageError: it names the flag, the bounds and the number.
