@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import baseline_of, name_of
@@ -57,39 +57,36 @@ def rows(
     kind = kind or scaling_of(records)
     parities = verify(records, named)
     runs = judged(records, window)
-    compare = _Comparing(runs, kind, any_commit)
-    rows = []
+    study = _Comparing(runs, kind, any_commit)
     baselines = [[named]] * len(records) if named else own_baselines(records)
+    rows = []
     for run, fits in zip(runs, baselines, strict=True):
         record, row = run.record, _row(run, convention)
-        base, several = compare.timed(fits[0]) if len(fits) == 1 else None, ""
-        if len(fits) > 1:
-            names = f"{record.baseline} fits {', '.join(map(name_of, fits))}"
-            several = f"no speedup: the baseline {names} (--baseline names one)"
-        doubts = [several]
-        if not run.is_fit:
-            reason = "; ".join(row["unfit"]) or row["missing"]["step_s"]
-            ratio = Ratio(None, None, missing=reason)
-        elif base is None:
-            ratio = Ratio(None, None, missing=several or "no baseline (--baseline NAME)")
-        else:
-            ratio = compare.ratio(run, base)
-            doubts += [ratio.doubt, "" if ratio.missing == SHARE else ratio.missing]
-        if (shared := compare.partners.get(record.source, "")) not in ratio.missing:
-            doubts.append(shared)
-        doubts = list(filter(None, doubts))
-        row["baseline"] = base and name_of(base)
-        row["is_baseline"] = base is not None and _repeated(record) == _repeated(base)
-        row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency}
-        row["doubtful"] = dict.fromkeys(MARKED, ratio.doubt) if ratio.doubt else {}
-        row["speedup_ci95"] = ratio.interval and list(ratio.interval)
+        base, ratio, doubts = study.beside(run, fits, row["missing"])
         parity = parities.get(record.source)
-        row["parity"] = parity.verdict.kind if parity else NOT_VERIFIED
+        compared = {
+            "baseline": base and name_of(base),
+            "is_baseline": base is not None and _repeated(record) == _repeated(base),
+            "speedup": ratio.speedup,
+            "efficiency": ratio.efficiency,
+            "doubtful": dict.fromkeys(MARKED, ratio.doubt) if ratio.doubt else {},
+            "speedup_ci95": ratio.interval and list(ratio.interval),
+            "parity": parity.verdict.kind if parity else NOT_VERIFIED,
+            "notes": "; ".join(row["notes"] + doubts),
+            "reasons": row["reasons"] + doubts + busy([record]),
+        }
+        row |= compared
         row["missing"] |= {key: ratio.missing for key in MARKED if row[key] is None}
-        row["notes"] = "; ".join(row["notes"] + doubts)
-        row["reasons"] += doubts + busy([record])
         rows.append(row)
     return rows
+
+
+class _Beside(NamedTuple):
+    """A run's baseline, if it has one, its ratio to it, and the doubts about the ratio."""
+
+    baseline: Record | None
+    ratio: Ratio
+    doubts: list[str]
 
 
 class _Comparing:
@@ -103,6 +100,25 @@ class _Comparing:
         for run in runs:
             if run.is_fit and not unfinished(run.record):
                 self.repeats[_repeated(run.record)].append(run)
+
+    def beside(self, run: Run, fits: list[Record], missing: dict[str, str]) -> _Beside:
+        """Returns the run beside its baseline; fits: the runs that may be it; missing: why values
+        of the run are unknown."""
+        base, several = self.timed(fits[0]) if len(fits) == 1 else None, ""
+        if len(fits) > 1:
+            names = f"{run.record.baseline} fits {', '.join(map(name_of, fits))}"
+            several = f"no speedup: the baseline {names} (--baseline names one)"
+        doubts = [several]
+        if not run.is_fit:
+            ratio = Ratio(None, None, missing=run.judgement.unfit or missing["step_s"])
+        elif base is None:
+            ratio = Ratio(None, None, missing=several or "no baseline (--baseline NAME)")
+        else:
+            ratio = self.ratio(run, base)
+            doubts += [ratio.doubt, "" if ratio.missing == SHARE else ratio.missing]
+        if (shared := self.partners.get(run.record.source, "")) not in ratio.missing:
+            doubts.append(shared)
+        return _Beside(base, ratio, [doubt for doubt in doubts if doubt])
 
     def timed(self, base: Record) -> Record:
         """Returns the baseline, or, where it has no time that counts, a repeat of it that has."""
@@ -162,10 +178,9 @@ def _row(run: Run, convention: str | None) -> dict[str, Any]:
     if values["tokens_per_s"] is None:
         missing["tokens_per_s"] = str(untimed or throughput.tokens_missing(record, bool(time)))
     tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
-    flags = [flag for flag in judgement.flags if flag.kind in UNFIT]
-    unfit = [flag.text for flag in flags]
-    if any(flag.kind != "all skipped" for flag in flags):  # else only the optimizer was skipped
-        missing["tflops"] = "; ".join(unfit)
+    kinds = {flag.kind for flag in judgement.flags} & {*UNFIT}
+    if kinds - {"all skipped"}:  # else only the optimizer was skipped
+        missing["tflops"] = judgement.unfit
     else:
         tokens_per_s = values["tokens_per_s"]
         if convention:
@@ -198,7 +213,6 @@ def _row(run: Run, convention: str | None) -> dict[str, Any]:
         **{name: record.totals.get(name) for name in OF_RANKS},
         **{name: getattr(record, name) for name in OF_EXPERTS},
         "missing": missing,
-        "unfit": unfit,
         "reasons": values["reasons"] + changed + doubts,
         "notes": _notes(judgement, time) + doubts,
         "fit": run.is_fit,

@@ -77,9 +77,9 @@ class Judgement:
         return [flag for flag in self.flags if flag.kind != self.verdict]
 
     @property
-    def unfit(self) -> bool:
-        """Whether a doubt makes the step time no result."""
-        return any(flag.kind in UNFIT for flag in self.flags)
+    def unfit(self) -> str:
+        """The doubts that make the step time no result, or ""."""
+        return "; ".join(flag.text for flag in self.flags if flag.kind in UNFIT)
 
 
 def judge(record: Record, time: Steady | None = None) -> Judgement:
