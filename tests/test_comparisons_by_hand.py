@@ -13,7 +13,7 @@ from analysis.runs import pairs
 from analysis.runs.fairness import ANY_COMMIT, CHANGED, changes
 from analysis.runs.judged import judged
 from analysis.runs.pairs import Comparison, Pair, compared, of_study, pair_of
-from analysis.runs.ratio import Side
+from analysis.runs.ratio import INTERVALS, Side
 from base.errors import UsageError
 from base.intervals import Interval
 from benchmarks.planner.held_out import repeat_noise
@@ -209,7 +209,8 @@ def test_the_baseline_is_beside_all_others_and_the_fastest_of_a_size_beside_its_
     ratios = [1 / 0.6, 1 / 0.9, 1 / 0.7, 1 / 0.5, 0.6 / 0.7, 0.6 / 0.9]
     assert [row["ratio"] for row in rows] == pytest.approx(ratios, rel=0.01)
     assert ANY_COMMIT in pairs.table(verdicts, any_commit=True).notes
-    assert ANY_COMMIT not in pairs.table(verdicts).notes
+    notes = pairs.table(verdicts).notes
+    assert ANY_COMMIT not in notes and INTERVALS in notes
     one_size = {"c": (1, 1.0), "a": (1, 2.0), "b": (1, 4.0)}
     without = of_study(study(None, one_size))
     assert [(v.a, v.b) for v in without] == [("a", "b"), ("a", "c"), ("c", "b")]

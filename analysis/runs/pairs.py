@@ -26,7 +26,7 @@ from analysis.runs.fairness import (
     unstated,
 )
 from analysis.runs.judged import Run, judged
-from analysis.runs.ratio import STEPS, Side, side_of, times_ratio
+from analysis.runs.ratio import INTERVALS, STEPS, Side, side_of, times_ratio
 from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import time_doubts
 from base.errors import Reading, UsageError, by_reason
@@ -271,6 +271,8 @@ def table(pairs: list[Pair], any_commit: bool = False) -> Table:
             "below the rows of the baseline: the fastest on as many GPUs (A), and the others there"
             " in the order of their times"
         )
+    if any(pair.comparison and pair.comparison.unit == STEPS for pair in pairs):
+        notes.append(INTERVALS)
     if any_commit:
         notes.append(ANY_COMMIT)
     return Table(COLUMNS, [pair.row() for pair in pairs], notes=notes)

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from analysis.common.statistics import FEW_REPEATS
 from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
@@ -16,7 +15,7 @@ from analysis.runs.fairness import (
     scaling_of,
 )
 from analysis.runs.judged import results
-from analysis.runs.ratio import MARKED, Side, against, side_of
+from analysis.runs.ratio import INTERVALS, MARKED, Side, against, side_of
 from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import averages, time_doubts
 from base.errors import UsageError, by_reason
@@ -142,10 +141,7 @@ def table(found: Curve, scaling: str, baseline: str) -> Table:
     rows, share, interval = found
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
     if any(row["speedup_ci95"] for row in rows):
-        notes.append(
-            f"intervals: 95 % of {FEW_REPEATS} repeats or more a side; the range of fewer; of"
-            " single runs what their steps allow, without what changes from run to run"
-        )
+        notes.append(INTERVALS)
     if share is not None:
         span = " (its noise is not known)"
         if interval:
