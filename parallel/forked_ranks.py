@@ -35,16 +35,17 @@ _started: list[subprocess.Popen] = []  # servers of this process, which end with
 
 
 def prefix(engine: str, threads: int, ranks: int) -> list[str] | None:
-    """What stands before `-m MODULE ARG...` to run it in forks on `ranks` ranks (0: no group, as
-    plain `python`); None where the engine cannot be imported. The working directory or PYTHONPATH
-    must be the repository."""
+    """Returns what stands before `-m MODULE ARG...` to run it in forks on `ranks` ranks (0: no
+    group, as plain `python`); None where the engine cannot be imported. The working directory or
+    PYTHONPATH must be the repository."""
     path = server(engine, threads)
     return [sys.executable, "-S", "-c", _RUN, str(path), str(ranks)] if path else None
 
 
 @functools.cache
 def server(engine: str, threads: int) -> Path | None:
-    """The socket of a server of this process for an engine, its threads as OMP_NUM_THREADS."""
+    """Returns the socket of a server of this process for an engine, its threads as
+    OMP_NUM_THREADS."""
     path = Path(tempfile.mkdtemp(prefix="warm-")) / "socket"
     process = start_server(engine, threads, path, os.getpid())
     while not path.exists():
@@ -56,14 +57,15 @@ def server(engine: str, threads: int) -> Path | None:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, in which the repository's modules are found from any folder."""
+    """Returns this process's environment, in which the repository's modules are found from any
+    folder."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return os.environ | {"PYTHONPATH": path}
 
 
 def start_server(engine: str, threads: int, path: Path, owner: int) -> subprocess.Popen:
-    """Start a server, which makes the socket `path` when it is ready and ends with process `owner`;
-    then it removes the folder of the socket."""
+    """Starts a server, which makes the socket `path` when it is ready and ends with process
+    `owner`; then it removes the folder of the socket."""
     on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _SERVE, str(path), engine, str(owner)],
@@ -75,7 +77,7 @@ def start_server(engine: str, threads: int, path: Path, owner: int) -> subproces
 
 
 def run(path: str, ranks: str, *arguments: str) -> int:
-    """Have the server fork the ranks; the launcher's exit status."""
+    """Has the server fork the ranks, and returns the launcher's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks, and with them this
     asked = {"ranks": int(ranks), "argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
     with socket.socket(socket.AF_UNIX) as connection:
@@ -88,7 +90,7 @@ def run(path: str, ranks: str, *arguments: str) -> int:
 
 
 def serve(path: str, engine: str, owner: str) -> None:
-    """Import an engine once, then fork a launcher for every connection, until the owner ends."""
+    """Imports an engine once, then forks a launcher for every connection, until the owner ends."""
     later = _LATER if engine.startswith("deepspeed") else _LATER[:1]
     for module in (f"parallel.engines.{engine}", "parallel.train", *later):
         importlib.import_module(module)
@@ -113,7 +115,7 @@ def serve(path: str, engine: str, owner: str) -> None:
 
 
 def launch(client: socket.socket) -> None:
-    """Fork the ranks that a client asked for and answer with the exit status."""
+    """Forks the ranks that a client asked for and answers with the exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, descriptors, _, _ = socket.recv_fds(client, 1, 3)
     asked = json.loads(client.makefile().readline())
@@ -141,8 +143,8 @@ def launch(client: socket.socket) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on. Ports from 32768 on are left out: Linux gives them to outgoing
-    connections, the other ranks' among them, before rank 0 listens."""
+    """Returns a port that nobody listens on. Ports from 32768 on are left out: Linux gives them to
+    outgoing connections, the other ranks' among them, before rank 0 listens."""
     while True:
         with socket.socket() as tried, contextlib.suppress(OSError):
             tried.bind(("127.0.0.1", port := random.SystemRandom().randrange(20_000, 32_768)))
@@ -150,7 +152,7 @@ def free_port() -> int:
 
 
 def end(pids: set[int]) -> None:
-    """SIGTERM, and SIGKILL to those that stay."""
+    """Sends SIGTERM, and SIGKILL to those that stay."""
     import psutil  # here: `run` has no site-packages
 
     ranks = [psutil.Process(pid) for pid in pids]
@@ -161,7 +163,7 @@ def end(pids: set[int]) -> None:
 
 
 def be_rank(rank: int, port: int, asked: dict, descriptors: list[int]) -> None:
-    """Run the module as this rank, as `python -m` does; does not return."""
+    """Runs the module as this rank, as `python -m` does; does not return."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)

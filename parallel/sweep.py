@@ -46,7 +46,7 @@ from parallel.record.writer import RunFolder
 
 
 def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
-    """Whether the folder holds this very run, complete, from the same code, unchanged."""
+    """Returns whether the folder holds this very run, complete, from the same code, unchanged."""
     if read_status(folder).get("state") != COMPLETE:
         return False
     try:
@@ -65,7 +65,7 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
 
 
 def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
-    """What starts the run: srun over the allocation's nodes, or this machine's launcher."""
+    """Returns what starts the run: srun over the allocation's nodes, or this machine's launcher."""
     spec = study.run(name)
     if srun:
         nodes = study.cluster.nodes(spec.gpus) if study.cluster is not None else 1
@@ -86,8 +86,8 @@ def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
 def start(
     study: Study, name: str, spec: RunSpec, folder: Path, srun: bool, gpus: Sequence[str]
 ) -> str:
-    """Run one run of the study to its end, on `gpus` where it has not all of them; why it failed,
-    "" when it is complete."""
+    """Runs one run of the study to its end, on `gpus` where it has not all of them. Returns why it
+    failed, "" when it is complete."""
     run_folder = RunFolder(folder)
     why_anew = attempts.why_anew(folder, spec.settings())
     if why_anew is not None and (aside := run_folder.set_aside(also=["console.out"])):
@@ -146,9 +146,9 @@ def sweep(
     srun: bool = False,
     side_by_side: Sequence[str] = (),
 ) -> list[str]:
-    """Run the named runs into out/<name>, in this order; the names of those that failed. A terminal
-    shows a bar of runs. side_by_side: GPUs that runs share out; the times of such runs say little.
-    """
+    """Runs the named runs into out/<name>, in this order, and returns the names of those that
+    failed. A terminal shows a bar of runs. side_by_side: GPUs that runs share out; the times of
+    such runs say little."""
     commit = facts.git(ROOT)
     to_train = [n for n in names if fresh or not is_done(out / n, study.run(n), commit)]
     check_inputs(study, to_train)
@@ -192,7 +192,7 @@ def sweep(
 
 
 def report(out: Path) -> None:
-    """Have analysis print the table and write out/study.html, in processes of its own: it decides
+    """Has analysis print the table and write out/study.html, in processes of its own: it decides
     what is comparable."""
     for command in ("tflops", "page"):
         words = [sys.executable, "-m", f"analysis.{command}", str(out)]

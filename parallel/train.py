@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str] | None, interruption: Interruption) -> int:
-    """`main`, with the signals handled."""
+    """Does what `main` does, with the signals handled."""
     local_rank = 0
     with contextlib.suppress(UsageError):  # the launcher's variables may be the mistake
         local_rank = detect().local_rank
@@ -156,7 +156,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
 
 
 def check_inputs(spec: RunSpec) -> None:
-    """Refuse data or a checkpoint as the start would; a line says where they are not here."""
+    """Refuses data or a checkpoint as the start would; a line says where they are not here."""
     if Path(spec.data).exists() or Path(f"{spec.data}.idx").exists():
         from parallel import token_files
 
@@ -219,7 +219,7 @@ def train(
 
 
 def set_environment(spec: RunSpec, launch: Launch) -> dict[str, str]:
-    """Set what torch and the libraries read when they are imported; the variables of a GPU run."""
+    """Sets what torch and the libraries read when imported; returns the variables of a GPU run."""
     os.environ.update(rendezvous_environment(launch))
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
     variables = library_variables.set_variables(spec) if spec.device != "cpu" else {}
@@ -305,7 +305,7 @@ def train_in_folder(job: "Job") -> int:
 
 
 def is_first_to_see(folder: Path) -> bool:
-    """Whether no rank has asked before about the mistake that ends this attempt.
+    """Returns whether no rank has asked before about the mistake that ends this attempt.
 
     The store of the process group cannot tell: it ends with rank 0, and torch then prints why.
     """
@@ -319,8 +319,8 @@ def is_first_to_see(folder: Path) -> bool:
 
 
 def end_by_error(error: BaseException, reason: str, first_reason: str) -> NoReturn:
-    """Print why this rank ends, unless a mistake has been told, tell torchrun why the run did, and
-    end the process.
+    """Prints why this rank ends, unless a mistake has been told, tells torchrun why the run did,
+    and ends the process.
 
     sys.exit would wait: a collective that waits for this rank, or for a dead one, may keep the
     process alive.

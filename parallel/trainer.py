@@ -115,7 +115,7 @@ class Trainer:
             self.routing = Routing(spec, self.engine.modules, self.device)
 
     def run(self, source: Path | None) -> int:
-        """Train to the last step, from rank 0's checkpoint `source` if there is one.
+        """Trains to the last step, from rank 0's checkpoint `source` if there is one.
 
         The exit status: TRY_AGAIN when interrupted, with the state saved; rank 0's is 1 after NaN.
 
@@ -171,7 +171,7 @@ class Trainer:
                 self._say(self.checkpointer.copying)
 
     def _load(self, source: Path | None) -> int:
-        """Load the checkpoint; how many steps are done."""
+        """Loads the checkpoint; returns how many steps are done."""
         if source is not None:
             self._say(f" loading checkpoint from {source}")
         first = self.checkpointer.load(source)
@@ -185,7 +185,7 @@ class Trainer:
         return first
 
     def _take_over_attempts(self, first: int) -> None:
-        """Keep earlier attempts' rows up to step `first`, and note which schedule they had."""
+        """Keeps earlier attempts' rows up to step `first`, and notes which schedule they had."""
         self.rows = [row for row in read_run(self.folder.path).steps if row["step"] <= first]
         self.measured.wall_s = sum(row["step_s"] for row in self.rows)
         attempts = self.facts["attempts"]
@@ -206,7 +206,7 @@ class Trainer:
     # --- steps ---
 
     def step(self, done: int) -> None:
-        """Train the optimizer step after which `done` are done."""
+        """Trains the optimizer step after which `done` are done."""
         self.watchdog.tick()  # deepspeed_pipe's middle stages take no batches
         lr = lr_at(self.spec, done - 1)
         made = itertools.islice(self.made, self.spec.layout.n_micro)
@@ -256,7 +256,8 @@ class Trainer:
             self._say(f" {verdict}")
 
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
-        """This rank's micro-batches of a step, in memory that a GPU copies from by itself."""
+        """Returns this rank's micro-batches of a step, in memory that a GPU copies from by
+        itself."""
         if self.unread is not None:
             yield from itertools.repeat(self.unread, self.spec.layout.n_micro)
             return
@@ -278,19 +279,19 @@ class Trainer:
             yield moved
 
     def _now(self, wait: bool = True) -> float:
-        """Seconds, when the device has finished what was asked of it. A step reads its loss at its
-        end in any case; within a step nothing waits for a clock."""
+        """Returns the seconds, when the device has finished what was asked of it. A step reads its
+        loss at its end in any case; within a step nothing waits for a clock."""
         if wait and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def _lap(self, wait: bool = True) -> float:
-        """Seconds since the last lap."""
+        """Returns the seconds since the last lap."""
         before, self.last_lap = self.last_lap, self._now(wait)
         return self.last_lap - before
 
     def _end_of_other_work(self, wait: bool = True) -> float:
-        """Leave what happened since the last lap out of training; its seconds."""
+        """Leaves what happened since the last lap out of training; returns its seconds."""
         seconds = self._lap(wait)
         if self.breakdown:
             self.breakdown.forget()
@@ -299,7 +300,7 @@ class Trainer:
     # --- validation ---
 
     def validate(self, done: int) -> None:
-        """Measure the loss on held-out text after `done` steps: the same sequences every time."""
+        """Measures the loss on held-out text after `done` steps: the same sequences every time."""
         n = self.spec.eval_steps
         if n == 0:
             return
@@ -316,7 +317,7 @@ class Trainer:
     # --- checkpoints ---
 
     def save_if_due(self, done: int) -> bool:
-        """Save the state after `done` steps where it is due or a signal came.
+        """Saves the state after `done` steps where it is due or a signal came.
 
         Returns whether the run is to end now: it was interrupted, and has saved.
         """
@@ -352,7 +353,8 @@ class Trainer:
         self.checkpointer.save(done)
 
     def _report_checkpoints(self) -> str:
-        """Write which saves and loads have ended; what went wrong with the last, if it did."""
+        """Writes which saves and loads have ended; returns what went wrong with the last, if it
+        did."""
         problem = ""
         for event in self.checkpointer.events() if self.is_rank_0 else ():
             problem = event.problem
@@ -363,7 +365,8 @@ class Trainer:
     # --- the end ---
 
     def finish(self) -> int:
-        """Record the end of a run that did all its steps; the exit status, 1 where it is NaN."""
+        """Records the end of a run that did all its steps; returns its exit status, 1 where it is
+        NaN."""
         self._report_slow_ranks(*self.own_times.judged())
         measured = self.measured
         measured.peak = load_and_memory.peak_memory(self.device)

@@ -19,7 +19,7 @@ from slurm.states import ran_by, read_end, tail
 
 
 def record_end(folder: Path, attempt: str, status: int) -> None:
-    """Write why an attempt ended into status.json."""
+    """Writes why an attempt ended into status.json."""
     run, job = RunFolder(folder), os.environ.get("SLURM_JOB_ID")
     if job and (folder / "run.json").exists() and ran_by(folder) != int(job):
         return  # the folder holds an earlier job's run, which ended as it says

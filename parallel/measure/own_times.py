@@ -60,7 +60,7 @@ class OwnTimes:
         self._began, self._events = time.thread_time(), []
 
     def lap(self, done: int, step_s: float, data_s: float) -> tuple[list[dict], list[Verdict]]:
-        """Close step `done`, step_s seconds long, data_s of them waiting for batches. Returns what
+        """Closes step `done`, step_s seconds long, data_s of them waiting for batches. Returns what
         rank 0 found in the window that was gathered last, as Judge.window does."""
         if not self.is_on:
             return [], []
@@ -77,7 +77,8 @@ class OwnTimes:
         return found
 
     def judged(self) -> tuple[list[dict], list[Verdict]]:
-        """What rank 0 finds in the window whose gather is under way; it ended during the step."""
+        """Returns what rank 0 finds in the window whose gather is under way; it ended during the
+        step."""
         if self._work is None:
             return [], []
         self._work.wait()

@@ -41,7 +41,7 @@ class _Annotations:
 def attach(
     spec: RunSpec, in_nsys: bool, device: torch.device, rank: int, folder: Path, done: int = 0
 ) -> Iterator[Callable[[], None]]:
-    """Profile this rank, if it is asked for; call what is yielded after each step.
+    """Profiles this rank, if it is asked for; what is yielded is to be called after each step.
 
     done: steps that earlier attempts made; of `profile_steps`, those after them are traced.
     """

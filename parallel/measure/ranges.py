@@ -18,13 +18,13 @@ _NOTHING = nullcontext()
 
 
 def region(name: str) -> AbstractContextManager:
-    """A context that is the region `name`."""
+    """Returns a context that is the region `name`."""
     return within(name) if listeners else _NOTHING
 
 
 @contextmanager
 def within(name: str) -> Iterator[None]:
-    """The region `name`; a decorator, too."""
+    """Opens the region `name` in the block; a decorator, too."""
     enter(name)
     try:
         yield

@@ -36,7 +36,7 @@ class Judge:
         self.rests: deque[float] = deque(maxlen=40)  # of windows that count against nobody
 
     def window(self, times: np.ndarray, last: int) -> tuple[list[dict[str, Any]], list[Verdict]]:
-        """Judge the window that ends with step `last`.
+        """Judges the window that ends with step `last`.
 
         times: seconds (ranks, STEPS, 3): computing, waiting for batches, the whole step.
 
@@ -81,5 +81,5 @@ class Judge:
 
 
 def _middle(values: np.ndarray) -> np.ndarray:
-    """The median over steps; np.median takes ten times as long, in every window."""
+    """Returns the median over steps; np.median takes ten times as long, in every window."""
     return np.sort(values)[..., STEPS // 2]

@@ -45,7 +45,7 @@ class Routing:
             sum_E += layer.tokens_E if counts else output[1].sum(0)
 
     def begin(self, counting: bool) -> None:
-        """A step begins."""
+        """Begins a step."""
         self.counting = counting
         self.tokens_LE.zero_()
 

@@ -96,7 +96,7 @@ def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's slow_ranks.csv; of steps that were run again, the last."""
+    """Returns the rows of a run's slow_ranks.csv; of steps that were run again, the last."""
     path = folder / SLOW_RANKS
     if not path.exists():
         reason = "one rank, no step yet, or a run of an earlier version"
@@ -112,7 +112,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def verdicts(folder: Path) -> list[Verdict]:
-    """Who was slow in a run, the longest first."""
+    """Returns who was slow in a run, the longest first."""
     by_rank: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
     for row in read(folder):  # a restart may have other nodes
         by_rank[row["kind"], row["rank"], row["node"]].append(row)
@@ -125,9 +125,9 @@ def verdicts(folder: Path) -> list[Verdict]:
 
 
 def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:
-    """(node, evidence, run, time of the first window) of each rank that was slow in at least half
-    of a run's steps, of a running one all that it is to do; none where the run folder has no
-    slow_ranks.csv."""
+    """Returns (node, evidence, run, time of the first window) of each rank that was slow in at
+    least half of a run's steps, of a running one all that it is to do; none where the run folder
+    has no slow_ranks.csv."""
     if not (path / SLOW_RANKS).exists():
         return []
     slow = [verdict for verdict in verdicts(path) if verdict.kind != "link"]

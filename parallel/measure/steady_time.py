@@ -52,7 +52,7 @@ def _spike_bound(step_s: np.ndarray) -> float:
 
 
 def warmup_end(step_s: np.ndarray) -> int:
-    """How many iterations at the start are warm-up.
+    """Returns how many iterations at the start are warm-up.
 
     First the truncation that MSER chooses (White 1997, "An effective truncation heuristic for bias
     reduction in simulation output"): the d, up to half of all, that minimises the standard error
@@ -74,7 +74,8 @@ def warmup_end(step_s: np.ndarray) -> int:
 
 @cache
 def _median_rank(n: int) -> int:
-    """The largest k so that the k-th smallest and largest of n bracket the median at 95 %."""
+    """Returns the largest k so that the k-th smallest and largest of n bracket the median at 95
+    %."""
     if n > 1000:  # the normal approximation: from here on that rank or the one before
         return math.floor(n / 2 - 0.98 * math.sqrt(n))
     ways, tail, k = 1, 1, 0  # ways to have k points below the median, and up to k
@@ -86,9 +87,10 @@ def _median_rank(n: int) -> int:
 
 
 def median_ci95(x: np.ndarray) -> Interval | None:
-    """A 95 % interval on the median that assumes no distribution: from the k-th smallest to the
-    k-th largest, with the largest k whose coverage is at least 95 %. The number of n independent
-    points below the median is binomial(n, 1/2). None below six points, whose range covers less."""
+    """Returns a 95 % interval on the median that assumes no distribution: from the k-th smallest to
+    the k-th largest, with the largest k whose coverage is at least 95 %. The number of n
+    independent points below the median is binomial(n, 1/2). None below six points, whose range
+    covers less."""
     n = len(x)
     if n < MIN_STEADY:
         return None
@@ -103,7 +105,8 @@ def steady(
     iteration: np.ndarray | None = None,
     window: Window | None = None,
 ) -> Steady | None:
-    """THE steady step time, by which every table here is made; None where nothing was timed.
+    """Returns THE steady step time, by which every table here is made; None where nothing was
+    timed.
 
     It is the median of `steady_iterations`: a spike (evaluation, checkpoint) moves it by one rank
     at most, and is counted. Its interval is `median_ci95`'s.
@@ -127,9 +130,9 @@ def steady_iterations(
     iteration: np.ndarray | None = None,
     window: Window | None = None,
 ) -> np.ndarray:
-    """Indices of the iterations that `steady` takes the median of: all of the window or, without
-    one, those after the warm-up, less those that skipped the optimizer (an fp16 overflow) unless
-    every one did. Empty where nothing was timed."""
+    """Returns the indices of the iterations that `steady` takes the median of: all of the window
+    or, without one, those after the warm-up, less those that skipped the optimizer (an fp16
+    overflow) unless every one did. Empty where nothing was timed."""
     step_s = np.asarray(step_s, dtype=float)
     kept = np.isfinite(step_s)
     if not kept.any():
@@ -145,7 +148,8 @@ def steady_iterations(
 
 
 def _falls(x: np.ndarray) -> bool:
-    """Whether the second half is faster than the first by more than noise and by a share."""
+    """Returns whether the second half is faster than the first by more than noise and by a
+    share."""
     half = len(x) // 2
     if (interval := median_ci95(x[:half])) is None:
         return False
@@ -154,7 +158,8 @@ def _falls(x: np.ndarray) -> bool:
 
 
 def _rises(x: np.ndarray) -> tuple[float, float] | None:
-    """The medians of both halves, where the second is slower by more than noise and by RISEN."""
+    """Returns the medians of both halves, where the second is slower by more than noise and by
+    RISEN."""
     half = len(x) // 2
     if (interval := median_ci95(x[:half])) is None:
         return None

@@ -99,7 +99,7 @@ def name_group(group: ProcessGroup | None, axis: str) -> None:
 
 
 def ddp_hook() -> Callable | None:
-    """A communication hook for DistributedDataParallel, or None when no breakdown is on.
+    """Returns a communication hook for DistributedDataParallel, or None when no breakdown is on.
 
     It all-reduces bucket by bucket, as the reducer does without one, but sums: the reducer divides
     while it fills a bucket. A pass of our own would take time, so the engine divides its loss.
@@ -117,7 +117,7 @@ def ddp_hook() -> Callable | None:
 
 
 def start(spec: RunSpec, device: torch.device, rank: int, folder: Path) -> "Breakdown | None":
-    """Begin to measure this rank, where the run asks for it. Before the engine is built."""
+    """Begins to measure this rank, where the run asks for it. Before the engine is built."""
     global _active
     if not spec.breakdown:
         return None
@@ -148,7 +148,7 @@ class Breakdown:
     # --- time ------------------------------------------------------------------------------------
 
     def _now(self) -> Any:
-        """The moment: seconds of the host, or an event in the compute stream."""
+        """Returns the moment: seconds of the host, or an event in the compute stream."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -162,14 +162,14 @@ class Breakdown:
         self._stack.append(name)
 
     def leave(self, name: Region) -> None:
-        """Close the innermost region of this name and what was left open inside it."""
+        """Closes the innermost region of this name and what was left open inside it."""
         while len(self._stack) > 1:
             self._marks.append((self._stack[-1], self._now()))
             if self._stack.pop() == name:
                 return
 
     def lap(self, step: int, step_s: float) -> None:
-        """Close optimizer step `step` (from 1), `step_s` long by the loop's clock."""
+        """Closes optimizer step `step` (from 1), `step_s` long by the loop's clock."""
         self._marks.append((self._stack[-1], self._now()))
         self._settle()
         self._elapsed_s += step_s
@@ -179,14 +179,14 @@ class Breakdown:
             self._new_window()
 
     def forget(self) -> None:
-        """Leave out what happened since the last lap: it was not training."""
+        """Leaves out what happened since the last lap: it was not training."""
         self._marks: list[tuple[Region, Any]] = []  # what was open until when
         self.messages: list[tuple[str, int, float]] = []  # since `lap`: axis, bytes, sent bytes
         self._stack: list[Region] = ["other"]
         self._last = self._now()
 
     def _settle(self) -> None:
-        """Turn the marks and messages of the step into the window's sums."""
+        """Turns the marks and messages of the step into the window's sums."""
         last = self._last
         if self._cuda:
             self._marks[-1][1].synchronize()
@@ -228,7 +228,7 @@ class Breakdown:
     def call(
         self, original: Callable, kind: str, which: int, group: Any, args: Any, kw: Any
     ) -> Any:
-        """Make one of ProcessGroup's calls, counted and timed."""
+        """Makes one of ProcessGroup's calls, counted and timed."""
         if not _trains():
             return original(group, *args, **kw)
         arguments = (*args, *kw.values())
@@ -265,7 +265,7 @@ class Breakdown:
             self.leave(region)
 
     def _axis(self, group: ProcessGroup, peer: int | None) -> str:
-        """The axis of a group, or of a message to rank `peer` of it."""
+        """Returns the axis of a group, or of a message to rank `peer` of it."""
         if peer is not None:
             return axis_of(self.layout, [self.rank, dist.get_global_rank(group, peer)])
         name = group.group_name
@@ -275,14 +275,14 @@ class Breakdown:
 
 
 def _trains() -> bool:
-    """Whether this thread trains: the main one, or one of autograd's, which Python did not start. A
-    save in the background has threads of Python's, and messages of its own."""
+    """Returns whether this thread trains: the main one, or one of autograd's, which Python did not
+    start. A save in the background has threads of Python's, and messages of its own."""
     thread = threading.current_thread()
     return thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
 
 
 def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
-    """The axis along which these ranks differ; `mixed` when there are several."""
+    """Returns the axis along which these ranks differ; `mixed` when there are several."""
     coords = [layout.coords(rank) for rank in ranks]
     axes = [axis for axis in ("tp", "dp", "pp") if len({c[axis] for c in coords}) > 1]
     if not axes:
@@ -291,14 +291,14 @@ def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
 
 
 def _nbytes(tensors: Any) -> int:
-    """Bytes of a tensor, or of all tensors in nested lists."""
+    """Returns the bytes of a tensor, or of all tensors in nested lists."""
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(_nbytes(t) for t in tensors)
 
 
 def _wrap_process_groups(breakdown: Breakdown) -> None:
-    """Have every call of a process group, and every wait for one, counted and timed."""
+    """Has every call of a process group, and every wait for one, counted and timed."""
     for method, (kind, which) in _CALLS.items():
         if original := getattr(ProcessGroup, method, None):
             counted = partial(breakdown.call, original, kind, which)
@@ -311,7 +311,8 @@ def _method(function: Callable) -> Callable:
 
 
 def _transfer_s(spec: RunSpec, device: torch.device, rank: int) -> float:
-    """Seconds that an activation needs between neighbouring stages: half the best round trip.
+    """Returns the seconds that an activation needs between neighbouring stages: half the best round
+    trip.
 
     All ranks call it, before training. The slower of a middle stage's two neighbours counts.
     """

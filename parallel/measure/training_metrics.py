@@ -60,7 +60,7 @@ class Measured:
 def training_metrics(
     facts: dict[str, Any], steps: list[dict[str, Any]], measured: Measured
 ) -> dict[str, Any]:
-    """The document; `facts` is run.json, `steps` the rows of steps.csv."""
+    """Returns the document; `facts` is run.json, `steps` the rows of steps.csv."""
     spec, layout, data, host = (facts[part] for part in ("spec", "layout", "data", "host"))
     model, epochs = _config(facts), spec["epochs"] or 1
     per_epoch = -(-len(steps) // epochs)
@@ -144,8 +144,8 @@ def training_metrics(
 
 
 def ended_in_nan(steps: list[dict[str, Any]], validations: list[tuple[int, float]]) -> str:
-    """Why a training that did all its steps has failed all the same, or "": at its end its loss,
-    or the gradient that its last update was made of, is no number.
+    """Returns why a training that did all its steps has failed all the same, or "": at its end its
+    loss, or the gradient that its last update was made of, is no number.
 
     One skipped step at the end is none of it: fp16 skips such a step and lowers its scale.
     """
@@ -208,7 +208,7 @@ def _config(facts: dict[str, Any]) -> GPTConfig:
 
 
 def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the steady step time gives; MFU only for a GPU whose peak is known."""
+    """Returns what the steady step time gives; MFU only for a GPU whose peak is known."""
     spec, gpus = facts["spec"], facts["layout"]["world_size"]
     time = steady(
         np.array([s["step_s"] for s in steps]), np.array([float(s["skipped"]) for s in steps])
@@ -232,7 +232,7 @@ def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def complete_marker(folder: Path, metrics: dict[str, Any]) -> str:
-    """The line of RUN_COMPLETE.txt, in the form of the published GPT-2 study's."""
+    """Returns the line of RUN_COMPLETE.txt, in the form of the published GPT-2 study's."""
     return (
         f"[Rank 0] RUN_COMPLETE run_dir={folder}"
         f" world_size={metrics['hardware']['world_size']}"

@@ -113,7 +113,7 @@ _LINES = [
 
 
 def kind_of(line: str) -> Kind:
-    """The kind of an end of which only one line of text is known.
+    """Returns the kind of an end of which only one line of text is known.
 
     A line that matches nothing says why a run could not start: such lines are in nobody's list.
     """
@@ -124,7 +124,7 @@ def kind_of(line: str) -> Kind:
 
 
 def kind_of_error(error: BaseException) -> Kind:
-    """The kind of an end by an exception; libraries put theirs into RuntimeError's text."""
+    """Returns the kind of an end by an exception; libraries put theirs into RuntimeError's text."""
     if isinstance(error, UsageError):
         return Kind.REFUSED
     if isinstance(error, OSError) and error.errno in FULL:
@@ -207,14 +207,14 @@ class Sign(NamedTuple):
 
 
 def line_of(text: bytes, at: int) -> bytes:
-    """The line that holds the byte at `at`, cut 300 bytes before and behind it."""
+    """Returns the line that holds the byte at `at`, cut 300 bytes before and behind it."""
     first = max(at - 300, 0)
     begin = 1 + max(text.rfind(b"\n", first, at), text.rfind(b"\r", first, at), first - 1)
     return re.split(rb"[\r\n]", text[begin : at + 300], maxsplit=1)[0]
 
 
 def outside_sign(text: bytes) -> Sign | None:
-    """An end for lack of memory, of a node or of time."""
+    """Returns an end for lack of memory, of a node or of time."""
     for kind, pattern in _OUTSIDE.items():
         words = _WORDS[kind].split(b"|")
         places = [at for word in words if (at := _first_in_lines(pattern, word, text)) is not None]
@@ -224,7 +224,7 @@ def outside_sign(text: bytes) -> Sign | None:
 
 
 def _first_in_lines(pattern: re.Pattern[bytes], word: bytes, text: bytes) -> int | None:
-    """Where the pattern first matches in a line that holds the word."""
+    """Returns where the pattern first matches in a line that holds the word."""
     at = text.find(word)
     while at >= 0:
         end = text.find(b"\n", at)
@@ -236,8 +236,8 @@ def _first_in_lines(pattern: re.Pattern[bytes], word: bytes, text: bytes) -> int
 
 
 def first_sign(text: bytes, kind: str) -> Sign | None:
-    """The first sign of a broken connection (nccl), of a cancelled run or of Slurm's own word on it
-    (scancel) that does not follow from the end of another process."""
+    """Returns the first sign of a broken connection (nccl), of a cancelled run or of Slurm's own
+    word on it (scancel) that does not follow from the end of another process."""
     for match in _SIGNS[kind].finditer(text):
         line = line_of(text, match.start())
         if _SENT.match(line):
@@ -251,7 +251,7 @@ def first_sign(text: bytes, kind: str) -> Sign | None:
 
 
 def find_sign(text: bytes) -> Sign | None:
-    """How a run ended: a cause if its log shows one, else the first sign."""
+    """Returns how a run ended: a cause if its log shows one, else the first sign."""
     if sign := outside_sign(text):
         return sign
     if killed := _KILLED.search(text):
@@ -273,7 +273,7 @@ def find_sign(text: bytes) -> Sign | None:
 
 
 def _raised(text: bytes, traceback: re.Match[bytes]) -> Sign:
-    """A traceback and, where the log shows it, the line with what was raised."""
+    """Returns a traceback and, where the log shows it, the line with what was raised."""
     at = traceback.start()
     last = None
     if traceback[0].startswith(b"Traceback"):

@@ -63,14 +63,15 @@ _PAIR = re.compile(r"""([\w.-]+)(=["']*|\s*=\s*["']|["']?:\s*["'])([^\s,;&"']+)"
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a value is to be hidden for its name; a number of tokens or keys is a count."""
+    """Returns whether a value is to be hidden for its name; a number of tokens or keys is a
+    count."""
     if _NUMBER.fullmatch(value):
         name = _COUNTS.sub("", name)
     return bool(_SECRET_NAME.search(name))
 
 
 def hide(text: str) -> str:
-    """A text without the passwords and tokens that can be told by their own looks."""
+    """Returns a text without the passwords and tokens that can be told by their own looks."""
     for pattern, without in _VALUES:
         text = pattern.sub(without, text)
     return _PAIR.sub(_without_secret, text)
@@ -88,7 +89,8 @@ def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def command_line(words: Sequence[str] | None = None) -> str:
-    """The command as typed (default: this process's), without the values of secret flags."""
+    """Returns the command as typed (default: this process's), without the values of secret
+    flags."""
     if words is None:
         words = [Path(sys.executable).name, *sys.orig_argv[1:]]
     shown, flag = [], ""
@@ -101,7 +103,8 @@ def command_line(words: Sequence[str] | None = None) -> str:
 
 
 def write(path: Path, environment: Mapping[str, str] = os.environ) -> None:
-    """The archived variables as NAME=value lines, in a file that its owner alone can read."""
+    """Writes the archived variables as NAME=value lines, in a file that its owner alone can
+    read."""
     facts = environment_facts(environment)
     lines = [f"{name}={value}".replace("\n", "\\n") for name, value in facts.items()]
     lines.append(f"# {len(environment) - len(facts)} other variables are not archived")

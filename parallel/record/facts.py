@@ -29,7 +29,7 @@ TRAINS = ("base", "models", "parallel", "setup.py", "constraints.txt")
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions; None where a package is absent."""
+    """Returns the installed versions; None where a package is absent."""
     installed = dict.fromkeys(PACKAGES) | {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -38,8 +38,8 @@ def versions() -> dict[str, str | None]:
 
 
 def ranges() -> dict[str, Any]:
-    """Library -> setup.py's range of it for this Python (a SpecifierSet): the tests ran with its
-    ends."""
+    """Returns library -> setup.py's range of it for this Python (a SpecifierSet): the tests ran
+    with its ends."""
     from packaging.requirements import Requirement  # of transformers and deepspeed
 
     if (ROOT / "setup.py").exists():  # a container binds the repository and installs the rest
@@ -51,7 +51,7 @@ def ranges() -> dict[str, Any]:
 
 
 def tried(installed: Mapping[str, str | None]) -> str:
-    """One line on `versions()`: whether training was tried with such libraries."""
+    """Returns one line on `versions()`: whether training was tried with such libraries."""
     known = ranges()
     untried = [
         f"{name} {version} (tried: {known[name]})"
@@ -62,9 +62,9 @@ def tried(installed: Mapping[str, str | None]) -> str:
 
 
 def git(folder: Path) -> dict[str, Any]:
-    """The commit of the repository at `folder`; `code`, a hash of what trains (TRAINS), which stays
-    the same over commits that change a figure or a log; and `dirty`, whether what trains was
-    changed since. None outside git."""
+    """Returns the commit of the repository at `folder`; `code`, a hash of what trains (TRAINS),
+    which stays the same over commits that change a figure or a log; and `dirty`, whether what
+    trains was changed since. None outside git."""
 
     def ask(*words: str) -> str | None:
         try:
@@ -83,14 +83,14 @@ def git(folder: Path) -> dict[str, Any]:
 
 
 def same_code(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether two runs' `git` facts name the same code: by `code` where both have it (an old
-    run.json has none), else by the commit. Uncommitted changes are not compared."""
+    """Returns whether two runs' `git` facts name the same code: by `code` where both have it (an
+    old run.json has none), else by the commit. Uncommitted changes are not compared."""
     name = "code" if mine.get("code") and theirs.get("code") else "commit"
     return mine.get(name) == theirs.get(name)
 
 
 def cores() -> int:
-    """Processor cores this process may use."""
+    """Returns how many processor cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -111,7 +111,8 @@ def cpu_name() -> str:
 
 
 def scheduler(environment: Mapping[str, str] = os.environ) -> dict[str, str | None]:
-    """Slurm's facts about the job; without Slurm type is "none" and all of them are None."""
+    """Returns Slurm's facts about the job; without Slurm type is "none" and all of them are
+    None."""
     names = ("JOB_ID", "JOB_NODELIST", "JOB_NUM_NODES", "PROCID", "LOCALID", "JOB_PARTITION")
     ours = ("job_id", "nodelist", "nnodes", "procid", "localid", "partition")
     stated = (environment.get(f"SLURM_{name}") for name in names)
@@ -120,12 +121,13 @@ def scheduler(environment: Mapping[str, str] = os.environ) -> dict[str, str | No
 
 
 def one_machine(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether all nodes are this machine, as a cluster's table says by its `environment`."""
+    """Returns whether all nodes are this machine, as a cluster's table says by its
+    `environment`."""
     return environment.get("SCALING_ONE_MACHINE") == "1"
 
 
 def profiler(spec: RunSpec, environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """The profiler that slows the run, or None. A profiled run is not a timing.
+    """Returns the profiler that slows the run, or None. A profiled run is not a timing.
 
     Nsight Systems sets NSYS_PROFILING_SESSION_ID for what it runs.
     """
@@ -137,7 +139,7 @@ def profiler(spec: RunSpec, environment: Mapping[str, str] = os.environ) -> dict
 
 
 def launcher_metadata(launch: Launch) -> dict[str, Any]:
-    """launcher_metadata.json: who started rank 0, where, with what environment."""
+    """Returns launcher_metadata.json: who started rank 0, where, with what environment."""
     return {
         "schema_version": "1",
         "launcher": launch.launcher,
@@ -155,7 +157,8 @@ def launcher_metadata(launch: Launch) -> dict[str, Any]:
 
 
 def inputs(spec: RunSpec) -> dict[str, str | None]:
-    """SHA-256 of the small files a run depends on, which git may not hold; None without one."""
+    """Returns the SHA-256 of the small files a run depends on, which git may not hold; None without
+    one."""
 
     def digest(path: Path) -> str | None:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
@@ -172,7 +175,8 @@ OF_STUDY = ("study", "question", "run", "configuration", "repeat", "baseline")
 
 
 def planned(study: Study, run: str) -> dict[str, Any]:
-    """The part of run.json that is known before a job starts: what it is to train, and how."""
+    """Returns the part of run.json that is known before a job starts: what it is to train, and
+    how."""
     spec, point = study.runs[run].spec, study.runs[run]
     return {
         "study": study.name,

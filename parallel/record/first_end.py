@@ -22,7 +22,7 @@ _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the launcher's own, o
 
 
 def process_number() -> int:
-    """This process, told from those of other hosts; below 2**54."""
+    """Returns a number of this process, told from those of other hosts; below 2**54."""
     return zlib.crc32(platform.node().encode()) << _PID_BITS | os.getpid()
 
 
@@ -47,7 +47,8 @@ class Siblings:
         threading.Thread(target=self._watch, args=(watched,), daemon=True, name="siblings").start()
 
     def first_end(self, wait_s: float) -> End | None:
-        """How the first of them ended without a word, waiting so long for it; None: none did."""
+        """Returns how the first of them ended without a word, waiting so long for it; None where
+        none did."""
         self._known.wait(wait_s)
         return self._end
 
@@ -65,7 +66,8 @@ class Siblings:
                     self._known.set()
 
     def _how_ended(self, rank: int, pid: int) -> End | None:
-        """From the process's exit status; None where it was asked to end, or nobody knows."""
+        """Returns the end by the process's exit status; None where it was asked to end, or nobody
+        knows."""
         fields = stat(pid)
         if not fields or fields[0] != "Z":
             return None
@@ -84,7 +86,7 @@ class Siblings:
 
 
 def _oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """How many processes this machine's kernel has killed because memory ran out."""
+    """Returns how many processes this machine's kernel has killed because memory ran out."""
     with contextlib.suppress(OSError, ValueError):
         for line in vmstat.read_text().splitlines():
             if line.startswith("oom_kill "):

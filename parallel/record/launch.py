@@ -34,7 +34,7 @@ class Launch:
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Launch:
-    """Read the launcher's environment variables.
+    """Reads the launcher's environment variables.
 
     torchrun and the deepspeed launcher set RANK, WORLD_SIZE and LOCAL_RANK. A task that srun
     started has SLURM_STEP_NUM_TASKS. A plain process inside an sbatch script has neither: it counts
@@ -68,7 +68,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
 
 @cache
 def hostnames(nodes: str) -> tuple[str, ...]:
-    """The nodes of a list as Slurm writes it, node[1-3] for example."""
+    """Returns the nodes of a list as Slurm writes it, node[1-3] for example."""
     if "[" not in nodes:
         return tuple(filter(None, nodes.split(",")))
     command = ["scontrol", "show", "hostnames", nodes]
@@ -80,7 +80,8 @@ def hostnames(nodes: str) -> tuple[str, ...]:
 
 
 def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.environ) -> dict:
-    """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torch.distributed wants them.
+    """Returns RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torch.distributed wants
+    them.
 
     Under srun the master is the step's first host and the port follows from the job and step id,
     so that neither two jobs on one node meet nor two steps of a job. It is below the ports that
@@ -103,7 +104,7 @@ def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.e
 
 
 def end_with_launcher(launch: Launch, environment: Mapping[str, str] = os.environ) -> None:
-    """Send this process SIGTERM when the launcher that started it is gone, after SIGKILL say.
+    """Sends this process SIGTERM when the launcher that started it is gone, after SIGKILL say.
 
     Otherwise the ranks would write into the folder of the next attempt. This holds for torchrun,
     the deepspeed launcher, srun and forked_ranks.py, which wait for their ranks; a shell may end
@@ -125,7 +126,7 @@ def end_with_launcher(launch: Launch, environment: Mapping[str, str] = os.enviro
 
 
 def signal_words(signal_name: str) -> str:
-    """A signal's name and why it came: the time limit is near, or the launcher is gone."""
+    """Returns a signal's name and why it came: the time limit is near, or the launcher is gone."""
     if signal_name == TIME_LIMIT_SIGNAL:
         return f"time limit: {signal_name}"
     gone = _launcher and os.getppid() != _launcher
@@ -135,7 +136,7 @@ def signal_words(signal_name: str) -> str:
 def tell_torchrun(
     line: str, after_s: float = 0.0, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Write why this rank ended where torchrun finds it, and repeats it in its own report.
+    """Writes why this rank ended where torchrun finds it, and repeats it in its own report.
 
     torchrun reports the rank that fails first, and ends the others. Where all ranks fail for the
     same reason, all but one wait `after_s` seconds.

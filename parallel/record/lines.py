@@ -14,7 +14,7 @@ from parallel.record.facts import tried
 
 
 def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
-    """What the log says once, before the first iteration; `facts` is run.json."""
+    """Returns what the log says once, before the first iteration; `facts` is run.json."""
     model, layout = facts["model"], facts["layout"]
     split = (f"{axis} {layout[axis]}" for axis in (*AXES, *EXPERT_AXES) if axis in layout)
     lines = [
@@ -63,7 +63,8 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
 
 
 def _documents(spec: RunSpec, data: dict[str, Any]) -> str:
-    """How many documents there are, and what happens where a sequence crosses a document's end."""
+    """Returns how many documents there are, and what happens where a sequence crosses a document's
+    end."""
     documents = data["documents"]
     if documents == 1:
         return f"documents of {spec.data}: 1, so no sequence crosses a document's end"
@@ -87,10 +88,10 @@ def iteration_line(
     peak_bytes: int,
     attended_seq_len: float | None = None,
 ) -> str:
-    """Megatron-LM's iteration line over `rows`, the steps since the last one. Three fields more
-    stand at its end: tokens/s of a GPU, MFU where the peak of `gpu` is known, and the most bytes
-    that rank 0 has held (allocated on CUDA, resident on CPU); with experts a fourth before them,
-    their load in the last step. attended_seq_len: `batches.attended_seq_len` of documents."""
+    """Returns Megatron-LM's iteration line over `rows`, the steps since the last one. Three fields
+    more stand at its end: tokens/s of a GPU, MFU where the peak of `gpu` is known, and the most
+    bytes that rank 0 has held (allocated on CUDA, resident on CPU); with experts a fourth before
+    them, their load in the last step. attended_seq_len: `batches.attended_seq_len` of documents."""
     last = rows[-1]
     step_s = sum(r["step_s"] for r in rows) / len(rows)
     loss = sum(r["loss"] for r in rows) / len(rows)
@@ -119,7 +120,7 @@ def iteration_line(
 
 
 def validation_line(step: int, loss: float) -> str:
-    """Megatron-LM's validation line; like there, the perplexity is capped at e^20."""
+    """Returns Megatron-LM's validation line; like there, the perplexity is capped at e^20."""
     return (
         f" validation loss at iteration {step} |"
         f" lm loss value: {loss:.6E} |"

@@ -74,7 +74,7 @@ class FolderLock:
         return self._file is not None
 
     def acquire(self) -> None:
-        """Hold the lock until `release`.
+        """Holds the lock until `release`.
 
         Raises:
             UsageError: another process writes the folder.
@@ -115,7 +115,7 @@ class FolderLock:
             self._file = None
 
     def is_held_by_another(self) -> bool:
-        """Whether another process that still runs holds the lock."""
+        """Returns whether another process that still runs holds the lock."""
         if self.held or not (self.folder / LOCK).exists():
             return False
         file, _ = _flock(self.folder / LOCK)
@@ -125,7 +125,7 @@ class FolderLock:
 
 
 def _flock(path: Path) -> tuple[TextIO | None, dict[str, Any]]:
-    """(the locked file, {}), or (None, what the lock file says of its holder).
+    """Returns (the locked file, {}), or (None, what the lock file says of its holder).
 
     Raises:
         OSError: it cannot be opened.

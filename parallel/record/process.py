@@ -7,7 +7,7 @@ from typing import Any
 
 
 def this_process() -> dict[str, Any]:
-    """What a later reader needs to find this process: host, pid and process_start."""
+    """Returns what a later reader needs to find this process: host, pid and process_start."""
     pid = os.getpid()
     return {"host": platform.node(), "pid": pid, "process_start": process_start(pid)}
 
@@ -23,7 +23,7 @@ def process_start(pid: int) -> int | None:
 
 
 def stat(pid: int) -> list[str] | None:
-    """/proc/<pid>/stat from its third field, the state, on; None where there is none."""
+    """Returns /proc/<pid>/stat from its third field, the state, on; None where there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -31,13 +31,13 @@ def stat(pid: int) -> list[str] | None:
 
 
 def ran_here(writer: dict[str, Any]) -> bool:
-    """Whether `writer`, as `this_process` described it, ran on this host."""
+    """Returns whether `writer`, as `this_process` described it, ran on this host."""
     pid = writer.get("pid")
     return writer.get("host") == platform.node() and type(pid) is int and 0 < pid < 1 << 31
 
 
 def runs_here(writer: dict[str, Any]) -> bool:
-    """Whether `writer` runs on this host now."""
+    """Returns whether `writer` runs on this host now."""
     if not ran_here(writer):
         return False
     try:

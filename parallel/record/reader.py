@@ -64,7 +64,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read one run folder.
+    """Reads one run folder.
 
     Raises:
         UsageError: no run.json, or a file that is damaged; it names the file and the line.
@@ -92,12 +92,12 @@ def read_run(path: Path) -> Run:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """run.json of a folder."""
+    """Returns run.json of a folder."""
     return schema.checked_facts(read_json(path / schema.RUN), path / schema.RUN)
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    """The run's status.json, or an empty dict where there is none (or a damaged one).
+    """Returns the run's status.json, or an empty dict where there is none (or a damaged one).
 
     A run that failed or was interrupted always has a `kind`.
     """
@@ -116,7 +116,7 @@ def _status(path: Path) -> dict[str, Any]:
 
 
 def _end_of(path: Path, status: dict[str, Any] | None) -> tuple[str, str, str]:
-    """(state, kind, reason) of a run, from its status.json and from what else is there."""
+    """Returns (state, kind, reason) of a run, from its status.json and from what else is there."""
     if status is None:
         return FAILED, Kind.UNKNOWN, "no status.json"
     state = status.get("state", FAILED)
@@ -131,7 +131,7 @@ def _end_of(path: Path, status: dict[str, Any] | None) -> tuple[str, str, str]:
 
 
 def _missing(run: Run) -> str:
-    """Which steps steps.csv should hold and does not, or "".
+    """Returns which steps steps.csv should hold and does not, or "".
 
     A complete run has a row for each step from its first to the last that was planned, as many as
     its metrics count; another run has no gap.
@@ -159,7 +159,7 @@ def _missing(run: Run) -> str:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a run left something to read in a folder, be it only what it was to run."""
+    """Returns whether a run left something to read in a folder, be it only what it was to run."""
     return has_run(path) or _submitted(path) is not None
 
 
@@ -168,12 +168,13 @@ def has_run(path: Path) -> bool:
 
 
 def holds_attempt(path: Path) -> bool:
-    """Whether a folder holds anything that a run wrote."""
+    """Returns whether a folder holds anything that a run wrote."""
     return path.is_dir() and any(map(schema.is_written_by_run, os.listdir(path)))
 
 
 def job_ids(path: Path) -> list[int]:
-    """The Slurm jobs that ran or wait to run here (<jobid>.out, <jobid>.submitted ...), in order.
+    """Returns the Slurm jobs that ran or wait to run here (<jobid>.out, <jobid>.submitted ...), in
+    order.
 
     A job that found nothing to do left <jobid>.skipped and does not count.
     """
@@ -186,20 +187,20 @@ def job_ids(path: Path) -> list[int]:
 
 
 def read_job_end(path: Path, job_id: int | str) -> dict[str, Any]:
-    """How a job ended, as slurm.status wrote it down (<jobid>.state): its keys are those of
+    """Returns how a job ended, as slurm.status wrote it down (<jobid>.state): its keys are those of
     schema.JOB_END_KEYS, and `line`. An empty dict where there is none, or a damaged one."""
     end = read_json_if_whole(path / f"{job_id}.state")
     return {} if misfit(end, schema.JOB_END_KEYS) else end
 
 
 def _submitted(path: Path) -> int | None:
-    """The last job that wrote what it was to run."""
+    """Returns the last job that wrote what it was to run."""
     files = [p for p in path.glob("[0-9]*.submitted") if p.stem.isdecimal() and p.stat().st_size]
     return max((int(file.stem) for file in files), default=None)
 
 
 def _read_job(path: Path) -> Run:
-    """A job that died before it had a run.json, or that has not started."""
+    """Returns a job that died before it had a run.json, or that has not started."""
     job = _submitted(path)
     source = path / f"{job}.submitted"
     facts = schema.checked_facts(read_json(source), source)
@@ -216,7 +217,7 @@ def _read_job(path: Path) -> Run:
 
 
 def _ask_jobs(run: Run) -> None:
-    """Where Slurm said how the run's jobs ended, take that for the run's own state."""
+    """Takes what Slurm said of the ends of the run's jobs for the run's own state."""
     ran_by = str((run.facts.get("scheduler") or {}).get("job_id"))
     end = read_job_end(run.path, ran_by)
     if end.get("verdict") and (run.state in (RUNNING, FAILED) or end["verdict"] == "OOM"):
@@ -228,7 +229,7 @@ def _ask_jobs(run: Run) -> None:
 
 
 def _take_slurms_word(run: Run, end: dict[str, Any]) -> None:
-    """Take state, kind and reason from the job's <jobid>.state: the run failed."""
+    """Takes state, kind and reason from the job's <jobid>.state: the run failed."""
     run.state, run.reason, run.verdict = FAILED, str(end.get("line")), str(end["verdict"])
     run.kind = end["kind"] if end.get("kind") in list(Kind) else kind_of(run.reason)
 
@@ -237,7 +238,7 @@ def _take_slurms_word(run: Run, end: dict[str, Any]) -> None:
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
-    """The rows of steps.csv as they were written."""
+    """Returns the rows of steps.csv as they were written."""
     steps = read_rows(path, schema.STEP_COLUMNS, schema.EXPERT_COLUMNS | schema.CLOCK_COLUMNS)
     for step in steps:
         if step["step"] is None or not (step["step_s"] is None or 0 < step["step_s"] < math.inf):
@@ -248,7 +249,8 @@ def _read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def _off_clock(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
-    """How the times of steps contradict when they ended, in words, or "". Older files say no ends.
+    """Returns how the times of steps contradict when they ended, in words, or "". Older files say
+    no ends.
 
     What is no training (validation, saves) stands between an end and the next step, so most steps
     follow the one before at once; no step takes longer than since the end of the one before.
@@ -273,8 +275,8 @@ def _off_clock(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
 
 
 def read_checkpoints(path: Path) -> list[dict[str, Any]]:
-    """One dict with CHECKPOINT_COLUMNS for each row of a folder's checkpoints.csv, unknown values
-    None; [] where the run wrote none."""
+    """Returns one dict with CHECKPOINT_COLUMNS for each row of a folder's checkpoints.csv, unknown
+    values None; [] where the run wrote none."""
     return read_rows(path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS)
 
 
@@ -299,7 +301,7 @@ def read_saves(path: Path) -> Saves:
 
 
 def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[str, Any]]]]:
-    """{rank: one dict per window with BREAKDOWN_COLUMNS}; one line per unusable file.
+    """Returns {rank: one dict per window with BREAKDOWN_COLUMNS}; one line per unusable file.
 
     A rank without a file, or with one that is damaged or has no row, is left out and named. A last
     row that is cut short, which a killed writer leaves, is left out alone.
@@ -346,8 +348,8 @@ _Kinds = Mapping[str, Callable[[str], Any]]
 
 
 def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[dict[str, Any]]:
-    """One dict for each row of a CSV file, unknown values None; [] where there is no file. kinds:
-    what makes a value of a cell's text, by column; seldom: of columns that may be absent.
+    """Returns one dict for each row of a CSV file, unknown values None; [] where there is no file.
+    kinds: what makes a value of a cell's text, by column; seldom: of columns that may be absent.
 
     Raises:
         UsageError: it is damaged; it names the file and the line. A last row that is cut short,
@@ -378,7 +380,7 @@ def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[d
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of each row."""
+    """Returns (line number, cells) of each row."""
     try:
         with path.open(newline="") as lines:
             reader = csv.reader(lines)
@@ -393,9 +395,9 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 def find_runs(
     paths: list[Path], is_run: Callable[[Path], bool] = has_run, unread: list[str] | None = None
 ) -> list[Path]:
-    """The run folders at or below each path, in name order; earlier attempts are left out, and
-    unless `is_run` says otherwise jobs that died before there was a run. A folder that cannot be
-    read is named in `unread`, or on stderr.
+    """Returns the run folders at or below each path, in name order; earlier attempts are left out,
+    and unless `is_run` says otherwise jobs that died before there was a run. A folder that cannot
+    be read is named in `unread`, or on stderr.
 
     Raises:
         UsageError: a path does not exist, or has no run folder at or below it.

@@ -58,12 +58,13 @@ _NUMBER = Bounds(0, math.inf, below=True)
 
 
 def count(text: str) -> int:
-    """The whole number from 0 that a text is. Raises: ValueError: it is none, or too large."""
+    """Returns the whole number from 0 that a text is. Raises: ValueError: it is none, or too
+    large."""
     return _within(COUNT, int(text))
 
 
 def amount(text: str) -> float:
-    """The number from 0 that a text is. Raises: ValueError: it is none, or infinite."""
+    """Returns the number from 0 that a text is. Raises: ValueError: it is none, or infinite."""
     return _within(_NUMBER, float(text))
 
 
@@ -106,13 +107,13 @@ def utc_now() -> str:
 
 
 def is_written_by_run(name: str) -> bool:
-    """Whether a name at the top of a run folder is one that a run writes."""
+    """Returns whether a name at the top of a run folder is one that a run writes."""
     return name in _WRITTEN or bool((aside := _ASIDE.fullmatch(name)) and aside[1] in _WRITTEN)
 
 
 def may_stand_beside(name: str) -> bool:
-    """Whether a folder that holds this name may still become a run folder: a job or a sweep writes
-    it, or a writer that was killed left it."""
+    """Returns whether a folder that holds this name may still become a run folder: a job or a sweep
+    writes it, or a writer that was killed left it."""
     beside = name in ("attempts", LOCK) or _BESIDE.fullmatch(name) or _ASIDE.fullmatch(name)
     return bool(beside)
 
@@ -157,7 +158,7 @@ _METRICS = {"epochs": list, "hardware": {"world_size": POSITIVE}}
 
 
 def checked(content: dict[str, Any], allowed: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`content`, whose values are allowed."""
+    """Returns `content`, whose values are allowed."""
     if problem := misfit(content, allowed):
         raise UsageError(f"{path} is damaged: {problem}")
     return content
@@ -181,7 +182,7 @@ def _check_version(content: dict[str, Any], known: str, path: Path) -> None:
 
 
 def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> None:
-    """Refuse numbers of a split that disagree: one of them is not what the run had."""
+    """Refuses numbers of a split that disagree: one of them is not what the run had."""
     damaged = f"{path} is damaged: "
     stated = spec | {"world_size": spec.get("gpus")}
     for name in sorted(stated.keys() & layout.keys()):

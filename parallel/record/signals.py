@@ -26,7 +26,7 @@ class Interruption:
         self._kept: list[int] = []
 
     def attend(self, fail: Callable[[str], None], grace_s: float | None) -> None:
-        """Act on signals from now on, and on those that came before.
+        """Acts on signals from now on, and on those that came before.
 
         SIGTERM, SIGHUP and SIGINT call `fail` with the signal's name and end the process with 128 +
         their number. Without `grace_s` they do so at once. With it they first set `signal`, and the
@@ -39,7 +39,7 @@ class Interruption:
             self._act(number)
 
     def receive(self, number: int) -> None:
-        """Act on a signal, or keep it until `attend` is called."""
+        """Acts on a signal, or keeps it until `attend` is called."""
         with self._lock:
             if self._fail is None:
                 self._kept.append(number)
@@ -63,7 +63,7 @@ class Interruption:
 
 
 def _start_timer(after_s: float, call: Callable[[], None]) -> threading.Timer:
-    """Call a function from another thread, unless the process ends or the timer is cancelled."""
+    """Calls a function from another thread, unless the process ends or the timer is cancelled."""
     timer = threading.Timer(after_s, call)
     timer.daemon = True
     timer.start()
@@ -71,7 +71,7 @@ def _start_timer(after_s: float, call: Callable[[], None]) -> threading.Timer:
 
 
 def end_process(status: int, line: str) -> NoReturn:
-    """End the process, from any thread, with a line for whoever reads it."""
+    """Ends the process, from any thread, with a line for whoever reads it."""
     with contextlib.suppress(OSError, ValueError):
         print(f"parallel.train: {line}", file=sys.stderr, flush=True)
     os._exit(status)
@@ -114,7 +114,7 @@ def on_signals() -> Iterator[Interruption]:
 
 @contextlib.contextmanager
 def deadline(limit_s: float, reason: str, fail: Callable[[str], None]) -> Iterator[None]:
-    """Call fail(reason) and end the process with 1 where the block lasts longer: for code that
+    """Calls fail(reason) and ends the process with 1 where the block lasts longer: for code that
     waits in C++ without a limit of its own."""
 
     def end() -> None:

@@ -35,7 +35,7 @@ class Behind:
         self._last = self._thread.submit(lambda: (before.result(), function(*arguments)))
 
     def wait(self, limit_s: float | None = None) -> None:
-        """Until all calls are made. Raises what one raised, or TimeoutError."""
+        """Waits until all calls are made. Raises what one raised, or TimeoutError."""
         self._last.result(limit_s)
 
 
@@ -55,7 +55,7 @@ class RunFolder:
     # --- beginning and ending ---
 
     def begin(self, facts: dict[str, Any], go_on: bool = False) -> Path | None:
-        """Move what an earlier attempt left aside, then write run.json and the first status.
+        """Moves what an earlier attempt left aside, then writes run.json and the first status.
 
         With `go_on` nothing moves but the result of an attempt that was complete: this attempt
         continues the files of the one before. Returns where the earlier attempt (or its result)
@@ -100,7 +100,7 @@ class RunFolder:
             raise UsageError(text) from error
 
     def set_aside(self, also: Iterable[str] = ()) -> Path | None:
-        """Move what an earlier attempt left in the folder to attempts/<n>/, and the files `also`.
+        """Moves what an earlier attempt left in the folder to attempts/<n>/, and the files `also`.
 
         What a job or a sweep writes beside the run (console.out, <jobid>.env ...) began before it
         and stays, and so does what somebody else put there.
@@ -120,8 +120,8 @@ class RunFolder:
         return aside
 
     def _next_attempt(self, names: Iterable[str]) -> Path:
-        """The folder that gets these files: a new one, or the last where a process was killed while
-        it moved an attempt there, whose status moves last."""
+        """Returns the folder that gets these files: a new one, or the last where a process was
+        killed while it moved an attempt there, whose status moves last."""
         attempts = self.path / "attempts"
         last = max((int(p.name) for p in attempts.glob("*") if p.name.isdigit()), default=0)
         aside = attempts / f"{last}"
@@ -131,7 +131,7 @@ class RunFolder:
         return aside
 
     def _keep_result(self) -> Path | None:
-        """Copy a complete attempt's facts, steps, status and result to attempts/<n>/."""
+        """Copies a complete attempt's facts, steps, status and result to attempts/<n>/."""
         if read_status(self.path).get("state") != ends.COMPLETE:
             return None
         names = (schema.RUN, schema.STEPS, schema.METRICS, schema.MARKER, schema.STATUS)
@@ -142,7 +142,7 @@ class RunFolder:
         return aside
 
     def complete(self, metrics: dict[str, Any], marker: str, remark: str = "") -> None:
-        """Write the metrics, the status that says complete, with a remark, and, last, the marker.
+        """Writes the metrics, the status that says complete, with a remark, and, last, the marker.
 
         Raises:
             UsageError: the folder was deleted.
@@ -183,13 +183,13 @@ class RunFolder:
                 (self.path / schema.MARKER).unlink()
 
     def interrupt(self, kind: ends.Kind, reason: str) -> None:
-        """Record that the run was stopped and can go on."""
+        """Records that the run was stopped and can go on."""
         self._check_there()
         self._write_status(ends.INTERRUPTED, kind, reason, 0)
         self.close()
 
     def close(self) -> None:
-        """Close the two growing files, when all their lines are written, and release the lock."""
+        """Closes the two growing files, when all their lines are written, and releases the lock."""
         with contextlib.ExitStack() as all_of_them:  # though one of them fails
             all_of_them.callback(self.lock.release)
             for stream in (self._log, self._steps):
@@ -212,12 +212,12 @@ class RunFolder:
     # --- while the run trains ---
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Replace run.json."""
+        """Replaces run.json."""
         self._check_there()
         write_json(self.path / schema.RUN, facts)
 
     def log(self, line: str) -> None:
-        """Append a line to train.log, behind."""
+        """Appends a line to train.log, behind."""
         if self._log is not None:
             self.behind.call(self._unless_full(schema.LOG)(self._log.write), line + "\n")
 
@@ -235,7 +235,7 @@ class RunFolder:
         self.tell(line)
 
     def step(self, row: dict[str, Any]) -> None:
-        """Append one optimizer step, which is over now, to steps.csv, behind; an unknown value is
+        """Appends one optimizer step, which is over now, to steps.csv, behind; an unknown value is
         empty."""
         row = row | {"ended_unix_s": round(time.time(), 3)}
         self.behind.call(
@@ -243,12 +243,12 @@ class RunFolder:
         )
 
     def checkpoint(self, row: dict[str, Any]) -> None:
-        """Append one save, load or deletion to checkpoints.csv."""
+        """Appends one save, load or deletion to checkpoints.csv."""
         with self._unless_full(schema.CHECKPOINTS):
             append_rows(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS, [row])
 
     def slow_ranks(self, rows: list[dict[str, Any]]) -> None:
-        """Append windows that count against a rank to slow_ranks.csv, behind; none: its header."""
+        """Appends windows that count against a rank to slow_ranks.csv, behind; none: its header."""
         path, write = self.path / schema.SLOW_RANKS, self._unless_full(schema.SLOW_RANKS)
         self.behind.call(write(append_rows), path, schema.SLOW_COLUMNS, rows)
 
@@ -268,7 +268,7 @@ class RunFolder:
             self._full.add(name)
 
     def sync(self) -> None:
-        """Bring train.log and steps.csv to the disk, up to their last line.
+        """Brings train.log and steps.csv to the disk, up to their last line.
 
         Raises:
             UsageError: the folder was deleted.
@@ -320,7 +320,7 @@ class BreakdownFile:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that a run may not write into: only its own attempts are moved aside."""
+    """Refuses a folder that a run may not write into: only its own attempts are moved aside."""
     try:
         names = sorted(os.listdir(path))
     except FileNotFoundError:
@@ -339,7 +339,7 @@ def check_folder(path: Path) -> None:
 
 
 def _has_our_mark(path: Path) -> bool:
-    """Whether one of the files of a run is there as only our runs write it."""
+    """Returns whether one of the files of a run is there as only our runs write it."""
     facts, status = read_json_if_whole(path / schema.RUN), read_json_if_whole(path / schema.STATUS)
     if {"run", "spec", "layout", "git"} <= facts.keys():
         return True
@@ -352,14 +352,14 @@ def _first_line(path: Path) -> str:
 
 
 def append_rows(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Append rows to a CSV file, which gets its header where it is new."""
+    """Appends rows to a CSV file, which gets its header where it is new."""
     with _open_rows(path, columns) as file:
         for row in rows:
             _write_row(file, columns, row)
 
 
 def _open_rows(path: Path, columns: Iterable[str]) -> TextIO:
-    """A CSV file to append rows to, with its header where it is new."""
+    """Returns a CSV file to append rows to, with its header where it is new."""
     _end_line(path)
     file = path.open("a", buffering=1, newline="")
     if file.tell() == 0:
@@ -372,7 +372,7 @@ def _write_row(file: TextIO, columns: Iterable[str], row: dict[str, Any]) -> Non
 
 
 def _end_line(path: Path) -> None:
-    """Remove the half line that a killed writer left at the end of a file."""
+    """Removes the half line that a killed writer left at the end of a file."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
@@ -381,7 +381,7 @@ def _end_line(path: Path) -> None:
 
 
 def _write_over(path: Path, text: str, why: OSError) -> None:
-    """Write a small file where it is: a full disk has room for that, not for a new one.
+    """Writes a small file where it is: a full disk has room for that, not for a new one.
 
     A run that fails writes this last. Where it cannot be written it is printed.
     """
