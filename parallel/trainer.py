@@ -241,12 +241,12 @@ class Trainer:
         self.folder.step(row)
         if has_line:
             gpu, peak = self.facts["host"]["gpu"], load_and_memory.peak_memory(self.device)
-            held = peak["resident" if gpu is None else "allocated"]
+            peak_bytes = peak["resident" if gpu is None else "allocated"]
             rows, self.rows_since_line = self.rows_since_line, []
             skipped = sum(row["skipped"] for row in rows)
             nans = sum(row["loss"] != row["loss"] for row in rows)
             attended = self.facts["data"].get("attended_seq_len")
-            line = lines.iteration_line(self.spec, rows, skipped, nans, gpu, held, attended)
+            line = lines.iteration_line(self.spec, rows, skipped, nans, gpu, peak_bytes, attended)
             self._say(line)
 
     def _report_slow_ranks(self, rows: list[dict[str, Any]], verdicts: list[Verdict]) -> None:

@@ -20,7 +20,8 @@ SELDOM = ("cp", *EXPERT_AXES)  # left out of a table in which every row has 1 of
 
 
 def shown_axes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The axes that a table of these rows shows: one of SELDOM only where a row has more than 1."""
+    """Returns the axes that a table of these rows shows: one of SELDOM only where a row has more
+    than 1."""
     rows = list(rows)
     return [
         a

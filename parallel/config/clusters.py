@@ -92,7 +92,7 @@ class Cluster:
         return "rank-hours" if self.gpu_request == "none" else "GPU-hours"
 
     def problems(self, spec: RunSpec, tp_across_nodes: bool) -> list[str]:
-        """Every reason why the run cannot be placed here, with the numbers."""
+        """Returns every reason why the run cannot be placed here, with the numbers."""
         problems = []
         most = self.domain or joined(self.gpu, self.gpus_per_node)
         if spec.layout.tp > most and not tp_across_nodes:
@@ -112,7 +112,7 @@ class Cluster:
 
 
 def files() -> tuple[Path, ...]:
-    """The clusters files, the shipped one first; a user's replaces tables of it."""
+    """Returns the clusters files, the shipped one first; a user's replaces tables of it."""
     usual = Path.home() / ".config" / "gpt-scaling-study" / "clusters.toml"
     own = os.environ.get("SCALING_CLUSTERS", str(usual) if usual.exists() else "")
     return (CLUSTERS, Path(own).expanduser()) if own else (CLUSTERS,)
@@ -129,7 +129,8 @@ def _tables(paths: tuple[Path, ...]) -> dict[str, list[tuple[Path, Any]]]:
 
 
 def load_clusters() -> dict[str, Cluster]:
-    """Every cluster, by name. One with a wrong table is left out, and a line on stderr says so.
+    """Returns every cluster, by name. One with a wrong table is left out, and a line on stderr says
+    so.
 
     Raises:
         UsageError: a file is unreadable or not TOML.
@@ -144,7 +145,11 @@ def load_clusters() -> dict[str, Cluster]:
 
 
 def cluster(name: str) -> Cluster:
-    """The cluster of that name. Raises: UsageError: there is none, or its table is wrong."""
+    """Returns the cluster of that name.
+
+    Raises:
+        UsageError: there is none, or its table is wrong.
+    """
     paths = files()
     tables = _tables(paths)
     if name not in tables:
@@ -155,18 +160,18 @@ def cluster(name: str) -> Cluster:
 
 
 def is_named(name: str) -> bool:
-    """Whether a file has a table of that name, right or wrong."""
+    """Returns whether a file has a table of that name, right or wrong."""
     return name in _tables(files())
 
 
 def replaced(name: str) -> str:
-    """One line where a user's file replaces another file's cluster, else ""."""
+    """Returns one line where a user's file replaces another file's cluster, else ""."""
     *earlier, (path, _) = _tables(files())[name]
     return f"cluster {name} of {path} replaces the one of {earlier[-1][0]}" if earlier else ""
 
 
 def cluster_of(name: str, facts: Any, source: Path | str) -> Cluster:
-    """A cluster from its table.
+    """Returns a cluster from its table.
 
     Raises:
         UsageError: an unknown or missing key, or a value that its key cannot have.

@@ -9,7 +9,7 @@ from base.files import read_text
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
-    """A DeepSpeed configuration file.
+    """Returns a DeepSpeed configuration file.
 
     Raises:
         UsageError: missing, too large, or not a JSON object.
@@ -25,8 +25,8 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
 
 
 def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
-    """A section of a DeepSpeed JSON without "auto", which Hugging Face's Trainer fills in and
-    DeepSpeed cannot read."""
+    """Returns a section of a DeepSpeed JSON without "auto", which Hugging Face's Trainer fills in
+    and DeepSpeed cannot read."""
     return {
         key: _without_auto(value) if isinstance(value, dict) else value
         for key, value in section.items()
@@ -35,7 +35,7 @@ def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
-    """The settings that a DeepSpeed JSON, as read_deepspeed_json returns it, states.
+    """Returns the settings that a DeepSpeed JSON, as read_deepspeed_json returns it, states.
 
     Raises:
         UsageError: a section is not what DeepSpeed takes, or asks for what is not offered here.

@@ -31,7 +31,7 @@ class Ends(NamedTuple):
     last: int
 
     def settings(self, vpp: int) -> dict[str, int | bool]:
-        """Those of `UNEVEN` that cut such stages."""
+        """Returns those of `UNEVEN` that cut such stages."""
         embedding, loss, first, last = UNEVEN
         if any(layers % vpp for layers in self):  # the first or the last chunk has one fewer
             counted = {embedding: self.first % vpp != 0, loss: self.last % vpp != 0}
@@ -140,7 +140,7 @@ class Layout:
         return (self.pp - 1) / (self.vpp * self.n_micro)
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Where `rank` stands on each axis: {"tp": .., "cp": .., "dp": .., "pp": ..}."""
+        """Returns where `rank` stands on each axis: {"tp": .., "cp": .., "dp": .., "pp": ..}."""
         coords = {}
         for axis in RANK_AXES:
             rank, coords[axis] = divmod(rank, getattr(self, axis))
@@ -152,12 +152,12 @@ class Layout:
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     def expert_copy(self, rank: int) -> int:
-        """Which of the `expert_copies` a rank's experts are."""
+        """Returns which of the `expert_copies` a rank's experts are."""
         return rank // (self.ep * self.etp) % self.expert_copies
 
     def chunks(self, n_layer: int) -> list[range]:
-        """The layers of each model chunk, as megatron-core cuts them: chunk c is on stage c % pp.
-        They are all layers where `problems` finds nothing."""
+        """Returns the layers of each model chunk, as megatron-core cuts them: chunk c is on stage c
+        % pp. They are all layers where `problems` finds nothing."""
         loss, last = self.account_for_loss_in_pipeline_split, self.decoder_last_pipeline_num_layers
         embedding = self.account_for_embedding_in_pipeline_split
         given = {0: self.decoder_first_pipeline_num_layers, self.pp - 1: last}
@@ -181,13 +181,14 @@ class Layout:
         return {name: value for name in UNEVEN if (value := getattr(self, name))}
 
     def as_dict(self) -> dict[str, Any]:
-        """The sizes as plain data. Where experts are not split, it has no word of them, nor of
-        uneven stages where stages are equal."""
+        """Returns the sizes as plain data. Where experts are not split, it has no word of them, nor
+        of uneven stages where stages are equal."""
         sizes = {k: v for k, v in asdict(self).items() if k not in EXPERT_AXES or v > 1}
         return {k: v for k, v in sizes.items() if k not in UNEVEN or v}
 
     def problems(self, config: GPTConfig, seq_len: int) -> list[str]:
-        """Every reason this layout cannot train `config`, with the numbers; empty when it can."""
+        """Returns every reason this layout cannot train `config`, with the numbers; empty when it
+        can."""
         problems = []
         heads_of = {"attention heads": config.n_head}
         if config.n_kv_head:
@@ -223,7 +224,7 @@ class Layout:
         return problems + self._problems_of_experts(config)
 
     def _problems_of_stages(self, n_layer: int) -> list[str]:
-        """Why the stages cannot have the layers, and what would do."""
+        """Returns why the stages cannot have the layers, and what would do."""
         used = " and ".join(f"{name} {value}" for name, value in self.uneven.items())
         if used and self.pp < 2:
             return [f"{used} is of pipeline stages and needs pp >= 2"]
@@ -244,7 +245,7 @@ class Layout:
         return [f"{split}{used} does not divide the {n_layer} layers ({fits})"]
 
     def _problems_of_experts(self, config: GPTConfig) -> list[str]:
-        """Every reason why the experts cannot be split so."""
+        """Returns every reason why the experts cannot be split so."""
         split = {axis: size for axis in EXPERT_AXES if (size := getattr(self, axis)) > 1}
         words = " x ".join(f"{axis} {size}" for axis, size in split.items())
         if not (of := config.experts):

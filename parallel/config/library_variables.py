@@ -27,12 +27,12 @@ _WITHOUT_TF32 = {"NVIDIA_TF32_OVERRIDE": ("0",)}
 
 
 def _arithmetic(spec: RunSpec) -> dict[str, tuple[str, ...]]:
-    """The variables that change what is computed, and the values that the run can have."""
+    """Returns the variables that change what is computed, and the values that the run can have."""
     return ({} if spec.tf32 else _WITHOUT_TF32) | (_DETERMINISTIC if spec.deterministic else {})
 
 
 def wanted(spec: RunSpec) -> dict[str, str]:
-    """The variables that a run on GPUs sets, by name."""
+    """Returns the variables that a run on GPUs sets, by name."""
     values = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     layout = spec.layout
     if (layout.tp > 1 or layout.cp > 1) and layout.zero_stage < 3:
@@ -65,7 +65,7 @@ def set_variables(
 
 
 def kept(spec: RunSpec, values: Mapping[str, str]) -> list[str]:
-    """One line for each of the `values` that the user set to another than the run would."""
+    """Returns one line for each of the `values` that the user set to another than the run would."""
     ours = wanted(spec)
     return [
         f"{name}={value} is kept, as the environment has it; the run would set {instead}"

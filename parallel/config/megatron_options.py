@@ -56,12 +56,13 @@ NEED_GPU = (*NEED_TRANSFORMER_ENGINE, *_CAPTURES)
 
 
 def is_asked(options: Mapping[str, Any], name: str) -> bool:
-    """Whether an option asks for something that is usually off."""
+    """Returns whether an option asks for something that is usually off."""
     return options.get(name) not in (None, False, "none", "native")
 
 
 def captures_graphs(options: Mapping[str, Any]) -> bool:
-    """Whether layers become CUDA graphs, which run no Python and read the same addresses always."""
+    """Returns whether layers become CUDA graphs, which run no Python and read the same addresses
+    always."""
     return any(is_asked(options, name) for name in _CAPTURES)
 
 

@@ -267,7 +267,7 @@ class RunSpec:
         return {name: self.value(name) for name in SETTINGS}
 
     def asks_for(self, name: str) -> bool:
-        """Whether a setting has another value than its default."""
+        """Returns whether a setting has another value than its default."""
         return self.value(name) != DEFAULTS[name]
 
     @property
@@ -299,7 +299,7 @@ class RunSpec:
 
 
 def gemm_precision(precision: str, tf32: bool | None) -> str:
-    """The number format of a run's GEMMs, which names the GPU's peak."""
+    """Returns the number format of a run's GEMMs, which names the GPU's peak."""
     return "tf32" if tf32 and precision == "fp32" else precision
 
 

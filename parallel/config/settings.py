@@ -76,8 +76,8 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
 
 
 def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """The settings that the layers and the DeepSpeed JSON that they name state, nothing derived but
-    the ZeRO stage of an engine that has no stage 0.
+    """Returns the settings that the layers and the DeepSpeed JSON that they name state, nothing
+    derived but the ZeRO stage of an engine that has no stage 0.
 
     Raises:
         UsageError: a setting that is not known, or a value that it cannot have.
@@ -109,7 +109,7 @@ def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
-    """The sizes of the weights that are loaded, where no preset is named."""
+    """Returns the sizes of the weights that are loaded, where no preset is named."""
     folder = Path(merged.get("load") or "")
     if not merged.get("load") or "preset" in merged or not holds_weights(folder):
         return {}
@@ -200,5 +200,5 @@ def add_flags(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(SETT
 
 
 def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that flags gave, out of a namespace that may hold other things too."""
+    """Returns the settings that flags gave, out of a namespace that may hold other things too."""
     return {name: value for name, value in vars(arguments).items() if name in DEFAULTS}

@@ -140,7 +140,7 @@ class Run:
     configuration: str = ""
 
     def split(self) -> str:
-        """The part of the name that says how the run is split."""
+        """Returns the part of the name that says how the run is split."""
         return split_name(self.named)
 
     @property
@@ -173,7 +173,7 @@ class Study:
     def run(
         self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None
     ) -> RunSpec:
-        """The run called `name`, with `flags` overriding the study's settings.
+        """Returns the run called `name`, with `flags` overriding the study's settings.
 
         Raises:
             UsageError: no such run, or it cannot start.
@@ -202,8 +202,8 @@ def choose_runs(
     gpus: int | None = None,
     check: bool = True,
 ) -> Choice:
-    """The runs `names` (None: all) of the study at `path`, with `flags` over its settings; without
-    a study the one run that the flags make. check: that their cluster can run them.
+    """Returns the runs `names` (None: all) of the study at `path`, with `flags` over its settings;
+    without a study the one run that the flags make. check: that their cluster can run them.
 
     Raises:
         UsageError: names without a study, no such run or cluster, or a run that cannot start.
@@ -286,8 +286,8 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
 
 
 def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
-    """The points of all tables, those of [[run]] first. Raises: UsageError: a table is wrong, or a
-    [[run]] cannot run."""
+    """Returns the points of all tables, those of [[run]] first. Raises: UsageError: a table is
+    wrong, or a [[run]] cannot run."""
     sweeps = {f"{path} [[run]] {n}": _Sweep(include=[run]) for n, run in enumerate(file.run, 1)}
     for number, table in enumerate(file.sweep, start=1):
         source = f"{path} [[sweep]] {number}"
@@ -357,7 +357,7 @@ def check_settings(layers: Layers) -> None:
 def _point(
     layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, title: str
 ) -> Run:
-    """A run, out of its layers; where it cannot run, `reason` tells all of them.
+    """Returns a run, out of its layers; where it cannot run, `reason` tells all of them.
 
     Raises:
         UsageError: a file that it names cannot be read, or its nodes cannot be counted.
@@ -396,7 +396,7 @@ def _point(
 
 
 def _name_all(points: list[Run]) -> dict[str, Run]:
-    """Each point by its name: the split, what else tells runs apart, the label, the repeat.
+    """Returns each point by its name: the split, what else tells runs apart, the label, the repeat.
 
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
     """
@@ -417,7 +417,7 @@ def _name_all(points: list[Run]) -> dict[str, Run]:
 
 
 def _telling(settings: list[str], points: list[Run], group: Callable[[Run], Any]) -> list[str]:
-    """The settings that have two values within a group of points."""
+    """Returns the settings that have two values within a group of points."""
     groups: dict[Any, list[Run]] = {}
     for point in points:
         groups.setdefault(group(point), []).append(point)

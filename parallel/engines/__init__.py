@@ -62,7 +62,7 @@ class Engine(Protocol):
         """Mean loss over n micro-batches of every dp rank, without touching the weights."""
 
     def state(self) -> "State":
-        """What this rank trains, as live tensors: read to be saved, filled to be restored."""
+        """Returns what this rank trains, as live tensors that are read or filled."""
 
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
         """The tensors of `state` have been filled: take over what is derived from them."""

@@ -22,8 +22,8 @@ def summed_over(group: Any) -> Callable[[Tensor], Tensor]:
 
 
 def whole_norm(_: int, __: Tensor, tensors: list[list[Tensor]], *___: Any) -> tuple[Tensor, None]:
-    """The L2 norm, fp32 [1], of all tensors of a list in one, in the place of megatron-core's,
-    which reads the norm of each: a wait for the device with every one."""
+    """Returns the L2 norm, fp32 [1], of all tensors of a list in one, in the place of
+    megatron-core's, which reads the norm of each: a wait for the device with every one."""
     norms = torch.stack(torch._foreach_norm(tensors[0]))
     return torch.linalg.vector_norm(norms).reshape(1), None
 

@@ -117,7 +117,7 @@ def patch() -> None:
 
 
 def _on_cpu(factory: Any) -> Any:
-    """A tensor factory that takes a CUDA device for the CPU."""
+    """Returns a tensor factory that takes a CUDA device for the CPU."""
 
     @functools.wraps(factory)
     def redirected(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -45,7 +45,7 @@ pins_host_memory = torch.cuda.is_available()  # without CUDA it cannot
 
 
 def config(spec: RunSpec) -> dict[str, Any]:
-    """The DeepSpeed configuration: the user's JSON with the run's settings put over it."""
+    """Returns the DeepSpeed configuration: the user's JSON with the run's settings put over it."""
     merged = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
     for section in ("optimizer", "scheduler"):  # AdamW and schedule are the same in every engine
         merged.pop(section, None)
@@ -83,9 +83,10 @@ def config(spec: RunSpec) -> dict[str, Any]:
 
 
 def auto_ep(spec: RunSpec) -> dict[str, Any]:
-    """How DeepSpeed's AutoEP finds the reference GPT's experts, and what it computes of them."""
-    of = spec.model.experts
-    assert of is not None
+    """Returns how DeepSpeed's AutoEP finds the reference GPT's experts, and what it computes of
+    them."""
+    experts = spec.model.experts
+    assert experts is not None
     return {
         "enabled": True,
         "autoep_size": spec.layout.ep,
@@ -97,17 +98,17 @@ def auto_ep(spec: RunSpec) -> dict[str, Any]:
         "expert_w3": "up",
         "has_shared_experts": True,  # where there are any
         "shared_experts_pattern": "shared",
-        "top_k": of.moe_router_topk,
-        "score_func": of.moe_router_score_function,
+        "top_k": experts.moe_router_topk,
+        "score_func": experts.moe_router_score_function,
         "score_apply": "post",
-        "route_norm": of.norm_topk_prob,
-        "routed_scaling_factor": of.moe_router_topk_scaling_factor,
+        "route_norm": experts.norm_topk_prob,
+        "routed_scaling_factor": experts.moe_router_topk_scaling_factor,
         "use_grouped_mm": torch.cuda.is_available(),
     }
 
 
 def scale_rule(spec: RunSpec) -> optim.ScaleRule:
-    """The rule of fp16's loss scale, with what the user's JSON says of it."""
+    """Returns the rule of fp16's loss scale, with what the user's JSON says of it."""
     stated, usual = config(spec)["fp16"], optim.USUAL_RULE
     return optim.ScaleRule(
         stated.get("loss_scale_window", usual.window),
@@ -118,7 +119,7 @@ def scale_rule(spec: RunSpec) -> optim.ScaleRule:
 
 
 def clips_itself(spec: RunSpec) -> bool:
-    """Whether our AdamW measures and clips the gradient: in fp32 and fp16 without ZeRO.
+    """Returns whether our AdamW measures and clips the gradient: in fp32 and fp16 without ZeRO.
 
     DeepSpeed 0.19 is wrong there. In fp32 its `clip_grad_norm_` returns no norm, omits parameters
     of later pipeline stages that tp does not split, and counts the tied embedding's second copy. In
@@ -134,7 +135,7 @@ def optimizer(
     counts: Callable[[nn.Parameter], bool] = lambda p: True,
     group: Any = None,
 ) -> torch.optim.Optimizer:
-    """The AdamW to hand to deepspeed.initialize."""
+    """Returns the AdamW to hand to deepspeed.initialize."""
     if not clips_itself(spec):
         return optim.adamw(parameters, spec)
     return optim.adamw(
@@ -221,12 +222,12 @@ class DeepSpeedEngine:
             self.loss_scale = optim.LossScale(first, 0, self.scale_rule.hysteresis)
 
     def _scaler(self) -> Any:
-        """The object with fp16's scale and counts."""
+        """Returns the object with fp16's scale and counts."""
         return self.outer.loss_scale_config if self.unfused else self.outer.loss_scaler
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss, with its gradient multiplied by fp16's scale: without ZeRO, DeepSpeed 0.19
-        divides the gradients by the scale but multiplies no loss with it."""
+        """Returns the loss, with its gradient multiplied by fp16's scale: without ZeRO, DeepSpeed
+        0.19 divides the gradients by the scale but multiplies no loss with it."""
         if self.unfused and loss.requires_grad:
             scale = self._scaler().cur_scale
             loss.register_hook(lambda gradient: gradient * scale)

@@ -87,24 +87,28 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
 def _name_experts(name: str, layer: nn.Module, spec: RunSpec) -> None:
     """Give the parameters that AutoEP made what `pieces_of` reads. It stacks each matrix of this
     rank's experts."""
-    shapes, held, experts = parameter_shapes(spec.model), layer.num_local_experts, layer.experts
+    shapes, experts, n_experts = (
+        parameter_shapes(spec.model),
+        layer.experts,
+        layer.num_local_experts,
+    )
     names = {layer.router.gate.weight: [f"{name}.router.weight"]}
-    for weight, of in ((experts.w1, "gate"), (experts.w2, "down"), (experts.w3, "up")):
-        here = range(layer.ep_rank * held, (layer.ep_rank + 1) * held)
-        names[weight] = [f"{name}.experts.{expert}.{of}.weight" for expert in here]
-    for parameter, ours in names.items():
-        parameter.references = [whole(one, shapes[one]) for one in ours]
+    ours = range(layer.ep_rank * n_experts, (layer.ep_rank + 1) * n_experts)
+    for weight, kind in ((experts.w1, "gate"), (experts.w2, "down"), (experts.w3, "up")):
+        names[weight] = [f"{name}.experts.{expert}.{kind}.weight" for expert in ours]
+    for parameter, references in names.items():
+        parameter.references = [whole(reference, shapes[reference]) for reference in references]
 
 
-def _add_balance(layer: nn.Module, of: Experts) -> None:
+def _add_balance(layer: nn.Module, config: Experts) -> None:
     """Have AutoEP's layer return, and keep, what `MixtureOfExperts` does: it balances nothing."""
     last: dict[str, Tensor] = {}
 
     def balanced(layer: nn.Module, _: Any, y_BSH: Tensor) -> tuple[Tensor, Tensor]:
         logits_TE, layer.tokens_E = last.pop("logits").float(), last.pop("tokens")
-        is_softmax = of.moe_router_score_function == "softmax"
+        is_softmax = config.moe_router_score_function == "softmax"
         scores_TE = logits_TE.softmax(-1) if is_softmax else logits_TE.sigmoid()
-        return y_BSH, MixtureOfExperts.balance_loss(of, scores_TE, layer.tokens_E)
+        return y_BSH, MixtureOfExperts.balance_loss(config, scores_TE, layer.tokens_E)
 
     layer.router.gate.register_forward_hook(lambda _, __, logits: last.update(logits=logits))
     layer.router.register_forward_hook(lambda _, __, output: last.update(tokens=output[2]))

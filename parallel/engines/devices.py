@@ -80,7 +80,7 @@ def set_arithmetic(spec: RunSpec, device: torch.device) -> None:
 
 
 def gpu_facts(device: torch.device, launch: Launch) -> dict[str, Any]:
-    """What run.json says of the GPU and its software; None where there is none."""
+    """Returns what run.json says of the GPU and its software; None where there is none."""
     cuda = device.type == "cuda"
     return {
         "gpu": torch.cuda.get_device_name(device) if cuda else None,
@@ -93,8 +93,9 @@ def gpu_facts(device: torch.device, launch: Launch) -> dict[str, Any]:
 
 
 def gpu_work(stream: torch.cuda.Stream, rank: int, folder: Path) -> GpuWork:
-    """What the GPU has yet to do, for the watchdog. `folder` gets what NCCL last did and has to do,
-    as PyTorch records it (the last 2,000 operations), in the file that its `torchfrtrace` reads."""
+    """Returns what the GPU has yet to do, for the watchdog. `folder` gets what NCCL last did and
+    has to do, as PyTorch records it (the last 2,000 operations), in the file that its
+    `torchfrtrace` reads."""
     module = torch._C._distributed_c10d
     record = module._dump_nccl_trace(includeStackTraces=False)
     (folder / f"nccl_trace_rank_{rank}").write_bytes(record)
@@ -118,7 +119,7 @@ def work_of_record(busy: bool, record: bytes) -> GpuWork:
 
 
 def driver() -> str | None:
-    """The version of NVIDIA's kernel driver; None where it does not say."""
+    """Returns the version of NVIDIA's kernel driver; None where it does not say."""
     with contextlib.suppress(OSError):
         if version := re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text()):
             return version[0]
@@ -174,7 +175,7 @@ def init_process_group(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # a system may allow less than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    master = ":".join(os.environ.get(f"MASTER_{of}", "?") for of in ("ADDR", "PORT"))
+    master = ":".join(os.environ.get(f"MASTER_{part}", "?") for part in ("ADDR", "PORT"))
     reason = (
         f"rank {launch.rank} did not meet the other {launch.world_size - 1} ranks at {master}"
         f" within {spec.timeout_s:g} s: not all of them came, or another program holds that port"

@@ -67,7 +67,7 @@ class FSDP2Engine(DataParallelEngine):
         super().__init__(spec, device, model, model, 1 / layout.n_micro)
 
     def _start(self, parameter: nn.Parameter) -> int:
-        """The first element of this rank's shard."""
+        """Returns the first element of this rank's shard."""
         rows = -(-parameter.shape[0] // self.shards)  # of every shard but the last ones
         return dist.get_rank() % self.shards * rows * math.prod(parameter.shape[1:])
 
@@ -80,7 +80,7 @@ class FSDP2Engine(DataParallelEngine):
 
     @torch.no_grad()  # else autograd makes a function around each local part
     def grad_norm(self) -> Tensor:
-        """Each rank of a copy has a part of the gradient."""
+        """Returns the norm of the gradient, of which each rank of a copy has a part."""
         parts = [p.grad.to_local() for p in self.parameters]
         square = nn.utils.get_total_norm(parts).to(self.device).square()
         dist.all_reduce(square, group=self.shard_group)

@@ -25,7 +25,7 @@ _GRADIENT_GEMM = "fused_weight_gradient_mlp_cuda"  # of NVIDIA's apex
 
 
 def problem(kernels: str) -> str:
-    """Why the layer norm of a kernel set does not run here as PyTorch's does, or ""."""
+    """Returns why the layer norm of a kernel set does not run here as PyTorch's does, or ""."""
     if kernels == "torch":
         return ""
     if not torch.cuda.is_available():
@@ -50,8 +50,8 @@ def compute_dtype(spec: RunSpec) -> torch.dtype:
 
 
 def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
-    """What computes attention in a run, for run.json: Transformer Engine, or torch and the kernel
-    that it picks for the run's shapes, precision, mask and device."""
+    """Returns what computes attention in a run, for run.json: Transformer Engine, or torch and the
+    kernel that it picks for the run's shapes, precision, mask and device."""
     if packs_documents(spec, kernels):
         return "Transformer Engine, of packed documents"
     if kernels == "te" and spec.end_of_text is None:
@@ -70,8 +70,9 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
 
 @functools.cache
 def packs_documents(spec: RunSpec, kernels: str) -> bool:
-    """Whether Transformer Engine's attention of documents that lie one after another is what
-    PyTorch's of each is, with the run's heads and precision: not every card has a kernel for it."""
+    """Returns whether Transformer Engine's attention of documents that lie one after another is
+    what PyTorch's of each is, with the run's heads and precision: not every card has a kernel for
+    it."""
     if kernels != "te" or spec.end_of_text is None or spec.engine != "megatron" or spec.model.mla:
         return False
     heads, shared = spec.model.n_head // spec.layout.tp, spec.model.kv_heads // spec.layout.tp
@@ -96,7 +97,7 @@ def packs_documents(spec: RunSpec, kernels: str) -> bool:
 
 
 def adds_up_gradients() -> bool:
-    """Whether apex's GEMM that adds a weight's gradient to an fp32 buffer is here."""
+    """Returns whether apex's GEMM that adds a weight's gradient to an fp32 buffer is here."""
     try:
         importlib.import_module(_GRADIENT_GEMM)
     except (ImportError, OSError):
@@ -105,7 +106,7 @@ def adds_up_gradients() -> bool:
 
 
 def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
-    """The kernel set to use, of those `offered` (the engine has code for), best first.
+    """Returns the kernel set to use, of those `offered` (the engine has code for), best first.
 
     Raises:
         UsageError: the one that was asked for is not offered or does not work; with the reason.
@@ -142,8 +143,8 @@ def check_compiler(device: torch.device) -> None:
 
 
 def c_compiler_problem() -> str:
-    """Why Triton cannot build here what starts its kernels, or "". It takes the compiler that CC
-    names, else gcc or clang, for C that includes Python.h."""
+    """Returns why Triton cannot build here what starts its kernels, or "". It takes the compiler
+    that CC names, else gcc or clang, for C that includes Python.h."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "there is no gcc and no clang, and CC names none"

@@ -106,22 +106,23 @@ class LatentAttention(MLASelfAttention):
 def block_submodules(
     spec: RunSpec, config: TransformerConfig, kernels: str, stage: int = 0
 ) -> TransformerBlockSubmodules:
-    """The layers of model chunk `stage` from the chosen kernels (see parallel.engines.kernels)."""
+    """Returns the layers of model chunk `stage` from the chosen kernels (see
+    parallel.engines.kernels)."""
     blocks = list(spec.model.blocks.values())
-    here = [blocks[i] for i in spec.layout.chunks(len(blocks))[stage]]
+    has_experts = [blocks[i] for i in spec.layout.chunks(len(blocks))[stage]]
     norm = SequenceParallelNorm
     if kernels == "te":
         from megatron.core.extensions.transformer_engine import TENorm
 
         norm = TENorm
-    of_kind = {has: _layer(spec, config, kernels, norm, has) for has in {*here}}
-    return TransformerBlockSubmodules([of_kind[has] for has in here], norm)
+    layers = {has: _layer(spec, config, kernels, norm, has) for has in {*has_experts}}
+    return TransformerBlockSubmodules([layers[has] for has in has_experts], norm)
 
 
 def _layer(
     spec: RunSpec, config: TransformerConfig, kernels: str, norm: Any, has_experts: bool
 ) -> ModuleSpec:
-    """One layer, with experts or with a feed-forward."""
+    """Returns one layer, with experts or with a feed-forward."""
     experts = spec.model.experts.num_experts if has_experts and spec.model.experts else None
     if kernels == "te":
         layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
@@ -235,20 +236,20 @@ def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor
 
 
 def packed(spec: RunSpec, tokens_BS: Tensor, labels_BS: Tensor) -> dict[str, Any]:
-    """What megatron-core's GPT takes of a micro-batch whose documents lie one after another in one
-    row, [1, B * S], as Transformer Engine's attention has them; no score of two is computed. Waits
-    for the device: its kernels need the number of documents."""
+    """Returns what megatron-core's GPT takes of a micro-batch whose documents lie one after another
+    in one row, [1, B * S], as Transformer Engine's attention has them; no score of two is computed.
+    Waits for the device: its kernels need the number of documents."""
     begins_BS = F.pad(tokens_BS[:, :-1] == spec.end_of_text, (1, 0), value=True)
     starts, n = begins_BS.flatten().nonzero().flatten(), tokens_BS.numel()
     ends = F.pad(starts, (0, 1), value=n)
     own = torch.repeat_interleave(starts, ends.diff(), output_size=n)
-    both = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), ends.int())
-    both |= dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), spec.seq_len)
+    queries_and_keys = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), ends.int())
+    queries_and_keys |= dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), spec.seq_len)
     return {
         "input_ids": tokens_BS.reshape(1, n),
         "labels": labels_BS.reshape(1, n),
         "position_ids": (torch.arange(n, device=own.device) - own)[None],
-        "packed_seq_params": PackedSeqParams(qkv_format="thd", **both),
+        "packed_seq_params": PackedSeqParams(qkv_format="thd", **queries_and_keys),
     }
 
 

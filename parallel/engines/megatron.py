@@ -105,8 +105,8 @@ class MegatronEngine:
         name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
         name_group(parallel_state.get_data_parallel_group(with_context_parallel=True), "dp")
         if spec.model.experts:
-            both = parallel_state.get_expert_tensor_and_model_parallel_group()
-            name_group(both, "ep" if layout.ep > 1 else "etp")
+            of_stage = parallel_state.get_expert_tensor_and_model_parallel_group()
+            name_group(of_stage, "ep" if layout.ep > 1 else "etp")
             name_group(parallel_state.get_expert_model_parallel_group(), "ep")
             name_group(parallel_state.get_expert_tensor_parallel_group(), "etp")
             name_group(parallel_state.get_expert_data_parallel_group(), "expert_dp")
@@ -119,7 +119,7 @@ class MegatronEngine:
         self.schedule = get_forward_backward_func()
 
     def _run(self, batches: Iterator[Batch], n_micro: int, forward_only: bool) -> Tensor:
-        """The schedule over n_micro micro-batches; this rank's share of their mean loss."""
+        """Runs the schedule over n_micro micro-batches; returns this rank's share of their loss."""
         layout = self.spec.layout
         vpp = layout.vpp
         feeds = list(itertools.tee(batches, vpp))

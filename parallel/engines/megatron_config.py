@@ -39,10 +39,10 @@ KINDS = (MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
 def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
     """Form megatron-core's process groups (tp fastest, then cp, dp, pp) and random state; the
     configuration of the run's GPT."""
-    layout, of_experts = spec.layout, {}
+    layout, expert_sizes = spec.layout, {}
     if spec.model.experts:  # of which nothing is formed for a dense model
-        of_experts["expert_model_parallel_size"] = layout.ep
-        of_experts["expert_tensor_parallel_size"] = layout.etp
+        expert_sizes["expert_model_parallel_size"] = layout.ep
+        expert_sizes["expert_tensor_parallel_size"] = layout.etp
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
@@ -51,7 +51,7 @@ def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
         create_gloo_process_groups=False,
         order="tp-cp-ep-dp-pp",
         distributed_timeout_minutes=spec.timeout_s / 60,  # goes into a timedelta as it is
-        **of_experts,
+        **expert_sizes,
     )
     graphs = captures_graphs(spec.megatron) and cuda
     tensor_parallel.model_parallel_cuda_manual_seed(spec.seed, use_cudagraphable_rng=graphs)
@@ -118,8 +118,8 @@ def model_parallel_unit() -> SimpleNamespace:
     tp, dp = "tensor_model_parallel", "data_parallel"
     unit = SimpleNamespace()
     for theirs, ours in {"model_parallel": tp, tp: tp, dp: dp}.items():
-        for of in ("rank", "world_size", "group"):
-            setattr(unit, f"get_{theirs}_{of}", getattr(parallel_state, f"get_{ours}_{of}"))
+        for fact in ("rank", "world_size", "group"):
+            setattr(unit, f"get_{theirs}_{fact}", getattr(parallel_state, f"get_{ours}_{fact}"))
     return unit
 
 
@@ -198,7 +198,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
 
 
 def _of_latents(model: GPTConfig) -> dict[str, Any]:
-    """What megatron-core's configuration has of latent attention; `gpt_model` gives its angles."""
+    """Returns what megatron-core's configuration has of latent attention; `gpt_model` gives its
+    angles."""
     if not model.mla:
         return {}
     sizes = asdict(model.mla) | {"q_lora_rank": model.mla.q_lora_rank or None}
@@ -206,29 +207,30 @@ def _of_latents(model: GPTConfig) -> dict[str, Any]:
 
 
 def _of_experts(spec: RunSpec) -> dict[str, Any]:
-    """What megatron-core's configuration has of experts. Without Transformer Engine, whose grouped
-    GEMM is of all, each is a pair of linear layers of its own."""
-    if (of := spec.trained.experts) is None:
+    """Returns what megatron-core's configuration has of experts. Without Transformer Engine, whose
+    grouped GEMM is of all, each is a pair of linear layers of its own."""
+    if (experts := spec.trained.experts) is None:
         return {}
-    softmax, factor = of.moe_router_score_function == "softmax", of.moe_router_topk_scaling_factor
+    is_softmax = experts.moe_router_score_function == "softmax"
+    factor = experts.moe_router_topk_scaling_factor
     return {
-        "num_moe_experts": of.num_experts,
-        "moe_ffn_hidden_size": of.moe_ffn_hidden_size or spec.model.ffn_hidden,
-        "moe_shared_expert_intermediate_size": of.moe_shared_expert_intermediate_size or None,
+        "num_moe_experts": experts.num_experts,
+        "moe_ffn_hidden_size": experts.moe_ffn_hidden_size or spec.model.ffn_hidden,
+        "moe_shared_expert_intermediate_size": experts.moe_shared_expert_intermediate_size or None,
         "moe_layer_freq": [int(has) for has in spec.model.blocks.values()],
-        "moe_router_topk": of.moe_router_topk,
-        "moe_router_score_function": of.moe_router_score_function,
-        "moe_router_pre_softmax": softmax and not of.norm_topk_prob,
+        "moe_router_topk": experts.moe_router_topk,
+        "moe_router_score_function": experts.moe_router_score_function,
+        "moe_router_pre_softmax": is_softmax and not experts.norm_topk_prob,
         "moe_router_topk_scaling_factor": None if factor == 1 else factor,
-        "moe_router_enable_expert_bias": of.moe_router_enable_expert_bias,
-        "moe_router_num_groups": of.moe_router_num_groups or None,
-        "moe_router_group_topk": of.moe_router_group_topk or None,
+        "moe_router_enable_expert_bias": experts.moe_router_enable_expert_bias,
+        "moe_router_num_groups": experts.moe_router_num_groups or None,
+        "moe_router_group_topk": experts.moe_router_group_topk or None,
         "moe_router_force_load_balancing": spec.moe_router_force_load_balancing,
         "moe_grouped_gemm": groups_gemms(spec),
-        "moe_expert_capacity_factor": of.moe_expert_capacity_factor or None,
+        "moe_expert_capacity_factor": experts.moe_expert_capacity_factor or None,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "aux_loss",
-        "moe_aux_loss_coeff": of.moe_aux_loss_coeff,
+        "moe_aux_loss_coeff": experts.moe_aux_loss_coeff,
         "moe_token_dispatcher_type": spec.moe_token_dispatcher_type,
         "expert_model_parallel_size": spec.layout.ep,
         "expert_tensor_parallel_size": spec.layout.etp,
@@ -236,7 +238,7 @@ def _of_experts(spec: RunSpec) -> dict[str, Any]:
 
 
 def groups_gemms(spec: RunSpec) -> bool:
-    """Whether all experts of a rank are one product."""
+    """Returns whether all experts of a rank are one product."""
     return linear_layers.HAVE_TE and spec.engine == "megatron" and bool(spec.model.experts)
 
 

@@ -44,7 +44,7 @@ def batch_on_this_cp_rank(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mlp_submodules(layer: ModuleSpec) -> Any:
-    """The parts of a layer's MLP, which 0.19 binds to a function."""
+    """Returns the parts of a layer's MLP, which 0.19 binds to a function."""
     mlp = layer.submodules.mlp
     return mlp.submodules if isinstance(mlp, ModuleSpec) else mlp.keywords["submodules"]
 
@@ -111,5 +111,6 @@ def language_model(
 
 
 def index_of(layer: nn.Module) -> int:
-    """Which layer of the whole GPT, from 0, one of `language_model`'s decoder layers belongs to."""
+    """Returns which layer of the whole GPT, from 0, one of `language_model`'s decoder layers
+    belongs to."""
     return (layer.layer_number - 1) // _PARTS

@@ -19,13 +19,14 @@ BIAS_STEP = 1e-3  # Wang et al. 2024, and megatron-core's moe_router_bias_update
 
 
 def mean_over_ranks(share: Tensor, parts: int, stop: bool = False) -> Reduced:
-    """The sum of all ranks' shares over `parts`, and whether any rank stops: one message of two
-    numbers. share: one number. Waits for the device."""
-    both = torch.stack([share.float().reshape(()), share.new_full((), stop, dtype=torch.float32)])
+    """Returns the sum of all ranks' shares over `parts`, and whether any rank stops: one message of
+    two numbers. share: one number. Waits for the device."""
+    stops = share.new_full((), stop, dtype=torch.float32)
+    sums = torch.stack([share.float().reshape(()), stops])
     if dist.get_world_size() > 1:
-        dist.all_reduce(both)
-    total, stops = both.tolist()
-    return Reduced(total / parts, stops > 0)
+        dist.all_reduce(sums)
+    total, n_stops = sums.tolist()
+    return Reduced(total / parts, n_stops > 0)
 
 
 class ScaleRule(NamedTuple):
@@ -56,14 +57,14 @@ class LossScale(NamedTuple):
 
     @classmethod
     def of(cls, stored: dict[str, float], rule: ScaleRule = USUAL_RULE) -> "LossScale":
-        """The scale that a checkpoint stores. Another program may have counted good steps beyond
-        the window, and overflows below 1."""
+        """Returns the scale that a checkpoint stores. Another program may have counted good steps
+        beyond the window, and overflows below 1."""
         good_steps = min(int(stored["good_steps"]), rule.window - 1)
         hysteresis = max(int(stored.get("hysteresis", rule.hysteresis)), 1)
         return cls(float(stored["scale"]), good_steps, hysteresis)
 
     def after(self, skipped: bool, rule: ScaleRule = USUAL_RULE) -> "LossScale":
-        """The scale of the next step. skipped: this step's gradients overflowed."""
+        """Returns the scale of the next step. skipped: this step's gradients overflowed."""
         if skipped:
             halved = max(self.scale / 2, rule.least) if self.hysteresis == 1 else self.scale
             return LossScale(halved, 0, max(self.hysteresis - 1, 1))
@@ -74,7 +75,7 @@ class LossScale(NamedTuple):
 
 
 def lr_at(spec: RunSpec, step: int) -> float:
-    """Learning rate of optimizer step `step` (counted from 0): linear warm-up, then cosine.
+    """Returns the learning rate of optimizer step `step`, from 0: linear warm-up, then cosine.
 
     The first step already moves (lr/warmup); the last of `spec.steps` ends at min_lr.
     """
@@ -88,8 +89,8 @@ def lr_at(spec: RunSpec, step: int) -> float:
 
 
 def param_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict]:
-    """Two AdamW groups: matrices (embeddings too), which it decays, and biases and norms. An empty
-    one is left out."""
+    """Returns two AdamW groups: matrices (embeddings too), which it decays, and biases and norms.
+    An empty one is left out."""
     groups = [{"params": [], "weight_decay": rate} for rate in (weight_decay, 0.0)]
     for p in parameters:
         if p.requires_grad:
@@ -137,13 +138,14 @@ def balance(biases: list[Tensor], tokens: list[Tensor], group: Any = None) -> No
 
 
 def _counts_in_groups(adam: torch.optim.Optimizer) -> bool:
-    """Whether it counts its steps per group, as the FusedAdam of apex and of Transformer Engine do,
-    and not per parameter, as torch's AdamW does."""
+    """Returns whether it counts its steps per group, as the FusedAdam of apex and of Transformer
+    Engine do, and not per parameter, as torch's AdamW does."""
     return not isinstance(adam, torch.optim.Adam)
 
 
 def adam_tensors(adam: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """A parameter that `adam` updates and its two moments; they are made before the first step."""
+    """Returns a parameter that `adam` updates and its two moments; they are made before the first
+    step."""
     state = adam.state[parameter]
     if "exp_avg" not in state:
         if not _counts_in_groups(adam):
@@ -156,13 +158,13 @@ def adam_tensors(adam: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Te
 
 
 def biases_of(routers: Iterable[tuple[str, Any]], layout: Layout) -> list[Piece]:
-    """The pieces of the experts' biases of (name, router). No gradient trains them, so their
-    moments are zeros; every rank of a stage has all of them."""
+    """Returns the pieces of the experts' biases of (name, router). No gradient trains them, so
+    their moments are zeros; every rank of a stage has all of them."""
     trained = []
     for name, router in routers:
         bias, shape = router.expert_bias, tuple(router.expert_bias.shape)
-        of = {"name": f"{name}.expert_bias", "shape": shape, "offset": (0,), "part": shape}
-        bias.references = [of]
+        reference = {"name": f"{name}.expert_bias", "shape": shape, "offset": (0,), "part": shape}
+        bias.references = [reference]
         moments = {kind: torch.zeros_like(bias) for kind in KINDS[1:]}
         trained.append((bias, {"param": bias} | moments, 0))
     return pieces_of(trained, layout, dist.get_rank())

@@ -25,7 +25,7 @@ def build_reference(
     dtype: torch.dtype = torch.float32,
     held: Callable[[nn.Parameter], gpt.Held] = gpt.undivided,
 ) -> nn.Module:
-    """The run's model, called as (tokens, labels) -> mean loss. held: see gpt.fill.
+    """Returns the run's model, called as (tokens, labels) -> mean loss. held: see gpt.fill.
 
     Ours is built without memory and filled on the device: the host never has more of it than one
     parameter. ZeRO-3 puts each where it belongs. Hugging Face's is built in host memory.
@@ -63,7 +63,7 @@ def name_parameters(model: nn.Module, config: GPTConfig) -> None:
 
 
 def whole(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """A reference to a parameter of which nothing is elsewhere."""
+    """Returns a reference to a parameter of which nothing is elsewhere."""
     return {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": shape}
 
 
@@ -75,7 +75,7 @@ def evaluate(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Tensor:
-    """The mean loss of n micro-batches on this rank, a scalar."""
+    """Returns the mean loss of n micro-batches on this rank, a scalar."""
     total = torch.zeros((), device=device)
     model.eval()
     for _ in range(n):
@@ -118,7 +118,7 @@ class DataParallelEngine:
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
     def grad_norm(self) -> Tensor:
-        """The L2 norm of the whole gradient."""
+        """Returns the L2 norm of the whole gradient."""
         return nn.utils.get_total_norm([p.grad for p in self.parameters])
 
     def held(self, parameter: nn.Parameter) -> tuple[dict[str, Tensor], int]:

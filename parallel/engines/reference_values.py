@@ -30,9 +30,9 @@ _EXPERT = re.compile(
 def reference_value(
     spec: RunSpec, parameter: nn.Parameter, start: int, n: int, *names: str
 ) -> Tensor:
-    """The starting values, [n] from element `start` on, of `parameter`: this tp rank's parts of the
-    reference parameters `names`, one after the other (a gated model's fc1 is its part of the gate,
-    then its part of up).
+    """Returns the starting values, [n] from element `start` on, of `parameter`: this tp rank's
+    parts of the reference parameters `names`, one after the other (a gated model's fc1 is its part
+    of the gate, then its part of up).
 
     Marks a parameter that is split, as megatron-core's own initialisation does. An unmarked one
     counts as a copy, and only tp rank 0's gradient of it enters the norm. An expert's is split over
@@ -73,13 +73,13 @@ def layer_value(
 ) -> Tensor:
     """`reference_value` of the parameter `name` of megatron-core's layer `index` (from 0)."""
     expert = ""
-    if of := _EXPERT.fullmatch(name):
-        here = spec.model.experts.num_experts // spec.layout.ep
-        number = int(of["alone"] or of["grouped"])
+    if match := _EXPERT.fullmatch(name):
+        n_experts = spec.model.experts.num_experts // spec.layout.ep
+        number = int(match["alone"] or match["grouped"])
         rank = parallel_state.get_expert_model_parallel_rank()
-        name, expert = f"mlp.{of['inner']}", f"experts.{rank * here + number}."
+        name, expert = f"mlp.{match['inner']}", f"experts.{rank * n_experts + number}."
     ours = MEGATRON_LAYER[name].replace("mlp.", f"mlp.{expert}", 1)
-    both = ".up." in ours and spec.model.gated
-    names = (ours.replace(".up.", ".gate."), ours) if both else (ours,)
+    is_gated = ".up." in ours and spec.model.gated
+    names = (ours.replace(".up.", ".gate."), ours) if is_gated else (ours,)
     names = tuple(f"blocks.{index}.{inner}" for inner in names)
     return reference_value(spec, parameter, start, n, *names)
