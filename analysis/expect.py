@@ -22,8 +22,9 @@ from typing import Any
 
 from analysis.common.table import Column, Table, add_table_flags, by_key, show
 from analysis.logs.fact_options import add_fact_options, facts_of
-from analysis.logs.load import load, name_of
+from analysis.logs.load import load
 from analysis.logs.model import SAME_MODEL, asked, config_of
+from analysis.logs.naming import name_of
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import MODEL, state
 from analysis.logs.record import Record

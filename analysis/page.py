@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.logs.fact_options import facts_of
-from analysis.logs.load import baseline_of, load
+from analysis.logs.load import load
 from analysis.runs import run_table
+from analysis.runs.baseline import baseline_of
 from analysis.runs.fairness import scaling_of
 from analysis.runs.run_options import parser_of
 from base.errors import command_line, printable, warn

@@ -14,8 +14,8 @@ one is not verified or cannot be read), 2 when nothing could be read.
 import sys
 
 from analysis.common.table import show
-from analysis.logs.load import baseline_of
 from analysis.runs import loss_parity
+from analysis.runs.baseline import baseline_of
 from analysis.runs.run_options import parser_of
 from base.errors import command_line, warn
 

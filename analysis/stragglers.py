@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 
 from analysis.common.table import Column, Table, show
-from analysis.logs.load import distinct
+from analysis.logs.naming import distinct
 from analysis.runs.run_options import parser_of
 from base.errors import UsageError, command_line, warn
 from parallel.measure import slow_ranks

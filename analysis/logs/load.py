@@ -1,18 +1,19 @@
-"""From paths to records, for every command, and what a table calls each run."""
+"""From paths to records, for every command."""
 
 import hashlib
 import os
 import re
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from analysis.logs.naming import tell_apart
 from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
-from base.errors import Reading, UsageError, printable
+from base.errors import Reading, UsageError
 from base.files import below
 from parallel.record.reader import is_run_folder
 
@@ -52,114 +53,6 @@ def _find_copies(records: list[Record]) -> None:
         if digest and first.setdefault(digest, record.source) != record.source:
             record.copy_of = first[digest]
             record.notes.append(f"the same evidence as {record.copy_of} (SHA-256 {digest[:12]})")
-
-
-class Name(NamedTuple):
-    """What a run is called: in tables, by itself, and where it lies; which repeat of which
-    configuration it is; the system of an MLPerf result."""
-
-    shown: str
-    own: str
-    path: Path
-    configuration: str | None = None
-    repeat: int | None = None
-    system: str | None = None
-
-    def answers_to(self, wanted: str) -> bool:
-        """Whether the name, the path or its last part is the run's."""
-        same = os.path.abspath(wanted) == os.path.abspath(self.path)
-        return same or wanted in (self.shown, self.own, self.path.name)
-
-
-def own_name(record: Record) -> str:
-    """What the run calls itself, or the file's name."""
-    return record.run or Path(record.source).name
-
-
-def name_of(record: Record) -> str:
-    """What a table calls the run: its own name, with folders where others have that name, too."""
-    return record.shown or own_name(record)
-
-
-def tell_apart(records: list[Record]) -> None:
-    """Gives each record the name that tables call it."""
-    names = distinct([own_name(r) for r in records], [Path(r.source) for r in records])
-    for record, name in zip(records, names, strict=True):
-        record.shown = printable(name)  # a file may have a name that is no UTF-8
-
-
-def distinct(names: list[str], paths: list[Path]) -> list[str]:
-    """Each run's name, or, where several have it, the end of its path that tells them apart."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    for i, name in enumerate(names):
-        groups[name].append(i)
-    shown = list(names)
-    for name, members in groups.items():
-        parts = {i: Path(os.path.abspath(paths[i])).parts for i in members}
-        depth, tails = 0, dict.fromkeys(members, "")
-        while len(set(tails.values())) < len(members) and depth < max(map(len, parts.values())):
-            depth += 1
-            tails = {i: "/".join(parts[i][-depth:]) for i in members}
-        for i, tail in tails.items() if depth else ():
-            shown[i] = tail if tail.endswith("/" + name) else f"{name} ({tail})"
-    return shown
-
-
-def _fits(wanted: str, names: list[Name]) -> list[int]:
-    """Which runs `--baseline wanted` may mean: a run by its name or its path; or a configuration,
-    or the system of MLPerf results, which is its first repeat, as in a study. A ratio's sides are
-    of all repeats all the same."""
-    fits = [i for i, name in enumerate(names) if name.answers_to(wanted)]
-    exact = [i for i in fits if names[i].shown == wanted]
-    if fits:
-        return exact if len(exact) == 1 else fits
-    repeats = {
-        i: n.repeat or 0 for i, n in enumerate(names) if wanted in (n.configuration, n.system)
-    }
-    return [i for i, repeat in repeats.items() if repeat == min(repeats.values())]
-
-
-def chosen(wanted: str, names: list[Name]) -> int:
-    """Which run `--baseline wanted` means.
-
-    Raises:
-        UsageError: none or several, with the names to choose from.
-    """
-    fits = _fits(wanted, names)
-    if len(fits) == 1:
-        return fits[0]
-    known = ", ".join(names[i].shown for i in fits or range(len(names)))
-    if not fits:
-        raise UsageError(f"no run called {wanted!r}; there are: {known}")
-    raise UsageError(f"--baseline {wanted} fits {len(fits)} runs: {known}; name one of these")
-
-
-def baseline_of(wanted: str, records: list[Record]) -> Record:
-    """The one record that `--baseline wanted` means.
-
-    Raises:
-        UsageError: none or several, with the names to choose from.
-    """
-    return records[chosen(wanted, _names(records))]
-
-
-def has_baseline(wanted: str, records: list[Record]) -> bool:
-    """Whether `baseline_of` means a run, or cannot choose between some."""
-    return bool(_fits(wanted, _names(records)))
-
-
-def _names(records: list[Record]) -> list[Name]:
-    return [
-        Name(
-            name_of(r),
-            own_name(r),
-            Path(r.source),
-            r.configuration,
-            r.repeat,
-            r.submission and r.submission.system,
-        )
-        for r in records
-    ]
 
 
 def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.pages import charts
 from analysis.pages.section import Chart, Section, Study
 from analysis.planner.columns import columns_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.common.table import Table
 from analysis.common.terminal import cut, who
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.pages.charts import winners
 from analysis.pages.section import Study

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.pages import charts
 from analysis.pages.charts import ranked
 from analysis.pages.section import Section, Study

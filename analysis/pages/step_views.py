@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import step_times, timed
 from analysis.pages import charts

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.load import load, name_of
+from analysis.logs.load import load
 from analysis.logs.model import asked, config_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner import ranking

@@ -5,14 +5,52 @@ for their first repeat. All repeats of that run are the baseline's side. Where t
 time, a repeat that has one takes its place.
 """
 
+import os
 from collections import defaultdict
 from pathlib import Path
 
-from analysis.logs.load import baseline_of, name_of, own_name
+from analysis.logs.naming import name_of, own_name
 from analysis.logs.record import Record
 from analysis.runs.fairness import by_configuration, group_with
 from analysis.runs.judged import Run
 from base.errors import UsageError
+
+
+def baseline_of(wanted: str, records: list[Record]) -> Record:
+    """Returns the one run that `--baseline wanted` means."""
+    fits = _fits(wanted, records)
+    if len(fits) == 1:
+        return fits[0]
+    names = ", ".join(map(name_of, fits or records))
+    if not fits:
+        raise UsageError(f"no run called {wanted!r}; there are: {names}")
+    raise UsageError(f"--baseline {wanted} fits {len(fits)} runs: {names}; name one of these")
+
+
+def has_baseline(wanted: str, records: list[Record]) -> bool:
+    """Returns whether `baseline_of` means a run, or cannot choose between some."""
+    return bool(_fits(wanted, records))
+
+
+def _fits(wanted: str, records: list[Record]) -> list[Record]:
+    """Returns which runs `--baseline wanted` may mean."""
+    path = os.path.abspath(wanted)
+    fits = [
+        record
+        for record in records
+        if path == os.path.abspath(record.source)
+        or wanted in (name_of(record), own_name(record), Path(record.source).name)
+    ]
+    if fits:
+        exact = [record for record in fits if name_of(record) == wanted]
+        return exact if len(exact) == 1 else fits
+    repeats = [r for r in records if wanted in (r.configuration, _system(r))]
+    first = min((record.repeat or 0 for record in repeats), default=0)
+    return [record for record in repeats if (record.repeat or 0) == first]
+
+
+def _system(record: Record) -> str | None:
+    return record.submission and record.submission.system
 
 
 def own_baselines(records: list[Record]) -> list[list[Record]]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from base.errors import UsageError
 from parallel.record.reader import read_checkpoints

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from analysis.common.terminal import who
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.verdict import EARLY, ending
 from models.config import PARTS

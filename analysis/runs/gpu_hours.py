@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from base.errors import Reading, UsageError

@@ -3,8 +3,8 @@ of ratios starts from."""
 
 from typing import NamedTuple
 
-from analysis.logs.load import name_of
 from analysis.logs.model import asked
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.runs.verdict import Judgement, judge, unfinished

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import name_of, tell_apart
+from analysis.logs.naming import name_of, tell_apart
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.runs.baseline import own_baselines

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import baseline_of, has_baseline, load, name_of
+from analysis.logs.load import load
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
+from analysis.runs.baseline import baseline_of, has_baseline
 from analysis.runs.fairness import (
     ANY_COMMIT,
     CHANGED,

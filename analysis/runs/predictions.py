@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from analysis.common.terminal import who
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from base.errors import Answer
 

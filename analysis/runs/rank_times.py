@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import baseline_of, name_of, tell_apart
+from analysis.logs.naming import name_of, tell_apart
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
-from analysis.runs.baseline import own_baselines
+from analysis.runs.baseline import baseline_of, own_baselines
 from analysis.runs.fairness import differences, scaling_of
 from analysis.runs.ratio import Side, against
 from analysis.runs.shared_hosts import shared_cores

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.fairness import WORDS, changes
 from analysis.runs.judged import Run

@@ -7,7 +7,8 @@ from typing import Any
 from analysis.common.table import add_table_flags
 from analysis.common.terminal import who
 from analysis.logs.fact_options import add_fact_options, add_time_options, facts_of, flag_of
-from analysis.logs.load import load, name_of
+from analysis.logs.load import load
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from base.errors import Parser, warn, warn_at_end
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION

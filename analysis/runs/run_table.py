@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import baseline_of, name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import describe_rule, no_timing
 from analysis.runs import predictions, throughput
-from analysis.runs.baseline import own_baselines
+from analysis.runs.baseline import baseline_of, own_baselines
 from analysis.runs.fairness import (
     CHANGED,
     changed,

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs import throughput
 from analysis.runs.baseline import timed_baseline, usual_baseline

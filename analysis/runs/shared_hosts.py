@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from analysis.common.terminal import FEW, who
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 
 SPARE = 0.1  # cores that a machine's own services use, and that disturb no run

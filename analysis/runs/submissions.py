@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import has_baseline
 from analysis.logs.record import Record
+from analysis.runs.baseline import has_baseline
 from analysis.runs.judged import Run, results
 from analysis.runs.scaling_curve import report_of
 from analysis.runs.throughput import model_utilisation

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.load import name_of
+from analysis.logs.naming import name_of
 from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
 from analysis.logs.step_time import no_timing
