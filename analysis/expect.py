@@ -17,8 +17,9 @@ import math
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, add_table_flags, by_key, show
 from analysis.logs.fact_options import add_fact_options, facts_of
@@ -59,12 +60,12 @@ SPLIT = (*SET_AXES, *EXPERT_AXES, "zero_stage", "sequence_parallel")
 SIZE = ("params", "active")
 
 
-def of_flags(facts: dict[str, Any], wanted: str | None) -> Record:
-    """The run that flags describe; what they leave out is as in parallel.train, and the engine, the
-    vocabulary's padding and the stages of an uneven pipeline as in analysis.plan."""
+def of_flags(facts: dict[str, Any], preset_name: str | None) -> Record:
+    """Returns the run that flags describe. What they leave out is as in parallel.train, and the
+    engine, the vocabulary's padding and the stages of an uneven pipeline as in analysis.plan."""
     record = Record(FLAGS, FLAGS)
-    if wanted:
-        sizes = preset(wanted, **{name: facts[name] for name in MODEL if name in facts})
+    if preset_name:
+        sizes = preset(preset_name, **{name: facts[name] for name in MODEL if name in facts})
         record.model, record.seq_len = sizes.as_dict(), facts.get("seq_len", sizes.max_seq_len)
     state(record, facts, "flag")
     for name in (*SPLIT, "recompute", "micro_batch"):
@@ -79,15 +80,14 @@ def of_flags(facts: dict[str, Any], wanted: str | None) -> Record:
     return record
 
 
-def cluster_of(
-    record: Record, wanted: str | None, network: str | None = None
-) -> Answer[Calibration]:
-    """Where the run is predicted, or why nowhere; network: another between its nodes."""
+def cluster_of(record: Record, name: str | None, network: str | None = None) -> Answer[Calibration]:
+    """Returns the cluster of this name, else the data sheet of the run's card, or why there is
+    none; network: another between its nodes."""
     if network:
-        cluster, why = cluster_of(record, wanted)
-        return Answer(cluster and cluster.on_network(network, record.gpus or math.inf), why)
-    if wanted:
-        return Answer(load_calibration(wanted))
+        cluster, reason = cluster_of(record, name)
+        return Answer(cluster and cluster.on_network(network, record.gpus or math.inf), reason)
+    if name:
+        return Answer(load_calibration(name))
     if not record.gpu_type:
         return Answer(None, asked(["gpu_type"]) + "; or give --cluster")
     if (card := usual_gpu(record.gpu_type)) is None:
@@ -98,23 +98,28 @@ def cluster_of(
     return Answer(from_data_sheet(card.name, memory_gb=memory_gb))
 
 
-def prediction(record: Record, where: Answer[Calibration]) -> Answer[dict[str, Any]]:
-    """The run's row in a plan; without one, which facts are absent."""
-    if where.value:
-        return priced(record, where.value)
+def prediction(record: Record, cluster: Answer[Calibration]) -> Answer[dict[str, Any]]:
+    """Returns the run's row in a plan; without one, which facts are absent."""
+    if cluster.value:
+        return priced(record, cluster.value)
     names = absent(record)
-    return Answer(None, "; ".join(filter(None, [where.why, names and asked(names)])))
+    return Answer(None, "; ".join(filter(None, [cluster.why, names and asked(names)])))
 
 
 def _size(record: Record) -> dict[str, Any]:
-    """Whether the model has experts, its parameters, and of experts those that a token meets."""
+    """Returns whether the model has experts, its parameters, and of experts those that a token
+    meets."""
     config = config_of(replace(record, params=None)).value
-    has, params = bool(record.model.get("experts")), config.n_params if config else record.params
-    return {"experts": has, "params": params, "active": config.n_active if config and has else None}
+    experts, params = (
+        bool(record.model.get("experts")),
+        config.n_params if config else record.params,
+    )
+    active = config.n_active if config and experts else None
+    return {"experts": experts, "params": params, "active": active}
 
 
 def differing(record: Record, row: Record) -> dict[str, tuple[Any, Any]]:
-    """Name -> (the run's, the row's value) of all that both state and that differs."""
+    """Returns name -> (the run's, the row's value) of all that both state and that differs."""
     pairs = changes(record, row, settings=False)
     pairs = {name: pair for name, pair in pairs.items() if name in FAR or name in SPLIT}
     theirs, card = _size(row), usual_gpu(record.gpu_type or "")
@@ -126,7 +131,8 @@ def differing(record: Record, row: Record) -> dict[str, tuple[Any, Any]]:
 
 
 def distance(pairs: dict[str, tuple[Any, Any]]) -> float:
-    """How far a row is by what differs: doublings, weighed by FAR; another card counts one more."""
+    """Returns how far a row is by what differs: doublings, weighed by FAR; another card counts one
+    more."""
     total = 1.0 if "gpu_type" in pairs else 0.0
     for name, pair in pairs.items():
         if name == "gpu_type":
@@ -136,11 +142,16 @@ def distance(pairs: dict[str, tuple[Any, Any]]) -> float:
     return total
 
 
-def nearest(record: Record, count: int) -> list[Record]:
-    """The nearest published rows, one of each table, model, card and number of GPUs."""
+@cache
+def _published() -> list[Record]:
+    """Returns the rows of logs/published whose models are of a known size."""
     rows = read_published(sorted((ROOT / "logs" / "published").glob("*.csv"))).content
-    rows = [row for row in rows if _size(row)["params"]]
-    rows.sort(key=lambda row: distance(differing(record, row)))
+    return [row for row in rows if _size(row)["params"]]
+
+
+def nearest(record: Record, count: int) -> list[Record]:
+    """Returns the nearest published rows, one of each table, model, card and number of GPUs."""
+    rows = sorted(_published(), key=lambda row: distance(differing(record, row)))
     kinds: dict[tuple, Record] = {}
     for row in rows:
         kinds.setdefault((row.source.rpartition("-")[0], row.params, row.gpu_type, row.gpus), row)
@@ -152,16 +163,16 @@ def _text(name: str, value: Any) -> str:
 
 
 def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
-    """A row for each run, measured or published, beside `record`."""
+    """Returns a row for each run, measured or published, beside `record`."""
     rows = run_table.rows(runs)
-    for of, row in zip(runs, rows, strict=True):
-        row |= {"tokens_per_gpu": (row["tokens_per_s"] or 0) / (of.gpus or math.inf) or None}
-        row["params_b"] = (_size(of)["params"] or 0) / 1e9 or None
-        if of is not record:
-            pairs = differing(record, of)
+    for run, row in zip(runs, rows, strict=True):
+        row["tokens_per_gpu"] = (row["tokens_per_s"] or 0) / (run.gpus or math.inf) or None
+        row["params_b"] = (_size(run)["params"] or 0) / 1e9 or None
+        if run is not record:
+            pairs = differing(record, run)
             names = sorted(pairs, key=lambda name: -distance({name: pairs[name]}))
             row["differs"] = ", ".join(_text(name, pairs[name][1]) for name in names)
-            row |= {"published": of.notes[0], "distance": distance(pairs)}
+            row |= {"published": run.notes[0], "distance": distance(pairs)}
             del row["missing"]["step_s"]  # which counts for one global batch alone
     columns = [
         Column("run", "run"),
@@ -184,90 +195,135 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
 
 
 def waits(record: Record) -> dict[str, float]:
-    """What a run of ours waited for -> share of its step, by its breakdown or its own clock."""
+    """Returns what a run of ours waited for -> its share of a step, by its breakdown or its own
+    clock."""
     if record.own is None:
         return {}
     if breakdown := rank_times.of_record(record).content:
         parts = rank_times.parts(breakdown) | {"data": breakdown.mean("data_s")}
         return {k: s / breakdown.step_s for k, s in parts.items() if k not in ("compute", "other")}
     epochs = record.own.metrics.get("epochs", [])
-    data_s = sum((of["dataload_time_mean_sec"] or 0) * of["micro_steps"] for of in epochs)
-    return {"data": data_s / max(sum(of["epoch_wall_time_sec"] for of in epochs), 1e-9)}
+    data_s = sum((epoch["dataload_time_mean_sec"] or 0) * epoch["micro_steps"] for epoch in epochs)
+    return {"data": data_s / max(sum(epoch["epoch_wall_time_sec"] for epoch in epochs), 1e-9)}
 
 
-def causes(record: Record, faster: list[Record], where: Answer[Calibration]) -> Table:
-    """What the run waited for, and what differs from the nearest faster row that differs in it."""
-    base, rows = prediction(record, where).value, {}
-    for name, share in waits(record).items():
-        if 0.001 < share < 1:
-            here, gain = f"{share:.1%} of a step", share / (1 - share)
-            rows[f"waits: {name}"] = {"here": here, "run": name_of(record), "gain": gain}
+class Cause(NamedTuple):
+    """Why a run may be slower than another: what is so in each, in words, the source of the other,
+    and the share that the run would win, None where no formula gives it."""
+
+    cause: str
+    here: str
+    there: str | None
+    run: str
+    gain: float | None
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The largest gain first; those without one behind, by how far they put a row."""
+        return self.gain is None, -(self.gain or FAR.get(self.cause, 0.0))
+
+
+def _waited(record: Record) -> list[Cause]:
+    """Returns what a run waited for, as far as a step could be shorter without it."""
+    return [
+        Cause(
+            f"waits: {name}", f"{share:.1%} of a step", None, name_of(record), share / (1 - share)
+        )
+        for name, share in waits(record).items()
+        if 0.001 < share < 1
+    ]
+
+
+def _difference(
+    cause: str,
+    pairs: dict[str, tuple[Any, Any]],
+    record: Record,
+    row: Record,
+    cluster: Answer[Calibration],
+) -> Cause:
+    """Returns what differs, with the gain that is predicted for the run with the row's values."""
+    ours, theirs = (", ".join(_text(k, pair[i]) for k, pair in pairs.items()) for i in (0, 1))
+    if cause in (*SIZE, "experts", "gpu_type"):  # no setting of this run
+        return Cause(cause, ours, theirs, row.source, None)
+    values = {name: pair[1] for name, pair in pairs.items()} | {"dp": None}
+    before = prediction(record, cluster).value
+    after = prediction(replace(record, **values), cluster).value
+    if not before or not after or after["tflops"] == before["tflops"]:
+        return Cause(cause, ours, theirs, row.source, None)
+    theirs += "" if after["fits"] else " (would not fit, as predicted)"
+    return Cause(cause, ours, theirs, row.source, after["tflops"] / before["tflops"] - 1)
+
+
+def causes(record: Record, faster: list[Record], cluster: Answer[Calibration]) -> Table:
+    """Returns what the run waited for, and what differs from the nearest faster row that differs
+    in it."""
+    found = {cause.cause: cause for cause in _waited(record)}
     for row in faster:
         pairs = differing(record, row)
-        groups = {name: [name] for name in pairs if name not in SPLIT}
-        groups["split"] = [name for name in SPLIT if name in pairs]
-        for cause, names in groups.items():
-            if names and cause not in rows:
-                here, there = (", ".join(_text(k, pairs[k][i]) for k in names) for i in (0, 1))
-                other = None
-                if cause not in (*SIZE, "experts", "gpu_type"):
-                    values = {k: pairs[k][1] for k in names} | {"dp": None}
-                    other = prediction(replace(record, **values), where).value
-                known = base and other and other["tflops"] != base["tflops"]
-                there += " (would not fit, as predicted)" if known and not other["fits"] else ""
-                gain = other["tflops"] / base["tflops"] - 1 if known else None
-                rows[cause] = {"here": here, "there": there, "run": row.source, "gain": gain}
-    findings = [{"cause": cause} | row for cause, row in rows.items()]
-    findings.sort(key=lambda of: (of["gain"] is None, -(of["gain"] or FAR.get(of["cause"], 0.0))))
+        groups = {name: {name: pair} for name, pair in pairs.items() if name not in SPLIT}
+        if split := {name: pairs[name] for name in SPLIT if name in pairs}:
+            groups["split"] = split
+        for name, group in groups.items():
+            if name not in found:
+                found[name] = _difference(name, group, record, row, cluster)
     columns = [Column(key, key) for key in ("cause", "here", "there")]
     columns += [Column("gain", "gain", "+.1%"), Column("run", "run")]
+    rows = [cause._asdict() for cause in sorted(found.values(), key=lambda cause: cause.order)]
     note = "gain: in TFLOP/s per GPU, as predicted with the row's value; of a wait, at most; -: no"
-    return Table(
-        columns,
-        findings,
-        "why it is slower",
-        [f"{note} formula prices it, or the run cannot be split so"],
-    )
+    note += " formula prices it, or the run cannot be split so"
+    return Table(columns, rows, "why it is slower", [note])
 
 
-def report(
-    record: Record, where: Answer[Calibration], claimed: str | None, count: int
-) -> list[Table]:
-    """The tables of one run; claimed: the preset that it is said to train."""
-    config, why = config_of(record)
-    notes = [f"in doubt: {words}" for words in time_doubts(record, timed(record))]
-    notes += [f"another model than is claimed: {why}"] if "are stated" in why else []
+def _claim_notes(record: Record, claimed: str | None) -> list[str]:
+    """Returns what contradicts the preset that the run is said to train, or the log's own words."""
+    config, reason = config_of(record)
+    notes = [f"another model than is claimed: {reason}"] if "are stated" in reason else []
     if config and claimed and preset_of(config, claimed) != claimed:
         sizes = f"{config.n_params:,} parameters, not {preset(claimed).n_params:,}"
         notes.append(f"another model than {claimed}: {sizes}")
-    (guess, why), rows = prediction(record, where), nearest(record, count)
-    stated = where.value and config and record.gpus and record.global_batch and record.seq_len
-    if record.source == FLAGS and not stated:
-        raise UsageError(why.replace("the log does", "the flags do"))
+    return notes
+
+
+def _predicted_row(record: Record, cluster: Calibration, guess: dict[str, Any]) -> dict[str, Any]:
+    """Returns the row of what is predicted for the run."""
+    row = {"run": "predicted", "gpu_type": cluster.gpu, "seq_len": record.seq_len}
+    row |= {"precision": record.precision} | guess
+    row["tokens_per_gpu"] = guess["tokens_per_s"] / record.gpus
+    return row | {"params_b": config_of(record).value.n_params / 1e9}
+
+
+def report(
+    record: Record, cluster: Answer[Calibration], claimed: str | None, count: int
+) -> list[Table]:
+    """Returns the tables of one run; claimed: the preset that it is said to train."""
+    notes = [f"in doubt: {words}" for words in time_doubts(record, timed(record))]
+    notes += _claim_notes(record, claimed)
+    (guess, reason), rows = prediction(record, cluster), nearest(record, count)
+    needed = (cluster.value, config_of(record).value, record.gpus, record.global_batch)
+    if record.source == FLAGS and not all((*needed, record.seq_len)):
+        raise UsageError(reason.replace("the log does", "the flags do"))
     if record.gpu_type and not usual_gpu(record.gpu_type):
         notes, rows = [*notes, f"no published row is of {record.gpu_type}"], []
     elif not _size(record)["params"]:
         notes, rows = [*notes, "no published row is near a model of unknown size (--params)"], []
-    measured = [record] * (record.source != FLAGS)
+    measured = [] if record.source == FLAGS else [record]
     table = expected(record, measured + rows, notes)
     own, others = (table.rows[0] if measured else {}), table.rows[len(measured) :]
     if guess:
-        cluster, first = where.value, {"run": "predicted", "gpu_type": where.value.gpu}
-        first |= {k: getattr(record, k) for k in ("seq_len", "precision")} | guess
-        first["tokens_per_gpu"] = guess["tokens_per_s"] / record.gpus
-        first["params_b"] = config.n_params / 1e9
-        table.rows.insert(len(measured), first)
-        notes.append(f"predicted by {cluster.name} ({cluster.source})")
-        notes += cluster.processor_note([record.gpu_type])
+        predicted = _predicted_row(record, cluster.value, guess)
+        table.rows.insert(len(measured), predicted)
+        notes.append(f"predicted by {cluster.value.name} ({cluster.value.source})")
+        notes += cluster.value.processor_note([record.gpu_type])
         notes += [ASSUMED] if assumed(record) else []
-        notes += ranking.width_note([first], cluster) + cluster.network_note(record.gpus)
+        notes += ranking.width_note([predicted], cluster.value)
+        notes += cluster.value.network_note(record.gpus)
     else:
-        notes.append(f"no prediction: {why}")
+        notes.append(f"no prediction: {reason}")
     key, step_s = "mfu" if own.get("mfu") else "tflops", own.get("step_s")
-    pairs = zip(rows, others, strict=True)
-    faster = [row for row, of in pairs if own.get(key) and (of[key] or 0) > own[key]]
+    speed, speeds = own.get(key), [row[key] or 0 for row in others]
+    faster = [row for row, other in zip(rows, speeds, strict=True) if speed and speed < other]
     if step_s and (step_s > guess["high_s"] if guess else faster):
-        return [table, causes(record, faster, where)]
+        return [table, causes(record, faster, cluster)]
     return [table]
 
 
@@ -299,10 +355,10 @@ def main(argv: list[str] | None = None) -> int:
             read_name(record, claimed)
     else:
         record = of_flags(facts, claimed)
-    where = cluster_of(record, arguments.cluster, arguments.network)
-    if record.source == FLAGS and where.value:
-        record.precision = record.precision or where.value.precision(None)
-    show(report(record, where, claimed, arguments.top), arguments.format, arguments.columns)
+    cluster = cluster_of(record, arguments.cluster, arguments.network)
+    if record.source == FLAGS and cluster.value:
+        record.precision = record.precision or cluster.value.precision(None)
+    show(report(record, cluster, claimed, arguments.top), arguments.format, arguments.columns)
     return 0
 
 
