@@ -131,8 +131,7 @@ def start(
 
 
 def check_inputs(study: Study, names: Sequence[str]) -> None:
-    """Raises: UsageError: none of these runs could train, as its data or its checkpoint are not
-    there, say."""
+    """Refuses runs none of which could train, as their data or checkpoints are not there, say."""
     problems = [(name, next(attempts.input_problems(study.run(name)), "")) for name in names]
     if names and all(problem for _, problem in problems):
         raise UsageError("; ".join(by_reason(problems)))

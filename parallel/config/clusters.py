@@ -145,11 +145,7 @@ def load_clusters() -> dict[str, Cluster]:
 
 
 def cluster(name: str) -> Cluster:
-    """Returns the cluster of that name.
-
-    Raises:
-        UsageError: there is none, or its table is wrong.
-    """
+    """Returns the cluster of that name."""
     paths = files()
     tables = _tables(paths)
     if name not in tables:
@@ -171,11 +167,7 @@ def replaced(name: str) -> str:
 
 
 def cluster_of(name: str, facts: Any, source: Path | str) -> Cluster:
-    """Returns a cluster from its table.
-
-    Raises:
-        UsageError: an unknown or missing key, or a value that its key cannot have.
-    """
+    """Returns a cluster from its table."""
     cluster = Cluster(name, Path(source), **values_of(Cluster, facts, f"{source} [{name}]"))
     if cluster.container and cluster.environment_tar:
         raise UsageError(f"{source} [{name}]: environment_tar and container: give one of them")

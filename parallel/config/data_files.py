@@ -47,11 +47,7 @@ class Description(NamedTuple):
 
 
 def describe(path: Path) -> Description:
-    """Returns what is at a path: a prepared folder, nanoGPT's .bin or its folder, Megatron's pair.
-
-    Raises:
-        UsageError: nothing does, or its sizes and its headers disagree.
-    """
+    """Returns what is at a path: a prepared folder, nanoGPT's .bin or folder, Megatron's pair."""
     try:
         if path.is_dir() and ((path / "meta.json").exists() or not (path / "train.bin").exists()):
             return _prepared(path)
@@ -71,11 +67,7 @@ def describe(path: Path) -> Description:
 
 
 def training_tokens(data: str) -> int:
-    """Returns the tokens of the training split, from sizes and headers alone.
-
-    Raises:
-        UsageError: there is nothing at the path, or it is damaged.
-    """
+    """Returns the tokens of the training split, from sizes and headers alone."""
     train = describe(Path(data)).train
     return train.stop - train.first
 

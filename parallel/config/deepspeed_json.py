@@ -9,11 +9,7 @@ from base.files import read_text
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
-    """Returns a DeepSpeed configuration file.
-
-    Raises:
-        UsageError: missing, too large, or not a JSON object.
-    """
+    """Returns a DeepSpeed configuration file."""
     text = read_text(Path(path), "deepspeed_config")
     try:
         config = json.loads(text)
@@ -35,11 +31,7 @@ def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
-    """Returns the settings that a DeepSpeed JSON, as read_deepspeed_json returns it, states.
-
-    Raises:
-        UsageError: a section is not what DeepSpeed takes, or asks for what is not offered here.
-    """
+    """Returns the settings that a DeepSpeed JSON, as read_deepspeed_json returns it, states."""
 
     def section(name: str, within: dict[str, Any] = config) -> dict[str, Any]:
         content = within.get(name, {})

@@ -24,12 +24,7 @@ CIRCUMSTANCES = frozenset(
 
 
 def steps_of(work: dict[str, int], tokens_per_step: int, data: str) -> int:
-    """Optimizer steps of a run that states `work`: one or more of WORK, which must then agree.
-
-    Raises:
-        UsageError: two statements disagree, a budget is smaller than a step, or `epochs` of data
-            that cannot be read; with the numbers.
-    """
+    """Optimizer steps of a run that states `work`: one or more of WORK, which must then agree."""
     steps = dict(work)
     if "epochs" in work:
         if (tokens := training_tokens(data)) < tokens_per_step:

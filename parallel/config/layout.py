@@ -265,11 +265,7 @@ class Layout:
 
 
 def split_world(gpus: int, **sizes: int) -> int:
-    """Returns the data-parallel size that `gpus` ranks leave after the `sizes` of the other axes.
-
-    Raises:
-        UsageError: the product of the sizes does not divide the number of ranks.
-    """
+    """Returns the data-parallel size that `gpus` ranks leave after the other axes' `sizes`."""
     ranks = math.prod(sizes.values())
     if gpus % ranks:
         split = " x ".join(f"{a} {n}" for a, n in sizes.items() if n > 1 or a not in SELDOM)

@@ -46,11 +46,7 @@ def wanted(spec: RunSpec) -> dict[str, str]:
 def set_variables(
     spec: RunSpec, environment: MutableMapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Set those of the `wanted` variables that the user has not set; all of them, as they are now.
-
-    Raises:
-        UsageError: a value of the user's contradicts tf32 or deterministic.
-    """
+    """Sets those of the `wanted` variables that the user has not set; returns all as they are."""
     if spec.tf32 and environment.get("NVIDIA_TF32_OVERRIDE") == "0":
         raise UsageError("tf32 is asked for, but NVIDIA_TF32_OVERRIDE=0 switches it off: unset it")
     for name, possible in _arithmetic(spec).items():

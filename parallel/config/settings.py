@@ -27,12 +27,7 @@ COMMAND_LINE = "command line"  # the source of settings that flags gave: they ar
 
 
 def check_setting(name: str, value: Any, source: str) -> Any:
-    """Returns `value` in the setting's type.
-
-    Raises:
-        UsageError: no such setting, or not its type, one of its choices or within its bounds; it
-            names the source.
-    """
+    """Returns `value` in the setting's type."""
     if name not in SETTINGS:
         raise UsageError(f"{source}: unknown setting {name!r}; known: {', '.join(SETTINGS)}")
     if value is None and DEFAULTS[name] is None:
@@ -77,11 +72,7 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
 
 def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     """Returns the settings that the layers and the DeepSpeed JSON that they name state, nothing
-    derived but the ZeRO stage of an engine that has no stage 0.
-
-    Raises:
-        UsageError: a setting that is not known, or a value that it cannot have.
-    """
+    derived but the ZeRO stage of an engine that has no stage 0."""
     merged: dict[str, Any] = {}
     paths = [layer["deepspeed_config"] for _, layer in layers if layer.get("deepspeed_config")]
     if paths:

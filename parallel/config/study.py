@@ -173,11 +173,7 @@ class Study:
     def run(
         self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None
     ) -> RunSpec:
-        """Returns the run called `name`, with `flags` overriding the study's settings.
-
-        Raises:
-            UsageError: no such run, or it cannot start.
-        """
+        """Returns the run called `name`, with `flags` overriding the study's settings."""
         if name not in self.runs:
             raise UsageError(f"{self.path}: no run {name!r}; it has: {', '.join(self.runs)}")
         run = self.runs[name]
@@ -286,8 +282,7 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
 
 
 def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
-    """Returns the points of all tables, those of [[run]] first. Raises: UsageError: a table is
-    wrong, or a [[run]] cannot run."""
+    """Returns the points of all tables, those of [[run]] first. A [[run]] must be able to run."""
     sweeps = {f"{path} [[run]] {n}": _Sweep(include=[run]) for n, run in enumerate(file.run, 1)}
     for number, table in enumerate(file.sweep, start=1):
         source = f"{path} [[sweep]] {number}"
@@ -312,7 +307,7 @@ def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
 
 
 def _sweep(table: dict[str, Any], source: str) -> _Sweep:
-    """Raises: UsageError: a part of a sweep that is not what its name says."""
+    """Returns the sweep of a [[sweep]] table."""
     _refuse_misplaced(table, _Sweep, source)
     sweep = _Sweep(**values_of(_Sweep, table, source))
     for kind in ("product", "zip"):
@@ -328,7 +323,7 @@ def _sweep(table: dict[str, Any], source: str) -> _Sweep:
 
 
 def _refuse_misplaced(table: dict[str, Any], kind: type, source: str) -> None:
-    """Raises: UsageError: a key of another table than `kind` describes; it says of which."""
+    """Refuses a key of another table than `kind` describes, and says of which."""
     for name in table.keys() - {f.name for f in fields(kind)}:
         if name in _Sweep.__dataclass_fields__:
             raise UsageError(f"{source}: {name} belongs to a [[sweep]]")
@@ -338,11 +333,8 @@ def _refuse_misplaced(table: dict[str, Any], kind: type, source: str) -> None:
 
 
 def check_settings(layers: Layers) -> None:
-    """Refuse what is wrong wherever it stands: an unknown setting, a wrong type, an unknown name.
-
-    Raises:
-        UsageError: so that a typo is never taken for a point that cannot run.
-    """
+    """Refuses what is wrong wherever it stands, an unknown setting or a wrong type: so a typo is
+    never taken for a point that cannot run."""
     for source, settings in layers:
         _refuse_misplaced(settings, _Beside, source)
         for name, value in settings.items():
@@ -357,11 +349,7 @@ def check_settings(layers: Layers) -> None:
 def _point(
     layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, title: str
 ) -> Run:
-    """Returns a run, out of its layers; where it cannot run, `reason` tells all of them.
-
-    Raises:
-        UsageError: a file that it names cannot be read, or its nodes cannot be counted.
-    """
+    """Returns a run, out of its layers; where it cannot run, `reason` tells all of them."""
     label, nodes, plain = "", None, []
     for origin, settings in layers:
         label = settings.get("label", label)

@@ -76,11 +76,7 @@ class Engine(Protocol):
 
 def load(spec: RunSpec, device: Any, kernels: str, draws: bool = True) -> Engine:
     """Import the engine's module (and so its library) and build it on this rank. draws: its
-    starting weights; they are NaN otherwise, for a checkpoint to replace.
-
-    Raises:
-        UsageError: the engine's library cannot be imported.
-    """
+    starting weights; they are NaN otherwise, for a checkpoint to replace."""
     from models import gpt  # here: it needs torch
 
     try:

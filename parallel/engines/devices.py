@@ -30,11 +30,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
     """This rank's device. From here on LOCAL_RANK is the GPU's number among those that this rank
-    sees: DeepSpeed takes it for that.
-
-    Raises:
-        UsageError: CUDA was asked for and is not there, or the run needs a GPU, or another one.
-    """
+    sees: DeepSpeed takes it for that."""
     has_gpu = torch.cuda.is_available()
     if spec.device == "cpu" or not has_gpu:
         if spec.needing_a_gpu:

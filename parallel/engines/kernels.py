@@ -106,11 +106,7 @@ def adds_up_gradients() -> bool:
 
 
 def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
-    """Returns the kernel set to use, of those `offered` (the engine has code for), best first.
-
-    Raises:
-        UsageError: the one that was asked for is not offered or does not work; with the reason.
-    """
+    """Returns the kernel set to use, of those `offered` (the engine has code for), best first."""
     if asked == "auto":
         tried = offered if device.type == "cuda" else ("torch",)
         return next(name for name in tried if not problem(name))
@@ -130,11 +126,7 @@ def hide_others(chosen: str) -> None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """See that torch.compile can work here: on a CPU it writes C++, and on a GPU Triton C.
-
-    Raises:
-        UsageError: there is no compiler for it.
-    """
+    """See that torch.compile can work here: on a CPU it writes C++, and on a GPU Triton C."""
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None:
         raise UsageError(f"compile needs a C++ compiler on a CPU, and there is no {compiler} here")

@@ -62,11 +62,7 @@ def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
 
 def configured(kind: type, spec: RunSpec, cuda: bool, **settings: Any) -> Any:
     """Returns a configuration of megatron-core's with our settings and the run's options of it. In
-    a rehearsal, which has no GPU, options that need one are left out.
-
-    Raises:
-        UsageError: megatron-core has no such option, or refuses its value.
-    """
+    a rehearsal, which has no GPU, options that need one are left out."""
     options = {k: v for k, v in spec.megatron.items() if cuda or k not in NEED_GPU}
     check_options(options)
     options = {k: v for k, v in options.items() if k in kind.__dataclass_fields__}
@@ -79,11 +75,7 @@ def configured(kind: type, spec: RunSpec, cuda: bool, **settings: Any) -> Any:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that the installed megatron-core does not have, or of another type.
-
-    Raises:
-        UsageError: with a name that is near, or with what the value can be.
-    """
+    """Refuse options that the installed megatron-core does not have, or of another type."""
     kinds = {name: f.type for kind in KINDS for name, f in kind.__dataclass_fields__.items()}
     for name, value in options.items():
         if name not in kinds:

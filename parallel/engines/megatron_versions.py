@@ -50,11 +50,7 @@ def mlp_submodules(layer: ModuleSpec) -> Any:
 
 
 def check_norms_computed_again() -> None:
-    """See that 0.19 can compile the C++ that it needs for recomputed norms.
-
-    Raises:
-        UsageError: it cannot; with the reason.
-    """
+    """See that 0.19 can compile the C++ that it needs for recomputed norms."""
     if compile_it := getattr(random, "_get_share_storage", None):
         try:
             compile_it()
