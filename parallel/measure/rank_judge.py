@@ -19,7 +19,7 @@ from parallel.measure.slow_ranks import (
     latest_windows,
     verdict,
 )
-from parallel.measure.slower import is_slower, spread
+from parallel.measure.slower import OF_NORMAL, is_slower, spread
 from parallel.record.schema import utc_now
 
 
@@ -75,7 +75,7 @@ class Judge:
             usual = np.sort(own, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
             longer = (own - usual) / (times[0, :, 2] if which == 1 else np.maximum(usual, 1e-9))
             by = _middle(longer)
-            others = 1.4826 * np.median(-by[by <= 0])  # of the faster half
+            others = OF_NORMAL * np.median(-by[by <= 0])  # of the faster half
             for i in np.flatnonzero(is_slower(by, others)):
                 yield int(ranks[i]), by[i], spread(longer[i]) / STEPS**0.5
 

@@ -9,12 +9,13 @@ from statistics import median
 
 SHARE = 0.1  # it must be slower by more than this ...
 SPREADS = 3.0  # ... and by more than so many times the noise of that share
+OF_NORMAL = 1.4826  # a standard deviation over a median absolute deviation, of normal values
 
 
 def spread(values: Collection[float]) -> float:
-    """Returns 1.4826 median absolute deviations: the standard deviation of normal values."""
+    """Returns a robust standard deviation, by the median absolute deviation."""
     middle = median(values)
-    return 1.4826 * float(median(abs(value - middle) for value in values))
+    return OF_NORMAL * float(median(abs(value - middle) for value in values))
 
 
 def is_slower(share: float, noise: float) -> bool:

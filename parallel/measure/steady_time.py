@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from base.intervals import Interval
+from parallel.measure.slower import OF_NORMAL
 
 SPIKE_MADS = 5.0  # robust standard deviations above the median that make a step a spike
 SPIKE_SHARE = 0.05  # and at least this share above it, or a very even run has "spikes" of noise
@@ -47,7 +48,7 @@ class Steady:
 
 def _spike_bound(step_s: np.ndarray) -> float:
     middle = float(np.median(step_s))
-    mad = 1.4826 * float(np.median(np.abs(step_s - middle)))
+    mad = OF_NORMAL * float(np.median(np.abs(step_s - middle)))
     return middle + max(SPIKE_MADS * mad, SPIKE_SHARE * middle)
 
 
