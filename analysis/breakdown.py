@@ -17,22 +17,9 @@ file, is named; the others are still reported. Exits 2 when nothing could be rea
 
 import sys
 
-from analysis.common.table import show
-from analysis.runs import rank_times
-from analysis.runs.run_options import parser_of
-from base.errors import command_line, warn
+from analysis.runs.views import command
 
-
-@command_line("analysis.breakdown")
-def main(argv: list[str] | None = None) -> int:
-    names = ("baseline", "scaling", "table")
-    parser = parser_of("analysis.breakdown", __doc__, *names, paths="run folder or study")
-    flags = parser.parse_args(argv)
-    tables, problems = rank_times.report(flags.paths, flags.baseline, flags.scaling)
-    warn("analysis.breakdown", *problems)
-    show(tables, flags.format, flags.columns)  # last: a reader that goes away ends the command
-    return 0
-
+main = command("breakdown", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,23 +12,9 @@ others'. What is not known prints `-`. Exits 2 when nothing could be read.
 
 import sys
 
-from analysis.common.table import show
-from analysis.runs import checkpoint_costs
-from analysis.runs.run_options import load_runs, parser_of
-from base.errors import command_line, warn
+from analysis.runs.views import command
 
-
-@command_line("analysis.checkpoints")
-def main(argv: list[str] | None = None) -> int:
-    parser = parser_of("analysis.checkpoints", __doc__, "table", paths="run, log, folder")
-    flags = parser.parse_args(argv)
-    costs = checkpoint_costs.table(load_runs("analysis.checkpoints", flags))
-    warn("analysis.checkpoints", *costs.refused)
-    if costs.silent:
-        warn("analysis.checkpoints", f"no checkpoints.csv with a row in {', '.join(costs.silent)}")
-    show([costs.table], flags.format, flags.columns)
-    return 0
-
+main = command("checkpoints", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

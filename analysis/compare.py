@@ -16,36 +16,9 @@ commit does (unless --any-commit), are not compared: exit 1. Exits 2 when nothin
 
 import sys
 
-from analysis.common.table import show
-from analysis.logs.fact_options import facts_of
-from analysis.runs import pairs
-from analysis.runs.fairness import question_of
-from analysis.runs.run_options import parser_of
-from base.errors import UsageError, command_line, warn
+from analysis.runs.views import command
 
-
-@command_line("analysis.compare")
-def main(argv: list[str] | None = None) -> int:
-    names = ("any_commit", "times", "facts", "table")
-    flags = parser_of("analysis.compare", __doc__, *names, paths="A B, or a study").parse_args(argv)
-    if len(flags.paths) > 2:
-        raise UsageError(f"two things are compared, but {len(flags.paths)} were given")
-    sides = []
-    for path in flags.paths:
-        runs, left_out = pairs.timed_runs([path], facts_of(flags), flags.window)
-        warn("analysis.compare", *left_out)
-        sides.append(runs)
-    if len(sides) == 1:
-        compared = pairs.of_study(sides[0], flags.any_commit)
-    else:
-        compared = [pairs.pair_of(*sides, flags.any_commit)]
-    shown = pairs.table(compared, flags.any_commit)
-    if len(sides) == 2 and compared[0].values:
-        shown.notes.append(f"they differ in: {', '.join(compared[0].values)}")
-    shown.title = question_of([run.record for side in sides for run in side])
-    show([shown], flags.format, flags.columns)
-    return 0 if all(pair.comparison for pair in compared) else 1
-
+main = command("compare", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

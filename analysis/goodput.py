@@ -12,22 +12,9 @@ nothing could be read.
 
 import sys
 
-from analysis.common.table import show
-from analysis.runs import gpu_hours
-from analysis.runs.run_options import load_runs, parser_of
-from base.errors import UsageError, command_line
+from analysis.runs.views import command
 
-
-@command_line("analysis.goodput")
-def main(argv: list[str] | None = None) -> int:
-    parser = parser_of("analysis.goodput", __doc__, "table", paths="study or run folder")
-    flags = parser.parse_args(argv)
-    tables, refused = gpu_hours.table(load_runs("analysis.goodput", flags))
-    if not any(table.rows for table in tables):
-        raise UsageError("; ".join(refused) or "these are no run folders of this repository")
-    show([table for table in tables if table.rows], flags.format, flags.columns)
-    return 0
-
+main = command("goodput", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -46,7 +46,7 @@ def page_at(
     Raises:
         UsageError: nothing could be read, or there is no such baseline or calibration.
     """
-    from analysis.pages import VIEWS, first_screen  # here: --help needs no charts
+    from analysis.pages import SECTIONS, first_screen  # here: --help needs no charts
     from analysis.pages.section import Page, Study
 
     records, refused = load(paths, facts)
@@ -57,7 +57,7 @@ def page_at(
     names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
     title = ", ".join(names)
     title = title if len(title) <= TITLE else f"{len(names)} logs and folders"
-    sections = [section for view in VIEWS for section in view(study)]
+    sections = [section for made in SECTIONS for section in made(study)]
     return Page(f"Scaling study: {title}", first_screen.sentences(study), sections, refused)
 
 

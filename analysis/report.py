@@ -5,7 +5,7 @@
 A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`; what is between
 them is written by this command and by nobody else. NAME is one of
 
-    tflops | scaling | compare | parity | breakdown | plan ARGUMENTS
+    tflops | scaling | compare | parity | breakdown | checkpoints | goodput | plan ARGUMENTS
                                 what python -m analysis.NAME prints
     losses PATH...              the last table of breakdown: the efficiency alone
     audit PATH...               what is wrong with published tables
@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 
 from analysis.common.table import Table
+from analysis.runs.views import VIEWS
 from base.errors import Parser, UsageError, command_line, printable
 from base.files import ROOT, read_text
 from base.storage import output
@@ -38,7 +39,7 @@ _OPEN = r"^<!-- report: (\S.*) -->[ \t]*$"
 _CLOSE = "<!-- /report -->"
 _BLOCK = re.compile(rf"{_OPEN}((?s:.*?))(?:^{_CLOSE}[ \t]*$|\Z)", re.M)
 SHOWN = 20  # lines of a difference
-COMMANDS = ("tflops", "scaling", "compare", "parity", "breakdown", "plan")
+COMMANDS = (*VIEWS, "plan")
 
 
 def _printed(name: str, arguments: list[str]) -> str:

@@ -16,35 +16,9 @@ Exits 2 when nothing could be read.
 
 import sys
 
-from analysis.common.table import show
-from analysis.logs.fact_options import facts_of
-from analysis.logs.load import load
-from analysis.runs import scaling_curve, submissions
-from analysis.runs.run_options import parser_of, unheeded
-from base.errors import command_line, warn
+from analysis.runs.views import command
 
-
-@command_line("analysis.scaling")
-def main(argv: list[str] | None = None) -> int:
-    flags = ("baseline", "scaling", "any_commit", "times", "facts", "table")
-    parser = parser_of("analysis.scaling", __doc__, *flags)
-    arguments = parser.parse_args(argv)
-    records, refused = load(arguments.paths, facts_of(arguments))
-    warn("analysis.scaling", *unheeded(records, facts_of(arguments)))
-    results = [record for record in records if submissions.is_result(record)]
-    runs = [record for record in records if not submissions.is_result(record)]
-    settings = {"scaling": arguments.scaling, "window": arguments.window}
-    if not runs:
-        tables = submissions.report(results, refused, baseline=arguments.baseline, **settings)
-    else:
-        tables = submissions.report(results, [], **settings) if results else []
-        curve = scaling_curve.report_of(
-            runs, refused, arguments.baseline, any_commit=arguments.any_commit, **settings
-        )
-        tables.append(curve)
-    show(tables, arguments.format, arguments.columns)
-    return 0
-
+main = command("scaling", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,10 +21,6 @@ origin (of what the log does not say itself), peak_gib, convention, tflops, mfu,
 efficiency, speedup_ci95, parity, missing (which fact each unknown value lacks), precision and
 gpu_type, and with --predict predicted_s and predicted_error; where a run has experts ep, etp,
 routing (natural, or forced to balance), dropped (share of the tokens' choices), expert_load (an
-origin (of what the log does not say itself), peak_gib, convention, tflops, mfu, speedup,
-efficiency, speedup_ci95, parity, missing (which fact each unknown value lacks), precision and
-gpu_type, and with --predict predicted_s and predicted_error; where a run has experts ep, etp,
-routing (natural, or forced to balance), dropped (share of the tokens' choices), expert_load (an
 expert's most tokens over the mean in its worst layer) and dispatcher; where a log times them,
 compute_s and communication_s of the slowest rank. Exits 2 when nothing could be read.
 """
@@ -35,37 +31,9 @@ from pathlib import Path
 if not __package__:  # `python analysis/tflops.py`: no file of analysis/ hides a module of Python's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from analysis.common.table import show, show_objects
-from analysis.runs import run_table
-from analysis.runs.run_options import load_runs, parser_of
-from analysis.runs.verdict import SUMMARY
-from base.errors import command_line
+from analysis.runs.views import command
 
-
-@command_line("analysis.tflops")
-def main(argv: list[str] | None = None) -> int:
-    flags = ("baseline", "scaling", "any_commit", "times", "facts", "predict", "table")
-    arguments = parser_of("analysis.tflops", __doc__, *flags, "convention").parse_args(argv)
-    shown = run_table.of_records(
-        load_runs("analysis.tflops", arguments),
-        arguments.convention,
-        arguments.baseline,
-        arguments.scaling,
-        window=arguments.window,
-        any_commit=arguments.any_commit,
-        predict=arguments.predict,
-    )
-    if arguments.format == "json":
-        keys = [*SUMMARY, *run_table.ADDED]
-        if arguments.predict:
-            keys += ["predicted_s", "predicted_error"]
-        seldom = (*run_table.OF_RANKS, *run_table.OF_EXPERTS)
-        keys += [k for k in seldom if any(row[k] is not None for row in shown.rows)]
-        show_objects([{k: row.get(k) for k in keys} for row in shown.rows], arguments.columns)
-    else:
-        show([shown], arguments.format, arguments.columns)
-    return 0
-
+main = command("tflops", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """The offline page. Read in this order: section.py (what a page is made of), first_screen.py (its
 words), run_views.py, step_views.py and cost_views.py (a study in, sections out), charts.py (what is
 drawn, there and by analysis.plots), page_html.py with page.html, page.css and page.js (how it
-looks). A view is a function of a study; the page shows those of VIEWS in their order.
+looks). The page is made of SECTIONS in their order.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from analysis.pages import cost_views, run_views, step_views
 from analysis.pages.section import Section, Study
 
-VIEWS: tuple[Callable[[Study], list[Section]], ...] = (
+SECTIONS: tuple[Callable[[Study], list[Section]], ...] = (
     run_views.scaling,
     run_views.runs,
     step_views.every_step,

@@ -14,6 +14,7 @@ from base.errors import Parser, warn, warn_at_end
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import peak_tflops
 
+LOGS = "log, run or folder; - is standard input"
 GROUPS = {"times": add_time_options, "facts": add_fact_options, "table": add_table_flags}
 OWN = {
     "baseline": {
@@ -33,6 +34,10 @@ OWN = {
         f" {DEFAULT_CONVENTION}; where a log does not state the model's sizes, 6n; where neither"
         " can be computed, as it prints them)",
     },
+    "check": {
+        "action": "store_true",
+        "help": "exit 1 also when one is not verified or cannot be read",
+    },
     "predict": {"metavar": "NAME|FILE", "help": "show the time predicted for this cluster, too"},
 }
 
@@ -41,7 +46,7 @@ def parser_of(
     command: str,
     description: str,
     *flags: str,
-    paths: str = "log, run or folder; - is standard input",
+    paths: str = LOGS,
 ) -> Parser:
     """The parser of `python -m COMMAND PATH...` with flags of OWN and GROUPS, in this order.
 

@@ -1,0 +1,162 @@
+"""The views of runs, by name: each reads what its options name and makes tables of it. `python -m
+analysis.NAME` prints a view, and the block NAME of a report holds it.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from analysis.common.table import Table, show, show_objects
+from analysis.logs.fact_options import facts_of
+from analysis.logs.load import load
+from analysis.runs import (
+    checkpoint_costs,
+    gpu_hours,
+    loss_parity,
+    pairs,
+    rank_times,
+    run_table,
+    scaling_curve,
+    submissions,
+)
+from analysis.runs.baseline import baseline_of
+from analysis.runs.fairness import question_of
+from analysis.runs.run_options import LOGS, load_runs, parser_of, unheeded
+from analysis.runs.verdict import SUMMARY
+from base.errors import UsageError, command_line, warn
+
+
+class Result(NamedTuple):
+    """What a view makes: tables, the exit status of its command and, where a row has more than its
+    table, the objects that `--format json` prints."""
+
+    tables: list[Table]
+    status: int = 0
+    objects: list[dict[str, Any]] | None = None
+
+
+def tflops(options: Namespace) -> Result:
+    table = run_table.of_records(
+        load_runs("analysis.tflops", options),
+        options.convention,
+        options.baseline,
+        options.scaling,
+        window=options.window,
+        any_commit=options.any_commit,
+        predict=options.predict,
+    )
+    keys = [*SUMMARY, *run_table.ADDED]
+    if options.predict:
+        keys += ["predicted_s", "predicted_error"]
+    seldom = (*run_table.OF_RANKS, *run_table.OF_EXPERTS)
+    keys += [k for k in seldom if any(row[k] is not None for row in table.rows)]
+    return Result([table], objects=[{k: row.get(k) for k in keys} for row in table.rows])
+
+
+def scaling(options: Namespace) -> Result:
+    records, refused = load(options.paths, facts_of(options))
+    warn("analysis.scaling", *unheeded(records, facts_of(options)))
+    results = [record for record in records if submissions.is_result(record)]
+    runs = [record for record in records if not submissions.is_result(record)]
+    settings = {"scaling": options.scaling, "window": options.window}
+    if not runs:
+        tables = submissions.report(results, refused, baseline=options.baseline, **settings)
+    else:
+        tables = submissions.report(results, [], **settings) if results else []
+        curve = scaling_curve.report_of(
+            runs, refused, options.baseline, any_commit=options.any_commit, **settings
+        )
+        tables.append(curve)
+    return Result(tables)
+
+
+def compare(options: Namespace) -> Result:
+    if len(options.paths) > 2:
+        raise UsageError(f"two things are compared, but {len(options.paths)} were given")
+    sides = []
+    for path in options.paths:
+        runs, left_out = pairs.timed_runs([path], facts_of(options), options.window)
+        warn("analysis.compare", *left_out)
+        sides.append(runs)
+    if len(sides) == 1:
+        compared = pairs.of_study(sides[0], options.any_commit)
+    else:
+        compared = [pairs.pair_of(*sides, options.any_commit)]
+    table = pairs.table(compared, options.any_commit)
+    if len(sides) == 2 and compared[0].values:
+        table.notes.append(f"they differ in: {', '.join(compared[0].values)}")
+    table.title = question_of([run.record for side in sides for run in side])
+    return Result([table], int(not all(pair.comparison for pair in compared)))
+
+
+def parity(options: Namespace) -> Result:
+    records, damaged = loss_parity.read_runs(options.paths)
+    warn("analysis.parity", *damaged)
+    baseline = baseline_of(options.baseline, records) if options.baseline else None
+    parities = list(loss_parity.verify(records, baseline).values())
+    own = sorted({record.baseline for record in records} - {None})
+    table = loss_parity.table(parities, options.baseline or ", ".join(own))
+    kinds = {parity.verdict.kind for parity in parities}
+    if options.check:
+        return Result([table], int(bool(damaged or kinds - {loss_parity.EQUAL})))
+    return Result([table], int(loss_parity.DIFFERS in kinds))
+
+
+def breakdown(options: Namespace) -> Result:
+    tables, problems = rank_times.report(options.paths, options.baseline, options.scaling)
+    warn("analysis.breakdown", *problems)
+    return Result(tables)
+
+
+def checkpoints(options: Namespace) -> Result:
+    costs = checkpoint_costs.table(load_runs("analysis.checkpoints", options))
+    warn("analysis.checkpoints", *costs.refused)
+    if costs.silent:
+        names = ", ".join(costs.silent)
+        warn("analysis.checkpoints", f"no checkpoints.csv with a row in {names}")
+    return Result([costs.table])
+
+
+def goodput(options: Namespace) -> Result:
+    tables, refused = gpu_hours.table(load_runs("analysis.goodput", options))
+    if not any(table.rows for table in tables):
+        raise UsageError("; ".join(refused) or "these are no run folders of this repository")
+    return Result([table for table in tables if table.rows])
+
+
+class View(NamedTuple):
+    """options: of run_options, in the order of --help. paths: the help text of PATH."""
+
+    make: Callable[[Namespace], Result]
+    options: tuple[str, ...]
+    paths: str = LOGS
+
+
+_RATIOS = ("baseline", "scaling", "any_commit", "times", "facts")
+VIEWS = {
+    "tflops": View(tflops, (*_RATIOS, "predict", "table", "convention")),
+    "scaling": View(scaling, (*_RATIOS, "table")),
+    "compare": View(compare, ("any_commit", "times", "facts", "table"), "A B, or a study"),
+    "parity": View(parity, ("baseline", "table", "check"), "run folder or study"),
+    "breakdown": View(breakdown, ("baseline", "scaling", "table"), "run folder or study"),
+    "checkpoints": View(checkpoints, ("table",), "run, log, folder"),
+    "goodput": View(goodput, ("table",), "study or run folder"),
+}
+
+
+def command(name: str, description: str) -> Callable[..., int]:
+    """Makes the `main` of `python -m analysis.NAME`, which prints the view of that name."""
+    view = VIEWS[name]
+
+    @command_line(f"analysis.{name}")
+    def main(argv: list[str] | None = None) -> int:
+        parser = parser_of(f"analysis.{name}", description, *view.options, paths=view.paths)
+        options = parser.parse_args(argv)
+        result = view.make(options)
+        if options.format == "json" and result.objects is not None:
+            show_objects(result.objects, options.columns)
+        else:  # last: a reader that goes away ends the command
+            show(result.tables, options.format, options.columns)
+        return result.status
+
+    return main
