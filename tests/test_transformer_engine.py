@@ -71,7 +71,7 @@ REFUSED = [
     (GRAPHS | {"reset_at_documents": True, "end_of_text": 3}, "no reset_at_documents"),
     ({"megatron": {"lr": 1.0}}, "megatron lr is decided by lr: set that"),
     ({"megatron": {"tensor_model_parallel_size": 2}}, "size is decided by tp: set that"),
-    ({"megatron": {"optimizer": "sgd"}}, "decided by no setting: every engine trains with AdamW"),
+    ({"megatron": {"optimizer": "sgd"}}, "cannot be set: every engine trains with AdamW"),
     ({"megatron": {"bucket_size": {"a": 1}}}, "bucket_size must be a number, a text, true, false"),
     ({"megatron": {"--lr": 1}}, "'--lr' is not the name of an option of megatron-core"),
 ]

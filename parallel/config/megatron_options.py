@@ -8,47 +8,38 @@ against the installed version.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# A field -> what decides it: a setting's name, or words.
-DECIDED = {
-    "num_layers": "n_layer",
-    "hidden_size": "hidden",
-    "num_attention_heads": "n_head",
-    "num_query_groups": "n_kv_head",
-    "kv_channels": "kv_channels",
-    "ffn_hidden_size": "ffn_hidden",
-    "normalization": "norm",
-    "layernorm_epsilon": "norm_eps",
-    "qk_layernorm": "qk_norm",
-    "activation_func": "activation",
-    "gated_linear_unit": "activation",
-    "add_bias_linear": "bias",
-    "num_moe_experts": "experts",
-    "tensor_model_parallel_size": "tp",
-    "context_parallel_size": "cp",
-    "pipeline_model_parallel_size": "pp",
-    "virtual_pipeline_model_parallel_size": "vpp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
-    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
-    "use_distributed_optimizer": "zero_stage",
-    "recompute_granularity": "recompute",
-    "recompute_method": "recompute",
-    "recompute_modules": "recompute",
-    "recompute_num_layers": "recompute",
-    "deterministic_mode": "deterministic",
-    "optimizer": "no setting: every engine trains with AdamW",
-    "adam_beta1": "beta1",
-    "adam_beta2": "beta2",
+# A setting -> the fields that it decides.
+_DECIDES = {
+    "n_layer": "num_layers",
+    "hidden": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_query_groups",
+    "ffn_hidden": "ffn_hidden_size",
+    "norm": "normalization",
+    "norm_eps": "layernorm_epsilon",
+    "qk_norm": "qk_layernorm",
+    "activation": "activation_func gated_linear_unit",
+    "bias": "add_bias_linear",
+    "experts": "num_moe_experts moe_ffn_hidden_size moe_shared_expert_intermediate_size"
+    " moe_layer_freq moe_router_topk moe_router_score_function moe_router_pre_softmax"
+    " moe_router_topk_scaling_factor moe_router_enable_expert_bias moe_router_num_groups"
+    " moe_router_group_topk moe_aux_loss_coeff",
+    "tp": "tensor_model_parallel_size",
+    "cp": "context_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "zero_stage": "use_distributed_optimizer",
+    "recompute": "recompute_granularity recompute_method recompute_modules recompute_num_layers",
+    "precision": "bf16 fp16 fp8 params_dtype pipeline_dtype",
+    "deterministic": "deterministic_mode",
+    "beta1": "adam_beta1",
+    "beta2": "adam_beta2",
 }
-DECIDED |= dict.fromkeys("bf16 fp16 fp8 params_dtype pipeline_dtype".split(), "precision")
-DECIDED |= dict.fromkeys(
-    "moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_layer_freq moe_router_topk"
-    " moe_router_score_function moe_router_pre_softmax moe_router_topk_scaling_factor"
-    " moe_router_enable_expert_bias moe_router_num_groups moe_router_group_topk"
-    " moe_aux_loss_coeff".split(),
-    "experts",
-)
+_DECIDED = {name: setting for setting, names in _DECIDES.items() for name in names.split()}
 NEED_TRANSFORMER_ENGINE = ("tp_comm_overlap", "cross_entropy_fusion_impl")
 _CAPTURES = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
 # Those that a rehearsal, which has no GPU, leaves out.
@@ -73,11 +64,10 @@ def in_words(options: Mapping[str, Any]) -> str:
 def problems(options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
     """Yields why options cannot be given, as far as that is known without megatron-core."""
     for name, value in options.items():
-        decides = name if name in settings else DECIDED.get(name)
-        if decides in settings:
-            yield f"megatron {name} is decided by {decides}: set that"
-        elif decides:
-            yield f"megatron {name} is decided by {decides}"
+        if setting := name if name in settings else _DECIDED.get(name):
+            yield f"megatron {name} is decided by {setting}: set that"
+        if name == "optimizer":
+            yield "megatron optimizer cannot be set: every engine trains with AdamW"
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(each, bool | int | float | str) for each in values):
             yield f"megatron {name} must be a number, a text, true, false or a list of these"
