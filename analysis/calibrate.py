@@ -19,7 +19,7 @@ from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Array
 from analysis.planner.fitting import MAX_ROWS, priors_of
 from analysis.planner.runs import Runs, read_runs
-from analysis.planner.timemodel import Machine
+from analysis.planner.timemodel.machine import Machine
 from base.errors import Parser, command_line
 from base.files import add_force_flag
 from base.storage import check_output

@@ -8,8 +8,8 @@ import pytest
 from analysis.planner.columns import columns
 from analysis.planner.memory import peak
 from analysis.planner.memory.activations import kept, routed_tokens
+from analysis.planner.memory.model_states import attention_numbers, mlp_numbers
 from analysis.planner.memory.pipeline import in_flight, layer_numbers, stage_layers, stages
-from analysis.planner.memory.states import attention_numbers, mlp_numbers
 from base.files import ROOT
 from base.units import GIB
 from benchmarks.planner.published_rows import read_rows

@@ -7,9 +7,15 @@ import pytest
 from analysis.planner.columns import columns
 from analysis.planner.memory import buffers, output
 from analysis.planner.memory.activations import computed_again, kept, stage_keeps
+from analysis.planner.memory.model_states import (
+    Parameters,
+    gradients,
+    optimizer,
+    parameters,
+    weights,
+)
 from analysis.planner.memory.peak import fullest, parts, peaks
 from analysis.planner.memory.pipeline import Stage, in_flight, stage_layers, stages
-from analysis.planner.memory.states import Parameters, gradients, optimizer, parameters, weights
 from models.config import PRESETS, parameter_shapes
 from models.headroom import CONSTANTS
 from parallel.config.layout import Layout

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from analysis import calibrate
-from analysis.planner import calibration, fitting, timemodel
+from analysis.planner import calibration, fitting
 from analysis.planner.columns import columns
+from analysis.planner.timemodel import machine as machines
+from analysis.planner.timemodel import step
 from base.files import ROOT, read_toml
 from benchmarks.planner import held_out
 from benchmarks.planner import published_rows as rows
@@ -178,13 +180,13 @@ def runs_of_many_layouts(n):
     values |= {"pp": [1, 2, 4], "dp": [1, 4, 16], "micro_batch": [1, 2, 4], "n_micro": [8, 32]}
     drawn = {name: rng.choice(of, n) for name, of in values.items()}
     x = columns(**drawn, heads=32, vocab=51200, seq=2048, recompute=2)
-    return x, timemodel.Machine.stack([timemodel.machine_of("A100-SXM", "8x HDR", 8)] * n)
+    return x, machines.Machine.stack([machines.machine_of("A100-SXM", "8x HDR", 8)] * n)
 
 
 def test_the_fit_recovers_constants_that_made_the_times():
     x, machine = runs_of_many_layouts(60)
     truth = {k: v[0] for k, v in fitting.PRIORS.items()} | {"gemm": 0.6, "link": 0.5}
-    times = timemodel.seconds(x, machine, truth)
+    times = step.seconds(x, machine, truth)
     fit = fitting.fit(x, machine, times)
     assert fit.constants["gemm"] == pytest.approx(0.6, rel=0.05) and not fit.at_priors
     assert np.abs(fit.seconds(x, machine) / times - 1).max() < 0.02

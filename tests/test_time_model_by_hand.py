@@ -9,9 +9,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from analysis.planner import engines, timemodel
+from analysis.planner import engines
 from analysis.planner.columns import FAMILIES, columns
-from analysis.planner.timemodel import Machine
+from analysis.planner.timemodel import compute, links, replicas, stages, step
+from analysis.planner.timemodel import layer as layer_time
+from analysis.planner.timemodel import machine as machines
+from analysis.planner.timemodel.machine import Machine
 from models import flops
 from models.config import GPTConfig
 
@@ -48,29 +51,29 @@ LLAMA = replace(CONFIG, n_kv_head=2, kv_channels=96, ffn_hidden=512, activation=
 def test_a_layer_and_the_logits_do_the_flops_of_sc21(recompute, config):
     x_of = partial(columns, config)
     x = x_of(micro_batch=3, recompute=2 * recompute)
-    once = timemodel.gemms(x, ENDLESS, IDEAL) + timemodel.attention(x, ENDLESS, IDEAL)
+    once = compute.gemms(x, ENDLESS, IDEAL) + compute.attention(x, ENDLESS, IDEAL)
     passes = 4 if recompute else 3
-    seconds = 4 * passes * once + timemodel.logits(x, ENDLESS, IDEAL)
+    seconds = 4 * passes * once + compute.logits(x, ENDLESS, IDEAL)
     tokens = 3 * 128
     assert one(seconds) * 1e12 == pytest.approx(tokens * flops.sc21(config, 128, recompute))
-    assert one(timemodel.passes(x)) == passes
-    layer = timemodel.layer(x, ENDLESS, IDEAL)
+    assert one(layer_time.passes(x)) == passes
+    layer = layer_time.layer(x, ENDLESS, IDEAL)
     assert one(layer) == pytest.approx(passes * one(once))
-    split = timemodel.gemms(x_of(micro_batch=3, tp=2), ENDLESS, IDEAL)
-    assert one(split) == pytest.approx(one(timemodel.gemms(x, ENDLESS, IDEAL)) / 2)
+    split = compute.gemms(x_of(micro_batch=3, tp=2), ENDLESS, IDEAL)
+    assert one(split) == pytest.approx(one(compute.gemms(x, ENDLESS, IDEAL)) / 2)
 
 
 def test_attention_passes_over_its_scores_unless_flash_keeps_them():
     """Per score six and a half times its width; flash halves the products, too."""
     x = x_of(micro_batch=3, tp=2)
     products, scores = 4 * 3 * 128 * 128 * 256 / 2 / 1e12, 3 * 128 * 128 * 4 / 2
-    found = one(timemodel.attention(x, MACHINE, ideal(mem=0.5, attn=0.25)))
+    found = one(compute.attention(x, MACHINE, ideal(mem=0.5, attn=0.25)))
     assert found == pytest.approx(4 * products + 2 * 6.5 * 2 * scores / 1e9)
     flash = x_of(micro_batch=3, tp=2, flash=True)
-    assert one(timemodel.attention(flash, MACHINE, IDEAL)) == pytest.approx(products / 2)
+    assert one(compute.attention(flash, MACHINE, IDEAL)) == pytest.approx(products / 2)
     for heads, crooked in ((32, 0), (64, 1), (28, 1)):  # of 8, 4 and 9.14 numbers
         x = x_of(heads=heads, head_dim=256 / heads, flash=True)
-        with_, without = (timemodel.attention(x, MACHINE, c) for c in (ideal(align=0.3), IDEAL))
+        with_, without = (compute.attention(x, MACHINE, c) for c in (ideal(align=0.3), IDEAL))
         assert one(with_ / without) == pytest.approx(1 + 0.3 * crooked)
 
 
@@ -82,7 +85,7 @@ def test_a_ring_moves_keys_and_values_once_a_pass_and_hides_them_behind_attentio
 
     def moved(flops=np.inf, latency=0.0, **given):
         x, machine = x_of(micro_batch=3, flash=True, **given), Machine(flops, 1e9, 1e9, 1e9)
-        seconds = timemodel.context_parallel(x, machine, ideal(latency=latency))
+        seconds = links.context_parallel(x, machine, ideal(latency=latency))
         return one(seconds) * 1e9 / (3 * KV)
 
     assert moved() == 0
@@ -93,11 +96,11 @@ def test_a_ring_moves_keys_and_values_once_a_pass_and_hides_them_behind_attentio
     waits = moved(latency=1.0, cp=4) - moved(cp=4)
     assert waits * 3 * KV / 1e9 == pytest.approx(3 * 3)  # for three sends in three passes
     slow = Machine(1e9, np.inf, 1e9, 1e9)  # attention of 1/4 of the sequence, three times of four
-    attention = one(timemodel.attention(x_of(micro_batch=3, cp=4, flash=True), slow, IDEAL))
+    attention = one(compute.attention(x_of(micro_batch=3, cp=4, flash=True), slow, IDEAL))
     shown = 3 * 3 / 4 * (1 - attention * 1e9 / (3 * KV))
     assert moved(1e9, cp=4) == pytest.approx(max(shown, 0)) and moved(1e7, cp=4) == 0
     machines = (Machine(1e12, 1e9, link, 1e9) for link in (1e8, 1e9))
-    slow_s, fast_s = (timemodel.layer(x_of(cp=4, flash=True), m, IDEAL) for m in machines)
+    slow_s, fast_s = (layer_time.layer(x_of(cp=4, flash=True), m, IDEAL) for m in machines)
     assert slow_s > fast_s
 
 
@@ -107,11 +110,11 @@ def test_a_context_parallel_rank_adds_up_what_each_step_of_the_ring_gave():
 
     def numbers(recompute=0, **given):
         x = columns(LLAMA, micro_batch=3, flash=True, recompute=recompute, **given)
-        ring = timemodel.layer(x, machine, ideal(mem=0.5))
-        plain = timemodel.layer(replace(x, cp=np.ones(1)), machine, ideal(mem=0.5))
-        shorter = timemodel.elementwise(x, machine, ideal(mem=0.5))
-        whole = timemodel.elementwise(replace(x, cp=np.ones(1)), machine, ideal(mem=0.5))
-        alone = one(ring - plain - timemodel.passes(x) * (shorter - whole))
+        ring = layer_time.layer(x, machine, ideal(mem=0.5))
+        plain = layer_time.layer(replace(x, cp=np.ones(1)), machine, ideal(mem=0.5))
+        shorter = compute.elementwise(x, machine, ideal(mem=0.5))
+        whole = compute.elementwise(replace(x, cp=np.ones(1)), machine, ideal(mem=0.5))
+        alone = one(ring - plain - layer_time.passes(x) * (shorter - whole))
         return alone * 0.5e9 / (3 * 0.75 * 3 * 2) / (3 * 128 / 4 * 96)
 
     out, queries, others = 4, 4, 2 * 2  # heads
@@ -126,11 +129,11 @@ def test_a_context_parallel_group_beyond_a_node_has_its_share_of_the_network():
 
     def moved(**given):
         x = columns(CONFIG, heads=8, flash=True, **given)
-        return one(timemodel.context_parallel(x, machine, IDEAL)) / 3 / (KV / 2)
+        return one(links.context_parallel(x, machine, IDEAL)) / 3 / (KV / 2)
 
     assert moved(cp=2, dp=4) * 1e9 == pytest.approx(1)  # inside
-    assert moved(cp=2, tp=8) == pytest.approx(8 * 2**timemodel.CROWD / 4e8 / 8)
-    assert moved(cp=16) / 15 * 8 == pytest.approx(2**timemodel.CROWD / 4e8)  # 8 of it in a node
+    assert moved(cp=2, tp=8) == pytest.approx(8 * 2**links.CROWD / 4e8 / 8)
+    assert moved(cp=16) / 15 * 8 == pytest.approx(2**links.CROWD / 4e8)  # 8 of it in a node
 
 
 def test_launching_is_the_hosts():
@@ -140,7 +143,7 @@ def test_launching_is_the_hosts():
         ({"micro_batch": 3, "heads": 3, "flash": True}, 2),
         ({"micro_batch": 4, "recompute": 1}, 2),
     ):
-        assert one(timemodel.launch(x_of(**given), ideal(launch=1.0))) == pytest.approx(launches)
+        assert one(layer_time.launch(x_of(**given), ideal(launch=1.0))) == pytest.approx(launches)
 
 
 def test_a_layer_counts_attention_thrice_and_once_more_where_it_is_recomputed():
@@ -153,9 +156,9 @@ def test_a_layer_counts_attention_thrice_and_once_more_where_it_is_recomputed():
         (True, 1, 3, 3, 4),
     ):
         x = x_of(plain=plain, recompute=recompute)
-        parts = (timemodel.attention, timemodel.gemms, timemodel.elementwise)
+        parts = (compute.attention, compute.gemms, compute.elementwise)
         core, products, moved = (one(part(x, MACHINE, IDEAL)) for part in parts)
-        layer = one(timemodel.layer(x, MACHINE, ideal(gap=0.5)))
+        layer = one(layer_time.layer(x, MACHINE, ideal(gap=0.5)))
         assert layer == pytest.approx(passes * (products + 0.5) + moves * moved + cores * core), (
             plain,
             recompute,
@@ -164,25 +167,25 @@ def test_a_layer_counts_attention_thrice_and_once_more_where_it_is_recomputed():
 
 def test_a_ring_over_more_nodes_is_as_much_slower_as_jean_zays_was():
     """NCCL's all-reduces of Jean Zay: 10.6 GB/s on 4 nodes, 6.9 on 16."""
-    four, sixteen = (timemodel.outside_rate(n, ENDLESS, IDEAL) for n in (4, 16))
+    four, sixteen = (links.outside_rate(n, ENDLESS, IDEAL) for n in (4, 16))
     assert sixteen / four == pytest.approx(6.9 / 10.6, rel=0.02)
-    assert timemodel.outside_rate(0.5, ENDLESS, ideal(network=0.5)) == 0.5e9
+    assert links.outside_rate(0.5, ENDLESS, ideal(network=0.5)) == 0.5e9
 
 
 def test_wires_of_a_mesh_are_owned_by_the_cards_they_join():
     mesh, switch = (Machine(1e12, 1e9, 7e9, 1e9, mesh=wired) for wired in (True, False))
     for n, share in ((1, 1 / 7), (2, 1 / 7), (4, 3 / 7), (8, 1), (16, 1)):
-        assert timemodel.inside_rate(n, 8, mesh, IDEAL) == pytest.approx(7e9 * share)
-        assert timemodel.inside_rate(n, 8, switch, ideal(link=0.5)) == 3.5e9
+        assert links.inside_rate(n, 8, mesh, IDEAL) == pytest.approx(7e9 * share)
+        assert links.inside_rate(n, 8, switch, ideal(link=0.5)) == 3.5e9
 
 
 def test_tensor_parallelism_reduces_four_times_a_layer_or_six():
     machine = Machine(np.inf, np.inf, 1e9, 1e9)
     x = x_of(tp=4, micro_batch=2, recompute=np.arange(3), width=4)
-    for term in (timemodel.tensor_parallel, timemodel.layer):
+    for term in (links.tensor_parallel, layer_time.layer):
         times = term(x, machine, IDEAL) * 1e9 / (2 * 3 / 4 * 2 * SBH * 4)
         assert times == pytest.approx([4, 4, 6])
-    assert one(timemodel.tensor_parallel(x_of(), machine, ideal(latency=1.0))) == 0
+    assert one(links.tensor_parallel(x_of(), machine, ideal(latency=1.0))) == 0
 
 
 def test_stages_send_their_hidden_states_and_the_gradients_of_them():
@@ -196,7 +199,7 @@ def test_stages_send_their_hidden_states_and_the_gradients_of_them():
         ({"pp": 2, "tp": 2, "deepspeed": True, "sequence_parallel": True}, 1),
         ({"pp": 16}, 2 * 8 / 0.8),  # beyond a node each GPU has its share of 80 % of the network
     ):
-        seconds = one(timemodel.p2p(x_of(**given), MACHINE, IDEAL))
+        seconds = one(stages.p2p(x_of(**given), MACHINE, IDEAL))
         assert seconds / 0.4 * 1e9 / (SBH * 2) == pytest.approx(sent)
 
 
@@ -207,7 +210,7 @@ def test_parameters_of_the_fullest_rank():
         ({"pp": 12, "layers": 70, "vocab": 3840}, 5 * LAYER + 3840 * 256),  # more than a layer
         ({"pp": 4, "layers": 9}, 3 * LAYER + WORDS),
     ):
-        assert one(timemodel.parameters(x_of(**given))) == parameters
+        assert one(replicas.parameters(x_of(**given))) == parameters
 
 
 N = 4 * LAYER + WORDS  # parameters of x_of() on one GPU
@@ -226,9 +229,9 @@ def test_data_parallelism_moves_gradients_and_gathers_weights():
         ({"fsdp2": True, "zero_stage": 2, "n_micro": 5, "grad_width": 4}, 2 + 4),
         ({"fsdp2": True, "zero_stage": 3, "n_micro": 5, "reductions": 5}, 5 * (2 * 2 + 2)),
     ):
-        found = one(timemodel.data_parallel(x_of(dp=4, **given), MACHINE, IDEAL))
+        found = one(replicas.data_parallel(x_of(dp=4, **given), MACHINE, IDEAL))
         assert found * 1e9 / (3 / 4 * N) == pytest.approx(numbers)
-        half = one(timemodel.data_parallel(x_of(dp=4, **given), MACHINE, ideal(exposed=0.5)))
+        half = one(replicas.data_parallel(x_of(dp=4, **given), MACHINE, ideal(exposed=0.5)))
         assert half == pytest.approx(found / 2)
 
 
@@ -241,7 +244,7 @@ def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch():
     ):
         endless = Machine(1e12, np.inf, np.inf, np.inf)
         x = x_of(**{"dp": 2} | given)
-        assert one(timemodel.data_parallel(x, endless, ideal(latency=1.0))) == calls
+        assert one(replicas.data_parallel(x, endless, ideal(latency=1.0))) == calls
 
 
 def test_the_ends_of_a_pipeline_reduce_their_embedding():
@@ -253,12 +256,12 @@ def test_the_ends_of_a_pipeline_reduce_their_embedding():
         ({"dp": 4, "zero_stage": 2}, ideal(network=0.5), WORDS * 2 / 3e9),
         ({"dp": 2, "tp": 2, "grad_width": 4}, ideal(link=0.5), WORDS / 2 * 4 * 2 / 3e9),
     ):
-        found = timemodel.tied_embedding(x_of(pp=2, **given), machine, constants)
+        found = stages.tied_embedding(x_of(pp=2, **given), machine, constants)
         assert one(found) == pytest.approx(seconds)
-    meshed = timemodel.tied_embedding(x_of(pp=2), replace(machine, mesh=True), IDEAL)
+    meshed = stages.tied_embedding(x_of(pp=2), replace(machine, mesh=True), IDEAL)
     assert one(meshed) == pytest.approx(WORDS * 2 / (3e9 / 7))  # two of eight GPUs share a wire
     for given in ({}, {"pp": 2, "zero_stage": 3}, {"pp": 2, "untied": True}):
-        assert one(timemodel.tied_embedding(x_of(**given), MACHINE, IDEAL)) == 0
+        assert one(stages.tied_embedding(x_of(**given), MACHINE, IDEAL)) == 0
 
 
 def test_adam_moves_thirty_bytes_a_parameter_of_its_shard():
@@ -268,19 +271,19 @@ def test_adam_moves_thirty_bytes_a_parameter_of_its_shard():
         ({"offload": 1, "zero_stage": 1}, 30 + 15),  # the host's at 2 GB/s
         ({"offload": 1, "zero_stage": 1, "dp": 3}, 45 / 3),
     ):
-        seconds = timemodel.optimizer(x_of(**given), MACHINE, ideal(step=1.0))
+        seconds = replicas.optimizer(x_of(**given), MACHINE, ideal(step=1.0))
         assert (one(seconds) - 1.0) * 1e9 / N == pytest.approx(moved, rel=1e-4)
 
 
 def test_the_slowest_stage_is_the_one_with_the_most_layers_or_the_one_with_the_logits():
-    layer, head = (one(f(x_of(), ENDLESS, IDEAL)) for f in (timemodel.layer, timemodel.logits))
+    layer, head = (one(f(x_of(), ENDLESS, IDEAL)) for f in (layer_time.layer, compute.logits))
     for given, slowest in (
         ({"pp": 2}, 2 * layer + head),
         ({"pp": 4, "layers": 9, "vocab": 1}, 3 * layer),  # 3, 3, 3 and 2: the first
         ({"pp": 12, "layers": 70, "vocab": 1}, 6 * layer),  # the middle
     ):
-        found = timemodel.stages(x_of(**given), ENDLESS, ideal(micro=0.25))
-        small = one(timemodel.logits(x_of(**given), ENDLESS, IDEAL))
+        found = stages.stages(x_of(**given), ENDLESS, ideal(micro=0.25))
+        small = one(compute.logits(x_of(**given), ENDLESS, IDEAL))
         assert one(found[0]) == pytest.approx(slowest + 0.25)
         layers = given.get("layers", 4)
         assert one(found[1]) == pytest.approx((layers * layer + small) / given["pp"] + 0.25)
@@ -291,11 +294,11 @@ def test_a_step_is_its_micro_batches_and_the_bubble():
 
     def terms(machine=MACHINE, constants=IDEAL, **more):
         x = x_of(pp=2, vpp=2, n_micro=6, **more)
-        return {name: one(part) for name, part in timemodel.terms(x, machine, constants).items()}
+        return {name: one(part) for name, part in step.terms(x, machine, constants).items()}
 
     x, found = x_of(pp=2, vpp=2, n_micro=6), terms()
-    slowest, mean = (one(part) for part in timemodel.stages(x, MACHINE, IDEAL))
-    send = one(timemodel.p2p(x, MACHINE, IDEAL))
+    slowest, mean = (one(part) for part in stages.stages(x, MACHINE, IDEAL))
+    send = one(stages.p2p(x, MACHINE, IDEAL))
     wanted = {"compute": 6 * slowest, "bubble": (mean + send) / 2, "p2p": 6 * send}
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
     assert found["data_parallel"] == 0 and found["embedding"] > 0 and found["optimizer"] > 0
@@ -320,7 +323,7 @@ def test_a_card_brings_its_sheet_and_the_description_its_network():
         (("V100", None, 8), {"mesh": True}),
         (("V100", None, 16), {"mesh": False}),  # a DGX-2 has a switch
     ):
-        machine = timemodel.machine_of(*of)
+        machine = machines.machine_of(*of)
         assert {name: getattr(machine, name) for name in rates} == rates
 
 
@@ -328,6 +331,6 @@ def test_engines_have_the_constants_of_their_family():
     """Rows of nanotron and megatron-core are on record: test_predictions_on_record.py."""
     assert set(engines.FAMILY) <= set(FAMILIES)
     x = x_of(tp=np.array([1, 2]))
-    assert [engines.of(x, name).tolist() for name in ("host", "overlap")] == [[1, 1], [0, 0]]
+    assert [engines.constant(x, name).tolist() for name in ("host", "overlap")] == [[1, 1], [0, 0]]
     ours = engines.families(["megatron", "deepspeed_zero", "fsdp2", "ddp"])
     assert [FAMILIES[i] for i in ours] == ["megatron_core", "deepspeed", "fsdp", "megatron"]

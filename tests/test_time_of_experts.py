@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from analysis.planner import fitting, timemodel
+from analysis.planner import fitting
 from analysis.planner.columns import Columns, columns
-from analysis.planner.timemodel import Machine
+from analysis.planner.timemodel import compute, links, replicas, step
+from analysis.planner.timemodel.machine import Machine
 from benchmarks.planner import held_out
 
 MACHINE = Machine(peak=1e15, memory_rate=3e12, link=400e9, network=400e9)
@@ -22,19 +23,19 @@ def model(**stated):
 
 def test_products_are_those_of_the_experts_that_a_token_takes():
     """Four of width 512 do as much as a dense layer of width 2048, on one rank and on eight."""
-    dense = timemodel.gemms(model(experts=0, dp=8), MACHINE, IDEAL)
+    dense = compute.gemms(model(experts=0, dp=8), MACHINE, IDEAL)
     for ep in (1, 8):
-        routed = timemodel.gemms(model(ep=ep, dp=8), MACHINE, IDEAL)
+        routed = compute.gemms(model(ep=ep, dp=8), MACHINE, IDEAL)
         assert routed == pytest.approx(dense)
     narrow = fitting.priors_of("H100 SXM")["sat"][0]
-    slower = timemodel.gemms(model(), MACHINE, IDEAL | {"sat": narrow})
-    assert slower > timemodel.gemms(model(experts=0), MACHINE, IDEAL | {"sat": narrow})
+    slower = compute.gemms(model(), MACHINE, IDEAL | {"sat": narrow})
+    assert slower > compute.gemms(model(experts=0), MACHINE, IDEAL | {"sat": narrow})
 
 
 def test_products_of_latent_attention_by_hand():
     latent = {"q_lora": 256, "kv_lora": 128, "rope_dim": 32, "value_dim": 64, "head_dim": 64}
     with_it, without = (
-        timemodel.gemms(model(experts=0, **more), MACHINE, IDEAL) for more in (latent, {})
+        compute.gemms(model(experts=0, **more), MACHINE, IDEAL) for more in (latent, {})
     )
     h, heads = 1024, 8
     numbers = h * 256 + 256 * heads * 96 + h * (128 + 32) + 128 * heads * 128 + heads * 64 * h
@@ -57,21 +58,21 @@ def test_tokens_travel_to_their_experts(stated, seconds):
     """Four times a layer: there and back, and so their gradients; 400 GB/s inside and of a node."""
     x = model(dp=16, gpus_per_node=8, **stated)
     token = 2048 * 1024 * 2
-    assert timemodel.expert_parallel(x, MACHINE, IDEAL)[0] == pytest.approx(4 * token * seconds)
+    assert links.expert_parallel(x, MACHINE, IDEAL)[0] == pytest.approx(4 * token * seconds)
 
 
 def test_each_expert_is_reduced_by_the_ranks_that_hold_it():
     x = model(tp=2, dp=16, ep=8, zero_stage=1, untied=True)
     assert x.expert_replicas == 4
-    assert timemodel.expert_parameters(x) * 8 == 4 * 16 * 3 * 1024 * 512
-    assert timemodel.parameters(x) == 4 * (4 * 1024**2 / 2 + 1024 * 16) + 2 * 32000 * 1024 / 2
+    assert replicas.expert_parameters(x) * 8 == 4 * 16 * 3 * 1024 * 512
+    assert replicas.parameters(x) == 4 * (4 * 1024**2 / 2 + 1024 * 16) + 2 * 32000 * 1024 / 2
 
 
 def test_a_dense_row_beside_rows_with_experts_keeps_its_seconds():
     rows = [columns(**SIZES, dp=8), model(dp=8, ep=8), model(dp=8, kv_lora=128, value_dim=64)]
     constants = fitting.prior_fit().constants
-    together = timemodel.seconds(Columns.stack(rows), MACHINE, constants)
-    assert together.tolist() == [timemodel.seconds(x, MACHINE, constants)[0] for x in rows]
+    together = step.seconds(Columns.stack(rows), MACHINE, constants)
+    assert together.tolist() == [step.seconds(x, MACHINE, constants)[0] for x in rows]
 
 
 @pytest.mark.parametrize("name", held_out.EXPERTS)

@@ -17,7 +17,7 @@ import numpy as np
 from analysis.planner.columns import Columns
 from analysis.planner.engines import families
 from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
-from analysis.planner.timemodel import Machine, machine_of
+from analysis.planner.timemodel.machine import Machine, machine_of
 from base.bounds import Bounds, key, values_of
 from base.errors import Answer, UsageError
 from base.files import read_toml

@@ -20,8 +20,8 @@ USUAL = {
     "host": 1.0,  # factor on the host's time for a layer
     "stage_host": 0.0,  # seconds of the host a layer and rank of tp, in a pipeline over nodes
     "hop": 0.0,  # seconds that a tp collective waits for each of the nodes that its group spans
-    "stall": 0.0,  # seconds that a message between stages may wait (timemodel.pipeline_stall)
-    "ring_stall": 0.0,  # seconds that a ring stalls for each of its nodes (timemodel.ring_stall)
+    "stall": 0.0,  # seconds that a message between stages may wait (timemodel/stages.py)
+    "ring_stall": 0.0,  # seconds that a ring stalls for each of its nodes (timemodel/replicas.py)
     # Share of data-parallel traffic that can run beside the computation; of ZeRO-1's, none.
     "overlap": 0.0,
     "crowd": CROWD,  # a ring over n nodes has n^-crowd of the rate
@@ -63,7 +63,7 @@ CALLED = {
 }
 
 
-def of(x: Columns, name: str) -> Array:
+def constant(x: Columns, name: str) -> Array:
     """The constant called `name` of each row's engine, (n,)."""
     return TABLE[name][x.family]
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.planner import timemodel
 from analysis.planner.columns import Array, Columns
-from analysis.planner.timemodel import Machine
+from analysis.planner.timemodel.machine import Machine
+from analysis.planner.timemodel.step import luck, seconds
 from base.intervals import Interval
 
 MAX_ROWS = 20
@@ -115,7 +115,7 @@ class Fit:
     gpus: int = MOST_GPUS
 
     def seconds(self, x: Columns, machine: Machine) -> Array:
-        return timemodel.seconds(x, machine, self.constants)
+        return seconds(x, machine, self.constants)
 
     def known(self, x: Columns, machine: Machine) -> np.ndarray:
         """Log seconds, (n, k), by one deviation of what rows share: constants, GPUs beyond runs."""
@@ -126,7 +126,7 @@ class Fit:
 
     def spread(self, x: Columns, machine: Machine) -> Array:
         """Standard deviation of log seconds: the residuals', luck's and what rows share."""
-        own = self.sigma**2 + timemodel.luck(x, machine, self.constants) ** 2
+        own = self.sigma**2 + luck(x, machine, self.constants) ** 2
         return np.sqrt(own + (self.known(x, machine) ** 2).sum(axis=1))
 
     def interval(self, seconds: Array, x: Columns, machine: Machine) -> Interval:
@@ -146,7 +146,7 @@ def _with_slopes(x: Columns, machine: Machine, theta: np.ndarray, step: float = 
     """Log seconds of rows; all constants moved in one evaluation."""
     moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
     constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
-    logs = np.log(timemodel.seconds(x, machine, constants))
+    logs = np.log(seconds(x, machine, constants))
     return Sloped(logs[0], ((logs[1:] - logs[0]) / step).T)
 
 
@@ -250,7 +250,7 @@ def fit(
     if not len(measured):
         return prior_fit(priors)
     centre, width = np.array([priors[name] for name in NAMES]).T
-    noise = np.hypot(NOISE, timemodel.luck(x, machine, dict(zip(NAMES, centre, strict=True))))
+    noise = np.hypot(NOISE, luck(x, machine, dict(zip(NAMES, centre, strict=True))))
     problem = _Problem(x, machine, np.log(measured), noise, np.log(centre), width)
     theta = problem.solve()
     at_priors = problem.log_odds(theta) < -STRONG

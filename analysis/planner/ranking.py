@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common.table import Column, Table, by_key
-from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns
 from analysis.planner.memory.peak import allocated, fullest, peaks
 from analysis.planner.memory.pipeline import stage_layers
 from analysis.planner.space import engine_of, space
+from analysis.planner.timemodel.links import context_parallel, expert_parallel, tensor_parallel
+from analysis.planner.timemodel.step import terms as step_terms
 from base.bounds import Bounds
 from base.units import GIB
 from models.config import GPTConfig
@@ -82,7 +83,7 @@ def rank(
     machine, crowd = cluster.machine_for(x), np.ones(len(x))
     if cluster.is_host:
         crowd = np.maximum(crowd, threads_per_core or x.gpus / cluster.gpus_per_node)
-    terms = timemodel.terms(x, machine, cluster.fit.constants)
+    terms = step_terms(x, machine, cluster.fit.constants)
     terms = {name: np.broadcast_to(s, (len(x),)) * crowd for name, s in terms.items()}
     seconds = sum(terms.values())
     used, limit = peaks(x, cluster.memory), usable(cluster.gpu_memory_gb, margin)
@@ -133,9 +134,9 @@ def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.
     x, machine, c = r.x.take(chosen), r.cluster.machine_for(r.x), r.cluster.fit.constants
     layers = x.n_micro * x.layers / x.pp * r.crowd[chosen]
     return {
-        "tensor parallel": layers * timemodel.tensor_parallel(x, machine, c),
-        "context parallel": layers * timemodel.context_parallel(x, machine, c),
-        "expert parallel": layers * timemodel.expert_parallel(x, machine, c),
+        "tensor parallel": layers * tensor_parallel(x, machine, c),
+        "context parallel": layers * context_parallel(x, machine, c),
+        "expert parallel": layers * expert_parallel(x, machine, c),
     }
 
 

@@ -19,7 +19,7 @@ from analysis.common.table import show
 from analysis.planner import fitting
 from analysis.planner.calibration import Calibration, host_columns
 from analysis.planner.runs import read_runs
-from analysis.planner.timemodel import Machine
+from analysis.planner.timemodel.machine import Machine
 from base.errors import Parser, UsageError, command_line
 from base.units import GIB
 from parallel.record.facts import cores, cpu_name

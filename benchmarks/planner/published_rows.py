@@ -18,7 +18,7 @@ from analysis.planner.columns import Columns
 from analysis.planner.memory.peak import allocated
 from analysis.planner.memory.pipeline import layer_numbers, stages
 from analysis.planner.runs import row_of
-from analysis.planner.timemodel import Machine, machine_of
+from analysis.planner.timemodel.machine import Machine, machine_of
 from analysis.published.published_runs import named_rows, record_of
 from analysis.published.unstated import GPUS_PER_NODE, beside, complete
 from base.errors import UsageError

@@ -39,10 +39,12 @@ FOLDER = ROOT / "logs" / "predictions"
 FOUND = ("seconds", "low", "high", "fits", "why", "predicted_gb")
 RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
 MODEL = (
-    *(f"analysis/planner/{name}.py" for name in ("timemodel", "engines", "fitting", "columns")),
+    *(f"analysis/planner/{name}.py" for name in ("engines", "fitting", "columns")),
     "analysis/planner/runs.py",
-    *(f"analysis/planner/memory/{name}.py" for name in ("pipeline", "states", "activations")),
-    *(f"analysis/planner/memory/{name}.py" for name in ("output", "buffers", "peak")),
+    *(f"analysis/planner/memory/{name}.py" for name in ("pipeline", "model_states", "peak")),
+    *(f"analysis/planner/memory/{name}.py" for name in ("activations", "output", "buffers")),
+    *(f"analysis/planner/timemodel/{name}.py" for name in ("machine", "compute", "links", "layer")),
+    *(f"analysis/planner/timemodel/{name}.py" for name in ("stages", "replicas", "step")),
     *("models/gpus.py", "models/gpus.toml", "models/headroom.py", "analysis/logs/published_csv.py"),
     *(f"analysis/published/{name}.py" for name in ("published_runs", "unstated")),
     "benchmarks/planner/published_rows.py",

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from analysis.planner.columns import columns_of
-from analysis.planner.memory import states
+from analysis.planner.memory import model_states
 from analysis.planner.memory.pipeline import stages
 from base.files import ROOT
 from parallel import batches, engines, forked_ranks, token_files
@@ -40,9 +40,9 @@ def expected(spec: RunSpec) -> float:
     """
     (step,) = columns_of(spec).steps
     first = stages(step)[0]
-    n = states.parameters(step, first)
-    held = states.weights(step, n) - states.gathered(step, n.total)
-    return held + states.gradients(step, first, n) + states.optimizer(step, n)
+    n = model_states.parameters(step, first)
+    held = model_states.weights(step, n) - model_states.gathered(step, n.total)
+    return held + model_states.gradients(step, first, n) + model_states.optimizer(step, n)
 
 
 def storages() -> dict[int, int]:

@@ -37,7 +37,8 @@ sys.path[0] = str(ROOT)
 from analysis.common.table import Column, Table  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 
-MEMORY_FILES = ("pipeline", "states", "activations", "output", "buffers", "peak")
+MEMORY_FILES = ("pipeline", "model_states", "activations", "output", "buffers", "peak")
+TIME_FILES = ("machine", "compute", "links", "layer", "stages", "replicas", "step")
 # Each file and its family: what of tests/ notices its changes, but for tests LEFT_OUT (slow ones).
 FAMILIES = {
     "models/flops.py": "test_flops.py",
@@ -73,7 +74,10 @@ FAMILIES = {
     "analysis/runs/ratio.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
     "analysis/runs/shared_hosts.py": "test_scaling_by_hand.py",
     "analysis/runs/verdict.py": "test_quality_by_hand.py test_verdicts_and_flags.py",
-    "analysis/planner/timemodel.py": "test_time_model_by_hand.py test_predictions_on_record.py",
+    **dict.fromkeys(
+        [f"analysis/planner/timemodel/{name}.py" for name in TIME_FILES],
+        "test_time_model_by_hand.py test_time_of_experts.py test_predictions_on_record.py",
+    ),
     "analysis/common/statistics.py": "test_comparisons_by_hand.py",
 }
 LEFT_OUT = "not (loader or help_costs or ultrascale) or again"

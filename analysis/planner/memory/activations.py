@@ -44,7 +44,7 @@ def kept(step: Step) -> Kept:
     """Returns what one layer keeps of a micro-batch.
 
     With autocast the norms' inputs are in fp32. In fp8 the inputs of the four products have one
-    byte (`states.fp8_copies`).
+    byte (`model_states.fp8_copies`).
     """
     token = step.tokens * step.width / 2  # the bytes below are of numbers in 16 bits
     attention = token * (_whole(step) / step.sequence_cut + _heads(step) / step.tp)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis.planner.columns import Array, Columns, Step
-from analysis.planner.memory import buffers, states
+from analysis.planner.memory import buffers, model_states
 from analysis.planner.memory.activations import activations, computed_again, layer_goes_back
 from analysis.planner.memory.output import logits, output_goes_back
 from analysis.planner.memory.pipeline import Stage, stages
@@ -27,7 +27,7 @@ ALLOCATED = {"library_gb": 0.0, "fragments": 1.0}  # CONSTANTS of what PyTorch a
 def parts(step: Step, stage: Stage, constants: Mapping[str, float] = CONSTANTS) -> dict[str, float]:
     """Returns the bytes of a rank of a stage by part; constants: as models/headroom.py has them.
     They are nan of experts that are not `counted`."""
-    fragments, n = constants["fragments"], states.parameters(step, stage)
+    fragments, n = constants["fragments"], model_states.parameters(step, stage)
     head = 0.0
     library = constants["library_gb"] * GIB
     if step.counted:
@@ -44,10 +44,10 @@ def parts(step: Step, stage: Stage, constants: Mapping[str, float] = CONSTANTS) 
             if step.host_checkpoints:  # a layer's working memory and the logits take turns, too
                 head = max(head - again, 0.0)
     sizes = {
-        "weights": states.weights(step, n),
-        "gradients": states.gradients(step, stage, n),
-        "optimizer": states.optimizer(step, n),
-        "fp8_copies": states.fp8_copies(step, stage),
+        "weights": model_states.weights(step, n),
+        "gradients": model_states.gradients(step, stage, n),
+        "optimizer": model_states.optimizer(step, n),
+        "fp8_copies": model_states.fp8_copies(step, stage),
         "activations": layer * fragments,
         "keys_and_values": 0.0 if step.counted else buffers.received(step),
         "masks": buffers.masks(step, stage),
