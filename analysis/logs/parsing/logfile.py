@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from analysis.logs.parsing.packed import open_log
 from analysis.logs.record import Refusal
 
@@ -138,6 +140,6 @@ class Log(AbstractContextManager):
         """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
         at, lines = 0, 1
         while at < offset and (block := self._bytes(at, min(at + (1 << 18), offset))):
-            lines += block.count(b"\n")
+            lines += int(np.count_nonzero(np.frombuffer(block, np.uint8) == 10))
             at += len(block)
         return lines

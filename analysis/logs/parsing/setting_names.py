@@ -174,9 +174,13 @@ def _setting() -> re.Pattern[bytes]:
     It takes longer to compile than --help should."""
     names = " ".join([*_ALIASES.values(), *(rule.names for rule in _RULES), _OTHERS]).split()
     names += expert_settings.NAMES
+    alike: dict[str, list[str]] = defaultdict(list)  # by their first letter: they are found sooner
+    for name in sorted(set(names)):
+        alike[name[0]].append(name[1:])
+    words = "|".join(f"{first}(?:{'|'.join(rests)})" for first, rests in alike.items())
     return re.compile(
         (
-            rf"\b(?<![./])(?<![a-z]-)({'|'.join(sorted(set(names))).replace('_', '[-_]')})(?![\w-])"
+            rf"\b(?<![./])(?<![a-z]-)({words.replace('_', '[-_]')})(?![\w-])"
             r"""['"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['"\[]?"""
             r"(\d{1,15}(?![\d.,]\d|\w)|None|null|[A-Za-z][\w.-]{0,30})"
         ).encode()

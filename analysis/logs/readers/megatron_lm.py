@@ -51,7 +51,8 @@ _VALUE = rb"([^|\r\n]*+)"
 _FIELD = rb"[ ]?(?:%b)" % b"|".join(label + _VALUE for label in _LABELS.values())
 _OTHER = rb"[^|/\r\n]*+(?:/(?![ ]*\d+[ ]*\|)[^|/\r\n]*+)*+"  # not the next line's `iteration 2/9 |`
 _HEAD = rb"iteration[ :=]{1,16}+(\d{1,12})[ \t]{0,16}+/[ \t]{0,16}+(\d{1,12})[ \t]{0,16}+\|"
-_NEOX = rb"(?:samples/sec: {1,3}([\d.]{1,20}) ?\| {0,4})?"
+_RATE_BEFORE = rb"samples/sec: {1,3}([\d.]{1,20}) ?\| {0,4}"
+_NEOX = rb"(?:%b)?" % _RATE_BEFORE
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _PEAK = re.compile(
     rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,24})"
@@ -71,14 +72,16 @@ class _Lines(NamedTuple):
 def _lines(block: bytes) -> _Lines:
     """Most blocks have lines of one kind: an expression of the first line's labels is quicker."""
     head, columns = _HEAD, ["iteration", "planned"]
-    if b"samples/sec: " in block:
+    at = block.find(b"elapsed")
+    if b"samples/sec: " in block[block.rfind(b"\n", 0, at) + 1 : at]:  # GPT-NeoX's lines
         head, columns = _NEOX + _HEAD, ["samples", *columns]
     fields = rb"(?:(?:" + _FIELD + rb"|" + _OTHER + rb")\|)++"
     times = len(columns) + 1, len(columns) + 2
     matches = (match for match in re.finditer(head + fields, block) if any(match.group(*times)))
     first = next(matches, None)
     if first and len(first[0]) <= LINE:
-        alike, labels = head, []
+        # An expression that begins with what is there in any case is found sooner.
+        alike, labels = head.replace(_NEOX, _RATE_BEFORE) if first[1] else head, []
         for field in block[first.end(len(columns)) : first.end()].split(b"|")[1:-1]:
             if known := re.match(_FIELD, field):
                 labels.append(list(_LABELS)[known.lastindex - 1])
@@ -118,7 +121,8 @@ def scan(log: Log, record: Record) -> Columns:
                 none[name] += sum(map(_is_none, texts[name]))
         if "loss" in texts and np.isnan(columns["loss"]).any():
             columns["nan_loss"] = np.array(list(map(is_nan, texts["loss"])), float)
-        averages += b"".join(texts.get("ms", ()) + texts.get("step_s", ())).count(b"/")
+        for name in texts.keys() & {"ms", "step_s"}:
+            averages += b"".join(texts[name]).count(b"/")
         columns["at"] = np.array([at + match.start() for match in lines.matches])
         timed = ~(np.isnan(columns["ms"]) & np.isnan(columns["step_s"]))
         for name in names:
@@ -136,9 +140,10 @@ def _is_none(text: bytes) -> bool:
 
 def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
     """A column's numbers; most columns of a block hold one value."""
-    distinct = texts[:1] if texts.count(texts[0]) == len(texts) else texts
+    same = texts[0] == texts[-1] and texts.count(texts[0]) == len(texts)
+    distinct = texts[:1] if same else texts
     try:
-        numbers = np.array(list(map(float, distinct)))
+        numbers = np.fromiter(map(float, distinct), float, len(distinct))
     except ValueError:  # one is missing, `current/average` or `13.3TFLOPS`
         numbers = np.array([lone_number(text) for text in distinct])
     return np.broadcast_to(numbers, len(texts))
