@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, add_table_flags, by_key, show
 from analysis.logs.fact_options import add_fact_options, facts_of
+from analysis.logs.facts import MODEL
 from analysis.logs.load import load
 from analysis.logs.model import SAME_MODEL, asked, config_of
 from analysis.logs.naming import name_of
 from analysis.logs.parsing.model_names import read_name
-from analysis.logs.parsing.setting_names import MODEL, state
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner import ranking

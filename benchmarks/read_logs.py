@@ -1,20 +1,21 @@
-"""How fast a log is read, compared with the perl one-liner that this reader replaces.
+"""How fast each format's lines are read, compared with the perl one-liner that it replaces.
 
-    python benchmarks/read_logs.py [--mb 400] [--log FILE]
+    python benchmarks/read_logs.py [--mb 60] [--log FILE --pattern PATTERN]
 
-Makes logs of Megatron's lines (with warnings and timers between them, as in real logs), reads them
-both ways in turn, and prints the ratio: seconds depend on the machine and on its other programs.
-Perl only averages one column; the reader fills a whole record.
+Repeats the line of each format in tests/log_lines.toml, with other numbers in each, until a log has
+so many megabytes; reads it both ways in turn, and prints the ratio of their CPU times: seconds
+depend on the machine. Perl averages one column; the reader fills a whole record. Real logs have
+warnings and timers between their steps: --log reads one of yours.
 """
 
-import random
+import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -23,73 +24,96 @@ from analysis.logs.readers import read
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line
 
-# The Jean Zay study's one-liner: it averages "elapsed time per iteration".
+# The Jean Zay study's one-liner averages "elapsed time per iteration"; here any number.
 ONE_LINER = (
-    "m|elapsed time per iteration .ms.: ([\\d\\.]+)| &&  do {$x+=$1; $c++};"
-    ' END { print "$ARGV " . ($c ? int($x/$c/1000) : "fail")}'
+    "m~{}~ && do {{$x+=$1; $c++}}; END {{ print '$ARGV ' . ($c ? int($x/$c/1000) : 'fail') }}"
 )
-NOISE = (
-    "  some_argument ........................ 0.1234\n",
-    "time (ms) | forward-compute: 812.31 | backward-compute: 1623.87 | optimizer: 48.21\n",
-    "[default3]:/usr/lib/python3/site.py:12: Warning\n",
-    "NCCL INFO Channel 03 : 7[1b000] via P2P/IPC\n",
-)
+# Kind in tests/log_lines.toml -> what stands before its counter, and the number that perl averages.
+KINDS = {
+    "Megatron-LM": (" iteration +", r"elapsed time per iteration .ms.: ([\d.]+)"),
+    "GPT-NeoX": ("iteration +", r"elapsed time per iteration .ms.: ([\d.]+)"),
+    "DeepSpeed pipeline": ("steps: ", r"iter time .s.: ([\d.]+)"),
+    "DeepSpeed throughput": ("global_step=", r"CurrSamplesPerSec=([\d.]+)"),
+    "DeepSpeed-Chat": ("", r"E2E latency=([\d.]+)"),
+    "HF Trainer": ("'epoch': ", r"'loss': ([\d.]+)"),
+    "torchtitan": ("step: ", r"tps: ([\d,]+)"),
+    "nanoGPT": ("iter ", r"time ([\d.]+)ms"),
+    "nanochat": ("step ", r"dt: ([\d.]+)ms"),
+    "modded-nanogpt": ("step:", r"train_time:(\d+)ms"),
+    "llm.c": ("step +", r"([\d.]+) ms"),
+    "nanotron": ("iteration: ", r"time_per_iteration_ms: ([\d.]+)"),
+    "NeMo DLLogger": ('"step": ', r"train_step_timing in s\": ([\d.]+)"),
+    "NeMo text": (" - ", r"train_step_timing in s : ([\d.]+)"),
+    "fairseq": ('"num_updates": "', r"\"wps\": \"([\d.]+)"),
+}
+MORE = {"modded-nanogpt": "step:11/5100 train_loss:7.0123 train_time:1390ms step_avg:139.11ms\n"}
 
 
-def make(path: Path, mb: int, share: float) -> None:
-    """A log of `mb` megabytes, of which iteration lines are about `share`."""
-    rng, size, lines, i = random.Random(1), 0, 0, 0
-    with path.open("w") as out:
+def make(path: Path, line: str, counter: str, pattern: str, mb: int) -> None:
+    """A log of `mb` megabytes: the line with another counter and another number each time."""
+    line = line.strip().splitlines()[-1] + "\n"
+    value = re.search(pattern, line)
+    before, after = line[: value.start(1)], line[value.end(1) :]
+    whole = value[1].replace(",", "").partition(".")[0]
+    with path.open("w") as log:
+        size = step = 0
         while size < mb << 20:
-            text = rng.choice(NOISE)
-            if lines <= share * size:
-                i += 1
-                text = (
-                    f" iteration {i:8d}/ 1000000 | consumed samples: {i * 8:12d} | elapsed time per"
-                    f" iteration (ms): {rng.uniform(400, 9e4):.1f} | learning rate: 1.000E-04 |"
-                    f" global batch size:     8 | lm loss: {rng.uniform(2, 11):.6E} | loss scale:"
-                    f" 4096.0 | grad norm: {rng.uniform(0.1, 20):.3f} | number of skipped"
-                    " iterations:   0 | number of nan iterations:   0 |\n"
-                )
-                lines += len(text)
-            size += len(text)
-            out.write(text)
+            step += 1
+            text = f"{before}{int(whole) + step % 90}.{step % 89 + 10}{after}"
+            if counter:
+                text = re.sub(rf"({counter})[\d.]+", rf"\g<1>{step}", text, count=1)
+            size += log.write(text)
 
 
-def seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+def cpu_s() -> tuple[float, float]:
+    """CPU seconds of this process and of those that it waited for."""
+    times = os.times()
+    return times.user + times.system, times.children_user + times.children_system
 
 
-def beside_perl(path: Path, name: str) -> None:
-    """Read `path` both ways, in turn, and print the ratio of the medians."""
-
-    def perl() -> None:
-        subprocess.run(["perl", "-lne", ONE_LINER, path], check=True, stdout=subprocess.DEVNULL)
-
-    pairs = [(seconds(lambda: read(path)), seconds(perl)) for _ in range(3)]
-    ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"{name}: {theirs / ours:.2f} x the one-liner's speed ({ours:.2f} s and {theirs:.2f} s)")
+def ratio(path: Path, pattern: str) -> tuple[float, float, float]:
+    """Perl's seconds over ours, both read in turn, and the seconds: medians of three."""
+    pairs = []
+    for _ in range(3):
+        begin = cpu_s()
+        read(path)
+        command = ["perl", "-lne", ONE_LINER.format(pattern), path]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        end = cpu_s()
+        pairs.append((end[0] - begin[0], end[1] - begin[1]))
+    ours, perl = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return perl / ours, ours, perl
 
 
 @command_line("read_logs")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mb", type=int, default=400, help="megabytes of each log")
+    parser.add_argument("--mb", type=int, default=60, help="megabytes of each log")
     parser.add_argument("--log", type=Path, help="read this log beside perl, and nothing else")
+    parser.add_argument("--pattern", default=KINDS["Megatron-LM"][1], help="perl's, of --log")
     arguments = parser.parse_args(argv)
     check_flags(arguments, mb=(1, 10**6))
     if not shutil.which("perl"):
         raise UsageError("perl is not installed: there is nothing to compare with")
     if arguments.log:
-        beside_perl(arguments.log, arguments.log.name)
+        print(
+            "{:.2f} x the one-liner's speed ({:.2f} s and {:.2f} s)".format(
+                *ratio(arguments.log, arguments.pattern)
+            )
+        )
         return 0
+    lines = tomllib.loads((Path(__file__).parents[1] / "tests/log_lines.toml").read_text())
+    lines = {kind: row["line"] for kind, row in lines.items()} | MORE
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for share in (0.06, 0.95):
+        for kind, (counter, pattern) in KINDS.items():
             log = Path(folder) / "made.out"
-            make(log, arguments.mb, share)
-            beside_perl(log, f"{arguments.mb} MB, {share:.0%} iteration lines")
+            make(log, lines[kind], counter, pattern, arguments.mb)
+            rows.append((kind, *ratio(log, pattern)))
+            print("{}: {:.2f} ({:.2f} s and {:.2f} s)".format(*rows[-1]), file=sys.stderr)
+    print("| format | speed, of the one-liner's |\n| --- | ---: |")
+    for kind, speed, _, _ in rows:
+        print(f"| {kind} | {speed:.2f} |")
     return 0
 
 

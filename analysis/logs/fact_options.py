@@ -4,7 +4,7 @@ import argparse
 import re
 from typing import Any
 
-from analysis.logs.parsing.setting_names import FACTS
+from analysis.logs.facts import FACTS
 from base.bounds import Bounds, Count, Words
 from base.errors import UsageError
 from models.gpus import planning_gpu
@@ -17,7 +17,8 @@ def add_fact_options(parser: argparse.ArgumentParser) -> None:
         "facts that the logs leave out",
         f"NAME.toml beside a log gives them for that log alone; its keys: {', '.join(FACTS)}",
     )
-    for name, (allowed, text) in FACTS.items():
+    for name, fact in FACTS.items():
+        allowed = fact.allowed
         if allowed is bool:
             takes: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         elif isinstance(allowed, Words):
@@ -25,7 +26,7 @@ def add_fact_options(parser: argparse.ArgumentParser) -> None:
         else:
             kind = {Count: int, Bounds: float}.get(type(allowed), str)
             takes = {"type": kind, "metavar": kind.__name__.upper()}
-        group.add_argument(flag_of(name), dest=f"fact_{name}", help=text, **takes)
+        group.add_argument(flag_of(name), dest=f"fact_{name}", help=fact.help, **takes)
 
 
 def flag_of(name: str) -> str:

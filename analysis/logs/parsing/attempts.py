@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from analysis.logs.facts import SETTINGS
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.setting_names import SETTINGS
 from analysis.logs.parsing.steps import rank_of
 from analysis.logs.record import Record
 from parallel.record.ends import find_sign

@@ -10,15 +10,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from analysis.logs.facts import FACTS, SETTINGS
 from analysis.logs.parsing.json_values import mapping
 from analysis.logs.parsing.run_json import stated
-from analysis.logs.parsing.setting_names import (
-    ENCODERS,
-    FACTS,
-    SETTINGS,
-    read_settings,
-    state,
-)
+from analysis.logs.parsing.setting_names import ENCODERS, read_settings, state
 from analysis.logs.record import Record, Refusal
 from base.bounds import misfit
 from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SELDOM

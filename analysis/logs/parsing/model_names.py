@@ -4,7 +4,8 @@ import re
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from analysis.logs.parsing.setting_names import MODEL, state
+from analysis.logs.facts import MODEL
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 from models.config import PRESETS
 

@@ -2,25 +2,11 @@
 
 from typing import Any
 
+from analysis.logs.facts import MODEL, SETTINGS
 from analysis.logs.parsing.json_values import integer, mapping, rows
-from analysis.logs.parsing.setting_names import MODEL
 from models.config import PARTS
-from parallel.config.axes import AXES, EXPERT_AXES, SELDOM
+from parallel.config.axes import EXPERT_AXES, SELDOM
 from parallel.config.run_spec import gemm_precision
-
-# Record's fields that run.json's table of that name states under the same name.
-_STATED = {
-    "spec": ("engine", "seq_len"),
-    "layout": (
-        *AXES,
-        *EXPERT_AXES,
-        "micro_batch",
-        "global_batch",
-        "zero_stage",
-        "recompute",
-        "sequence_parallel",
-    ),
-}
 
 
 def stated(facts: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +15,9 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
     git, host, model = parts["git"], parts["host"], parts["model"]
     commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
     dispatcher = parts["spec"].get("moe_token_dispatcher_type")  # no other engine sends tokens
-    fields = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
+    fields = {
+        name: parts[fact.run_json].get(name) for name, fact in SETTINGS.items() if fact.run_json
+    }
     seldom = [axis for axis in SELDOM if axis not in EXPERT_AXES or model.get("experts")]
     return fields | {
         "precision": gemm_precision(parts["spec"].get("precision"), parts["spec"].get("tf32")),

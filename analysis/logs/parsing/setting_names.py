@@ -4,105 +4,19 @@ A fact keeps the first origin that states it, in the order of `record.ORIGINS`. 
 states something else adds a note and changes nothing.
 """
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple
 
+from analysis.logs.facts import COUNT, FACTS, MODEL, SETTINGS
 from analysis.logs.parsing import expert_settings
 from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
-from base.bounds import Bounds, Count, Words
-from models.config import ACTIVATIONS, NORMS, PARTS, POSITIONS, VOCAB_MULTIPLE
-from parallel.config.axes import AXES, EXPERT_AXES
-from parallel.config.layout import ROUTING, Layout
-
-
-class Fact(NamedTuple):
-    """A fact that a log may leave out: what it can be, as `misfit` takes it; its flag's help."""
-
-    allowed: type | Bounds | Words
-    help: str
-
-
-_COUNT = Count(1, 10**15)
-_AMOUNT = Bounds(0, math.inf, above=True, below=True)
-_SPLIT = {f.name: f for f in fields(Layout)}
-# Record's fields.
-SETTINGS = {
-    "gpus": Fact(_COUNT, "GPUs of the run"),
-    **{axis: Fact(_COUNT, _SPLIT[axis].metadata["help"]) for axis in (*AXES, *EXPERT_AXES)},
-    "micro_batch": Fact(_COUNT, "sequences per micro-batch and dp rank"),
-    "n_micro": Fact(_COUNT, "micro-batches per optimizer step and dp rank"),
-    "global_batch": Fact(_COUNT, "sequences per optimizer step, all ranks"),
-    "seq_len": Fact(_COUNT, "tokens per sequence"),
-    "zero_stage": Fact(Count(0, 3), "ZeRO stage"),
-    "sequence_parallel": Fact(bool, "tp ranks share the sequences where tp leaves them whole"),
-    "planned_steps": Fact(_COUNT, "optimizer steps that the run was to take"),
-    "params": Fact(_AMOUNT, "parameters of the model"),
-    "precision": Fact(Words(("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")), "what it trained in"),
-    "recompute": Fact(Words(("none", "selective", "full")), "activations that are recomputed"),
-    "gpu_type": Fact(str, "the card, as it is sold: 'H100 SXM' (H100 alone may be two cards)"),
-    "peak_tflops": Fact(
-        _AMOUNT, "TFLOP/s of the card's peak in this precision, where the card is not known"
-    ),
-    "commit": Fact(str, "the commit of the training code"),
-    "engine": Fact(str, "what trained"),
-    "routing": Fact(Words(ROUTING), "whether a router chose experts, or balance was forced"),
-    "dispatcher": Fact(str, "the dispatcher of tokens to experts: alltoall, allgather, deepep ..."),
-    "dropped": Fact(Bounds(0, 1), "share of tokens' choices of experts that were dropped"),
-}
-# GPTConfig's names, which are keys of Record.model.
-MODEL = {
-    "n_layer": Fact(_COUNT, "transformer blocks"),
-    "hidden": Fact(_COUNT, "hidden size"),
-    "n_head": Fact(_COUNT, "attention heads"),
-    "n_kv_head": Fact(_COUNT, "heads of keys and values"),
-    "kv_channels": Fact(_COUNT, "size of a head, where it is not hidden / n_head"),
-    "vocab_size": Fact(_COUNT, "token ids"),
-    "max_seq_len": Fact(_COUNT, "positions of the model"),
-    "ffn_hidden": Fact(_COUNT, "feed-forward size"),
-    "position": Fact(Words(POSITIONS), "how positions enter the model"),
-    "norm": Fact(Words(NORMS), "the norm before each part of a block"),
-    "activation": Fact(Words(ACTIVATIONS), "of the feed-forward; swiglu has a gate"),
-    "qk_norm": Fact(bool, "norm each head's query and key"),
-    "tied": Fact(bool, "the output layer is the word embedding"),
-    "bias": Fact(bool, "linear layers have biases"),
-}
-FACTS = SETTINGS | MODEL
-
-# Record's fields and model sizes -> the names that argument dumps give them, surest first.
-_ALIASES = {
-    "gpus": "world_size dist_world_size n_gpus_total nproc_total",
-    "tp": "tensor_model_parallel_size model_parallel_size tensor_parallel_degree"
-    " intra_layer_model_parallel_size",
-    "pp": "pipeline_model_parallel_size pipe_parallel_size pipeline_parallel_degree",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size context_parallel_degree sequence_parallel_size"
-    " ds_sequence_parallel_size",  # Ulysses' groups, which share a sequence
-    "dp": "data_parallel_size",
-    "ep": "expert_model_parallel_size moe_expert_parallel_size expert_parallel_degree",
-    "etp": "expert_tensor_parallel_size expert_tensor_parallel_degree",
-    "micro_batch": "micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size"
-    " local_batch_size batch_size",
-    "n_micro": "gradient_accumulation_steps",
-    "global_batch": "global_batch_size train_batch_size",
-    "seq_len": "seq_length seq_len encoder_seq_length sequence_length max_seq_len",
-    "planned_steps": "train_iters max_steps train_steps num_iterations",
-    "zero_stage": "zero_optimization_stage zero_stage",
-    "n_layer": "num_layers n_layer num_hidden_layers n_layers",
-    "hidden": "hidden_size n_embd",
-    "n_head": "num_attention_heads n_head n_heads",
-    "n_kv_head": "num_query_groups num_key_value_heads n_kv_heads n_kv_head",
-    "kv_channels": "kv_channels head_dim",
-    "ffn_hidden": "ffn_hidden_size intermediate_size n_inner",
-    "vocab_size": "override_vocab_size padded_vocab_size vocab_size",
-    "max_seq_len": "max_position_embeddings block_size",
-}
+from models.config import PARTS, VOCAB_MULTIPLE
+from parallel.config.axes import EXPERT_AXES
 
 
 class _Rule(NamedTuple):
@@ -172,7 +86,9 @@ def _setting() -> re.Pattern[bytes]:
     """`name ..... 4`, `name: 4`, `"name": 4`, `args[name] = 4`, `--name 4`; a name is found whole.
 
     It takes longer to compile than --help should."""
-    names = " ".join([*_ALIASES.values(), *(rule.names for rule in _RULES), _OTHERS]).split()
+    names = " ".join(
+        [*(fact.names for fact in FACTS.values()), *(rule.names for rule in _RULES), _OTHERS]
+    ).split()
     names += expert_settings.NAMES
     alike: dict[str, list[str]] = defaultdict(list)  # by their first letter: they are found sooner
     for name in sorted(set(names)):
@@ -299,8 +215,8 @@ def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str
     """
     last = {name: values[-1].lower() for name, values in settings.items() if values}
     facts: dict[str, Any] = {}
-    for field, aliases in _ALIASES.items():
-        alias = next((a for a in aliases.split() if last.get(a, "").isdigit()), None)
+    for field, fact in FACTS.items():
+        alias = next((a for a in fact.names.split() if last.get(a, "").isdigit()), None)
         if alias is None:
             continue
         facts[field] = int(last[alias])
@@ -370,7 +286,7 @@ def state(record: Record, facts: dict[str, Any], origin: str) -> None:
                 record.origin.setdefault(name, origin)
             continue
         known = getattr(record, name)
-        if value == 0 and SETTINGS[name].allowed is _COUNT:
+        if value == 0 and SETTINGS[name].allowed is COUNT:
             record.notes.append(f"{name}: {origin} says 0: unknown")
         elif known is None:
             setattr(record, name, value)
