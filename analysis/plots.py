@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from analysis.logs.load import load
 from analysis.logs.model import asked
 from analysis.runs import run_table
-from analysis.runs.fairness import by_configuration, scaling_of
+from analysis.runs.fairness import scaling_of
+from analysis.runs.repeats import by_configuration
 from analysis.runs.run_options import parser_of
 from base.errors import UsageError, command_line, warn
 from base.files import add_force_flag, named_folder

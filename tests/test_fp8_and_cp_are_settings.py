@@ -9,7 +9,7 @@ import torch
 
 from analysis.logs.load import load
 from analysis.planner.columns import columns_of
-from analysis.runs.fairness import configuration
+from analysis.runs.repeats import configuration
 from base.errors import UsageError
 from models.config import PRESETS, preset
 from parallel import train

@@ -1,8 +1,8 @@
 """Runs: facts in, tables out.
 
-judged.py gives each run its time and its verdict; fairness.py says which may be compared, and
-baseline.py with what; ratio.py makes sides of their repeats and divides their times. On these stand
-the tables: run_table.py (a row a run), scaling_curve.py (a configuration), pairs.py (two of them)
+judged.py gives each run its time and its verdict; fairness.py says which may be compared,
+repeats.py which belong together, baseline.py what they are compared with; ratio.py makes sides of
+repeats and divides their times. On these stand the tables: run_table.py (a row a run), scaling_curve.py (a configuration), pairs.py (two of them)
 and submissions.py (MLPerf). throughput.py has TFLOP/s, loss_parity.py losses, rank_times.py ranks,
 gpu_hours.py and checkpoint_costs.py where the time went.
 """

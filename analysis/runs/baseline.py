@@ -11,8 +11,8 @@ from pathlib import Path
 
 from analysis.logs.naming import name_of, own_name
 from analysis.logs.record import Record
-from analysis.runs.fairness import by_configuration, group_with
 from analysis.runs.judged import Run
+from analysis.runs.repeats import by_configuration, group_with
 from base.errors import UsageError
 
 

@@ -15,20 +15,17 @@ from analysis.runs.fairness import (
     ANY_COMMIT,
     CHANGED,
     WORDS,
-    by_configuration,
     changes,
     differences,
-    group_with,
     is_changed,
-    named,
     other_kernels,
     other_libraries,
     scaling_of,
-    unlike,
     unstated,
 )
 from analysis.runs.judged import Run, judged
 from analysis.runs.ratio import INTERVALS, STEPS, Side, side_of, times_ratio
+from analysis.runs.repeats import by_configuration, group_with, named, unlike
 from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import time_doubts
 from base.errors import Reading, UsageError, by_reason

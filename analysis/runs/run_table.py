@@ -1,7 +1,6 @@
 """The table of runs: one row each with seconds, TFLOP/s, MFU, peak GiB, speedup and efficiency."""
 
 from collections import defaultdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
@@ -13,7 +12,6 @@ from analysis.runs.baseline import baseline_of, own_baselines
 from analysis.runs.fairness import (
     CHANGED,
     changed,
-    configuration,
     differences,
     is_changed,
     notes_on,
@@ -23,6 +21,7 @@ from analysis.runs.fairness import (
 from analysis.runs.judged import Run, judged
 from analysis.runs.loss_parity import NOT_VERIFIED, verify
 from analysis.runs.ratio import MARKED, Ratio, against, side_of
+from analysis.runs.repeats import study_key
 from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import UNFIT, Judgement, summary, unfinished
 from base.units import GIB
@@ -66,7 +65,7 @@ def rows(
         parity = parities.get(record.source)
         compared = {
             "baseline": base and name_of(base),
-            "is_baseline": base is not None and _repeated(record) == _repeated(base),
+            "is_baseline": base is not None and study_key(record) == study_key(base),
             "speedup": ratio.speedup,
             "efficiency": ratio.efficiency,
             "doubtful": dict.fromkeys(MARKED, ratio.doubt) if ratio.doubt else {},
@@ -99,7 +98,7 @@ class _Comparing:
         self.repeats: dict[tuple, list[Run]] = defaultdict(list)
         for run in runs:
             if run.is_fit and not unfinished(run.record):
-                self.repeats[_repeated(run.record)].append(run)
+                self.repeats[study_key(run.record)].append(run)
 
     def beside(self, run: Run, fits: list[Record], missing: dict[str, str]) -> _Beside:
         """Returns the run beside its baseline; fits: the runs that may be it; missing: why values
@@ -122,7 +121,7 @@ class _Comparing:
 
     def timed(self, base: Record) -> Record:
         """Returns the baseline, or, where it has no time that counts, a repeat of it that has."""
-        repeats = [run.record for run in self.repeats[_repeated(base)]]
+        repeats = [run.record for run in self.repeats[study_key(base)]]
         return base if not repeats or any(r is base for r in repeats) else repeats[0]
 
     def ratio(self, run: Run, base: Record) -> Ratio:
@@ -131,7 +130,7 @@ class _Comparing:
         if reason := self._no_ratio(run, base_run):
             return Ratio(None, None, missing=reason)
         sides = [
-            side_of(self.repeats[_repeated(side.record)] or [side], self.partners)
+            side_of(self.repeats[study_key(side.record)] or [side], self.partners)
             for side in (run, base_run)
         ]
         ratio = against(*sides, self.kind)
@@ -157,14 +156,6 @@ class _Comparing:
         if unfair := differences(record, baseline, self.kind, self.any_commit):
             return "invalid comparison: " + "; ".join(unfair)
         return ""
-
-
-def _repeated(record: Record) -> tuple:
-    """Returns what the repeats that a study made of a configuration share; another run has it
-    alone."""
-    if record.configuration is None:
-        return (record.source,)
-    return (Path(record.source).parent, record.study, configuration(record))
 
 
 def _row(run: Run, convention: str | None) -> dict[str, Any]:
@@ -300,7 +291,7 @@ def of_records(
     )
     pairs = list(zip(records, run_rows, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]
-    if len({_repeated(record) for record in compared}) < len(compared):
+    if len({study_key(record) for record in compared}) < len(compared):
         note += " Repeats: the medians of both sides."
     errors = [row["predicted_error"] for row in run_rows]
     notes = [note, *predictions.notes_on(predict, errors, records)]

@@ -7,15 +7,10 @@ from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs import throughput
 from analysis.runs.baseline import timed_baseline, usual_baseline
-from analysis.runs.fairness import (
-    by_configuration,
-    differences,
-    notes_on,
-    question_of,
-    scaling_of,
-)
+from analysis.runs.fairness import differences, notes_on, question_of, scaling_of
 from analysis.runs.judged import results
 from analysis.runs.ratio import INTERVALS, MARKED, Side, against, side_of
+from analysis.runs.repeats import by_configuration
 from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import averages, time_doubts
 from base.errors import UsageError, by_reason

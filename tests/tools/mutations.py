@@ -72,6 +72,7 @@ FAMILIES = {
     "analysis/runs/scaling_curve.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
     "analysis/runs/pairs.py": "test_comparisons_by_hand.py",
     "analysis/runs/ratio.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
+    "analysis/runs/repeats.py": "test_scaling_by_hand.py test_comparisons_by_hand.py",
     "analysis/runs/shared_hosts.py": "test_scaling_by_hand.py",
     "analysis/runs/verdict.py": "test_quality_by_hand.py test_verdicts_and_flags.py",
     **dict.fromkeys(
