@@ -1,6 +1,7 @@
 """Held-out errors of the time model on published runs; nothing held out was learnt from."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from analysis.planner import calibration, fitting
 from analysis.planner.columns import columns
 from analysis.planner.timemodel import machine as machines
 from analysis.planner.timemodel import step
+from analysis.planner.runs import priced
+from analysis.published.published_runs import named_rows, record_of
+from analysis.published.unstated import complete
 from base.files import ROOT, read_toml
 from benchmarks.planner import held_out
 from benchmarks.planner import published_rows as rows
@@ -19,8 +23,13 @@ from models.gpus import planning_gpu
 PUBLISHED = ROOT / "logs" / "published"
 
 
+@cache
+def rows_of(folder, *names):
+    return rows.read_rows([folder / f"{name}.csv" for name in names])
+
+
 def errors(folder, *names, split="random", count=20):
-    table = rows.read_rows([folder / f"{name}.csv" for name in names])
+    table = rows_of(folder, *names)
     return held_out.of_time(table, count, split).errors(table.measured)
 
 
@@ -81,7 +90,7 @@ def test_what_cannot_have_run_is_left_out(shared):
 def test_what_crashed_in_the_ultra_scale_sweep_is_refused_and_what_ran_is_not():
     """`crashed_or_OOM` is not only memory: nanotron cannot start with fewer micro-batches than
     pp - 1, nor with stages that hold nothing."""
-    table = rows.read_rows([PUBLISHED / "ultrascale_h100.csv"])
+    table = rows_of(PUBLISHED, "ultrascale_h100")
     counts = held_out.refused(table)
     assert (counts["crashed"], counts["ran"]) == (547, 1026)
     assert held_out.of_memory(table).errors(table.memory_gb)["mape"] <= 0.125
@@ -96,7 +105,7 @@ def test_the_h100_calibration_does_what_its_report_says():
     """The committed constants, on the committed rows, have the errors that the file prints."""
     facts = read_toml(calibration.FOLDER / "dgx-h100.toml", "calibration")["fit"]
     fit = calibration.load_calibration("dgx-h100").fit
-    table = rows.read_rows([PUBLISHED / "dgx_h100.csv"])
+    table = rows_of(PUBLISHED, "dgx_h100")
     error = np.abs(fit.seconds(table.x, table.machine) / table.measured - 1)
     fitted = np.isin(table.ids, facts["rows"])
     assert fitted.sum() == facts["n"] == 20
@@ -105,6 +114,17 @@ def test_the_h100_calibration_does_what_its_report_says():
         f"fitted runs: MAPE {error[fitted].mean():.1%}, n = 20; others: MAPE {others.mean():.1%},"
         f" n = {len(others)}, worst {others.max():.0%}"
     )
+
+
+def test_a_published_row_costs_what_a_log_of_the_same_facts_costs():
+    """Of those that say nothing of gradients, of which no log says anything."""
+    cluster, table = calibration.load_calibration("dgx-h100"), rows_of(PUBLISHED, "dgx_h100")
+    seconds = dict(zip(table.ids, cluster.fit.seconds(table.x, table.machine), strict=True))
+    silent = [row for row in named_rows(PUBLISHED / "dgx_h100.csv") if not row[1].text("gradients")]
+    assert len(silent) == 32
+    for name, row in silent:
+        run = complete(record_of(row, name), row)
+        assert priced(run, cluster).value["predicted_s"] == pytest.approx(seconds[name], rel=1e-12)
 
 
 def one_row(tmp_path, **changed):

@@ -81,6 +81,13 @@ def is_fsdp2(engine: str, zero_stage: int | None) -> bool:
     return bool(re.search("fsdp2|torchtitan", engine) or recipe)
 
 
+def adds_in_16_bits(engine: str) -> bool:
+    """Whether gradients are accumulated in the weights' format: by Megatron-Bridge, as in its
+    makers' other recipes in logs/published, and by InternEvo, which adds and reduces `param.grad`
+    so (internlm/solver/optimizer/hybrid_zero_optim.py)."""
+    return bool(re.search("megatron-bridge|internevo", engine, re.IGNORECASE))
+
+
 def families(engines: Any) -> Array:
     """`family_of` of one name or of many."""
     names = np.atleast_1d(engines)

@@ -16,7 +16,7 @@ from analysis.logs.step_time import timed
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns, columns
-from analysis.planner.engines import is_fsdp2
+from analysis.planner.engines import adds_in_16_bits, is_fsdp2
 from analysis.planner.memory.peak import check_counted
 from base.errors import Answer, UsageError
 from parallel.config.axes import AXES, MODEL_AXES, UNEVEN
@@ -55,6 +55,7 @@ def row_of(record: Record, place: Place) -> Columns:
     if config.parts and engine in ("megatron-lm", "nemo"):  # what they run is megatron-core's
         engine = "megatron"
     width = 4 if precision in ("fp32", "tf32") else 2
+    fp32_sums = precision in ("bf16", "fp8", "fp4") and not adds_in_16_bits(engine)
     layout = record.facts.get("layout") or {}
     settings = split | {
         "vocab": (record.facts.get("model") or {}).get("padded_vocab") or config.vocab_size,
@@ -66,7 +67,7 @@ def row_of(record: Record, place: Place) -> Columns:
         "sequence_parallel": bool(record.sequence_parallel),
         "offload": OFFLOAD.index(layout.get("offload") or "none"),
         "width": width,
-        "grad_width": 4 if precision in ("bf16", "fp8", "fp4") else width,
+        "grad_width": 4 if fp32_sums else width,
         "fp8": precision in ("fp8", "fp4"),
         "tf32": precision == "tf32",
         "deepspeed": "deepspeed" in engine,

@@ -233,11 +233,6 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
         columns["head_dim"] = record.model["hidden"] / record.model["n_head"]
     if row.text("gradients"):
         columns["grad_width"] = 4 if "32" in row.text("gradients") else 2
-    elif re.search("Megatron-Bridge|InternEvo", engine):
-        # Megatron-Bridge: as its makers' other recipes in logs/published. InternEvo adds and
-        # reduces `param.grad` in the weights' format (internlm/solver/optimizer/
-        # hybrid_zero_optim.py).
-        columns["grad_width"] = 2
     return columns | _of_megatron(record, row, columns["flash"])
 
 
