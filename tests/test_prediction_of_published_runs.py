@@ -9,9 +9,9 @@ import pytest
 from analysis import calibrate
 from analysis.planner import calibration, fitting
 from analysis.planner.columns import columns
+from analysis.planner.runs import priced
 from analysis.planner.timemodel import machine as machines
 from analysis.planner.timemodel import step
-from analysis.planner.runs import priced
 from analysis.published.published_runs import named_rows, record_of
 from analysis.published.unstated import complete
 from base.files import ROOT, read_toml
