@@ -181,24 +181,6 @@ def own_crc32(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
-def stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns name -> (safetensors' dtype, shape) of a safetensors file.
-
-    Raises:
-        UsageError: missing, or no complete safetensors file.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as stored:
-            parts = {name: stored.get_slice(name) for name in stored.keys()}
-            return {n: (part.get_dtype(), tuple(part.get_shape())) for n, part in parts.items()}
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise UsageError(f"{path} is damaged: it is no safetensors file: {error}") from error
-
-
 def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Path] = ()) -> None:
     """Checks that a command may write a file; `mark` is text that each file of this writer has.
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from base.errors import UsageError
 from base.files import read_json
-from base.storage import new_folder, stored_tensors, sync, write_synced
+from base.storage import new_folder, sync, write_synced
 from models.config import GPTConfig, parameter_shapes
 from models.hf_config import (
     CONFIG,
@@ -33,7 +33,7 @@ from models.hf_config import (
     hugging_face_config,
     hugging_face_names,
 )
-from models.tensor_files import CODES, DTYPES, write_safetensors
+from models.tensor_files import DTYPES, stored_shapes, write_safetensors
 
 TENSORS = "model.safetensors"
 Box = tuple[slice, ...]
@@ -134,7 +134,6 @@ class HuggingFaceFolder:
     """A Hugging Face directory, checked. stored: transformers' name -> (file, its name there)."""
 
     config: GPTConfig
-    dtype: str
     stored: dict[str, tuple[Path, str]]
 
     @property
@@ -166,19 +165,16 @@ def open_hugging_face(source: Path) -> HuggingFaceFolder:
     described = read_json(source / CONFIG)
     config, model_class = config_of(described, source / CONFIG)
     _refuse_pickles(source)
-    stored, kinds, shapes = {}, set(), {}
+    stored, shapes = {}, {}
     for file in _files(source):
-        for there, (kind, shape) in stored_tensors(file).items():
-            if not there.endswith(_CONSTANTS):
-                known = there.startswith((model_class.prefix, _HEAD))
-                name = there if known else model_class.prefix + there
-                stored[name], shapes[name] = (file, there), shape
-                kinds.add(kind)
+        for stored_name, shape in stored_shapes(file).items():
+            if not stored_name.endswith(_CONSTANTS):
+                is_full = stored_name.startswith((model_class.prefix, _HEAD))
+                name = stored_name if is_full else model_class.prefix + stored_name
+                stored[name], shapes[name] = (file, stored_name), shape
     (embedding,) = hugging_face_names(config, _EMBEDDING)
     if embedding not in stored:
         raise UsageError(f"{source}: {embedding} is missing")
-    if config.n_layer > len(stored):  # before as many names are made as config.json asks for
-        raise UsageError(f"{source}: {config.n_layer} layers in {len(stored)} tensors")
     rows = next(iter(shapes[embedding]), 0)
     repeated = config.tied and shapes.pop(_HEAD, None)
     if problems := differing(shapes, _their_shapes(replace(config, vocab_size=rows))):
@@ -187,8 +183,7 @@ def open_hugging_face(source: Path) -> HuggingFaceFolder:
         raise UsageError(
             f"{source}: the embedding has {rows} rows for a vocabulary of {config.vocab_size}"
         )
-    dtype = next((name for name, code in DTYPES.items() if kinds == {CODES[code]}), "fp32")
-    model = HuggingFaceFolder(config, dtype, stored)
+    model = HuggingFaceFolder(config, stored)
     if repeated and not model._stored(_HEAD).equal(model._stored(embedding)):
         raise UsageError(
             f"{source}: {_HEAD} differs from {embedding.partition('.')[2]}, but {CONFIG} ties the"

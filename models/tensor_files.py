@@ -1,4 +1,4 @@
-"""The one writer of safetensors files.
+"""Safetensors files: the one writer, and what a file says that it holds.
 
 The format (safetensors' README) is the length of the header in 8 bytes, a JSON header with the
 dtype, shape and place of each tensor, and then the bytes. We write it ourselves because the library
@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from base.errors import UsageError
 from base.storage import Written, write_blocks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,3 +58,18 @@ def _blocks(head: bytes, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
         for at in range(0, len(data), _BLOCK):
             yield data[at : at + _BLOCK]
     yield memoryview(bytes(waiting))
+
+
+def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the name and shape of each tensor in a safetensors file, from its header.
+
+    Raises:
+        UsageError: missing, or no complete safetensors file.
+    """
+    try:
+        with safe_open(path, framework="numpy") as stored:
+            return {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UsageError(f"{path} is damaged: it is no safetensors file: {error}") from error

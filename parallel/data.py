@@ -109,7 +109,7 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
     return _decoded(content, where)
 
 
-class Tokenizer(NamedTuple):
+class Coder(NamedTuple):
     """`encode` makes token ids of a document's text; `end` is the id between documents."""
 
     name: str
@@ -118,12 +118,10 @@ class Tokenizer(NamedTuple):
     encode: Callable[[str], Any]
 
 
-_BYTES = Tokenizer(
-    "byte", BYTE_VOCAB, 256, lambda text: np.frombuffer(text.encode(), dtype=np.uint8)
-)
+_BYTES = Coder("byte", BYTE_VOCAB, 256, lambda text: np.frombuffer(text.encode(), dtype=np.uint8))
 
 
-def _train_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> Tokenizer:
+def _train_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> Coder:
     from tokenizers import ByteLevelBPETokenizer
 
     if not BYTE_VOCAB <= vocab_size <= MAX_BPE:
@@ -136,17 +134,17 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> Tokenizer:
     bpe.train_from_iterator(lines, vocab_size, show_progress=False, special_tokens=[END])
     bpe.save(str(out / "tokenizer.json"))
     size, end = bpe.get_vocab_size(), bpe.token_to_id(END)
-    return Tokenizer("bpe", size, end, lambda text: bpe.encode(text).ids)
+    return Coder("bpe", size, end, lambda text: bpe.encode(text).ids)
 
 
-def _from_hugging_face(path: Path) -> Tokenizer:
+def _from_hugging_face(path: Path) -> Coder:
     from models.hf_model import end_of_text, load_tokenizer
 
     tokenizer = load_tokenizer(path)
     if (end := end_of_text(tokenizer)) is None:
         raise UsageError(f"the tokenizer at {path} has no end-of-text token")
     encode = functools.partial(tokenizer.encode, add_special_tokens=False, verbose=False)
-    return Tokenizer(str(path), len(tokenizer), end, encode)
+    return Coder(str(path), len(tokenizer), end, encode)
 
 
 def prepare(
@@ -190,7 +188,7 @@ def prepare(
     return meta
 
 
-def _write(folder: Path, files: list[Path], coder: Tokenizer, text_key: str, source: Any) -> dict:
+def _write(folder: Path, files: list[Path], coder: Coder, text_key: str, source: Any) -> dict:
     """Fills the folder, meta.json last, and returns the content of meta.json."""
     dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
     every = round(1 / HELD_OUT)
