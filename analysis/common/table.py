@@ -119,7 +119,7 @@ class Table:
 
 
 def cell(value: Any, spec: str = "") -> str:
-    """Returns A value as it is printed: unknown is `-`, never a guess."""
+    """Returns a value as it is printed: unknown is `-`, never a guess."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return UNKNOWN
     if isinstance(value, list):
@@ -188,7 +188,7 @@ def _objects(table: Table) -> list[dict[str, Any]]:
 
 
 def json_objects(rows: list[dict[str, Any]]) -> str:
-    """Returns A JSON list, one object a line; what is not a finite number is null."""
+    """Returns a JSON list, one object a line; what is not a finite number is null."""
     return "[\n" + ",\n".join(json.dumps(finite(row)) for row in rows) + "\n]\n"
 
 

@@ -68,7 +68,7 @@ def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Returns A sentence in lines; all but the first are indented."""
+    """Returns a sentence in lines; all but the first are indented."""
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
