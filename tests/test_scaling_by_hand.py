@@ -97,14 +97,14 @@ def test_what_a_run_does_not_state_is_named_and_so_are_changed_trees():
 
 def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval():
     assert above_linear(1.005, 2) == ""
-    assert "efficiency 1.01 is above 1" in above_linear(1.006, 2)
+    superlinear = above_linear(1.006, 2)
+    assert "efficiency 1.01 is above 1" in superlinear and superlinear.endswith("machine)")
     assert above_linear(2.5, 1).endswith("as many GPUs: the baseline shared its machine?")
     for low, word in ((1.0, "may be 1"), (1.01, "superlinear")):
         note = above_linear(1.5, 2, Interval(low, 1.75))
         assert word in note and f"efficiency 1.50 ({low:.2f} to 1.75)" in note
     side, base = Side("s", 2, (0.4,), Interval(0.3, 0.45)), Side("b", 1, (1.0,), Interval(0.9, 1.2))
-    note = against(side, base, "strong").doubt
-    assert "efficiency 1.25 (1.00 to 2.00) may be 1" in note
+    assert "1.25 (1.00 to 2.00) may be 1" in against(side, base, "strong").doubt
     assert "1.25 is above 1" in against(Side("s", 2, (0.4,)), base, "strong").doubt
     beside = dataclasses.replace(side, shared="a ran beside b")
     withheld = against(beside, base, "strong")
@@ -210,12 +210,10 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=4), loss=[])
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=8, cores=2), step_s=0.1)
-    shown = curve_of(tmp_path, any_commit=True)
+    shown = curve_of(tmp_path)
     assert [row["run"] for row in shown.rows] == ["ddp", "ddp-dp2"]
     left_out = sorted(note.split(": ")[1] for note in shown.notes if note.startswith("left out"))
     assert left_out == ["ddp-dp4", "ddp-dp8"]
-    notes = curve_of(tmp_path).notes
-    assert fairness.ANY_COMMIT in shown.notes and fairness.ANY_COMMIT not in notes
     with pytest.raises(
         UsageError, match="no run called 'nobody'; there are: ddp, ddp-dp2, ddp-dp4"
     ):
@@ -279,9 +277,6 @@ def test_a_serial_share_lies_between_0_and_1_and_its_absence_has_a_reason():
     none, superlinear, slower, unsure = (row["note"] for row in rows)
     assert none is None and superlinear.startswith("superlinear: ")
     assert "slower than the baseline" in slower and "too little above" in unsure
-    text = table(found, "strong", "dp1").render()
-    (line,) = (line for line in text.splitlines() if line.startswith("dp2"))
-    assert " 2.50?  " in line and " 1.25?  " in line and "superlinear: efficiency 1.25 is" in line
     for wrong in (2.98, -0.2):
         shown = table(found._replace(share=wrong), "strong", "dp1")
         assert f"{wrong:.3f}" not in shown.render()

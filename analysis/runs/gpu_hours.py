@@ -90,7 +90,8 @@ def noted(path: Path, attempts: list[Span]) -> dict[int, Span]:
     Without those of which one is not known, or that Slurm restarted: the length is of all restarts.
     A job without the first file died in its set-up; it did no step, so its start does not matter.
     """
-    spans, of_clusters_zone = {}, []
+    spans: dict[int, Span] = {}
+    of_clusters_zone: dict[int, Span] = {}
     for job in reader.job_ids(path):
         elapsed_s = reader.read_job_end(path, job).get("elapsed_s")
         if not elapsed_s or any(path.glob(f"{job}.restart*")):
@@ -101,15 +102,15 @@ def noted(path: Path, attempts: list[Span]) -> dict[int, Span]:
         began = re.search(r"^ +StartTime=(\S+)", file.read_text(errors="replace"), re.MULTILINE)
         if began is None:
             continue
-        if not began[1].isdecimal():  # an earlier job.sh let scontrol choose the format
-            of_clusters_zone.append(job)
+        if began[1].isdecimal():
+            spans[job] = Span(float(began[1]), float(began[1]) + elapsed_s)
+            continue
+        # An earlier job.sh let scontrol choose the format.
         with contextlib.suppress(ValueError):  # SLURM_TIME_FORMAT was a person's own
-            start = float(began[1]) if began[1].isdecimal() else _unix_s(began[1])
-            spans[job] = Span(start, start + elapsed_s)
-    of_clusters_zone = [job for job in of_clusters_zone if job in spans]
-    shift_s = _zone_shift([spans[job] for job in of_clusters_zone], attempts)
-    for job in of_clusters_zone:
-        span = spans[job]
+            start = _unix_s(began[1])
+            of_clusters_zone[job] = Span(start, start + elapsed_s)
+    shift_s = _zone_shift(list(of_clusters_zone.values()), attempts)
+    for job, span in of_clusters_zone.items():
         spans[job] = Span(span.start + shift_s, span.end + shift_s)
     return spans
 

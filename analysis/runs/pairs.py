@@ -121,20 +121,24 @@ def timed_runs(
     records, left_out = load(paths, facts)
     runs = []
     for run in judged(records, window):
-        source, reason = run.record.source, run.unfit
-        if not reason and run.record.mean_of:
-            reason = f"its time is {run.record.mean_of} alone, so its noise is unknown"
-            reason += ": analysis.scaling compares such times"
-        elif not reason and not (run.time and run.time.step_s > 0):
-            reason = "no step was timed"
-        if reason:
-            left_out.append(f"{source}: {reason}")
+        if reason := _no_time(run):
+            left_out.append(f"{run.record.source}: {reason}")
         else:
             runs.append(run)
     if not runs:
         where = ", ".join(map(str, paths))
         raise UsageError("; ".join([f"{where}: nothing here was timed", *left_out]))
     return Reading(runs, left_out)
+
+
+def _no_time(run: Run) -> str:
+    """Returns why a run's time cannot be compared, or ""."""
+    if run.unfit:
+        return run.unfit
+    if run.record.mean_of:
+        alone = f"its time is {run.record.mean_of} alone, so its noise is unknown"
+        return f"{alone}: analysis.scaling compares such times"
+    return "" if run.time and run.time.step_s > 0 else "no step was timed"
 
 
 def compared(a: Side, b: Side) -> Comparison | None:

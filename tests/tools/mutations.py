@@ -68,11 +68,12 @@ FAMILIES = {
     "slurm/record_end.py": "test_slurm_states.py",
     "slurm/render.py": "test_render.py test_studies.py",
     "parallel/measure/training_metrics.py": "test_metrics_by_hand.py",
-    "analysis/runs/fairness.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
+    "analysis/runs/fairness.py": "test_scaling_by_hand.py test_comparisons_by_hand.py"
+    " test_studies_compare.py",
     "analysis/runs/scaling_curve.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
     "analysis/runs/pairs.py": "test_comparisons_by_hand.py",
-    "analysis/runs/ratio.py": "test_scaling_by_hand.py test_scaling_rows_are_honest.py",
-    "analysis/runs/repeats.py": "test_scaling_by_hand.py test_comparisons_by_hand.py",
+    "analysis/runs/ratio.py": "test_scaling_by_hand.py test_comparisons_by_hand.py",
+    "analysis/runs/repeats.py": "test_studies_compare.py test_comparisons_by_hand.py",
     "analysis/runs/shared_hosts.py": "test_scaling_by_hand.py",
     "analysis/runs/verdict.py": "test_quality_by_hand.py test_verdicts_and_flags.py",
     **dict.fromkeys(
