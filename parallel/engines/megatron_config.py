@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import metadata
-from types import SimpleNamespace
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 import torch.distributed as dist
@@ -83,13 +83,24 @@ def check_options(options: Mapping[str, Any]) -> None:
             hint = f"; did you mean {near[0]}?" if near else ""
             version = metadata.version("megatron-core")
             raise UsageError(f"megatron-core {version} has no option {name}{hint}")
-        kind = kinds[name]
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        number = kind is float and type(value) is int
-        plain = kind in (bool, int, float, str) and type(value) is not kind and not number
-        if plain or (choices and value not in choices):
-            wanted = " or ".join(map(repr, choices)) if choices else kind.__name__
+        if not _takes(kinds[name], value):
+            kind = kinds[name]
+            wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+            wanted = wanted.replace("Literal", "one of ")
             raise UsageError(f"megatron {name} must be {wanted}, not {value!r}")
+
+
+def _takes(kind: Any, value: Any) -> bool:
+    """Whether a field of this type may have the value. What is neither a plain type, a choice nor a
+    list, megatron-core judges."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_takes(part, value) for part in get_args(kind))
+    if kind in (bool, int, float, str, NoneType):
+        return type(value) is kind or (kind is float and type(value) is int)
+    return origin is not list or isinstance(value, list)
 
 
 def share_buffers(spec: RunSpec) -> None:
