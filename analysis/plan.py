@@ -125,7 +125,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 def question(arguments: argparse.Namespace) -> Question:
-    """The flags as values of the library.
+    """Returns the flags as values of the library.
 
     Raises:
         UsageError: a wrong flag, or an unknown model or cluster.
@@ -162,7 +162,7 @@ def question(arguments: argparse.Namespace) -> Question:
 
 
 def answer(arguments: argparse.Namespace) -> Table:
-    """The ranked table; files are written as flags say.
+    """Returns the ranked table; files are written as flags say.
 
     Raises:
         UsageError: a wrong flag, or no layout is possible or fits.
@@ -170,7 +170,7 @@ def answer(arguments: argparse.Namespace) -> Table:
     ask = question(arguments)
     if arguments.scale:
         shown = scale.table(ask, arguments.scale == "weak")
-        return replace(shown, notes=[*shown.notes, _of_what(ask)])
+        return replace(shown, notes=[*shown.notes, _subject(ask)])
     r = ask.ranked()
     if not len(r.order):
         raise UsageError(ranking.nothing_fits(r, ask.config, ask.gpus))
@@ -186,7 +186,7 @@ def answer(arguments: argparse.Namespace) -> Table:
 def _notes(
     ask: Question, r: Ranking, rows: list[dict[str, Any]], arguments: argparse.Namespace
 ) -> list[str]:
-    """What the times are of, what was assumed, and what does not fit."""
+    """Returns what the times are of, what was assumed, and what does not fit."""
     cluster, x, precision = ask.cluster, r.x, ask.settings["precision"]
     flash, card = arguments.flash, arguments.gpu_type
     attention = "flash" if x.flash[0] else "unfused"
@@ -203,7 +203,7 @@ def _notes(
         notes.append(f"no run of this fit had {attention} attention: its time is the model's alone")
     if any(row["engine"] == "fsdp2" for row in rows):
         notes.append(FSDP2)
-    notes.append(_of_what(ask))
+    notes.append(_subject(ask))
     if ask.preset is None:
         config = ask.config
         sizes = [
@@ -229,8 +229,8 @@ def _notes(
     ]
 
 
-def _of_what(ask: Question) -> str:
-    """A line: the model, its size, and what it is trained on."""
+def _subject(ask: Question) -> str:
+    """Returns a line: the model, its size, and what it is trained on."""
     model = f"{ask.preset}: " if ask.preset else ""
     return (
         f"{model}{ask.config.n_params / 1e9:.4g}B parameters, {ask.global_batch} sequences of"
@@ -289,24 +289,24 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
 
 
 def time_limit(high_s: float) -> str:
-    """A Slurm limit for a planned run, H:MM:SS: twice its steps at the interval's high end, and ten
-    minutes for its start and its end."""
+    """Returns a Slurm limit for a planned run, H:MM:SS: twice its steps at the interval's high end,
+    and ten minutes for its start and its end."""
     minutes = 10 + math.ceil(2 * STEPS * high_s / 60)
     return f"{minutes // 60}:{minutes % 60:02}:00"
 
 
 def explanation(ask: Question, layout: str) -> str:
-    """One layout term by term, in words.
+    """Returns one layout term by term, in words.
 
     Raises:
         UsageError: no possible layout is like that.
     """
     r = ask.ranked()
-    i, chosen = explain.why(r, layout)
+    i, chosen = explain.chosen_row(r, layout)
     fits = r.used[i] <= r.limit
     verdict = "fits in" if fits else "does NOT fit (nor does any with these settings) in"
     return (
-        f"{_of_what(ask)}\n{explain.title(r.x, i)}\n{chosen}"
+        f"{_subject(ask)}\n{explain.title(r.x, i)}\n{chosen}"
         f"predicted {r.seconds[i]:.4g} s per iteration:\n"
         f"{explain.bars(explain.seconds_of(r, i), 's')}"
         f"predicted {r.used[i] / GIB:.1f} GiB on the fullest rank,"

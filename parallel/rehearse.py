@@ -128,13 +128,13 @@ def planners_count(spec: RunSpec, study: Path | None, place: str) -> str:
 
 
 def rehearse_apart(spec: RunSpec, rank: int) -> Rehearsal:
-    """`rehearse` in a fork of this process, because libraries keep their process groups."""
+    """Runs `rehearse` in a fork of this process, because libraries keep their process groups."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as fork:
         try:
             return fork.submit(rehearse, spec, rank).result()
         except BrokenProcessPool:
-            why = "its process was killed; this machine may be out of memory"
-            return Rehearsal(rank, spec.layout.coords(rank)["pp"], error=why)
+            reason = "its process was killed; this machine may be out of memory"
+            return Rehearsal(rank, spec.layout.coords(rank)["pp"], error=reason)
 
 
 def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
@@ -165,25 +165,25 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
 
     device = torch.device("cpu")
     gc.freeze()  # what is there already is not looked through again for parameters and garbage
-    held = Memory(spec.padded_vocab // layout.tp, bool(spec.model.experts))
+    memory = Memory(spec.padded_vocab // layout.tp, bool(spec.model.experts))
     if spec.engine.startswith("deepspeed"):
         from parallel import rehearsed_deepspeed
 
-        rehearsed_deepspeed.redirect(spec, lambda tensor: held.mark(tensor, HOST))
-    with without_storage(rank, layout.world_size), held:
+        rehearsed_deepspeed.redirect(spec, lambda tensor: memory.mark(tensor, HOST))
+    with without_storage(rank, layout.world_size), memory:
         messages = step_parts.start(replace(spec, breakdown=True), device, rank, aside)
         engine = engines.load(spec, device, "torch", draws=False)
-        rehearsal.parameters = held.mark_engine(engine, layout.offload)
+        rehearsal.parameters = memory.mark_engine(engine, layout.offload)
         # Where it has seen a micro-batch, ZeRO-3 gathers ahead and keeps what it needs again.
         steps = 2 if layout.zero_stage == 3 and layout.n_micro == 1 else 1
-        ranges.listeners.append(held)
+        ranges.listeners.append(memory)
         shape = (layout.micro_batch, spec.seq_len)
         for _ in range(steps):
-            held.restart()
+            memory.restart()
             messages.forget()
             tokens = (torch.zeros(shape, dtype=torch.int64) for _ in range(2 * layout.n_micro))
             engine.step(zip(tokens, tokens, strict=True), spec.lr, stop=bool)
-    rehearsal.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
+    rehearsal.peak = {kind: size for kind, size in memory.peak.items() if size and kind != HOST}
     for axis, payload, sent in messages.messages:
         calls, size, wire = rehearsal.messages.get(axis, Messages())
         rehearsal.messages[axis] = Messages(calls + 1, size + payload, wire + sent)
@@ -237,12 +237,13 @@ def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> st
 
 
 def card_gb_of(cluster: clusters.Cluster | None) -> float | None:
-    """GiB of a cluster's GPU; None where it is not known or there is none."""
+    """Returns the GiB of a cluster's GPU; None where it is not known or there is none."""
     return cluster.gpu_memory_gb if cluster and cluster.gpu else None
 
 
 def card_of(name: str, cluster: str | None, runs: dict[str, RunSpec]) -> Gpu:
-    """The card of --gpu-type. Raises: UsageError: none, a cluster beside it, or a format lacks."""
+    """Returns the card of --gpu-type. Raises: UsageError: none, a cluster beside it, or a format
+    lacks."""
     if cluster:
         raise UsageError("say where: --cluster NAME or --gpu-type NAME, one of them")
     card = planning_gpu(name)
@@ -255,7 +256,8 @@ def card_of(name: str, cluster: str | None, runs: dict[str, RunSpec]) -> Gpu:
 
 
 def too_much(rank: int, stage: int, peak: dict[str, int], card_gb: float | None) -> str:
-    """Why a rank's peak does not fit on its card; "" when it fits or the card is not known."""
+    """Returns the reason why a rank's peak does not fit on its card; "" when it fits or the card is
+    not known."""
     tensors = sum(peak.values())
     staying = sum(peak.get(kind, 0) for kind in ("weights", "gradients", "optimizer", "buffers"))
     taken = headroom.taken(tensors, tensors - staying)

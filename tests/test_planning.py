@@ -514,7 +514,7 @@ def test_the_plan_predicts_what_the_parity_table_does():
     x = replace(x, vocab=np.full(len(x), record.facts["model"]["padded_vocab"]))
     r = ranking.rank(x, cluster, 0.06)
     split = f"tp={record.tp},pp={record.pp},micro_batch=2,vpp=1"
-    row = explain.why(r, f"{split} zero_stage=0 recompute=none sp=no").row
+    row = explain.chosen_row(r, f"{split} zero_stage=0 recompute=none sp=no").row
     assert r.seconds[row] == pytest.approx(priced(record, cluster).value["predicted_s"])
 
 

@@ -238,7 +238,7 @@ def _is_one(array: Array) -> bool:
 
 
 def _of_model(config: GPTConfig) -> dict[str, Any]:
-    """The columns that a model sets."""
+    """Returns the columns that a model sets."""
     return {
         "layers": config.n_layer,
         "hidden": config.hidden,
@@ -257,7 +257,7 @@ def _of_model(config: GPTConfig) -> dict[str, Any]:
 
 
 def _of_parts(config: GPTConfig) -> dict[str, Any]:
-    """The columns that experts and latent attention set; {} of a dense model.
+    """Returns the columns that experts and latent attention set; {} of a dense model.
 
     Raises:
         UsageError: a part, or a setting of experts, that no formula counts.
@@ -270,16 +270,16 @@ def _of_parts(config: GPTConfig) -> dict[str, Any]:
         sizes = {"q_lora": latent.q_lora_rank, "kv_lora": latent.kv_lora_rank}
         sizes |= {"rope_dim": latent.qk_pos_emb_head_dim, "value_dim": latent.v_head_dim}
         sizes["head_dim"] = latent.qk_head_dim
-    if of := config.experts:
-        if of.moe_layer_freq > 1 or of.moe_expert_capacity_factor:
+    if experts := config.experts:
+        if experts.moe_layer_freq > 1 or experts.moe_expert_capacity_factor:
             raise UsageError(
                 "no formula has the bytes of moe_layer_freq above 1 or moe_expert_capacity_factor:"
                 " plan with 1 and 0"
             )
-        sizes |= {"experts": of.num_experts, "topk": of.moe_router_topk}
-        sizes["moe_ffn"] = of.moe_ffn_hidden_size or config.ffn_hidden
-        sizes["shared_ffn"] = of.moe_shared_expert_intermediate_size
-        sizes["dense_layers"] = of.first_dense
+        sizes |= {"experts": experts.num_experts, "topk": experts.moe_router_topk}
+        sizes["moe_ffn"] = experts.moe_ffn_hidden_size or config.ffn_hidden
+        sizes["shared_ffn"] = experts.moe_shared_expert_intermediate_size
+        sizes["dense_layers"] = experts.first_dense
     return sizes
 
 
@@ -324,7 +324,7 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
 
 
 def columns_of(spec: "RunSpec", **stated: object) -> Columns:
-    """A run's settings as one row; other columns (the machine's) are given or as usual.
+    """Returns a run's settings as one row; other columns (the machine's) are given or as usual.
 
     Raises:
         UsageError: the model has what no formula counts.

@@ -64,12 +64,12 @@ CALLED = {
 
 
 def constant(x: Columns, name: str) -> Array:
-    """The constant called `name` of each row's engine, (n,)."""
+    """Returns the constant called `name` of each row's engine, (n,)."""
     return TABLE[name][x.family]
 
 
 def family_of(engine: str) -> int:
-    """An engine's or another program's place in FAMILIES; Megatron's where none is named."""
+    """Returns the place of an engine, or another program, in FAMILIES; else Megatron's."""
     called = (name for words, name in CALLED.items() if re.search(words, engine, re.IGNORECASE))
     return FAMILIES.index(OURS.get(engine) or next(called, "megatron"))
 
@@ -89,7 +89,7 @@ def adds_in_16_bits(engine: str) -> bool:
 
 
 def families(engines: Any) -> Array:
-    """`family_of` of one name or of many."""
+    """Returns `family_of` of one name or of many."""
     names = np.atleast_1d(engines)
     family = np.zeros(names.shape, np.int64)
     for name in set(names.tolist()):

@@ -22,9 +22,9 @@ class Chosen(NamedTuple):
     line: str
 
 
-def why(r: Ranking, layout: str) -> Chosen:
-    """The fastest row that has the settings of a text such as tp=8,pp=8,mbs=1 and fits, or the
-    fastest if none fits; names as in the table or in a study.
+def chosen_row(r: Ranking, layout: str) -> Chosen:
+    """Returns the fastest row that has the settings of a text such as tp=8,pp=8,mbs=1 and fits, or
+    the fastest if none fits; names as in the table or in a study.
 
     Raises:
         UsageError: an unknown name, or no layout has the settings.
@@ -32,10 +32,10 @@ def why(r: Ranking, layout: str) -> Chosen:
     keys = {heading.lower(): key for key, heading in HEADINGS.items()}
     pieces = [piece.partition("=") for piece in filter(None, re.split(r"[,\s]+", layout))]
     wanted = {keys.get(name.lower(), name): value for name, _, value in pieces}
-    known = {*KEYS, "sequence_parallel"} | ({*EXPERT_AXES} if r.x.experts.any() else set())
-    if unknown := wanted.keys() - known:
-        names = ", ".join(sorted(known))
-        raise UsageError(f"--why: unknown {', '.join(sorted(unknown))!r}; known: {names}")
+    names = {*KEYS, "sequence_parallel"} | ({*EXPERT_AXES} if r.x.experts.any() else set())
+    if unknown := wanted.keys() - names:
+        known = ", ".join(sorted(names))
+        raise UsageError(f"--why: unknown {', '.join(sorted(unknown))!r}; known: {known}")
     if not wanted:
         raise UsageError("--why: say which layout, as tp=8,pp=8,mbs=1")
     texts = {key: _texts(r.x, key) for key in wanted}
@@ -44,8 +44,8 @@ def why(r: Ranking, layout: str) -> Chosen:
     if not len(rows):
         words = ", ".join(f"{k} {v}" for k, v in wanted.items())
         values = {k: sorted(set(texts[k]), key=lambda text: (len(text), text)) for k in wanted}
-        there = "; ".join(f"{k} {', '.join(of_key)}" for k, of_key in values.items())
-        raise UsageError(f"--why: no possible layout has {words}; there are: {there}")
+        possible = "; ".join(f"{k} {', '.join(texts)}" for k, texts in values.items())
+        raise UsageError(f"--why: no possible layout has {words}; there are: {possible}")
     n, fit = len(rows), rows[r.used[rows] <= r.limit]
     line = f"the fastest of {n} such layouts" + (f", {len(fit)} of which fit" if len(fit) else "")
     rows = fit if len(fit) else rows
@@ -53,14 +53,14 @@ def why(r: Ranking, layout: str) -> Chosen:
 
 
 def _texts(x: Columns, key: str) -> np.ndarray:
-    """A column as the table shows it."""
+    """Returns a column as the table shows it."""
     values = getattr(x, key).astype(int)
     return np.array(WORDS[key])[values] if key in WORDS else values.astype(str)
 
 
 def seconds_of(r: Ranking, i: int) -> dict[str, float]:
-    """Seconds of a row by term; compute is split into kernels and messages between tp and cp
-    ranks."""
+    """Returns the seconds of a row by term; compute is split into kernels and messages between tp
+    and cp ranks."""
     terms = {name: float(values[i]) for name, values in r.terms.items()}
     messages = message_seconds(r, [i])
     messages = {name: values.item() for name, values in messages.items()}
@@ -68,7 +68,7 @@ def seconds_of(r: Ranking, i: int) -> dict[str, float]:
 
 
 def title(x: Columns, i: int) -> str:
-    """The layout in one line."""
+    """Returns the layout in one line."""
     ends = f" (layers: first {x.first_layers[i]}, last {x.last_layers[i]})"
     ends = ends if x.first_layers[i] else ""
     return (
@@ -78,7 +78,7 @@ def title(x: Columns, i: int) -> str:
 
 
 def bars(values: dict[str, float], unit: str, width: int = 40) -> str:
-    """One bar a line, longest first."""
+    """Returns one bar a line, longest first."""
     total = sum(values.values())
     longest = max(*values.values(), 1e-12)
     lines = [

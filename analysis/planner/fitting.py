@@ -95,11 +95,12 @@ INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal d
 
 
 def priors_of(card: str) -> dict[str, tuple[float, float]]:
-    """The priors of a card by its name in models/gpus.toml; PRIORS where nothing else is known."""
-    known = CARDS.get(card, {})
+    """Returns the priors of a card by its name in models/gpus.toml; PRIORS where nothing else is
+    known."""
+    priors = CARDS.get(card, {})
     if best := BEST_GEMM.get(card):
-        known = known | {"gemm": (SEEN_OF_BEST.get(card, OF_BEST) * best, 0.1)}
-    return PRIORS | known
+        priors = priors | {"gemm": (SEEN_OF_BEST.get(card, OF_BEST) * best, 0.1)}
+    return PRIORS | priors
 
 
 @dataclass(frozen=True)
@@ -117,20 +118,22 @@ class Fit:
     def seconds(self, x: Columns, machine: Machine) -> Array:
         return seconds(x, machine, self.constants)
 
-    def known(self, x: Columns, machine: Machine) -> np.ndarray:
-        """Log seconds, (n, k), by one deviation of what rows share: constants, GPUs beyond runs."""
+    def shared(self, x: Columns, machine: Machine) -> np.ndarray:
+        """Returns the log seconds, (n, k), by one deviation of what rows share: constants, GPUs
+        beyond runs."""
         theta = np.log([self.constants[name] for name in NAMES])
         root = np.linalg.cholesky(self.covariance)
         beyond = GROWTH * np.log2(np.maximum(x.gpus / self.gpus, 1.0))
         return np.column_stack([_with_slopes(x, machine, theta).slopes @ root, beyond])
 
     def spread(self, x: Columns, machine: Machine) -> Array:
-        """Standard deviation of log seconds: the residuals', luck's and what rows share."""
+        """Returns the standard deviation of log seconds: the residuals', luck's and what rows
+        share."""
         own = self.sigma**2 + luck(x, machine, self.constants) ** 2
-        return np.sqrt(own + (self.known(x, machine) ** 2).sum(axis=1))
+        return np.sqrt(own + (self.shared(x, machine) ** 2).sum(axis=1))
 
     def interval(self, seconds: Array, x: Columns, machine: Machine) -> Interval:
-        """The middle 80 % around predicted seconds."""
+        """Returns the middle 80 % around predicted seconds."""
         half = INTERVAL * self.spread(x, machine)
         return Interval(seconds * np.exp(-half), seconds * np.exp(half))
 
@@ -143,7 +146,7 @@ class Sloped(NamedTuple):
 
 
 def _with_slopes(x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4) -> Sloped:
-    """Log seconds of rows; all constants moved in one evaluation."""
+    """Returns the log seconds of rows; all constants moved in one evaluation."""
     moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
     constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
     logs = np.log(seconds(x, machine, constants))
@@ -151,13 +154,13 @@ def _with_slopes(x: Columns, machine: Machine, theta: np.ndarray, step: float = 
 
 
 def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
-    """The priors as a fit: what a prediction uses before any run is seen."""
+    """Returns the priors as a fit: what a prediction uses before any run is seen."""
     widths = np.array([priors[n][1] for n in NAMES])
     return Fit({n: priors[n][0] for n in NAMES}, np.diag((NARROWER * widths) ** 2), UNSEEN, 0)
 
 
 def soft_l1(r: np.ndarray) -> np.ndarray:
-    """The soft-l1 loss of residuals as a square root, because it will be squared."""
+    """Returns the soft-l1 loss of residuals as a square root, because it will be squared."""
     return np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
 
 
@@ -173,12 +176,12 @@ class _Problem:
     width: np.ndarray
 
     def theta(self, z: np.ndarray) -> np.ndarray:
-        """Logs of the constants."""
+        """Returns the logs of the constants."""
         return self.centre + z * self.width
 
     def residuals(self, z: np.ndarray) -> Sloped:
-        """Residuals whose squares are summed: soft-l1 of the measurements, and z, the distance from
-        the priors."""
+        """Returns the residuals whose squares are summed: soft-l1 of the measurements, and z, the
+        distance from the priors."""
         theta = self.theta(z)
         logs, grad = _with_slopes(self.x, self.machine, theta)
         r, slopes = (logs - self.wanted) / self.noise, grad * self.width / self.noise[:, None]
@@ -188,9 +191,9 @@ class _Problem:
         return Sloped(rows, np.concatenate([slopes * flatter[:, None], np.eye(len(z))]))
 
     def solve(self) -> np.ndarray:
-        """Logs of the constants at the least of three minima: a host that launches fast enough to
-        be hidden gives `launch` no slope, and messages that begin at once give `latency` none, so
-        the search starts from both sides of each."""
+        """Returns the logs of the constants at the least of three minima: a host that launches fast
+        enough to be hidden gives `launch` no slope, and messages that begin at once give `latency`
+        none, so the search starts from both sides of each."""
         from scipy.optimize import least_squares  # 0.2 s to load: only where something is fitted
 
         evaluated = lru_cache(1)(lambda z: self.residuals(np.frombuffer(z)))  # asked for twice
@@ -208,7 +211,8 @@ class _Problem:
         return self.theta(min(solutions, key=lambda solution: solution.cost).x)
 
     def log_odds(self, theta: np.ndarray) -> float:
-        """Log of how many times as likely the rows are with a fit as with the priors' centres.
+        """Returns the log of how many times as likely the rows are with a fit as with the priors'
+        centres.
 
         With a fit: over all constants that the priors allow, by Laplace's approximation at the best
         ones, runs off by `NOISE`; constants that are free to fit anything count against it. With
@@ -217,28 +221,28 @@ class _Problem:
         """
         rows, slopes = self.residuals((theta - self.centre) / self.width)
         fitted = -0.5 * rows @ rows - np.linalg.slogdet(slopes.T @ slopes)[1] / 2
-        there = replace(self, noise=np.sqrt(self.noise**2 - NOISE**2 + UNMODELLED**2))
-        rows = there.residuals(np.zeros(len(self.width))).values
+        wider = replace(self, noise=np.sqrt(self.noise**2 - NOISE**2 + UNMODELLED**2))
+        rows = wider.residuals(np.zeros(len(self.width))).values
         centres = -0.5 * rows @ rows
-        return float(fitted - centres + np.log(there.noise / self.noise).sum())
+        return float(fitted - centres + np.log(wider.noise / self.noise).sum())
 
     def fit_at(self, theta: np.ndarray, at_priors: bool) -> Fit:
-        """The fit whose constants' logs are `theta`, with their covariance and `sigma`.
+        """Returns the fit whose constants' logs are `theta`, with their covariance and `sigma`.
 
         sigma: what each row's error would be, had the row been left out (its leverage taken
         out). Their middle 80 % give the width, together with `USUAL_ROWS` rows of the usual error.
         """
         n = len(self.wanted)
         logs, grad = _with_slopes(self.x, self.machine, theta)
-        known = np.diag(1 / self.width**2)
+        prior = np.diag(1 / self.width**2)
         weighed = grad / self.noise[:, None]
-        covariance = np.linalg.inv(weighed.T @ weighed + known)
+        covariance = np.linalg.inv(weighed.T @ weighed + prior)
         leverage = np.einsum("ij,jk,ik->i", weighed, covariance, weighed)
         unseen = np.abs(logs - self.wanted) / (1.0 - np.minimum(leverage, 0.9))
         scale = np.quantile(unseen, 0.8) / INTERVAL
         sigma = np.sqrt((n * scale**2 + USUAL_ROWS * UNSEEN**2) / (n + USUAL_ROWS))
         weighed = grad / np.sqrt(self.noise**2 - NOISE**2 + sigma**2)[:, None]
-        covariance = np.linalg.inv(weighed.T @ weighed + known)
+        covariance = np.linalg.inv(weighed.T @ weighed + prior)
         constants = dict(zip(NAMES, np.exp(theta), strict=True))
         return Fit(constants, covariance, float(sigma), n, at_priors, int(self.x.gpus.max()))
 
@@ -246,7 +250,7 @@ class _Problem:
 def fit(
     x: Columns, machine: Machine, measured: Array, priors: dict[str, tuple[float, float]] = PRIORS
 ) -> Fit:
-    """Constants from the measured seconds of a few runs."""
+    """Returns constants from the measured seconds of a few runs."""
     if not len(measured):
         return prior_fit(priors)
     centre, width = np.array([priors[name] for name in NAMES]).T
@@ -258,7 +262,7 @@ def fit(
 
 
 def features(x: Columns) -> np.ndarray:
-    """Numbers that describe runs before they ran, (n, k); each column has unit spread."""
+    """Returns numbers that describe runs before they ran, (n, k); each column has unit spread."""
     sizes = "hidden layers tp pp dp micro_batch n_micro gpus vpp cp".split()
     raw = [np.log2(getattr(x, name)) for name in sizes]
     raw += [x.hidden / x.tp % 64 != 0, x.hidden / x.heads % 64 != 0, x.heads / x.tp]
@@ -271,19 +275,21 @@ def features(x: Columns) -> np.ndarray:
 def slopes(
     x: Columns, machine: Machine, priors: dict[str, tuple[float, float]] = PRIORS
 ) -> np.ndarray:
-    """By how much one width of each prior changes each row's log time, (n, constants)."""
+    """Returns by how much one width of each prior changes each row's log time, (n, constants)."""
     theta = np.log([priors[name][0] for name in NAMES])
     return _with_slopes(x, machine, theta).slopes * np.array([priors[name][1] for name in NAMES])
 
 
 def likeness(x: Columns) -> np.ndarray:
-    """The correlation, (n, n), of what no constant explains of rows: alike layouts err together."""
+    """Returns the correlation, (n, n), of what no constant explains of rows: alike layouts err
+    together."""
     table = features(x)
     return np.exp(-2.0 * ((table[:, None, :] - table[None, :, :]) ** 2).mean(axis=2))
 
 
 def choose(x: Columns, count: int, known_of: np.ndarray) -> np.ndarray:
-    """Indices of `count` rows to calibrate with: those that leave least unknown of all rows.
+    """Returns the indices of `count` rows to calibrate with: those that leave least unknown of all
+    rows.
 
     Before any run, log times of two rows covary: by the priors (known_of: `slopes`), and by their
     `likeness`. Measured times are not used, so these are the runs that one would submit.
@@ -294,8 +300,8 @@ def choose(x: Columns, count: int, known_of: np.ndarray) -> np.ndarray:
 
 
 def telling(covariance: np.ndarray, count: int) -> np.ndarray:
-    """Indices of `count` rows, each the row whose measurement reduces the variance of all the most;
-    covariance: of their log times."""
+    """Returns the indices of `count` rows, each the row whose measurement reduces the variance of
+    all the most; covariance: of their log times."""
     chosen: list[int] = []
     for _ in range(count):
         gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + NOISE**2)
@@ -304,6 +310,6 @@ def telling(covariance: np.ndarray, count: int) -> np.ndarray:
         # choose between them: the first is taken.
         best = int(np.flatnonzero(gain >= gain.max() * (1 - 1e-9))[0])
         chosen.append(best)
-        known = covariance[:, best]
-        covariance = covariance - np.outer(known, known) / (known[best] + NOISE**2)
+        column = covariance[:, best]
+        covariance = covariance - np.outer(column, column) / (column[best] + NOISE**2)
     return np.sort(np.array(chosen, int))

@@ -123,14 +123,14 @@ class Question:
         return self.cluster.gemm_precision(self.settings["precision"])
 
     def ranked(self) -> Ranking:
-        """Every layout. Raises: UsageError: none is possible."""
+        """Returns every layout. Raises: UsageError: none is possible."""
         x = space(self.config, self.cluster, self.gpus, self.global_batch, **self.settings)
         return rank(x, self.cluster, self.margin)
 
 
 def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.ndarray]:
-    """Seconds of a step's messages between tp, cp and ep ranks, which its term `compute` holds, of
-    the chosen rows, (n,)."""
+    """Returns the seconds of a step's messages between tp, cp and ep ranks, which its term
+    `compute` holds, of the chosen rows, (n,)."""
     x, machine, c = r.x.take(chosen), r.cluster.machine_for(r.x), r.cluster.fit.constants
     layers = x.n_micro * x.layers / x.pp * r.crowd[chosen]
     return {
@@ -141,30 +141,31 @@ def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.
 
 
 def gigabytes(x: Columns, cluster: Calibration) -> dict[str, float]:
-    """Gigabytes of one layout by part, on its fullest rank; x: one row."""
+    """Returns the gigabytes of one layout by part, on its fullest rank; x: one row."""
     return {name: b / GIB for name, b in fullest(x.steps[0], cluster.memory).items()}
 
 
 def policy(x: Columns, i: int) -> str:
-    """Micro-batch, recomputation, ZeRO stage and sequence parallelism of a row, in words."""
+    """Returns a row's micro-batch, recomputation, ZeRO stage and sequence parallelism in words."""
     words = f"micro-batch {x.micro_batch[i]}, recompute {RECOMPUTE[x.recompute[i]]}"
     return f"{words}, ZeRO {x.zero_stage[i]}" + (", sp" if x.sequence_parallel[i] else "")
 
 
 def refusals(r: Ranking) -> list[str]:
-    """Why layouts do not fit, a sentence for each tp: at which pp none fits, the least that any of
-    them needs, and the largest part of it."""
+    """Returns the reason why layouts do not fit, a sentence for each tp: at which pp none fits, the
+    least that any of them needs, and the largest part of it."""
     lines = []
     for tp in sorted(set(r.x.tp.tolist())):
         fitting = r.x.pp[r.order][r.x.tp[r.order] == tp]
-        here = np.flatnonzero((r.x.tp == tp) & ~np.isin(r.x.pp, fitting))
-        if not len(here):
+        refused = np.flatnonzero((r.x.tp == tp) & ~np.isin(r.x.pp, fitting))
+        if not len(refused):
             continue
-        least = here[np.argmin(r.used[here])]
+        least = refused[np.argmin(r.used[refused])]
         parts = gigabytes(r.x.take([least]), r.cluster)
         part = max(parts, key=parts.get)
+        pps = ", ".join(map(str, np.unique(r.x.pp[refused])))
         lines.append(
-            f"tp {tp} x pp {', '.join(map(str, np.unique(r.x.pp[here])))}: all {len(here)} layouts"
+            f"tp {tp} x pp {pps}: all {len(refused)} layouts"
             f" need more than {r.limit / GIB:.0f} GiB, the least"
             f" {r.used[least] / GIB:.1f} GiB (pp {r.x.pp[least]}, {policy(r.x, least)}), of it"
             f" {parts[part]:.1f} GiB {part}"
@@ -173,7 +174,7 @@ def refusals(r: Ranking) -> list[str]:
 
 
 def nothing_fits(r: Ranking, config: GPTConfig, gpus: int) -> str:
-    """One line: the least memory that any layout needs, where none fits."""
+    """Returns one line: the least memory that any layout needs, where none fits."""
     x, least = r.x, int(np.argmin(r.used))
     return (
         f"{config.n_params / 1e9:.1f}B parameters do not fit on {gpus} GPUs of"
@@ -184,7 +185,7 @@ def nothing_fits(r: Ranking, config: GPTConfig, gpus: int) -> str:
 
 
 def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> list[dict[str, Any]]:
-    """What is printed of the chosen layouts; gemms: the number format that GEMMs run in."""
+    """Returns what is printed of the chosen layouts; gemms: the number format that GEMMs run in."""
     x, used = r.x.take(chosen), r.used[chosen]
     seconds, terms = r.seconds[chosen], {name: s[chosen] for name, s in r.terms.items()}
     low, high = r.cluster.fit.interval(seconds, x, r.cluster.machine_for(x))
@@ -223,16 +224,18 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
 
 
 def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:
-    """A line about the intervals of `rows_of`: how wide the first is, and why; none where no row is
-    predicted."""
+    """Returns a line about the intervals of `rows_of`: how wide the first is, and why; none where
+    no row is predicted."""
     first = next((row for row in rows if row["predicted_s"] is not None), None)
     if first is None:
         return []
     low, high = (first[key] / first["predicted_s"] - 1 for key in ("low_s", "high_s"))
-    why = "no run was fitted, the priors of its card allow as much; analysis.calibrate narrows it"
+    reason = (
+        "no run was fitted, the priors of its card allow as much; analysis.calibrate narrows it"
+    )
     if cluster.fit.n:
-        why = f"{cluster.fit.n} runs were fitted, and layouts unlike them are less sure"
-    lines = [f"low to high hold 80 %, of the first {low:+.0%} to {high:+.0%}: {why}"]
+        reason = f"{cluster.fit.n} runs were fitted, and layouts unlike them are less sure"
+    lines = [f"low to high hold 80 %, of the first {low:+.0%} to {high:+.0%}: {reason}"]
     if (gpus := max(row["gpus"] for row in rows)) > cluster.fit.gpus:
         most, kind = cluster.fit.gpus, "fitted" if cluster.fit.n else "published"
         lines.append(
@@ -243,8 +246,8 @@ def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:
 
 
 def to_measure(r: Ranking, count: int) -> np.ndarray:
-    """`count` rows of `best`: the fastest of up to TRIED splits by tp, cp and pp, and the fastest
-    others. What the model does not know slows layouts of one split together."""
+    """Returns `count` rows of `best`: the fastest of up to TRIED splits by tp, cp and pp, and the
+    fastest others. What the model does not know slows layouts of one split together."""
     x, splits = r.x, {}
     for i in r.best.tolist():
         splits.setdefault((x.tp[i], x.cp[i], x.pp[i]), i)
@@ -254,7 +257,8 @@ def to_measure(r: Ranking, count: int) -> np.ndarray:
 
 
 def alike_note(r: Ranking) -> list[str]:
-    """A line about layouts whose predicted seconds are near the first's, and which to measure."""
+    """Returns a line about layouts whose predicted seconds are near the first's, and which to
+    measure."""
     near = int(np.sum(r.seconds[r.best] <= r.seconds[r.best[:1]] * (1 + NEAR)))
     if near < 2:
         return []
@@ -269,7 +273,8 @@ def alike_note(r: Ranking) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
-    """The ranked table: rows of `rows_of`; `no_mfu`: why they have no MFU, "" where they have."""
+    """Returns the ranked table: rows of `rows_of`; `no_mfu`: why they have no MFU, "" where they
+    have."""
     numbers = [*shown_axes(rows), *(k for k in KEYS if k not in (*AXES, "recompute"))]
     stages = Column("stages", "layers of first-middle-last stage")
     columns = [

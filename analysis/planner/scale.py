@@ -16,8 +16,9 @@ BAND = {"kept": "efficiency", "worst": "low", "best": "high"}
 
 
 def table(ask: Question, weak: bool) -> Table:
-    """A row for the GPUs asked for, half of them and so on, while a layout fits; weak: of half the
-    batch, too. Efficiency is the tokens/s of a GPU over those of the fewest; they err together.
+    """Returns a row for the GPUs asked for, half of them and so on, while a layout fits; weak: of
+    half the batch, too. Efficiency is the tokens/s of a GPU over those of the fewest; they err
+    together.
 
     Raises:
         UsageError: fewer than two counts have a layout that fits.
@@ -40,8 +41,8 @@ def table(ask: Question, weak: bool) -> Table:
     if len(rows) < 2:
         raise UsageError(f"--scale compares two counts of GPUs or more: {end}")
     x = Columns.stack([r.x.take(r.best[:1]) for r in rankings])
-    known = cluster.fit.known(x, cluster.machine_for(x))
-    covariance = cluster.fit.sigma**2 * fitting.likeness(x) + known @ known.T
+    shared = cluster.fit.shared(x, cluster.machine_for(x))
+    covariance = cluster.fit.sigma**2 * fitting.likeness(x) + shared @ shared.T
     apart = np.diag(covariance) + covariance[0, 0] - 2 * covariance[0]
     factors = np.exp(fitting.INTERVAL * np.sqrt(np.maximum(apart, 0.0)))
     for row, factor in zip(rows, factors, strict=True):
@@ -63,7 +64,7 @@ def table(ask: Question, weak: bool) -> Table:
 
 
 def _knee(rankings: list[Ranking], rows: list[dict[str, Any]]) -> str:
-    """A line: after which count the tokens/s of a GPU fall, and what takes the time."""
+    """Returns a line: after which count the tokens/s of a GPU fall, and what takes the time."""
     keeps = [b["per_gpu"] / a["per_gpu"] for a, b in zip(rows, rows[1:], strict=False)]
     i = next((i for i, kept in enumerate(keeps) if kept < KNEE), None)
     if i is None:

@@ -28,13 +28,13 @@ POLICIES = [
 
 
 def divisors(n: int) -> list[int]:
-    """Whole numbers that divide n, ascending."""
+    """Returns the whole numbers that divide n, ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
 
 
 def engine_of(zero_stage: int, fsdp2: bool) -> str:
-    """The engine that a plan means: ZeRO 2 and 3 are FSDP2's or DeepSpeed's, all else is
+    """Returns the engine that a plan means: ZeRO 2 and 3 are FSDP2's or DeepSpeed's, all else is
     Megatron's."""
     if fsdp2:
         return "fsdp2"
@@ -53,8 +53,8 @@ def space(
     cps: Sequence[int] = (1,),
     engines: Sequence[str] = PLANNED,
 ) -> Columns:
-    """Every layout of the model on that many GPUs, one row each, of which `Layout.problems` finds
-    nothing and which the engines can run.
+    """Returns every layout of the model on that many GPUs, one row each, of which `Layout.problems`
+    finds nothing and which the engines can run.
 
     At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many. cps: the
     context-parallel sizes. engines: those of `PLANNED` to plan for.
@@ -114,17 +114,17 @@ def space(
 
 
 def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Layouts with every ep and etp that divide the ranks of a stage and the experts. An expert is
-    whole, or cut like the layers beside it."""
-    of = config.experts
-    width = of.moe_ffn_hidden_size or config.ffn_hidden
+    """Returns layouts with every ep and etp that divide the ranks of a stage and the experts. An
+    expert is whole, or cut like the layers beside it."""
+    experts = config.experts
+    width = experts.moe_ffn_hidden_size or config.ffn_hidden
     tp, ranks = settings["tp"], settings["tp"] * settings["cp"] * settings["dp"]
     parts = []
-    for ep in divisors(of.num_experts):
+    for ep in divisors(experts.num_experts):
         for cut in (False, True):
             etp = tp if cut else np.ones_like(tp)
             fits = (ranks % (ep * etp) == 0) & (width % etp == 0) & ((tp > 1) | (not cut))
-            fits &= of.moe_shared_expert_intermediate_size % tp == 0
+            fits &= experts.moe_shared_expert_intermediate_size % tp == 0
             fits = np.flatnonzero(fits & (settings["zero_stage"] < 2))
             columns_of = {name: column[fits] for name, column in settings.items()}
             parts.append(columns_of | {"ep": np.full(len(fits), ep), "etp": etp[fits]})
@@ -132,7 +132,7 @@ def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]
 
 
 def _cannot_run(x: Columns, precision: str) -> np.ndarray:
-    """Which rows their engine does not run, or runs as another row, bool (n,)."""
+    """Returns which rows their engine does not run, or runs as another row, bool (n,)."""
     sharded = x.zero_stage > 1  # DeepSpeed and FSDP2
     special = (x.experts > 0) | (x.kv_lora > 0)  # planned for Megatron-LM
     cut = np.where(x.sequence_parallel, x.tp, 1)
@@ -148,9 +148,9 @@ def _cannot_run(x: Columns, precision: str) -> np.ndarray:
 
 
 def pipelines(config: GPTConfig) -> dict[int, list[tuple[int, int, int]]]:
-    """The pipelines that can hold the layers: pp -> (vpp, layers of the first, of the last stage),
-    these 0 where all stages are equal. Where pp does not divide the layers, the last stage has
-    fewer by what the output layer costs; of each vpp one cut."""
+    """Returns the pipelines that can hold the layers: pp -> (vpp, layers of the first, of the last
+    stage), these 0 where all stages are equal. Where pp does not divide the layers, the last stage
+    has fewer by what the output layer costs; of each vpp one cut."""
     n, table = config.n_layer, config.vocab_size * config.hidden
     head = table / ((config.n_active - table * (1 if config.tied else 2)) / n)  # in layers
     cuts: dict[int, list[tuple[int, int, int]]] = {}
@@ -159,7 +159,7 @@ def pipelines(config: GPTConfig) -> dict[int, list[tuple[int, int, int]]]:
             cuts[pp] = [(vpp, 0, 0) for vpp in (divisors(n // pp) if pp > 1 else [1])]
             continue
         ends = {vpp: uneven_ends(n, pp, vpp, head) for vpp in range(1, -(-n // pp) + 1)}
-        if uneven := [(vpp, *of) for vpp, of in ends.items() if of]:
+        if uneven := [(vpp, *cut) for vpp, cut in ends.items() if cut]:
             cuts[pp] = uneven
     return cuts
 
@@ -171,7 +171,7 @@ def _splits(
     shared: list[tuple[int, int]],
     leave: int,
 ) -> Iterator[tuple[int, ...]]:
-    """The numbers of SPLIT; cuts: `pipelines`, shared: (tp, cp) to try. dp is the most that
+    """Returns the numbers of SPLIT; cuts: `pipelines`, shared: (tp, cp) to try. dp is the most that
     divides the batch."""
     dps = divisors(global_batch)[::-1]
     for tp, cp in shared:
@@ -191,7 +191,7 @@ def _splits(
 def _no_layout(
     config: GPTConfig, gpus: int, global_batch: int, shared: list[tuple[int, int]], leave: int
 ) -> str:
-    """One line: why no split of the GPUs and the batch exists, and which numbers would do."""
+    """Returns one line: why no split of GPUs and batch exists, and which numbers would do."""
     tp, cp = max(shared, key=math.prod)
     most = tp * cp * config.n_layer * global_batch
     if gpus - leave > most:

@@ -9,8 +9,8 @@ from analysis.planner.timemodel.machine import Machine
 
 
 def _gemm(m: Array, n: Array, k: Array, peak: Array, c: dict) -> Array:
-    """Seconds of a GEMM (m x k)(k x n) at peak x efficiency; longer where a side is short or ill
-    aligned.
+    """Returns the seconds of a GEMM (m x k)(k x n) at peak x efficiency; longer where a side is
+    short or ill aligned.
 
     Tensor cores want sides in multiples of 64 half-precision elements (NVIDIA, "Matrix
     Multiplication Background User's Guide", tile and wave quantisation).
@@ -22,8 +22,8 @@ def _gemm(m: Array, n: Array, k: Array, peak: Array, c: dict) -> Array:
 
 
 def gemms(x: Columns, machine: Machine, c: dict) -> Array:
-    """The four GEMMs of a layer, forward, one micro-batch: QKV, projection, MLP up and down; of a
-    mean layer where some have experts."""
+    """Returns the seconds of the four GEMMs of a layer, forward, one micro-batch: QKV, projection,
+    MLP up and down; of a mean layer where some have experts."""
     m = x.tokens
     peak = np.where(x.fp8, np.maximum(machine.peak, machine.fp8), machine.peak)
     qkv = x.head_dim * (x.heads + 2 * x.kv_heads) / x.tp
@@ -39,8 +39,8 @@ def gemms(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def _latent_gemms(x: Columns, peak: Array, c: dict) -> Array:
-    """Queries and keys and values of latent attention, down and up, and the projection
-    (arXiv 2405.04434); tp ranks make the same latents."""
+    """Returns the seconds of queries and keys and values of latent attention, down and up, and the
+    projection (arXiv 2405.04434); tp ranks make the same latents."""
     m, h, latent = x.tokens, x.hidden, np.maximum(x.q_lora, 1)
     queries = x.heads * (x.head_dim + x.rope_dim) / x.tp
     down = _gemm(m, latent, h, peak, c) * (x.q_lora > 0)
@@ -55,8 +55,8 @@ def _latent_gemms(x: Columns, peak: Array, c: dict) -> Array:
 
 
 def _expert_gemms(x: Columns, peak: Array, c: dict) -> Array:
-    """The router, the shared experts and the products of a rank's experts, forward: each takes its
-    part of the tokens."""
+    """Returns the seconds of the router, the shared experts and the products of a rank's experts,
+    forward: each takes its part of the tokens."""
     m, h, gate = x.tokens, x.hidden, 1 + x.glu
     own = np.maximum(x.experts / x.ep, 1)
     each = np.maximum(x.each(routed_tokens) * x.imbalance / own, 1)
@@ -67,9 +67,9 @@ def _expert_gemms(x: Columns, peak: Array, c: dict) -> Array:
 
 
 def attention(x: Columns, machine: Machine, c: dict) -> Array:
-    """Scores and context of a layer, forward: 4 b s^2 a d FLOPs [N eq. 2]. Flash attention skips
-    the masked half. Without it, passes over the b a s^2 scores are added (write, softmax, dropout).
-    """
+    """Returns the seconds of scores and context of a layer, forward: 4 b s^2 a d FLOPs [N eq. 2].
+    Flash attention skips the masked half. Without it, passes over the b a s^2 scores are added
+    (write, softmax, dropout)."""
     pairs = x.tokens * x.seq * x.heads / x.tp
     latent = (x.head_dim + x.rope_dim + x.value_dim) / 2.0  # of keys and of values
     width = np.where(x.kv_lora > 0, latent, x.head_dim)
@@ -82,8 +82,9 @@ def attention(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
-    """Bytes moved by one layer, forward, over the memory rate: norms, dropouts and residuals (whole
-    on every rank unless sequence-parallel [K]), GELU, biases and transposes (split by tp)."""
+    """Returns the bytes that one layer moves, forward, over the memory rate: norms, dropouts and
+    residuals (whole on every rank unless sequence-parallel [K]), GELU, biases and transposes (split
+    by tp)."""
     sbh = x.tokens * x.hidden * x.width
     replicated = 13.0 * sbh / np.where(x.sequence_parallel, x.tp, 1)
     dense = 8.0 * x.ffn * (1.0 - x.routed) * (1 + 0.5 * x.glu) / (4.0 * x.hidden)
@@ -98,10 +99,10 @@ def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def _permuted(x: Columns) -> Array:
-    """Bytes moved by the experts' part of a layer, forward: the router's scores in fp32 in ten
-    passes, tokens sorted by expert before their messages and after, and back, and the activation.
-    DeepEP's kernels do the first sorting and the last sum. A pass reads the experts' weights, and
-    backward adds to their gradients."""
+    """Returns the bytes moved in the experts' part of a layer, forward: the router's scores in fp32
+    in ten passes, tokens sorted by expert before their messages and after, and back, and the
+    activation. DeepEP's kernels do the first sorting and the last sum. A pass reads the experts'
+    weights, and backward adds to their gradients."""
     own = x.tokens / np.where(x.sequence_parallel, x.tp, 1)
     scores = 40.0 * own * x.experts
     sorting = np.where(x.deep_ep, 4.0, 6.0) * x.topk + 2.0
@@ -114,10 +115,10 @@ def _permuted(x: Columns) -> Array:
 
 
 def ring_sums(x: Columns, machine: Machine, c: dict) -> Array:
-    """Seconds of a layer, all passes, in which a cp rank adds what other ranks' keys and values
-    gave to what it has: outputs in forward, gradients of queries, keys and values in backward.
-    A sum reads two numbers and writes one (Transformer Engine's p2p); balanced over the ranks, a
-    causal mask leaves 3/4 of them."""
+    """Returns the seconds of a layer, all passes, in which a cp rank adds what other ranks' keys
+    and values gave to what it has: outputs in forward, gradients of queries, keys and values in
+    backward. A sum reads two numbers and writes one (Transformer Engine's p2p); balanced over the
+    ranks, a causal mask leaves 3/4 of them."""
     forward = x.heads * np.where(x.recompute > 0, 2.0, 1.0)
     numbers = (forward + x.heads + 2 * x.kv_heads) * x.tokens * x.head_dim / x.tp
     moved = 0.75 * (x.cp - 1) * 3.0 * numbers * x.width
@@ -125,7 +126,8 @@ def ring_sums(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def logits(x: Columns, machine: Machine, c: dict) -> Array:
-    """The output layer and the loss of one micro-batch, forward and backward: never recomputed."""
+    """Returns the seconds of the output layer and the loss of one micro-batch, forward and
+    backward: never recomputed."""
     m = x.tokens
     gemm = 3.0 * _gemm(m, np.ceil(x.vocab / x.tp / 128) * 128, x.hidden, machine.peak, c)
     loss = 60.0 * m * x.vocab / x.tp / (machine.memory_rate * c["mem"])  # fp32, about ten passes

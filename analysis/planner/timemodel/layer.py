@@ -23,14 +23,16 @@ SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would
 
 
 def passes(x: Columns) -> Array:
-    """Forward-equivalents of a layer in a step: 1 forward + 2 backward, + 1 when recomputed."""
+    """Returns the forward-equivalents of a layer in a step: 1 forward + 2 backward, + 1 when
+    recomputed."""
     return np.where(x.recompute == FULL, 4.0, 3.0)
 
 
 def launch(x: Columns, c: dict) -> Array:
-    """Host seconds to launch one layer, all passes; backward launches about as much as forward. The
-    ranks of a tp group of a node wait for their slowest host at each collective. In a pipeline
-    nanotron's host takes longer for each rank of the group, but not in a run on one node."""
+    """Returns the host seconds to launch one layer, all passes; backward launches about as much as
+    forward. The ranks of a tp group of a node wait for their slowest host at each collective. In a
+    pipeline nanotron's host takes longer for each rank of the group, but not in a run on one node.
+    """
     # Megatron's softmax kernel wants b a / t in fours (its fused_softmax.py, is_kernel_available).
     plain = ~x.flash & (x.micro_batch * x.heads / x.tp % 4 != 0)
     more = 1.0 + plain * PLAIN_SOFTMAX
@@ -45,7 +47,8 @@ def launch(x: Columns, c: dict) -> Array:
 
 
 def layer(x: Columns, machine: Machine, c: dict) -> Array:
-    """One layer, one micro-batch, forward and backward: the larger of GPU and host time, smooth."""
+    """Returns the seconds of one layer and micro-batch, forward and backward: the larger of GPU and
+    host time, smooth."""
     core = attention(x, machine, c) * np.where(x.flash, constant(x, "attention"), 1.0)
     moved = elementwise(x, machine, c) * constant(x, "elementwise")
     again = x.plain & (x.recompute == SELECTIVE)  # all but products and attention

@@ -15,24 +15,26 @@ SHOWN = 0.4  # share of p2p that no computation hides
 
 
 def inside_rate(n: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
-    """All-reduce bus bandwidth of n GPUs of one node. In a mesh, n GPUs own n - 1 of the wires."""
+    """Returns the all-reduce bus bandwidth of n GPUs of one node. In a mesh, n GPUs own n - 1 of
+    the wires."""
     wired = np.minimum(np.maximum(n - 1, 1) / np.maximum(gpus_per_node - 1, 1), 1.0)
     return machine.link * c["link"] * np.where(machine.mesh, wired, 1.0)
 
 
 def outside_rate(n_nodes: Array, machine: Machine, c: dict, crowd: Array | float = CROWD) -> Array:
-    """All-reduce bus bandwidth of whole nodes: a ring over more nodes is slower."""
+    """Returns the all-reduce bus bandwidth of whole nodes: a ring over more nodes is slower."""
     return machine.network * c["network"] * np.maximum(n_nodes, 1.0) ** -crowd
 
 
 def latency(n: Array, c: dict) -> Array:
-    """Seconds of a collective of n ranks before its bytes count; c["latency"] is that of two."""
+    """Returns the seconds of a collective of n ranks before its bytes count; c["latency"] is that
+    of two."""
     return c["latency"] * (1.0 + np.log2(np.maximum(n, 1.0))) / 2.0
 
 
 def all_reduce(n: Array, size: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
-    """Seconds of one all-reduce of `size` bytes over n GPUs that fill their nodes, alone, as
-    nccl-tests measures it. Ring: 2 (n-1)/n of the bytes over the bus bandwidth."""
+    """Returns the seconds of one all-reduce of `size` bytes over n GPUs that fill their nodes,
+    alone, as nccl-tests measures it. Ring: 2 (n-1)/n of the bytes over the bus bandwidth."""
     inside = inside_rate(np.minimum(n, gpus_per_node), gpus_per_node, machine, c)
     outside = np.minimum(inside, outside_rate(n / gpus_per_node, machine, c))
     rate = np.where(n > gpus_per_node, outside, inside)
@@ -40,9 +42,9 @@ def all_reduce(n: Array, size: Array, gpus_per_node: Array, machine: Machine, c:
 
 
 def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
-    """Collectives of a layer, all passes: an all-reduce of b s h per sub-block in forward and in
-    backward [N 2.3], again in recomputation; with sequence parallelism the same bytes as
-    all-gather and reduce-scatter [K 4.2]. Ring: 2 (n-1)/n of the bytes."""
+    """Returns the seconds of the collectives of a layer, all passes: an all-reduce of b s h per
+    sub-block in forward and in backward [N 2.3], again in recomputation; with sequence parallelism
+    the same bytes as all-gather and reduce-scatter [K 4.2]. Ring: 2 (n-1)/n of the bytes."""
     n_all_reduce = np.where(x.recompute == FULL, 6.0, 4.0)
     size = 1.0 * x.tokens * x.hidden * x.width
     # In a pipeline the host is slower than these hops (`launch`).
@@ -54,8 +56,8 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def expert_parallel(x: Columns, machine: Machine, c: dict) -> Array:
-    """Seconds of a mean layer, all passes, in which tokens travel to their experts and back: an
-    all-to-all each over ep ranks, and over etp ranks an all-gather and a reduce-scatter.
+    """Returns the seconds of a mean layer, all passes, in which tokens travel to their experts and
+    back: an all-to-all each over ep ranks, and over etp ranks an all-gather and a reduce-scatter.
 
     All-to-all sends a token to each of its topk experts. DeepEP sends it once to a node, and there
     once to a rank; experts are drawn at random.
@@ -79,9 +81,9 @@ def expert_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
-    """Seconds of a layer, all passes, in which its keys and values travel between the cp ranks: in
-    a ring [L] (Megatron-LM's p2p) a part travels while attention works on the one before, so that
-    only what takes longer is added."""
+    """Returns the seconds of a layer, all passes, in which its keys and values travel between the
+    cp ranks: in a ring [L] (Megatron-LM's p2p) a part travels while attention works on the one
+    before, so that only what takes longer is added."""
     n = x.cp
     together = np.clip(x.gpus_per_node // x.tp, 1, n)  # ranks of the group that share a node
     share = together / np.minimum(x.gpus_per_node, x.gpus)  # of a node's network, beside the others

@@ -27,12 +27,12 @@ class Machine:
     fp8: Array | float = 0.0
 
     def take(self, chosen: Array) -> "Machine":
-        """The rows that an index chooses, of fields that are arrays."""
+        """Returns the rows that an index chooses, of fields that are arrays."""
         return Machine(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
     @classmethod
     def stack(cls, machines: list["Machine"]) -> "Machine":
-        """One machine a row."""
+        """Returns one machine a row."""
         return cls(*(np.array([getattr(m, f.name) for m in machines]) for f in fields(cls)))
 
 
@@ -45,9 +45,9 @@ def machine_of(
     domain: float | None = None,
     tf32: bool = False,
 ) -> Machine:
-    """The machine of a card by name; the network's rate is the one that the cluster's description
-    states, else the card's. low: what the layers' GEMMs run in where `Columns.fp8` says so.
-    domain: GPUs that fast links join (`joined`, default: the node's), whose network is meant.
+    """Returns the machine of a card by name; the network's rate is the one that the cluster's
+    description states, else the card's. low: what the layers' GEMMs run in where `Columns.fp8` says
+    so. domain: GPUs that fast links join (`joined`, default: the node's), whose network is meant.
     width: bytes of a weight; those of 4 are multiplied in fp32, or where `tf32` and the card has
     it, in TF32. An fp32 peak that is not known counts as an eighth of fp16's.
 

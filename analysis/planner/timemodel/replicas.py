@@ -16,8 +16,8 @@ MODULES = 3  # DeepSpeed's ZeRO-3 gathers a layer's modules one by one
 
 
 def parameters(x: Columns) -> Array:
-    """Trained parameters of the fullest rank, without its experts: its share of layers and, at an
-    end, the embedding. Norms and biases take no time to speak of."""
+    """Returns the trained parameters of the fullest rank, without its experts: its share of layers
+    and, at an end, the embedding. Norms and biases take no time to speak of."""
     return x.each(_parameters)
 
 
@@ -34,23 +34,24 @@ def _parameters(step: Step) -> float:
 
 
 def expert_parameters(x: Columns) -> Array:
-    """Trained parameters of a rank's experts, of the fullest rank."""
+    """Returns the trained parameters of a rank's experts, of the fullest rank."""
     layers = np.maximum(*stages_of(x)[:2]) * x.routed
     return layers * mlp_numbers(x, x.moe_ffn, x.etp) * x.experts / x.ep
 
 
 def ring_nodes(x: Columns) -> Array:
-    """Nodes that the ranks which hold the same parameters span."""
+    """Returns the nodes that the ranks which hold the same parameters span."""
     return _ring_nodes(x, x.tp, x.replicas)
 
 
 def _ring_nodes(x: Columns, apart: Array, n: Array) -> Array:
-    """Nodes that n ranks span of which each is `apart` ranks from the next."""
+    """Returns the nodes that n ranks span of which each is `apart` ranks from the next."""
     return n / np.clip(x.gpus_per_node // apart, 1, n)
 
 
 def ring_rate(x: Columns, apart: Array, n: Array, machine: Machine, c: dict) -> Array:
-    """Bytes/s of one ring of the n ranks that hold the same parameters, `apart` ranks apart.
+    """Returns the bytes/s of one ring of the n ranks that hold the same parameters, `apart` ranks
+    apart.
 
     Inside a node it has the links' rate. Beyond a node it shares the network with the rings beside
     it. One ring alone does not fill all adapters (hence the square root). A ring over more nodes is
@@ -66,18 +67,18 @@ def ring_rate(x: Columns, apart: Array, n: Array, machine: Machine, c: dict) -> 
 
 
 def ring_stall(x: Columns) -> Array:
-    """Seconds that nanotron's data-parallel ring stalls in a step, for each of its nodes, on more
-    than STALL_GPUS GPUs without a pipeline. ZeRO-1, which gathers narrower weights, moves fewer
-    bytes than an all-reduce and stalls for as much less."""
+    """Returns the seconds that nanotron's data-parallel ring stalls in a step, for each of its
+    nodes, on more than STALL_GPUS GPUs without a pipeline. ZeRO-1, which gathers narrower weights,
+    moves fewer bytes than an all-reduce and stalls for as much less."""
     moved = np.where(x.zero_stage == 1, (x.grad_width + x.width) / (2.0 * x.grad_width), 1.0)
     return constant(x, "ring_stall") * ring_nodes(x) * moved * ((x.pp == 1) & (x.gpus > STALL_GPUS))
 
 
 def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
-    """Seconds that the gradients' all-reduce over the n ranks of dp and cp (ring, 2 (n-1)/n), or
-    ZeRO's reduce-scatter and all-gathers [R 7], adds after overlap. ZeRO-3 gathers the weights in
-    forward and in backward of every micro-batch. FSDP2 reduces `reductions` times a step, and at
-    stage 2 gathers once a step. Experts have rings of their own."""
+    """Returns the seconds that the gradients' all-reduce over the n ranks of dp and cp (ring, 2
+    (n-1)/n), or ZeRO's reduce-scatter and all-gathers [R 7], adds after overlap. ZeRO-3 gathers the
+    weights in forward and in backward of every micro-batch. FSDP2 reduces `reductions` times a
+    step, and at stage 2 gathers once a step. Experts have rings of their own."""
     rate = ring_rate(x, x.tp, x.replicas, machine, c)
     shared = _reduced(x, x.replicas, parameters(x), rate, c)
     if not x.experts.any():
@@ -88,7 +89,7 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def _reduced(x: Columns, n: Array, numbers: Array, rate: Array, c: dict) -> Array:
-    """`data_parallel` of that many parameters, which n ranks hold."""
+    """Returns `data_parallel` of that many parameters, which n ranks hold."""
     share = wire_bytes("all_gather", n, numbers)
     grads = 2.0 * share * x.grad_width
     gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
@@ -108,9 +109,9 @@ def _reduced(x: Columns, n: Array, numbers: Array, rate: Array, c: dict) -> Arra
 
 
 def hidden(x: Columns, traffic_s: Array, micro_s: Array) -> Array:
-    """Seconds of data-parallel traffic that run beside the computation of micro-batches of micro_s
-    seconds each. Gradients are whole in the last backward alone. ZeRO-3 and FSDP2 gather in every
-    pass. ZeRO-1's traffic comes after the last backward. Megatron's FSDP gathers experts
+    """Returns the seconds of data-parallel traffic that run beside the computation of micro-batches
+    of micro_s seconds each. Gradients are whole in the last backward alone. ZeRO-3 and FSDP2 gather
+    in every pass. ZeRO-1's traffic comes after the last backward. Megatron's FSDP gathers experts
     beside the computation as PyTorch's does."""
     always = x.fsdp2 | (x.zero_stage == 3)
     experts = always & (x.experts > 0) & ~x.deepspeed
@@ -120,8 +121,8 @@ def hidden(x: Columns, traffic_s: Array, micro_s: Array) -> Array:
 
 
 def optimizer(x: Columns, machine: Machine, c: dict) -> Array:
-    """Adam over the rank's parameters, memory-bound (about 30 bytes each), and the fixed cost of a
-    step: gradient norm, scaler, logging."""
+    """Returns the seconds of Adam over the rank's parameters, memory-bound (about 30 bytes each),
+    and the fixed cost of a step: gradient norm, scaler, logging."""
     moved = 30.0 * parameters(x) / np.where(x.zero_stage > 0, x.replicas, 1)
     if x.experts.any():
         shards = np.where(x.zero_stage > 0, x.expert_replicas, 1)

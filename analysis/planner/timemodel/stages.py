@@ -23,7 +23,7 @@ class PipelineTimes(NamedTuple):
 
 
 def stages(x: Columns, machine: Machine, c: dict) -> PipelineTimes:
-    """Forward and backward, with what a stalling pipeline waits."""
+    """Returns the seconds of forward and backward, with what a stalling pipeline waits."""
     layer_s, head_s = layer(x, machine, c), logits(x, machine, c)
     first, middle, last = stages_of(x)
     slowest = np.maximum(np.maximum(first, middle) * layer_s, last * layer_s + head_s)
@@ -40,15 +40,16 @@ def stalls(x: Columns) -> Array:
 
 
 def pipeline_stall(x: Columns) -> PipelineTimes:
-    """What a pipeline that stalls adds, whatever its size: each message between stages waits. A
-    stage has four a micro-batch, and two where all stages are ends. A slot of the bubble waits for
-    one. Why they wait is not known."""
+    """Returns what a pipeline that stalls adds, whatever its size: each message between stages
+    waits. A stage has four a micro-batch, and two where all stages are ends. A slot of the bubble
+    waits for one. Why they wait is not known."""
     message = constant(x, "stall")
     return PipelineTimes(message * np.where(x.pp > 2, 4.0, 2.0), message)
 
 
 def p2p(x: Columns, machine: Machine, c: dict) -> Array:
-    """Seconds that sending activations and their gradients between stages adds to a micro-batch.
+    """Returns the seconds that sending activations and their gradients between stages adds to a
+    micro-batch.
 
     Every GPU of a node sends at once, so each has its share of the node's network.
     """
@@ -61,8 +62,8 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
-    """The all-reduce of a tied embedding's gradient between the first and the last stage, which are
-    on two nodes wherever there are two."""
+    """Returns the seconds of the all-reduce of a tied embedding's gradient between the first and
+    the last stage, which are on two nodes wherever there are two."""
     volume = x.vocab * x.hidden / x.tp * x.grad_width
     inside = inside_rate(np.array(2), x.gpus_per_node, machine, c)
     outside = machine.network * c["network"] / x.gpus_per_node

@@ -9,7 +9,7 @@ from analysis.planner.timemodel.stages import p2p, pipeline_stall, stages, stall
 
 
 def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
-    """Every additive term of a step in seconds; their sum is the prediction.
+    """Returns every additive term of a step in seconds; their sum is the prediction.
 
     Ranks that share a core take turns: their seconds count that many times, but not those of a
     stage that waits, for its core works for another. These are seconds before that counting.
@@ -30,12 +30,12 @@ def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
 
 
 def seconds(x: Columns, machine: Machine, c: dict) -> Array:
-    """Predicted seconds of one step."""
+    """Returns the predicted seconds of one step."""
     return sum(terms(x, machine, c).values())
 
 
 def luck(x: Columns, machine: Machine, c: dict) -> Array:
-    """Standard deviation of log seconds that comes from runs which stall or do not.
+    """Returns the standard deviation of log seconds that comes from runs which stall or do not.
 
     A pipeline that stalls with probability q takes t or t + w seconds: sqrt(q - q^2) log(1 + w/t).
     q is 109/110 where `stalls` says so. Of the other pipelines one in seven stalls on 128 GPUs, and
