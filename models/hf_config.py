@@ -155,6 +155,9 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
         UsageError: our GPT is not this model; it names the setting.
     """
     kind = described.get("model_type")
+    if kind is None:  # as of weights that earlier versions exported
+        advice = "of a run, python -m parallel.checkpoint export RUN HF_DIR makes one"
+        raise UsageError(f"{path} is none of Hugging Face's: it states no model_type; {advice}")
     if (model_class := _READ.get(str(kind))) is None:
         known = ", ".join(_READ)
         raise UsageError(f"{path}: model_type {kind!r} is not one that our GPT can be: {known}")

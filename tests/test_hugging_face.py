@@ -427,6 +427,7 @@ def test_a_padded_vocabulary_is_cut(tmp_path):
         ("gpt2", {"n_inner": 10**12}, "ffn_hidden must be at least 0 and at most 4194304, not 100"),
         ("gpt2", {"n_positions": 10**12}, "max_seq_len must be at least 1 and at most 16777216"),
         ("gpt2", {"vocab_size": 10**12}, "vocab_size must be at least 1 and at most 16777216, not"),
+        ("gpt2", {"model_type": None}, "states no model_type; of a run, python -m parallel.check"),
         ("gpt2", {"model_type": "gpt_neox"}, "model_type 'gpt_neox' is not one that our GPT can"),
         ("llama", {"sliding_window": 8}, "sliding_window is 8, but our GPT has no such"),
         ("llama", {"mlp_bias": True}, "attention_bias is False, but our GPT has no such"),
