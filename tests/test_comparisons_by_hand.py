@@ -14,6 +14,7 @@ from analysis.runs.fairness import CHANGED, changes
 from analysis.runs.judged import judged
 from analysis.runs.pairs import Comparison, Pair, compared, of_study, pair_of
 from analysis.runs.ratio import INTERVALS, Side
+from analysis.runs.repeats import unlike
 from base.errors import UsageError
 from base.intervals import Interval
 from benchmarks.planner.held_out import repeat_noise
@@ -168,6 +169,13 @@ def test_doubts_name_the_side_they_are_about():
     assert any("A prints running averages" in d for d in running.doubts)
 
 
+def test_repeats_may_differ_in_their_seed_but_not_in_what_a_step_costs():
+    specs = ({"seed": 1, "threads": 1}, {"seed": 2, "threads": 1}, {"seed": 1, "threads": 2})
+    first, seed, threads = (run("a", facts={"spec": spec}).record for spec in specs)
+    assert unlike(first, seed) == unlike(seed, first) == []
+    assert unlike(first, threads) == unlike(threads, first) == ["threads"]
+
+
 def test_other_gpus_give_ratios_and_what_is_unknown_is_said():
     """2 s on 8 GPUs and 1 s on 32: half the time, twice the GPU-seconds."""
     verdict = pair_of(repeated("a", 2.0, (1, 2, 3)), repeated("b", 1.0, (1, 2, 3), gpus=32))
@@ -206,11 +214,13 @@ def test_the_baseline_is_beside_all_others_and_the_fastest_of_a_size_beside_its_
     verdicts = of_study(study("b1", times))
     beside = [("b1", name) for name in ("a2", "c2", "d2", "e4")]
     assert [(v.a, v.b) for v in verdicts] == [*beside, ("a2", "d2"), ("a2", "c2")]
-    rows = pairs.table(verdicts).rows
+    rows = pairs.table(verdicts, any_commit=False).rows
     assert [row["gpus"] for row in rows] == [2, 2, 2, 4, 2, 2]
     ratios = [1 / 0.6, 1 / 0.9, 1 / 0.7, 1 / 0.5, 0.6 / 0.7, 0.6 / 0.9]
     assert [row["ratio"] for row in rows] == pytest.approx(ratios, rel=0.01)
-    assert INTERVALS in pairs.table(verdicts).notes
+    notes, of_baseline = (pairs.table(v, False).notes for v in (verdicts, verdicts[:4]))
+    assert INTERVALS in notes and len(notes) == len(of_baseline) + 1
+    assert any(note.startswith("below the rows of the baseline: the fastest") for note in notes)
     one_size = {"c": (1, 1.0), "a": (1, 2.0), "b": (1, 4.0)}
     without = of_study(study(None, one_size))
     assert [(v.a, v.b) for v in without] == [("a", "b"), ("a", "c"), ("c", "b")]

@@ -266,7 +266,7 @@ def of_study(runs: list[Run], any_commit: bool = False) -> list[Pair]:
     return pairs
 
 
-def table(pairs: list[Pair], any_commit: bool = False) -> Table:
+def table(pairs: list[Pair], any_commit: bool) -> Table:
     """Returns one row a pair; a note says where `any_commit` let commits differ."""
     notes = ["step times: median after the warm-up that the data show"]
     if len({pair.a for pair in pairs}) > 1:

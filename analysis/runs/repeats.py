@@ -51,7 +51,8 @@ def unlike(record: Record, other: Record, any_commit: bool = False) -> list[str]
         apart.remove("commit")
     if "settings" in apart:
         apart.remove("settings")
-        apart += [name for name in changes(record, other) if name in dict(work["settings"])]
+        settings = dict(work["settings"]) | dict(of_other["settings"])  # each without defaults
+        apart += [name for name in changes(record, other) if name in settings]
     return [WORDS.get(name, name) for name in dict.fromkeys(apart)]
 
 
