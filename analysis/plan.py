@@ -38,7 +38,6 @@ from models.gpus import find_gpu, planning_gpu
 from parallel.config import settings
 from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.clusters import load_clusters
-from parallel.config.run_spec import BOUNDS
 
 # What a model is made of, as flags; the sequence length that is planned is its number of positions.
 MODEL = tuple(name for name in OVERRIDES if name not in ("max_seq_len", "experts"))
@@ -93,19 +92,18 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     """Raises: UsageError: a number out of its bounds, or a flag that would be ignored."""
     if bool(arguments.cluster) == bool(arguments.gpu_type):
         raise UsageError("say where: --cluster NAME or --gpu-type NAME, one of them")
-    sizes = {*MODEL, "seq_len", "gpus", "global_batch"} & BOUNDS.keys()
+    own = {*MODEL, "seq_len", "gpus", "global_batch"}
+    stated = [(k, v) for k, v in vars(arguments).items() if k in own and v is not None]
+    for name, value in [*stated, *(("cp", cp) for cp in arguments.cp)]:
+        settings.check_setting(name, value, settings.COMMAND_LINE)
     check_flags(
         arguments,
-        **{name: BOUNDS[name] for name in sizes},
         gpus_per_node=(1, 10**9),
         gpu_memory=(1, 10_000),
         leave=(0, 10**9),
         margin=ranking.MARGINS,
         top=(1, 10_000),
     )
-    for cp in arguments.cp:
-        if problem := BOUNDS["cp"].problem("--cp", cp):
-            raise UsageError(problem)
     if arguments.leave >= arguments.gpus:
         raise UsageError(
             f"--leave {arguments.leave} would leave all {arguments.gpus} GPUs idle: give at most"

@@ -321,12 +321,6 @@ SETTINGS = _settings()
 # Where a size of the model is not set, it is the preset's.
 DEFAULTS = {n: None if n in OVERRIDES else f.default for n, f in SETTINGS.items()}
 DEFAULTS["megatron"] = {}
-# The bounds of the settings that are numbers.
-BOUNDS: dict[str, Bounds] = {
-    name: setting.metadata["allowed"]
-    for name, setting in SETTINGS.items()
-    if isinstance(setting.metadata["allowed"], Bounds)
-}
 
 
 # The settings that run.json's `layout` states, under its names.
