@@ -13,13 +13,13 @@ _WORDS = {"gpus": "GPUs", "seq_len": "sequence length", "global_batch": "global 
 
 
 def asked(names: Iterable[str]) -> str:
-    """Facts that a log does not state, each with the flag that gives it."""
+    """Returns a sentence of facts that a log does not state, each with the flag that gives it."""
     facts = (f"{_WORDS.get(name, name)} ({flag_of(name)})" for name in names)
     return f"the log does not state {', '.join(facts)}"
 
 
 def config_of(record: Record) -> Answer[GPTConfig]:
-    """The model as a GPT.
+    """Returns the model as a GPT, or why it is none.
 
     What a log does not say is as in GPT-2. The parameters that are stated must agree with the
     sizes; where none are, a feed-forward that is not 4 x hidden needs an activation, which says
@@ -30,8 +30,9 @@ def config_of(record: Record) -> Answer[GPTConfig]:
             None, f"the model has {' and '.join(record.uncounted)}, which no convention counts"
         )
     model = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
-    if (of := model.get("experts")) and "moe_router_topk" not in of:
-        stated = f"the model has {of['num_experts']} experts"
+    experts = model.get("experts")
+    if experts and "moe_router_topk" not in experts:
+        stated = f"the model has {experts['num_experts']} experts"
         return Answer(None, f"{stated}, and the log does not state how many a token is sent to")
     if absent := [name for name in SIZES if name not in model]:
         return Answer(None, asked(absent))

@@ -3,9 +3,12 @@
 The planner, the audit and the recomputed tables all read through `read_csv`. A column is known by
 our name (`step_s`) or by what publishers call it (`seconds_per_iteration`, `Speed`).
 
-Three facts about a row have columns of their own. In the tables of others they are remarks in
-`notes`, from which `read_csv` copies them: `lint` (how the row contradicts itself), `warm_up` (yes:
-the time is of a first iteration) and `gradients` (the precision in which they are accumulated).
+What a publisher says in words is a column of ours in the tables of logs/published: `lint` (how the
+row contradicts itself), `warm_up` (yes: the time is of a first iteration), `gradients` (the
+precision in which they are accumulated), `first_layers` and `last_layers` (of an uneven pipeline),
+`repeated_modules` (of selective recomputation), `mtp_layer`, the sizes of latent attention, and
+`blocks` (of a hybrid). In the tables of others they are remarks in `notes`, from which `read_csv`
+copies what _REMARKS finds.
 """
 
 import csv

@@ -116,24 +116,24 @@ class Calibration:
             "megatron": megatron
         }  # with Transformer Engine, for which V100s are too old
 
-    def precision(self, wanted: str | None) -> str:
-        """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.
+    def precision(self, asked: str | None) -> str:
+        """Returns what to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.
 
         Raises:
             UsageError: bf16 or fp8 on a card without, or a precision that the host was not measured
                 in.
         """
         if self.is_host:
-            if wanted not in (None, "fp32"):
-                raise UsageError(f"{self.name} is measured in fp32 alone, not {wanted}")
+            if asked not in (None, "fp32"):
+                raise UsageError(f"{self.name} is measured in fp32 alone, not {asked}")
             return "fp32"
         card = planning_gpu(self.gpu)
-        if wanted and lacking([wanted], card.name):
+        if asked and lacking([asked], card.name):
             others = [n for n in ("bf16", "fp16", "fp32") if n not in lacking([n], card.name)]
             raise UsageError(
-                f"the {card.name} of {self.name} has no {wanted}: --precision {' or '.join(others)}"
+                f"the {card.name} of {self.name} has no {asked}: --precision {' or '.join(others)}"
             )
-        return wanted or ("bf16" if "bf16" in card.peaks else "fp16")
+        return asked or ("bf16" if "bf16" in card.peaks else "fp16")
 
     def mfu(self, tflops: float, gemms: str) -> Answer[float]:
         """`models.gpus.mfu` of the card; gemms: the number format that they run in."""
@@ -209,22 +209,22 @@ def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
     return {"flash": True, "gpus_per_node": gpus, "slower": core}
 
 
-def load_calibration(wanted: str) -> Calibration:
-    """A calibration by name or file.
+def load_calibration(name: str) -> Calibration:
+    """Returns a calibration by its name or file.
 
     Raises:
         UsageError: no such name or file, or what it holds is no calibration.
     """
-    path = FOLDER / f"{wanted}.toml"
+    path = FOLDER / f"{name}.toml"
     if not path.exists():
-        path = Path(wanted)
+        path = Path(name)
     if path.suffix == ".toml":
         return _read(path)
-    if clusters.is_named(wanted):
-        return of_cluster(wanted)
-    known = {name for name, cluster in clusters.load_clusters().items() if cluster.gpu}
-    known |= {path.stem for path in FOLDER.glob("*.toml")}
-    raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(sorted(known))}")
+    if clusters.is_named(name):
+        return of_cluster(name)
+    names = {other for other, cluster in clusters.load_clusters().items() if cluster.gpu}
+    names |= {path.stem for path in FOLDER.glob("*.toml")}
+    raise UsageError(f"no cluster or calibration {name!r}; known: {', '.join(sorted(names))}")
 
 
 def of_cluster(name: str) -> Calibration:
@@ -286,7 +286,7 @@ def _read(path: Path) -> Calibration:
         raise UsageError(f"{where}: covariance is no {len(NAMES)} x {len(NAMES)} table of numbers")
     constants, fitted = asdict(stated.pop("constants")), stated.pop("fit")
     gpus = fitted.gpus or stated["gpus_per_node"]
-    rates, held = stated.pop("machine", None), stated.pop("memory", None) or _Memory()
+    rates, constants_of_memory = stated.pop("machine", None), stated.pop("memory", None)
     if rates is None:
         planning_gpu(stated["gpu"])
         if words := stated.get("network"):
@@ -295,7 +295,7 @@ def _read(path: Path) -> Calibration:
         path.stem,
         **stated,
         fit=Fit(constants, covariance, fitted.sigma, fitted.n, gpus=gpus),
-        memory=asdict(held),
+        memory=asdict(constants_of_memory or _Memory()),
         source=f"{path.name}: {fitted.n} runs, {fitted.report}",
         machine_override=Machine(**asdict(rates)) if rates else None,
     )

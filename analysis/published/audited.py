@@ -50,9 +50,9 @@ def audit_paths(
             raise UsageError(f"no column {name}; there are: {', '.join(NAMES)}")
     audit, tables = Audit([], [], [], {}), []
     for path in paths:
-        for file, why in below(path, Path.is_file, lambda name: name.startswith(".")):
-            if why:
-                audit.refused.append(f"{file}: {why}")
+        for file, reason in below(path, Path.is_file, lambda name: name.startswith(".")):
+            if reason:
+                audit.refused.append(f"{file}: {reason}")
             elif file != path and file.suffix.lower() not in SUFFIXES:
                 audit.unread.append(f"{file}: skipped: no {', '.join(SUFFIXES)}")
             else:

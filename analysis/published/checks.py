@@ -180,20 +180,20 @@ def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) ->
     """The rows of a group that most rows contradict. Two rows have no majority; where one of them
     has speedup or efficiency 1, it is the baseline, and decides."""
     left = same.expression.split()[0]
-    point, held = agreement([result.interval for _, result in members], same.slack)
+    point, sound = agreement([result.interval for _, result in members], same.slack)
     if len(members) == 2 and same.kind in ("speedup", "efficiency"):
         bases = [n for n, (row, _) in enumerate(members) if row.values[left].number == 1]
         if len(bases) != 1:
             return
-        if len(held) < 2:
-            point, held = members[bases[0]][1].interval.middle, set(bases)
-    elif len(members) < 3 or 2 * len(held) <= len(members):
+        if len(sound) < 2:
+            point, sound = members[bases[0]][1].interval.middle, set(bases)
+    elif len(members) < 3 or 2 * len(sound) <= len(members):
         return
     lines |= {row.line_no for row, _ in members}
     for n, (row, result) in enumerate(members):
-        if n not in held:
+        if n not in sound:
             words = (
-                f"{same.expression} is {figure(result.number)}, in {len(held)} of"
+                f"{same.expression} is {figure(result.number)}, in {len(sound)} of"
                 f" {len(members)} rows {figure(point)}"
             )
             yield _of_cell(row, row.values[left], same.kind, words)

@@ -65,14 +65,15 @@ def read_value(
 
 
 class Agreement(NamedTuple):
-    """A point that most intervals hold, and the numbers of those that do."""
+    """A point that most intervals have in them, and the numbers of those that do."""
 
     point: float
-    held: set[int]
+    members: set[int]
 
 
 def agreement(intervals: list[Interval], slack: float) -> Agreement:
-    """The point that most intervals hold, and which hold it or miss it by at most `slack`.
+    """Returns the point that most intervals have in them, and which have it or miss it by at most
+    `slack`.
 
     Where not even half hold a point, the numbers were averaged apart: three times the usual miss is
     allowed, if that is little.

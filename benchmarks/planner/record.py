@@ -96,8 +96,8 @@ def record(path: Path, fitted_on: list[Path], count: int, out: Path) -> None:
     with path.open(newline="") as stream:
         layouts = list(csv.DictReader(stream))
     columns = [c for c in layouts[0] if c not in ("id", *FOUND) and any(r[c] for r in layouts)]
-    if told := [c for c in columns if column_name(c) in RESULTS]:
-        sys.exit(f"{path} has results: {', '.join(told)}")
+    if results := [c for c in columns if column_name(c) in RESULTS]:
+        sys.exit(f"{path} has results: {', '.join(results)}")
     name = path.stem.removesuffix("-fitted") + ("-fitted" if fitted_on else "")
     columns = [] if fitted_on else columns  # they stand in <name>.csv
     fits = {}
