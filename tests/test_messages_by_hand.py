@@ -269,3 +269,41 @@ def test_experts_have_ranks_of_their_own_for_their_gradients():
     others = sum(size for size, _ in parameter_sizes(spec, 0, experts=False))
     assert sent["dp"] == 2 * (4 - 1) / 4 * 4 * others
     assert others + own == sum(size for size, _ in parameter_sizes(spec, 0))
+
+
+def test_keys_and_values_go_around_a_ring_and_their_gradients_one_step_behind():
+    """4 of 16 tokens of two sequences on a rank: 2 x 8 keys and values of 8 numbers in bf16. Each
+    goes on three times in forward; in backward once, three times beside its gradients."""
+    part = 2 * 8 * 8 * 2
+    for recompute, forward in (("none", 3), ("full", 6)):
+        given = {"cp": 4, "precision": "bf16", "device": "cuda", "recompute": recompute}
+        sent = sent_bytes(small(4, **given), 0)
+        assert sent["cp"] == M * 4 * (forward + 2 + 2 * 2) * part
+    assert sent["dp"] == 2 * 3 / 4 * 4 * N_PARAMS  # cp ranks add up the gradients
+
+
+def test_transformer_engines_loss_gathers_four_numbers_a_token():
+    given = {"precision": "bf16", "device": "cuda"}
+    three, four = (
+        sent_bytes(small(2, tp=2, **given, megatron=loss), 0)["tp"]
+        for loss in ({}, {"cross_entropy_fusion_impl": "te"})
+    )
+    assert four - three == M * (4 - 3) * TOKEN
+
+
+def test_of_latent_attention_no_formula_knows_what_tp_ranks_hold_whole():
+    spec = settings(preset="tiny-mla-moe", engine="megatron", gpus=4, tp=2, sequence_parallel=True)
+    sent = sent_bytes(spec, 0)
+    assert sent["tp"] is None and sent["dp"] is None
+    assert sent_bytes(settings(preset="tiny-mla-moe", engine="megatron", gpus=2), 0)["dp"] > 0
+
+
+def test_the_loss_that_balances_experts_sums_their_tokens_over_tp():
+    """Of 8 experts the 64 bytes count as none, of 16 the 128; forward alone, in each layer."""
+    for number, bytes_ in ((8, 0), (16, 16 * 8)):
+        sizes = {"num_experts": number, "moe_router_topk": 2, "moe_ffn_hidden_size": 16}
+        sums = [
+            sent_bytes(routed(2, tp=2, sequence_parallel=True, experts=sizes | loss), 0)["tp"]
+            for loss in ({"moe_aux_loss_coeff": 0.01}, {"moe_aux_loss_coeff": 0.0})
+        ]
+        assert sums[0] - sums[1] == M * 4 * bytes_
