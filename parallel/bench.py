@@ -39,7 +39,7 @@ from parallel.record.reader import read_rows
 from parallel.record.writer import append_rows
 
 ROUNDS = 9  # and one that does not count
-TIMEOUT = timedelta(minutes=3)
+LIMIT, PREFLIGHT_LIMIT = timedelta(minutes=3), timedelta(minutes=1)  # of what ranks do together
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the matrices
 COPY_MIB = {"cpu": 32, "cuda": 256}
 REDUCED_MIB = {"cpu": (0.25, 4), "cuda": (1, 8, 64, 512)}
@@ -109,12 +109,16 @@ def own_calls(device: torch.device, is_preflight: bool) -> Calls:
     return calls
 
 
-def shared_calls(rank: int, node_of: list[str], device: torch.device, folder: Path | None) -> Calls:
+def shared_calls(
+    rank: int, node_of: list[str], device: torch.device, folder: Path | None, limit: timedelta
+) -> Calls:
     """Returns what this rank does with others. node_of: the node of every rank. A measure in which
     it has no part is absent. With 0 bytes it takes part, and another rank's time counts: the ranks
     of an all-reduce wait for each other."""
-    ranks_of = {node: [r for r, its in enumerate(node_of) if its == node] for node in node_of}
-    in_node, _ = dist.new_subgroups_by_enumeration(list(ranks_of.values()), timeout=TIMEOUT)
+    ranks_of: dict[str, list[int]] = {}
+    for one, node in enumerate(node_of):
+        ranks_of.setdefault(node, []).append(one)
+    in_node, _ = dist.new_subgroups_by_enumeration(list(ranks_of.values()), timeout=limit)
     is_first, calls = rank == ranks_of[node_of[rank]][0], {}
 
     def reduces(mib: float, group: Any, counts: bool) -> tuple[float, Callable[[], None]]:
@@ -155,18 +159,20 @@ def measure(launch: Launch, folder: Path | None = None) -> list[Measured]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         place = f"{node} GPU {launch.local_rank}"
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    limit = LIMIT if folder is None else PREFLIGHT_LIMIT
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
     # From host memory, as the ranks of a run tell each other what they have.
-    hosts = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    hosts = dist.new_group(backend="gloo", timeout=limit)
     node_of: list[str] = [""] * launch.world_size
     dist.all_gather_object(node_of, node, hosts)
     calls = own_calls(device, folder is not None)
-    calls |= shared_calls(launch.rank, node_of, device, folder)
-    names: list[list[str]] = [[]] * launch.world_size
-    dist.all_gather_object(names, list(calls), hosts)
+    calls |= shared_calls(launch.rank, node_of, device, folder, limit)
+    measures: list[list[str]] = [[]] * launch.world_size
+    dist.all_gather_object(measures, list(calls), hosts)
+    order = dict.fromkeys(name for names in measures for name in names)
     rates: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(1 + ROUNDS):
-        for name in dict.fromkeys(name for of_rank in names for name in of_rank):
+        for name in order:
             dist.barrier(hosts)  # all ranks begin together
             if name in calls:
                 amount, call = calls[name]

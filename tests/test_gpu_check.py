@@ -245,7 +245,7 @@ def test_a_study_is_trained_saved_resumed_and_reshaped_in_one_table(
         line = re.search(rf"^{words} +small/{run} .*", table, re.M)[0]
         losses[run] = line.partition("loss within ")[2].partition(";")[0]
     assert float(losses["ddp-bf16"]) > float(losses["megatron-tp2-sp"])
-    assert re.search(r"^- +rate of memory .* GB/s on .* rank [01], the slowest of 2$", table, re.M)
+    assert re.search(r"^- +rate of memory .* GB/s$", table, re.M)
     resumed = read_run(tmp_path / "logs" / "small" / "fsdp2-dp2-zero3-reshaped")
     assert [step["step"] for step in resumed.steps] == [3, 4]
 
