@@ -307,3 +307,17 @@ def test_the_loss_that_balances_experts_sums_their_tokens_over_tp():
             for loss in ({"moe_aux_loss_coeff": 0.01}, {"moe_aux_loss_coeff": 0.0})
         ]
         assert sums[0] - sums[1] == M * 4 * bytes_
+
+
+def test_a_rank_alone_sends_nothing():
+    assert sent_bytes(small(1), 0) == {}
+
+
+def test_tp_splits_the_experts_of_all_tokens_as_it_does_a_feed_forward():
+    """16 tokens of 8 numbers in fp32: three gathers and two scatters of each layer more."""
+    sizes = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 16}
+    shared, alone = (
+        sent_bytes(routed(2, tp=2, sequence_parallel=True, experts=sizes | more), 0)["tp"]
+        for more in ({"moe_shared_expert_intermediate_size": 16}, {})
+    )
+    assert shared - alone == M * 4 * 5 * (16 * 8 * 4) / 2
