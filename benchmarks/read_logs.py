@@ -30,7 +30,7 @@ ONE_LINER = (
 )
 # Kind in tests/log_lines.toml -> what stands before its counter, and the number that perl averages.
 KINDS = {
-    "Megatron-LM": (" iteration +", r"elapsed time per iteration .ms.: ([\d.]+)"),
+    "Megatron-LM": ("iteration +", r"elapsed time per iteration .ms.: ([\d.]+)"),
     "GPT-NeoX": ("iteration +", r"elapsed time per iteration .ms.: ([\d.]+)"),
     "DeepSpeed pipeline": ("steps: ", r"iter time .s.: ([\d.]+)"),
     "DeepSpeed throughput": ("global_step=", r"CurrSamplesPerSec=([\d.]+)"),
@@ -54,12 +54,13 @@ def make(path: Path, line: str, counter: str, pattern: str, mb: int) -> None:
     line = line.strip().splitlines()[-1] + "\n"
     value = re.search(pattern, line)
     before, after = line[: value.start(1)], line[value.end(1) :]
-    whole = value[1].replace(",", "").partition(".")[0]
+    whole, point, _ = value[1].replace(",", "").partition(".")
     with path.open("w") as log:
         size = step = 0
         while size < mb << 20:
             step += 1
-            text = f"{before}{int(whole) + step % 90}.{step % 89 + 10}{after}"
+            decimals = f".{step % 89 + 10}" if point else ""
+            text = f"{before}{int(whole) + step % 90}{decimals}{after}"
             if counter:
                 text = re.sub(rf"({counter})[\d.]+", rf"\g<1>{step}", text, count=1)
             size += log.write(text)

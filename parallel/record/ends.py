@@ -164,6 +164,12 @@ _SIGNS = {
     "cancelled": re.compile(rb"KeyboardInterrupt|SIGTERM|Received 15 death signal|" + _FRAME),
     "scancel": re.compile(_FRAME),
 }
+# What each of them holds: a text without these is passed over, which takes no time.
+_SIGN_WORDS = {
+    "nccl": _BROKEN.encode().split(b"|"),
+    "cancelled": [b"KeyboardInterrupt", b"SIGTERM", b"Received 15 death signal", b" CANCELLED "],
+    "scancel": [b" CANCELLED "],
+}
 # Not a cancelled run: after one rank failed, torchrun ends its other ranks, and srun
 # --kill-on-bad-exit ends the step on the other nodes.
 _SENT = re.compile(rb"[^\r\n]*(?:closing signal SIGTERM|Signal 15 \(SIGTERM\)|exitcode +: -15 )")
@@ -238,6 +244,8 @@ def _first_in_lines(pattern: re.Pattern[bytes], word: bytes, text: bytes) -> int
 def first_sign(text: bytes, kind: str) -> Sign | None:
     """Returns the first sign of a broken connection (nccl), of a cancelled run or of Slurm's own
     word on it (scancel) that does not follow from the end of another process."""
+    if not any(word in text for word in _SIGN_WORDS[kind]):
+        return None
     for match in _SIGNS[kind].finditer(text):
         line = line_of(text, match.start())
         if _SENT.match(line):

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import compress, pairwise
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ _REST = re.compile(rb"(?:\s|\0|\x1b\[[0-9;]{0,24}[mK])*\Z")
 # What differs from line to line: a number, and how many spaces pad it. A colour stays as it is.
 _VARIES = re.compile(rb"(\x1b\[[0-9;]{0,24}[mK])|( {0,7})[-+.]?\d[\w.+-]*")
 _PADDING, _NUMBER = rb" {1,7}+", rb"[-+.\d][\w.+-]*+"
+_DISTINCT = 1 << 16  # texts of a field that are remembered
 _KINDS = 4  # of lines in a log that get an expression of their own
 _FEW = 0.05  # a share of a block's lines; where more are like no other, they get one
 # What a start begins with; a character before a quantifier is not part of it.
@@ -99,6 +101,7 @@ class _Table:
         self.rows = 0  # that are in `parts`
         self.kinds: list[_Kind] = []
         self.pattern = start
+        self.readers: dict[tuple[bytes, _Field], Reader] = {}
         # Of each field: values that are no number, those with a decimal comma; the rows whose line
         # ends in it, and the rows that have a comma.
         self.none: Counter[str] = Counter()
@@ -212,6 +215,12 @@ class _Table:
         return list(wrong)
 
     def _reader(self, kind: _Kind, field: _Field) -> Reader:
+        """Returns the exact way to read a field of lines of a kind, with what it read before."""
+        if (kind.rest, field) not in self.readers:
+            self.readers[kind.rest, field] = lru_cache(_DISTINCT)(self._exactly(kind, field))
+        return self.readers[kind.rest, field]
+
+    def _exactly(self, kind: _Kind, field: _Field) -> Reader:
         before, behind = kind.line[: field.begin], kind.line[field.end :] + b"\n"
 
         def read(text: bytes) -> float | None:
