@@ -282,12 +282,13 @@ def _trains() -> bool:
 
 
 def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
-    """Returns the axis along which these ranks differ; `mixed` when there are several."""
+    """Returns the axis along which these ranks differ; `mixed` when there are several. A run that
+    is measured or rehearsed has no cp."""
     coords = [layout.coords(rank) for rank in ranks]
     axes = [axis for axis in ("tp", "dp", "pp") if len({c[axis] for c in coords}) > 1]
-    if not axes:
-        return "cp" if len({c["cp"] for c in coords}) > 1 else "control"
-    return axes[0] if len(axes) == 1 else "mixed"
+    if len(axes) > 1:
+        return "mixed"
+    return axes[0] if axes else "control"
 
 
 def _nbytes(tensors: Any) -> int:

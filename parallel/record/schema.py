@@ -170,7 +170,6 @@ def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     if not facts.get("run"):
         raise UsageError(f"{path} is damaged: it names no run")
     _check_version(facts, SCHEMA_VERSION, path)
-    _check_split(facts.get("spec") or {}, facts.get("layout") or {}, path)
     return facts
 
 
@@ -179,26 +178,6 @@ def _check_version(content: dict[str, Any], known: str, path: Path) -> None:
     version = content.get("schema_version", known)
     if version != known:
         raise UsageError(f"{path}: schema_version {shown(version)} is not known ({known!r} is)")
-
-
-def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> None:
-    """Refuses numbers of a split that disagree: one of them is not what the run had."""
-    damaged = f"{path} is damaged: "
-    stated = spec | {"world_size": spec.get("gpus")}
-    for name in sorted(stated.keys() & layout.keys()):
-        asked, had = stated[name], layout[name]
-        if None not in (asked, had) and asked != had:
-            raise UsageError(f"{damaged}{name} {shown(asked)} in spec, {shown(had)} in layout")
-    # Older files do not state those of SELDOM.
-    ranks = [a for a in axes.RANK_AXES if a in layout or a not in axes.SELDOM]
-    for name, factors in (
-        ("world_size", ranks),
-        ("global_batch", ("dp", "micro_batch", "n_micro")),
-    ):
-        numbers = [layout.get(factor) for factor in factors]
-        if None not in (layout.get(name), *numbers) and layout[name] != math.prod(numbers):
-            parts = " x ".join(f"{factor} {layout[factor]}" for factor in factors)
-            raise UsageError(f"{damaged}{name} {layout[name]} in layout is not {parts}")
 
 
 def checked_metrics(metrics: dict[str, Any], facts: dict[str, Any], path: Path) -> dict[str, Any]:
