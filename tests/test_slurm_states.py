@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from analysis import goodput, tflops
-from analysis.logs.parsing.endings import find_failure
+from analysis.logs.parsing.failure_line import find_failure
 from analysis.logs.parsing.logfile import Log
 from base.errors import UsageError
 from parallel.config import clusters

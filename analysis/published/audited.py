@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.published.checks import Finding, check
+from analysis.published.findings import Finding, check
 from analysis.published.read_tables import NAMES, SUFFIXES, run_tables
 from base.errors import UsageError
 from base.files import below

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from analysis.published.audited import audit_paths
-from analysis.published.checks import Finding
+from analysis.published.findings import Finding
 from analysis.published.read_tables import meaning
 from base.errors import Parser, UsageError, command_line
 

@@ -1,7 +1,7 @@
 """What log formats share.
 
 Read logfile.py (blocks of whole lines), line_format.py (what a format declares), lines.py and
-fields.py (how its lines are read), steps.py (the table of steps) and attempts.py and endings.py
-(where a run begins and ends). setting_names.py reads the text before training,
-facts_elsewhere.py what stands outside of the log, and rate_words.py judges rates.
+fields.py (how its lines are read), steps.py (the table of steps), attempts.py (where a run begins
+again) and failure_line.py (the line that proves how it failed). setting_names.py reads the text
+before training, facts_elsewhere.py what stands outside of the log, and rate_words.py judges rates.
 """

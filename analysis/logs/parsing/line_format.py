@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.logs.parsing.endings import judge_end
+from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.fields import BEHIND, NOT_LAST, number, positive, ranks_of_rates
 from analysis.logs.parsing.lines import Columns, Fields, table
 from analysis.logs.parsing.logfile import Log

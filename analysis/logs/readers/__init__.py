@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.parsing.attempts import read_last_attempt
-from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.evidence import is_of_a_run, is_page, is_source
 from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
+from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.rate_words import complete_rates, judge_rates

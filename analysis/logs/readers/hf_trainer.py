@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.parsing.endings import judge_end
+from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.fields import number
 from analysis.logs.parsing.json_values import document, integer, known, real, rows, steps_of
 from analysis.logs.parsing.line_format import Columns, Format, last_known, last_number

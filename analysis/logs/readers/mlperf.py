@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.logs.parsing import rate_words
-from analysis.logs.parsing.endings import judge_end
+from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.json_values import integer, is_nan, known, mapping, real, text
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log

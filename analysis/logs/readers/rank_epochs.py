@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.parsing.endings import judge_end
+from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.fields import is_nan, number
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log

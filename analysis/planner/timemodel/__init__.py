@@ -2,7 +2,8 @@
 
 Read `machine` (rates of a GPU and its links), `compute` (products, attention, what moves through
 memory), `links` (messages inside a layer), `layer` (both, and the host that launches them),
-`stages` (a pipeline), `replicas` (gradients, optimizer), and `step`, which adds them up.
+`stages` (a pipeline), `replicas` (gradients, optimizer), and `step`, which has the bubble and adds
+all terms up.
 
 Everywhere x is a `Columns`, machine a `Machine`, c a dict of at most 15 constants (`NAMES` in
 fitting.py). Letters: b sequences of a micro-batch, s sequence length, h hidden, f feed-forward, a

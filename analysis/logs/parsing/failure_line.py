@@ -1,4 +1,5 @@
-"""How a run ended: the line that proves it. parallel/record/ends.py says which one does."""
+"""Finds the line of a log that proves how a run failed. parallel/record/ends.py has the words that
+say out of memory, a lost node and the like."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ _LINES_BACK = 4  # ranks are interleaved: the failing one may print before the l
 
 
 def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> None:
-    """Set `failure`, from what stands after the last step.
+    """Sets the record's `failure`, from what stands after the last step.
 
     ends: where the lines are that count as the last steps, if these are not the record's. A
     traceback after a completed run is noted, but no failure.
@@ -38,7 +39,7 @@ def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> No
 
 
 def find_failure(log: Log, start: int = 0) -> Failure | None:
-    """The evidence at or after `start`: a cause if there is one, else the first sign."""
+    """Returns the evidence at or after `start`: a cause if there is one, else the first sign."""
     for offset, text in log.blocks(start, size=LONGEST_LINE):
         if sign := find_sign(text):
             failure = _failure(log, sign.kind, offset + sign.at)
