@@ -5,6 +5,7 @@ from typing import Any
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.naming import name_of
+from analysis.logs.record import Record
 from analysis.pages import charts
 from analysis.pages.charts import ranked
 from analysis.pages.section import Section, Study
@@ -46,20 +47,21 @@ def runs(study: Study) -> list[Section]:
 
 
 def about(study: Study) -> list[Section]:
-    """Says of what study the runs are, and on which machine they ran."""
+    """Says of what study the runs are, on which machine they ran, with which versions of libraries
+    and at which commit; and which of these no run states."""
     records = study.records
-    hosts = [r.facts.get("host") or {} for r in records]
-    versions = [
-        f"{name} {_all((r.facts.get('versions') or {}).get(name) for r in records)}"
-        for name in ("torch", "deepspeed", "megatron-core")
-    ]
+    libraries = [record.facts.get("versions") or {} for record in records]
+    versions = []
+    for library in ("torch", "deepspeed", "megatron-core"):
+        if stated := _all(version_of.get(library) for version_of in libraries):
+            versions.append(f"{library} {stated}")
+    cards = [record.gpu_type for record in records]
+    processors = [(record.facts.get("host") or {}).get("cpu") for record in records]
     facts = {
-        "Study": _all(r.study for r in records),
-        "Machine": _all([*(r.gpu_type for r in records), *(h.get("cpu") for h in hosts)]),
-        "Versions": ", ".join(name for name in versions if name.split(" ", 1)[1]),
-        "Commit": _all(
-            r.commit and r.commit[:12] + (" (changed)" if is_changed(r) else "") for r in records
-        ),
+        "Study": _all(record.study for record in records),
+        "Machine": _all([*cards, *processors]),
+        "Versions": ", ".join(versions),
+        "Commit": _all(map(_commit, records)),
     }
     missing = [name.lower() for name, value in facts.items() if not value]
     lines = [f"{name}: {printable(value)}" for name, value in facts.items() if value]
@@ -68,7 +70,14 @@ def about(study: Study) -> list[Section]:
     return [Section("About", lines)]
 
 
+def _commit(record: Record) -> str | None:
+    """Returns a run's commit, and whether files had changed since."""
+    mark = " (changed)" if is_changed(record) else ""
+    return record.commit and record.commit[:12] + mark
+
+
 def _all(values: Any) -> str:
+    """Returns each different value once, joined by commas; without those that are unknown."""
     return ", ".join(map(str, dict.fromkeys(value for value in values if value)))
 
 

@@ -80,7 +80,7 @@ class _File:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A cluster as the planner needs it. network: words that `network_rate` understands."""
+    """What the planner needs of a cluster. network: words that `network_rate` understands."""
 
     name: str
     gpu: str
@@ -98,7 +98,7 @@ class Calibration:
 
     @property
     def joined(self) -> int:
-        """GPUs that fast links join: a node's, or those of a rack."""
+        """The number of GPUs that fast links join: a node's, or those of a rack."""
         return self.domain or joined(self.gpu, self.gpus_per_node)
 
     @property
@@ -107,7 +107,7 @@ class Calibration:
         return self.machine_override is not None
 
     def columns(self, engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
-        """The columns that a cluster sets of layouts; scalars or arrays."""
+        """Returns the columns that a cluster sets of layouts; scalars or arrays."""
         if self.is_host:
             return host_columns(engine, tp, gpus)
         megatron = (np.asarray(engine) == "megatron") & ("bf16" in planning_gpu(self.gpu).peaks)
@@ -136,18 +136,18 @@ class Calibration:
         return asked or ("bf16" if "bf16" in card.peaks else "fp16")
 
     def mfu(self, tflops: float, gemms: str) -> Answer[float]:
-        """`models.gpus.mfu` of the card; gemms: the number format that they run in."""
+        """Returns `models.gpus.mfu` of the card. gemms: the number format that they run in."""
         return mfu(tflops, self._card(), gemms, DEFAULT_CONVENTION)
 
     def gemm_precision(self, precision: str) -> str:
-        """The number format of a plan's GEMMs: fp32 is planned as TF32 on a card that has it."""
+        """Returns the number format of a plan's GEMMs: for fp32 TF32, on a card that has it."""
         return gemm_precision(precision, bool(peak_tflops(self._card(), "tf32")))
 
     def _card(self) -> str:
         return self.gpu if self.is_host else planning_gpu(self.gpu).name
 
     def on_network(self, words: str, gpus: float) -> "Calibration":
-        """The cluster with another network between its nodes, as --network describes it.
+        """Returns the cluster with another network between its nodes, as --network describes it.
 
         Raises:
             UsageError: `gpus` GPUs are one node, or the words state no rate.
@@ -159,7 +159,8 @@ class Calibration:
         return replace(self, network=words)
 
     def processor_note(self, processors: Iterable[str | None]) -> list[str]:
-        """Which runs' processors are not the host CPU that was calibrated, in words."""
+        """Returns a line that names the runs' processors that are not the calibrated host CPU; none
+        where all are it, or this is no host CPU."""
         others = set(processors) - {None, self.processor}
         if not (self.processor and others):
             return []
@@ -169,8 +170,8 @@ class Calibration:
         ]
 
     def network_note(self, gpus: float = math.inf) -> list[str]:
-        """A line about the network between the nodes as it is planned with, and where that is known
-        from; none where no message of `gpus` GPUs leaves a node."""
+        """Returns a line that states the rate of the network between the nodes and its source; none
+        where no message of `gpus` GPUs leaves a node."""
         if self.is_host or gpus <= self.joined:
             return []
         nodes = self.joined / self.gpus_per_node
@@ -185,12 +186,12 @@ class Calibration:
         ]
 
     def machine_for(self, x: Columns) -> Machine:
-        """`machine` for rows of one number format, which the first states."""
+        """Returns `machine` for rows of one number format, which the first states."""
         return self.machine(int(x.width[0]), bool(x.tf32[0]))
 
     def machine(self, width: int = 2, tf32: bool = False) -> Machine:
-        """Rates of one GPU, and of the network of all GPUs that fast links join, for weights of
-        `width` bytes; those of 4 are multiplied in fp32, or in TF32."""
+        """Returns the rates of one GPU, and of the network of all GPUs that fast links join, for
+        weights of `width` bytes; those of 4 are multiplied in fp32, or in TF32."""
         if self.machine_override is not None:
             return self.machine_override
         node = self.gpus_per_node
@@ -198,7 +199,7 @@ class Calibration:
 
 
 def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
-    """The columns of runs on a host CPU; scalars or arrays.
+    """Returns the columns of runs on a host CPU; scalars or arrays.
 
     Its ranks share one node and its attention is fused. Engines that run megatron-core's layers
     are slower than those with plain layers, by the factor `engine` of the fit.
@@ -228,7 +229,7 @@ def load_calibration(name: str) -> Calibration:
 
 
 def of_cluster(name: str) -> Calibration:
-    """A cluster of a clusters file by the data sheet of its card.
+    """Returns a cluster of a clusters file by the data sheet of its card.
 
     Raises:
         UsageError: the file has no such cluster, or states no card.
@@ -251,8 +252,8 @@ def of_cluster(name: str) -> Calibration:
 def from_data_sheet(
     gpu: str, gpus_per_node: int = 8, name: str = "", memory_gb: float | None = None
 ) -> Calibration:
-    """A cluster that nobody has measured: its card's data sheet, the network of the maker's own
-    node, and the priors. memory_gb: of one card; None takes `card_memory`'s.
+    """Returns a cluster that nobody has measured: its card's data sheet, the network of the maker's
+    own node, and the priors. memory_gb: of one card; None takes `card_memory`'s.
 
     Raises:
         UsageError: unknown card, or its memory is not known.
@@ -273,7 +274,11 @@ def from_data_sheet(
 
 
 def _read(path: Path) -> Calibration:
-    """Raises: UsageError: what the file holds is no calibration, with the first thing wrong."""
+    """Returns the calibration of a file.
+
+    Raises:
+        UsageError: what the file holds is no calibration, with the first thing wrong.
+    """
     where, table = f"calibration {path}", read_toml(path, "calibration")
     fitted = table.get("fit")
     rows = fitted.pop("covariance", None) if isinstance(fitted, dict) else None
@@ -302,7 +307,7 @@ def _read(path: Path) -> Calibration:
 
 
 def write(path: Path, cluster: Calibration, report: str, rows: list[str]) -> None:
-    """Write a calibration; what its fit was made of and how it did stands in the file."""
+    """Writes a calibration; what its fit was made of and how it did stands in the file."""
     fit = cluster.fit
     facts = ("gpu", "processor", "gpus_per_node", "gpu_memory_gb", "network", "flash")
     lines = [f"{MARK}. {report}"]

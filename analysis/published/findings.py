@@ -1,4 +1,4 @@
-"""The rules of identities.py over the rows of one table."""
+"""Which cells of one table break the rules of identities.py, with the numbers."""
 
 import re
 from collections import defaultdict
@@ -30,7 +30,7 @@ from base.intervals import Interval
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: where it stands, its kind, the sentence with the numbers; of a
+    """One thing that is wrong: its file and line, its kind, the sentence with the numbers; of a
     cell, its heading and what is printed."""
 
     file: str
@@ -52,7 +52,8 @@ class Checked(NamedTuple):
 
 
 def check(rows: list[Line]) -> Checked:
-    """Every rule over the rows of one table; the first finding about a cell stands."""
+    """Returns what the rules find wrong in the rows of one table; of each cell the first finding
+    alone. Columns that a row does not print are filled in from others."""
     lines: set[int] = set()
     findings = [*_identities(rows, lines), *_whole_numbers(rows, lines), *_bounds(rows)]
     doubtful = {finding.line for finding in findings}
@@ -67,12 +68,13 @@ def check(rows: list[Line]) -> Checked:
 
 
 def _of_cell(row: Line, value: Value, kind: str, words: str) -> Finding:
+    """Returns the finding about a row's printed value; words: what contradicts it."""
     message = f"{value.heading} {value.text}, but {words}"
     return Finding(row.file, row.line_no, kind, message, value.heading, value.text)
 
 
 def figure(number: float) -> str:
-    """A number in a sentence: a whole one as it is (2,097,152), else four digits."""
+    """Returns a number for a sentence: a whole one as it is (2,097,152), else four digits."""
     if abs(number - round(number)) <= 1e-9 * abs(number) or abs(number) >= 1e4:
         return f"{number:,.0f}"
     return f"{number:.4g}"
@@ -85,8 +87,8 @@ def _terms(expression: str) -> list[tuple[str, str]]:
 
 
 def evaluate(row: Line, expression: str) -> Value | None:
-    """An expression of columns, numbers, `*` and `/`, with the words that show it as its text; None
-    where the row lacks a column."""
+    """Returns the value of an expression of columns, numbers, `*` and `/`, with the words that show
+    it as its text; None where the row lacks a column."""
     interval, number, words = Interval(1.0, 1.0), 1.0, ""
     for sign, name in _terms(expression):
         operand = row.operand(name)
@@ -114,6 +116,8 @@ class Case(NamedTuple):
 
 
 def _identities(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
+    """Yields values that an identity misses by more than most rows do, and adds the lines of the
+    rows that an identity is about to `lines`."""
     for identity in IDENTITIES:
         cases = [case for row in rows if (case := _case(row, identity))]
         if not cases:
@@ -127,6 +131,8 @@ def _identities(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
 
 
 def _case(row: Line, identity: Identity) -> Case | None:
+    """Returns what an identity says of a row; None where it is of another TFLOP/s convention, or
+    the row lacks a column."""
     value, formula = row.values.get(identity.left), row.words.get("formula", "")
     if identity.formula and ("estimate" in formula or identity.formula.lower() not in formula):
         return None
@@ -138,6 +144,8 @@ def _case(row: Line, identity: Identity) -> Case | None:
 
 
 def _whole_numbers(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
+    """Yields values of which a count follows that is no whole number, as the GPUs of a layout over
+    tp, and adds the lines of the rows that were checked to `lines`."""
     for kind, expression, without in WHOLE:
         left = expression.split()[0]
         for row in rows:
@@ -151,6 +159,7 @@ def _whole_numbers(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
 
 
 def _bounds(rows: list[Line]) -> Iterator[Finding]:
+    """Yields values above what is possible."""
     for bound in BOUNDS:
         for row in rows:
             value, most = row.values.get(bound.left), evaluate(row, bound.right)
@@ -159,7 +168,7 @@ def _bounds(rows: list[Line]) -> Iterator[Finding]:
 
 
 def _derive(row: Line) -> None:
-    """Fill in what a row does not print, from what it prints."""
+    """Fills in what a row does not print, from what it prints."""
     for name, expression in DERIVED:
         result = evaluate(row, expression)
         if name not in row.values and result:
@@ -167,6 +176,7 @@ def _derive(row: Line) -> None:
 
 
 def _same(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
+    """Yields values that make an expression differ among rows in which it is to be equal."""
     for same in SAME:
         groups: dict[tuple, list[tuple[Line, Value]]] = defaultdict(list)
         for row in rows:
@@ -177,8 +187,8 @@ def _same(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
 
 
 def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) -> Iterator[Finding]:
-    """The rows of a group that most rows contradict. Two rows have no majority; where one of them
-    has speedup or efficiency 1, it is the baseline, and decides."""
+    """Yields the rows of a group that most rows contradict. Two rows have no majority; where one of
+    them has speedup or efficiency 1, it is the baseline, and decides."""
     left = same.expression.split()[0]
     point, sound = agreement([result.interval for _, result in members], same.slack)
     if len(members) == 2 and same.kind in ("speedup", "efficiency"):
@@ -200,7 +210,8 @@ def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) ->
 
 
 def _configuration(row: Line, without: Collection[str]) -> dict[str, str]:
-    """What a row is: heading -> text of every cell but results and the columns `without`."""
+    """Returns the cells of a row that say which configuration it is, heading -> text: all but
+    results and the columns `without`."""
     results = {row.values[name].heading for name in RESULTS if name in row.values}
     return {
         heading: text
@@ -210,7 +221,7 @@ def _configuration(row: Line, without: Collection[str]) -> dict[str, str]:
 
 
 def _equal(rows: list[Line]) -> Iterator[Finding]:
-    """Different configurations do not print equal results."""
+    """Yields rows of different configurations that print equal results."""
     groups: dict[tuple[tuple[str, str], ...], list[Line]] = defaultdict(list)
     for row in rows:
         printed = [(name, row.values[name]) for name in SPEEDS if name in row.values]
@@ -237,7 +248,7 @@ _NO_SETTING = re.compile(
 
 
 def _repeats(rows: list[Line]) -> Iterator[Finding]:
-    """Rows that differ in nothing but what was measured do not differ much in that."""
+    """Yields rows that differ in nothing but what was measured, and differ much in that."""
     groups: dict[tuple, list[Line]] = defaultdict(list)
     ignored = [name for name in (*REMARKS, "table") if name not in ("notes", "remarks")]
     for row in (row for row in rows if "step_s" in row.values):

@@ -75,7 +75,7 @@ def compare(run: Run, baseline: Run | None) -> Parity:
 
 
 def _incomparable(run: Run, baseline: Run | None) -> str:
-    """Returns why the losses of the two cannot be compared, or ""."""
+    """Returns why the losses of a run and its baseline cannot be compared, or ""."""
     if run.state != COMPLETE:
         return f"the run is {run.state}: {run.reason}".rstrip(": ")
     if baseline is None:
@@ -85,11 +85,12 @@ def _incomparable(run: Run, baseline: Run | None) -> str:
     for side in (run, baseline):
         if side.missing:
             return f"{side.name}: {side.missing}"
-    work, other = _work(run), _work(baseline)
+    work, baseline_work = _work(run), _work(baseline)
     if work["precision"] != "fp32":
         return f"precision {work['precision']}, only fp32 is compared"
-    if unequal := [f"{k} {work[k]}, baseline {other[k]}" for k in work if work[k] != other[k]]:
-        return "; ".join(unequal)
+    unequal = [name for name, value in work.items() if value != baseline_work[name]]
+    if unequal:
+        return "; ".join(f"{name} {work[name]}, baseline {baseline_work[name]}" for name in unequal)
     if missing := [name for name, value in work.items() if value is None]:
         return f"run.json does not say {', '.join(missing)}"
     steps = [step["step"] for step in run.steps]

@@ -137,6 +137,7 @@ def _diverged(record: Record) -> str:
 
 
 def _ended(record: Record) -> Judgement:
+    """Returns how a run ended, by what its log and its run folder say, whatever its losses are."""
     failure, state, planned = record.failure, record.state, record.planned_steps
     numbers = record.steps["iteration"][np.isfinite(record.steps["iteration"])]
     # How many iterations the log reached, whether it counts from 0 or from 1.
@@ -184,8 +185,9 @@ def _flags(record: Record, time: Steady | None) -> list[Reason]:
     if record.oversubscribed:
         text = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
         flags.append(Reason("oversubscribed", text))
-    flags.append(Reason("default", _weak(record, "default", "defaults of the tool: ")))
-    flags.append(Reason("from name", _weak(record, "from name", "from name: ")))
+    for origin, opening in (("default", "defaults of the tool"), ("from name", "from name")):
+        if facts := _facts_from(origin, record):
+            flags.append(Reason(origin, f"{opening}: {facts}"))
     return [flag for flag in flags if flag.text]
 
 
@@ -226,18 +228,22 @@ def _time_flags(record: Record, time: Steady) -> list[Reason]:
     return flags
 
 
-def _weak(record: Record, origin: str, opening: str) -> str:
-    """Returns the facts that have this origin, with their values; "" where there are none."""
-    stated, facts = vars(record) | record.model, []
-    for name in (name for name, known_by in record.origin.items() if known_by == origin):
-        value = stated[name]
+def _facts_from(origin: str, record: Record) -> str:
+    """Returns the facts that the record has from this origin, with their values; "" where none is
+    from there. origin: as `Record.origin` names it, "default" or "from name"."""
+    values, facts = vars(record) | record.model, []
+    for name, origin_of_fact in record.origin.items():
+        if origin_of_fact != origin:
+            continue
+        value = values[name]
         if isinstance(value, dict):
             value = "as named"
         facts.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-    return opening + ", ".join(facts) if facts else ""
+    return ", ".join(facts)
 
 
 def _averaged(record: Record) -> str:
+    """Returns why the spread of single steps is not in a run's entries, or ""."""
     if record.epochs:
         return "an iteration is an epoch here: the spread of steps is hidden"
     if record.mean_of:
@@ -260,6 +266,8 @@ def averages(records: list[Record]) -> list[str]:
 
 
 def _loss_doubt(record: Record) -> str:
+    """Returns what is doubtful about a run's losses: NaN, infinite, or much higher at the end; ""
+    where nothing is."""
     steps, n = _with_loss(record), len(record.steps)
     bad = ~np.isfinite(steps["loss"])
     end = ", to the end" if bad[-1:].any() else ""
@@ -278,6 +286,7 @@ def _loss_doubt(record: Record) -> str:
 
 
 def _median(values: np.ndarray) -> float | None:
+    """Returns the median of the finite values; None where there are none."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
 

@@ -70,7 +70,8 @@ class _Column(NamedTuple):
 
 
 def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) -> Columns:
-    """Columns: `start`'s named groups, each field's first number, and `at`, where the line is.
+    """Returns columns: `start`'s named groups, each field's first number, and `at`, where the line
+    begins.
 
     A last line that the file's end cuts off counts when it has every field that the line before it
     has; a number that ends where the file does is none. A number at its line's end counts where
@@ -110,7 +111,7 @@ class _Table:
         self.with_comma: dict[str, list[int]] = defaultdict(list)
 
     def read(self, offset: int, block: bytes, at_end: bool) -> None:
-        """Add the block's entries. at_end: the log ends with it."""
+        """Adds the block's entries. at_end: the log ends with it."""
         if self.mark not in block or not (first := self.start.search(block)):
             return
         if not self.kinds:
@@ -151,7 +152,7 @@ class _Table:
             self._use([self.kinds[i] for i in order])
 
     def _learn(self, entry: _Entry) -> bool:
-        """Add the expression of the lines that are like this one; False where it has none."""
+        """Adds the expression of the lines that are like this one; returns whether it has one."""
         kind = _kind(entry, self.fields)
         if kind is None or any(kind.rest == other.rest for other in self.kinds):
             return False
@@ -159,16 +160,17 @@ class _Table:
         return True
 
     def _use(self, kinds: list[_Kind]) -> None:
-        """Look for lines of these kinds."""
+        """Makes the pattern that looks for lines of these kinds."""
         self.kinds, rests = kinds, b"|".join(kind.rest for kind in kinds)
         self.pattern = re.compile(b"(?:%b)(?:%b|)" % (self.start.pattern, rests), self.start.flags)
 
     def _matches(self, block: bytes) -> list[tuple[bytes, ...]]:
-        """The groups of each entry: the start's, then each kind's fields and its line's end."""
+        """Returns the groups of each entry: the start's, then each kind's fields and its line's
+        end."""
         return self.pattern.findall(block) if self.kinds else [()] * len(self.start.findall(block))
 
     def _places(self, block: bytes, count: int) -> np.ndarray:
-        """Where the entries start in the block."""
+        """Returns where the entries start in the block."""
         at = _find_all(block, self.mark) if self.mark else np.empty(0, int)
         if len(at) == count:
             return at
@@ -178,7 +180,7 @@ class _Table:
         return at
 
     def _rows_of_kinds(self, texts: Sequence[tuple[bytes, ...]]) -> list[np.ndarray]:
-        """For each kind, which rows are like it."""
+        """Returns for each kind which rows are like it, bool (rows,)."""
         rows, end = [], self.start.groups - 1
         for kind in self.kinds:
             end += len(kind.fields) + 1
@@ -193,8 +195,8 @@ class _Table:
         columns: Columns,
         mine: np.ndarray,
     ) -> list[int]:
-        """Fill the rows that are like `kind`; returns those with a text that is no number for its
-        field."""
+        """Fills the rows that are like `kind`; returns those with a text that is no number for its
+        field. mine: which rows are like it."""
         alike, rows = mine.all(), np.flatnonzero(mine)
         wrong: set[int] = set()
         for field, values in zip(kind.fields, texts, strict=False):
@@ -221,6 +223,8 @@ class _Table:
         return self.readers[kind.rest, field]
 
     def _exactly(self, kind: _Kind, field: _Field) -> Reader:
+        """Returns a function that searches for the field in a line of the kind with another text in
+        the field's place."""
         before, behind = kind.line[: field.begin], kind.line[field.end :] + b"\n"
 
         def read(text: bytes) -> float | None:
@@ -239,7 +243,8 @@ class _Table:
         return self._entry(block, self.start.match(block, int(at[row])), following, at_end)
 
     def _entry(self, block: bytes, match: re.Match[bytes], following: int, at_end: bool) -> _Entry:
-        """An entry up to its line's end, or to the next entry where two stand on one line."""
+        """Returns an entry up to its line's end, or to the next entry where two stand on one
+        line. following: where the next one begins."""
         begin = match.start()
         end = min(begin + LINE, following)
         for stop in (b"\n", b"\r"):
@@ -248,7 +253,7 @@ class _Table:
         return _Entry(match, block[begin:end], end == len(block) and at_end)
 
     def _read_entry(self, entry: _Entry, columns: Columns, row: int) -> bool:
-        """Fill a row field by field; False where the file's end cuts it off."""
+        """Fills a row field by field; returns False where the file's end cuts it off."""
         texts = {name: (entry.start[name], b"") for name in self.start.groupindex}
         for name, pattern in self.fields.items():
             if value := pattern.search(entry.text):
@@ -275,7 +280,7 @@ class _Table:
         return all(math.isnan(before.get(name, math.nan)) for name in absent)
 
     def columns(self, record: Record) -> Columns:
-        """The columns of the whole log."""
+        """Returns the columns of the whole log, and puts the doubts about numbers in its record."""
         parts = self.parts or [{name: np.empty(0) for name in self.names}]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in self.names}
         of_decimals = any(2 * count > self.rows for count in self.decimal.values())
@@ -293,17 +298,17 @@ class _Table:
 
 
 def _find_all(block: bytes, mark: bytes) -> np.ndarray:
-    """Where a mark stands in the block."""
+    """Returns the offsets in the block at which the mark stands."""
     text = np.frombuffer(block, np.uint8)
-    at = np.flatnonzero(text[: max(len(text) - len(mark) + 1, 0)] == mark[0])
+    offsets = np.flatnonzero(text[: max(len(text) - len(mark) + 1, 0)] == mark[0])
     for i, byte in enumerate(mark[1:], start=1):
-        at = at[text[at + i] == byte]
-    return at
+        offsets = offsets[text[offsets + i] == byte]
+    return offsets
 
 
 def _kind(entry: _Entry, fields: Fields) -> _Kind | None:
-    """The kind of lines that are like an entry; None where it is cut off, or no number follows a
-    field's label, or a field stands in the start."""
+    """Returns the kind of lines that are like an entry; None where it is cut off, or no number
+    follows a field's label, or a field stands in the start."""
     line, begin = entry.text, len(entry.start[0])
     found = []
     for name, pattern in fields.items():
@@ -332,7 +337,7 @@ def _kind(entry: _Entry, fields: Fields) -> _Kind | None:
 
 
 def _alike(words: bytes) -> bytes:
-    """An expression for these words, with any numbers."""
+    """Returns an expression for these words, with any numbers."""
     expression, at = b"", 0
     for varies in _VARIES.finditer(words):
         expression += re.escape(words[at : varies.start()])
@@ -345,7 +350,8 @@ def _alike(words: bytes) -> bytes:
 
 
 def _numbers(texts: Sequence[bytes], read: Reader) -> _Column:
-    """The numbers of a column. read: what one says that is not plain; it is asked once for each."""
+    """Returns the numbers of a column. read: takes a text that is not plain digits; it is asked
+    once for each."""
     if not b"\n".join(texts).translate(None, b"0123456789.\n"):
         plain = [text or b"nan" for text in texts] if b"" in texts else texts
         try:
@@ -364,7 +370,7 @@ def _numbers(texts: Sequence[bytes], read: Reader) -> _Column:
 
 
 def _printed_nan(texts: Sequence[bytes], numbers: np.ndarray) -> np.ndarray:
-    """1 where NaN was printed, 0 elsewhere."""
+    """Returns 1 where NaN was printed, 0 elsewhere."""
     printed, rows = np.zeros(len(texts)), np.flatnonzero(np.isnan(numbers)).tolist()
     nan = {text: is_nan(text) for text in {texts[row] for row in rows}}
     printed[rows] = [nan[texts[row]] for row in rows]

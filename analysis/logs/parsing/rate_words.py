@@ -31,22 +31,23 @@ class Scale(NamedTuple):
 
 
 def near(value: float, expected: float, within: float = _AGREES) -> bool:
-    """Whether both are above 0 and differ by no more than the factor `within`."""
+    """Returns whether both are above 0 and differ by no more than the factor `within`."""
     return value > 0 and expected > 0 and 1 / within <= value / expected <= within
 
 
 def scale_of(step_s: float, counted_s: float, by: str) -> Scale:
-    """The scale that makes step times agree with the seconds a step that `by` counts; these are 0
-    where nothing counts them."""
-    both = f"steps of {step_s:.6g}, {counted_s:.6g} s a step by {by}"
+    """Returns the scale that makes the printed step times agree with `counted_s`, the seconds a
+    step that something else in the log counts (0 where nothing does). by: that something, in words.
+    """
+    comparison = f"steps of {step_s:.6g}, {counted_s:.6g} s a step by {by}"
     for factor, unit in ((1.0, ""), (1e-3, "ms"), (1e-6, "us")):
         if near(step_s * factor, counted_s, WHOLE_RUN):
-            return Scale(factor, f"{both}: read as {unit}" if unit else "")
-    return Scale(0.0, f"{both}: the printed times are unknown")
+            return Scale(factor, f"{comparison}: read as {unit}" if unit else "")
+    return Scale(0.0, f"{comparison}: the printed times are unknown")
 
 
 def complete_rates(record: Record) -> None:
-    """Fill the rates and times that follow from the printed rates and the facts, wherever these
+    """Fills the rates and times that follow from the printed rates and the facts, wherever these
     come from: tokens/s of all GPUs, samples/s, seconds a step."""
     steps = record.steps
     if record.epochs and record.global_batch:
@@ -70,16 +71,21 @@ def complete_rates(record: Record) -> None:
 
 
 def _mean_of_rate(record: Record) -> None:
-    """The mean step time by the rate of the whole run, where that alone is printed."""
-    batch, of = record.global_batch or 0, record.totals
-    for rate, amount in (("tokens_per_s", batch * (record.seq_len or 0)), ("samples_per_s", batch)):
-        if amount and of.get(rate, 0) > 0 and not record.mean_of:
-            of["step_s_mean"], record.mean_of = amount / of[rate], "the batch over the run's rate"
+    """Fills the mean step time from the rate of the whole run, where the log prints that alone: the
+    tokens or samples of a global batch over tokens/s or samples/s. Tokens/s go first."""
+    samples, totals = record.global_batch or 0, record.totals
+    tokens = samples * (record.seq_len or 0)
+    for name, amount in (("tokens_per_s", tokens), ("samples_per_s", samples)):
+        rate = totals.get(name, 0)
+        if amount and rate > 0:
+            totals["step_s_mean"] = amount / rate
+            record.mean_of = "the batch over the run's rate"
+            return
 
 
 def step_s_of_rates(record: Record) -> np.ndarray:
-    """The time that the global batch takes at the tokens or samples per second; NaN where one of
-    them is unknown."""
+    """Returns the seconds that the global batch takes at the tokens or samples per second; NaN
+    where one of them is unknown."""
     batch, steps = record.global_batch or np.nan, record.steps
     tokens_per_s = positive(steps["tokens_per_s"])
     if record.seq_len and np.isfinite(tokens_per_s).any():
@@ -88,7 +94,7 @@ def step_s_of_rates(record: Record) -> np.ndarray:
 
 
 def judge_rates(record: Record) -> None:
-    """Remove times and rates that cannot be; a note says so."""
+    """Removes times and rates that cannot be; a note says so."""
     _judge_speed(record, "step_s")
     batch, seq_len = record.global_batch or 0, record.seq_len
     if batch > 0 and not record.per_epoch:  # an epoch times micro-steps
@@ -102,10 +108,12 @@ def judge_rates(record: Record) -> None:
 
 
 def _judge_rate(record: Record, name: str, amount: float) -> None:
-    """Remove a rate that does not agree with the time of a step, in which `amount` is done."""
+    """Removes a rate that does not agree with the time of a step. amount: the tokens or samples of
+    a step."""
     step_s, rates = record.steps["step_s"], record.steps[name]
-    both = np.isfinite(rates) & np.isfinite(step_s)
-    done = (rates[both] * step_s[both])[-_LAST:]  # of an entry, whose rate and time belong together
+    has_both = np.isfinite(rates) & np.isfinite(step_s)
+    # The product is taken of each entry, whose rate and time belong together.
+    done = (rates[has_both] * step_s[has_both])[-_LAST:]
     if len(done) and not _agrees(record, name, float(np.median(done)), amount, _AGREES):
         rates[:] = np.nan
     timed = step_s[step_s > 0]
@@ -117,6 +125,8 @@ def _judge_rate(record: Record, name: str, amount: float) -> None:
 
 
 def _agrees(record: Record, name: str, done: float, amount: float, within: float) -> bool:
+    """Returns whether a rate times seconds, `done`, is the `amount` of a step within the factor
+    `within`; where it is not, the record gets a doubt with both numbers."""
     if near(done, amount, within):
         return True
     words = f"{name} x seconds a step is {done:.6g}, but a step is {amount:.6g}"
@@ -125,14 +135,15 @@ def _agrees(record: Record, name: str, done: float, amount: float, within: float
 
 
 def _judge_tflops(record: Record, counted: float) -> None:
-    """Printed TFLOP/s beside TFLOPs of a step and GPU: 6 a parameter and token (Kaplan et al.
-    2020). The widest convention (sc21: full attention, and all of the forward pass recomputed)
-    counts 8 and the attention; a quarter is for what is counted otherwise."""
+    """Removes printed TFLOP/s that no convention of counting gives. counted: TFLOPs of a step and
+    GPU, at 6 a parameter and token (Kaplan et al. 2020). The widest convention (sc21: full
+    attention, and all of the forward pass recomputed) counts 8 and the attention; a quarter is for
+    what is counted otherwise."""
     step_s, tflops = record.steps["step_s"], record.steps["tflops"]
-    both = np.isfinite(tflops) & (step_s > 0)
-    if not both.any():
+    has_both = np.isfinite(tflops) & (step_s > 0)
+    if not has_both.any():
         return
-    times = float(np.median((tflops * step_s)[both])) / counted
+    times = float(np.median((tflops * step_s)[has_both])) / counted
     attention = record.seq_len / (6 * record.model["hidden"]) if "hidden" in record.model else 1.0
     unusual = record.uncounted or "experts" in record.model
     most = _NO_CONVENTION if unusual else 1.25 * 8 / 6 * (1 + attention)
@@ -144,22 +155,23 @@ def _judge_tflops(record: Record, counted: float) -> None:
 
 
 def _judge_speed(record: Record, name: str) -> None:
-    """Remove the column where it would need more TFLOP/s than the card has: for a forward pass
+    """Removes the column where it would need more TFLOP/s than the card has: for a forward pass
     alone; of printed TFLOP/s half, for full attention counts twice what a causal kernel does."""
     values, seq_len = record.steps[name], record.seq_len or 0
-    known = values[np.isfinite(values) & (values > 0)]
+    positive_values = values[np.isfinite(values) & (values > 0)]
     unusual = record.uncounted or record.per_epoch or "experts" in record.model
-    if not len(known) or (name != "tflops" and unusual):
+    if not len(positive_values) or (name != "tflops" and unusual):
         return
-    middle = float(np.median(known))
+    middle = float(np.median(positive_values))
     layers = 8 * record.model.get("n_layer", 0) * record.model.get("hidden", 0) ** 2
     params = record.params or layers  # the least that such layers have
-    each = _LEAST * params / record.gpus / 1e12 if record.gpus else 0.0  # of a token a second
+    # TFLOP/s of a GPU that one token a second needs
+    per_token_per_s = _LEAST * params / record.gpus / 1e12 if record.gpus else 0.0
     needed = {
         "tflops": middle / 2,
-        "step_s": (record.global_batch or 0) * seq_len / middle * each,
-        "samples_per_s": middle * seq_len * each,
-        "tokens_per_s": middle * each,
+        "step_s": (record.global_batch or 0) * seq_len / middle * per_token_per_s,
+        "samples_per_s": middle * seq_len * per_token_per_s,
+        "tokens_per_s": middle * per_token_per_s,
     }[name]
     card = find_gpu(record.gpu_type)
     fastest = max(card.peaks.values()) if card else _FASTEST

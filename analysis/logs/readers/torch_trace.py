@@ -20,7 +20,8 @@ _STEP = "ProfilerStep#"
 
 
 class Trace(NamedTuple):
-    """tables: report name -> rows. rank: whose it is. steps, profiled_s: how many, how long."""
+    """What a trace holds. tables: name of a report of `nsys stats` -> rows. rank: the rank that
+    wrote it. steps: how many it profiled. profiled_s: their seconds."""
 
     tables: dict[str, list[Row]]
     rank: int | None
@@ -29,7 +30,7 @@ class Trace(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """A complete event; seconds. thread: the process and the thread that it is of."""
+    """A complete event, in seconds. thread: the numbers of its process and its thread."""
 
     begin_s: float
     seconds: float
@@ -40,7 +41,7 @@ class _Event(NamedTuple):
 
 
 def read_trace(path: Path) -> Trace:
-    """Read one trace, plain or gzipped.
+    """Reads one trace, plain or gzipped.
 
     Raises:
         Refusal: cut off, too large, not JSON, or no trace.
@@ -67,7 +68,11 @@ def read_trace(path: Path) -> Trace:
 
 
 def _event(event: dict[str, Any], path: Path) -> _Event:
-    """Raises: Refusal: a value is none that the profiler writes."""
+    """Returns an event of the file's list.
+
+    Raises:
+        Refusal: a value is none that the profiler writes.
+    """
     name, times = event.get("name"), [real(event.get(key)) for key in ("ts", "dur")]
     if not isinstance(name, str) or not all(0 <= us < 1e18 for us in times):
         values = ", ".join(f"{key} {ascii(event.get(key)):.40}" for key in ("name", "ts", "dur"))
@@ -79,39 +84,41 @@ def _event(event: dict[str, Any], path: Path) -> _Event:
 
 
 def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
-    """Rows as `nsys stats` prints them, the longest first, from (name, seconds)."""
+    """Returns the rows that `nsys stats` would print, one a name, that of the longest time first.
+    durations: (name, seconds) of each event. heading: of the column of names."""
     times: dict[str, list[float]] = defaultdict(list)
-    for name, seconds in durations:
-        times[name].append(seconds)
-    totals = sorted(((sum(of_name), name) for name, of_name in times.items()), reverse=True)
-    percent = 100 / (sum(total for total, _ in totals) or 1)
+    for name, event_s in durations:
+        times[name].append(event_s)
+    totals = sorted(((sum(events_s), name) for name, events_s in times.items()), reverse=True)
+    percent = 100 / (sum(total_s for total_s, _ in totals) or 1)
     keys = ("Time (%)", "Total Time (s)", "Instances", heading)
-    rows = [(percent * total, total, float(len(times[name])), name) for total, name in totals]
+    rows = [(percent * total_s, total_s, float(len(times[name])), name) for total_s, name in totals]
     return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
 def _covered(events: list[_Event]) -> Iterator[tuple[str, float]]:
-    """(name, seconds that no earlier event of the name covers): ranges of one name that lie inside
-    each other, or in several threads at once, count as the time that they cover."""
-    ends: dict[str, float] = {}
+    """Yields (name, seconds that no earlier event of the name covers). So ranges of one name that
+    lie inside each other, or in several threads at once, add up to the time that they cover.
+    events: by the time when they begin."""
+    ends: dict[str, float] = {}  # a name -> when the last of its events so far ends
     for event in events:
-        before = ends.get(event.name, event.begin_s)
-        yield event.name, max(0.0, event.end_s - max(before, event.begin_s))
-        ends[event.name] = max(before, event.end_s)
+        covered_until_s = ends.get(event.name, event.begin_s)
+        yield event.name, max(0.0, event.end_s - max(covered_until_s, event.begin_s))
+        ends[event.name] = max(covered_until_s, event.end_s)
 
 
 def _own_times(events: list[_Event]) -> Iterator[tuple[str, float]]:
-    """(name, seconds without the operators inside) of every operator on the host."""
+    """Yields (name, seconds without the operators that it calls) of each operator on the host."""
     operators = [e for e in events if e.category == "cpu_op"]
     operators.sort(key=lambda operator: (operator.begin_s, -operator.seconds))
-    inside: dict[int, float] = defaultdict(float)  # an operator's number -> seconds
-    around: dict[str, list[int]] = defaultdict(list)  # thread -> operators, outermost first
-    for n, event in enumerate(operators):
-        open_ = around[event.thread]
-        while open_ and operators[open_[-1]].end_s <= event.begin_s:
-            open_.pop()
-        if open_:
-            inside[open_[-1]] += event.seconds
-        open_.append(n)
-    for n, event in enumerate(operators):
-        yield event.name, max(0.0, event.seconds - inside[n])
+    called_s: dict[int, float] = defaultdict(float)  # an operator's number -> of those it calls
+    stacks: dict[str, list[int]] = defaultdict(list)  # thread -> open operators, outermost first
+    for number, event in enumerate(operators):
+        stack = stacks[event.thread]
+        while stack and operators[stack[-1]].end_s <= event.begin_s:
+            stack.pop()
+        if stack:
+            called_s[stack[-1]] += event.seconds
+        stack.append(number)
+    for number, event in enumerate(operators):
+        yield event.name, max(0.0, event.seconds - called_s[number])
