@@ -39,7 +39,7 @@ _VALIDATION = re.compile(r" validation loss at iteration (\d+) \| lm loss value:
 
 @command_line(NAME)
 def main(argv: list[str] | None = None) -> int:
-    """Write the curves; 0 when the tool took those of every run."""
+    """Writes the curves; returns 0 when the tool took those of every run."""
     parser = parser_of(NAME, __doc__, paths="run folder or folder")
     parser.add_argument("--to", choices=tuple(TOOLS), required=True, help="the tool")
     where = {"type": named_folder, "default": Path("curves"), "metavar": "DIR"}
@@ -95,28 +95,30 @@ class Feed:
         key = f"{facts.get('study') or 'runs'}-{facts['run']}-{started}"
         self._files = store / re.sub(r"[^\w.+=-]+", "-", key)
         self._bookmark = store / f"{self._files.name}.json"
-        self._kept = read_json_if_whole(self._bookmark) or {"last_step": 0, "ids": {}}
+        self._progress = read_json_if_whole(self._bookmark) or {"last_step": 0, "ids": {}}
         self._sink: Sink | None = None
 
     def write(self, follow: bool) -> bool:
-        """Gives the tool the steps that it does not have; returns whether this was the last time,
-        and then says so in a line. Raises what the tool's library raises."""
+        """Gives the tool the steps that it does not have. Returns False where the run still trains
+        and `follow` waits for more; else it closes the run in the tool, prints how many steps were
+        written and returns True. Raises what the tool's library raises."""
         run = read_run(self.folder)
         points = points_of(run)
-        new = [point for point in points if point.step > self._kept["last_step"]]
+        new = [point for point in points if point.step > self._progress["last_step"]]
         if new:
             if self._sink is None:
-                about = run.facts.get("study") or "runs", run.name, config_of(run.facts)
-                self._sink = self._tool.open(*about, self._files, self._kept["ids"])
+                study, config = run.facts.get("study") or "runs", config_of(run.facts)
+                ids = self._progress["ids"]
+                self._sink = self._tool.open(study, run.name, config, self._files, ids)
             self._sink.write(new)
-            self._kept["last_step"] = new[-1].step
-            write_synced(self._bookmark, json.dumps(self._kept) + "\n")
+            self._progress["last_step"] = new[-1].step
+            write_synced(self._bookmark, json.dumps(self._progress) + "\n")
         if follow and run.state == RUNNING:
             return False
         if self._sink is not None:
             self._sink.close(run.state)
-        before = len(points) - len(new)
-        line = f"{run.name}: {len(new)} steps written, {before} were there: {self._store}"
+        old_steps = len(points) - len(new)
+        line = f"{run.name}: {len(new)} steps written, {old_steps} were there: {self._store}"
         print(printable(line), flush=True)
         return True
 

@@ -77,7 +77,8 @@ class End:
 
 @contextlib.contextmanager
 def locked(studies: Iterable[Study], logs: Path) -> Iterator[None]:
-    """Make the studies' folders; no other command submits or changes their jobs meanwhile."""
+    """Holds the locks of the studies' folders, which it makes where they are missing: no other
+    command submits or changes their jobs meanwhile."""
     with contextlib.ExitStack() as stack:
         for folder in sorted({logs / study.name for study in studies}):
             folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +135,7 @@ def recall(folder: Path, job_id: int) -> Job | None:
 
 
 def remember(folder: Path, job: Job, row: Row) -> None:
-    """Write down how a job ended, in the folder that its run has; who submits a run makes it."""
+    """Writes down how a job ended, in the folder that its run has; who submits a run makes it."""
     path = folder / f"{job.job_id}.state"
     if job.state in PENDING | ACTIVE:
         path.unlink(missing_ok=True)  # an end before Slurm restarted the job
@@ -236,8 +237,8 @@ def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End
 
 
 def _latest_end(folder: Path, attempt: str) -> float:
-    """When the time limit of a job's attempt is over, by what Slurm said as it began (unix time);
-    infinite where it has not begun, or has no limit."""
+    """Returns when the time limit of a job's attempt is over, by what Slurm said as it began (unix
+    time); infinite where it has not begun, or has no limit."""
     limit = re.search(r" TimeLimit=(\S+)", tail(folder / f"{attempt}.job"))
     with contextlib.suppress(UsageError, OSError):  # UNLIMITED
         if limit is not None:
@@ -246,9 +247,10 @@ def _latest_end(folder: Path, attempt: str) -> float:
 
 
 def with_result(row: Row, folder: Path, spec: RunSpec) -> Row:
-    """The row of a run whose last job came to no result while the folder holds a complete one of an
-    earlier job: that result with its job, and a word on the later job. Where that result is of
-    other settings than the study's and the later job was to train these, the later job counts."""
+    """Returns the row of a run. Where its last job came to no result while the folder holds a
+    complete one of an earlier job, the row is of that result and its job, with a word on the later
+    job. Where that result is of other settings than the study's and the later job was to train
+    these, the later job counts."""
     if row.state not in FAILURES or row.job_id is None or not (folder / "run.json").exists():
         return row
     if (ran := ran_by(folder)) == row.job_id:
@@ -267,8 +269,8 @@ def with_result(row: Row, folder: Path, spec: RunSpec) -> Row:
 
 
 def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
-    """The row of a complete run, missing where the study's file says other settings by now: what it
-    asks for has not run."""
+    """Returns the row of a run; a complete one is missing where the study's file says other
+    settings by now: what it asks for has not run."""
     if row.state != "complete" or not (changed := changed_settings(folder, spec)):
         return row
     line = f"a run of other settings is complete: {', '.join(changed)}; submit trains this one"
@@ -282,6 +284,7 @@ def changed_settings(folder: Path, spec: RunSpec) -> list[str]:
 
 
 def _changed(before: dict[str, Any], spec: RunSpec) -> list[str]:
+    """Returns the settings that differ, each with the value before and that of the study now."""
     now = spec.settings()
     for name in ("vocab_size", "end_of_text"):  # these may follow from data that are not here
         now[name] = before.get(name) if now[name] is None else now[name]
@@ -300,8 +303,8 @@ def ran_by(folder: Path) -> int | None:
 
 
 def job_ids(study: Study, logs: Path, jobs: dict[int, Job]) -> dict[str, list[int]]:
-    """The jobs of each run: what they left in its folder names them. Of those that were submitted
-    by hand and have not started, Slurm knows the comment."""
+    """Returns the jobs of each run: what they left in its folder names them. Of those that were
+    submitted by hand and have not started, Slurm knows the comment."""
     ids = {name: set(reader.job_ids(logs / study.name / name)) for name in study.runs}
     comment = comment_of(study, logs)
     for job in jobs.values():

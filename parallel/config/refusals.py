@@ -165,11 +165,12 @@ def _of_auto_ep(spec: "RunSpec") -> Cases:
 
 
 def _of_machine(spec: "RunSpec") -> Cases:
-    """Yields what needs a GPU, or Transformer Engine, and is asked for without it."""
-    on_cpu, cp = spec.device == "cpu" and bool(spec.needing_a_gpu), spec.layout.cp
-    yield on_cpu, f"{spec.needing_a_gpu} needs a GPU, and device is cpu"
+    """Yields what needs a GPU, Transformer Engine or another precision, and is asked for without
+    it."""
+    lacks_gpu, cp = spec.device == "cpu" and bool(spec.needing_a_gpu), spec.layout.cp
+    yield lacks_gpu, f"{spec.needing_a_gpu} needs a GPU, and device is cpu"
     reason = f"{spec.te_alone} needs kernels te, not {spec.kernels}"
-    yield bool(spec.te_alone) and not on_cpu and spec.kernels not in ("auto", "te"), reason
+    yield bool(spec.te_alone) and not lacks_gpu and spec.kernels not in ("auto", "te"), reason
     reason = f"cp {cp} needs precision bf16, fp16 or fp8, not fp32"
     yield cp > 1 and spec.precision == "fp32", reason
     reason = f"tf32 is how fp32 is multiplied; precision is {spec.precision}"

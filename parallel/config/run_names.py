@@ -62,12 +62,16 @@ def split_name(values: Mapping[str, Any]) -> str:
     return "-".join(parts)
 
 
-def run_name(split: str, telling: Iterable[str], values: Mapping[str, Any], label: str = "") -> str:
-    """Returns a run's name: its split, the settings that tell it from other runs, and its label."""
-    telling = list(telling)
-    if "global_batch" in telling and values["global_batch"] is not None:
-        telling = [name for name in telling if name != "grad_accum"]
-    return "-".join(filter(None, (split, *(_tag(name, values) for name in telling), label)))
+def run_name(
+    split: str, settings: Iterable[str], values: Mapping[str, Any], label: str = ""
+) -> str:
+    """Returns a run's name: its split, the values of `settings`, which tell it from other runs, and
+    its label."""
+    settings = list(settings)
+    if "global_batch" in settings and values["global_batch"] is not None:
+        settings = [name for name in settings if name != "grad_accum"]  # it follows from the batch
+    tags = [_tag(name, values) for name in settings]
+    return "-".join(part for part in (split, *tags, label) if part)
 
 
 def _words(name: str, value: Any) -> str:

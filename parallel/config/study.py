@@ -226,8 +226,8 @@ def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
     long it trains and its circumstances are left out: with others it may go on (duration.py)."""
     silent = IN_NAME | CIRCUMSTANCES | set(WORK)
     values = spec.values | {"vocab_size": flags.get("vocab_size")}  # the data's is not in the name
-    telling = [n for n in values if n in flags.keys() - silent and spec.asks_for(n)]
-    return run_name(spec.name, telling, values)
+    named = [name for name in values if name in flags.keys() - silent and spec.asks_for(name)]
+    return run_name(spec.name, named, values)
 
 
 def load_study(path: Path | str, cluster: str | None = None) -> Study:
@@ -389,14 +389,14 @@ def _name_all(points: list[Run]) -> dict[str, Run]:
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
     """
     stated = {name for point in points for _, settings in point.layers for name in settings}
-    by_nodes = _telling(["nodes"], points, lambda p: (p.split(), p.label))
+    by_nodes = _differing(["nodes"], points, lambda p: (p.split(), p.label))
     candidates = [name for name in SETTINGS if name in stated - IN_NAME]
-    telling = by_nodes + _telling(
+    differing = by_nodes + _differing(
         candidates, points, lambda p: (p.split(), p.nodes if by_nodes else None, p.label)
     )
     named: dict[str, Run] = {}
     for point in points:
-        configuration = run_name(point.split(), telling, point.named, point.label)
+        configuration = run_name(point.split(), differing, point.named, point.label)
         name = f"{configuration}-r{point.repeat}" if point.repeat else configuration
         if name in named:
             raise UsageError(f"{point.source}: a second run called {name}")
@@ -404,14 +404,15 @@ def _name_all(points: list[Run]) -> dict[str, Run]:
     return named
 
 
-def _telling(settings: list[str], points: list[Run], group: Callable[[Run], Any]) -> list[str]:
+def _differing(settings: list[str], points: list[Run], group: Callable[[Run], Any]) -> list[str]:
     """Returns the settings that have two values within a group of points."""
     groups: dict[Any, list[Run]] = {}
     for point in points:
         groups.setdefault(group(point), []).append(point)
 
-    def tells(name: str) -> bool:
+    def differs(name: str) -> bool:
+        """Returns whether some group has two values of the setting."""
         values = ({repr(point.named[name]) for point in members} for members in groups.values())
-        return any(len(of_group) > 1 for of_group in values)
+        return any(len(group_values) > 1 for group_values in values)
 
-    return list(filter(tells, settings))
+    return list(filter(differs, settings))

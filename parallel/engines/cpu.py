@@ -25,7 +25,8 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # what mallopt(3) sets
 
 
 def keep_freed_memory() -> bool:
-    """From now on take large blocks from the heap and never shrink it; False without glibc.
+    """Takes large blocks from the heap from now on and never shrinks it. Returns whether it could:
+    without glibc it cannot.
 
     By default glibc maps every large block anew and unmaps it when it is freed. Each step's
     activations and gradients are then fresh pages that the kernel must clear again: on one core a
@@ -39,15 +40,16 @@ def keep_freed_memory() -> bool:
 
 
 def share_of_cores(gather: Callable[[Any], list[Any]]) -> int:
-    """Cores for each rank, where those that may use the same cores share them equally. All ranks
-    call it; each asks what its launcher left it. gather: a value of this rank to those of all.
+    """Returns how many cores this rank may keep busy: ranks that may use the same cores of a host
+    share them equally. All ranks call it. gather: takes a rank's value, returns those of all.
     """
-    mine = (platform.node(), sorted(os.sched_getaffinity(0)))
-    return max(1, len(mine[1]) // gather(mine).count(mine))
+    cores = sorted(os.sched_getaffinity(0))
+    host_and_cores = (platform.node(), cores)
+    return max(1, len(cores) // gather(host_and_cores).count(host_and_cores))
 
 
 def import_megatron(compiled: bool = True) -> None:
-    """Import megatron.core, patched first when there is no GPU. Later calls do nothing.
+    """Imports megatron.core, and patches it first when there is no GPU. Later calls do nothing.
 
     compiled: whether torch.compile may fuse its element-wise functions on a GPU.
     """
@@ -86,7 +88,7 @@ def import_megatron(compiled: bool = True) -> None:
 
 @functools.cache
 def patch() -> None:
-    """Apply the patches, once per process."""
+    """Applies the patches, once per process."""
     # `device=torch.cuda.current_device()` names the device of receive buffers, gathers and norms.
     torch.cuda.current_device = lambda: torch.device("cpu")
     # A `with torch.device(...)` block, with which transformers loads a model, knows torch's own
@@ -129,28 +131,30 @@ def _on_cpu(factory: Any) -> Any:
 
 
 def _gather_any_parts(original: Any) -> Any:
-    """all_gather() that lets the parts differ in length: then each is sent to all by all-to-all."""
+    """Returns an all_gather() that lets the parts differ in length: then each rank sends a copy of
+    its part to every rank, by all-to-all. original: the one that takes equal parts alone."""
 
     @functools.wraps(original)
     def all_gather(parts: list[torch.Tensor], part: torch.Tensor, group: Any = None) -> None:
         lengths = list(map(len, parts))
         if len(set(lengths)) == 1:
             return original(parts, part, group)
-        whole = part.new_empty((sum(lengths), *part.shape[1:]))
-        copies = part.repeat(len(parts), *[1] * (part.dim() - 1))
-        dist.all_to_all_single(whole, copies, lengths, [len(part)] * len(parts), group)
-        for out, of_rank in zip(parts, whole.split(lengths), strict=True):
-            out.copy_(of_rank)
+        received = part.new_empty((sum(lengths), *part.shape[1:]))
+        copies = torch.cat([part] * len(parts))  # one for each rank of the group
+        dist.all_to_all_single(received, copies, lengths, [len(part)] * len(parts), group)
+        for out, received_part in zip(parts, received.split(lengths), strict=True):
+            out.copy_(received_part)
 
     return all_gather
 
 
 def _as_from_gpu(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
+    """Returns what megatron-core's `maybe_move_tensor_to_cpu` makes of a tensor on a GPU."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 def _type_as_on_cuda(original: Any) -> Any:
-    """Tensor.type() that answers as it would on CUDA; conversions pass through."""
+    """Returns a Tensor.type() that answers as it would on CUDA; conversions pass through."""
 
     @functools.wraps(original)
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:

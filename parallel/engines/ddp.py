@@ -17,15 +17,20 @@ from parallel.measure.step_parts import ddp_hook
 
 
 class DDPEngine(DataParallelEngine):
+    """Trains the one-device model in DistributedDataParallel, or by itself where dp is 1."""
+
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         module = build_reference(spec, device).to(device)
-        model: nn.Module = module
+        model: nn.Module = module  # with dp, what wraps it
         loss_weight = 1 / spec.layout.n_micro
         if spec.layout.dp > 1:
-            ids = [device] if device.type == "cuda" else None
+            device_ids = [device] if device.type == "cuda" else None
             # Gradients live in the buckets that are reduced: one copy less of each.
             model = DistributedDataParallel(
-                module, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+                module,
+                device_ids=device_ids,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
             )
             if hook := ddp_hook():
                 model.register_comm_hook(None, hook)
@@ -46,8 +51,9 @@ class DDPEngine(DataParallelEngine):
             self._run_backward_once()
 
     def _run_backward_once(self) -> None:
-        """A backward pass whose gradients are dropped. After its first, DDP regroups the gradients
-        that it sums together. A resumed run must sum in the same order as one that never stopped.
+        """Runs a backward pass whose gradients are dropped. After its first, DDP regroups the
+        gradients that it sums together. A resumed run must sum in the same order as one that never
+        stopped.
         """
         shape = (self.spec.layout.micro_batch, self.spec.seq_len)
         tokens_BS = torch.zeros(shape, dtype=torch.int64, device=self.device)

@@ -104,13 +104,14 @@ def adamw(
     spec: RunSpec,
     kind: Callable[..., torch.optim.AdamW] = torch.optim.AdamW,
 ) -> torch.optim.AdamW:
-    """torch's AdamW over `param_groups` with the run's betas and epsilon, fused (see `fuse`)."""
+    """Returns AdamW over `param_groups` with the run's betas and epsilon, fused (see `fuse`). kind:
+    torch's class, or a subclass of it."""
     groups, betas = param_groups(parameters, spec.weight_decay), (spec.beta1, spec.beta2)
     return kind(groups, lr=spec.lr, betas=betas, eps=spec.adam_eps, fused=True)
 
 
 def fuse(adam: torch.optim.Optimizer) -> None:
-    """Let torch's AdamW that a library made pass once over weights, gradients and moments, not a
+    """Lets torch's AdamW that a library made pass once over weights, gradients and moments, not a
     dozen times: those were a quarter of a GPT-2 124M step of 512 tokens on one core."""
     if isinstance(adam, torch.optim.Adam):
         for settings in (adam.defaults, *adam.param_groups):
@@ -118,13 +119,14 @@ def fuse(adam: torch.optim.Optimizer) -> None:
 
 
 def set_lr(groups: Iterable[dict], lr: float) -> None:
+    """Sets the learning rate of an optimizer's groups."""
     for group in groups:
         group["lr"] = lr
 
 
 @torch.no_grad()
 def balance(biases: list[Tensor], tokens: list[Tensor], group: Any = None) -> None:
-    """Step the bias of each router's experts, [E], by how many tokens this rank's part of a step
+    """Steps the bias of each router's experts, [E], by how many tokens this rank's part of a step
     sent to each. After the optimizer's step, for a checkpoint may copy them until then."""
     tokens_LE = torch.stack(tokens).double()
     if dist.get_world_size(group) > 1:
@@ -138,7 +140,7 @@ def balance(biases: list[Tensor], tokens: list[Tensor], group: Any = None) -> No
 
 
 def _counts_in_groups(adam: torch.optim.Optimizer) -> bool:
-    """Returns whether it counts its steps per group, as the FusedAdam of apex and of Transformer
+    """Returns whether AdamW counts its steps per group, as the FusedAdam of apex and of Transformer
     Engine do, and not per parameter, as torch's AdamW does."""
     return not isinstance(adam, torch.optim.Adam)
 
@@ -171,12 +173,14 @@ def biases_of(routers: Iterable[tuple[str, Any]], layout: Layout) -> list[Piece]
 
 
 def adam_step(adam: torch.optim.Optimizer) -> int:
+    """Returns how many steps AdamW has done; 0 before its first."""
     if _counts_in_groups(adam):  # a group without parameters is never counted up
         return max((int(group.get("step", 0)) for group in adam.param_groups), default=0)
     return next((int(s["step"]) for s in adam.state.values() if "step" in s), 0)
 
 
 def set_adam_step(adam: torch.optim.Optimizer, step: int) -> None:
+    """Sets how many steps AdamW has done, for a checkpoint that was loaded."""
     if _counts_in_groups(adam):
         for group in adam.param_groups:
             group["step"] = step

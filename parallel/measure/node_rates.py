@@ -1,4 +1,4 @@
-"""What parallel/bench.py measured on each rank, and who is slower than the others. Torch-free.
+"""What parallel/bench.py measured on each rank, and which nodes are slow. Torch-free.
 
 <study>/preflights.csv has a row for each node of each preflight. A rate is FLOP/s or bytes/s: the
 median over rounds, of the node's slowest rank. short: in words, what was slow; empty where nothing
@@ -43,8 +43,8 @@ class Measured(NamedTuple):
 
 
 class Slowest(NamedTuple):
-    """Who has the lowest rate of a measure, and by how much it is too low, in words; "" where it is
-    no lower than the others' rates vary."""
+    """The rank with the lowest rate of a measure, and by how much the rate is too low, in words; ""
+    where it is no lower than the others' rates vary."""
 
     rank: Measured
     rate: float
@@ -81,22 +81,23 @@ def slowest(
     Rounds of ranks are compared one by one: what slows all ranks alike cancels. before: rates of
     earlier preflights. expected: a rate and its spread.
     """
-    rank = min(own, key=lambda one: median(one.rates[measure]))
-    rates, comparisons = rank.rates[measure], []
+    rank = min(own, key=lambda measured: median(measured.rates[measure]))
+    rates = rank.rates[measure]
     rate = median(rates)
-    comparisons.append((rate / expected[0], expected[1], "the cluster's calibration"))
+    # (ratio of its rate to another, noise of that ratio, the other in words)
+    comparisons = [(rate / expected[0], expected[1], "the cluster's calibration")]
     others = [other.rates[measure] for other in ranks if other is not rank]
     if others:
-        usual = map(median, zip(*others, strict=True))
-        ratios = [own_rate / other for own_rate, other in zip(rates, usual, strict=True)]
+        by_round = zip(rates, zip(*others, strict=True), strict=True)
+        ratios = [own_rate / median(other_rates) for own_rate, other_rates in by_round]
         comparisons.append((median(ratios), spread(ratios), "the others"))
     if before and len(before) >= ENOUGH:
-        usual = median(before)
-        noise = math.hypot(spread(before), spread(rates)) / usual
-        comparisons.append((rate / usual, noise, f"in {len(before)} earlier preflights"))
+        usual_rate = median(before)
+        noise = math.hypot(spread(before), spread(rates)) / usual_rate
+        comparisons.append((rate / usual_rate, noise, f"in {len(before)} earlier preflights"))
     words = (
-        f"{1 - ratio:.0%} less than {than}"
-        for ratio, noise, than in comparisons
+        f"{1 - ratio:.0%} less than {other}"
+        for ratio, noise, other in comparisons
         if is_slower(1 - ratio, noise)
     )
     return Slowest(rank, rate, " and ".join(words))
@@ -139,4 +140,5 @@ def report(
 
 
 def _shown(measure: str, rate: float) -> str:
+    """Returns a rate with its unit."""
     return f"{rate / 1e12:.3g} TFLOP/s" if measure == "matmul" else f"{rate / 1e9:.3g} GB/s"

@@ -33,16 +33,17 @@ class Routing:
         shape = (len(self.blocks), experts.num_experts)
         self.tokens_LE = torch.zeros(shape, dtype=torch.int64, device=device)
         layers = (m for part in modules for m in part.modules() if type(m).__name__ in ROUTERS)
-        for at, layer in enumerate(layers):
+        for index, layer in enumerate(layers):
             if block := getattr(layer, "block", ""):  # a pipeline stage has some alone
-                at = self.blocks.index(block)
-            layer.register_forward_hook(partial(self._add, self.tokens_LE[at]))
+                index = self.blocks.index(block)
+            layer.register_forward_hook(partial(self._add, self.tokens_LE[index]))
 
     def _add(self, sum_E: Tensor, layer: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
+        """Adds the tokens that a layer's forward pass sent to each expert to `sum_E`."""
         # A forward pass inside a backward pass is recomputation: it was counted before.
         if self.counting and torch._C._current_graph_task_id() == -1:
-            counts = hasattr(layer, "tokens_E")  # megatron-core's says which expert a token chose
-            sum_E += layer.tokens_E if counts else output[1].sum(0)
+            has_counts = hasattr(layer, "tokens_E")  # megatron-core's says what a token chose
+            sum_E += layer.tokens_E if has_counts else output[1].sum(0)
 
     def begin(self, counting: bool) -> None:
         """Begins a step."""
@@ -50,8 +51,8 @@ class Routing:
         self.tokens_LE.zero_()
 
     def read(self) -> float:
-        """Returns the step's `expert_load`, of its worst layer. Waits for the device, so it stands
-        behind what the step reads itself."""
+        """Returns the step's `expert_load`, that of the layer with the largest. It waits for the
+        device, so an engine calls it after it has read the step's loss and norm."""
         self.counting = False
         if dist.get_world_size() > 1:
             with region("control"):
@@ -59,6 +60,7 @@ class Routing:
         return float(self.loads_L().max())
 
     def loads_L(self) -> Tensor:
+        """Returns the tokens of each layer's fullest expert over the mean of its experts."""
         tokens_LE = self.tokens_LE.double()
         return tokens_LE.amax(1) / tokens_LE.mean(1)
 

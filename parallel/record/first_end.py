@@ -22,7 +22,8 @@ _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the launcher's own, o
 
 
 def process_number() -> int:
-    """Returns a number of this process, told from those of other hosts; below 2**54."""
+    """Returns a number below 2**54 that tells this process from those of other hosts, too: bits of
+    the host's name, then the pid."""
     return zlib.crc32(platform.node().encode()) << _PID_BITS | os.getpid()
 
 
@@ -30,29 +31,32 @@ class Siblings:
     """Watches the ranks that this rank's launcher started on this node. Linux alone tells how a
     process that is not our child ended, and only until its launcher has asked.
 
-    numbers: each rank's `process_number`.
+    numbers: each rank's `process_number`. rank: this process's own.
     """
 
     def __init__(self, numbers: Sequence[int], rank: int):
-        self._known = threading.Event()
+        self._has_end = threading.Event()
         self._end: End | None = None
         self._oom_kills = _oom_kills()
-        here, watched = process_number() >> _PID_BITS, {}
+        watched: dict[int, tuple[int, int]] = {}  # descriptor of a process -> its rank, its pid
+        this_host = process_number() >> _PID_BITS
         for other, number in enumerate(numbers):
-            pid = number & (1 << _PID_BITS) - 1
-            fields = stat(pid) if other != rank and number >> _PID_BITS == here else None
-            if fields and int(fields[1]) == os.getppid():
+            host, pid = divmod(number, 1 << _PID_BITS)
+            fields = stat(pid) if other != rank and host == this_host else None
+            if fields and int(fields[1]) == os.getppid():  # its parent is our launcher
                 with contextlib.suppress(OSError, AttributeError):  # an older kernel
                     watched[os.pidfd_open(pid)] = other, pid
         threading.Thread(target=self._watch, args=(watched,), daemon=True, name="siblings").start()
 
     def first_end(self, wait_s: float) -> End | None:
-        """Returns how the first of them ended without a word, waiting so long for it; None where
-        none did."""
-        self._known.wait(wait_s)
+        """Returns how the first of them ended without a word; None where none did within `wait_s`
+        seconds."""
+        self._has_end.wait(wait_s)
         return self._end
 
     def _watch(self, watched: dict[int, tuple[int, int]]) -> None:
+        """Waits until every process has ended, and keeps the first end that `_how_ended` gives.
+        watched: descriptor of a process -> its rank, its pid."""
         poll = select.poll()
         for descriptor in watched:
             poll.register(descriptor, select.POLLIN)
@@ -63,11 +67,11 @@ class Siblings:
                 os.close(descriptor)
                 if end and self._end is None:
                     self._end = end
-                    self._known.set()
+                    self._has_end.set()
 
     def _how_ended(self, rank: int, pid: int) -> End | None:
-        """Returns the end by the process's exit status; None where it was asked to end, or nobody
-        knows."""
+        """Returns the end by the process's exit status; None where it was asked to end, or its
+        status is gone."""
         fields = stat(pid)
         if not fields or fields[0] != "Z":
             return None
@@ -119,8 +123,8 @@ def killed_rank(text: str) -> str:
     """Returns the rank that a signal killed, as torchrun names it in a log, or ""."""
     if root := _ROOT_CAUSE.search(text):
         return f"rank {root[1]} was killed: {root[2].strip()}"
-    signal = _SIGNAL.search(text)
-    return signal[0] if signal else ""
+    line = _SIGNAL.search(text)
+    return line[0] if line else ""
 
 
 def cause(text: str) -> str:

@@ -108,7 +108,11 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def _status(path: Path) -> dict[str, Any]:
-    """Raises: UsageError: it is damaged, or there is none."""
+    """Returns a status.json, with the kind of its end.
+
+    Raises:
+        UsageError: it is damaged, or there is none.
+    """
     status = schema.checked(read_json(path), schema.STATUS_KEYS, path)
     if status.get("state") in (FAILED, INTERRUPTED) and status.get("kind") not in list(Kind):
         status["kind"] = kind_of(status.get("reason") or "")
@@ -290,7 +294,8 @@ class Saves(NamedTuple):
 
 
 def read_saves(path: Path) -> Saves:
-    """A damaged checkpoints.csv is a remark: the run's steps are whole."""
+    """Returns what a folder's checkpoints.csv says of saves. Where it is damaged a remark says so:
+    the run's steps are whole."""
     try:
         problems = [row["problem"] for row in read_checkpoints(path) if row["event"] == "save"]
     except UsageError as error:
@@ -324,18 +329,26 @@ def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[s
 
 
 def _read_windows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of one rank's breakdown, each a window of steps.
+
+    Raises:
+        UsageError: there is none, or one has an unknown value, no time, or ends before it begins.
+    """
     rows = read_rows(path, schema.BREAKDOWN_COLUMNS, schema.EXPERT_BREAKDOWN_COLUMNS)
     if not rows:
         raise UsageError(f"{path}: no row")
     for number, row in enumerate(rows, 1):
-        unknown = [n for n, value in row.items() if value is None or not math.isfinite(value)]
+        unknown = [
+            column for column, value in row.items() if value is None or not math.isfinite(value)
+        ]
         if unknown or row["elapsed_s"] <= 0 or row["first_step"] > row["last_step"]:
             raise UsageError(f"{path}: row {number} is no window of steps {', '.join(unknown)}")
     return rows
 
 
 def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Windows without those that an attempt which went on from an older checkpoint ran again."""
+    """Returns the windows without those whose steps a later attempt ran again, from an older
+    checkpoint."""
     kept: list[dict[str, Any]] = []
     for window in windows:
         while kept and kept[-1]["last_step"] >= window["first_step"]:
@@ -380,7 +393,7 @@ def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[d
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Returns (line number, cells) of each row."""
+    """Yields (line number, cells) of each row."""
     try:
         with path.open(newline="") as lines:
             reader = csv.reader(lines)

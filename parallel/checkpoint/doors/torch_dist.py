@@ -11,6 +11,7 @@ forms follow the buffers of one layout: of these the weights alone are read, and
 """
 
 import io
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -52,8 +53,8 @@ _NO_WEIGHTS = re.compile(r"optim|chained|lr_scheduler|train_state|dataloader|rng
 
 
 class _Store:
-    """What a folder holds. shapes: of its tensors. places: of whatever it stores, name -> offset of
-    the box -> where it is."""
+    """What a folder holds. shapes: name of a tensor -> shape. places: name of a tensor or object ->
+    offset of a box -> the file, and where in it the box is."""
 
     def __init__(self, folder: Path):
         self.folder, self.places = folder, defaultdict(dict)
@@ -77,15 +78,15 @@ class _Store:
         """Returns a full tensor, or one layer of a stacked one, where all of it is stored."""
         value, filled = torch.zeros(self.shapes[name][layer is not None :]), 0
         for offset, shape in self._parts[name]:
-            where = [slice(o, o + n) for o, n in zip(offset, shape, strict=True)]
-            if layer is not None and not where[0].start <= layer < where[0].stop:
+            box = [slice(o, o + n) for o, n in zip(offset, shape, strict=True)]
+            if layer is not None and not box[0].start <= layer < box[0].stop:
                 continue
             part = self.load(name, tuple(offset))
             if not isinstance(part, Tensor) or part.shape != shape:
                 raise UsageError(f"{self.folder} is damaged: it holds another part of {name}")
             if layer is not None:
-                part = part[layer - where.pop(0).start]
-            value[tuple(where)] = part
+                part = part[layer - box.pop(0).start]
+            value[tuple(box)] = part
             filled += part.numel()
         if filled != value.numel():
             raise UsageError(f"{self.folder} does not hold all of {name}")
@@ -107,8 +108,8 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     names = [name for parts in named.parts.values() for name in parts.names]
 
     def key_of(kind: str, name: str) -> str | None:
-        """Returns where it is stored; a state's name may be without what stands before the
-        weights'."""
+        """Returns the key under which a tensor of a kind is stored. In the key of a moment the name
+        may lack the prefix that the names of weights have."""
         full = named.prefix + name
         key = states.get((kind, full)) or states.get((kind, name))
         return key or (full if kind == "param" else None)
@@ -161,14 +162,15 @@ def _read_common(store: _Store) -> _Common:
         return _Common(vars(args) if args else {}, form, adam_step, int(common.get("iteration", 0)))
 
 
-def _adam_steps(stored: Any) -> Iterator[int]:
-    """Yields what an optimizer states of AdamW's steps, in its parameter groups or beside the
-    moments."""
-    if isinstance(stored, dict):
-        yield from (int(stored[key]) for key in ("step", "common_step") if stored.get(key))
-        stored = list(stored.values())
-    for each in stored if isinstance(stored, list) else ():
-        yield from _adam_steps(each)
+def _adam_steps(state: Any) -> Iterator[int]:
+    """Yields every number of AdamW's steps in an optimizer's stored state: its parameter groups may
+    have one, or it stands beside the moments. state: the whole, or a dict or list in it."""
+    if isinstance(state, dict):
+        yield from (int(state[key]) for key in ("step", "common_step") if state.get(key))
+        state = list(state.values())
+    if isinstance(state, list):
+        for part in state:
+            yield from _adam_steps(part)
 
 
 def _check(args: dict[str, Any], model: GPTConfig, folder: Path) -> None:
@@ -207,43 +209,67 @@ def write(out: Path, foreign: Foreign, form: str) -> None:
         write_synced(aside / LATEST[0], f"{foreign.step}\n")
 
 
+class _Box(NamedTuple):
+    """Where a parameter of ours is in megatron-core's tensor: the tensor's shape, and the offset
+    and shape of the box that holds the parameter."""
+
+    tensor: torch.Size
+    offset: torch.Size
+    shape: torch.Size
+
+
+def _box_of(config: GPTConfig, name: str, shape: Shape, layer: int | None) -> _Box:
+    """Returns the box of a parameter of this name and shape. layer: its index in a tensor that
+    stacks all layers; None where each layer has tensors of its own."""
+    tensor, offset, box = shape, (0,) * len(shape), shape
+    if config.gated and ".mlp." in name and ".down." not in name:  # the gate's rows, then up's
+        offset = (shape[0] if ".up." in name else 0, *offset[1:])
+        tensor = (2 * shape[0], *shape[1:])
+    if layer is not None:
+        tensor, offset, box = (config.n_layer, *tensor), (layer, *offset), (1, *box)
+    return _Box(torch.Size(tensor), torch.Size(offset), torch.Size(box))
+
+
 def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
-    """Writes a file for each tensor. The fp32 weights stand once, under all names under which a
-    loader asks."""
-    stored, places = {}, {}
+    """Writes a file for each kind of each parameter, and the table of the store. The fp32 weights
+    are in one file, which the table lists under every name under which a loader asks for them."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
 
     def save(content: Any) -> _StorageInfo:
+        """Writes one tensor or object into a file of its own; returns where it is."""
         torch.save(content, stream := io.BytesIO())
         place = _StorageInfo(f"__{len(places)}_0.distcp", 0, stream.tell())  # a new number
         write_blocks(folder / place.relative_path, [stream.getbuffer()])
         return place
 
-    config, objects = foreign.config, ["output_layer._extra_state/shard_0_1"]
+    config = foreign.config
+    # Each product has an object with Transformer Engine's fp8 scales: here there are none in it.
+    fp8_scales = ["output_layer._extra_state/shard_0_1"]
     for name, shape in parameter_shapes(config).items():
         ways = list(megatron(form, config, name))
-        theirs, layer = [parts.names[0] for parts in ways], ways[0].layer
-        part, offset = torch.Size(shape), (0,) * len(shape)
-        if config.gated and ".mlp." in name and ".down." not in name:  # the gate, then up
-            offset = (shape[0] if ".up." in name else 0, *offset[1:])
-            shape = (2 * shape[0], *shape[1:])
-        if layer is not None:
-            shape, offset, part = (config.n_layer, *shape), (layer, *offset), (1, *part)
-        chunk = ChunkStorageMetadata(torch.Size(offset), torch.Size(part))
+        tensor_names, layer = [parts.names[0] for parts in ways], ways[0].layer
+        box = _box_of(config, name, shape, layer)
+        chunk = ChunkStorageMetadata(box.offset, box.shape)
         for kind in KINDS:
-            place = save(foreign.tensor(name, kind).view(part))
-            before = [f"{_STATE}{kind}."] if kind != "param" else ["", *_MASTERS]
-            for full in (each + their for each in before for their in theirs):
-                kept = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size(shape), [])
-                stored.setdefault(full, kept).chunks.append(chunk)
-                places[MetadataIndex(full, offset)] = place
+            place = save(foreign.tensor(name, kind).view(box.shape))
+            prefixes = ["", *_MASTERS] if kind == "param" else [f"{_STATE}{kind}."]
+            for prefix, tensor_name in itertools.product(prefixes, tensor_names):
+                key = prefix + tensor_name
+                if key not in tensors:  # of stacked layers the first one adds it
+                    properties = TensorProperties(torch.float32)
+                    tensors[key] = TensorStorageMetadata(properties, box.tensor, [])
+                tensors[key].chunks.append(chunk)
+                places[MetadataIndex(key, box.offset)] = place
         if name.startswith("blocks.") and name.endswith(".weight"):
             shard = "shard_0_1" if layer is None else f"shard_{layer}_{config.n_layer}"
-            stems = [each.removesuffix(".weight") for each in theirs if "norm" not in each]
-            objects += [f"{stem}._extra_state/{shard}" for stem in stems]
-    # Transformer Engine's fp8 scales: there are none.
-    stored |= dict.fromkeys(objects, BytesStorageMetadata())
-    places |= dict.fromkeys(map(MetadataIndex, objects), save([None]))
-    pickles.write_table(folder / _TABLE, Metadata(stored, storage_data=places))
+            for tensor_name in tensor_names:
+                if "norm" not in tensor_name:
+                    product = tensor_name.removesuffix(".weight")
+                    fp8_scales.append(f"{product}._extra_state/{shard}")
+    objects = dict.fromkeys(fp8_scales, BytesStorageMetadata())
+    places |= dict.fromkeys(map(MetadataIndex, fp8_scales), save([None]))
+    pickles.write_table(folder / _TABLE, Metadata(tensors | objects, storage_data=places))
 
 
 def _optimizers(foreign: Foreign) -> dict[str, Any]:
