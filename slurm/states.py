@@ -308,8 +308,8 @@ def job_ids(study: Study, logs: Path, jobs: dict[int, Job]) -> dict[str, list[in
     ids = {name: set(reader.job_ids(logs / study.name / name)) for name in study.runs}
     comment = comment_of(study, logs)
     for job in jobs.values():
-        ours = job.comment == comment and job.folder == str(ROOT) and job.name in ids
-        if ours and job.state != "COMPLETED":  # a job that found nothing to do
+        is_ours = job.comment == comment and job.folder == str(ROOT) and job.name in ids
+        if is_ours and job.state != "COMPLETED":  # a job that found nothing to do
             ids[job.name].add(job.job_id)
     return {name: sorted(found) for name, found in ids.items()}
 

@@ -35,7 +35,7 @@ class Audit(NamedTuple):
 def audit_paths(
     paths: list[Path], mapping: dict[str, str] | None = None, facts: dict[str, str] | None = None
 ) -> Audit:
-    """Audit the tables of files and folders.
+    """Audits the tables of files and folders.
 
     Args:
         mapping: heading -> our column, where HEADINGS lacks it.

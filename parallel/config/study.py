@@ -94,7 +94,7 @@ class _Sweep:
         return (points + len(self.included)) * self.repeats
 
     def points(self) -> Iterator[dict[str, Any]]:
-        """The settings of each point, in the order that the file gives."""
+        """Yields the settings of each point, in the order that the file gives."""
         if self.product or self.zip:
             zipped = zip(*self.zip.values(), strict=True)
             rows = [dict(zip(self.zip, row, strict=True)) for row in zipped]
@@ -231,7 +231,7 @@ def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
 
 
 def load_study(path: Path | str, cluster: str | None = None) -> Study:
-    """Read and check a study file.
+    """Reads and checks a study file.
 
     `cluster` overrides the study's own.
 

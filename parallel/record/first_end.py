@@ -82,7 +82,7 @@ class Siblings:
         if not number:
             reason = f"rank {rank} ended with exit status {status} and gave no reason"
             return End(Kind.UNKNOWN, reason)
-        names = {each.value: each.name for each in signal.Signals}
+        names = {member.value: member.name for member in signal.Signals}
         reason = f"rank {rank} was killed: {names.get(number, f'Signal {number}')}"
         if number == signal.SIGKILL and _oom_kills() > self._oom_kills:
             return End(Kind.MEMORY, f"{reason}, and the kernel killed for lack of memory")

@@ -274,7 +274,7 @@ def _off_clock(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     beside_s = sorted(gap - 2 * step_s for gap, step_s in gaps)[len(gaps) // 4]
     if beside_s <= 0.01:
         return ""
-    gap, step_s = (median(each) for each in zip(*gaps, strict=True))
+    gap, step_s = (median(column) for column in zip(*gaps, strict=True))
     return f"{schema.STEPS} says {step_s:.4g} s a step, its steps end {gap:.4g} s apart"
 
 
@@ -420,13 +420,13 @@ def find_runs(
         if not top.exists():
             raise UsageError(f"{top}: no such folder")
         before = len(runs)
-        for folder, why in below(top, is_run, "attempts".__eq__):
-            if why and folder == top:
-                raise UsageError(f"{top}: {why}")
-            if why and unread is not None:
-                unread.append(f"{folder}: {why}")
-            elif why:
-                print(f"{folder}: {why}: left out", file=sys.stderr)
+        for folder, problem in below(top, is_run, "attempts".__eq__):
+            if problem and folder == top:
+                raise UsageError(f"{top}: {problem}")
+            if problem and unread is not None:
+                unread.append(f"{folder}: {problem}")
+            elif problem:
+                print(f"{folder}: {problem}: left out", file=sys.stderr)
             elif folder.is_dir():
                 runs.append(folder)
         if len(runs) == before:

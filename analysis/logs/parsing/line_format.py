@@ -41,7 +41,7 @@ class Format:
     reader: Callable[[Log, Record], None] | None = None
 
     def is_in(self, holds: Callable[[bytes], bool]) -> bool:
-        """Whether its marks are among what a text or a log holds."""
+        """Returns whether its marks are among what a text or a log holds."""
         return any(all(map(holds, marks)) for marks in self.marks)
 
     def read(self, log: Log) -> Record:
@@ -113,12 +113,12 @@ class LineFormat(Format):
         return columns
 
     def _is_cut(self, fact: str, header: bytes) -> bool:
-        """Whether a fact that is never the last of its line stands at a line's end."""
+        """Returns whether a fact that is never the last of its line stands at a line's end."""
         open_end = self.facts[fact].removesuffix(NOT_LAST)
         return open_end != self.facts[fact] and re.search(open_end, header) is not None
 
     def _settle_facts(self, record: Record, columns: Columns, header: bytes) -> None:
-        """What the lines and the text before them say once about all of the run."""
+        """Fills what the lines and the text before them say once about all of the run."""
         facts = {name: last_number(pattern, header) for name, pattern in self.facts.items()}
         cut = {name: self._is_cut(name, header) for name in facts if facts[name] is None}
         record.doubt_numbers(cut)
@@ -144,7 +144,7 @@ class LineFormat(Format):
 
 
 def last_number(pattern: bytes, text: bytes) -> int | float | None:
-    """The number in the last match's group: what is said last before training counts."""
+    """Returns the number in the last match's group: what is said last before training counts."""
     matches = re.findall(pattern + BEHIND, text)
     value = number(matches[-1].replace(b"_", b"")) if matches else np.nan
     if not np.isfinite(value):
@@ -153,6 +153,6 @@ def last_number(pattern: bytes, text: bytes) -> int | float | None:
 
 
 def last_known(values: np.ndarray | tuple[()]) -> int | None:
-    """The last number of a column of whole numbers; None where there is none."""
-    known = np.asarray(values)[np.isfinite(values)]
-    return int(known[-1]) if len(known) else None
+    """Returns the last number of a column of whole numbers; None where there is none."""
+    numbers = np.asarray(values)[np.isfinite(values)]
+    return int(numbers[-1]) if len(numbers) else None

@@ -120,7 +120,7 @@ class _Table:
             matches = self._matches(block)
             at = self._places(block, len(matches))
             texts = list(zip(*matches, strict=True)) if self.kinds else []
-            rows = self._rows_of_kinds(texts)
+            rows = self._rows_is_kinds(texts)
             unlike = np.flatnonzero(~np.any([*rows, np.zeros(len(at), bool)], axis=0)).tolist()
             if len(self.kinds) == _KINDS or len(unlike) <= _FEW * len(matches):
                 break
@@ -133,8 +133,8 @@ class _Table:
             if name == "loss":
                 columns["nan_loss"] = _printed_nan(texts[index - 1], columns[name])
         group = self.start.groups
-        for kind, mine in zip(self.kinds, rows, strict=True):
-            unlike += self._read_kind(kind, texts[group:], columns, mine)
+        for kind, is_kind in zip(self.kinds, rows, strict=True):
+            unlike += self._read_kind(kind, texts[group:], columns, is_kind)
             group += len(kind.fields) + 1
         for name in self.names - columns.keys():
             columns[name] = np.full(len(at), np.nan)
@@ -146,7 +146,7 @@ class _Table:
             columns = {name: values[:-1] for name, values in columns.items()}
         self.parts.append(columns)
         self.rows += len(columns["at"])
-        often = {i: mine.sum() for i, mine in enumerate(rows) if mine.any()}
+        often = {i: is_kind.sum() for i, is_kind in enumerate(rows) if is_kind.any()}
         order = sorted(often, key=lambda i: -often[i])  # the commonest is looked for first
         if order and order != list(range(len(self.kinds))):
             self._use([self.kinds[i] for i in order])
@@ -179,7 +179,7 @@ class _Table:
             at = np.array([match.start() for match in self.pattern.finditer(block)], int)
         return at
 
-    def _rows_of_kinds(self, texts: Sequence[tuple[bytes, ...]]) -> list[np.ndarray]:
+    def _rows_is_kinds(self, texts: Sequence[tuple[bytes, ...]]) -> list[np.ndarray]:
         """Returns for each kind which rows are like it, bool (rows,)."""
         rows, end = [], self.start.groups - 1
         for kind in self.kinds:
@@ -193,18 +193,18 @@ class _Table:
         kind: _Kind,
         texts: Sequence[tuple[bytes, ...]],
         columns: Columns,
-        mine: np.ndarray,
+        is_kind: np.ndarray,
     ) -> list[int]:
         """Fills the rows that are like `kind`; returns those with a text that is no number for its
-        field. mine: which rows are like it."""
-        alike, rows = mine.all(), np.flatnonzero(mine)
+        field. is_kind: which rows are like it."""
+        alike, rows = is_kind.all(), np.flatnonzero(is_kind)
         wrong: set[int] = set()
         for field, values in zip(kind.fields, texts, strict=False):
-            values = values if alike else tuple(compress(values, mine))
+            values = values if alike else tuple(compress(values, is_kind))
             numbers, odd, commas = _numbers(values, self._reader(kind, field))
             wrong.update(rows[odd].tolist())
             if not alike:
-                columns.setdefault(field.name, np.full(len(mine), np.nan))[rows] = numbers
+                columns.setdefault(field.name, np.full(len(is_kind), np.nan))[rows] = numbers
             else:
                 columns[field.name] = numbers
             self.with_comma[field.name] += (rows[commas] + self.rows).tolist()
@@ -285,9 +285,9 @@ class _Table:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in self.names}
         of_decimals = any(2 * count > self.rows for count in self.decimal.values())
         for name in self.fields:
-            known = np.isfinite(columns[name]).sum()
+            n_numbers = np.isfinite(columns[name]).sum()
             last = np.concatenate([np.empty(0, int), *self.last[name]])
-            unsure = last if 2 * len(last) <= known else last[:0]
+            unsure = last if 2 * len(last) <= n_numbers else last[:0]
             if of_decimals:
                 unsure = np.append(unsure, self.with_comma[name])
             unsure = np.unique(unsure[unsure < self.rows]).astype(int)

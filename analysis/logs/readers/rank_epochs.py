@@ -35,15 +35,15 @@ _ANY = re.compile(
 
 
 def _read(log: Log, record: Record) -> None:
-    """Read one log.
+    """Reads one log: a step is an epoch, with the time of its slowest rank.
 
     Raises:
         Refusal: it holds several runs.
     """
-    blocks: list[dict[str, Any]] = []
+    blocks: list[dict[str, Any]] = []  # what one rank says of one epoch, or the averages' numbers
     for at, match in log.matches(_ANY):
         texts = {name: text for name, text in match.groupdict().items() if text}
-        values = {k: True if k == "average" else number(text) for k, text in texts.items()}
+        values = {name: True if name == "average" else number(text) for name, text in texts.items()}
         values["nan_loss"] = float(is_nan(texts.get("loss")))
         if {"epoch", "average"} & texts.keys():
             blocks.append({"at": float(at)} | values)
@@ -51,37 +51,47 @@ def _read(log: Log, record: Record) -> None:
             blocks[-1] = values | blocks[-1]
     blocks = [block for block in blocks if block.get("step_s")]
     averages = [block for block in blocks if "average" in block]
-    ranks: dict[float, dict[float | None, dict[str, Any]]] = defaultdict(dict)
+    # an epoch -> its ranks -> the first block of each
+    epochs: dict[float, dict[float | None, dict[str, Any]]] = defaultdict(dict)
     for block in blocks:
         if "epoch" in block:
-            first = ranks[block["epoch"]].setdefault(block.get("rank"), block)
+            first = epochs[block["epoch"]].setdefault(block.get("rank"), block)
             if first["step_s"] != block["step_s"]:
-                lines = [log.line_no(int(of["at"])) for of in (first, block)]
-                why = f"several runs: lines {lines[0]} and {lines[1]} are of one rank and epoch"
-                raise Refusal(str(log.path), f"{why}; copy each run to a file of its own")
-    most = max(map(len, ranks.values()), default=0)
+                lines = [log.line_no(int(entry["at"])) for entry in (first, block)]
+                reason = f"several runs: lines {lines[0]} and {lines[1]} are of one rank and epoch"
+                raise Refusal(str(log.path), f"{reason}; copy each run to a file of its own")
+    n_ranks = max(map(len, epochs.values()), default=0)
+    # An epoch with fewer ranks is left out: the slowest may be among those that are missing.
     slowest = [
-        max(of.values(), key=lambda block: block["step_s"]) | {"iteration": epoch}
-        for epoch, of in sorted(ranks.items())
-        if len(of) == most
+        max(ranks.values(), key=lambda block: block["step_s"]) | {"iteration": epoch}
+        for epoch, ranks in sorted(epochs.items())
+        if len(ranks) == n_ranks
     ]
     if slowest and averages:
-        mean_s, step_s = (np.mean([b["step_s"] for b in of]) for of in (averages, slowest))
+        mean_s = np.mean([average["step_s"] for average in averages])
+        step_s = np.mean([entry["step_s"] for entry in slowest])
         words = f"the printed {mean_s:.2f} s are the mean over ranks; the slowest takes"
         record.doubts["ranks"] = f"{words} {step_s:.2f} s"
         for entry, average in zip(slowest, averages, strict=False):
-            entry |= {k: average[k] for k in ("loss", "nan_loss") if "loss" in average}
+            entry |= {name: average[name] for name in ("loss", "nan_loss") if "loss" in average}
     elif averages:
-        slowest = [{"iteration": float(i)} | block for i, block in enumerate(averages)]
+        slowest = [{"iteration": float(i)} | average for i, average in enumerate(averages)]
         record.doubts["ranks"] = "the mean over ranks is printed, not the slowest"
     names = {name for entry in slowest for name in entry} - {"average", "epoch", "rank"}
-    columns = {k: np.array([e.get(k, np.nan) for e in slowest], float) for k in names | {"at"}}
+    columns = {
+        name: np.array([entry.get(name, np.nan) for entry in slowest], float)
+        for name in names | {"at"}
+    }
     put_steps(record, columns, log)
     for name in ("compute_s", "communication_s"):
         if name in columns and np.isfinite(columns[name]).all():
             record.totals[name] = float(columns[name].mean())
-    seen = {rank for of in ranks.values() for rank in of}
-    gpus = {(None,): 1}.get(tuple(seen), most if most > 1 and seen == set(range(most)) else None)
+    numbers = {rank for ranks in epochs.values() for rank in ranks}
+    gpus = None
+    if numbers == {None}:  # one process, which does not number itself
+        gpus = 1
+    elif n_ranks > 1 and numbers == set(range(n_ranks)):
+        gpus = n_ranks
     state(record, {"gpus": gpus}, "log")
     record.epochs = bool(slowest)
     judge_end(record, log)
