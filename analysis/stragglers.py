@@ -15,11 +15,11 @@ import sys
 from collections import defaultdict
 
 from analysis.common.table import Column, Table, show
-from analysis.logs.naming import distinct
+from analysis.logs.load import load_own
+from analysis.logs.naming import name_of
 from analysis.runs.run_options import parser_of
 from base.errors import UsageError, command_line, warn
 from parallel.measure import slow_ranks
-from parallel.record.reader import find_runs, read_facts
 
 _RANKS = [Column("run", "run"), Column("kind", "kind"), Column("rank", "rank", "d")]
 _RANKS += [Column("node", "node"), Column("longer", "longer by", ".0%")]
@@ -33,17 +33,16 @@ _NODES.append(Column("runs", "which"))
 def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.stragglers", __doc__, "table", paths="run folder or study")
     flags = parser.parse_args(argv)
-    read, problems = {}, []
-    for folder in find_runs(flags.paths):
+    records, problems = load_own(flags.paths)
+    slow = {}
+    for record in records:
         try:
-            read[folder] = read_facts(folder)["run"], slow_ranks.verdicts(folder)
+            slow[name_of(record)] = slow_ranks.verdicts(record.own.path)
         except UsageError as error:
             problems.append(str(error))
-    if not read:
+    if not slow:
         raise UsageError("; ".join(problems))
     warn("analysis.stragglers", *problems)
-    names = distinct([name for name, _ in read.values()], list(read))
-    slow = dict(zip(names, (verdicts for _, verdicts in read.values()), strict=True))
     show([t for t in tables(slow) if t.rows or t.notes], flags.format, flags.columns)
     return 0
 

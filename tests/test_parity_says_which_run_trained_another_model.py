@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
+from analysis.logs.load import load_own
 from analysis.parity import main
-from analysis.runs.loss_parity import first_losses, read_runs, verify
+from analysis.runs.loss_parity import first_losses, verify
 from models import gpt
 from models.config import preset
 from tests.fixture_runs import facts, losses, write
@@ -16,7 +17,7 @@ NORMS = [1.5 - 0.01 * i for i in range(20)]  # as `write` has them
 
 
 def verdicts(root):
-    return {p.run: p.verdict.text for p in verify(read_runs([root]).content).values()}
+    return {p.run: p.verdict.text for p in verify(load_own([root]).content).values()}
 
 
 @pytest.fixture

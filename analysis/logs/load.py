@@ -5,7 +5,7 @@ import os
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
 from base.errors import Reading, UsageError
 from base.files import below
-from parallel.record.reader import is_run_folder
+from parallel.record.reader import find_runs, has_run, is_run_folder
 
 # Of a folder, only these are taken for logs (PBS: name.o123); a file named outright is tried.
 _LOGS = re.compile(r"(?i:\.out|\.log)|\.(?:err|txt|jsonl?|[oe]\d+)\Z")
@@ -37,6 +37,28 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> Reading[list
     refused = [str(refusal) for refusal in refusals]
     if not records:
         raise UsageError("; ".join(refused) or "nothing to read")
+    return Reading(records, refused)
+
+
+def load_own(paths: list[Path], is_run: Callable[[Path], bool] = has_run) -> Reading[list[Record]]:
+    """Returns every run folder at or below the paths, and one line for each that cannot be read.
+
+    is_run: `is_run_folder` takes also jobs that have not begun a run.
+
+    Raises:
+        UsageError: no folder could be read.
+    """
+    from analysis.logs.readers import run_folder  # slow to load: not for --help
+
+    records, refused = [], []
+    for folder in find_runs(paths, is_run, refused):
+        try:
+            records.append(run_folder.read(folder))
+        except UsageError as error:  # the others are still reported
+            refused.append(str(error))
+    if not records:
+        raise UsageError("; ".join(refused))
+    tell_apart(records)
     return Reading(records, refused)
 
 

@@ -19,11 +19,9 @@ _CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
 
 def breakdown(study: Study) -> list[Section]:
     """Shows the tables of `analysis.breakdown`, and each rank's parts of a step as a bar."""
-    outcomes = [rank_times.of_record(record) for record in study.own]
-    runs = [outcome.content for outcome in outcomes if outcome.content]
+    runs, problems = rank_times.breakdowns_of(study.own)
     if not runs:
         return []
-    problems = [line for outcome in outcomes for line in outcome.left_out]
     bars = [
         {"bar": f"{run.name}; rank {rank}", "part": part, "seconds": row[f"{part}_s"]}
         for run in runs

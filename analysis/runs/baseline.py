@@ -53,11 +53,14 @@ def _system(record: Record) -> str | None:
     return record.submission and record.submission.system
 
 
-def own_baselines(records: list[Record]) -> list[list[Record]]:
-    """Returns, for each run, the runs that may be the baseline that its run.json names.
+def fitting_baselines(records: list[Record], named: Record | None = None) -> list[list[Record]]:
+    """Returns, for each run, the runs that may be its baseline: the one that was named, else those
+    that its run.json means.
 
     Two machines may have the same study: the baseline is in the run's own folder.
     """
+    if named:
+        return [[named]] * len(records)
     runs: dict[tuple[Path, str | None, str | None], list[Record]] = defaultdict(list)
     for record in records:
         runs[Path(record.source).parent, record.study, own_name(record)].append(record)

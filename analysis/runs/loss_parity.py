@@ -3,19 +3,17 @@
 import math
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
-from analysis.logs.naming import name_of, tell_apart
-from analysis.logs.readers import run_folder
+from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.runs.baseline import own_baselines
-from base.errors import Reading, Reason, UsageError
+from analysis.runs.baseline import fitting_baselines
+from base.errors import Reason
 from models.config import INIT_STD, PARTS, GPTConfig
 from parallel.config.run_spec import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
-from parallel.record.reader import Run, find_runs, is_run_folder
+from parallel.record.reader import Run
 
 LOSS_BAR = 2e-4  # absolute, nats per token
 GRAD_NORM_BAR = 2e-3  # relative to the baseline's
@@ -193,9 +191,8 @@ def verify(records: list[Record], baseline: Record | None = None) -> dict[str, P
     `baseline` is the run to compare with; without it, each run.json names its own.
     """
     own = [record for record in records if record.own]
-    baselines = [[baseline]] * len(own) if baseline else own_baselines(own)
     parities = {}
-    for record, fits in zip(own, baselines, strict=True):
+    for record, fits in zip(own, fitting_baselines(own, baseline), strict=True):
         beside = fits[0].own if fits else None
         parity = compare(record.own, beside)
         if len(fits) > 1 and record.own.state == COMPLETE:
@@ -204,21 +201,6 @@ def verify(records: list[Record], baseline: Record | None = None) -> dict[str, P
             parity = Parity(parity.run, reason, len(record.own.steps))
         parities[record.source] = replace(parity, run=name_of(record), baseline=beside)
     return parities
-
-
-def read_runs(paths: list[Path]) -> Reading[list[Record]]:
-    """Returns the runs at the paths, also those that have not begun, and one line for each folder
-    that cannot be read."""
-    records, damaged = [], []
-    for path in find_runs(paths, is_run_folder, damaged):
-        try:
-            records.append(run_folder.read(path))
-        except UsageError as error:  # the others are still reported
-            damaged.append(str(error))
-    if not records:
-        raise UsageError("; ".join(damaged))
-    tell_apart(records)
-    return Reading(records, damaged)
 
 
 _COLUMNS = [

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table, by_key
+from analysis.logs.load import load_own
 from analysis.logs.naming import name_of, tell_apart
-from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
-from analysis.runs.baseline import baseline_of, own_baselines
+from analysis.runs.baseline import baseline_of, fitting_baselines
 from analysis.runs.fairness import differences, scaling_of
 from analysis.runs.ratio import Side, against
 from analysis.runs.shared_hosts import shared_cores
@@ -20,7 +20,7 @@ from base.errors import Reading, UsageError
 from parallel.config.run_spec import SETTINGS, RunSpec, assembled, settings_of
 from parallel.config.settings import check_setting
 from parallel.record.ends import COMPLETE
-from parallel.record.reader import Run, find_runs, read_breakdown
+from parallel.record.reader import Run, read_breakdown
 from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES, EXPERT_BREAKDOWN_COLUMNS
 
 COLLECTIVE = tuple(axis for axis in (*AXES, *EXPERT_AXES) if axis != "pp")
@@ -267,13 +267,10 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
     records = [breakdown.record for breakdown in breakdowns]
     scaling, partners = scaling or scaling_of(records), shared_cores(records)
     by_source = {breakdown.record.source: breakdown for breakdown in breakdowns}
-    if baseline:
-        baselines = [[baseline_of(baseline, records)]] * len(records)
-    else:
-        baselines = own_baselines(records)
+    named = baseline_of(baseline, records) if baseline else None
     notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]
     rows = []
-    for breakdown, fitting in zip(breakdowns, baselines, strict=True):
+    for breakdown, fitting in zip(breakdowns, fitting_baselines(records, named), strict=True):
         fits = [by_source[record.source] for record in fitting]
         if fits == [breakdown]:
             continue
@@ -325,24 +322,11 @@ def _not_decomposed(
     return ""
 
 
-def read_all(paths: list[Path]) -> Reading[list[Breakdown]]:
-    """Returns every breakdown at the paths, and one line for each thing that could not be read."""
-    breakdowns, problems = [], []
-    for path in find_runs(paths):
-        try:
-            breakdown, unread = of_record(run_folder.read(path))
-        except UsageError as error:
-            breakdown, unread = None, [str(error)]
-        problems += unread
-        if breakdown is not None:
-            breakdowns.append(breakdown)
-    if not breakdowns:
-        if len(problems) > 1 and all(line.endswith(WITHOUT) for line in problems):
-            where = ", ".join(map(str, paths))
-            problems = [f"{where}: none of {len(problems)} runs has a breakdown (--breakdown)"]
-        raise UsageError("; ".join(problems))
-    tell_apart([breakdown.record for breakdown in breakdowns])
-    return Reading(breakdowns, problems)
+def breakdowns_of(records: list[Record]) -> Reading[list[Breakdown]]:
+    """Returns the breakdowns of runs, and one line for each thing that could not be read."""
+    readings = [of_record(record) for record in records]
+    breakdowns = [reading.content for reading in readings if reading.content]
+    return Reading(breakdowns, [line for reading in readings for line in reading.left_out])
 
 
 def report(
@@ -350,5 +334,13 @@ def report(
 ) -> Reading[list[Table]]:
     """Returns the three tables of what is at the paths, and one line for each thing that could not
     be read."""
-    runs, problems = read_all(paths)
+    records, refused = load_own(paths)
+    runs, problems = breakdowns_of(records)
+    problems = refused + problems
+    if not runs:
+        if len(problems) > 1 and all(line.endswith(WITHOUT) for line in problems):
+            where = ", ".join(map(str, paths))
+            problems = [f"{where}: none of {len(problems)} runs has a breakdown (--breakdown)"]
+        raise UsageError("; ".join(problems))
+    tell_apart([run.record for run in runs])  # only these are shown
     return Reading([times(runs), messages(runs), losses(runs, baseline, scaling)], problems)

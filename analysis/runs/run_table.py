@@ -8,7 +8,7 @@ from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import describe_rule, no_timing
 from analysis.runs import predictions, throughput
-from analysis.runs.baseline import baseline_of, own_baselines
+from analysis.runs.baseline import baseline_of, fitting_baselines
 from analysis.runs.fairness import (
     CHANGED,
     changed,
@@ -57,9 +57,8 @@ def rows(
     parities = verify(records, named)
     runs = judged(records, window)
     study = _Comparing(runs, kind, any_commit)
-    baselines = [[named]] * len(records) if named else own_baselines(records)
     rows = []
-    for run, fits in zip(runs, baselines, strict=True):
+    for run, fits in zip(runs, fitting_baselines(records, named), strict=True):
         record, row = run.record, _row(run, convention)
         base, ratio, doubts = study.beside(run, fits, row["missing"])
         parity = parities.get(record.source)

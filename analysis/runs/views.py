@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from analysis.common.table import Table, show, show_objects
 from analysis.logs.fact_options import facts_of
-from analysis.logs.load import load
+from analysis.logs.load import load, load_own
 from analysis.runs import (
     checkpoint_costs,
     gpu_hours,
@@ -24,6 +24,7 @@ from analysis.runs.fairness import question_of
 from analysis.runs.run_options import LOGS, load_runs, parser_of, unheeded
 from analysis.runs.verdict import SUMMARY
 from base.errors import UsageError, command_line, warn
+from parallel.record.reader import is_run_folder
 
 
 class Result(NamedTuple):
@@ -90,7 +91,7 @@ def compare(options: Namespace) -> Result:
 
 
 def parity(options: Namespace) -> Result:
-    records, damaged = loss_parity.read_runs(options.paths)
+    records, damaged = load_own(options.paths, is_run_folder)
     warn("analysis.parity", *damaged)
     baseline = baseline_of(options.baseline, records) if options.baseline else None
     parities = list(loss_parity.verify(records, baseline).values())
