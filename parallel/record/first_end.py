@@ -89,10 +89,10 @@ class Siblings:
         return End(Kind.KILLED, reason)
 
 
-def _oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+def _oom_kills() -> int:
     """Returns how many processes this machine's kernel has killed because memory ran out."""
     with contextlib.suppress(OSError, ValueError):
-        for line in vmstat.read_text().splitlines():
+        for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0

@@ -103,7 +103,7 @@ def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.e
     return variables
 
 
-def end_with_launcher(launch: Launch, environment: Mapping[str, str] = os.environ) -> None:
+def end_with_launcher(launch: Launch) -> None:
     """Sends this process SIGTERM when the launcher that started it is gone, after SIGKILL say.
 
     Otherwise the ranks would write into the folder of the next attempt. This holds for torchrun,
@@ -112,15 +112,14 @@ def end_with_launcher(launch: Launch, environment: Mapping[str, str] = os.enviro
     when the *thread* of the launcher ends that started the rank.
     """
     global _launcher
-    from_deepspeed = "CROSS_RANK" in environment
-    waits = launch.launcher in ("torchrun", "srun", "fork") or from_deepspeed
+    from_deepspeed = "CROSS_RANK" in os.environ
 
     def watch() -> None:
         while os.getppid() == _launcher:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if waits:
+    if from_deepspeed or launch.launcher in ("torchrun", "srun", "fork"):
         _launcher = os.getppid()
         threading.Thread(target=watch, daemon=True, name="launcher").start()
 
@@ -133,16 +132,14 @@ def signal_words(signal_name: str) -> str:
     return f"{signal_name}: the launcher (process {_launcher}) is gone" if gone else signal_name
 
 
-def tell_torchrun(
-    line: str, after_s: float = 0.0, environment: Mapping[str, str] = os.environ
-) -> None:
+def tell_torchrun(line: str, after_s: float = 0.0) -> None:
     """Writes why this rank ended where torchrun finds it, and repeats it in its own report.
 
     torchrun reports the rank that fails first, and ends the others. Where all ranks fail for the
     same reason, all but one wait `after_s` seconds.
     """
-    path = environment.get("TORCHELASTIC_ERROR_FILE")
-    if not path or "TORCHELASTIC_RUN_ID" not in environment:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     time.sleep(after_s)
     with contextlib.suppress(OSError), open(path, "x") as file:  # else the line is on stderr alone

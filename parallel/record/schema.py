@@ -165,7 +165,7 @@ def checked(content: dict[str, Any], allowed: dict[str, Any], path: Path) -> dic
 
 
 def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
-    """run.json's content, or <jobid>.submitted's."""
+    """Returns run.json's content, or <jobid>.submitted's."""
     checked(facts, _FACTS, path)
     if not facts.get("run"):
         raise UsageError(f"{path} is damaged: it names no run")
@@ -180,12 +180,8 @@ def _check_version(content: dict[str, Any], known: str, path: Path) -> None:
         raise UsageError(f"{path}: schema_version {shown(version)} is not known ({known!r} is)")
 
 
-def checked_metrics(metrics: dict[str, Any], facts: dict[str, Any], path: Path) -> dict[str, Any]:
-    """training_metrics.json's content, of the run that `facts` describes."""
+def checked_metrics(metrics: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Returns training_metrics.json's content."""
     checked(metrics, _METRICS, path)
     _check_version(metrics, METRICS_VERSION, path)
-    ranks = (metrics.get("hardware") or {}).get("world_size")
-    started = (facts.get("layout") or {}).get("world_size")
-    if None not in (ranks, started) and ranks != started:
-        raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
     return metrics
