@@ -217,16 +217,18 @@ def test_a_log_has_one_price_whoever_asks(program, tmp_path, capsys):
 
 
 def test_engines_of_one_family_cost_the_same_and_others_do_not():
-    """Of a dense Llama on 16 H100: nanotron's host takes longer than NeMo's and Megatron-LM's."""
+    """Of a dense Llama on 16 H100: nanotron's host takes longer than NeMo's and Megatron-LM's.
+    Megatron-Bridge is NeMo with gradients of 16 bits: its messages of dp are half as long."""
     facts = {"gpus": 16, "tp": 4, "pp": 1, "dp": 4, "micro_batch": 1, "global_batch": 64}
     facts |= {"seq_len": 8192, "precision": "bf16", "recompute": "none", "zero_stage": 1}
     run = Record("a", "b", model=preset("llama3-8b").as_dict(), sequence_parallel=True, **facts)
     cluster = load_calibration("dgx-h100")
     nanotron, nemo, bridge, megatron_lm = (
-        runs.priced(replace(run, engine=name), cluster).value["predicted_s"]
+        runs.priced(replace(run, engine=name), cluster).value
         for name in ("nanotron", "NeMo", "Megatron-Bridge", "Megatron-LM")
     )
-    assert nemo == bridge < megatron_lm < nanotron
+    assert bridge["predicted_s"] < nemo["predicted_s"]
+    assert nemo["predicted_s"] < megatron_lm["predicted_s"] < nanotron["predicted_s"]
 
 
 def test_sequence_parallelism_of_a_log_is_in_its_gigabytes():
