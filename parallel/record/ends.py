@@ -138,8 +138,8 @@ def kind_of_error(error: BaseException) -> Kind:
 # Slurm's own line, `*** STEP 7.0 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO TIME LIMIT ***`.
 # Without its beginning the words may stand in any text.
 _FRAME = rb"\*\*\* (?:JOB|STEP) \d[^\r\n]{0,200}? CANCELLED (?:AT |\*\*\*)"
-# These are the cause even if something else is printed before them.
-_OUTSIDE = {
+# What a log says of its run's end, by sign.
+_PATTERNS = {
     "oom": re.compile(OUT_OF_MEMORY.encode(), re.MULTILINE),
     "node": re.compile(
         rb"NODE_FAIL|uncorrectable ECC error|fallen off the bus|lost connection to node"
@@ -148,27 +148,22 @@ _OUTSIDE = {
     "timeout": re.compile(
         rb"PBS: job killed: walltime|TERM_RUNLIMIT|" + _FRAME + rb"[^\r\n]{0,60}?DUE TO TIME ?LIMIT"
     ),
+    "nccl": re.compile(_BROKEN.encode()),
+    "cancelled": re.compile(rb"KeyboardInterrupt|SIGTERM|Received 15 death signal|" + _FRAME),
+    "scancel": re.compile(_FRAME),
 }
-# A line without any of these words has no such sign. They are found far sooner than the patterns,
-# so only the lines that hold one are searched.
+# These are the cause even if something else is printed before them. Of the others the first counts.
+_CAUSES = ("oom", "node", "timeout")
+# A line without any of these words has no such sign. They are found far sooner than the patterns.
 _WORDS = {
     "oom": b"ut of memory|Out Of Memory|MemoryError|ALLOC_FAILED|CPUAllocator: |allocate memory"
     b"|oom-kill|oom_kill|emory limit",
     "node": b"NODE_FAIL|ECC error|fallen off the bus|lost connection to node|ode failure on"
     b"|DUE TO NODE FAIL",
     "timeout": b"PBS: job killed|TERM_RUNLIMIT|DUE TO TIME",
-}
-# Of these the first one counts.
-_SIGNS = {
-    "nccl": re.compile(_BROKEN.encode()),
-    "cancelled": re.compile(rb"KeyboardInterrupt|SIGTERM|Received 15 death signal|" + _FRAME),
-    "scancel": re.compile(_FRAME),
-}
-# What each of them holds: a text without these is passed over, which takes no time.
-_SIGN_WORDS = {
-    "nccl": _BROKEN.encode().split(b"|"),
-    "cancelled": [b"KeyboardInterrupt", b"SIGTERM", b"Received 15 death signal", b" CANCELLED "],
-    "scancel": [b" CANCELLED "],
+    "nccl": _BROKEN.encode(),
+    "cancelled": b"KeyboardInterrupt|SIGTERM|Received 15 death signal| CANCELLED ",
+    "scancel": b" CANCELLED ",
 }
 # Not a cancelled run: after one rank failed, torchrun ends its other ranks, and srun
 # --kill-on-bad-exit ends the step on the other nodes.
@@ -221,10 +216,9 @@ def line_of(text: bytes, at: int) -> bytes:
 
 def outside_sign(text: bytes) -> Sign | None:
     """Returns an end for lack of memory, of a node or of time."""
-    for kind, pattern in _OUTSIDE.items():
-        words = _WORDS[kind].split(b"|")
-        places = [at for word in words if (at := _first_in_lines(pattern, word, text)) is not None]
-        if places:
+    for kind in _CAUSES:
+        places = [_first_in_lines(_PATTERNS[kind], word, text) for word in _WORDS[kind].split(b"|")]
+        if places := [place for place in places if place is not None]:
             return Sign(kind, min(places))
     return None
 
@@ -244,9 +238,9 @@ def _first_in_lines(pattern: re.Pattern[bytes], word: bytes, text: bytes) -> int
 def first_sign(text: bytes, kind: str) -> Sign | None:
     """Returns the first sign of a broken connection (nccl), of a cancelled run or of Slurm's own
     word on it (scancel) that does not follow from the end of another process."""
-    if not any(word in text for word in _SIGN_WORDS[kind]):
+    if not any(word in text for word in _WORDS[kind].split(b"|")):
         return None
-    for match in _SIGNS[kind].finditer(text):
+    for match in _PATTERNS[kind].finditer(text):
         line = line_of(text, match.start())
         if _SENT.match(line):
             continue
@@ -275,7 +269,7 @@ def find_sign(text: bytes) -> Sign | None:
     # The traceback may raise the sign itself. If it raised something else, that came first.
     for error in _RAISED.finditer(text, traceback.start(), min(sign.at, traceback.start() + _FAR)):
         ends = text.find(b"\n", error.start(), sign.at) >= 0
-        if ends and not _SIGNS[sign.kind].search(error[0]):
+        if ends and not _PATTERNS[sign.kind].search(error[0]):
             return _raised(text, traceback)
     return sign
 
