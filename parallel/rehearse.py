@@ -35,7 +35,6 @@ from base.errors import Parser, UsageError, command_line, warn
 from base.units import GIB
 from models import headroom
 from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
-from parallel.config import clusters
 from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.run_spec import RunSpec
@@ -236,11 +235,6 @@ def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> st
     return "\n".join(lines)
 
 
-def card_gb_of(cluster: clusters.Cluster | None) -> float | None:
-    """Returns the GiB of a cluster's GPU; None where it is not known or there is none."""
-    return cluster.gpu_memory_gb if cluster and cluster.gpu else None
-
-
 def card_of(name: str, cluster: str | None, runs: dict[str, RunSpec]) -> Gpu:
     """Returns the card of --gpu-type. Raises: UsageError: none, a cluster beside it, or a format
     lacks."""
@@ -307,7 +301,8 @@ def main(argv: list[str] | None = None) -> int:
     add_flags(parser)
     arguments = parser.parse_args(argv)
     choice = choose_runs(arguments.study, arguments.runs, from_flags(arguments), arguments.cluster)
-    runs, card_gb = choice.runs, card_gb_of(choice.cluster)
+    runs, cluster = choice.runs, choice.cluster
+    card_gb = cluster.gpu_memory_gb if cluster and cluster.gpu else None
     if arguments.gpu_type:
         card_of(arguments.gpu_type, arguments.cluster, runs)
         card_gb = card_memory(arguments.gpu_type)

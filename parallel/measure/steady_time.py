@@ -119,10 +119,11 @@ def steady(
     if not len(where):
         return None
     x = step_s[where]
-    settled = window is not None or not _falls(x)
+    falls, risen = _trend(x)
+    settled = window is not None or not falls
     spikes = int(np.sum(x > _spike_bound(x)))
     ci95, first = median_ci95(x), int(where[0])
-    return Steady(float(np.median(x)), len(x), ci95, first, spikes, settled, _rises(x))
+    return Steady(float(np.median(x)), len(x), ci95, first, spikes, settled, risen)
 
 
 def steady_iterations(
@@ -148,21 +149,13 @@ def steady_iterations(
     return where[warmup_end(step_s[where]) :]
 
 
-def _falls(x: np.ndarray) -> bool:
-    """Returns whether the second half is faster than the first by more than noise and by a
-    share."""
+def _trend(x: np.ndarray) -> tuple[bool, tuple[float, float] | None]:
+    """Returns whether the second half is faster than the first by more than noise and FALLEN, and
+    the medians of both halves where it is slower by more than noise and RISEN."""
     half = len(x) // 2
     if (interval := median_ci95(x[:half])) is None:
-        return False
-    later = float(np.median(x[half:]))
-    return later < interval[0] and later / float(np.median(x[:half])) < 1 - FALLEN
-
-
-def _rises(x: np.ndarray) -> tuple[float, float] | None:
-    """Returns the medians of both halves, where the second is slower by more than noise and by
-    RISEN."""
-    half = len(x) // 2
-    if (interval := median_ci95(x[:half])) is None:
-        return None
+        return False, None
     earlier, later = float(np.median(x[:half])), float(np.median(x[half:]))
-    return (earlier, later) if later > interval[1] and later / earlier > 1 + RISEN else None
+    falls = later < interval[0] and later / earlier < 1 - FALLEN
+    rises = later > interval[1] and later / earlier > 1 + RISEN
+    return falls, (earlier, later) if rises else None
