@@ -16,8 +16,8 @@ from analysis.logs.fact_options import facts_of
 from analysis.logs.load import load
 from analysis.runs import run_table
 from analysis.runs.baseline import baseline_of
-from analysis.runs.fairness import scaling_of
-from analysis.runs.run_options import parser_of
+from analysis.runs.fairness import DEFAULT_TERMS, Terms, scaling_of
+from analysis.runs.run_options import parser_of, terms_of
 from base.errors import command_line, printable, warn
 from base.files import add_force_flag
 from base.storage import check_output, output
@@ -33,15 +33,14 @@ def page_at(
     paths: list[Path],
     facts: dict[str, Any] | None = None,
     convention: str | None = None,
-    baseline: str | None = None,
-    kind: str | None = None,
-    **settings: Any,
+    terms: Terms = DEFAULT_TERMS,
+    predict: str | None = None,
 ) -> "Page":
     """Makes the page of the runs and logs at paths.
 
     Args:
         facts: what the logs do not say, by Record's names.
-        convention, baseline, kind, settings: as of `run_table.of_records`.
+        convention, terms, predict: as of `run_table.of_records`.
 
     Raises:
         UsageError: nothing could be read, or there is no such baseline or calibration.
@@ -50,10 +49,10 @@ def page_at(
     from analysis.pages.section import Page, Study
 
     records, refused = load(paths, facts)
-    kind = kind or scaling_of(records)
-    table = run_table.of_records(records, convention, baseline, kind, **settings)
-    base = baseline_of(baseline, records) if baseline else None
-    study = Study(records, table, kind, baseline, base, refused)
+    table = run_table.of_records(records, convention, terms, predict)
+    base = baseline_of(terms.baseline, records) if terms.baseline else None
+    kind = terms.scaling or scaling_of(records)
+    study = Study(records, table, kind, terms.baseline, base, refused)
     names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
     title = ", ".join(names)
     title = title if len(title) <= TITLE else f"{len(names)} logs and folders"
@@ -75,9 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     path = flags.paths[0]
     out = flags.out or (path if path.is_dir() else path.parent) / "study.html"
     check_output(out, page_html.MARK, flags.force, flags.paths)
-    settings = {"any_commit": flags.any_commit, "predict": flags.predict}
-    of_runs = (flags.convention, flags.baseline, flags.scaling)
-    page = page_at(flags.paths, facts_of(flags), *of_runs, **settings)
+    page = page_at(flags.paths, facts_of(flags), flags.convention, terms_of(flags), flags.predict)
     warn("analysis.page", *page.refused)
     text = page_html.html_of(page)
     with output(out, page_html.MARK, flags.force, flags.paths) as file:

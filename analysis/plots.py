@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from analysis.logs.load import load
 from analysis.logs.model import asked
 from analysis.runs import run_table
-from analysis.runs.fairness import scaling_of
+from analysis.runs.fairness import Terms, scaling_of
 from analysis.runs.repeats import by_configuration
 from analysis.runs.run_options import parser_of
 from base.errors import UsageError, command_line, warn
@@ -37,7 +37,7 @@ def drawn(paths: list[Path], baseline: str | None) -> "dict[str, Chart]":
 
     records, left_out = load(paths)
     kind = scaling_of(records)
-    rows = run_table.rows(records, baseline=baseline, kind=kind)
+    rows = run_table.rows(records, terms=Terms(baseline, kind))
     for row in rows:
         values = {"tflops": row["tflops"] and row["gpus"], "efficiency": row["efficiency"]}
         if missing := [column for column, value in values.items() if not value]:

@@ -11,6 +11,7 @@ from analysis.logs.load import load
 from analysis.logs.record import STEP, Record, steps_table
 from analysis.pages.section import Chart
 from analysis.runs import run_table, scaling_curve
+from analysis.runs.fairness import Terms
 from models.config import GPTConfig
 from parallel.config.settings import resolve
 from parallel.record.ends import kind_of
@@ -85,9 +86,9 @@ def table_of(folder: Path) -> Table:
     return run_table.of_records(load([folder])[0])
 
 
-def curve_of(folder: Path, *args: Any, **settings: Any) -> Table:
+def curve_of(folder: Path, baseline: str | None = None) -> Table:
     """The scaling curve of the runs at a folder."""
-    return scaling_curve.report_of(*load([folder]), *args, **settings)
+    return scaling_curve.report_of(*load([folder]), Terms(baseline))
 
 
 def drawn_rows(chart: Chart, layer: int = 0) -> list[dict[str, Any]]:

@@ -220,7 +220,7 @@ def test_a_forced_balance_is_not_called_faster_than_a_router(record_of, tmp_path
     )
     assert fairness.differences(records["forced"], unstated)
     assert "routing" in fairness.unstated([records["natural"], unstated])
-    rows = run_table.rows(list(records.values()), baseline="natural.out")
+    rows = run_table.rows(list(records.values()), terms=fairness.Terms("natural.out"))
     assert [row["speedup"] is None for row in rows] == [False, False, True, True]
     drops = record_of(megatron(**MIXTRAL | {"moe_expert_capacity_factor": 1.0}) + LINES, "drop.out")
     assert drops.dropped is None and records["natural"].dropped == 0.0

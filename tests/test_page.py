@@ -15,6 +15,7 @@ from analysis.pages import charts
 from analysis.pages.page_html import html_of
 from analysis.pages.section import Chart, Page, Section
 from analysis.runs import run_table
+from analysis.runs.fairness import Terms
 from parallel.record import reader
 from tests import fixture_runs
 from tests.conftest import ROOT
@@ -148,7 +149,7 @@ def test_the_first_screen_says_what_won_whether_losses_are_equal_and_what_is_in_
     for name, step_s, gpus in (("ddp", 1.0, 1), ("fast", 0.55, 2), ("slow", 0.8, 2)):
         about = fixture_runs.facts("s", "ddp", gpus=gpus) | {"run": name}
         fixture_runs.write(tmp_path, about, step_s, [9.0] * 20 if name == "slow" else None)
-    fastest, losses, doubts = page_at([tmp_path], baseline="ddp").summary
+    fastest, losses, doubts = page_at([tmp_path], terms=Terms("ddp")).summary
     assert "on 2 " in fastest and "fast, speedup 1.82, efficiency 0.91" in fastest
     assert "slow" not in fastest and "1 DIFFERS" in losses and "(slow)" in losses
     assert doubts.startswith("3 of 3 runs are complete and timed.")
@@ -159,7 +160,7 @@ def test_the_first_screen_is_against_the_baseline_that_was_asked_for(tmp_path):
     for gpus, step_s in ((1, 1.0), (2, 0.6), (4, 0.4)):
         loss = [9.0] * 20 if gpus == 1 else None
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s, loss)
-    fastest, losses, _ = page_at([tmp_path], baseline="ddp-dp2").summary
+    fastest, losses, _ = page_at([tmp_path], terms=Terms("ddp-dp2")).summary
     assert "scaling against ddp-dp2): on 1 " in fastest and "speedup 1.50" in fastest
     assert "ddp-dp2, speedup" not in fastest
     assert losses.startswith("Losses beside ddp-dp2's at every step: 2 equal, 1 DIFFERS")
@@ -196,7 +197,7 @@ def test_the_first_screen_doubts_what_the_table_doubts(tmp_path):
 def test_the_first_screen_says_that_nothing_is_faster_than_the_baseline(tmp_path):
     for name, step_s in (("ddp", 1.0), ("slow", 2.0)):
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp") | {"run": name}, step_s)
-    fastest = page_at([tmp_path], baseline="ddp").summary[0]
+    fastest = page_at([tmp_path], terms=Terms("ddp")).summary[0]
     assert fastest == (
         "No run is faster than the baseline, ddp: the next is slow, speedup 0.50, efficiency 0.50."
     )
@@ -206,7 +207,7 @@ def test_the_first_screen_says_that_nothing_is_faster_than_the_baseline(tmp_path
 def test_an_efficiency_above_1_is_marked_in_its_row_and_doubtful_on_the_first_screen(tmp_path):
     for step_s, gpus in ((1.0, 1), (0.4, 2), (0.3, 4)):
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s=step_s)
-    page = page_at([tmp_path], baseline="ddp")
+    page = page_at([tmp_path], terms=Terms("ddp"))
     assert "speedup 2.50, efficiency 1.25 (doubtful: above 1); on 4" in page.summary[0]
     assert ">1.25?<" in html_of(page)
 

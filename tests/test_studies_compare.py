@@ -7,7 +7,7 @@ import pytest
 
 from analysis import breakdown, compare, page, parity, plots, report, scaling, tflops
 from analysis.logs.load import read_all
-from analysis.runs.fairness import ANY_COMMIT, CHANGED, other_kernels
+from analysis.runs.fairness import ANY_COMMIT, CHANGED, Terms, other_kernels
 from parallel.config.study import load_study
 from parallel.record.facts import planned
 from parallel.sweep import command_of
@@ -164,7 +164,7 @@ def test_a_baseline_may_be_a_configuration_in_every_command(tmp_path, capsys):
     for name in ("ddp", "ddp-r2"):
         for command in (tflops, scaling, parity):
             assert command.main([str(tmp_path), "--baseline", name]) == 0, command
-        assert page.page_at([tmp_path], baseline=name) and plots.drawn([tmp_path], name)
+        assert page.page_at([tmp_path], terms=Terms(name)) and plots.drawn([tmp_path], name)
     out = ["--out", str(tmp_path / "x")]
     for command, more in ((tflops, []), (scaling, []), (parity, []), (page, out), (plots, out)):
         assert command.main([str(tmp_path), "--baseline", "gone", *more]) == 2, command

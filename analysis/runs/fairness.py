@@ -1,6 +1,7 @@
 """What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 from analysis.common.terminal import who
@@ -12,6 +13,7 @@ from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.layout import FORCED
 from parallel.config.megatron_options import in_words
 from parallel.config.run_spec import settings_of
+from parallel.measure.steady_time import Window
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
@@ -35,6 +37,24 @@ WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type
 WORDS |= {"gpus": "GPUs", "interval": "iterations per entry"}
 # What decides a step's time, of Record's fields.
 _TIMED = (*LAYOUT, *POLICY, "interval")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms runs are compared.
+
+    baseline: a run, configuration or system by its name or path; None takes the study's. scaling:
+    strong or weak; None takes what the runs are. window: the iterations to use, by the numbers in
+    the log. any_commit: runs of different commits are compared, too.
+    """
+
+    baseline: str | None = None
+    scaling: str | None = None
+    window: Window | None = None
+    any_commit: bool = False
+
+
+DEFAULT_TERMS = Terms()
 
 
 def differences(

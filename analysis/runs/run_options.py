@@ -10,6 +10,7 @@ from analysis.logs.fact_options import add_fact_options, add_time_options, facts
 from analysis.logs.load import load
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
+from analysis.runs.fairness import Terms
 from base.errors import Parser, warn, warn_at_end
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import peak_tflops
@@ -60,6 +61,11 @@ def parser_of(
         else:
             parser.add_argument("--" + flag.replace("_", "-"), **OWN[flag])
     return parser
+
+
+def terms_of(arguments: argparse.Namespace) -> Terms:
+    """Returns the terms that a command line states; those of which it has no flag stay open."""
+    return Terms(**{k: v for k, v in vars(arguments).items() if k in Terms.__dataclass_fields__})
 
 
 def load_runs(command: str, arguments: argparse.Namespace) -> list[Record]:

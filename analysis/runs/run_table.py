@@ -11,6 +11,8 @@ from analysis.runs import predictions, throughput
 from analysis.runs.baseline import baseline_of, fitting_baselines
 from analysis.runs.fairness import (
     CHANGED,
+    DEFAULT_TERMS,
+    Terms,
     changed,
     differences,
     is_changed,
@@ -27,7 +29,7 @@ from analysis.runs.verdict import UNFIT, Judgement, summary, unfinished
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
-from parallel.measure.steady_time import Steady, Window
+from parallel.measure.steady_time import Steady
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gib", "convention", "tflops", "mfu", "speedup", "efficiency")
@@ -40,23 +42,18 @@ OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
 def rows(
     records: list[Record],
     convention: str | None = DEFAULT_CONVENTION,
-    baseline: str | None = None,
-    kind: str | None = None,
-    window: Window | None = None,
-    any_commit: bool = False,
+    terms: Terms = DEFAULT_TERMS,
 ) -> list[dict[str, Any]]:
     """Returns one dict per record: `verdict.summary`'s facts and what the table adds to them.
 
     The speedup and the efficiency of a study's repeats are of their medians, and so are the same.
-    convention: None takes for each run the first that its log has the facts for. kind: strong or
-    weak scaling; None takes what the runs are. `missing` says for each unknown value which fact
-    is absent and how to give it.
+    convention: None takes for each run the first that its log has the facts for. `missing` says for
+    each unknown value which fact is absent and how to give it.
     """
-    named = baseline_of(baseline, records) if baseline else None
-    kind = kind or scaling_of(records)
+    named = baseline_of(terms.baseline, records) if terms.baseline else None
     parities = verify(records, named)
-    runs = judged(records, window)
-    study = _Comparing(runs, kind, any_commit)
+    runs = judged(records, terms.window)
+    study = _Comparing(runs, terms.scaling or scaling_of(records), terms.any_commit)
     rows = []
     for run, fits in zip(runs, fitting_baselines(records, named), strict=True):
         record, row = run.record, _row(run, convention)
@@ -225,21 +222,16 @@ def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
 def of_records(
     records: list[Record],
     convention: str | None = DEFAULT_CONVENTION,
-    baseline: str | None = None,
-    kind: str | None = None,
-    *,
-    window: Window | None = None,
-    any_commit: bool = False,
+    terms: Terms = DEFAULT_TERMS,
     predict: str | None = None,
 ) -> Table:
     """Returns the scaling table of runs, with predicted beside measured on a `predict`ed cluster;
     `convention` None: each row names its own where they differ."""
-    if baseline:
-        baselines = [name_of(baseline_of(baseline, records))]
+    if terms.baseline:
+        baselines = [name_of(baseline_of(terms.baseline, records))]
     else:
         baselines = sorted({r.baseline for r in records} - {None})
-    kind = kind or scaling_of(records)
-    run_rows = rows(records, convention, baseline, kind, window, any_commit)
+    run_rows = rows(records, convention, terms)
     predicted = predictions.of_runs(records, predict)
     for row, prediction in zip(run_rows, predicted, strict=True):
         row["predicted_s"] = prediction.value
@@ -281,12 +273,12 @@ def of_records(
         Column("precision", "precision", asked=True),
         Column("gpu_type", "processor", asked=True),
     ]
-    against = f"{kind} scaling against {', '.join(baselines)}"
+    against = f"{terms.scaling or scaling_of(records)} scaling against {', '.join(baselines)}"
     if not baselines:
         against = "none, for no baseline is stated (--baseline NAME)"
     note = (
-        f"s/iter: {describe_rule(window)}. TFLOP/s: {shared or 'the named'} convention. Speedup:"
-        f" {against}."
+        f"s/iter: {describe_rule(terms.window)}. TFLOP/s: {shared or 'the named'} convention."
+        f" Speedup: {against}."
     )
     pairs = list(zip(records, run_rows, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]
@@ -294,7 +286,7 @@ def of_records(
         note += " Repeats: the medians of both sides."
     errors = [row["predicted_error"] for row in run_rows]
     notes = [note, *predictions.notes_on(predict, errors, records)]
-    doubts = [*busy(records), *notes_on(compared, any_commit)]
+    doubts = [*busy(records), *notes_on(compared, terms.any_commit)]
     if not compared:
         doubts += changed(records)
     return Table(columns, run_rows, question_of(records), notes, doubts)

@@ -7,7 +7,14 @@ from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs import throughput
 from analysis.runs.baseline import timed_baseline, usual_baseline
-from analysis.runs.fairness import differences, notes_on, question_of, scaling_of
+from analysis.runs.fairness import (
+    DEFAULT_TERMS,
+    Terms,
+    differences,
+    notes_on,
+    question_of,
+    scaling_of,
+)
 from analysis.runs.judged import results
 from analysis.runs.ratio import INTERVALS, MARKED, Side, against, side_of
 from analysis.runs.repeats import by_configuration
@@ -16,7 +23,6 @@ from analysis.runs.verdict import averages, time_doubts
 from base.errors import UsageError, by_reason
 from base.intervals import Interval
 from base.units import GIB
-from parallel.measure.steady_time import Window
 
 
 def karp_flatt(speedup: float, ratio: float) -> float | None:
@@ -157,32 +163,20 @@ def table(found: Curve, scaling: str, baseline: str) -> Table:
 def report_of(
     records: list[Record],
     refused: list[str],
-    baseline: str | None = None,
-    scaling: str | None = None,
-    *,
-    window: Window | None = None,
-    any_commit: bool = False,
+    terms: Terms = DEFAULT_TERMS,
 ) -> Table:
-    """Returns the scaling curve of runs.
-
-    Args:
-        refused: the lines of what could not be read.
-        baseline: the name or path of a run or configuration; default: the study's, or the run on
-            the fewest GPUs.
-        scaling: strong or weak; None takes what the runs are (fairness.py).
-        window: the iterations to use, by the numbers in the log.
-        any_commit: also compare runs of different commits.
-    """
-    runs, left_out = results(records, refused, window)
+    """Returns the scaling curve of runs. refused: the lines of what could not be read. Without a
+    baseline it is the study's, or the run on the fewest GPUs."""
+    runs, left_out = results(records, refused, terms.window)
     base, which = usual_baseline(runs)
     try:
-        base = timed_baseline(baseline, records, runs, left_out) if baseline else base
+        base = timed_baseline(terms.baseline, records, runs, left_out) if terms.baseline else base
     except UsageError as error:
         raise UsageError("; not read: ".join([str(error), *refused])) from None
-    scaling = scaling or scaling_of([run.record for run in runs])
+    scaling = terms.scaling or scaling_of([run.record for run in runs])
     fair = []
     for run in runs:
-        if unfair := differences(run.record, base, scaling, any_commit):
+        if unfair := differences(run.record, base, scaling, terms.any_commit):
             left_out.append((name_of(run.record), f"invalid comparison: {'; '.join(unfair)}"))
         else:
             fair.append(run)
@@ -200,9 +194,9 @@ def report_of(
         row["missing"] |= throughput.plain_missing(repeats[0]) | {"mfu": no_mfu}
     shown = table(found, scaling, f"{start} ({base.gpus} GPUs)")
     shown.title = question_of(records)
-    if not baseline:
+    if not terms.baseline:
         shown.notes[0] += f"; the baseline: {which} (--baseline NAME takes another)"
-    shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
+    shown.notes += averages(compared) + busy(compared) + notes_on(compared, terms.any_commit)
     doubted = [(name_of(run.record), "; ".join(time_doubts(run.record, run.time))) for run in fair]
     shown.notes += [f"in doubt: {line}" for line in by_reason([d for d in doubted if d[1]])]
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]

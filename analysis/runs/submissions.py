@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.record import Record
 from analysis.runs.baseline import has_baseline
+from analysis.runs.fairness import Terms
 from analysis.runs.judged import Run, results
 from analysis.runs.scaling_curve import report_of
 from analysis.runs.throughput import model_utilisation
 from base.errors import UsageError, by_reason
 from parallel.config.axes import SET_AXES
-from parallel.measure.steady_time import Window
 
 _ABOUT = ("round", "division", "submitter", "system", "benchmark")
 _SIZES = ("gpus", *SET_AXES, "micro_batch", "global_batch", "seq_len", "gpu_type")
@@ -51,23 +51,11 @@ def is_result(record: Record) -> bool:
     return record.submission is not None and record.repeat is not None
 
 
-def report(
-    records: list[Record],
-    refused: list[str],
-    scaling: str | None = None,
-    *,
-    baseline: str | None = None,
-    window: Window | None = None,
-) -> list[Table]:
-    """Returns the table of all results, then one for each series, law and fixed work.
-
-    Args:
-        refused: the lines of what could not be read.
-        scaling: strong or weak alone; None makes both.
-        baseline: the run or the system to compare with, where a table has it; else its smallest.
-        window: how a step time is taken (logs/step_time.py).
-    """
-    runs, left_out = results(records, refused, window)
+def report(records: list[Record], refused: list[str], terms: Terms) -> list[Table]:
+    """Returns the table of all results, then one for each series, law and fixed work. refused: the
+    lines of what could not be read. Without a scaling both are made; a table that does not have the
+    baseline compares with its smallest."""
+    runs, left_out = results(records, refused, terms.window)
     systems: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:
         record = run.record
@@ -84,15 +72,15 @@ def report(
     ]
     if any(row["tp"] is None for row in rows):
         notes.append("tp -: neither the log nor a configuration's name says it")
-    laws = [scaling] if scaling else ["strong", "weak"]
+    laws = [terms.scaling] if terms.scaling else ["strong", "weak"]
     works = [work for law in laws for work in _works(runs, law)]
-    if baseline and not any(has_baseline(baseline, work.records) for work in works):
+    if terms.baseline and not any(has_baseline(terms.baseline, work.records) for work in works):
         names = ", ".join(dict.fromkeys(row["system"] for row in rows))
-        raise UsageError(f"no table compares with {baseline!r}; there are: {names}")
+        raise UsageError(f"no table compares with {terms.baseline!r}; there are: {names}")
     if not works:
         notes.append("no series has two sizes with one global batch or one batch per GPU")
     results_table = Table(COLUMNS, rows, "every result", notes)
-    return [results_table, *(_curve(work, baseline, window) for work in works)]
+    return [results_table, *(_curve(work, terms) for work in works)]
 
 
 def _series(record: Record) -> tuple[str, ...]:
@@ -149,11 +137,12 @@ def _works(runs: list[Run], law: str) -> list[_Work]:
     return [work for work in works if len({record.gpus for record in work.records}) > 1]
 
 
-def _curve(work: _Work, baseline: str | None, window: Window | None) -> Table:
+def _curve(work: _Work, terms: Terms) -> Table:
     """Returns the scaling curve of a fixed work, against the baseline where it is one of its
     results, else against the fastest system of the fewest GPUs."""
-    named = baseline if baseline and has_baseline(baseline, work.records) else None
-    table = report_of(work.records, [], named, work.law, window=window)
+    has_named = terms.baseline and has_baseline(terms.baseline, work.records)
+    named = terms.baseline if has_named else None
+    table = report_of(work.records, [], replace(terms, baseline=named, scaling=work.law))
     words = ", ".join(filter(None, work.series))
     table.columns = [replace(column, seldom=True) for column in table.columns]
     for row in table.rows:

@@ -4,6 +4,7 @@ analysis.NAME` prints a view, and the block NAME of a report holds it.
 
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from analysis.common.table import Table, show, show_objects
@@ -21,7 +22,7 @@ from analysis.runs import (
 )
 from analysis.runs.baseline import baseline_of
 from analysis.runs.fairness import question_of
-from analysis.runs.run_options import LOGS, load_runs, parser_of, unheeded
+from analysis.runs.run_options import LOGS, load_runs, parser_of, terms_of, unheeded
 from analysis.runs.verdict import SUMMARY
 from base.errors import UsageError, command_line, warn
 from parallel.record.reader import is_run_folder
@@ -40,11 +41,8 @@ def tflops(options: Namespace) -> Result:
     table = run_table.of_records(
         load_runs("analysis.tflops", options),
         options.convention,
-        options.baseline,
-        options.scaling,
-        window=options.window,
-        any_commit=options.any_commit,
-        predict=options.predict,
+        terms_of(options),
+        options.predict,
     )
     keys = [*SUMMARY, *run_table.ADDED]
     if options.predict:
@@ -59,16 +57,11 @@ def scaling(options: Namespace) -> Result:
     warn("analysis.scaling", *unheeded(records, facts_of(options)))
     results = [record for record in records if submissions.is_result(record)]
     runs = [record for record in records if not submissions.is_result(record)]
-    settings = {"scaling": options.scaling, "window": options.window}
+    terms = terms_of(options)
     if not runs:
-        tables = submissions.report(results, refused, baseline=options.baseline, **settings)
-    else:
-        tables = submissions.report(results, [], **settings) if results else []
-        curve = scaling_curve.report_of(
-            runs, refused, options.baseline, any_commit=options.any_commit, **settings
-        )
-        tables.append(curve)
-    return Result(tables)
+        return Result(submissions.report(results, refused, terms))
+    tables = submissions.report(results, [], replace(terms, baseline=None)) if results else []
+    return Result([*tables, scaling_curve.report_of(runs, refused, terms)])
 
 
 def compare(options: Namespace) -> Result:
