@@ -85,9 +85,9 @@ def test_waiting_longer_than_a_message_travels_is_bubble(clock, tmp_path):
     measured = step_parts.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
     measured.transfer_s = 2.0
     for waited in (1, 5):
-        measured.enter(step_parts.Message(waits=True))
+        measured.enter(step_parts.WAIT)
         clock(waited)
-        measured.leave(step_parts.Message(waits=True))
+        measured.leave(step_parts.WAIT)
     measured.lap(1, 6.0)
     measured.file.close()
     row = read_breakdown(tmp_path, 1)[0][0][0]

@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -79,16 +79,7 @@ _KINDS = {
     "end": (0, "_end_coalescing"),  # the work of what a coalescing manager collected for NCCL
 }
 _CALLS = {name: (kind, at) for kind, (at, names) in _KINDS.items() for name in names.split()}
-
-
-class Message(NamedTuple):
-    """The region of a thread that is in the call of a pipeline's message, or `waits` for one:
-    travel, and beyond it bubble."""
-
-    waits: bool
-
-
-Region = str | Message
+WAIT = "wait for a pipeline's message"  # a region: its travel is pp, what goes beyond it bubble
 _active: "Breakdown | None" = None
 
 
@@ -155,13 +146,13 @@ class Breakdown:
         event.record(self._stream)
         return event
 
-    def enter(self, name: Region) -> None:
+    def enter(self, name: str) -> None:
         """Open a region; the one around it pauses. Backward runs in a thread of its own on CUDA,
         while the thread that called it is blocked: one stack serves both."""
         self._marks.append((self._stack[-1], self._now()))
         self._stack.append(name)
 
-    def leave(self, name: Region) -> None:
+    def leave(self, name: str) -> None:
         """Closes the innermost region of this name and what was left open inside it."""
         while len(self._stack) > 1:
             self._marks.append((self._stack[-1], self._now()))
@@ -180,9 +171,9 @@ class Breakdown:
 
     def forget(self) -> None:
         """Leaves out what happened since the last lap: it was not training."""
-        self._marks: list[tuple[Region, Any]] = []  # what was open until when
+        self._marks: list[tuple[str, Any]] = []  # what was open until when
         self.messages: list[tuple[str, int, float]] = []  # since `lap`: axis, bytes, sent bytes
-        self._stack: list[Region] = ["other"]
+        self._stack: list[str] = ["other"]
         self._last = self._now()
 
     def _settle(self) -> None:
@@ -192,8 +183,8 @@ class Breakdown:
             self._marks[-1][1].synchronize()
         for name, now in self._marks:
             seconds = last.elapsed_time(now) / 1000 if self._cuda else now - last
-            if isinstance(name, Message):
-                travel = min(seconds, self.transfer_s) if name.waits else seconds
+            if name == WAIT:
+                travel = min(seconds, self.transfer_s)
                 self._seconds["pp"] += travel
                 self._seconds["bubble"] += seconds - travel
             else:
@@ -244,11 +235,11 @@ class Breakdown:
             if n > 1 and kind != "recv":
                 self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
             self._latest[group.group_name] = kind, axis
-        moves = kind in ("send", "recv") and axis == "pp"
-        with self._within(Message(waits=False) if moves else axis):
+        with self._within(axis):
             work = original(group, *args, **kw)
         if work is not None and n > 1:
-            self._region_of[work] = Message(waits=True) if moves else axis
+            moves = kind in ("send", "recv") and axis == "pp"
+            self._region_of[work] = WAIT if moves else axis
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
@@ -257,7 +248,7 @@ class Breakdown:
             return original(work, *args, **kw)
 
     @contextmanager
-    def _within(self, region: Region) -> Iterator[None]:
+    def _within(self, region: str) -> Iterator[None]:
         self.enter(region)
         try:
             yield
