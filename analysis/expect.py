@@ -110,13 +110,15 @@ def prediction(record: Record, cluster: Answer[Calibration]) -> Answer[dict[str,
 def _size(record: Record) -> dict[str, Any]:
     """Returns whether the model has experts, its parameters, and of experts those that a token
     meets."""
-    config = config_of(replace(record, params=None)).value
-    experts, params = (
+    config, experts = (
+        config_of(replace(record, params=None)).value,
         bool(record.model.get("experts")),
-        config.n_params if config else record.params,
     )
-    active = config.n_active if config and experts else None
-    return {"experts": experts, "params": params, "active": active}
+    return {
+        "experts": experts,
+        "params": config.n_params if config else record.params,
+        "active": config.n_active if config and experts else None,
+    }
 
 
 def differing(record: Record, row: Record) -> dict[str, tuple[Any, Any]]:
@@ -226,12 +228,10 @@ class Cause(NamedTuple):
 
 def _waited(record: Record) -> list[Cause]:
     """Returns what a run waited for, as far as a step could be shorter without it."""
+    shares = {name: share for name, share in waits(record).items() if 0.001 < share < 1}
     return [
-        Cause(
-            f"waits: {name}", f"{share:.1%} of a step", None, name_of(record), share / (1 - share)
-        )
-        for name, share in waits(record).items()
-        if 0.001 < share < 1
+        Cause(f"waits: {k}", f"{share:.1%} of a step", None, name_of(record), share / (1 - share))
+        for k, share in shares.items()
     ]
 
 

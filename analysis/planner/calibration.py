@@ -111,18 +111,15 @@ class Calibration:
         if self.is_host:
             return host_columns(engine, tp, gpus)
         megatron = (np.asarray(engine) == "megatron") & ("bf16" in planning_gpu(self.gpu).peaks)
-        place = {"flash": self.flash, "gpus_per_node": self.joined, "family": families(engine)}
-        return place | {
-            "megatron": megatron
-        }  # with Transformer Engine, for which V100s are too old
+        return {
+            "flash": self.flash,
+            "gpus_per_node": self.joined,
+            "family": families(engine),
+            "megatron": megatron,  # with Transformer Engine, for which V100s are too old
+        }
 
     def precision(self, asked: str | None) -> str:
-        """Returns what to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.
-
-        Raises:
-            UsageError: bf16 or fp8 on a card without, or a precision that the host was not measured
-                in.
-        """
+        """Returns what to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU."""
         if self.is_host:
             if asked not in (None, "fp32"):
                 raise UsageError(f"{self.name} is measured in fp32 alone, not {asked}")
@@ -147,11 +144,7 @@ class Calibration:
         return self.gpu if self.is_host else planning_gpu(self.gpu).name
 
     def on_network(self, words: str, gpus: float) -> "Calibration":
-        """Returns the cluster with another network between its nodes, as --network describes it.
-
-        Raises:
-            UsageError: `gpus` GPUs are one node, or the words state no rate.
-        """
+        """Returns the cluster with another network between its nodes, as --network has it."""
         if self.is_host or gpus <= self.joined:
             where = self.name if self.is_host else f"{gpus} GPUs of {self.name}"
             raise UsageError(f"--network: {where} is one node, and nothing leaves it")
@@ -229,11 +222,7 @@ def load_calibration(name: str) -> Calibration:
 
 
 def of_cluster(name: str) -> Calibration:
-    """Returns a cluster of a clusters file by the data sheet of its card.
-
-    Raises:
-        UsageError: the file has no such cluster, or states no card.
-    """
+    """Returns a cluster of a clusters file by the data sheet of its card."""
     stated = clusters.cluster(name)
     if not stated.gpu:
         raise UsageError(
@@ -253,11 +242,7 @@ def from_data_sheet(
     gpu: str, gpus_per_node: int = 8, name: str = "", memory_gb: float | None = None
 ) -> Calibration:
     """Returns a cluster that nobody has measured: its card's data sheet, the network of the maker's
-    own node, and the priors. memory_gb: of one card; None takes `card_memory`'s.
-
-    Raises:
-        UsageError: unknown card, or its memory is not known.
-    """
+    own node, and the priors. memory_gb: of one card; None takes `card_memory`'s."""
     card, rates = planning_gpu(gpu), ""
     memory_gb = memory_gb or card_memory(gpu)
     if memory_gb != card.memory_gb:
@@ -274,11 +259,7 @@ def from_data_sheet(
 
 
 def _read(path: Path) -> Calibration:
-    """Returns the calibration of a file.
-
-    Raises:
-        UsageError: what the file holds is no calibration, with the first thing wrong.
-    """
+    """Returns the calibration of a file."""
     where, table = f"calibration {path}", read_toml(path, "calibration")
     fitted = table.get("fit")
     rows = fitted.pop("covariance", None) if isinstance(fitted, dict) else None

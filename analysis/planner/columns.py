@@ -188,8 +188,10 @@ class Columns(_Sizes, _Arrays):
         number."""
         at = np.arange(len(self))[chosen]
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
-        one = {name: np.broadcast_to(a[:1], len(at)) for name, a in arrays.items() if _is_one(a)}
-        return Columns(**{name: one[name] if name in one else a[at] for name, a in arrays.items()})
+        for name, array in arrays.items():
+            one = array.strides == (0,) and len(array)  # it was broadcast
+            arrays[name] = np.broadcast_to(array[:1], len(at)) if one else array[at]
+        return Columns(**arrays)
 
     @classmethod
     def stack(cls, parts: Sequence["Columns"]) -> "Columns":
@@ -232,11 +234,6 @@ class Columns(_Sizes, _Arrays):
         )
 
 
-def _is_one(array: Array) -> bool:
-    """Whether an array is one number that was broadcast."""
-    return array.strides == (0,) and len(array) > 0
-
-
 def _of_model(config: GPTConfig) -> dict[str, Any]:
     """Returns the columns that a model sets."""
     return {
@@ -257,11 +254,7 @@ def _of_model(config: GPTConfig) -> dict[str, Any]:
 
 
 def _of_parts(config: GPTConfig) -> dict[str, Any]:
-    """Returns the columns that experts and latent attention set; {} of a dense model.
-
-    Raises:
-        UsageError: a part, or a setting of experts, that no formula counts.
-    """
+    """Returns the columns that experts and latent attention set; {} of a dense model."""
     sizes: dict[str, Any] = {}
     if unknown := [part for part in config.parts if part not in ("experts", "mla")]:
         parts = in_words(unknown)
@@ -308,9 +301,6 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
 
     `config` gives the model's sizes, of which any may be given instead. Models without a gate have
     dropout, as GPT-2 and GPT-3 had; those with one have none, as Llama.
-
-    Raises:
-        UsageError: `config` has what no formula counts.
     """
     values = Step._field_defaults | (_of_model(config) if config else {}) | stated
     values = {name: np.asarray(value) for name, value in values.items()}
@@ -324,11 +314,7 @@ def columns(config: GPTConfig | None = None, **stated: object) -> Columns:
 
 
 def columns_of(spec: "RunSpec", **stated: object) -> Columns:
-    """Returns a run's settings as one row; other columns (the machine's) are given or as usual.
-
-    Raises:
-        UsageError: the model has what no formula counts.
-    """
+    """Returns a run's settings as one row; other columns (the machine's) are given or as usual."""
     layout = spec.layout
     width = 4 if spec.precision == "fp32" else 2
     fp32_sums = spec.engine in ("megatron", "ddp")  # of gradients, in fp16, too

@@ -74,11 +74,21 @@ def family_of(engine: str) -> int:
     return FAMILIES.index(OURS.get(engine) or next(called, "megatron"))
 
 
+def is_recipe(engine: str) -> bool:
+    """Whether NVIDIA's recipes for NeMo or Megatron-Bridge made the run."""
+    return bool(re.search("nemo|megatron-bridge", engine, re.IGNORECASE))
+
+
 def is_fsdp2(engine: str, zero_stage: int | None) -> bool:
     """Whether PyTorch's FSDP2 runs the step, or Megatron's own, which cuts as it does."""
-    engine = engine.lower()
-    recipe = re.search("nemo|megatron-bridge", engine) and zero_stage == 3
-    return bool(re.search("fsdp2|torchtitan", engine) or recipe)
+    pytorch = bool(re.search("fsdp2|torchtitan", engine, re.IGNORECASE))
+    return pytorch or (is_recipe(engine) and zero_stage == 3)
+
+
+def fuses_attention(engine: str) -> bool:
+    """Whether a program's attention is one kernel, on whatever card."""
+    programs = "torchtitan|nanotron|picotron|internevo|nemo|core|flash"
+    return bool(re.search(programs, engine, re.IGNORECASE))
 
 
 def adds_in_16_bits(engine: str) -> bool:

@@ -86,14 +86,10 @@ def row_of(record: Record, place: Place) -> Columns:
 
 
 def counted_row_of(record: Record, place: Place) -> Columns:
-    """Returns `row_of`, where formulas count the bytes of the model's parts, too.
-
-    Raises:
-        ValueError: a fact that the model needs is not in the log, or no formula counts a part.
-    """
-    x, config = row_of(record, place), config_of(record).value
+    """Returns `row_of`; ValueError where no formula counts the bytes of the model's parts, too."""
+    x = row_of(record, place)
     name = f"{record.precision} of {record.engine} on {record.gpu_type}"
-    check_counted(config, x, name)
+    check_counted(config_of(record).value, x, name)
     return x
 
 
@@ -145,11 +141,7 @@ class Runs:
 
 
 def read_runs(paths: list[Path], place: Place) -> Runs:
-    """Run folders and logs; place: as `row_of` takes it.
-
-    Raises:
-        UsageError: no run has a time and all its settings.
-    """
+    """Returns the runs of run folders and logs; place: as `row_of` takes it."""
     runs, (records, left_out) = [], load(paths)
     for record in records:
         time, name = timed(record), name_of(record)

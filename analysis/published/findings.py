@@ -44,16 +44,9 @@ class Finding:
         return printable(f"{self.file}:{self.line}: {self.message}")
 
 
-class Checked(NamedTuple):
-    """What is wrong in a table, and the lines in which something could be checked."""
-
-    findings: list[Finding]
-    lines: set[int]
-
-
-def check(rows: list[Line]) -> Checked:
-    """Returns what the rules find wrong in the rows of one table; of each cell the first finding
-    alone. Columns that a row does not print are filled in from others."""
+def check(rows: list[Line]) -> tuple[list[Finding], set[int]]:
+    """Returns what the rules find wrong in the rows of one table, of each cell the first finding
+    alone, and the lines that could be checked. Columns that a row does not print are filled in."""
     lines: set[int] = set()
     findings = [*_identities(rows, lines), *_whole_numbers(rows, lines), *_bounds(rows)]
     doubtful = {finding.line for finding in findings}
@@ -64,7 +57,7 @@ def check(rows: list[Line]) -> Checked:
     first: dict[tuple[int, str], Finding] = {}
     for finding in findings:
         first.setdefault((finding.line, finding.column), finding)
-    return Checked(sorted(first.values(), key=lambda finding: finding.line), lines)
+    return sorted(first.values(), key=lambda finding: finding.line), lines
 
 
 def _of_cell(row: Line, value: Value, kind: str, words: str) -> Finding:
@@ -91,8 +84,7 @@ def evaluate(row: Line, expression: str) -> Value | None:
     it as its text; None where the row lacks a column."""
     interval, number, words = Interval(1.0, 1.0), 1.0, ""
     for sign, name in _terms(expression):
-        operand = row.operand(name)
-        if operand is None:
+        if (operand := row.operand(name)) is None:
             return None
         if sign == "/":
             interval, number = interval.over(operand.interval), number / operand.number

@@ -64,16 +64,9 @@ def read_value(
     return Value(number * factor, Interval(low, high), heading, text)
 
 
-class Agreement(NamedTuple):
-    """A point that most intervals have in them, and the numbers of those that do."""
-
-    point: float
-    members: set[int]
-
-
-def agreement(intervals: list[Interval], slack: float) -> Agreement:
-    """Returns the point that most intervals have in them, and which have it or miss it by at most
-    `slack`.
+def agreement(intervals: list[Interval], slack: float) -> tuple[float, set[int]]:
+    """Returns the point that most intervals have in them, and the numbers of those that have it or
+    miss it by at most `slack`.
 
     Where not even half hold a point, the numbers were averaged apart: three times the usual miss is
     allowed, if that is little.
@@ -90,7 +83,7 @@ def agreement(intervals: list[Interval], slack: float) -> Agreement:
     misses = [interval.misses(Interval(point, point)) for interval in intervals]
     usual = 3 * median(misses)
     allowed = max(slack, usual) if usual < MOST_AVERAGED else slack
-    return Agreement(point, {n for n, miss in enumerate(misses) if miss <= allowed})
+    return point, {n for n, miss in enumerate(misses) if miss <= allowed}
 
 
 def tolerance(misses: list[float]) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from analysis.logs.facts import FACTS
 from analysis.logs.model import config_of
 from analysis.logs.parsing.setting_names import read_settings, state
 from analysis.logs.published_csv import Row, read_csv
@@ -13,18 +14,18 @@ from base.errors import Reading
 from models.config import SlidingWindow
 from models.gpus import planning_gpu
 
+# Columns -> the fact that they state; other columns are called as the fact.
+_COLUMNS = "layers=n_layer heads=n_head kv_heads=n_kv_head ffn=ffn_hidden vocab=vocab_size"
+_FACTS = FACTS | {column: FACTS[fact] for column, fact in (c.split("=") for c in _COLUMNS.split())}
 # Columns -> the arguments of programs whose logs are read; other columns are called as these.
-_ARGUMENTS = dict(
-    pair.split("=")
-    for pair in "gpus=world_size tp=tensor_model_parallel_size pp=pipeline_model_parallel_size"
-    " vpp=virtual_pipeline_model_parallel_size cp=context_parallel_size dp=data_parallel_size"
-    " ep=expert_model_parallel_size etp=expert_tensor_parallel_size micro_batch=micro_batch_size"
-    " global_batch=global_batch_size layers=num_layers hidden=hidden_size kv_heads=num_query_groups"
-    " heads=num_attention_heads ffn=ffn_hidden_size vocab=vocab_size experts=num_experts"
-    " moe_ffn=moe_ffn_hidden_size shared_ffn=moe_shared_expert_intermediate_size"
-    " dense_layers=first_k_dense_replace moe_layer_freq=expert_interval"
-    " recompute=recompute_granularity".split()
-)
+_ARGUMENTS = {name: fact.names.split()[0] for name, fact in _FACTS.items() if fact.names} | {
+    "experts": "num_experts",
+    "moe_ffn": "moe_ffn_hidden_size",
+    "shared_ffn": "moe_shared_expert_intermediate_size",
+    "dense_layers": "first_k_dense_replace",
+    "moe_layer_freq": "expert_interval",
+    "recompute": "recompute_granularity",
+}
 _PRECISIONS = ("fp4", "fp8", "bf16", "fp16")
 
 

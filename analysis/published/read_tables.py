@@ -22,8 +22,17 @@ from models.gpus import usual_gpu
 
 SUFFIXES = (".csv", ".tsv", ".md", ".markdown")
 
-FACTORS = {"step_ms": ("step_s", 1e-3), "mfu_pct": ("mfu", 1e-2)}
-FACTORS |= {"efficiency_pct": ("efficiency", 1e-2)}
+FACTORS = {
+    "step_ms": ("step_s", 1e-3),
+    "mfu_pct": ("mfu", 1e-2),
+    "efficiency_pct": ("efficiency", 1e-2),
+}
+# What a cell may state beside its number -> the factor to our unit.
+UNITS = {
+    **dict.fromkeys(("step_s", "wall_s"), SECONDS),
+    **dict.fromkeys(("mfu", "efficiency"), {"%": 0.01}),
+    "params_b": BILLIONS,
+}
 WORDS = ("gpu_type", "precision", "model", "formula", "commit", "cluster", "table", "recompute")
 WORDS += ("routing", "dropped")
 COUNTS = (
@@ -93,19 +102,8 @@ class RunTable(NamedTuple):
     rows: list[Line]
 
 
-class _TextLine(NamedTuple):
-    """A line of a table: its number from 1, and its texts."""
-
-    line_no: int
-    cells: list[str]
-
-
 def run_tables(path: Path, mapping: dict[str, str], facts: dict[str, str]) -> list[RunTable]:
-    """The tables of a file. `facts`: what is true of every row that does not state it.
-
-    Raises:
-        UsageError: the file cannot be read, or is none of the formats.
-    """
+    """Returns the tables of a file. `facts`: what is true of every row that does not state it."""
     return [_understood(str(path), table, mapping, facts) for table in _tables(path)]
 
 
@@ -121,15 +119,15 @@ def _tables(path: Path) -> list[PublishedTable]:
         raise UsageError(f"{path}: empty file")
     if not (tables := _in_markdown(text)):
         raise UsageError(f"{path}: no table in CSV or Markdown")
-    return [table_of(*headings, rows) for headings, *rows in tables]
+    return tables
 
 
 _RULE = re.compile(r"^\s*(?=.*\|)\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$")
 _BAR = re.compile(r"(?<!\\)\|")
 
 
-def _in_markdown(text: str) -> list[list[_TextLine]]:
-    """The lines of each table of a Markdown document outside of code fences."""
+def _in_markdown(text: str) -> list[PublishedTable]:
+    """Returns the tables of a Markdown document outside of code fences."""
     outside: dict[int, str] = {}
     fenced = False
     for line_no, line in enumerate(text.split("\n"), start=1):
@@ -141,22 +139,23 @@ def _in_markdown(text: str) -> list[list[_TextLine]]:
     for rule in [no for no, line in outside.items() if _RULE.match(line)]:
         if "|" not in outside.get(rule - 1, ""):
             continue
-        lines, at = [_cells(rule - 1, outside[rule - 1])], rule + 1
-        while "|" in outside.get(at, ""):
-            lines.append(_cells(at, outside[at]))
-            at += 1
-        tables.append([line for line in lines if any(line.cells)])
+        end = rule + 1
+        while "|" in outside.get(end, ""):
+            end += 1
+        lines = [(no, _cells(outside[no])) for no in (rule - 1, *range(rule + 1, end))]
+        headings, *rows = [(no, texts) for no, texts in lines if any(texts)]
+        tables.append(table_of(*headings, rows))
     return tables
 
 
-def _cells(line_no: int, line: str) -> _TextLine:
+def _cells(line: str) -> list[str]:
     """The texts between the unescaped bars of a line, which may have bars at its ends, too."""
     texts = [text.strip() for text in _BAR.split(line)]
     if not texts[0]:  # a bar at the line's begin
         del texts[0]
     if texts and not texts[-1]:
         del texts[-1]
-    return _TextLine(line_no, texts)
+    return texts
 
 
 def _understood(
@@ -200,17 +199,10 @@ def _put(line: Line, name: str, heading: str, text: str) -> None:
         line.words[name] = text.lower()
         return
     name, factor = FACTORS.get(name, (name, 1.0))
-    units = {}
     if name == "gpus":  # 2x8xH100: two nodes of eight
         text = _PRODUCT.sub(lambda sizes: str(int(sizes[1]) * int(sizes[2])), text)
-    if name in ("step_s", "wall_s"):
-        units = SECONDS
-    elif name in ("mfu", "efficiency"):
-        units = {"%": 0.01}
-    elif name == "params_b":
-        units = BILLIONS
-    value = read_value(text, heading, factor, units, name in (*COUNTS, "params_b"))
-    if value:
+    exact = name in (*COUNTS, "params_b")
+    if value := read_value(text, heading, factor, UNITS.get(name, {}), exact):
         line.values[name] = value
 
 
@@ -240,9 +232,5 @@ def _settle_percents(rows: list[Line]) -> None:
         if values and median(value.number for value in values) > 2:
             for row in rows:
                 if value := row.values.get(name):
-                    low, high = value.interval
-                    share = {
-                        "number": value.number / 100,
-                        "interval": Interval(low / 100, high / 100),
-                    }
-                    row.values[name] = value._replace(**share)
+                    share = Interval(*(end / 100 for end in value.interval))
+                    row.values[name] = value._replace(number=value.number / 100, interval=share)

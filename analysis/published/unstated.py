@@ -10,7 +10,7 @@ from typing import Any
 from analysis.logs.published_csv import Row
 from analysis.logs.record import Record
 from analysis.planner.columns import FAMILIES
-from analysis.planner.engines import family_of
+from analysis.planner.engines import family_of, fuses_attention, is_recipe
 from base.units import GIB
 from models.config import GPTConfig
 from models.gpus import joined, planning_gpu
@@ -39,11 +39,6 @@ def has_experts(row: Row) -> bool:
     return (row.number("experts") or row.number("ep") or 1) > 1
 
 
-def _is_recipe(row: Row) -> bool:
-    """Whether NVIDIA's recipes for NeMo or Megatron-Bridge made the run."""
-    return bool(re.search(r"nemo|megatron-bridge", row.text("engine"), re.IGNORECASE))
-
-
 def complete(record: Record, row: Row) -> Record:
     """Fills in what the row leaves unsaid of the run, and returns the run.
 
@@ -58,10 +53,10 @@ def complete(record: Record, row: Row) -> Record:
     if lacks := {"fp8", "fp4"} & {record.precision} - set(planning_gpu(record.gpu_type).peaks):
         raise ValueError(f"{row.text('gpu_type')} has no {lacks.pop()}")
     if record.sequence_parallel is None:
-        record.sequence_parallel = _is_recipe(row) and record.tp > 1
+        record.sequence_parallel = is_recipe(engine) and record.tp > 1
     if record.zero_stage is None and "Megatron-DeepSpeed" in engine:
         record.zero_stage = 1  # what its launch scripts set; 1.3B would not fit 16 GB without
-    if record.zero_stage is None and _is_recipe(row):  # its distributed optimizer, or its FSDP
+    if record.zero_stage is None and is_recipe(engine):  # its distributed optimizer, or its FSDP
         record.zero_stage = 1 if has_experts(row) or _weights_fit(record, row) else 3
     record.zero_stage = record.zero_stage or 0
     record.recompute = _recompute(row)
@@ -201,16 +196,13 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
     row says of memory and experts."""
     engine, card, dispatcher = row.text("engine"), row.text("gpu_type"), row.text("dispatcher")
     family, (first, last) = FAMILIES[family_of(engine)], ENDS.get(row.text("model"), (0, 0))
-    fused = re.search(
-        r"torchtitan|nanotron|picotron|internevo|nemo|core|flash", engine, re.IGNORECASE
-    )
     # NVIDIA's containers of Megatron-Bridge take HybridEP but where tokens are dropped.
     hybrid_ep = "Megatron-Bridge" in engine and "container" in engine and not dispatcher
     hybrid_ep = "HybridEP" in dispatcher or (hybrid_ep and "drop" not in row.text("routing"))
     columns = {
         "family": FAMILIES.index(family),
         "gpus_per_node": joined(card, int(row.number("gpus_per_node") or GPUS_PER_NODE)),
-        "flash": bool(fused or re.search(r"H100|H200|H800|B[23]00|MI3", card)),
+        "flash": fuses_attention(engine) or bool(re.search("H100|H200|H800|B[23]00|MI3", card)),
         # How positions enter a model is not published, but of nanotron's.
         "positions": 0,
         "rotary": family == "nanotron",

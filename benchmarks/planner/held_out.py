@@ -161,18 +161,13 @@ def fit_some(
     return fitting.fit(x, machine, rows.measured[chosen], priors), chosen
 
 
-def first_rank(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
-    """Peak bytes of rank 0, the one whose memory logs print."""
-    return stage_peaks(x, 0, constants or CONSTANTS)
-
-
 def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
-    """Gigabytes of rank 0, by constants that were fitted on at most `count` other rows."""
+    """Gigabytes of rank 0, whose memory logs print, by constants of at most `count` other rows."""
 
     def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
         constants = memory_constants(rows, known, count)
         library = np.where(rows.tensors_alone[unknown], constants["library_gb"], 0.0)
-        gigabytes = first_rank(rows.x.take(unknown), constants) / GIB
+        gigabytes = stage_peaks(rows.x.take(unknown), 0, constants) / GIB
         return gigabytes - library, np.nan
 
     return _held_out(rows, _has_peak(rows), "random", predict)
@@ -204,7 +199,7 @@ def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
         return dict(zip(names, np.exp(centre + z * MEMORY_WIDTHS), strict=True))
 
     def residuals(z: np.ndarray) -> np.ndarray:
-        r = np.log(first_rank(x, constants(z)) / GIB / gigabytes) / MEMORY_NOISE
+        r = np.log(stage_peaks(x, 0, constants(z)) / GIB / gigabytes) / MEMORY_NOISE
         return np.concatenate([np.sign(r) * fitting.soft_l1(r), z])
 
     return constants(least_squares(residuals, np.zeros(len(names))).x)

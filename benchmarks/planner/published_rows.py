@@ -152,11 +152,7 @@ def _modelled(name: str, row: Row) -> _Modelled:
 
 
 def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
-    """Every row of the files that can be modelled; `needed` columns must be there.
-
-    Raises:
-        UsageError: unreadable, or a column is missing, or no row is usable.
-    """
+    """Returns every row of the files that can be modelled; `needed` columns must be there."""
     modelled: list[_Modelled] = []
     left_out: list[tuple[str, str]] = []
     for path in paths:
@@ -170,8 +166,8 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
         raise UsageError(f"{', '.join(map(str, paths))}: no row can be modelled{reason}")
     names, rows, xs, machines = zip(*modelled, strict=True)
     x = Columns.stack(xs)
-    status = ["ok" if _status(row).lower() == "ok" else _status(row) for row in rows]
-    seconds = [_seconds(row, of) for row, of in zip(rows, xs, strict=True)]
+    status = [re.sub("^(ok|)$", "ok", row.text("status"), flags=re.IGNORECASE) for row in rows]
+    seconds = list(map(_seconds, rows, xs))
     return Rows(
         ids=list(names),
         x=x,
@@ -194,10 +190,6 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
 
 def _node(row: Row) -> int:
     return int(row.number("gpus_per_node") or GPUS_PER_NODE)
-
-
-def _status(row: Row) -> str:
-    return row.text("status") or "ok"
 
 
 def _cluster_key(row: Row) -> str:
