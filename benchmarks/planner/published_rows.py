@@ -220,12 +220,10 @@ def healthy(rows: Rows) -> np.ndarray:
     unsteady = {rows.cluster[g[0]] for g in same.values() if t[g].max() > SLOW * t[g].min()}
     good = np.ones(len(t), bool)
     for group in groups.values():
-        if rows.cluster[group[0]] not in unsteady:
-            continue
-        for i in group:
-            for j in group:
-                more = x.micro_batch[j] >= x.micro_batch[i] and x.n_micro[j] >= x.n_micro[i]
-                less = x.micro_batch[j] <= x.micro_batch[i] and x.n_micro[j] <= x.n_micro[i]
-                if (more and t[i] > SLOW * t[j]) or (less and slot[i] > SLOW * slot[j]):
-                    good[i] = False
+        if rows.cluster[group[0]] in unsteady:
+            size, count = x.micro_batch[group], x.n_micro[group]
+            more = (size >= size[:, None]) & (count >= count[:, None])  # [i, j]: j does, beside i
+            slow = more & (t[group][:, None] > SLOW * t[group])
+            slow |= more.T & (slot[group][:, None] > SLOW * slot[group])
+            good[group] = ~slow.any(axis=1)
     return good
