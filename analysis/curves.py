@@ -19,18 +19,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from analysis.logs.readers import run_folder
+from analysis.logs.record import Record
 from analysis.runs.curve_tools import TOOLS, Point, Sink, Tool
 from analysis.runs.run_options import parser_of
+from analysis.runs.throughput import tflops_per_gpu, utilisation
 from base.errors import UsageError, command_line, printable, warn
 from base.files import named_folder, read_json_if_whole
 from base.storage import write_synced
-from models.config import GPTConfig
-from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
-from models.gpus import mfu
-from parallel.config.run_spec import gemm_precision, settings_of
+from models.flops import DEFAULT_CONVENTION
+from parallel.config.run_spec import settings_of
 from parallel.record import schema
 from parallel.record.ends import RUNNING
-from parallel.record.reader import Run, find_runs, read_facts, read_run
+from parallel.record.reader import find_runs, read_facts
 
 NAME = "analysis.curves"
 EVERY_S = 5.0  # between two looks of --follow
@@ -102,8 +103,8 @@ class Feed:
         """Gives the tool the steps that it does not have. Returns False where the run still trains
         and `follow` waits for more; else it closes the run in the tool, prints how many steps were
         written and returns True. Raises what the tool's library raises."""
-        run = read_run(self.folder)
-        points = points_of(run)
+        record = run_folder.read(self.folder)
+        run, points = record.own, points_of(record)
         new = [point for point in points if point.step > self._progress["last_step"]]
         if new:
             if self._sink is None:
@@ -133,17 +134,11 @@ def config_of(facts: dict[str, Any]) -> dict[str, int | float | str | bool]:
     return {k: v for k, v in config.items() if isinstance(v, int | float | str)}
 
 
-def points_of(run: Run) -> list[Point]:
+def points_of(record: Record) -> list[Point]:
     """Returns a run's steps with the Unix times when they ended. Where an older version wrote none,
     the last step ended when status.json says that the run did, and each began its own seconds
     before. A value that is not known has no tag."""
-    sizes = run.facts["model"].items()
-    model = GPTConfig(**{k: v for k, v in sizes if k in GPTConfig.__dataclass_fields__})
-    spec, gpus = run.facts["spec"], run.facts["layout"]["world_size"]
-    precision = gemm_precision(spec["precision"], spec.get("tf32"))
-    attended = spec["seq_len"]
-    if spec.get("reset_at_documents"):  # older runs do not say it
-        attended = (run.facts.get("data") or {}).get("attended_seq_len")
+    run = record.own
     log = run.path / schema.LOG
     text = log.read_text(errors="replace") if log.exists() else ""
     validation = {int(step): float(loss) for step, loss in _VALIDATION.findall(text)}
@@ -160,17 +155,13 @@ def points_of(run: Run) -> list[Point]:
             "val/loss": validation.get(row["step"]),
             "time/step_s": row["step_s"],
         }
-        if spec["precision"] == "fp16":
+        if run.facts["spec"]["precision"] == "fp16":
             values["train/loss_scale"] = row["loss_scale"]
         if row["step_s"] and row["tokens"]:
-            values["throughput/tokens_per_s"] = row["tokens"] / row["step_s"]
-        if row["step_s"] and row["tokens"] and attended:
-            tflops = tflops_per_gpu(model, attended, row["tokens"], row["step_s"], gpus)
-            utilization, _ = mfu(
-                tflops, run.facts["host"].get("gpu"), precision, DEFAULT_CONVENTION
-            )
+            rate = values["throughput/tokens_per_s"] = row["tokens"] / row["step_s"]
+            tflops = tflops_per_gpu(record, rate, DEFAULT_CONVENTION).value
             values["throughput/tflops_per_gpu"] = tflops
-            values["throughput/mfu"] = utilization
+            values["throughput/mfu"] = utilisation(record, tflops, DEFAULT_CONVENTION).value
         stated = {tag: float(value) for tag, value in values.items() if value is not None}
         points.append(Point(row["step"], end_s, stated))
         end_s -= row["step_s"] or 0.0

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from analysis import curves
+from analysis.logs.readers import run_folder
 from analysis.runs import curve_tools
 from analysis.runs.curve_tools import TOOLS
 from parallel.record.reader import read_run
@@ -74,15 +75,15 @@ def test_tensorboard_has_each_step_of_a_growing_run_once(growing, tmp_path, caps
 def test_times_are_those_that_the_run_wrote_or_a_step_apart_before_its_end(tmp_path):
     """Of a copy they are the same."""
     shutil.copytree(DDP, tmp_path / "ddp", copy_function=shutil.copyfile)
-    run = read_run(tmp_path / "ddp")
-    points = curves.points_of(run)
+    record = run_folder.read(tmp_path / "ddp")
+    run, points = record.own, curves.points_of(record)
     ended = json.loads((DDP / "status.json").read_text())["time_utc"]
     assert points[-1].time_s == datetime.fromisoformat(ended).timestamp()
     gaps = [b.time_s - a.time_s for a, b in pairwise(points)]
     assert gaps == pytest.approx([step["step_s"] for step in run.steps[1:]], abs=1e-5)
     for step in run.steps:
         step["ended_unix_s"] = 1.7e9 + 2 * step["step"]
-    assert [p.time_s for p in curves.points_of(run)] == [s["ended_unix_s"] for s in run.steps]
+    assert [p.time_s for p in curves.points_of(record)] == [s["ended_unix_s"] for s in run.steps]
 
 
 def test_follow_ends_when_the_run_has_ended(growing, tmp_path, monkeypatch):
