@@ -5,8 +5,8 @@
 A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`; what is between
 them is written by this command and by nobody else. NAME is one of
 
-    tflops | scaling | compare | parity | breakdown | checkpoints | goodput | plan ARGUMENTS
-                                what python -m analysis.NAME prints
+    tflops | scaling | compare | parity | breakdown | stragglers | checkpoints | goodput | plan
+        ARGUMENTS               what python -m analysis.NAME prints
     losses PATH...              the last table of breakdown: the efficiency alone
     audit PATH...               what is wrong with published tables
     file PATH...                Markdown tables that benchmarks wrote

@@ -12,59 +12,10 @@ docs/breakdown-and-profile.md says how often a line is right. Exits 2 when nothi
 """
 
 import sys
-from collections import defaultdict
 
-from analysis.common.table import Column, Table, show
-from analysis.logs.load import load_own
-from analysis.logs.naming import name_of
-from analysis.runs.run_options import parser_of
-from base.errors import UsageError, command_line, warn
-from parallel.measure import slow_ranks
+from analysis.runs.views import command
 
-_RANKS = [Column("run", "run"), Column("kind", "kind"), Column("rank", "rank", "d")]
-_RANKS += [Column("node", "node"), Column("longer", "longer by", ".0%")]
-_RANKS += [Column("n", "windows", "d"), Column("windows", "of", "d")]
-_RANKS += [Column("first", "first step", "d"), Column("last", "last step", "d")]
-_NODES = [Column("node", "node"), Column("n", "slow in runs", "d"), Column("of", "of all", "d")]
-_NODES.append(Column("runs", "which"))
-
-
-@command_line("analysis.stragglers")
-def main(argv: list[str] | None = None) -> int:
-    parser = parser_of("analysis.stragglers", __doc__, "table", paths="run folder or study")
-    flags = parser.parse_args(argv)
-    records, problems = load_own(flags.paths)
-    slow = {}
-    for record in records:
-        try:
-            slow[name_of(record)] = slow_ranks.verdicts(record.own.path)
-        except UsageError as error:
-            problems.append(str(error))
-    if not slow:
-        raise UsageError("; ".join(problems))
-    warn("analysis.stragglers", *problems)
-    show([t for t in tables(slow) if t.rows or t.notes], flags.format, flags.columns)
-    return 0
-
-
-def tables(slow: dict[str, list[slow_ranks.Verdict]]) -> list[Table]:
-    """The slow ranks of each run, by name, and the nodes that have some."""
-    note = f"{len(slow)} runs read; windows of {slow_ranks.STEPS} steps"
-    ranks, runs_of = Table(_RANKS, [], "Slow ranks", [note]), defaultdict(dict)
-    for name, verdicts in slow.items():
-        for verdict in verdicts:
-            row = {"run": name} | verdict._asdict()
-            if verdict.kind == "link":
-                row |= {"rank": None, "node": None}
-            else:
-                runs_of[verdict.node][name] = True
-            ranks.rows.append(row)
-    nodes = Table(_NODES, [], "Nodes with slow ranks")
-    for node, runs in sorted(runs_of.items(), key=lambda item: -len(item[1])):
-        row = {"node": node, "n": len(runs), "of": len(slow), "runs": ", ".join(runs)}
-        nodes.rows.append(row)
-    return [ranks, nodes]
-
+main = command("stragglers", __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

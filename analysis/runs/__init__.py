@@ -4,6 +4,6 @@ judged.py gives each run its time and its verdict; fairness.py says which may be
 repeats.py which belong together, baseline.py what they are compared with; ratio.py makes sides of
 repeats and divides their times. On these stand the tables: run_table.py (a row a run),
 scaling_curve.py (a configuration), pairs.py (two of them) and submissions.py (MLPerf).
-throughput.py has TFLOP/s, loss_parity.py losses, rank_times.py ranks, gpu_hours.py and
-checkpoint_costs.py where the time went.
+throughput.py has TFLOP/s, loss_parity.py losses, rank_times.py and slowness.py ranks, gpu_hours.py
+and checkpoint_costs.py where the time went.
 """

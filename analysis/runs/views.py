@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from analysis.common.table import Table, show, show_objects
 from analysis.logs.fact_options import facts_of
 from analysis.logs.load import load, load_own
+from analysis.logs.naming import name_of
 from analysis.runs import (
     checkpoint_costs,
     gpu_hours,
@@ -18,6 +19,7 @@ from analysis.runs import (
     rank_times,
     run_table,
     scaling_curve,
+    slowness,
     submissions,
 )
 from analysis.runs.baseline import baseline_of
@@ -25,6 +27,7 @@ from analysis.runs.fairness import question_of
 from analysis.runs.run_options import LOGS, load_runs, parser_of, terms_of, unheeded
 from analysis.runs.verdict import SUMMARY
 from base.errors import UsageError, command_line, warn
+from parallel.measure import slow_ranks
 from parallel.record.reader import is_run_folder
 
 
@@ -102,6 +105,20 @@ def breakdown(options: Namespace) -> Result:
     return Result(tables)
 
 
+def stragglers(options: Namespace) -> Result:
+    records, problems = load_own(options.paths)
+    slow = {}
+    for record in records:
+        try:
+            slow[name_of(record)] = slow_ranks.verdicts(record.own.path)
+        except UsageError as error:
+            problems.append(str(error))
+    if not slow:
+        raise UsageError("; ".join(problems))
+    warn("analysis.stragglers", *problems)
+    return Result([table for table in slowness.tables(slow) if table.rows or table.notes])
+
+
 def checkpoints(options: Namespace) -> Result:
     costs = checkpoint_costs.table(load_runs("analysis.checkpoints", options))
     warn("analysis.checkpoints", *costs.refused)
@@ -133,6 +150,7 @@ VIEWS = {
     "compare": View(compare, ("any_commit", "times", "facts", "table"), "A B, or a study"),
     "parity": View(parity, ("baseline", "table", "check"), "run folder or study"),
     "breakdown": View(breakdown, ("baseline", "scaling", "table"), "run folder or study"),
+    "stragglers": View(stragglers, ("table",), "run folder or study"),
     "checkpoints": View(checkpoints, ("table",), "run, log, folder"),
     "goodput": View(goodput, ("table",), "study or run folder"),
 }
