@@ -106,7 +106,8 @@ def unrehearsed(spec: RunSpec, study: Path | None = None, place: str = "") -> st
     settings["cross_entropy_fusion_impl te"] = spec.te_loss
     if asked := [name for name, is_asked in settings.items() if is_asked]:
         reason = f"Transformer Engine alone has {' and '.join(asked)}, and only a GPU runs it"
-        return f"{reason}; the planner counts its bytes: {planners_count(spec, study, place)}"
+        loss = ", but those of megatron-core's own loss" if spec.te_loss and not study else ""
+        return f"{reason}; the planner counts its bytes{loss}: {planners_count(spec, study, place)}"
     return ""
 
 
@@ -115,9 +116,12 @@ def planners_count(spec: RunSpec, study: Path | None, place: str) -> str:
     --gpu-type with its name, or "" where the study names the cluster."""
     if study:
         return f"python -m analysis.prune {study} {place}".strip()
-    split = {axis: getattr(spec.layout, axis) for axis in (*AXES, *EXPERT_AXES)}
+    axes = {axis: getattr(spec.layout, axis) for axis in (*AXES, *EXPERT_AXES)}
+    split = {axis: size for axis, size in axes.items() if axis in AXES or size > 1}
     split |= {"mbs": spec.layout.micro_batch, "zero": spec.layout.zero_stage}
-    layout = ",".join(f"{name}={size}" for name, size in split.items() if size > 1)
+    split |= {"sp": "yes" if spec.layout.sequence_parallel else "no"}
+    split |= {"recompute": spec.layout.recompute}
+    layout = ",".join(f"{name}={value}" for name, value in split.items())
     sizes = {k: v for k, v in spec.overrides.items() if k not in ("max_seq_len", "experts")}
     flags = {"preset": spec.preset} | sizes
     flags |= {"gpus": spec.gpus, "global_batch": spec.layout.global_batch}

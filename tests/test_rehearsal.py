@@ -234,6 +234,13 @@ def test_what_transformer_engine_alone_does_is_refused_with_the_planners_command
     )
     assert plan.main(command.split()) == 0  # it is a command that answers
     assert "GiB on the fullest rank" in capsys.readouterr().out
+    assert {"mbs=1", "zero=1", "sp=no", "recompute=none"} <= set(command.split()[-1].split(","))
+    loss = "--engine megatron --preset llama3-8b --gpus 8 --precision bf16 --recompute full"
+    loss += " --megatron cross_entropy_fusion_impl=te --gpu-type H100 --global-batch 8"
+    assert rehearse.main(loss.split()) == 1
+    error = capsys.readouterr().err
+    assert "the planner counts its bytes, but those of megatron-core's own loss: python" in error
+    assert "recompute=full" in error
     path = tmp_path / "long.toml"
     path.write_text(HEAD + '[[run]]\nengine = "megatron"\ngpus = 8\ncp = 2\nprecision = "bf16"\n')
     assert rehearse.main(["--study", str(path), "--cluster", "dgx-h100"]) == 1
