@@ -1,7 +1,8 @@
 """An interval between two numbers."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Optional
 
 
 class Interval(NamedTuple):
@@ -9,6 +10,14 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+    @staticmethod
+    def around(intervals: Iterable[Optional["Interval"]]) -> Optional["Interval"]:
+        """Returns the smallest interval that holds all of them; None where one is unknown."""
+        known = list(intervals)
+        if not known or None in known:
+            return None
+        return Interval(min(each.low for each in known), max(each.high for each in known))
 
     @property
     def middle(self) -> float:

@@ -13,7 +13,7 @@ from analysis.runs import pairs
 from analysis.runs.fairness import CHANGED, changes
 from analysis.runs.judged import judged
 from analysis.runs.pairs import Comparison, Pair, compared, of_study, pair_of
-from analysis.runs.ratio import INTERVALS, Side
+from analysis.runs.ratio import INTERVALS, Side, side_of
 from analysis.runs.repeats import unlike
 from base.errors import UsageError
 from base.intervals import Interval
@@ -65,12 +65,22 @@ def test_three_runs_a_side_are_compared_as_runs_and_fewer_by_their_steps():
     assert (runs.unit, runs.n_a, runs.n_b) == ("runs", 3, 4)
     assert runs.ratio == pytest.approx(math.exp(1) / ((math.exp(2) + math.exp(4)) / 2))
     one = Side("x", 1, (2.0,), Interval(1.8, 2.1), steps=10)
-    two = Side("x", 1, (1.0, 1.2), steps=30)
+    two = Side("x", 1, (1.0, 1.2), Interval(0.9, 1.3), steps=30)
     found = compared(one, two)
     assert (found.unit, found.n_a, found.n_b) == ("steps of a run", 10, 30)
-    assert (found.ratio, *found.interval) == pytest.approx((2 / 1.1, 1.8 / 1.2, 2.1 / 1.0))
+    assert (found.ratio, *found.interval) == pytest.approx((2 / 1.1, 1.8 / 1.3, 2.1 / 0.9))
     unknown = Side("x", 1, (2.0,), steps=5)
     assert compared(unknown, two) is compared(two, unknown) is None
+
+
+def test_two_short_repeats_do_not_say_what_noise_is():
+    """Two repeats are all below two others in a third of all cases: their range is no 95 %. What
+    the steps of each allow is the least that their noise is."""
+    short, long = (side_of(repeated("a", 1.0, (1, 2), n=n), {}) for n in (4, 40))
+    assert len(short.seconds) == len(long.seconds) == 2
+    assert short.ci95 is None and compared(short, short) is compared(short, long) is None
+    assert long.ci95.low < min(long.seconds) and max(long.seconds) < long.ci95.high
+    assert compared(long, long).is_noise
 
 
 def test_a_gain_is_found_with_its_size_and_one_within_the_spread_of_repeats_is_noise():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.common.statistics import FEW_REPEATS
 from analysis.common.table import Column, Table
 from analysis.logs.load import load
 from analysis.logs.naming import name_of
@@ -146,12 +147,13 @@ def compared(a: Side, b: Side) -> Comparison | None:
     say what noise is."""
     value, interval, unit = times_ratio(b, a)
     by_steps = unit == STEPS
+    if by_steps and any(len(side.seconds) < FEW_REPEATS and not side.ci95 for side in (a, b)):
+        return None
     n_a, n_b = (side.steps if by_steps else len(side.seconds) for side in (a, b))
     comparison = Comparison(value, interval, unit, n_a, n_b)
     averages = any(side.record and side.record.running_average for side in (a, b))
-    if by_steps and averages:  # their spread is not that of steps
-        return replace(comparison, interval=None)
-    return comparison if interval else None
+    # The spread of running averages is not that of steps.
+    return replace(comparison, interval=None) if by_steps and averages else comparison
 
 
 def pair_of(

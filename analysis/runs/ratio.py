@@ -2,7 +2,9 @@
 configuration, and its time is their median.
 
 Three repeats or more a side tell what changes from run to run: the interval is that of
-`ratio_of_medians`. Fewer do not; the interval is the sides' own spans divided by each other.
+`ratio_of_medians`. Fewer do not; the interval is the sides' own spans divided by each other. Two
+repeats alone cannot be 95 % sure of anything: of two equal sides one is whole below the other in a
+third of all cases. So their span holds what the steps of each allow, too.
 """
 
 import statistics
@@ -21,16 +23,16 @@ MARKED = ("speedup", "efficiency")  # the columns of a ratio
 LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
 RUNS, PAIRS, STEPS = "runs", "pairs of runs", "steps of a run"  # what an interval is of
 INTERVALS = (  # a table's note
-    f"intervals: 95 % of {FEW_REPEATS} repeats or more a side; the range of fewer; of single runs"
-    " what their steps allow, without what changes from run to run"
+    f"intervals: 95 % of {FEW_REPEATS} repeats or more a side; of fewer, all that the steps of each"
+    " allow, without what changes from run to run"
 )
 _FOLLOW = ("gpus", "dp", "global_batch", "grad_accum")  # from the number of GPUs
 
 
 @dataclass(frozen=True)
 class Side:
-    """The repeats of one configuration on `gpus` GPUs: seconds per step of each, and of a single
-    one its 95 % interval where that is known.
+    """The repeats of one configuration on `gpus` GPUs: seconds per step of each, and what their
+    95 % intervals of the median hold together; None where one of them is unknown.
 
     shared: why no ratio of its times is a result, or "". numbers: of the repeats in their study.
     record: of the first. steps: how many steady steps all repeats have.
@@ -52,9 +54,11 @@ class Side:
 
     @property
     def span(self) -> Interval | None:
-        """The fastest and the slowest repeat; of a single run its interval."""
-        seconds = self.seconds
-        return Interval(min(seconds), max(seconds)) if len(seconds) > 1 else self.ci95
+        """What the steps of all repeats allow; where that is unknown, the fastest and the slowest
+        repeat; None of a single run."""
+        if self.ci95 or len(self.seconds) == 1:
+            return self.ci95
+        return Interval(min(self.seconds), max(self.seconds))
 
 
 def side_of(runs: Sequence[Run], partners: dict[str, str], name: str = "") -> Side:
@@ -69,7 +73,7 @@ def side_of(runs: Sequence[Run], partners: dict[str, str], name: str = "") -> Si
         name,
         first.record.gpus,
         seconds=tuple(run.time.step_s for run in runs),
-        ci95=first.time.ci95,
+        ci95=Interval.around(run.time.ci95 for run in runs),
         shared="; ".join(shared),
         numbers=tuple(run.record.repeat for run in runs),
         record=first.record,
@@ -88,8 +92,8 @@ class TimesRatio(NamedTuple):
 def times_ratio(side: Side, base: Side) -> TimesRatio:
     """Returns the baseline's time over the side's, of the medians of their repeats.
 
-    With fewer than FEW_REPEATS runs on a side the interval is of the range of repeats, and of
-    single runs of their medians' intervals, which do not see what changes from run to run.
+    With fewer than FEW_REPEATS runs on a side the interval is of the sides' spans, which do not see
+    what changes from run to run.
     """
     if min(len(side.seconds), len(base.seconds)) >= FEW_REPEATS:
         paired = are_pairs(side.numbers, base.numbers)
