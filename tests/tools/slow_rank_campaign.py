@@ -1,7 +1,8 @@
 """How often a slow rank is named, how often one that is not, and what looking for it costs.
 
-    python benchmarks/stragglers.py [--ranks 2] [--trials 100] [--clean 300] [--blocks 200]
-    MASTER_ADDR=127.0.0.1 srun --nodes 4 python benchmarks/stragglers.py --ranks 4  # a testbed
+    python tests/tools/slow_rank_campaign.py [--ranks 2] [--trials 100] [--clean 300]
+        [--blocks 200]
+    MASTER_ADDR=127.0.0.1 srun --nodes 4 python tests/tools/slow_rank_campaign.py --ranks 4
 
 One process group trains a small model with steps of tens of milliseconds. In a trial one rank,
 drawn by chance, is slow for 20 steps: it computes 10, 20 or 50 % of its own computing again, or
@@ -24,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
@@ -187,9 +188,9 @@ def cost(notes: list[dict[str, Any]]) -> Table:
     return Table(columns, [row], "Cost on rank 0 (95 % interval)")
 
 
-@command_line("benchmarks.stragglers")
+@command_line("tests.tools.slow_rank_campaign")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python benchmarks/stragglers.py", description=__doc__)
+    parser = Parser(prog="python tests/tools/slow_rank_campaign.py", description=__doc__)
     parser.add_argument("--data", default="data/stdlib", help="token data of parallel.data")
     for name, default in (("ranks", 2), ("trials", 100), ("clean", 300), ("blocks", 200)):
         parser.add_argument(f"--{name}", type=int, default=default)
