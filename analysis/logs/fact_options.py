@@ -12,7 +12,7 @@ from parallel.measure.steady_time import Window
 
 
 def add_fact_options(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each fact that a log may leave out; what a log says itself stays."""
+    """Adds a flag for each fact that a log may leave out. What a log says itself is kept."""
     group = parser.add_argument_group(
         "facts that the logs leave out",
         f"NAME.toml beside a log gives them for that log alone; its keys: {', '.join(FACTS)}",
@@ -30,11 +30,12 @@ def add_fact_options(parser: argparse.ArgumentParser) -> None:
 
 
 def flag_of(name: str) -> str:
+    """Returns the flag that gives a fact, by Record's name of the fact."""
     return "--steps" if name == "planned_steps" else "--" + name.replace("_", "-")
 
 
 def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
-    """The facts that were given as flags, by Record's names.
+    """Returns the facts that were given as flags, by Record's names.
 
     Raises:
         UsageError: a number out of its bounds; an unknown card without a peak of its own.
@@ -54,6 +55,7 @@ def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
 
 
 def add_time_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that says of which iterations the step time is taken."""
     parser.add_argument(
         "--window",
         type=parse_window,
@@ -63,7 +65,7 @@ def add_time_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_window(text: str) -> Window:
-    """`FIRST:LAST` as two iteration numbers; argparse's `type`."""
+    """Returns the two iteration numbers of `FIRST:LAST`; it is an argparse `type`."""
     match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text)
     if not match or int(match[1]) > int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST")

@@ -24,7 +24,7 @@ _MANY = 32  # files; fewer are read in this process, without a bar
 
 
 def load(paths: list[Path], facts: dict[str, Any] | None = None) -> Reading[list[Record]]:
-    """Every run at or below the paths, and one line for each thing that was refused.
+    """Returns every run at or below the paths, and one line for each path that was refused.
 
     facts: values, by Record's names, that are used where a log is silent.
 
@@ -63,7 +63,7 @@ def load_own(paths: list[Path], is_run: Callable[[Path], bool] = has_run) -> Rea
 
 
 def _find_copies(records: list[Record]) -> None:
-    """Note which runs have the evidence of another: the same measurements, or the same bytes."""
+    """Notes which runs have the evidence of another: the same measurements, or the same bytes."""
     sizes = {r.source: os.path.getsize(r.source) for r in records if os.path.isfile(r.source)}
     often = Counter(sizes.values())
     first: dict[str, str] = {}  # a hash of the evidence -> the source that has it
@@ -78,7 +78,8 @@ def _find_copies(records: list[Record]) -> None:
 
 
 def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:
-    """The run folders and log files at or below each path, in name order, and what is wrong.
+    """Returns the run folders and log files at or below each path, in name order, and what was
+    refused.
 
     `-` is standard input.
     """
@@ -110,7 +111,7 @@ def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:
 def read_all(
     paths: Iterable[Path | str], flags: dict[str, Any] | None = None, jobs: int | None = None
 ) -> Reading[list[Record]]:
-    """Every run at or below `paths`, in the order of `find_logs`, and what was refused.
+    """Returns every run at or below `paths`, in the order of `find_logs`, and what was refused.
 
     jobs: processes; None takes the cores at hand where there is enough to read, with a bar on a
     terminal.
@@ -132,6 +133,8 @@ def read_all(
 
 
 def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:
+    """Returns the record of one log, or why it cannot be read. It raises nothing, so that one bad
+    file does not stop the others."""
     from analysis.logs.readers import read  # slow to load: not for --help
 
     try:

@@ -20,7 +20,7 @@ def name_of(record: Record) -> str:
 
 
 def tell_apart(records: list[Record]) -> None:
-    """Gives each record the name that tables call it."""
+    """Sets the name that tables show for each record, so that no two are alike."""
     names = distinct([own_name(r) for r in records], [Path(r.source) for r in records])
     for record, name in zip(records, names, strict=True):
         record.shown = printable(name)  # a file may have a name that is no UTF-8

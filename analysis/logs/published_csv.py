@@ -112,18 +112,19 @@ _NUMBER = re.compile(r"^[~*\s$]*([+-]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d
 
 
 def known_name(heading: str) -> str | None:
-    """Our name for a heading that HEADINGS lists."""
+    """Returns our name for a heading that HEADINGS lists; None for another."""
     return _BY_HEADING.get(_plain(heading))
 
 
 def column_name(heading: str) -> str:
-    """Our name for a heading; an unknown heading stays, in lower case with _ between its words."""
+    """Returns our name for a heading. An unknown heading stays, in lower case with _ between its
+    words."""
     words = "_".join(re.findall(r"[a-z0-9]+", heading.lower()))
     return words if words in HEADINGS else known_name(heading) or words
 
 
 def number(text: str) -> float | None:
-    """The number that a text starts with, or None."""
+    """Returns the number that a text starts with; None where there is none."""
     match = _NUMBER.match(text)
     value = float(match[1].replace(",", "")) if match else math.inf
     return value if math.isfinite(value) else None
@@ -136,11 +137,11 @@ class Row(NamedTuple):
     cells: dict[str, str]
 
     def text(self, name: str) -> str:
-        """The cell's text; empty where there is none."""
+        """Returns the cell's text; empty where there is none."""
         return self.cells.get(name, "")
 
     def number(self, name: str) -> float | None:
-        """The number that a cell starts with (`137s`, `52B`, `29,971.23`, `**~650 s**`)."""
+        """Returns the number that a cell starts with (`137s`, `52B`, `29,971.23`, `**~650 s**`)."""
         return number(self.text(name))
 
 
@@ -157,7 +158,8 @@ class PublishedTable(NamedTuple):
 def table_of(
     line_no: int, headings: list[str], lines: Iterable[tuple[int, list[str]]]
 ) -> PublishedTable:
-    """A table of its headings and of the texts in each of its lines."""
+    """Returns the table of these headings and of the texts in each of these lines. line_no: where
+    the headings stand."""
     columns: list[str] = []
     for heading in headings:
         name = column_name(heading)
@@ -170,7 +172,7 @@ def table_of(
 def read_csv(
     path: Path, needed: tuple[str, ...] = ("gpus",), delimiter: str = ","
 ) -> PublishedTable:
-    """Read a CSV of measurements; empty lines are skipped.
+    """Reads a CSV of measurements; empty lines are skipped.
 
     Raises:
         UsageError: unreadable, empty, truncated, or without a needed column; it names them.

@@ -35,7 +35,8 @@ STEP = np.dtype(
 
 
 def steps_table(**columns: Sequence[float] | np.ndarray) -> np.ndarray:
-    """A table of steps: one column or more by STEP's names, of one length; NaN in the others."""
+    """Returns a table of steps. columns: one or more by STEP's names, of one length; the others are
+    NaN."""
     steps = np.full(len(next(iter(columns.values()))), np.nan, STEP)
     for name, values in columns.items():
         steps[name] = values
@@ -183,7 +184,8 @@ class Record:
     profiler: dict[str, Any] | None = None  # which one watched the run, and how
 
     def doubt_numbers(self, counts: Mapping[str, int | bool], why: str = "") -> None:
-        """Say of how many values the log prints something that is no whole number."""
+        """Notes as a doubt how many values of each name are cut or no whole number, and so
+        unknown."""
         none = ", ".join(f"{name} ({int(count)})" for name, count in counts.items() if count)
         if none:
             words = f"{why}what is cut or no whole number is unknown: {none}"
@@ -191,7 +193,7 @@ class Record:
             self.doubts["numbers"] = f"{known}; {words}" if known else words
 
     def step_stats(self) -> dict[str, float | int | None]:
-        """n, mean, median, min and max (seconds) over all logged steps; None where unknown.
+        """Returns n, mean, median, min and max (seconds) over all logged steps; None where unknown.
 
         Where a log prints statistics instead of steps, the printed ones are used.
         """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a format is declared with this module's help
 
 
 def read_last_attempt(form: "Format", log: Log) -> Record:
-    """The record of the last attempt in the log; a doubt says what was left out.
+    """Returns the record of the last attempt in the log. A doubt in it says what was left out.
 
     Another attempt begins where the program prints between two entries what it prints as it starts
     (`form.starts`), or before the first entry, behind a failure; where an entry follows the end of
@@ -54,13 +54,15 @@ def read_last_attempt(form: "Format", log: Log) -> Record:
 
 
 class _Entries(NamedTuple):
-    """Where the steps and the ends of the run stand, in bytes and in order."""
+    """The places of the steps and of the ends of the run: offsets in bytes, ascending, and which of
+    them are steps."""
 
     at: np.ndarray
     is_step: np.ndarray
 
 
 def _entries(form: "Format", log: Log, record: Record) -> _Entries:
+    """Returns where the record's steps and the ends of a run stand in the log."""
     steps = record.steps["at"][np.isfinite(record.steps["at"])]
     at = np.concatenate([steps, _places(log, form.ends)]).astype(int)
     order = np.argsort(at, kind="stable")
@@ -68,7 +70,8 @@ def _entries(form: "Format", log: Log, record: Record) -> _Entries:
 
 
 def _begins(form: "Format", log: Log, record: Record) -> list[int]:
-    """Where each attempt but the first begins: behind the line of the entry before it."""
+    """Returns the offsets at which each attempt but the first begins: behind the line of the last
+    entry before it."""
     entries, is_step = _entries(form, log, record)
     if len(entries) < 2:
         return []
@@ -88,8 +91,9 @@ def _begins(form: "Format", log: Log, record: Record) -> list[int]:
 
 
 def _failed_starts(form: "Format", log: Log, first: int) -> list[int]:
-    """Where each attempt failed that logged no step before the first entry: behind a failure's
-    line, where the program starts again later."""
+    """Returns where each attempt ended that failed before its first step: the offsets behind a
+    failure's line, where the program starts again later. first: the offset of the log's first
+    entry."""
     failures = []
     for start, following in pairwise(sorted(_places(log, form.starts, end=first))):
         if sign := find_sign(log.slice(start, following)):
@@ -98,8 +102,8 @@ def _failed_starts(form: "Format", log: Log, first: int) -> list[int]:
 
 
 def _starts(form: "Format", log: Log, start: int, end: int) -> list[int]:
-    """Where the program starts in [start, end). A rank that prints no start before the first entry,
-    where others do, is late; its line begins no attempt."""
+    """Returns the offsets in [start, end) at which the program starts. A rank that prints no start
+    before the first entry, where others do, is late; its line begins no attempt."""
     starts = _places(log, form.starts, start, end)
     ranks = {at: rank_of(log, at) for at in starts}
     header = _places(log, form.starts, 0, start) if any(ranks.values()) else []
@@ -108,7 +112,7 @@ def _starts(form: "Format", log: Log, start: int, end: int) -> list[int]:
 
 
 def _places(log: Log, marks: tuple[bytes, ...], start: int = 0, end: int | None = None) -> list:
-    """Where the marks stand in the log, in bytes, in no order."""
+    """Returns the offsets in the log at which the marks stand, in no order."""
     places = []
     for offset, block in log.blocks(start, end) if marks else ():
         for mark in marks:

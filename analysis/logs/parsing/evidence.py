@@ -50,15 +50,16 @@ _EVIDENCE = re.compile(_WHO + rb"(?:" + rb"|".join(_LINES) + rb")", re.MULTILINE
 
 
 def is_page(log: Log) -> bool:
-    """Whether the file's name is that of a Markdown page, whose fenced blocks may hold a log."""
+    """Returns whether the file's name is that of a Markdown page, whose fenced blocks may hold a
+    log."""
     return log.path.suffix.lower() in (".md", ".markdown")
 
 
 def is_source(log: Log) -> bool:
-    """Whether the file's name is that of code or a page, which may quote a log."""
+    """Returns whether the file's name is that of code or a page, which may quote a log."""
     return log.path.suffix.lower() in _SOURCES
 
 
 def is_of_a_run(log: Log) -> bool:
-    """Whether the log holds a line that only a run prints."""
+    """Returns whether the log holds a line that only a run prints."""
     return any(True for _ in log.matches(_EVIDENCE))

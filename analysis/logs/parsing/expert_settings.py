@@ -39,14 +39,16 @@ LONG = re.compile(
 
 
 class Parts(NamedTuple):
-    """facts: Record's and GPTConfig's names; uncounted: in words."""
+    """The parts that a model has beyond a dense GPT. facts: by Record's and GPTConfig's names.
+    uncounted: the parts that no FLOPs convention counts, in words."""
 
     facts: dict[str, Any]
     uncounted: list[str]
 
 
 def parts_of(last: Mapping[str, str], n_layer: int | None) -> Parts:
-    """last: a setting's name -> its last value, in lower case."""
+    """Returns the experts, the latent attention, the layers that predict further tokens and the
+    routing that the settings state. last: a setting's name -> its last value, in lower case."""
     facts: dict[str, Any] = {}
     uncounted = []
     latent = last.get("multi_latent_attention", "true" if "kv_lora_rank" in last else "")
@@ -84,10 +86,12 @@ def parts_of(last: Mapping[str, str], n_layer: int | None) -> Parts:
 
 
 def _first(last: Mapping[str, str], names: str) -> str:
+    """Returns the value of the first of the names that is set; empty where none is."""
     return next((last[name] for name in names.split() if name in last), "")
 
 
 def _numbers(last: Mapping[str, str], fields: dict[str, str]) -> dict[str, int]:
+    """Returns the whole numbers that the settings state, by the names of our fields."""
     values = {}
     for field, names in fields.items():
         if (value := _first(last, names)).isdigit():
@@ -96,8 +100,9 @@ def _numbers(last: Mapping[str, str], fields: dict[str, str]) -> dict[str, int]:
 
 
 def placed_in(layers: str, n_layer: int | None) -> dict[str, int] | None:
-    """first_dense and moe_layer_freq of Megatron's list, `[0, 1, 1]`, `([0]*1+[1]*26)` or YAML's;
-    None where no two such numbers make it, or it has not the model's layers."""
+    """Returns first_dense and moe_layer_freq of a list of layers: Megatron's `[0, 1, 1]` or
+    `([0]*1+[1]*26)`, or YAML's. None where no two such numbers describe it, or where it has not as
+    many layers as the model."""
     if layers.startswith(("\n", "\r")):
         layers = f"[{','.join(re.findall('[01]', layers))}]"
     inside, _, times = layers.replace(" ", "").strip("(").partition(")")

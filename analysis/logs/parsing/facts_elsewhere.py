@@ -29,8 +29,8 @@ _ENTRY = re.compile(r"""^\s{0,40}(\w{2,60}): {0,3}["']?([\w.-]{1,60})""", re.MUL
 
 
 def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -> None:
-    """Fill from run.json and the configuration beside the log, a sidecar TOML, flags and the file's
-    name, and then what follows from the facts together.
+    """Fills what the log left out: from run.json and the configuration beside it, a sidecar TOML,
+    flags and the file's name, and then what follows from the facts together.
 
     The configuration is the one that the log's own tool saves (`_CONFIGURATIONS`). The sidecar of
     `name.out` is `name.out.toml` or `name.toml`; its keys are Record's fields and GPTConfig's.
@@ -72,7 +72,8 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
 
 
 def _multiply_out(record: Record) -> None:
-    """gpus = tp x pp x dp x cp, where one of gpus and dp is open; dp may follow from the batch.
+    """Fills gpus or dp by gpus = tp x pp x dp x cp, where one of the two is open; dp may follow
+    from the batch.
 
     Trainers that are data-parallel unless they say otherwise leave tp and pp out.
     """
@@ -97,11 +98,14 @@ def _multiply_out(record: Record) -> None:
 
 
 def _entries(text: str) -> dict[str, str]:
-    """Of a YAML file with one `name: value` in a line; the last of a name counts."""
+    """Returns the values of a YAML file that has one `name: value` a line; the last of a name
+    counts."""
     return dict(_ENTRY.findall(text))
 
 
 def _parsed(path: Path, parse: Any) -> dict[str, Any]:
+    """Returns the table of names and values that a file holds. parse: makes it of the file's
+    text."""
     try:
         content = parse(path.read_text())
     except (OSError, ValueError) as error:
@@ -112,6 +116,8 @@ def _parsed(path: Path, parse: Any) -> dict[str, Any]:
 
 
 def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
+    """Returns the facts as they are, or refuses a name that is no fact's and a value that no such
+    fact can have. source: where they were given, for the message."""
     if unknown := set(facts) - set(FACTS):
         known = ", ".join(FACTS)
         raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}; there are: {known}")
@@ -140,7 +146,8 @@ _BILLIONS = re.compile(r"(?:^|[^a-z0-9])(\d{1,4}(?:\.\d{1,3})?)([MBT])(?![a-z0-9
 
 
 def from_name(name: str) -> dict[str, Any]:
-    """What a name such as 61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out says."""
+    """Returns the facts in a file's name such as
+    61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out."""
     matches = {field: pattern.search(name) for field, pattern in _IN_NAME.items()}
     facts: dict[str, Any] = {field: int(match[1]) for field, match in matches.items() if match}
     if match := _GPUS.search(name):

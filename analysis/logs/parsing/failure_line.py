@@ -18,7 +18,7 @@ _LINES_BACK = 4  # ranks are interleaved: the failing one may print before the l
 
 
 def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> None:
-    """Sets the record's `failure`, from what stands after the last step.
+    """Sets the record's `failure` by what stands after the last step.
 
     ends: where the lines are that count as the last steps, if these are not the record's. A
     traceback after a completed run is noted, but no failure.
@@ -52,6 +52,8 @@ def find_failure(log: Log, start: int = 0) -> Failure | None:
 
 
 def _failure(log: Log, kind: str, at: int) -> Failure:
+    """Returns a failure of a kind whose evidence is the line at an offset, cut to 300
+    characters."""
     first = max(at - 300, 0)
     line = line_of(log.slice(first, at + 300), at - first)
     text = plain(line).replace(b"\0", b"").decode("utf-8", "replace").strip()

@@ -32,56 +32,61 @@ _HUMAN = re.compile(THOUSANDS + rb"([KMGBTP]?)")
 
 
 def named_number(name: str) -> bytes:
-    """A pattern for a number, as a group of that name."""
+    """Returns a pattern for a number, as a group of that name."""
     return NUMBER.replace(b"(", b"(?P<%b>" % name.encode(), 1)
 
 
 def word(literal: bytes) -> bytes:
-    """A pattern for `literal` where a word may begin; starting with it, it is found quickest."""
+    """Returns a pattern for `literal` where a word may begin. It starts with the literal, which is
+    found quickest."""
     return literal + rb"(?:(?<![\w.]" + literal + rb")|(?<=[0-9;\[]m" + literal + rb"))"
 
 
 def number(text: bytes | None) -> float:
-    """`1,340`, `4.71K`, `1.2e-05`, `nan`: the number; NaN for None and for what is none."""
+    """Returns the number of a text like `1,340`, `4.71K`, `1.2e-05` or `nan`; NaN for None and for
+    what is no number."""
     match = _HUMAN.fullmatch(text.strip()) if text else None
     return float(match[1].replace(b",", b"")) * SUFFIX[match[2]] if match else math.nan
 
 
 def lone_number(text: bytes) -> float:
-    """The number that fills a text up to a slash, FLOPS in tera; NaN where there is none."""
+    """Returns the number that fills a text up to a slash, FLOPS in tera; NaN where there is
+    none."""
     match = _ALONE.match(text)
     unit = b"T" if match is None or match[2] is None else match[2].upper()
     return float(match[1]) * (SUFFIX[unit] / 1e12) if match else math.nan
 
 
 def is_nan(text: bytes | None) -> bool:
-    """Whether `nan` is what was printed: not a number that is missing or damaged."""
+    """Returns whether `nan` was printed, which a number that is missing or damaged is not."""
     return bool(text) and text.strip().lstrip(b"-")[:3].lower() == b"nan"
 
 
 def labelled(
     label: bytes, after: bytes = rb"[:=] {0,8}", unit: bytes = b"", number: bytes = NUMBER
 ) -> re.Pattern[bytes]:
-    """The number (with K, M, G ... where there is one) that follows a label, which begins where a
-    word may: not within another, but after a colour. Without its unit, or with more behind it than
-    an end, the number is none."""
+    """Returns a pattern for the number (with K, M, G ... where there is one) that follows a label.
+    The label begins where a word may: not within another, but after a colour. Without its unit, or
+    with more behind it than an end, the number is none."""
     begin = rb"(?:(?<![\w.])|(?<=[0-9;\[]m))"
     whole = number + rb"([KMGBTP](?![A-Za-z]))?" + unit + BEHIND
     return re.compile(begin + label + ANSI + after + ANSI + rb"(?:" + whole + rb")?")
 
 
 def positive(values: np.ndarray) -> np.ndarray:
-    """The same, NaN where a value is none to divide by: 0, negative or infinite."""
+    """Returns the values, with NaN for each that nothing can be divided by: 0, negative or
+    infinite."""
     return np.where((values > 0) & np.isfinite(values), values, np.nan)
 
 
 def plain(text: bytes) -> bytes:
-    """Without colours."""
+    """Returns the text without colours."""
     return _ANSI.sub(b"", text) if b"\x1b" in text else text
 
 
 def ranks_of_rates(total: np.ndarray, each: np.ndarray, rounded: float = 0.01) -> int | None:
-    """How many GPUs make `total` of `each`'s rate; None where rounding leaves several numbers.
+    """Returns how many GPUs of the rate `each` make the rate `total`; None where rounding leaves
+    several numbers.
 
     rounded: how far the two printed numbers together may be off, as a share (three digits: 0.01).
     """

@@ -16,7 +16,7 @@ _LARGEST = 10**15  # no count of anything here is larger
 
 
 def document(source: str, text: str, what: str) -> dict[str, Any]:
-    """A file that is one JSON object.
+    """Returns the object that a JSON file holds. what: what such a file is called, for the message.
 
     Raises:
         Refusal: it is damaged, or something else; `what` is its name there.
@@ -31,7 +31,7 @@ def document(source: str, text: str, what: str) -> dict[str, Any]:
 
 
 def real(value: Any) -> float:
-    """A number, or a string of one; NaN for anything else."""
+    """Returns a number, or that of a string; NaN for anything else."""
     if isinstance(value, bool):
         return math.nan
     try:
@@ -41,39 +41,39 @@ def real(value: Any) -> float:
 
 
 def is_nan(value: Any) -> bool:
-    """Whether NaN is what stands there, as a number or a string: not what is none."""
+    """Returns whether the value is NaN, as a number or a string; a missing value is not."""
     return math.isnan(real(value)) and str(value).strip().lower().lstrip("+-") == "nan"
 
 
 def known(value: Any) -> float | None:
-    """A finite number; None for anything else."""
+    """Returns a finite number; None for anything else."""
     return number if math.isfinite(number := real(value)) else None
 
 
 def integer(value: Any) -> int | None:
-    """A whole number that can be a count (or minus one); None for anything else."""
+    """Returns a whole number that can be a count (or minus one); None for anything else."""
     if type(value) in (int, float) and abs(value) < _LARGEST and value == int(value):
         return int(value)
     return None
 
 
 def text(value: Any) -> str | None:
-    """A string; None for anything else."""
+    """Returns a string; None for anything else."""
     return value if isinstance(value, str) else None
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """An object; empty for anything else."""
+    """Returns an object; an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def rows(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; empty for anything else."""
+    """Returns the objects of a list; no objects for anything else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def steps_of(loss: Sequence[Any], **columns: Sequence[Any]) -> np.ndarray:
-    """A table of steps; NaN for what is no number."""
+    """Returns a table of steps, with NaN for what is no number."""
     numbers = {name: [real(value) for value in values] for name, values in columns.items()}
     nan_loss = [is_nan(value) for value in loss]
     return steps_table(loss=[real(value) for value in loss], nan_loss=nan_loss, **numbers)

@@ -45,6 +45,7 @@ class Format:
         return any(all(map(holds, marks)) for marks in self.marks)
 
     def read(self, log: Log) -> Record:
+        """Returns what the log says, read as this format."""
         record = Record(source=str(log.path), format=self.name)
         self.reader(log, record)
         return record
@@ -83,6 +84,8 @@ class LineFormat(Format):
     finish: Callable[[Record, Log], None] | None = None
 
     def read(self, log: Log) -> Record:
+        """Returns what the log says: its entries as steps, and the facts that the text before them
+        states."""
         record = Record(source=str(log.path), format=self.name, engine=self.name)
         columns = (self.scan or self._first_kind)(log, record)
         first = int(columns["at"][0]) if len(columns["at"]) else None
@@ -106,6 +109,8 @@ class LineFormat(Format):
         return record
 
     def _first_kind(self, log: Log, record: Record) -> Columns:
+        """Returns the columns of the first kind of lines that the log holds; empty ones where it
+        holds none."""
         for start, fields in self.lines:
             columns = table(log, start, fields, record)
             if len(columns["at"]):

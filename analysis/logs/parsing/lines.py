@@ -91,7 +91,8 @@ def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) ->
 
 
 class _Table:
-    """The columns of the entries that were read so far."""
+    """A reader of one kind of entries: `read` takes the log's blocks in order, `columns` returns
+    the numbers of all of them. It learns expressions of whole lines as it goes."""
 
     def __init__(self, start: re.Pattern[bytes], fields: Fields):
         self.start, self.fields = start, fields
@@ -152,7 +153,8 @@ class _Table:
             self._use([self.kinds[i] for i in order])
 
     def _learn(self, entry: _Entry) -> bool:
-        """Adds the expression of the lines that are like this one; returns whether it has one."""
+        """Adds the expression of the lines that are like this one. Returns whether it is a new
+        one."""
         kind = _kind(entry, self.fields)
         if kind is None or any(kind.rest == other.rest for other in self.kinds):
             return False
@@ -160,7 +162,7 @@ class _Table:
         return True
 
     def _use(self, kinds: list[_Kind]) -> None:
-        """Makes the pattern that looks for lines of these kinds."""
+        """Sets the kinds of lines that are looked for, and makes the pattern that finds them."""
         self.kinds, rests = kinds, b"|".join(kind.rest for kind in kinds)
         self.pattern = re.compile(b"(?:%b)(?:%b|)" % (self.start.pattern, rests), self.start.flags)
 

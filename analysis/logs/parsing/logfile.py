@@ -50,16 +50,19 @@ class Log(AbstractContextManager):
         self._file.close()
 
     def slice(self, start: int, end: int) -> bytes:
-        """The file's bytes from `start` up to `end`, both cut to the file and its attempt."""
+        """Returns the file's bytes from `start` up to `end`, both cut to the file and its
+        attempt."""
         start, end = max(start, self.begin), min(end, self.size)
         return self._bytes(start, end)
 
     def _bytes(self, start: int, end: int) -> bytes:
+        """Returns the file's bytes from `start` up to `end`, those of earlier attempts, too."""
         return os.pread(self._file.fileno(), max(end - start, 0), start)
 
     @cached_property
     def head(self) -> bytes:
-        """The first text, without blank lines, zero bytes and a byte order mark before it."""
+        """Returns the first text, up to SAMPLE bytes, without blank lines, zero bytes and a byte
+        order mark before it."""
         for at in range(0, self.size, SAMPLE):
             if text := self.slice(at, at + SAMPLE).lstrip(_BLANK):
                 return text + self.slice(at + SAMPLE, at + 2 * SAMPLE - len(text))
@@ -67,20 +70,23 @@ class Log(AbstractContextManager):
 
     @cached_property
     def tail(self) -> bytes:
-        """The last text, without blank lines and zero bytes behind it."""
+        """Returns the last text, up to SAMPLE bytes, without blank lines and zero bytes behind
+        it."""
         for at in range(self.size, 0, -SAMPLE):
             if text := self.slice(at - SAMPLE, at).rstrip(_BLANK):
                 return self.slice(at - 2 * SAMPLE + len(text), at - SAMPLE) + text
         return b""
 
     def text(self) -> str:
-        """The whole file, decoded. Only for formats that are one document, such as JSON."""
+        """Returns the whole file, decoded. It is for formats that are one document, such as
+        JSON."""
         return self.slice(0, self.size).decode("utf-8-sig", "replace")
 
     def blocks(
         self, start: int = 0, end: int | None = None, size: int = BLOCK
     ) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) pieces of [start, end), each ending where a line does."""
+        """Yields (offset, bytes) of the pieces of [start, end), each of which ends where a line
+        does. size: bytes of a piece, more where a line is longer."""
         start = max(start, self.begin)
         end = self.size if end is None else min(end, self.size)
         usual = size
@@ -102,13 +108,14 @@ class Log(AbstractContextManager):
     def matches(
         self, pattern: re.Pattern[bytes], start: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, re.Match[bytes]]]:
-        """(offset in the file, match) of every match that lies within a line."""
+        """Yields (offset in the file, match) of every match that lies within a line."""
         for offset, block in self.blocks(start, end):
             for match in pattern.finditer(block):
                 yield offset + match.start(), match
 
     def fenced_blocks(self) -> Iterator[tuple[int, int]]:
-        """Where the text of each fenced block of a Markdown page begins and ends."""
+        """Yields the offsets where the text of each fenced block of a Markdown page begins and
+        ends."""
         fence, begin = b"", 0
         for at, match in self.matches(_FENCE):
             if not fence:
@@ -120,8 +127,8 @@ class Log(AbstractContextManager):
             yield begin, self.size
 
     def held(self, marks: Iterable[bytes], near: bytes = b"") -> set[bytes]:
-        """Those of the marks that stand in the file; near: or, of a long one, close to where the
-        first or the last of these stands in a megabyte."""
+        """Returns those of the marks that stand in the file. With `near`, only what is close to its
+        first and last place in each block of a long file is searched."""
         absent, found = set(marks), set()
         for _, block in self.blocks() if absent else ():
             if near and self.size > BLOCK:
@@ -133,11 +140,12 @@ class Log(AbstractContextManager):
         return found
 
     def contains(self, mark: bytes, start: int = 0) -> bool:
-        """Whether `mark` stands anywhere in the file, at or behind `start`."""
+        """Returns whether `mark` stands anywhere in the file, at or behind `start`."""
         return any(mark in block for _, block in self.blocks(start))
 
     def line_no(self, offset: int) -> int:
-        """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
+        """Returns the number of the line (from 1, counted in newlines as editors do) that holds the
+        byte at `offset`."""
         at, lines = 0, 1
         while at < offset and (block := self._bytes(at, min(at + (1 << 18), offset))):
             lines += int(np.count_nonzero(np.frombuffer(block, np.uint8) == 10))

@@ -38,14 +38,14 @@ _GPUS = re.compile(
 
 
 def is_result(path: Path) -> bool:
-    """Whether a path is that of a result in a tree of them: `results/SYSTEM/BENCHMARK/result_0.txt`
-    at any depth."""
+    """Returns whether a path is that of a result in a tree of them:
+    `results/SYSTEM/BENCHMARK/result_0.txt` at any depth."""
     return bool(RESULT.match(path.name)) and "results" in path.parts[:-1]
 
 
 def read_place(record: Record, path: Path) -> None:
-    """Fill what the result's path says, at any depth (`.../SUBMITTER/results/SYSTEM/BENCHMARK/`, or
-    one name `SUBMITTER__SYSTEM__BENCHMARK__result_0.txt`), and the system's JSON."""
+    """Fills what the result's path says, at any depth (`.../SUBMITTER/results/SYSTEM/BENCHMARK/`,
+    or one name `SUBMITTER__SYSTEM__BENCHMARK__result_0.txt`), and the system's JSON."""
     about = record.submission
     *folders, file = Path(os.path.abspath(path)).parts
     rounds = _ROUND.findall("/".join(folders))
@@ -72,8 +72,8 @@ def read_place(record: Record, path: Path) -> None:
 
 
 def _system(record: Record, path: Path) -> str:
-    """The accelerator by `systems/SYSTEM.json`, whose numbers may be texts; it fills their
-    number."""
+    """Fills the number of GPUs from `systems/SYSTEM.json`, whose numbers may be texts. Returns the
+    accelerator's name there; empty where the file has none or cannot be read."""
     if not path.is_file():
         return ""
     try:
@@ -88,8 +88,8 @@ def _system(record: Record, path: Path) -> str:
 
 
 def read_names(record: Record) -> None:
-    """Fill what is still unknown from what the log calls the system, and from the name of the
-    configuration: the weakest evidence."""
+    """Fills what is still unknown from what the log calls the system, and from the name of the
+    configuration, which are the weakest evidence."""
     about = record.submission
     if record.gpus is None and (match := _GPUS.match(about.platform)):
         gpus = int(match["cards"] or 0) or int(match["nodes"]) * int(match["each"] or 8)
@@ -100,7 +100,8 @@ def read_names(record: Record) -> None:
 
 
 def _layout(record: Record, configurations: Iterable[Path]) -> None:
-    """tp, pp, cp and the micro-batch by the one configuration whose name has the run's GPUs and
+    """Fills tp, pp, cp and the micro-batch from the one configuration whose name has the run's GPUs
+    and for which
 
         tp x pp x cp x global batch = GPUs x micro-batch x accumulation steps
 

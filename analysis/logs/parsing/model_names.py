@@ -23,6 +23,7 @@ _UNIT = {"m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def _letters(name: str) -> str:
+    """Returns a name without what publishers put between its words."""
     return re.sub(r"[-_ ]", "", name)
 
 
@@ -30,8 +31,8 @@ _PRESETS = {_letters(name): name for name in PRESETS} | {_letters(k): v for k, v
 
 
 def read_name(record: Record, name: str) -> None:
-    """Fill what the log does not say of its model from the preset that it names; of another model
-    the number of parameters that stands in its name.
+    """Fills what the log does not say of its model from the preset that it names. Of another model
+    it fills the number of parameters that stands in the name.
 
     Nothing is filled where the log states another size and no number of parameters that would show
     whether the rest is the preset's.
@@ -56,11 +57,12 @@ def read_name(record: Record, name: str) -> None:
 
 
 def _plain(part: Any) -> Any:
+    """Returns a part of a model as a dict; a number as it is."""
     return asdict(part) if is_dataclass(part) else part
 
 
 def _agrees(stated: Any, preset: Any) -> bool:
-    """Whether what a log states, if it does, can be the preset's."""
+    """Returns whether what a log states, if it does, can be the preset's."""
     if isinstance(stated, dict) and isinstance(preset, dict):
         return all(preset.get(name) == value for name, value in stated.items())
     return stated is None or stated == preset

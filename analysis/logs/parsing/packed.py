@@ -20,8 +20,8 @@ _GZIP, _ZIP, _TAR, _TAR_AT = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06"), b"usta
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """A log's bytes, of a file or a stream, as a file that can be read at any offset; of what is
-    gzipped, what it inflates to.
+    """Returns a log, which may be a stream, as a file that can be read at any offset. A gzipped one
+    is inflated.
 
     Raises:
         OSError: it cannot be read.
@@ -49,13 +49,14 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 def _head(file: IO[bytes]) -> bytes:
+    """Returns the first bytes of a file, as many as tell what kind of file it is."""
     head = file.read(_TAR_AT + len(_TAR))
     file.seek(0)
     return head
 
 
 def _copied(path: Path, stream: IO[bytes]) -> IO[bytes]:
-    """A copy in a file that has no name and is gone when it is closed."""
+    """Returns a copy of a stream, in a file that has no name and is gone when it is closed."""
     with ExitStack() as open_files:
         copy = open_files.enter_context(tempfile.TemporaryFile(buffering=0))
         while copy.tell() <= MOST and (block := stream.read(1 << 20)):

@@ -94,7 +94,7 @@ def step_s_of_rates(record: Record) -> np.ndarray:
 
 
 def judge_rates(record: Record) -> None:
-    """Removes times and rates that cannot be; a note says so."""
+    """Removes the times and rates that cannot be. A note says which."""
     _judge_speed(record, "step_s")
     batch, seq_len = record.global_batch or 0, record.seq_len
     if batch > 0 and not record.per_epoch:  # an epoch times micro-steps

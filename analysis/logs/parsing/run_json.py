@@ -10,7 +10,7 @@ from parallel.config.run_spec import gemm_precision
 
 
 def stated(facts: dict[str, Any]) -> dict[str, Any]:
-    """Record's fields as run.json states them; None where it does not."""
+    """Returns Record's fields as run.json states them; None where it does not."""
     parts = {part: mapping(facts.get(part)) for part in ("spec", "layout", "host", "model", "git")}
     git, host, model = parts["git"], parts["host"], parts["model"]
     commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
@@ -41,7 +41,8 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def sharing(facts: dict[str, Any]) -> str:
-    """Why the ranks had to share what they ran on, or "" when they did not (or nothing says)."""
+    """Returns in words why the ranks had to share cores or GPUs; empty when they did not, or when
+    run.json does not say."""
     spec, layout, host = (mapping(facts.get(part)) for part in ("spec", "layout", "host"))
     ranks = host.get("ranks_per_node") or layout.get("world_size")
     if not ranks:
@@ -56,7 +57,8 @@ def sharing(facts: dict[str, Any]) -> str:
 
 
 def peak_bytes(content: dict[str, Any]) -> int | None:
-    """Most bytes that a rank held by training_metrics.json: allocated on CUDA, resident on CPU."""
+    """Returns the most bytes that a rank held, by training_metrics.json: allocated on CUDA,
+    resident on CPU."""
     keys = ["max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global"]
     if mapping(content.get("hardware")).get("world_size") == 1:
         keys.append("max_cuda_mem_allocated_bytes_rank0")

@@ -20,7 +20,8 @@ from parallel.config.axes import EXPERT_AXES
 
 
 class _Rule(NamedTuple):
-    """Ours by what the first of `names` that is set looks like, in lower case."""
+    """A rule for a setting whose values are words. values: what the first of `names` that is set
+    looks like, in lower case -> the value of our fact."""
 
     fact: str
     names: str
@@ -83,7 +84,8 @@ _OTHERS = "group_query_attention use_distributed_optimizer make_vocab_size_divis
 
 @cache
 def _setting() -> re.Pattern[bytes]:
-    """`name ..... 4`, `name: 4`, `"name": 4`, `args[name] = 4`, `--name 4`; a name is found whole.
+    """Returns the pattern of a setting: `name ..... 4`, `name: 4`, `"name": 4`, `args[name] = 4`,
+    `--name 4`. A name is found whole.
 
     It takes longer to compile than --help should."""
     names = " ".join(
@@ -144,7 +146,7 @@ _ENCODER = re.compile(
 
 
 def read_header(record: Record, header: bytes) -> None:
-    """Fill `record` from the argument dumps in `header`, the text before training.
+    """Fills `record` from the argument dumps in `header`, the text before training.
 
     The last value before training wins; where the same name was given another before, it is noted.
     """
@@ -195,7 +197,8 @@ def read_header(record: Record, header: bytes) -> None:
 def _read_vocabulary(
     record: Record, facts: dict[str, Any], header: bytes, settings: Mapping[str, list[str]]
 ) -> None:
-    """The padded size of the vocabulary, and of how many token ids it was made."""
+    """Fills the padded size of the vocabulary, and the fewest and the most token ids of which it
+    was made."""
     if padded := _PADDED_VOCAB.findall(header):
         ids, facts["vocab_size"] = sorted(int(n) for n in padded[-1] if n)
         record.token_ids = ids, ids
@@ -207,7 +210,7 @@ def _read_vocabulary(
 
 
 def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Facts by Record's and GPTConfig's names; what no FLOPs convention counts is added to
+    """Returns facts by Record's and GPTConfig's names. What no FLOPs convention counts is added to
     `record.uncounted`.
 
     settings: a setting's name -> its values in the order that they were printed; the last one
@@ -252,8 +255,9 @@ _SPLITS[b"pipeline-model"] = "pp"
 
 
 def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Megatron's `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4`; else
-    how many ranks are connected."""
+    """Returns the GPUs and the sizes of their split in Megatron's `using world size: 64,
+    data-parallel-size: 1, tensor-model-parallel size: 4`; without it, the GPUs by how many ranks
+    are connected."""
     if worlds := _USING_WORLD.findall(header):
         world, sizes = worlds[-1]
         split = {_SPLITS[kind]: int(size) for kind, size in _USING_SIZES.findall(sizes)}
@@ -267,8 +271,9 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def header_of(log: Log, first: int | None) -> bytes:
-    """The text before the first record, without colours; of a long one, its first and its last
-    HEADER bytes. It ends with the record's first byte: a number right before that is cut."""
+    """Returns the text before the first record, without colours; of a long one, its first and its
+    last HEADER bytes. It ends with the record's first byte, so that a number right before that
+    counts as cut."""
     begin, end = log.begin, log.size if first is None else first + 1
     if end - begin <= 2 * HEADER:
         return plain(log.slice(begin, end))
@@ -276,7 +281,7 @@ def header_of(log: Log, first: int | None) -> bytes:
 
 
 def state(record: Record, facts: dict[str, Any], origin: str) -> None:
-    """Fill what is unknown in `record`; note what contradicts a stronger origin."""
+    """Fills what is unknown in `record`. Notes what contradicts a stronger origin."""
     for name, value in facts.items():
         if value is None:
             continue

@@ -21,7 +21,7 @@ _NOT_NEGATIVE = ("step_s", "tflops", "samples_per_s", "tokens_per_s", "skipped")
 def put_steps(
     record: Record, columns: dict[str, np.ndarray], log: Log, averages: bool = False
 ) -> None:
-    """Make the record's table of steps from columns, those of other names left out.
+    """Makes the record's table of steps from columns; those that are none of STEP's are left out.
 
     A line that repeats another (same iteration, time and loss) is dropped. Where several ranks
     print the same iterations, one of them is kept. averages: an entry is the mean over the
@@ -56,7 +56,7 @@ def put_steps(
 
 
 def _possible(record: Record, steps: np.ndarray) -> np.ndarray:
-    """The lines whose iteration is a number; impossible times and rates become NaN."""
+    """Returns the lines whose iteration is a number, with NaN for impossible times and rates."""
     numbered = np.isfinite(steps["iteration"])
     if not numbered.all():
         record.notes.append(f"{(~numbered).sum()} lines whose iteration is no number are left out")
@@ -74,7 +74,7 @@ def _possible(record: Record, steps: np.ndarray) -> np.ndarray:
 
 
 def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
-    """The lines to keep, in file order."""
+    """Returns the lines to keep, in file order: each iteration once, of one rank."""
     import pandas  # slow to load, seldom needed
 
     repeats = pandas.DataFrame(steps).drop(columns="at").duplicated().to_numpy()
@@ -102,7 +102,7 @@ def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
 
 
 def _doubt_times(record: Record, steps: np.ndarray, kept: np.ndarray) -> None:
-    """Say so where the dropped lines' times are not those of a rank of the same run."""
+    """Says so where the dropped lines' times are not those of a rank of the same run."""
     timed = np.isfinite(steps["step_s"])
     if not (timed & kept).any() or not (timed & ~kept).any():
         return
@@ -113,17 +113,22 @@ def _doubt_times(record: Record, steps: np.ndarray, kept: np.ndarray) -> None:
 
 
 def rank_of(log: Log, offset: int) -> str:
-    """The rank that printed the line at `offset`, where its number stands before it; else ""."""
+    """Returns the rank that printed the line at `offset`, where its number stands before it; else
+    an empty string."""
     match = _who(log, offset)
     return next(filter(None, match.groups()[:3]), b"").decode() if match else ""
 
 
 def _printer(log: Log, offset: int) -> str:
+    """Returns what names the printer of the line at `offset`, a rank or a host; empty where nothing
+    does."""
     match = _who(log, offset)
     return match[0].decode("utf-8", "replace") if match else ""
 
 
 def _who(log: Log, offset: int) -> re.Match[bytes] | None:
+    """Returns the match of what stands before the line's entry and names its printer, if anything
+    does."""
     before = log.slice(offset - 300, offset)
     line = before[max(before.rfind(b"\n"), before.rfind(b"\r")) + 1 :]
     return _WHO.search(re.sub(rb"\x1b\[[0-9;]{0,20}m", b"", line))

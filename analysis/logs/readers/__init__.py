@@ -34,7 +34,7 @@ UNKNOWN = "unknown"
 
 
 def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
-    """The run that one log file or run folder holds.
+    """Returns the run that one log file or run folder holds.
 
     `flags` are Record's field names with the values to use where the log is silent.
 
@@ -58,8 +58,8 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
 
 
 def _read_page(page: Log) -> Record:
-    """The one log in a fenced block of a Markdown page, as an excerpt: how its run went on is not
-    known."""
+    """Returns the one log in a fenced block of a Markdown page, as an excerpt: how its run went on
+    is not known."""
     found: dict[int, Record] = {}  # the first line of a block -> its record
     for begin, end in page.fenced_blocks():
         with Log(page.path) as block:
@@ -79,6 +79,8 @@ def _read_page(page: Log) -> Record:
 
 
 def _read_log(log: Log) -> Record:
+    """Returns the run of a log file, by the first format that finds steps in it. Without steps, a
+    run that died before its first one is a run, too."""
     if is_source(log) and not is_page(log):
         reason = f"{log.path.suffix} is code or a page by its name, which may quote a log"
         raise Refusal(str(log.path), f"{reason}; copy a log to a name in .log or .txt")
@@ -100,7 +102,8 @@ def _read_log(log: Log) -> Record:
 
 
 def _candidates(log: Log) -> Iterator[Format]:
-    """The formats whose marks the log holds: by its ends first, then by all of it."""
+    """Yields the formats whose marks the log holds: first by the ends of the file, then by all of
+    it."""
     sample = log.head + log.tail
     near = [form for form in _formats() if form.is_in(sample.__contains__)]
     # Other formats' logs hold the lines of an embedded one, too: look at what stands around these.
@@ -117,11 +120,13 @@ def _candidates(log: Log) -> Iterator[Format]:
 
 @cache
 def _formats() -> tuple[Format, ...]:
+    """Returns the formats of all readers, in the order in which they are tried."""
     return tuple(importlib.import_module(f"{__name__}.{name}").FORMAT for name in NAMES)
 
 
 def _by_banner(log: Log) -> Record:
-    """What a log without iterations says, read as the format whose tool says its name there."""
+    """Returns what a log without iterations says, read as the format whose tool says its name
+    there."""
     for form in _formats():
         if any(map(log.contains, form.banners)):
             return form.read(log)
@@ -131,6 +136,8 @@ def _by_banner(log: Log) -> Record:
 
 
 def _why_not(log: Log, tried: list[Record]) -> str:
+    """Returns why no run could be read, in words. tried: what the formats that fit made of the
+    log."""
     names = ", ".join(dict.fromkeys(r.format for r in tried if r.format != UNKNOWN))
     if log.path.suffix.lower() == ".csv":
         return "a table, no log: analysis.page shows published tables, analysis.audit checks them"

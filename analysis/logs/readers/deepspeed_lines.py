@@ -48,6 +48,8 @@ _THROUGHPUT_FIELDS = {
 
 
 def _scan(log: Log, record: Record) -> Columns:
+    """Returns the columns of the surest kind of lines that the log holds: the pipeline engine's,
+    DeepSpeed-Chat's, else the throughput timer's."""
     columns = table(log, _PIPE, _PIPE_FIELDS, record)
     for start in _CHAT:
         if not len(columns["at"]):
@@ -59,6 +61,7 @@ def _scan(log: Log, record: Record) -> Columns:
 
 
 def _throughput(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
+    """Returns the columns of the throughput timer's lines, which print samples per second alone."""
     columns = table(log, start, _THROUGHPUT_FIELDS, record)
     if len(columns["at"]):
         if np.isnan(columns["samples_per_s"]).all():
@@ -73,7 +76,8 @@ _PRETRAINED = re.compile(rb"--model_name_or_path[= ]{1,3}([\w./~-]{2,200})")
 
 
 def _model(record: Record, columns: Columns, header: bytes) -> None:
-    """GPUs and the model's name, and what makes a step more or less than a model's."""
+    """Fills the GPUs and the model by its name, and notes what makes a step more or less than a
+    model's."""
     if record.gpus is None:
         state(record, {"gpus": deepspeed_ranks(header)}, "log")
     for name in _PRETRAINED.findall(header)[-1:]:
@@ -89,6 +93,8 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
 
 
 def _finish(record: Record, log: Log) -> None:
+    """Sets whether the run completed: by an end line of Hugging Face's Trainer, or the launcher's
+    last word."""
     record.completed = bool(read_ends(record, log)) or None  # the engine under HF's Trainer
     if len(record.steps):  # the launcher says so for every rank
         for at, _ in log.matches(re.compile(rb"exits successfully"), record.last_at):
@@ -96,8 +102,8 @@ def _finish(record: Record, log: Log) -> None:
 
 
 def _chat(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
-    """A line for each step, which carries no number: the line of losses above it tells it from a
-    line that was printed twice."""
+    """Returns DeepSpeed-Chat's columns. Its line of a step carries no number, so the line of losses
+    above it tells it from a line that was printed twice."""
     columns = table(log, start, _CHAT_FIELDS, record)
     if not len(columns["at"]):
         return columns

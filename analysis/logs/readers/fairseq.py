@@ -39,6 +39,7 @@ _FIELDS = {
 
 
 def _scan(log: Log, record: Record) -> Columns:
+    """Returns the columns of the first kind of fairseq's lines that the log holds."""
     for start in _STARTS:
         columns = table(log, start, _FIELDS, record)
         if "updates" in columns:
@@ -53,6 +54,8 @@ def _scan(log: Log, record: Record) -> Columns:
 
 
 def _finish(record: Record, log: Log) -> None:
+    """Notes that no step time is printed, and sets whether the run says that its training is
+    done."""
     if len(record.steps):
         record.notes.append("no step time is printed, only words per second")
         record.completed = log.contains(b"done training in", record.last_at) or None

@@ -70,7 +70,7 @@ _SAME_LOSS = 0.8  # train_loss over the mean of the losses; a resumed run divide
 
 
 def _read(log: Log, record: Record) -> None:
-    """Read one log. The totals are filled where an end line stands in it."""
+    """Reads one log. The totals are filled where an end line stands in it."""
     record.engine = "HF Trainer"
     if log.head[:1] == b"{" and log.head[:2] != b"{'":
         try:
@@ -119,8 +119,8 @@ def _read(log: Log, record: Record) -> None:
 
 
 def _keys(log: Log, columns: Columns) -> Iterable[Hashable]:
-    """What tells a loss line from a repeated one. They carry no step, but epoch, rate and loss to
-    many digits; a loss of zero has none."""
+    """Returns a key for each loss line, which repeated lines share. The lines carry no step, but
+    epoch, rate and loss to many digits; a loss of zero has none."""
     losses, epochs = (np.nan_to_num(columns[name]).tolist() for name in ("loss", "epoch"))
     if len(set(zip(losses, epochs, strict=True))) == len(losses):
         return range(len(losses))
@@ -133,8 +133,8 @@ def _keys(log: Log, columns: Columns) -> Iterable[Hashable]:
 
 @_QUIET
 def _iterations(columns: Columns, planned: int, at_end: dict[str, float]) -> np.ndarray:
-    """The step of each loss line: as it says, else by its tokens or its epoch over those of the end
-    of the planned steps, where these are fine enough; NaN where nothing tells it."""
+    """Returns the step of each loss line: as it says, else by its tokens or its epoch over those of
+    the end of the planned steps, where these are fine enough; NaN where nothing tells it."""
     for name, end in at_end.items():
         steps = columns[name] * planned / (end or np.nan)
         whole = np.round(steps)
@@ -145,7 +145,7 @@ def _iterations(columns: Columns, planned: int, at_end: dict[str, float]) -> np.
 
 @_QUIET
 def _tokens_each(columns: Columns, numbers: np.ndarray, batch: int | None) -> int | None:
-    """The tokens of a sequence; None where they are not said, or not always the same."""
+    """Returns the tokens of a sequence; None where they are not said, or not always the same."""
     each = columns["num_input_tokens_seen"] / (numbers * (batch or np.nan))
     alike = len(each) and 1 <= each[0] < math.inf and (each == np.round(each[0])).all()
     return int(each[0]) if alike else None
@@ -153,15 +153,16 @@ def _tokens_each(columns: Columns, numbers: np.ndarray, batch: int | None) -> in
 
 @_QUIET
 def _clocked(iteration: np.ndarray, runtime_s: np.ndarray, before: int = 0) -> np.ndarray:
-    """Seconds a step between lines that print the runtime so far, which newer versions do."""
+    """Returns the seconds per step between lines that print the runtime so far, which newer
+    versions do. before: the steps that a resumed run had taken earlier."""
     steps, seconds = np.diff(iteration, prepend=before), np.diff(runtime_s, prepend=0.0)
     known = (steps > 0) & (seconds > 0)
     return np.where(known, seconds / np.where(known, steps, 1), np.nan)
 
 
 def _share_before(epochs: np.ndarray, end_epoch: float) -> float:
-    """The share of its epochs that a resumed run had behind it, by those of its losses: the first
-    loss of a run from the start comes after as long as lies between two."""
+    """Returns the share of its epochs that a resumed run had behind it, by the epochs of its
+    losses: the first loss of a run from the start comes after as long as lies between two."""
     known = epochs[np.isfinite(epochs)]
     if not end_epoch or len(known) < 2 or (np.diff(known) < 0).any():
         return 0.0
@@ -170,8 +171,8 @@ def _share_before(epochs: np.ndarray, end_epoch: float) -> float:
 
 
 def _doubt_epochs(record: Record, log: Log, columns: Columns, share: float) -> None:
-    """Say that epochs go back; remove the rate of a run that was resumed, for it counts all steps
-    of the run over a part's time."""
+    """Notes that epochs go back. Removes the rate of a run that was resumed, for it counts all
+    steps of the run over the time of a part."""
     epochs = columns["epoch"]
     for at in np.flatnonzero(np.diff(epochs) < 0)[:1]:
         where = f"line {log.line_no(int(columns['at'][at + 1]))}: epochs go back from"
@@ -184,7 +185,7 @@ def _doubt_epochs(record: Record, log: Log, columns: Columns, share: float) -> N
 
 
 def _doubt_losses(record: Record) -> None:
-    """Remove the time and the rate of a run whose printed mean loss is too low for its losses: it
+    """Removes the time and the rate of a run whose printed mean loss is too low for its losses: it
     was resumed, for this mean is the sum since then over all steps."""
     logged, printed = record.steps["loss"], record.totals.get("loss")
     mean = float(logged.mean()) if len(logged) else 0.0
@@ -195,7 +196,8 @@ def _doubt_losses(record: Record) -> None:
 
 
 def _ended_early(record: Record, header: bytes, end_epoch: float) -> bool:
-    """Whether the epochs of its end are not those of the planned steps."""
+    """Returns whether the run ended before 90 % of its planned steps, by its last epoch; a doubt
+    says so."""
     examples = last_number(_EXAMPLES, header)
     if not (examples and record.global_batch and record.planned_steps):
         return False
@@ -209,7 +211,8 @@ def _ended_early(record: Record, header: bytes, end_epoch: float) -> bool:
 
 
 def _time(record: Record, steps: int | None, before: int = 0) -> None:
-    """The mean step time: the runtime over the steps that it is of."""
+    """Fills the mean step time: the runtime over the steps that it covers. before: those of an
+    earlier part."""
     if record.totals:
         record.completed = record.whole_run = True
     if before:
@@ -223,7 +226,7 @@ def _time(record: Record, steps: int | None, before: int = 0) -> None:
 
 
 def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
-    """trainer_state.json, or results, whose trainer_state.json may lie beside them.
+    """Reads trainer_state.json, or results, whose trainer_state.json may lie beside them.
 
     Raises:
         Refusal: that is damaged.
@@ -261,13 +264,15 @@ def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
 
 
 def deepspeed_ranks(header: bytes) -> int | None:
-    """The ranks that DeepSpeed counts; they are all GPUs where it splits no model."""
+    """Returns the ranks that DeepSpeed counts. They are all GPUs where it splits no model; None
+    where it does."""
     split = b"PipelineEngine" in header or b"PipelineModule" in header or b"autotp" in header
     return None if split else last_number(_DEEPSPEED_RANKS, header)
 
 
 def once(columns: Columns, keys: Iterable[Hashable], record: Record) -> Columns:
-    """The columns without lines whose key stood before, and numbered from 1."""
+    """Returns the columns without lines whose key stood before, numbered from 1. keys: one a line;
+    a range where all differ."""
     kept: slice | np.ndarray = slice(None)
     if not isinstance(keys, range):
         first: dict[Hashable, int] = {}
@@ -282,8 +287,9 @@ def once(columns: Columns, keys: Iterable[Hashable], record: Record) -> Columns:
 
 
 def read_ends(record: Record, log: Log) -> list[int]:
-    """Where the end lines are: one per rank, all of the same run. Their mean is its rate, the
-    longest its time. Where their times are of several runs, both are unknown."""
+    """Returns the offsets of the end lines: one per rank, all of the same run. Fills the run's
+    rate, which is their mean, and its time, which is the longest. Where their times are of several
+    runs, neither is known."""
     ends = list(log.matches(_END)) if log.contains(b"{'train_runtime'") else []
     times = [number(match[1]) for _, match in ends]
     if ends and max(times) > _SAME_TIME * min(times):

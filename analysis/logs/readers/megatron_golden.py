@@ -31,7 +31,7 @@ _METRICS = (
 
 
 def _read(log: Log, record: Record) -> None:
-    """Read one file; a step whose time is `nan` is left out, as the tests that wrote it do.
+    """Reads one file. A step whose time is `nan` is left out, as the tests that wrote it do.
 
     Raises:
         Refusal: it is damaged, or no JSON object.

@@ -70,7 +70,8 @@ class _Lines(NamedTuple):
 
 
 def _lines(block: bytes) -> _Lines:
-    """Most blocks have lines of one kind: an expression of the first line's labels is quicker."""
+    """Returns the timed lines of a block. Most blocks have lines of one kind, so an expression of
+    the first line's labels is tried: it is quicker than one of all labels."""
     head, columns = _HEAD, ["iteration", "planned"]
     at = block.find(b"elapsed")
     if b"samples/sec: " in block[block.rfind(b"\n", 0, at) + 1 : at]:  # GPT-NeoX's lines
@@ -95,9 +96,8 @@ def _lines(block: bytes) -> _Lines:
 
 
 def scan(log: Log, record: Record) -> Columns:
-    """The columns of all iteration lines in file order, NaN where a line lacks one; at: where the
-    line is; nan_loss is 1 where NaN was printed as the loss.
-    """
+    """Returns the columns of all iteration lines in file order, NaN where a line lacks one. at:
+    where the line begins; nan_loss: 1 where NaN was printed as the loss."""
     names = ("iteration", "planned", *_LABELS, "nan_loss", "at")
     parts: dict[str, list[np.ndarray]] = {name: [np.empty(0)] for name in names}
     averages, none = 0, Counter()
@@ -134,12 +134,12 @@ def scan(log: Log, record: Record) -> Columns:
 
 
 def _is_none(text: bytes) -> bool:
-    """Whether something is printed that is no number, and not NaN either."""
+    """Returns whether something is printed that is neither a number nor NaN."""
     return bool(text.strip()) and math.isnan(lone_number(text)) and not is_nan(text)
 
 
 def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
-    """A column's numbers; most columns of a block hold one value."""
+    """Returns a column's numbers. Most columns of a block hold one value, which is read once."""
     same = texts[0] == texts[-1] and texts.count(texts[0]) == len(texts)
     distinct = texts[:1] if same else texts
     try:
@@ -150,6 +150,8 @@ def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
 
 
 def _scan(log: Log, record: Record) -> Columns:
+    """Returns the columns of the iteration lines. Fills what they and the lines behind the first
+    one say of the run: the tool, how many iterations had a loss of NaN, and the peak of memory."""
     columns = scan(log, record)
     nan = columns["nan"]
     record.nan_iterations = int(nan[np.isfinite(nan)].sum())
@@ -171,7 +173,8 @@ def _scan(log: Log, record: Record) -> Columns:
 
 
 def _tool(header: bytes, line: bytes = b"") -> str:
-    """Whose log it is, from the text before training and an iteration line (or nothing)."""
+    """Returns which tool wrote the log, by the text before training and an iteration line (or
+    nothing)."""
     for name, in_line, in_header in _TOOLS:
         if re.search(in_line, line) or re.search(in_header, header):
             return name
@@ -179,6 +182,8 @@ def _tool(header: bytes, line: bytes = b"") -> str:
 
 
 def _finish(record: Record, log: Log) -> None:
+    """Sets `completed` of a run that is not known to have taken its planned steps: None where its
+    last words say that training is done, else False."""
     if len(record.steps) and not record.completed:
         tail = log.slice(record.last_at, record.last_at + (1 << 16))
         record.completed = None if any(done in tail for done in _DONE) else False

@@ -46,7 +46,7 @@ _RUN_COMPLETE = re.compile(
 
 
 def _read(log: Log, record: Record) -> None:
-    """Read one file.
+    """Reads one file: the marker of a complete run, the short form, or schema 2.0.
 
     Raises:
         Refusal: it is damaged, or is not such a document after all.
@@ -100,6 +100,7 @@ def _read(log: Log, record: Record) -> None:
 
 
 def _short_form(record: Record, content: dict[str, Any]) -> None:
+    """Reads the short form: a list of epochs' times, and of their losses and rates."""
     names = {"step_s": _EPOCHS, "loss": "train_loss_per_epoch"}
     names["tokens_per_s_per_gpu"] = "train_throughput"
     columns = {name: content.get(key) for name, key in names.items()}
@@ -111,7 +112,7 @@ def _short_form(record: Record, content: dict[str, Any]) -> None:
 
 
 def _settings(record: Record, content: dict[str, Any], origin: str) -> None:
-    """What the document says of model, layout and hardware."""
+    """Fills what the document says of model, layout and hardware."""
     config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
     facts = {name: integer(config.get(key)) for name, key in _CONFIG.items()}
     for name, size in _SIZES.findall(str(config.get("model_size"))):

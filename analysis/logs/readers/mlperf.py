@@ -82,7 +82,7 @@ class _Line(NamedTuple):
 
 
 def _read(log: Log, record: Record) -> None:
-    """Read one result log. What it says of the whole run is in `totals` and `submission`."""
+    """Reads one result log. What it says of the whole run is in `totals` and `submission`."""
     about = record.submission = Submission()
     lines = list(_lines(log, record))
     marks: dict[str, _Line] = {}
@@ -124,7 +124,8 @@ def _read(log: Log, record: Record) -> None:
 
 
 def _lines(log: Log, record: Record) -> Iterator[_Line]:
-    """The whole lines up to a second run's run_start: one too late to be another rank's."""
+    """Yields the whole lines up to a second run's run_start, which is one too late to be another
+    rank's."""
     decoder, started_s = json.JSONDecoder(), math.inf
     for at, match in log.matches(_LINE):
         try:  # two ranks may write on one line: the first object counts
@@ -144,7 +145,7 @@ def _lines(log: Log, record: Record) -> Iterator[_Line]:
 
 
 def _settings(record: Record, log: Log, start: int | None) -> None:
-    """The layout, from argument dumps before the run."""
+    """Fills the layout from argument dumps before the run."""
     lines = header_of(log, start).splitlines()
     if header := b"\n".join(line for line in lines if line and b":::MLLOG" not in line):
         dump = Record(source=record.source, format=record.format)
@@ -153,7 +154,7 @@ def _settings(record: Record, log: Log, start: int | None) -> None:
 
 
 def _time(record: Record, log: Log, run: list[_Line]) -> None:
-    """Fill the entries and the times of the whole run, from run_start on."""
+    """Fills the entries and the times of the whole run, from run_start on."""
     about, batch = record.submission, record.global_batch
     keys = [line.key for line in run]
     steps, evaluations, blocks = _tracked(run), keys.count("eval_start"), keys.count("block_stop")
@@ -194,7 +195,8 @@ def _time(record: Record, log: Log, run: list[_Line]) -> None:
 
 
 def _training(run: list[_Line]) -> list[float]:
-    """Seconds of training up to each line: without evaluations and what lies between blocks."""
+    """Returns the seconds of training up to each line, without evaluations and what lies between
+    blocks."""
     idle_s, since, in_block, seconds = 0.0, math.inf, True, []
     for line in run:
         if line.key in ("block_stop", "eval_start"):
@@ -208,9 +210,9 @@ def _training(run: list[_Line]) -> list[float]:
 
 
 def _counts(run: list[_Line], trained_s: list[float], name: str) -> np.ndarray:
-    """(3, n): where a line counts more under a name than those before it, after how many seconds of
-    training, and how many; the first is 0. What a block says at its start it will train does not
-    count."""
+    """Returns the lines that count more under a name than all before them, (3, n): the line's
+    offset, the seconds of training up to it, and the count. The first column is 0. What a block
+    says at its start it will train does not count."""
     counts = [(0, 0.0, 0)]
     for line, seconds in zip(run, trained_s, strict=True):
         n = integer(line.metadata.get(name)) if line.key in _COUNTED else None
@@ -220,8 +222,8 @@ def _counts(run: list[_Line], trained_s: list[float], name: str) -> np.ndarray:
 
 
 def _tracked(run: list[_Line]) -> np.ndarray:
-    """(4, n): where a step's time stands in tracked_stats, the time, the count in its line (0 where
-    there is none), and when the line was written."""
+    """Returns the step times in tracked_stats, (4, n): the line's offset, the printed time, the
+    count in the line (0 where there is none), and when it was written, in seconds."""
     steps = []
     for line in (line for line in run if line.key == "tracked_stats"):
         counts = (integer(line.metadata.get(key)) for key in ("step", "samples_count"))
@@ -233,7 +235,8 @@ def _tracked(run: list[_Line]) -> np.ndarray:
 
 
 def _samples(record: Record, counts: np.ndarray) -> np.ndarray:
-    """The counts in samples: as they are, of tokens over the sequence length, or none."""
+    """Returns the counts in samples: as they are, or of tokens over the sequence length. Only the
+    first column, which is 0, is left of counts that can be neither."""
     seq_len, batch = record.seq_len, record.global_batch
     _, seconds, n = counts
     if len(n) == 1 or not batch:
@@ -253,8 +256,9 @@ def _samples(record: Record, counts: np.ndarray) -> np.ndarray:
 
 
 def _factor(record: Record, steps: np.ndarray, samples_per_s: float) -> float:
-    """What makes the steps' times seconds, by what was counted between evaluations, or else by
-    when their lines were written; 0 where nothing does."""
+    """Returns what the printed step times are multiplied by to be seconds. It is found by the
+    samples that were counted between evaluations, else by when the lines were written; 0 where no
+    unit fits."""
     counted_s, by = 0.0, "their lines' times"
     written = np.diff(np.unique(steps[3]))
     if record.global_batch and samples_per_s:

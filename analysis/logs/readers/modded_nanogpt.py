@@ -34,6 +34,8 @@ _GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O
 
 
 def _scan(log: Log, record: Record) -> Columns:
+    """Returns the columns of the training lines. A step's time is the difference of the cumulative
+    train_time; the mean of the run is that of the last line."""
     columns = table(log, _STEP, {}, record)
     if len(columns["at"]):  # a validation prints the mean of the steps before it, too
         last_average = float(columns["average_ms"][-1])
@@ -64,7 +66,8 @@ _SOURCE["seq_len"] = (
 
 
 def _prepare(record: Record, columns: Columns, header: bytes) -> None:
-    """The model and the batch by the script's source, with which the log opens; the machine."""
+    """Fills the model and the batch from the script's source, with which the log opens, and the
+    GPUs from what nvidia-smi says."""
     texts = {name: re.findall(pattern, header) for name, pattern in _SOURCE.items()}
     if b"class GPTConfig" in header and all(texts.values()):
         facts = {name: math.prod(map(int, text[-1].split(b"*"))) for name, text in texts.items()}

@@ -25,7 +25,8 @@ _MICRO = re.compile(rb"Tokens / micro-batch / rank: (\d{1,6}) x (\d{1,8})")
 
 
 def _split(record: Record, columns: Columns, header: bytes) -> None:
-    """GPUs, from the tokens of a micro-batch on one rank and on all; what nanochat's models are."""
+    """Fills the GPUs, from the tokens of a micro-batch on one rank and on all, and what all of
+    nanochat's models share."""
     if b"nanochat" in header:  # its ancestor trains GPT-2
         always = {"tied": False, "bias": False, "activation": "gelu"}
         state(record, always | {"norm": "rmsnorm", "position": "rope"}, "log")

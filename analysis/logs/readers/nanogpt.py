@@ -26,7 +26,8 @@ _PRINTED_PARAMS = 1e-3  # it prints four digits
 
 
 def _model(record: Record, columns: Columns, header: bytes) -> None:
-    """The model, where its defaults make the printed number of parameters; GPUs from the MFU."""
+    """Fills the model, where its defaults make the printed number of parameters, and the GPUs, from
+    the first MFU."""
     record.n_micro = None  # its gradient_accumulation_steps are those of all ranks
     mfu = columns.pop("mfu")
     columns["tflops"] = np.where(mfu > 0, mfu / 100 * _A100, np.nan)

@@ -26,6 +26,8 @@ _FIELDS = {
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
+    """Fills whether tensor-parallel ranks share the sequences, and notes how exact the numbers
+    are."""
     for mode in _MODE.findall(header)[-1:]:
         state(record, {"sequence_parallel": mode == b"REDUCE_SCATTER"}, "log")
     record.notes.append("numbers are printed with three digits")

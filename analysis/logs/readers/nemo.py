@@ -40,6 +40,8 @@ _CONFIG = ("cfg", "trainer")  # what the names in DLLogger's parameter line begi
 
 
 def _scan(log: Log, record: Record) -> Columns:
+    """Returns the columns of the surest kind of lines that the log holds: DLLogger's JSON, its
+    text, else the console's."""
     columns = _dllogger(log, record) if log.contains(b"DLLL {") else {"at": np.empty(0)}
     for start in (_DLL, _CONSOLE):
         if len(columns["at"]):
@@ -54,6 +56,7 @@ def _scan(log: Log, record: Record) -> Columns:
 
 
 def _gpus(record: Record, columns: Columns, header: bytes) -> None:
+    """Fills the GPUs: nodes times devices of a node."""
     nodes = last_number(rb"num_nodes(?<!\wnum_nodes)['\"]?[:=] ?(\d{1,6})", header)
     devices = last_number(rb"devices(?<!\wdevices)['\"]?[:=] ?(\d{1,4})", header)
     if nodes and devices and len(columns["iteration"]):
@@ -61,6 +64,8 @@ def _gpus(record: Record, columns: Columns, header: bytes) -> None:
 
 
 def _finish(record: Record, log: Log) -> None:
+    """Notes what NeMo's timer measures. Sets that the run completed where NeMo says that a limit
+    stopped it."""
     if not len(record.steps):
         return
     record.running_average = not np.isnan(record.steps["step_s"]).all()
@@ -72,6 +77,8 @@ def _finish(record: Record, log: Log) -> None:
 
 
 def _dllogger(log: Log, record: Record) -> Columns:
+    """Returns the columns of DLLogger's JSON lines, and fills the settings of its parameter
+    lines."""
     names = ("train_step_timing in s", "reduced_train_loss", "grad_norm")
     rows: list[list[float]] = []
     broken, facts = 0, {}
@@ -102,7 +109,8 @@ def _dllogger(log: Log, record: Record) -> Columns:
 
 
 def _parsed(texts: list[bytes]) -> list[Any]:
-    """Each text's JSON; None where it is none. All at once where all are, which is quicker."""
+    """Returns what each text holds as JSON; None where it is no JSON. All are parsed at once where
+    all are JSON, which is quicker."""
     try:
         contents = json.loads(b"[%b]" % b",".join(texts))
         if len(contents) == len(texts):

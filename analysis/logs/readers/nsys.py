@@ -23,8 +23,8 @@ _NOISE = re.compile(r"\x1b\[[\d;]{0,20}[mK]|\0|.*\r(?!$)")  # colours, zero byte
 
 
 def tables(text: str, source: str) -> dict[str, list[Row]]:
-    """Report name -> rows, each a dict by column (times in seconds, `Time (%)` in percent). A line
-    between rows that is no row is left out.
+    """Returns the rows of each report by its name. A row is a dict by column (times in seconds,
+    `Time (%)` in percent). A line between rows that is no row is left out.
 
     Raises:
         Refusal: the last row does not reach the last column, or a table has no rows: it is cut
@@ -51,7 +51,8 @@ def tables(text: str, source: str) -> dict[str, list[Row]]:
 
 
 def _row(line: str, header: str, ends: list[int]) -> Row | None:
-    """One row; None where the line does not begin with a number or does not reach its last column.
+    """Returns one row; None where the line does not begin with a number or does not reach its last
+    column.
 
     A name or a number may be wider than its rule, to the left of it."""
     row: Row = {}

@@ -32,7 +32,7 @@ _BEFORE_A_STEP = (Kind.REFUSED, Kind.HANG, Kind.DISK)  # a run that took no step
 
 
 def read(path: Path) -> Record:
-    """Read one run folder.
+    """Reads one run folder.
 
     Raises:
         UsageError: no run.json, or a file that is damaged.
@@ -81,7 +81,8 @@ def read(path: Path) -> Record:
 
 
 def _printed_peak(path: Path) -> int | None:
-    """Most bytes that rank 0 held by the iteration lines of train.log; None where there is none."""
+    """Returns the most bytes that rank 0 held, by the iteration lines of train.log; None where
+    there is none."""
     try:
         with Log(path) as log:
             peaks = [float(match[1]) for _, match in log.matches(_PEAK)]
@@ -91,7 +92,7 @@ def _printed_peak(path: Path) -> int | None:
 
 
 def _failure(run: Run) -> Failure | None:
-    """Why a failed run ended; None where only that it ended is known."""
+    """Returns why a failed run ended; None where only that it ended is known."""
     if kind := _VERDICTS.get(run.verdict):
         return Failure(kind, 0, run.reason)
     if run.kind == Kind.UNKNOWN:

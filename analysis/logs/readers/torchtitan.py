@@ -58,6 +58,7 @@ _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
+    """Fills the layout from the device mesh, the precision, the model and the micro-batch."""
     mesh = _mesh(header)
     of_experts = {axis: mesh.pop(axis, None) for axis in EXPERT_AXES}
     state(record, mesh, "log")
@@ -72,7 +73,8 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
 
 
 def _model(record: Record, header: bytes) -> None:
-    """What the model is built with, else the sizes of the flavour that is named."""
+    """Fills the model from the arguments that it is built with, else from the flavour that is
+    named."""
     built = _BUILDING.findall(header)
     if not built:
         return
@@ -117,7 +119,8 @@ _EXPERTS["_debug_force_load_balance"] = "moe_router_force_load_balancing"
 
 
 def _mesh(header: bytes) -> dict[str, int | None]:
-    """Sizes of the device mesh; all of them multiply to the number of GPUs."""
+    """Returns the sizes of the device mesh, and the GPUs, which are the product of all of its
+    axes."""
     at = header.rfind(b"with parallelism:")
     pairs = _MESH.findall(header[at : at + 300]) if at >= 0 else []
     if at < 0 and (meshes := _MESH_LIST.findall(header)):
@@ -138,6 +141,7 @@ def _mesh(header: bytes) -> dict[str, int | None]:
 
 
 def _finish(record: Record, log: Log) -> None:
+    """Sets that the run completed where it says so behind its last step."""
     if len(record.steps) and not record.completed:
         after = log.slice(record.last_at, record.last_at + (1 << 16))
         record.completed = b"Training completed" in after
