@@ -78,7 +78,7 @@ Calls = dict[str, tuple[float, Callable[[], object]]]  # FLOPs or bytes, and wha
 
 
 def own_calls(device: torch.device, is_preflight: bool) -> Calls:
-    """Returns what a rank repeats by itself; for a preflight one precision, to be short."""
+    """Returns the calls that a rank repeats by itself; for a preflight in one precision alone."""
     side, n, calls = SIDE[device.type], IN_A_ROW[device.type], {}
 
     def products(a: torch.Tensor, tf32: bool) -> Callable[[], None]:
@@ -112,9 +112,11 @@ def own_calls(device: torch.device, is_preflight: bool) -> Calls:
 def shared_calls(
     rank: int, node_of: list[str], device: torch.device, folder: Path | None, limit: timedelta
 ) -> Calls:
-    """Returns what this rank does with others. node_of: the node of every rank. A measure in which
-    it has no part is absent. With 0 bytes it takes part, and another rank's time counts: the ranks
-    of an all-reduce wait for each other."""
+    """Returns the calls that this rank makes together with others. node_of: the node of every rank.
+
+    A measure in which it has no part is absent. With 0 bytes it takes part, and another rank's time
+    counts: the ranks of an all-reduce wait for each other.
+    """
     ranks_of: dict[str, list[int]] = {}
     for one, node in enumerate(node_of):
         ranks_of.setdefault(node, []).append(one)
@@ -152,7 +154,7 @@ def shared_calls(
 
 
 def measure(launch: Launch, folder: Path | None = None) -> list[Measured]:
-    """Returns what each rank has measured, on every rank."""
+    """Returns the rates that each rank has measured, on every rank."""
     torch.set_num_threads(1)
     node = os.environ.get("SLURMD_NODENAME") or platform.node()  # as Slurm calls it
     device, place = device_of(launch), f"{node} rank {launch.rank}"

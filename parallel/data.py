@@ -55,7 +55,7 @@ def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
 
 
 def _files(inputs: list[Path]) -> list[Path]:
-    """Returns the files of the inputs; those of a folder in name order."""
+    """Returns the files of the inputs, those of a folder in name order; without any, stdlib's."""
     files = [] if inputs else stdlib_documents()
     for path in inputs:
         if path.is_dir():
@@ -85,6 +85,7 @@ def _texts(files: Iterable[Path], text_key: str) -> Iterator[str]:
 
 
 def _decoded(content: bytes, where: str) -> str:
+    """Returns the bytes of a file or line as text, and refuses what is none. where: its name."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -110,7 +111,7 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
 
 
 class Coder(NamedTuple):
-    """`encode` makes token ids of a document's text; `end` is the id between documents."""
+    """A tokenizer: `encode` makes token ids of a text; `end` is the id between documents."""
 
     name: str
     vocab_size: int
@@ -154,7 +155,7 @@ def prepare(
     vocab_size: int = BPE_VOCAB,
     text_key: str = TEXT_KEY,
 ) -> dict:
-    """Tokenizes documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
+    """Tokenizes documents into out/train.bin and out/val.bin, and describes them in out/meta.json.
 
     All is written aside, and gets its name when it is whole. text_key: of the text in a line of a
     .jsonl file.
@@ -189,7 +190,7 @@ def prepare(
 
 
 def _write(folder: Path, files: list[Path], coder: Coder, text_key: str, source: Any) -> dict:
-    """Fills the folder, meta.json last, and returns the content of meta.json."""
+    """Writes the token files and, last, meta.json into the folder; returns meta.json's content."""
     dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
     every = round(1 / HELD_OUT)
     few = len(list(itertools.islice(filter(None, _texts(files, text_key)), every))) < every

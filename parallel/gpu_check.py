@@ -42,7 +42,7 @@ MEMORY_BAR = 0.25  # of the rehearsed peak, from a GiB on: below, workspaces are
 
 
 class Row(NamedTuple):
-    """A line of the table. verdict: ok, FAILED, not tried, or - where nothing is expected."""
+    """A row of the table. verdict: ok, FAILED, not tried, or - where nothing is expected."""
 
     check: str
     verdict: str
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 def version_rows() -> list[Row]:
-    """Returns the libraries beside the ranges of setup.py."""
+    """Returns a row for each library: its version beside the range of setup.py."""
     rows, ranges = [], facts.ranges()
     for package, version in facts.versions().items():
         wanted, verdict = ranges.get(package), NO_BAR
@@ -62,7 +62,7 @@ def version_rows() -> list[Row]:
 
 
 def gpu_rows() -> list[Row]:
-    """Returns the cards, their memory, and what runs on them."""
+    """Returns the rows of the cards, their memory, and the libraries that run on them."""
     import torch
 
     from parallel.engines import kernels
@@ -97,8 +97,8 @@ def gpu_rows() -> list[Row]:
 
 
 def rate_rows(ranks: list[Measured], gpu: str | None) -> list[Row]:
-    """Returns what bench measured: the slowest GPU's rates beside the card's sheet and the others.
-    An all-reduce's is its bus bandwidth."""
+    """Returns a row for each measure of bench: the slowest GPU's rate beside the card's sheet and
+    the others. The rate of an all-reduce is its bus bandwidth."""
     sheet, rows = find_gpu(gpu), []
     peaks = {"memory": sheet.memory_rate / 1e9, **sheet.peaks} if sheet else {}
     for measure in ranks[0].rates:
@@ -134,8 +134,8 @@ def verdict_of(is_right: bool) -> str:
 
 
 def bench_rows(gpu: str | None, nodes: int, gpus: int) -> list[Row]:
-    """Returns the rates of all GPUs, measured in processes of their own: a broken driver ends or
-    hangs those, and not this one."""
+    """Returns the rows of all GPUs' rates, which are measured in other processes: a broken driver
+    ends or hangs those, and not this one."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
     words = [sys.executable, *torchrun]
     if nodes > 1:
@@ -215,7 +215,8 @@ def run_row(
     parity: dict[str, Any] | None,
     rehearsed: int | None,
 ) -> Row:
-    """Returns a run's loss beside its baseline's, its peak beside a rehearsal's, its attention."""
+    """Returns a run's row: its loss beside its baseline's, its peak beside a rehearsal's, and its
+    attention."""
     if run.state != COMPLETE or parity is None:
         return Row(run.name, FAILED, f"{run.state}: {run.reason or 'analysis.parity failed'}")
     wrong, expected, apart = [], "parity's bars", parity["max_loss_diff"]

@@ -69,7 +69,7 @@ class Ranks:
         finished, mine, outcomes, failure = threading.Event(), [], [], []
 
         def heartbeat() -> None:
-            """Runs on another thread, so that the main thread's stack shows where work hangs."""
+            """Shares progress, on a thread: the main one's stack shows where work hangs."""
             before = [0] * self.world
             try:
                 while not outcomes:
@@ -112,8 +112,8 @@ class Ranks:
 
 
 def attempt(work: Callable, *arguments: Any) -> Answer:
-    """Returns what the work returned; `why`: what mistake of a user's, or of the disk, did not let
-    it."""
+    """Returns the work's result or, where a user's mistake or the disk stopped it, none and `why`:
+    that reason in words."""
     try:
         return Answer(work(*arguments))
     except UsageError as error:

@@ -57,8 +57,8 @@ class Messages(NamedTuple):
 
 @dataclass
 class Rehearsal:
-    """One rank's. error: why the step could not be trained, and where, or "". peak: kind -> bytes.
-    messages: by axis. seconds: what the rehearsal itself took of a core."""
+    """The result of rehearsing one rank. error: why it could not train the step, and where, or "".
+    peak: bytes by kind. messages: by axis. seconds: a core's, for the rehearsal itself."""
 
     rank: int
     stage: int
@@ -71,9 +71,9 @@ class Rehearsal:
 
 
 def shortened(spec: RunSpec, stage: int) -> RunSpec:
-    """Returns the run with as many micro-batches a step as this stage's peak of memory needs: those
-    in flight, and one that adds to gradients that are there already. Experts have as many tokens
-    each: no number is computed that a router could choose by."""
+    """Returns the run with as many micro-batches a step as this stage needs to reach its peak of
+    memory: those in flight, and one that adds to gradients that are there already. All experts get
+    equally many tokens: no number is computed that a router could choose by."""
     layout, n = spec.layout, 2
     if layout.pp > 1:
         n = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
@@ -83,7 +83,7 @@ def shortened(spec: RunSpec, stage: int) -> RunSpec:
 
 
 def import_libraries(specs: Iterable[RunSpec]) -> None:
-    """Import what the engines of `specs` import, once for all rehearsals of this process."""
+    """Imports what the engines of `specs` import, once for all rehearsals of this process."""
     set_environment(RunSpec(device="cpu", threads=1), Launch(0, 1, 0, 1, "none"))
     warnings.simplefilter("ignore")  # of the libraries: what they miss is what no GPU machine lacks
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
@@ -141,7 +141,7 @@ def rehearse_apart(spec: RunSpec, rank: int) -> Rehearsal:
 
 
 def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
-    """Rehearse one rank of a run, in this process, which must not have done it before."""
+    """Rehearses one rank of a run, in this process, which must not have done it before."""
     stage = spec.layout.coords(rank)["pp"]
     began, spec = time.process_time(), shortened(spec, stage)
     rehearsal = Rehearsal(rank, stage, spec.layout.n_micro)

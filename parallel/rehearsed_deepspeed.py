@@ -18,13 +18,13 @@ from deepspeed.runtime.zero import partition_parameters, partitioned_param_coord
 
 
 def redirect(spec: RunSpec, in_host_memory: Callable[[torch.Tensor], None]) -> None:
-    """Patch DeepSpeed in this process. in_host_memory: told of each tensor that it pins there with
-    offload."""
+    """Patches DeepSpeed in this process. in_host_memory: called with each tensor that DeepSpeed
+    pins there, with offload."""
     shape = (spec.seq_len, spec.layout.micro_batch, spec.model.hidden)  # [S, B, H] between stages
     dtype = DTYPES[spec.precision]
 
     def received(engine: Any, _: int) -> Any:
-        """The buffers for a stage's input, whose shapes the stage before would have sent."""
+        """Returns the buffers for a stage's input, of shapes that the stage before would send."""
         if not engine.is_pipe_partitioned:
             return torch.empty(shape, dtype=dtype, requires_grad=True)
         tp = engine.grid.get_slice_parallel_world_size()
@@ -32,6 +32,7 @@ def redirect(spec: RunSpec, in_host_memory: Callable[[torch.Tensor], None]) -> N
         return torch.empty(len(shape) + 4 + tp, dtype=torch.int64), part
 
     def from_meta(meta: Any, local_part: torch.Tensor, group: Any, device: Any = None) -> Any:
+        """Returns the tensor of this part, whose `meta` has no numbers that could be read."""
         tensor = object.__new__(utils.PartitionedTensor)
         tensor.group, tensor.num_parts, tensor.rank = group, group.size(), group.rank()
         tensor.even_split = math.prod(shape) % group.size() == 0

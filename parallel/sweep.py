@@ -86,8 +86,8 @@ def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
 def start(
     study: Study, name: str, spec: RunSpec, folder: Path, srun: bool, gpus: Sequence[str]
 ) -> str:
-    """Runs one run of the study to its end, on `gpus` where it has not all of them. Returns why it
-    failed, "" when it is complete."""
+    """Runs one run of the study to its end, on `gpus` where it does not have all of them. Returns
+    why it failed, or "" when it is complete."""
     run_folder = RunFolder(folder)
     why_anew = attempts.why_anew(folder, spec.settings())
     if why_anew is not None and (aside := run_folder.set_aside(also=["console.out"])):
@@ -131,7 +131,7 @@ def start(
 
 
 def check_inputs(study: Study, names: Sequence[str]) -> None:
-    """Refuses runs none of which could train, as their data or checkpoints are not there, say."""
+    """Refuses the runs if none of them could train, for lack of data or of checkpoints, say."""
     problems = [(name, next(attempts.input_problems(study.run(name)), "")) for name in names]
     if names and all(problem for _, problem in problems):
         raise UsageError("; ".join(by_reason(problems)))

@@ -28,7 +28,7 @@ BLOCK_BYTES = 1 << 26  # ranks share out what is larger
 
 
 class Scan(NamedTuple):
-    """The largest of some ids, and their SHA-256; of several blocks that of the blocks' own."""
+    """The largest of some ids, and their SHA-256: of several blocks that of the blocks' digests."""
 
     largest: int
     sha256: str
@@ -43,10 +43,10 @@ def joined(blocks: list[Scan]) -> Scan:
 
 @dataclass(frozen=True)
 class Tokens:
-    """One split: a long 1-D array of ids (usually a memory map) and where it came from.
+    """A split: a long 1-D array of ids (usually a memory map) and where it came from.
 
-    sha256: of the file, as its meta.json states it, else of these ids, as `Scan` has it. None: they
-    were not read yet.
+    sha256: of the file, as its meta.json states it, else of these ids, as `Scan` has it. It is None
+    while they were not read yet.
     """
 
     ids: np.ndarray
@@ -55,7 +55,7 @@ class Tokens:
 
     @property
     def block(self) -> int:
-        """Ids in a block of a scan."""
+        """Returns how many ids a block of a scan has."""
         return BLOCK_BYTES // self.ids.itemsize
 
     def batch(self, offsets: np.ndarray, seq_len: int, limit: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ class Tokens:
             )
 
     def scan(self, first: int = 0, tick: Callable[[], None] = lambda: None) -> Scan:
-        """Reads the block from id number `first` on, with a tick for every 8 MiB or so."""
+        """Returns the scan of the block from id number `first` on; ticks every 8 MiB or so."""
         largest, digest, stop, step = 0, hashlib.sha256(), first + self.block, 1 << 22
         for at in range(first, min(stop, len(self.ids)), step):
             part = np.ascontiguousarray(self.ids[at : min(at + step, stop)])
@@ -95,7 +95,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits, and what the files say of them."""
+    """The data of a run: both splits, and what the files say of them."""
 
     train: Tokens
     val: Tokens
@@ -150,8 +150,8 @@ def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> 
 
 
 def scanned(data: Data, vocab_size: int, ranks: Ranks) -> Data:
-    """Returns the data with the splits checked that `load` left on rank 0. All ranks call it, and
-    each reads a share; what they find is rank 0's to keep.
+    """Returns the data with the splits checked that `load` left unread on rank 0. All ranks call it
+    and read a share each; rank 0 keeps the scan.
 
     Raises:
         UsageError: as `load`.

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 class Flags(Parser):
-    """A wrong flag is a UsageError, so that `run` prints it once per node."""
+    """A parser that raises UsageError for a wrong flag, so that `run` prints it once per node."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (--help lists the flags)")
@@ -234,7 +234,7 @@ def set_environment(spec: RunSpec, launch: Launch) -> dict[str, str]:
 
 
 def train_in_folder(job: "Job") -> int:
-    """Trains, with the run folder begun: whatever ends the run is written there. Returns the exit
+    """Begins the run folder and trains: whatever ends the run is written there. Returns the exit
     status."""
     import torch.distributed
 

@@ -47,7 +47,7 @@ GC_STEPS = 100
 
 @contextlib.contextmanager
 def garbage_collected_together() -> Iterator[Callable[[int], None]]:
-    """Garbage is collected every GC_STEPS steps, when what is yielded is called with the number of
+    """Collects garbage every GC_STEPS steps: the yielded function is called with the number of
     steps done. Left alone, each rank collects in another step, and the others wait for it. What was
     built before is never looked at again."""
     gc.collect()
@@ -62,7 +62,7 @@ def garbage_collected_together() -> Iterator[Callable[[int], None]]:
 
 @dataclass
 class Job:
-    """What one rank is to train, on what, and who may stop it.
+    """The job of one rank: what it is to train, on what, and who may stop it.
 
     facts: run.json, which rank 0 makes, adds to and writes; the other ranks have none. kernels: the
     kernel set. interruption: what asked the run to stop. started: time.perf_counter() at the
@@ -81,7 +81,7 @@ class Job:
 
 
 class Trainer:
-    """One rank's part of a run. breakdown: where the time goes, or None."""
+    """The training of one rank. breakdown: the measurement of where its time goes, or None."""
 
     def __init__(
         self, job: Job, ranks: Ranks, engine: engines.Engine, breakdown: Breakdown | None = None
@@ -117,7 +117,8 @@ class Trainer:
     def run(self, source: Path | None) -> int:
         """Trains to the last step, from rank 0's checkpoint `source` if there is one.
 
-        The exit status: TRY_AGAIN when interrupted, with the state saved; rank 0's is 1 after NaN.
+        Returns the exit status: TRY_AGAIN when interrupted, with the state saved; 1 on rank 0 after
+        NaN.
 
         Raises:
             UsageError: the checkpoint to load is none, damaged, another model's or at the end.
@@ -256,8 +257,7 @@ class Trainer:
             self._say(f" {verdict}")
 
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
-        """Returns this rank's micro-batches of a step, in memory that a GPU copies from by
-        itself."""
+        """Yields this rank's micro-batches of a step, in memory from which a GPU copies alone."""
         if self.unread is not None:
             yield from itertools.repeat(self.unread, self.spec.layout.n_micro)
             return
@@ -265,7 +265,7 @@ class Trainer:
             yield tuple(t.pin_memory() for t in batch) if self.device.type == "cuda" else batch
 
     def _batches(self, made: Iterator[engines.Batch]) -> Iterator[engines.Batch]:
-        """Micro-batches on the device; the time that is waited for them is counted."""
+        """Yields micro-batches on the device; counts the seconds that training waits for them."""
         while True:
             before = time.perf_counter()
             with ranges.region("data"):
@@ -279,8 +279,8 @@ class Trainer:
             yield moved
 
     def _now(self, wait: bool = True) -> float:
-        """Returns the seconds, when the device has finished what was asked of it. A step reads its
-        loss at its end in any case; within a step nothing waits for a clock."""
+        """Returns the clock, in seconds, when the device has finished what was asked of it. A step
+        reads its loss at its end in any case; within a step nothing waits for a clock."""
         if wait and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()

@@ -45,7 +45,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Slurm cluster, as the study's user may use it."""
+    """A Slurm cluster, and how the study's user may use it."""
 
     name: str
     source: Path  # the file that describes it
@@ -83,12 +83,12 @@ class Cluster:
     container: Container | None = key(None, "table: training runs in it")
 
     def nodes(self, gpus: int) -> int:
-        """Nodes that hold `gpus` GPUs."""
+        """Returns how many nodes hold `gpus` GPUs."""
         return -(-gpus // self.gpus_per_node)
 
     @property
     def hours(self) -> str:
-        """The unit of what a run costs."""
+        """Returns the unit of what a run costs."""
         return "rank-hours" if self.gpu_request == "none" else "GPU-hours"
 
     def problems(self, spec: RunSpec, tp_across_nodes: bool) -> list[str]:
@@ -112,7 +112,7 @@ class Cluster:
 
 
 def files() -> tuple[Path, ...]:
-    """Returns the clusters files, the shipped one first; a user's replaces tables of it."""
+    """Returns the files of clusters: the shipped one, then a user's, which replaces its tables."""
     usual = Path.home() / ".config" / "gpt-scaling-study" / "clusters.toml"
     own = os.environ.get("SCALING_CLUSTERS", str(usual) if usual.exists() else "")
     return (CLUSTERS, Path(own).expanduser()) if own else (CLUSTERS,)
@@ -120,7 +120,7 @@ def files() -> tuple[Path, ...]:
 
 @cache
 def _tables(paths: tuple[Path, ...]) -> dict[str, list[tuple[Path, Any]]]:
-    """(file, table) of each name, the one that counts last."""
+    """Returns the (file, table) pairs of each cluster's name, the one that counts last."""
     tables: dict[str, list[tuple[Path, Any]]] = {}
     for path in paths:
         for name, facts in read_toml(path, "clusters").items():

@@ -24,9 +24,9 @@ _MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, 
 
 
 class Split(NamedTuple):
-    """The ids from number `first` to before `stop` of a file, of NumPy's type `dtype`.
+    """A split of token ids: those of a file from number `first` to before `stop`.
 
-    sha256: of the file's bytes, as its meta.json states it.
+    dtype: NumPy's name of the ids' type. sha256: of the file's bytes, as meta.json states it.
     """
 
     file: Path
@@ -37,7 +37,7 @@ class Split(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a path of token files holds; None: the files do not say."""
+    """The content of a path of token files. None stands for what the files do not say."""
 
     train: Split
     val: Split
@@ -47,7 +47,7 @@ class Description(NamedTuple):
 
 
 def describe(path: Path) -> Description:
-    """Returns what is at a path: a prepared folder, nanoGPT's .bin or folder, Megatron's pair."""
+    """Returns what a path holds: a prepared folder, nanoGPT's .bin or folder, Megatron's pair."""
     try:
         if path.is_dir() and ((path / "meta.json").exists() or not (path / "train.bin").exists()):
             return _prepared(path)
@@ -73,8 +73,8 @@ def training_tokens(data: str) -> int:
 
 
 def _prepared(folder: Path) -> Description:
-    """Returns what a folder of parallel/data.py holds, whose files have the sizes that meta.json
-    states."""
+    """Returns the content of a folder of parallel/data.py, whose files must have the sizes that
+    meta.json states."""
     meta = read_json(folder / "meta.json")
     if meta.get("crc32", own_crc32(meta)) != own_crc32(meta):  # earlier versions wrote none
         raise UsageError(f"{folder}/meta.json has changed since it was written: prepare it again")
@@ -93,7 +93,8 @@ def _prepared(folder: Path) -> Description:
 
 
 def _bare(train: Path, val: Path | None) -> Description:
-    """Returns nanoGPT's uint16 files; without a val.bin the end of the other is held out."""
+    """Returns the content of nanoGPT's uint16 files; without a val.bin the end of the training file
+    is held out."""
     tokens = _ids_in(train, 2)
     if val is None or not val.exists():
         return _held_out(train, "<u2", tokens)
@@ -101,9 +102,10 @@ def _bare(train: Path, val: Path | None) -> Description:
 
 
 def _megatron(prefix: Path) -> Description:
-    """Returns what Megatron's IndexedDataset holds: documents one after the other in the .bin. The
-    .idx has a header, the sequences' lengths (int32), where each begins in the .bin (int64, bytes),
-    and the numbers of the documents' first sequences and of the last one's end (int64).
+    """Returns the content of Megatron's IndexedDataset: documents one after the other in the .bin.
+
+    The .idx has a header, the sequences' lengths (int32), where each begins in the .bin (int64,
+    bytes), and the numbers of the documents' first sequences and of the last one's end (int64).
     """
     index, ids = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     size, header = ids.stat().st_size, _MEGATRON_HEADER
@@ -134,14 +136,14 @@ def _megatron(prefix: Path) -> Description:
 
 
 def _held_out(file: Path, dtype: str, tokens: int, documents: int | None = None) -> Description:
-    """Returns one file's splits: its end is held out."""
+    """Returns the two splits of one file, whose end is held out."""
     cut = int(tokens * (1 - HELD_OUT))
     splits = Split(file, dtype, 0, cut), Split(file, dtype, cut, tokens)
     return Description(*splits, documents=documents)
 
 
 def _ids_in(file: Path, each: int) -> int:
-    """Returns how many ids of `each` bytes a file holds."""
+    """Returns how many ids of `id_bytes` bytes a file holds."""
     size = file.stat().st_size
     if not size or size % each:
         reason = f"{size % each} over" if size else "the file is empty"
@@ -150,7 +152,7 @@ def _ids_in(file: Path, each: int) -> int:
 
 
 def stated_by(data: str, name: str) -> int | None:
-    """Returns what a prepared folder's meta.json says: vocab_size, the tokenizer's ids, or
+    """Returns a number of a prepared folder's meta.json: vocab_size, the tokenizer's ids, or
     end_of_text, the id after each document. None where nothing readable says it: training reads the
     data again, and tells what is wrong."""
     number = read_json_if_whole(Path(data) / "meta.json").get(name)

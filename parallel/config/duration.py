@@ -24,7 +24,7 @@ CIRCUMSTANCES = frozenset(
 
 
 def steps_of(work: dict[str, int], tokens_per_step: int, data: str) -> int:
-    """Optimizer steps of a run that states `work`: one or more of WORK, which must then agree."""
+    """Returns the optimizer steps of a run that states `work`: one or more of WORK, which agree."""
     steps = dict(work)
     if "epochs" in work:
         if (tokens := training_tokens(data)) < tokens_per_step:

@@ -8,10 +8,11 @@ from parallel.config.layout import RECOMPUTE
 
 @dataclass(frozen=True)
 class Ability:
-    """What an engine can be asked for; anything else is refused with a sentence.
+    """The abilities of an engine; a run that asks for anything else is refused with a sentence.
 
-    parts: of PARTS, what a model may have beyond a dense GPT. axes: those that may be above 1.
-    options: the settings that not every engine reads. The others are the values of a setting.
+    module: its code. parts: those of PARTS that a model may have beyond a dense GPT. axes: those
+    that may be above 1. options: the settings that it reads and not every engine does. The other
+    fields hold the values that a setting may have.
     """
 
     module: str
@@ -27,7 +28,7 @@ class Ability:
 
     @property
     def values(self) -> dict[str, tuple]:
-        """The values that a setting can have, by its name."""
+        """Returns the values that a setting can have, by its name."""
         return {
             "zero_stage": self.zero_stages,
             "offload": self.offload,

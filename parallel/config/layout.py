@@ -25,13 +25,13 @@ ROUTING = NATURAL, FORCED = "natural", "forced"  # see RunSpec.routing
 
 
 class Ends(NamedTuple):
-    """Layers of the first and of the last stage of a pipeline."""
+    """The numbers of layers of a pipeline's first and last stage."""
 
     first: int
     last: int
 
     def settings(self, vpp: int) -> dict[str, int | bool]:
-        """Returns those of `UNEVEN` that cut such stages."""
+        """Returns the settings of `UNEVEN` that cut such stages."""
         embedding, loss, first, last = UNEVEN
         if any(layers % vpp for layers in self):  # the first or the last chunk has one fewer
             counted = {embedding: self.first % vpp != 0, loss: self.last % vpp != 0}
@@ -40,8 +40,8 @@ class Ends(NamedTuple):
 
 
 def uneven_ends(n_layer: int, pp: int, vpp: int = 1, head: float = 1.0) -> Ends | None:
-    """Ends with fewer layers than other stages, with which pp stages of vpp chunks have all layers;
-    None: no such are. head: what the output layer costs, in layers.
+    """Returns ends with fewer layers than other stages, so that pp stages of vpp chunks have all
+    layers; None where no such ends exist. head: the cost of the output layer, in layers.
 
     The output layer, or it and the embedding, are a layer where that makes all chunks equal.
     Otherwise the last stage has fewer layers than the first by what the output layer costs.
@@ -61,7 +61,7 @@ def uneven_ends(n_layer: int, pp: int, vpp: int = 1, head: float = 1.0) -> Ends 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to split a step. `n_micro` micro-batches of `micro_batch` sequences per dp rank.
+    """One way to split a step. A dp rank has `n_micro` micro-batches of `micro_batch` sequences.
 
     dp and n_micro follow from what users set (`RunSpec`); the other fields are settings of a run.
 
@@ -116,24 +116,24 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Data-parallel ranks that FSDP2 cuts one copy of the state over."""
+        """Returns the number of data-parallel ranks over which FSDP2 cuts one copy of the state."""
         return self.fsdp_shard or self.dp
 
     @property
     def reductions(self) -> int:
-        """How often FSDP2 reduces a gradient in a step. Stage 3 is that of least memory; stage 2,
-        which gathers once a step, that of fewest messages."""
+        """Returns how often FSDP2 reduces a gradient in a step. By default stage 3 needs the least
+        memory, and stage 2, which gathers once a step, the fewest messages."""
         each = self.reduce_each_micro_batch
         return self.n_micro if (self.zero_stage == 3 if each is None else each) else 1
 
     @property
     def global_batch(self) -> int:
-        """Sequences per optimizer step over all ranks."""
+        """Returns the sequences per optimizer step over all ranks."""
         return self.dp * self.micro_batch * self.n_micro
 
     @property
     def bubble(self) -> float:
-        """Idle time of the pipeline over its ideal time, (pp - 1) / (vpp * n_micro).
+        """Returns the pipeline's idle time over its ideal time, (pp - 1) / (vpp * n_micro).
 
         Narayanan et al. SC'21 (arXiv 2104.04473), section 2.2.
         """
@@ -148,7 +148,7 @@ class Layout:
 
     @property
     def expert_copies(self) -> int:
-        """Ranks that hold the same experts, or the same part of them: their data-parallel size."""
+        """Returns the experts' data-parallel size: how many ranks hold the same part of them."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     def expert_copy(self, rank: int) -> int:
@@ -171,18 +171,18 @@ class Layout:
         return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
     def ends(self, n_layer: int) -> Ends:
-        """Layers of the first and of the last stage."""
+        """Returns the numbers of layers of the first and of the last stage."""
         chunks = self.chunks(n_layer)
         return Ends(*(sum(map(len, chunks[stage :: self.pp])) for stage in (0, self.pp - 1)))
 
     @property
     def uneven(self) -> dict[str, int | bool]:
-        """The settings of `UNEVEN` that are used."""
+        """Returns the settings of `UNEVEN` that are used, with their values."""
         return {name: value for name in UNEVEN if (value := getattr(self, name))}
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the sizes as plain data. Where experts are not split, it has no word of them, nor
-        of uneven stages where stages are equal."""
+        """Returns the sizes as plain data, without those of experts where these are not split, and
+        without those of uneven stages where stages are equal."""
         sizes = {k: v for k, v in asdict(self).items() if k not in EXPERT_AXES or v > 1}
         return {k: v for k, v in sizes.items() if k not in UNEVEN or v}
 
@@ -224,7 +224,7 @@ class Layout:
         return problems + self._problems_of_experts(config)
 
     def _problems_of_stages(self, n_layer: int) -> list[str]:
-        """Returns why the stages cannot have the layers, and what would do."""
+        """Returns why the stages cannot have the layers, and what would do; empty if they can."""
         used = " and ".join(f"{name} {value}" for name, value in self.uneven.items())
         if used and self.pp < 2:
             return [f"{used} is of pipeline stages and needs pp >= 2"]
@@ -245,7 +245,7 @@ class Layout:
         return [f"{split}{used} does not divide the {n_layer} layers ({fits})"]
 
     def _problems_of_experts(self, config: GPTConfig) -> list[str]:
-        """Returns every reason why the experts cannot be split so."""
+        """Returns every reason why the experts cannot be split as ep and etp say."""
         split = {axis: size for axis in EXPERT_AXES if (size := getattr(self, axis)) > 1}
         words = " x ".join(f"{axis} {size}" for axis, size in split.items())
         if not (of := config.experts):

@@ -18,7 +18,7 @@ from parallel.config.engine_abilities import ENGINES, OPTIONS
 if TYPE_CHECKING:
     from parallel.config.run_spec import RunSpec
 
-Cases = Iterator[tuple[bool, str]]
+Cases = Iterator[tuple[bool, str]]  # (whether this case holds, why the run is then refused)
 
 
 def refusals(spec: "RunSpec") -> list[str]:
@@ -44,7 +44,7 @@ def refusals(spec: "RunSpec") -> list[str]:
 
 
 def _of_parts(spec: "RunSpec") -> Cases:
-    """Yields what of the model the engine does not train."""
+    """Yields the cases in which the engine does not train a part of the model."""
     parts, engine, tp = set(spec.model.parts), spec.engine, spec.layout.tp
     lacking = [part for part in spec.model.parts if part not in ENGINES[engine].parts]
     others = ", ".join(name for name, able in ENGINES.items() if {*able.parts} >= parts)
@@ -65,7 +65,7 @@ def _of_parts(spec: "RunSpec") -> Cases:
 
 
 def _of_engine(spec: "RunSpec") -> Cases:
-    """Yields what is asked of the engine that only others do."""
+    """Yields the cases in which the run asks what only other engines do."""
     engine, able, layout = spec.engine, ENGINES[spec.engine], spec.layout
     for axis in (*SET_AXES, *EXPERT_AXES):
         size = getattr(layout, axis)
@@ -99,8 +99,7 @@ def _of_engine(spec: "RunSpec") -> Cases:
 
 
 def _of_latent_attention(spec: "RunSpec") -> Cases:
-    """Yields what is asked of latent attention that no engine here does, or megatron-core does
-    not."""
+    """Yields the cases of latent attention that no engine here, or megatron-core, trains."""
     model, layout, is_megatron = spec.model, spec.layout, spec.engine == "megatron"
     state = f"cp {layout.cp}, position {model.position}, qk_norm {model.qk_norm}"
     reason = f"latent attention needs cp 1, position rope and no qk_norm, not {state}"
@@ -111,7 +110,7 @@ def _of_latent_attention(spec: "RunSpec") -> Cases:
 
 
 def _of_experts(spec: "RunSpec") -> Cases:
-    """Yields what is asked of a model with experts that an engine does not do."""
+    """Yields the cases of a model with experts that the engine does not train."""
     experts = spec.trained.experts
     reason = "it would round the bias to the precision of the weights"
     reason = f"engine {spec.engine} has no moe_router_enable_expert_bias: {reason}"
@@ -126,7 +125,7 @@ def _of_experts(spec: "RunSpec") -> Cases:
 
 
 def _of_megatrons_experts(spec: "RunSpec") -> Cases:
-    """Yields what megatron-core refuses, or computes otherwise than the reference GPT."""
+    """Yields the cases that megatron-core refuses, or computes otherwise than the reference GPT."""
     experts, layout = spec.trained.experts, spec.layout
     is_pipe = spec.engine == "deepspeed_pipe"
     yield layout.tp > 1 and is_pipe, f"engine {spec.engine} has no tp with experts (megatron has)"
@@ -148,7 +147,7 @@ def _of_megatrons_experts(spec: "RunSpec") -> Cases:
 
 
 def _of_auto_ep(spec: "RunSpec") -> Cases:
-    """Yields what DeepSpeed's AutoEP refuses or does not compute, or has not been tried with."""
+    """Yields the cases that DeepSpeed's AutoEP refuses, does not compute, or was not tried with."""
     model, layout = spec.model, spec.layout
     reason = "DeepSpeed's AutoEP has experts with a gate and without biases alone"
     yield model.bias or not model.gated, reason
@@ -165,8 +164,7 @@ def _of_auto_ep(spec: "RunSpec") -> Cases:
 
 
 def _of_machine(spec: "RunSpec") -> Cases:
-    """Yields what needs a GPU, Transformer Engine or another precision, and is asked for without
-    it."""
+    """Yields the cases that need a GPU, Transformer Engine or another precision than asked for."""
     lacks_gpu, cp = spec.device == "cpu" and bool(spec.needing_a_gpu), spec.layout.cp
     yield lacks_gpu, f"{spec.needing_a_gpu} needs a GPU, and device is cpu"
     reason = f"{spec.te_alone} needs kernels te, not {spec.kernels}"
@@ -178,7 +176,7 @@ def _of_machine(spec: "RunSpec") -> Cases:
 
 
 def _of_megatron(spec: "RunSpec") -> Cases:
-    """Yields what of megatron-core's options cannot be given, or not with the rest of the run."""
+    """Yields the cases in which an option of megatron-core cannot be given, or not to this run."""
     for problem in megatron_options.problems(spec.megatron, spec.values):
         yield True, problem
     layout, overlaps = spec.layout, megatron_options.is_asked(spec.megatron, "tp_comm_overlap")
@@ -193,7 +191,7 @@ def _of_megatron(spec: "RunSpec") -> Cases:
 
 
 def _of_fp8(spec: "RunSpec") -> Cases:
-    """Yields the sides of a rank's GEMMs that are no multiples of 16 numbers, which is what cuBLAS
+    """Yields the cases of GEMMs whose sides are no multiples of 16 numbers, which is what cuBLAS
     takes in fp8 (megatron-core's `get_fp8_align_size`)."""
     reason = "recompute selective in fp8 needs fp8_recipe tensorwise, not delayed"
     yield spec.computes_norms_again and spec.fp8_recipe == "delayed", reason
@@ -227,7 +225,7 @@ def _of_fp8(spec: "RunSpec") -> Cases:
 
 
 def _of_documents(spec: "RunSpec") -> Cases:
-    """Yields why the ends of documents are not known, or cannot be told apart."""
+    """Yields the cases in which the ends of documents are not known, or cannot be told apart."""
     if not spec.reset_at_documents:
         return
     end, ids, cp = spec.end_of_text, spec.model.vocab_size, spec.layout.cp
@@ -246,7 +244,7 @@ def _of_documents(spec: "RunSpec") -> Cases:
 
 
 def _of_training(spec: "RunSpec") -> Cases:
-    """Yields what of the learning rate and of the profiler contradicts itself."""
+    """Yields the cases in which the learning rate or the profiled steps contradict the run."""
     yield spec.min_lr > spec.lr, f"min_lr {spec.min_lr:g} exceeds lr {spec.lr:g}"
     steps = spec.profiled_steps
     within = len(steps) > 0 and steps[0] >= 1 and steps[-1] <= spec.steps
@@ -266,7 +264,7 @@ _READ_WITH_EXPERTS += ("moe_expert_capacity_factor",)
 
 
 def _used_with_others(spec: "RunSpec") -> Cases:
-    """Yields what is set and nothing would read."""
+    """Yields the cases of a setting that is set and that nothing would read."""
     for name, (other, wanted) in _READ_WITH.items():
         actual = spec.model.position if other == "position" else spec.value(other)
         reason = f"{name} {spec.value(name)} is used with {other} {wanted} alone, not {actual}"

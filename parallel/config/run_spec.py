@@ -51,7 +51,7 @@ _OF_EXPERTS += ("moe_router_force_load_balancing", "moe_expert_capacity_factor")
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How users say a layout's dp and n_micro, which follow."""
+    """The settings by which users say a layout's dp and n_micro, which follow from them."""
 
     gpus: int = key(1, "ranks, one per GPU; the launcher's world size where there is one", RANKS)
     global_batch: int | None = key(None, "sequences per optimizer step, all ranks", SIZE)
@@ -60,7 +60,8 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run. `resolve` and `assembled` build it from settings; `values` gives them back."""
+    """A run, fully specified. `resolve` and `assembled` build it from settings, and `values` gives
+    them back."""
 
     engine: str = key("ddp", "what trains", tuple(ENGINES))
     preset: str = key("tiny", "model sizes by name; without it, --load of weights takes theirs")
@@ -145,7 +146,7 @@ class RunSpec:
 
     @property
     def trained(self) -> GPTConfig:
-        """The model, with the run's capacity of its experts."""
+        """Returns the model, with the run's capacity of its experts."""
         experts, factor = self.model.experts, self.moe_expert_capacity_factor
         if experts is None or factor is None:
             return self.model
@@ -153,15 +154,15 @@ class RunSpec:
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the word embedding, over all tp ranks. Hugging Face's classes are not padded."""
+        """Returns the word embedding's rows over all tp ranks. Hugging Face's is not padded."""
         if self.implementation == "hf":
             return self.model.vocab_size
         return self.model.padded_vocab(self.layout.tp, self.vocab_multiple)
 
     @property
     def fuses_loss(self) -> bool:
-        """Whether megatron-core's layers take its fused cross-entropy. That rounds its gradient to
-        bf16, whatever the logits are, and Megatron-LM says that it is not deterministic."""
+        """Returns whether megatron-core's layers take its fused cross-entropy, which rounds its
+        gradient to bf16, whatever the logits are, and is not deterministic (Megatron-LM)."""
         return self.precision in ("bf16", "fp8") and not self.deterministic
 
     @property
@@ -178,19 +179,19 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """What distinguishes the run's split, e.g. `megatron-tp2-pp2-dp2`: never stated twice."""
+        """Returns the name of the run's split, `megatron-tp2-pp2-dp2` for example."""
         return split_name(self.values | {"dp": self.layout.dp})
 
     @property
     def routing(self) -> str | None:
-        """How tokens get to experts: "natural", by the router's scores, or "forced"."""
+        """Returns how tokens get to experts: "natural", by the router's scores, or "forced"."""
         if not self.model.experts:
             return None
         return FORCED if self.moe_router_force_load_balancing else NATURAL
 
     @cached_property
     def te_alone(self) -> str:
-        """Returns what of the run Transformer Engine alone can do, in words; "" where nothing."""
+        """Returns the parts of the run that need Transformer Engine, in words; "" where none."""
         cp = self.layout.cp
         asked = {f"cp {cp}": cp > 1, "precision fp8": self.precision == "fp8"}
         needing = megatron_options.NEED_TRANSFORMER_ENGINE
@@ -200,22 +201,22 @@ class RunSpec:
 
     @property
     def te_loss(self) -> bool:
-        """Whether Transformer Engine computes the loss, which keeps no fp32 logits."""
+        """Returns whether Transformer Engine computes the loss, which keeps no fp32 logits."""
         return self.megatron.get("cross_entropy_fusion_impl") == "te"
 
     @property
     def computes_norms_again(self) -> bool:
-        """Whether backward does, for which megatron-core needs Transformer Engine."""
+        """Returns whether backward recomputes norms, through Transformer Engine alone."""
         return self.engine == "megatron" and self.layout.recompute == "selective"
 
     @property
     def megatron_layers(self) -> bool:
-        """Whether the model is made of megatron-core's layers, and the ranks of its groups."""
+        """Returns whether layers and groups of ranks are megatron-core's."""
         return self.layout.tp > 1 or self.engine in ("megatron", "deepspeed_pipe")
 
     @property
     def needing_a_gpu(self) -> str:
-        """Returns what of the run a machine without a GPU cannot do, in words; "" where nothing."""
+        """Returns the first part of the run that needs a GPU, in words; "" where none does."""
         asked = {
             "device cuda": self.device == "cuda",
             self.te_alone: bool(self.te_alone),
@@ -232,22 +233,22 @@ class RunSpec:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """The number formats that a GPU must have."""
+        """Returns the number formats that a GPU must have."""
         return self.precision, self.gemm_precision
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step over all ranks."""
+        """Returns the tokens of one optimizer step over all ranks."""
         return self.layout.global_batch * self.seq_len
 
     @property
     def hang_after_s(self) -> float:
-        """Seconds without progress that the watchdog allows."""
+        """Returns the seconds without progress that the watchdog allows."""
         return self.timeout_s / 2 if self.hang_s is None else self.hang_s
 
     @property
     def work(self) -> dict[str, int]:
-        """The fixed work, counted in each unit so that none is taken for another."""
+        """Returns the fixed work, counted in each unit so that none is taken for another."""
         return {
             "optimizer_steps": self.steps,
             "micro_steps": self.steps * self.layout.n_micro,
@@ -263,7 +264,7 @@ class RunSpec:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The value of every setting, by name."""
+        """Returns the value of every setting, by name."""
         return {name: self.value(name) for name in SETTINGS}
 
     def asks_for(self, name: str) -> bool:
@@ -272,15 +273,15 @@ class RunSpec:
 
     @property
     def profiled_steps(self) -> range:
-        """The steps, from 1, that torch's profiler records; none where that is not asked for."""
+        """Returns the steps, from 1, that torch's profiler records; none where nobody asked."""
         if self.profile_steps is None:
             return range(0)
         first, dash, last = self.profile_steps.partition("-")
         return range(int(first), int(last if dash else first) + 1)
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain data. A dense model's has no word of experts, one of equal stages
-        none of uneven ones, and one of another engine none of megatron's options."""
+        """Returns all settings as plain data: of a dense model without those of experts, of equal
+        stages without those of uneven ones, and of other engines without megatron's options."""
         silent = set() if self.model.experts else {*_OF_EXPERTS}
         silent |= {name for name in UNEVEN if not getattr(self.layout, name)}
         silent |= {"megatron"} if self.engine != "megatron" else set()
@@ -337,8 +338,8 @@ def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assembled(settings: Mapping[str, Any]) -> RunSpec:
-    """Returns the run of these settings. What they leave out has its default, and whether the run
-    can start is not asked."""
+    """Returns the run of these settings, with defaults for those that are left out. It does not
+    check whether the run can start."""
     asked = DEFAULTS | dict(settings)
     layout = Layout(
         dp=split_world(asked["gpus"], **{axis: asked[axis] for axis in MODEL_AXES}),

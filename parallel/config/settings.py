@@ -27,7 +27,7 @@ COMMAND_LINE = "command line"  # the source of settings that flags gave: they ar
 
 
 def check_setting(name: str, value: Any, source: str) -> Any:
-    """Returns `value` in the setting's type."""
+    """Returns `value` in the setting's type, and refuses it where the setting cannot have it."""
     if name not in SETTINGS:
         raise UsageError(f"{source}: unknown setting {name!r}; known: {', '.join(SETTINGS)}")
     if value is None and DEFAULTS[name] is None:
@@ -37,7 +37,7 @@ def check_setting(name: str, value: Any, source: str) -> Any:
 
 
 def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> RunSpec:
-    """Merge (source, settings) layers, the later overriding the earlier, into a checked RunSpec.
+    """Returns a checked RunSpec, merged from (source, settings) layers: the later one overrides.
 
     `gpus` is the launcher's world size, which must agree with what the layers say. Relative paths
     are relative to the working directory, wherever the layer that names them is.
@@ -150,15 +150,15 @@ def _option(text: str) -> dict[str, Any]:
 
 
 class _Option(argparse.Action):
-    """A flag that may be repeated: its options come together in one table."""
+    """The action of a flag that may be repeated: its options come together in one table."""
 
     def __call__(self, _: Any, namespace: Any, option: Any, __: Any = None) -> None:
         setattr(namespace, self.dest, getattr(namespace, self.dest, {}) | option)
 
 
 def add_flags(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(SETTINGS)) -> None:
-    """One flag per setting, by default of all; a flag that is not given leaves no trace in the
-    namespace."""
+    """Adds one flag per setting, by default for all of them. A flag that is not given leaves no
+    trace in the namespace."""
     groups = {
         "engine": "what trains",
         "preset": "the model",

@@ -56,7 +56,7 @@ MOST_RUNS = 10_000  # of a study, points that are left out and repeats included
 
 @dataclass(frozen=True)
 class _File:
-    """A study file's keys, as the docstring above describes them."""
+    """The keys of a study file, as the docstring above describes them."""
 
     question: str = key(MISSING)
     baseline: str | None = key(None)
@@ -69,7 +69,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Sweep:
-    """A [[sweep]] table's keys."""
+    """The keys of a [[sweep]] table."""
 
     repeats: int = key(1, allowed=Bounds(1, 10**12))
     defaults: dict = key({})
@@ -80,13 +80,13 @@ class _Sweep:
 
     @property
     def included(self) -> list[dict[str, Any]]:
-        """The further points; without axes and `include`, the defaults are a point."""
+        """Returns the further points; without axes and `include`, the defaults are a point."""
         alone = [] if self.product or self.zip else [{}]
         return alone if self.include is None else self.include
 
     @property
     def size(self) -> int:
-        """How many runs it asks for."""
+        """Returns how many runs the table asks for."""
         points = math.prod(map(len, self.product.values()))
         points *= max(map(len, self.zip.values()), default=1)
         if not (self.product or self.zip):
@@ -106,7 +106,7 @@ class _Sweep:
 
 @dataclass(frozen=True)
 class _Beside:
-    """What a point may hold that is no setting of a run."""
+    """The keys that a point may hold and that are no settings of a run."""
 
     nodes: int | None = key(None, allowed=Bounds(1, 10**6))
     label: str = key("", allowed=Text(r"[A-Za-z0-9][A-Za-z0-9._+-]*", "a word for a name"))
@@ -145,7 +145,7 @@ class Run:
 
     @property
     def tp_across_nodes(self) -> bool:
-        """Whether its tensor-parallel ranks may be on several nodes."""
+        """Returns whether its tensor-parallel ranks may be on several nodes."""
         return bool(self.slurm.get("tp_across_nodes"))
 
 
@@ -183,7 +183,7 @@ class Study:
 
 
 class Choice(NamedTuple):
-    """The runs that a command is asked for, by name; their study, if there is one, and cluster."""
+    """The runs that a command is asked for, by name, with their study, if any, and cluster."""
 
     runs: dict[str, RunSpec]
     study: Study | None
@@ -231,7 +231,7 @@ def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
 
 
 def load_study(path: Path | str, cluster: str | None = None) -> Study:
-    """Reads and checks a study file.
+    """Returns the study of a file, checked.
 
     `cluster` overrides the study's own.
 
@@ -282,7 +282,8 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
 
 
 def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
-    """Returns the points of all tables, those of [[run]] first. A [[run]] must be able to run."""
+    """Returns the points of all tables, those of [[run]] first. A [[run]] that cannot run is an
+    error."""
     sweeps = {f"{path} [[run]] {n}": _Sweep(include=[run]) for n, run in enumerate(file.run, 1)}
     for number, table in enumerate(file.sweep, start=1):
         source = f"{path} [[sweep]] {number}"
@@ -323,7 +324,7 @@ def _sweep(table: dict[str, Any], source: str) -> _Sweep:
 
 
 def _refuse_misplaced(table: dict[str, Any], kind: type, source: str) -> None:
-    """Refuses a key of another table than `kind` describes, and says of which."""
+    """Refuses a key that `kind` does not have and another table does, and names that table."""
     for name in table.keys() - {f.name for f in fields(kind)}:
         if name in _Sweep.__dataclass_fields__:
             raise UsageError(f"{source}: {name} belongs to a [[sweep]]")
@@ -349,7 +350,7 @@ def check_settings(layers: Layers) -> None:
 def _point(
     layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, title: str
 ) -> Run:
-    """Returns a run, out of its layers; where it cannot run, `reason` tells all of them."""
+    """Returns the run of these layers; where it cannot run, `reason` holds every reason."""
     label, nodes, plain = "", None, []
     for origin, settings in layers:
         label = settings.get("label", label)
@@ -384,7 +385,7 @@ def _point(
 
 
 def _name_all(points: list[Run]) -> dict[str, Run]:
-    """Returns each point by its name: the split, what else tells runs apart, the label, the repeat.
+    """Returns the points by name. A name has the split, what else tells runs apart, label, repeat.
 
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
     """

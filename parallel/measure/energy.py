@@ -7,7 +7,7 @@ import torch
 
 
 class Energy:
-    """Joules from here on. `source` says whose counter they are of, or why there is none."""
+    """A meter of the joules from here on. `source` says whose counter it reads, or why none."""
 
     def __init__(self, device: torch.device):
         self.source, self._gpus = "none (no GPU)", []

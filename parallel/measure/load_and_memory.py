@@ -28,7 +28,7 @@ def largest(peaks: list[dict[str, int]]) -> dict[str, int]:
 
 
 class Load:
-    """What the ranks and everything else on rank 0's machine computed on CPU cores, from here on.
+    """A meter of what the ranks, and all of rank 0's machine, compute on CPU cores from here on.
 
     A rank that shares its core gets fewer CPU seconds in the same wall time. So does one that
     waits for other ranks: then the machine's CPU seconds say whether somebody else had the cores.
@@ -39,7 +39,7 @@ class Load:
 
     def facts(self, gather: Callable[[float], list[float]]) -> dict[str, float]:
         """Returns the part of run.json's `load` that is known at the end; every rank calls it.
-        gather: a value of this rank to those of all."""
+        gather: returns every rank's value, given this rank's."""
         wall_s, cpu_s, machine_cpu_s = map(operator.sub, _seconds(), self._start)
         cpu_s = sum(gather(cpu_s))
         seconds = {"wall_s": wall_s, "cpu_s": cpu_s, "machine_cpu_s": machine_cpu_s}

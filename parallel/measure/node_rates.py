@@ -32,9 +32,10 @@ UNKNOWN = (math.nan, 0.0)  # what is expected, and its spread
 
 
 class Measured(NamedTuple):
-    """What a rank measured: a rate for each round, by measure; a measure may be absent. Of the
-    all-reduce in a node the node's first rank has it, of that over all nodes rank 0. place: the
-    node, and the GPU or the rank."""
+    """The rates that a rank measured, in FLOP/s or bytes/s: one for each round, by measure.
+
+    A measure may be absent: only the first rank of a node has the all-reduce in the node, only rank
+    0 that over all nodes. place: the node, and the GPU or the rank."""
 
     rank: int
     node: str
@@ -43,8 +44,8 @@ class Measured(NamedTuple):
 
 
 class Slowest(NamedTuple):
-    """The rank with the lowest rate of a measure, and by how much the rate is too low, in words; ""
-    where it is no lower than the others' rates vary."""
+    """The rank with the lowest rate of a measure. short says in words by how much that is too low;
+    it is "" where the rate is no lower than the others' rates vary."""
 
     rank: Measured
     rate: float
@@ -52,7 +53,7 @@ class Slowest(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Rows for preflights.csv, and lines for people."""
+    """A preflight's rows for preflights.csv, and its lines for people."""
 
     rows: list[dict[str, Any]]
     lines: list[str]

@@ -24,9 +24,9 @@ from parallel.measure.slow_ranks import STEPS, Verdict
 
 
 class OwnTimes:
-    """One rank's times; every rank calls `begin` and `lap` around a step. With one rank it is off.
+    """A clock of one rank: every rank calls `begin` and `lap` around a step. A sole rank has none.
 
-    gather: every rank's value, on every rank.
+    gather: returns every rank's value on every rank, given this rank's.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OwnTimes:
             ranges.listeners.append(self)
 
     def enter(self, name: str) -> None:
-        """A region begins or, as `leave`, ends: forward passes of training are timed."""
+        """Marks where a region begins or, as `leave`, ends: training's forward passes are timed."""
         if name == "forward" and ranges.phase == "train":
             self._events.append(torch.cuda.Event(enable_timing=True))
             self._events[-1].record()

@@ -18,7 +18,7 @@ from parallel.measure import ranges
 
 
 class _Annotations:
-    """Regions as annotations of the trace and, on CUDA, as NVTX ranges."""
+    """A listener that makes regions annotations of the trace and, on CUDA, NVTX ranges."""
 
     def __init__(self, device: torch.device):
         self._nvtx = torch.cuda.nvtx if device.type == "cuda" else None
@@ -41,7 +41,7 @@ class _Annotations:
 def attach(
     spec: RunSpec, in_nsys: bool, device: torch.device, rank: int, folder: Path, done: int = 0
 ) -> Iterator[Callable[[], None]]:
-    """Profiles this rank, if it is asked for; what is yielded is to be called after each step.
+    """Profiles this rank if the run asks for it, and yields what to call after each step.
 
     done: steps that earlier attempts made; of `profile_steps`, those after them are traced.
     """

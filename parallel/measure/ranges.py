@@ -44,7 +44,7 @@ def leave(name: str) -> None:
 
 @contextmanager
 def validation() -> Iterator[None]:
-    """Regions inside belong to validation, not to training."""
+    """Marks the regions inside the block as validation's, not training's."""
     global phase
     phase = "val"
     try:
@@ -57,7 +57,7 @@ _OF_MEGATRON = {"forward-compute": "forward", "backward-compute": "backward"}
 
 
 def megatron_timer(name: str, log_level: int = 0) -> SimpleNamespace:
-    """megatron-core's own hook (`config.timers`): its marks around compute become our regions."""
+    """Returns a timer for megatron-core's `config.timers`: what it marks becomes our regions."""
     if ours := _OF_MEGATRON.get(name):
         return SimpleNamespace(start=lambda **_: enter(ours), stop=lambda: leave(ours))
     return SimpleNamespace(start=lambda **_: None, stop=lambda: None)

@@ -24,9 +24,9 @@ from parallel.record.schema import utc_now
 
 
 class Judge:
-    """Rank 0's memory of a run's windows.
+    """The judge on rank 0: it remembers a run's windows and finds the ranks that are slow.
 
-    stages: of each rank its pipeline stage. nodes: of each rank its node's name.
+    stages: the pipeline stage of each rank. nodes: the name of each rank's node.
     """
 
     def __init__(self, stages: list[int], nodes: list[str]):
@@ -40,7 +40,7 @@ class Judge:
 
         times: seconds (ranks, STEPS, 3): computing, waiting for batches, the whole step.
 
-        Returns the rows of slow_ranks.csv, and what is new: each slow rank is told once.
+        Returns the rows of slow_ranks.csv, and the new verdicts: each slow rank is told once.
         """
         slow = {("compute", rank): by for rank, *by in self._longer(times, 0)}
         slow |= {("data", rank): by for rank, *by in self._longer(times, 1)}
@@ -67,7 +67,10 @@ class Judge:
         return rows, new
 
     def _longer(self, times: np.ndarray, which: int) -> Iterable[tuple[int, float, float]]:
-        """Yields the ranks whose seconds are too many, by which share, and the share's noise."""
+        """Yields (rank, share by which its seconds are too many, noise of that share).
+
+        column: that of `times`, 0 for computing or 1 for waiting for batches.
+        """
         for ranks in self.groups:
             if len(ranks) < 2:
                 continue

@@ -42,7 +42,7 @@ _KIND_IN = {"build": "buffers", "forward": "activations"}
 
 @contextlib.contextmanager
 def without_storage(rank: int, world_size: int) -> Iterator[None]:
-    """Everything inside runs on shapes alone, as `rank` of `world_size`; once in a process."""
+    """Runs everything in the block on shapes alone, as `rank` of `world_size`; once a process."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     for owner, name, replacement in (
         (nn.Module, "_apply", _apply),
@@ -76,8 +76,8 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
 
 
 class OneCopy(nn.Module):
-    """In the place of DistributedDataParallel, whose C++ reducer reads storages. Its buckets hold
-    all gradients from the start; its all-reduces are not counted."""
+    """A module that stands in for DistributedDataParallel, whose C++ reducer reads storages. Its
+    buckets hold all gradients from the start; its all-reduces are not counted."""
 
     def __init__(self, module: nn.Module, **_: Any):
         super().__init__()
@@ -96,7 +96,7 @@ class OneCopy(nn.Module):
 
 
 def _apply(self: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
-    """nn.Module._apply; torch's swaps the data of parameters, which those without storage refuse.
+    """Stands in for nn.Module._apply, which swaps data: parameters without storage refuse that.
 
     A parameter that changes its type becomes a new one, with the attributes of the old.
     """
@@ -122,8 +122,8 @@ def _apply(self: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm as its CUDA kernel does it: one pass that keeps its input and a number per row. On a
-    CPU it is a dozen operators, which keep several copies in fp32."""
+    """RMSNorm as its CUDA kernel does it: one pass, which keeps its input and a number per row. On
+    a CPU torch makes a dozen operators of it, which keep several copies in fp32."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -142,18 +142,18 @@ def _rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor, eps: float) -> 
 
 
 def _bias_dropout_add(x_with_bias: Any, residual: torch.Tensor, *_: Any) -> torch.Tensor:
-    """A bias and the residual added in one kernel, as megatron-core compiles it on a GPU."""
+    """Adds a bias and the residual in one kernel, as megatron-core compiles it on a GPU."""
     x, bias = x_with_bias
     return x + residual if bias is None else (x + residual).add_(bias)
 
 
 def _swiglu_back(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradients of a gate's two inputs in one kernel, as megatron-core compiles it on a GPU."""
+    """Returns the gradients of a gate's inputs, one kernel as megatron-core compiles it."""
     return torch.empty_like(x)
 
 
 def _weighted_swiglu(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The gated product of an expert's tokens, with their weights, as it is compiled on a GPU."""
+    """Returns the gated product of an expert's weighted tokens, one kernel on a GPU."""
     return torch.empty_like(x.chunk(2, -1)[0])
 
 
@@ -162,8 +162,8 @@ def _weighted_swiglu_back(gradient: torch.Tensor, x: torch.Tensor, weights: torc
 
 
 def _by_turns(module: nn.Module, _: Any, output: Any) -> Any:
-    """megatron-core's router sends tokens to the experts by turns, as the reference GPT's does with
-    a forced balance: there are no numbers to choose by."""
+    """Has megatron-core's router send tokens to the experts by turns, as the reference GPT's does
+    with a forced balance: there are no numbers to choose by."""
     if type(module).__name__ != "TopKRouter":
         return None
     weights_TE, chosen_TE = output
@@ -173,35 +173,34 @@ def _by_turns(module: nn.Module, _: Any, output: Any) -> Any:
 
 
 def _share(into: torch.Tensor, of: torch.Tensor) -> None:
-    """The storage that a norm's output was freed from takes its bytes again."""
+    """Gives a norm's output, which was freed, as many bytes as the recomputed one has."""
     into.untyped_storage().resize_(of.untyped_storage().nbytes())
 
 
 def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, **kw: Any) -> Any:
-    """F.embedding with a dense gradient, as on a GPU."""
+    """Stands in for F.embedding, with a dense gradient as on a GPU."""
     return make(*args, **kw)
 
 
 def _all_gather_object(answers: list[Any], mine: Any, group: Any = None) -> None:
-    """Every rank says what this one says; torch's pickles it into a tensor's storage."""
+    """Answers for every rank with this one's object; torch's pickles it into a storage."""
     answers[:] = [mine] * len(answers)
 
 
 @contextlib.contextmanager
 def _coalescing_manager(*_: Any, **__: Any) -> Iterator[Any]:
-    """Collectives one by one; the fake backend cannot take several as one call."""
-
+    """Lets collectives run one by one: the fake backend cannot take several as one call."""
     yield SimpleNamespace(wait=lambda: None)
 
 
 def _init_device_mesh(*args: Any, make: Callable = device_mesh.init_device_mesh, **kw: Any) -> Any:
-    """A mesh of ranks, whose coordinates are numbers in a tensor."""
+    """Returns a mesh of ranks, made with real numbers: its coordinates stand in a tensor."""
     with fake_tensor.unset_fake_temporarily():
         return make(*args, **kw)
 
 
 def _tensor(data: Any, *args: Any, make: Callable = torch.tensor, **kwargs: Any) -> torch.Tensor:
-    """torch.tensor, which reads the storages of the tensors in nested lists, and pins none."""
+    """Stands in for torch.tensor, which reads the storages of tensors in lists; pins none."""
     kwargs.pop("pin_memory", None)
     tensors = [leaf for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)]
     if tensors and isinstance(data, list):
@@ -214,15 +213,15 @@ def _has_no_numbers(tensor: torch.Tensor) -> bool:
 
 
 def held_part(parameter: nn.Parameter) -> torch.Tensor:
-    """What this rank holds of a parameter: FSDP2's shard, ZeRO-3's partition, or all of it."""
+    """Returns this rank's part of a parameter: FSDP2's shard, ZeRO-3's partition, or all."""
     is_shard = isinstance(parameter, DTensor)
     return parameter.to_local() if is_shard else getattr(parameter, "ds_tensor", parameter)
 
 
 class Memory(TorchDispatchMode):
-    """The bytes of all storages that live, by kind, and those of the moment with the most.
+    """A count of the bytes of all living storages, by kind, and of the moment with the most.
 
-    A listener of the regions of a step. Allocators round blocks up and fragment; that is not in it.
+    It listens to the regions of a step. Allocators round blocks up and fragment; that is not in it.
     Reading a number of a tensor without storage gives 1, of an integer or truth value 0. With
     experts, integers and truth values that no such tensor gave are real: sizes follow from them.
     """
@@ -256,8 +255,8 @@ class Memory(TorchDispatchMode):
         return super().__enter__()
 
     def _resizing(self, resize: Callable) -> Callable:
-        """A change of storages' sizes, which is no operator: of FSDP2's tensor, or of the outputs
-        that megatron-core computes again."""
+        """Returns `resize`, counted: it changes the storages of FSDP2's tensor, or of the outputs
+        that megatron-core computes again, and is no operator that is dispatched."""
 
         def resizing(owner: Any, *args: Any) -> None:
             tensors = [owner] if isinstance(owner, torch.Tensor) else owner.outputs or []
@@ -293,7 +292,7 @@ class Memory(TorchDispatchMode):
         return result
 
     def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The operator on shapes alone, or, with experts, on integers that are known."""
+        """Runs the operator on shapes alone or, with experts, on integers that are known."""
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         known = self.experts and not any(map(_has_no_numbers, tensors))
         if not (known and tensors):
@@ -324,7 +323,7 @@ class Memory(TorchDispatchMode):
         self.held[entry[0]] -= entry[1]
 
     def mark(self, tensor: torch.Tensor | None, kind: str) -> None:
-        """Count a tensor's storage under a kind from now on."""
+        """Counts a tensor's storage under a kind from now on."""
         if tensor is None:
             return
         self._see(tensor)
@@ -334,8 +333,10 @@ class Memory(TorchDispatchMode):
         self.held[kind] += entry[1]
 
     def mark_engine(self, engine: Any, offload: str) -> int:
-        """Count an engine's weights, gradients and Adam's moments as such, those that come, too;
-        the number of its parameters. offload: of the layout."""
+        """Counts an engine's weights, gradients (also those to come) and Adam's moments as such.
+
+        Returns the number of its parameters. offload: the layout's.
+        """
         parameters = [p for p in gc.get_objects() if isinstance(p, nn.Parameter)]
         weights = HOST if offload == "all" else "weights"
         for parameter in parameters:
@@ -351,12 +352,12 @@ class Memory(TorchDispatchMode):
         return sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
 
     def mark_gradient(self, parameter: nn.Parameter) -> None:
-        """Count a parameter's gradient, unless it lies in a bucket that holds others too."""
+        """Counts a parameter's gradient, unless it lies in a bucket that holds others too."""
         gradient = None if parameter.grad is None else held_part(parameter.grad)
         if gradient is not None and gradient.untyped_storage().nbytes() == gradient.nbytes:
             self.mark(gradient, "gradients")
 
     def restart(self) -> None:
-        """Forget the peak of what came before: a step begins."""
+        """Forgets the peak of what came before: a step begins."""
         self.regions, self._most = ["step"], 0
         self._add(HOST, 0)

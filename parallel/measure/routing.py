@@ -20,7 +20,7 @@ ROUTERS = ("MixtureOfExperts", "AutoEPMoELayer", "TopKRouter")  # ours, DeepSpee
 
 
 class Routing:
-    """Counts on the device; every rank calls all of it alike.
+    """Counts each expert's tokens on the device; every rank calls all of it alike.
 
     modules: what this rank computes with. counting: whether the step that runs is counted.
     tokens_LE: of this rank's part of the step; after `read` of the whole step.

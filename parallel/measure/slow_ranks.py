@@ -44,8 +44,11 @@ _WORDS = {"compute": "computes", "data": "waits for data"}
 
 
 class Verdict(NamedTuple):
-    """A rank that was slow in `n` of `windows` windows, steps `first` to `last`. longer: by which
-    share, the median; of the others' computing (compute), or of a step (data, link)."""
+    """A rank that was slow in `n` of `windows` windows, steps `first` to `last`.
+
+    longer: the median of the shares by which it took longer: shares of the others' computing
+    (compute), or of a step (data, link).
+    """
 
     kind: str
     rank: int

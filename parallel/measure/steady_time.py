@@ -21,7 +21,7 @@ MIN_STEADY = 6  # the fewest points of which min and max bracket the median with
 
 
 class Window(NamedTuple):
-    """The first and the last iteration to use, by the numbers in the log."""
+    """A range of iterations to use: the first and the last, by the numbers in the log."""
 
     first: int
     last: int
@@ -56,10 +56,10 @@ def warmup_end(step_s: np.ndarray) -> int:
     """Returns how many iterations at the start are warm-up.
 
     First the truncation that MSER chooses (White 1997, "An effective truncation heuristic for bias
-    reduction in simulation output"): the d, up to half of all, that minimises the standard error
-    of the mean of the rest, sum of squares / (n - d)^2, with spikes cut to the bound that the last
-    half sets. Then only up to the last of these iterations that is slow enough to be a spike of the
-    rest: a run that slows down later keeps its fast start.
+    reduction in simulation output"): the number d of iterations to drop, up to half of all n, that
+    minimises the standard error of the mean of the rest, sum of squares / (n - d)^2, with spikes
+    cut to the bound that the last half sets. Then only up to the last of these iterations that is
+    slow enough to be a spike of the rest: a run that slows down later keeps its fast start.
     """
     n = len(step_s)
     if n < 4:
@@ -75,11 +75,11 @@ def warmup_end(step_s: np.ndarray) -> int:
 
 @cache
 def _median_rank(n: int) -> int:
-    """Returns the largest k so that the k-th smallest and largest of n bracket the median at 95
-    %."""
+    """Returns the largest rank so that the rank-th smallest and the rank-th largest of n points
+    bracket the median with 95 % confidence."""
     if n > 1000:  # the normal approximation: from here on that rank or the one before
         return math.floor(n / 2 - 0.98 * math.sqrt(n))
-    ways, tail, k = 1, 1, 0  # ways to have k points below the median, and up to k
+    ways, tail, k = 1, 1, 0  # ways to have so many points below the median, and at most so many
     while 2 * tail <= 0.05 * 2**n:
         k += 1
         ways = ways * (n - k + 1) // k
@@ -106,7 +106,7 @@ def steady(
     iteration: np.ndarray | None = None,
     window: Window | None = None,
 ) -> Steady | None:
-    """Returns THE steady step time, by which every table here is made; None where nothing was
+    """Returns the steady step time, by which every table here is made; None where nothing was
     timed.
 
     It is the median of `steady_iterations`: a spike (evaluation, checkpoint) moves it by one rank

@@ -84,7 +84,7 @@ _active: "Breakdown | None" = None
 
 
 def name_group(group: ProcessGroup | None, axis: str) -> None:
-    """Messages over this group are `axis`, whatever its ranks are."""
+    """Counts messages over this group as those of `axis`, whatever its ranks are."""
     if _active is not None and group is not None:
         _active.axis_of_group[group.group_name] = axis
 
@@ -108,7 +108,7 @@ def ddp_hook() -> Callable | None:
 
 
 def start(spec: RunSpec, device: torch.device, rank: int, folder: Path) -> "Breakdown | None":
-    """Begins to measure this rank, where the run asks for it. Before the engine is built."""
+    """Begins to measure this rank, where the run asks for it: before the engine is built."""
     global _active
     if not spec.breakdown:
         return None
@@ -147,7 +147,7 @@ class Breakdown:
         return event
 
     def enter(self, name: str) -> None:
-        """Open a region; the one around it pauses. Backward runs in a thread of its own on CUDA,
+        """Opens a region; the one around it pauses. Backward runs in a thread of its own on CUDA,
         while the thread that called it is blocked: one stack serves both."""
         self._marks.append((self._stack[-1], self._now()))
         self._stack.append(name)

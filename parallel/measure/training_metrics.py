@@ -35,7 +35,7 @@ _PEAKS = {
 
 @dataclass
 class Measured:
-    """What the loop measured, in seconds of rank 0 unless it says otherwise.
+    """The measurements of the training loop, in seconds of rank 0 unless said otherwise.
 
     startup_s: from the program's start to the first step. evaluation_s, checkpoint_s: what the
     training waited for them. wall_s: all of it. data_s: waiting for training batches; None where an
@@ -60,7 +60,7 @@ class Measured:
 def training_metrics(
     facts: dict[str, Any], steps: list[dict[str, Any]], measured: Measured
 ) -> dict[str, Any]:
-    """Returns the document; `facts` is run.json, `steps` the rows of steps.csv."""
+    """Returns training_metrics.json; `facts` is run.json, `steps` the rows of steps.csv."""
     spec, layout, data, host = (facts[part] for part in ("spec", "layout", "data", "host"))
     model, epochs = _config(facts), spec["epochs"] or 1
     per_epoch = -(-len(steps) // epochs)
@@ -174,6 +174,7 @@ def _seconds(steps: list[dict[str, Any]]) -> float:
 def _epoch(
     number: int, steps: list[dict[str, Any]], facts: dict[str, Any], measured: Measured
 ) -> dict[str, Any]:
+    """Returns the entry of epoch `number`, of which `steps` are the rows of steps.csv."""
     n_micro, data_s = facts["layout"]["n_micro"], measured.data_s
     times = sorted(s["step_s"] for s in steps)
     step_s = {"mean": statistics.fmean(times), "p50": statistics.median(times)}
@@ -208,7 +209,8 @@ def _config(facts: dict[str, Any]) -> GPTConfig:
 
 
 def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what the steady step time gives; MFU only for a GPU whose peak is known."""
+    """Returns the summary's fields that follow from the steady step time; MFU where the GPU's
+    peak is known."""
     spec, gpus = facts["spec"], facts["layout"]["world_size"]
     time = steady(
         np.array([s["step_s"] for s in steps]), np.array([float(s["skipped"]) for s in steps])

@@ -20,7 +20,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # no room on the disk, or in the user's sha
 
 
 class Kind(StrEnum):
-    """Why a run failed or was interrupted."""
+    """The kind of an end: why a run failed or was interrupted."""
 
     REFUSED = "refused"  # it could not start: a setting, the data or the machine does not fit
     RAISED = "raised"  # the program raised an error
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 
 class End(NamedTuple):
-    """Why a run or a rank ended, as status.json says it."""
+    """The end of a run or of a rank, as status.json says it: its kind, and why in words."""
 
     kind: Kind | str
     reason: str
@@ -197,9 +197,10 @@ _FAR = 1 << 20  # bytes from a traceback to its end, with other ranks' lines bet
 
 
 class Sign(NamedTuple):
-    """What a log says of its run's end: oom, node, timeout, nccl, cancelled or traceback.
+    """A sign in a log of how its run ended: oom, node, timeout, nccl, cancelled or traceback.
 
-    at: where in the text it stands. raised: where the line ends that closes a traceback.
+    at: the byte of the text where it begins. raised: that where the line ends that closes a
+    traceback.
     """
 
     kind: str
@@ -215,7 +216,7 @@ def line_of(text: bytes, at: int) -> bytes:
 
 
 def outside_sign(text: bytes) -> Sign | None:
-    """Returns an end for lack of memory, of a node or of time."""
+    """Returns the first sign that memory, a node or time was lacking; None where there is none."""
     for kind in _CAUSES:
         places = [_first_in_lines(_PATTERNS[kind], word, text) for word in _WORDS[kind].split(b"|")]
         if places := [place for place in places if place is not None]:
@@ -253,7 +254,7 @@ def first_sign(text: bytes, kind: str) -> Sign | None:
 
 
 def find_sign(text: bytes) -> Sign | None:
-    """Returns how a run ended: a cause if its log shows one, else the first sign."""
+    """Returns the sign of how a run ended: a cause if its log shows one, else the first sign."""
     if sign := outside_sign(text):
         return sign
     if killed := _KILLED.search(text):
@@ -275,7 +276,7 @@ def find_sign(text: bytes) -> Sign | None:
 
 
 def _raised(text: bytes, traceback: re.Match[bytes]) -> Sign:
-    """Returns a traceback and, where the log shows it, the line with what was raised."""
+    """Returns the sign of a traceback and, where the log shows it, the line of what it raised."""
     at = traceback.start()
     last = None
     if traceback[0].startswith(b"Traceback"):

@@ -38,8 +38,8 @@ def versions() -> dict[str, str | None]:
 
 
 def ranges() -> dict[str, Any]:
-    """Returns library -> setup.py's range of it for this Python (a SpecifierSet): the tests ran
-    with its ends."""
+    """Returns the range of each library in setup.py for this Python (a SpecifierSet), by name: the
+    tests ran with its ends."""
     from packaging.requirements import Requirement  # of transformers and deepspeed
 
     if (ROOT / "setup.py").exists():  # a container binds the repository and installs the rest
@@ -95,7 +95,7 @@ def cores() -> int:
 
 
 def load_average() -> float | None:
-    """Processes that ran or waited for a core here, over the last minute; None where unknown."""
+    """Returns how many processes ran or waited for a core in the last minute, the mean; or None."""
     try:
         return os.getloadavg()[0]
     except OSError:
@@ -103,6 +103,7 @@ def load_average() -> float | None:
 
 
 def cpu_name() -> str:
+    """Returns the name of this machine's processor, by /proc/cpuinfo where there is one."""
     with contextlib.suppress(OSError):
         about = Path("/proc/cpuinfo").read_text()
         if model := re.search(r"^model name\s*: (.*)", about, re.MULTILINE):
@@ -170,7 +171,7 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
     }
 
 
-# What a study knows of its run.
+# The keys of run.json that a study gives.
 OF_STUDY = ("study", "question", "run", "configuration", "repeat", "baseline")
 
 

@@ -22,8 +22,10 @@ Frame = tuple[str, int, str]  # file, line and function; a stack has its innermo
 
 
 class GpuWork(NamedTuple):
-    """What a GPU has yet to do. busy: its stream is not done. unfinished: the groups in which NCCL
-    has not done all that it was asked for. last_s: how long ago it was last asked. None: unknown.
+    """The work that a GPU has yet to do; None stands for unknown.
+
+    busy: whether its stream is not done. unfinished: the number of groups in which NCCL has not
+    done all that it was asked for. last_s: seconds since it was last asked.
     """
 
     busy: bool
@@ -32,8 +34,8 @@ class GpuWork(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Where a rank was when it had made no progress for too long. ticks: how far it got. waits:
-    whether it waits for others."""
+    """The place where a rank was when it had made no progress for too long. ticks: how far it got.
+    waits: whether it waits for others."""
 
     rank: int
     ticks: int
@@ -47,7 +49,7 @@ _waiting: set[int] = set()  # the threads in a block of `waiting_for_others`
 
 @contextlib.contextmanager
 def waiting_for_others() -> Iterator[None]:
-    """Inside the block this thread waits for other ranks: its rank is not the one that hangs."""
+    """Marks this thread as waiting for other ranks in the block: its rank does not hang."""
     thread = threading.get_ident()
     _waiting.add(thread)
     try:
@@ -95,6 +97,7 @@ class Watchdog:
         self._stop.set()
 
     def _watch(self) -> None:
+        """Ends the run, from a thread of its own, once no rank made progress for too long."""
         while not self._stop.wait(min(1.0, self.limit_s / 10)):
             if time.monotonic() - self._last < self.limit_s:
                 continue

@@ -23,8 +23,8 @@ _launcher = 0  # its process id, once this process is to end with it
 
 @dataclass(frozen=True)
 class Launch:
-    """`rank` of `world_size`, `local_rank` of the `local_world_size` on this node, and what started
-    them."""
+    """A process's place in its run: `rank` of `world_size`, `local_rank` of the `local_world_size`
+    on this node, and the launcher that started them."""
 
     rank: int
     world_size: int
@@ -34,7 +34,7 @@ class Launch:
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Launch:
-    """Reads the launcher's environment variables.
+    """Returns this process's launch, from the launcher's environment variables.
 
     torchrun and the deepspeed launcher set RANK, WORLD_SIZE and LOCAL_RANK. A task that srun
     started has SLURM_STEP_NUM_TASKS. A plain process inside an sbatch script has neither: it counts

@@ -25,7 +25,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Inside the block no other process is in a block of the same file; one that comes later waits.
+    """Keeps all other processes out of blocks of the same file; one that comes later waits.
 
     Where the file system has no locks, a line says so once and nobody waits.
 

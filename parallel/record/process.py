@@ -13,10 +13,10 @@ def this_process() -> dict[str, Any]:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks after the host did.
+    """Returns when a process started, in clock ticks after the host did.
 
-    It tells a process from a later one with the same number. None where the process has ended, also
-    as a zombie, and where there is no /proc.
+    That tells a process from a later one with the same number. It is None where the process has
+    ended, also as a zombie, and where there is no /proc.
     """
     fields = stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])

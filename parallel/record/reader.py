@@ -23,7 +23,7 @@ CLOCKS_APART_S = 3600.0  # by which a machine's clock may be set between two ste
 
 @dataclass
 class Run:
-    """What the reader found in a run folder.
+    """A run, as the reader found it in its folder.
 
     state: complete, failed, interrupted or running; pending where a job was submitted and nothing
     came of it yet. A run that says it is running, but whose process on this host is gone, failed.
@@ -285,8 +285,8 @@ def read_checkpoints(path: Path) -> list[dict[str, Any]]:
 
 
 class Saves(NamedTuple):
-    """How many saves a folder's checkpoints.csv lists, how many of them failed, and in words why
-    the last of these did, or why the file cannot be read."""
+    """The saves in a folder's checkpoints.csv: how many, how many of them failed, and a remark:
+    why the last of these failed, or why the file cannot be read."""
 
     total: int
     failed: int
@@ -349,7 +349,8 @@ _Kinds = Mapping[str, Callable[[str], Any]]
 
 def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[dict[str, Any]]:
     """Returns one dict for each row of a CSV file, unknown values None; [] where there is no file.
-    kinds: what makes a value of a cell's text, by column; seldom: of columns that may be absent.
+    kinds: what makes a value of a cell's text, by column; seldom: the same of columns that may be
+    absent.
 
     Raises:
         UsageError: it is damaged; it names the file and the line. A last row that is cut short,

@@ -158,7 +158,7 @@ _METRICS = {"epochs": list, "hardware": {"world_size": POSITIVE}}
 
 
 def checked(content: dict[str, Any], allowed: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Returns `content`, whose values are allowed."""
+    """Returns `content`, and refuses it where a value is not allowed."""
     if problem := misfit(content, allowed):
         raise UsageError(f"{path} is damaged: {problem}")
     return content
@@ -174,7 +174,7 @@ def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _check_version(content: dict[str, Any], known: str, path: Path) -> None:
-    """Raises: UsageError: the content states another schema_version."""
+    """Refuses content that states another schema_version than the known one."""
     version = content.get("schema_version", known)
     if version != known:
         raise UsageError(f"{path}: schema_version {shown(version)} is not known ({known!r} is)")

@@ -16,7 +16,7 @@ LISTENED = (*ENDING, signal.SIGUSR1)  # SIGUSR1: sent by Slurm before the time l
 
 
 class Interruption:
-    """The signal that asked the run to stop: `signal` is its name, "" before one came."""
+    """A request to stop the run: `signal` is the name of the signal, "" before one came."""
 
     def __init__(self) -> None:
         self.signal = ""
@@ -79,8 +79,8 @@ def end_process(status: int, line: str) -> NoReturn:
 
 @contextlib.contextmanager
 def on_signals() -> Iterator[Interruption]:
-    """Inside the block a thread passes LISTENED to the yielded Interruption, which keeps them until
-    `attend` is called. Under nohup SIGHUP stays ignored, and SIGINT in a shell's background.
+    """Passes LISTENED, from a thread, to the yielded Interruption, which keeps them until `attend`
+    is called. Under nohup SIGHUP stays ignored, and SIGINT in a shell's background.
 
     A plain Python handler would wait until the main thread returns from C++, which it may never
     do when it waits for a rank that is dead. C writes the wakeup file descriptor at once.

@@ -40,8 +40,8 @@ class Behind:
 
 
 class RunFolder:
-    """The writer. Rank 0 calls everything, and holds the folder's lock from `begin` to `close`; any
-    rank may call `fail`."""
+    """The writer of a run folder. Rank 0 calls everything, and holds the folder's lock from `begin`
+    to `close`; any rank may call `fail`."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
@@ -254,7 +254,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _unless_full(self, name: str) -> Iterator[None]:
-        """A line that a full disk does not take stays in its buffer, and is written with the next.
+        """Keeps a line that a full disk does not take in its buffer, to be written with the next.
 
         Raises:
             OSError: the disk did not take the line before, either: training would go on unrecorded.
@@ -281,7 +281,7 @@ class RunFolder:
             os.fsync(stream.fileno())
 
     def _check_there(self) -> None:
-        """Raises: UsageError: what was written is gone. A save may have made the folder again."""
+        """Refuses a folder whose files are gone: a save may have made the folder again."""
         for name, stream in ((schema.LOG, self._log), (schema.STEPS, self._steps)):
             if stream is None:
                 continue
@@ -293,8 +293,8 @@ class RunFolder:
 
 
 class BreakdownFile:
-    """A rank's breakdown/rank<r>.csv: opened once, written behind. A run that goes on keeps its
-    rows."""
+    """The file breakdown/rank<r>.csv of a rank, which is opened once and written behind. A run that
+    goes on keeps its rows."""
 
     def __init__(self, folder: Path, rank: int, experts: bool = False):
         self.path = folder / "breakdown" / f"rank{rank}.csv"
@@ -313,7 +313,7 @@ class BreakdownFile:
         _write_row(self._file, self._columns, row)
 
     def close(self) -> None:
-        """Raises: OSError: the disk did not take a row."""
+        """Closes the file when all rows are written. Raises OSError where the disk took one not."""
         self._behind.wait()
         if self._file is not None:
             self._file.close()
@@ -381,7 +381,7 @@ def _end_line(path: Path) -> None:
 
 
 def _write_over(path: Path, text: str, why: OSError) -> None:
-    """Writes a small file where it is: a full disk has room for that, not for a new one.
+    """Writes over a small file: a full disk has room for that, not for a new file.
 
     A run that fails writes this last. Where it cannot be written it is printed.
     """
