@@ -49,34 +49,39 @@ class StepResult(NamedTuple):
 
 
 class Engine(Protocol):
-    """Built with (spec, device, kernels) once the process group exists; all ranks call it alike.
-    modules: the models, or parts of one, that this rank computes with, as torch modules."""
+    """What trains the model of a run with one library. It is built with (spec, device, kernels)
+    once the process group exists; all ranks call it alike.
+
+    modules: the models, or parts of one, that this rank computes with, as torch modules.
+    """
 
     modules: list[Any]
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
-        """Consume n_micro micro-batches of this dp rank and do one optimizer step. stop: whether
-        this rank was asked to stop (`bool`: never); all hear of it with the loss."""
+        """Consumes n_micro micro-batches of this dp rank and does one optimizer step. stop: returns
+        whether this rank was asked to stop (`bool`: never); all hear of it with the loss."""
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
-        """Mean loss over n micro-batches of every dp rank, without touching the weights."""
+        """Returns the mean loss over n micro-batches of every dp rank, and leaves the weights as
+        they are."""
 
     def state(self) -> "State":
         """Returns what this rank trains, as live tensors that are read or filled."""
 
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
-        """The tensors of `state` have been filled: take over what is derived from them."""
+        """Takes over what is derived from the tensors of `state`, which have been filled."""
 
     def describe(self) -> dict[str, Any]:
-        """Facts for run.json: what the library resolved for itself."""
+        """Returns facts for run.json: what the library resolved for itself."""
 
     def close(self) -> None:
-        """Free what must be freed before the process group is destroyed."""
+        """Frees what must be freed before the process group is destroyed."""
 
 
 def load(spec: RunSpec, device: Any, kernels: str, draws: bool = True) -> Engine:
-    """Import the engine's module (and so its library) and build it on this rank. draws: its
-    starting weights; they are NaN otherwise, for a checkpoint to replace."""
+    """Imports the engine's module (and so its library), and returns the engine, built on this rank.
+    draws: whether its starting weights are drawn; they are NaN otherwise, for a checkpoint to
+    replace."""
     from models import gpt  # here: it needs torch
 
     try:
@@ -84,8 +89,8 @@ def load(spec: RunSpec, device: Any, kernels: str, draws: bool = True) -> Engine
         with contextlib.nullcontext() if draws else gpt.not_drawn():
             return module.build(spec, device, kernels)
     except ImportError as error:
-        words = f"engine {spec.engine} cannot work here: {error}; {tried(versions())}"
-        raise UsageError(words) from error
+        message = f"engine {spec.engine} cannot work here: {error}; {tried(versions())}"
+        raise UsageError(message) from error
     except (AttributeError, TypeError) as error:  # ours, or of a library that was not tried
         if (libraries := tried(versions())) != TRIED:
             error.add_note(libraries)

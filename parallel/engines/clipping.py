@@ -11,8 +11,8 @@ from parallel.config.run_spec import RunSpec
 
 
 def summed_over(group: Any) -> Callable[[Tensor], Tensor]:
-    """Returns a hook of a parameter that each rank of the group has whole and applies to a part of
-    its own (a norm of heads, to its heads): their gradients are summed."""
+    """Returns a hook for a parameter of which each rank of the group has the whole and applies it
+    to a part of its own (a norm of heads, to its heads): the hook sums their gradients."""
 
     def sum_over_ranks(gradient: Tensor) -> Tensor:
         dist.all_reduce(total := gradient.clone(), group=group)
@@ -22,20 +22,20 @@ def summed_over(group: Any) -> Callable[[Tensor], Tensor]:
 
 
 def whole_norm(_: int, __: Tensor, tensors: list[list[Tensor]], *___: Any) -> tuple[Tensor, None]:
-    """Returns the L2 norm, fp32 [1], of all tensors of a list in one, in the place of
-    megatron-core's, which reads the norm of each: a wait for the device with every one."""
+    """Returns the L2 norm, fp32 [1], of all tensors of a list at once. It stands in for
+    megatron-core's, which reads the norm of each and so waits for the device with every one."""
     norms = torch.stack(torch._foreach_norm(tensors[0]))
     return torch.linalg.vector_norm(norms).reshape(1), None
 
 
 def scale(_: int, __: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
-    """Multiply all tensors of a list in one, in the place of megatron-core's."""
+    """Multiplies all tensors of a list at once. It stands in for megatron-core's."""
     torch._foreach_mul_(tensors[0], factor)
 
 
 def clip_gradients(parameters: Iterable[Tensor], spec: RunSpec, norm: Tensor) -> None:
-    """Scale the gradients so that their whole L2 norm, which is `norm` now, is the run's clip_grad
-    at most."""
+    """Scales the gradients so that their whole L2 norm, which is `norm` now, is at most the run's
+    clip_grad."""
     if spec.clip_grad:
         nn.utils.clip_grads_with_norm_(parameters, spec.clip_grad, norm)
 
@@ -59,15 +59,17 @@ class ClippingAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
+        """Measures the gradient's norm over the group, clips the gradient, and updates the
+        weights."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         grads = [
             p.grad
-            for p, counts_here in zip(parameters, self.counted, strict=True)
-            if counts_here and p.grad is not None
+            for p, is_counted in zip(parameters, self.counted, strict=True)
+            if is_counted and p.grad is not None
         ]
-        none = [torch.zeros((), device=parameters[0].device)]
+        zero = [torch.zeros((), device=parameters[0].device)]
         # One list of operations for all gradients, not two for each.
-        total = torch.stack(torch._foreach_norm(grads or none, dtype=torch.float32)).square().sum()
+        total = torch.stack(torch._foreach_norm(grads or zero, dtype=torch.float32)).square().sum()
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
         self._global_grad_norm = total.sqrt()

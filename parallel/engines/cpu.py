@@ -132,7 +132,7 @@ def _on_cpu(factory: Any) -> Any:
 
 def _gather_any_parts(original: Any) -> Any:
     """Returns an all_gather() that lets the parts differ in length: then each rank sends a copy of
-    its part to every rank, by all-to-all. original: the one that takes equal parts alone."""
+    its part to every rank, by all-to-all. original: the function that takes equal parts alone."""
 
     @functools.wraps(original)
     def all_gather(parts: list[torch.Tensor], part: torch.Tensor, group: Any = None) -> None:
@@ -149,7 +149,7 @@ def _gather_any_parts(original: Any) -> Any:
 
 
 def _as_from_gpu(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
-    """Returns what megatron-core's `maybe_move_tensor_to_cpu` makes of a tensor on a GPU."""
+    """Returns what megatron-core's `maybe_move_tensor_to_cpu` would return of a GPU's tensor."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 

@@ -42,10 +42,12 @@ class DDPEngine(DataParallelEngine):
         super().__init__(spec, device, model, module, loss_weight, autocast)
 
     def reducing(self, last: bool) -> contextlib.AbstractContextManager:
+        """Returns the context of a micro-batch: the last one alone reduces gradients."""
         waits = self.spec.layout.dp > 1 and not last
         return self.model.no_sync() if waits else contextlib.nullcontext()
 
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        """Restores as every engine does, and leaves DDP's buckets as an unbroken run has them."""
         super().restore(adam_step, scaler)
         if self.spec.layout.dp > 1 and adam_step:
             self._run_backward_once()

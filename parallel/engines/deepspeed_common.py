@@ -51,10 +51,10 @@ def config(spec: RunSpec) -> dict[str, Any]:
         merged.pop(section, None)
     layout = spec.layout
     zero = {**merged.get("zero_optimization", {}), "stage": layout.zero_stage}
-    for key, where in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
-        theirs = zero.pop(key, {})
-        if layout.offload in where:
-            zero[key] = {"pin_memory": pins_host_memory, **theirs, "device": "cpu"}
+    for key, offloads in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
+        user_settings = zero.pop(key, {})
+        if layout.offload in offloads:
+            zero[key] = {"pin_memory": pins_host_memory, **user_settings, "device": "cpu"}
     # DeepSpeed's BF16_Optimizer, which bf16 has with stage 1 and without offload, knows no overlap.
     knows_overlap = (spec.precision, layout.zero_stage, layout.offload) != ("bf16", 1, "none")
     if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2) and knows_overlap:
@@ -83,8 +83,8 @@ def config(spec: RunSpec) -> dict[str, Any]:
 
 
 def auto_ep(spec: RunSpec) -> dict[str, Any]:
-    """Returns how DeepSpeed's AutoEP finds the reference GPT's experts, and what it computes of
-    them."""
+    """Returns the configuration of DeepSpeed's AutoEP: the names under which it finds the reference
+    GPT's experts, and how their router chooses and weights them."""
     experts = spec.model.experts
     assert experts is not None
     return {
@@ -108,7 +108,7 @@ def auto_ep(spec: RunSpec) -> dict[str, Any]:
 
 
 def scale_rule(spec: RunSpec) -> optim.ScaleRule:
-    """Returns the rule of fp16's loss scale, with what the user's JSON says of it."""
+    """Returns the rule of fp16's loss scale; what the user's JSON says of it counts."""
     stated, usual = config(spec)["fp16"], optim.USUAL_RULE
     return optim.ScaleRule(
         stated.get("loss_scale_window", usual.window),
@@ -144,17 +144,18 @@ def optimizer(
 
 
 def adamw_of_experts(model: nn.Module, spec: RunSpec, _: Any) -> torch.optim.AdamW:
-    """AdamW of what AutoEP left and put in; ZeRO shards the experts over their own copies."""
+    """Returns AdamW over the parameters that AutoEP left and those that it made. ZeRO shards the
+    experts over their own copies."""
     adam = optim.adamw(model.parameters(), spec)
-    for at, group in enumerate(adam.param_groups):
-        group["name"] = str(at)
+    for number, group in enumerate(adam.param_groups):
+        group["name"] = str(number)
     split = deepspeed.moe.utils.split_params_into_different_moe_groups_for_optimizer
     adam.param_groups = split(adam.param_groups)
     return adam
 
 
 def connect() -> None:
-    """Let DeepSpeed use the process group that is there already."""
+    """Lets DeepSpeed use the process group that is there already."""
     # Otherwise, on CPUs, ZeRO-3 starts numactl to count NUMA nodes, once a bucket of gradients.
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
     deepspeed.init_distributed(dist_init_required=False, verbose=False)
@@ -162,8 +163,8 @@ def connect() -> None:
 
 @contextlib.contextmanager
 def partitioned(spec: RunSpec, mpu: Any) -> Iterator[Callable]:
-    """With ZeRO-3, modules that are built inside keep only this rank's part of each parameter.
-    Yields what this rank holds of one (see gpt.fill)."""
+    """Lets modules that are built inside keep only this rank's part of each parameter, with ZeRO-3.
+    Yields the function that returns what this rank holds of a parameter (see gpt.fill)."""
     connect()
     if spec.layout.zero_stage < 3:
         yield gpt.undivided
@@ -174,7 +175,7 @@ def partitioned(spec: RunSpec, mpu: Any) -> Iterator[Callable]:
 
 
 def _held(parameter: nn.Parameter) -> gpt.Held:
-    """ZeRO-3's partition of a parameter, without its padding."""
+    """Returns this rank's ZeRO-3 partition of a parameter, without its padding."""
     partition = parameter.ds_tensor
     parameter.ds_secondary_tensor = None  # hpZ's copy in the node: it is made again when needed
     start = dist.get_rank(parameter.ds_process_group) * partition.numel()
@@ -182,7 +183,7 @@ def _held(parameter: nn.Parameter) -> gpt.Held:
 
 
 class DeepSpeedEngine:
-    """What both engines do alike once they have built their model.
+    """An engine around `deepspeed.initialize`: what both engines do alike once they have a model.
 
     mpu: the process groups of a model that is split over tp ranks. A subclass evaluates, and runs a
     step's micro-batches and the optimizer in `_train`; that returns what all ranks are told at its
@@ -218,15 +219,15 @@ class DeepSpeedEngine:
             # without ZeRO it knows no hysteresis. So `step` changes the scale, by everybody's rule.
             self.outer._update_scale = lambda *_: None
             self.scale_rule = scale_rule(spec)
-            first = float(self._scaler().cur_scale)
-            self.loss_scale = optim.LossScale(first, 0, self.scale_rule.hysteresis)
+            first_scale = float(self._scaler().cur_scale)
+            self.loss_scale = optim.LossScale(first_scale, 0, self.scale_rule.hysteresis)
 
     def _scaler(self) -> Any:
         """Returns the object with fp16's scale and counts."""
         return self.outer.loss_scale_config if self.unfused else self.outer.loss_scaler
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns the loss, with its gradient multiplied by fp16's scale: without ZeRO, DeepSpeed
+        """Returns the loss, whose gradient is multiplied by fp16's scale: without ZeRO, DeepSpeed
         0.19 divides the gradients by the scale but multiplies no loss with it."""
         if self.unfused and loss.requires_grad:
             scale = self._scaler().cur_scale
@@ -234,25 +235,28 @@ class DeepSpeedEngine:
         return loss
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
-        skipped = self.engine.skipped_steps
+        """Does one optimizer step; see `Engine.step`. `step` alone changes fp16's loss scale."""
+        skipped_before = self.engine.skipped_steps
         scale = self.loss_scale.scale if self.fp16 else 1.0
         optim.set_lr(self.outer.param_groups, lr)
         loss, stopped = self._train(batches, stop)
-        overflowed = self.engine.skipped_steps > skipped
+        overflowed = self.engine.skipped_steps > skipped_before
         if self.fp16 and not config(self.spec)["fp16"].get("loss_scale"):  # which would be fixed
             self._set_scale(self.loss_scale.after(overflowed, self.scale_rule))
         if overflowed:
             return StepResult(loss, None, scale, skipped=True, stop=stopped)
-        by_us = clips_itself(self.spec)
-        norm = self.adam._global_grad_norm if by_us else self.engine.get_global_grad_norm()
+        adam_clips = clips_itself(self.spec)
+        norm = self.adam._global_grad_norm if adam_clips else self.engine.get_global_grad_norm()
         return StepResult(loss, None if norm is None else float(norm), scale, stop=stopped)
 
     def _set_scale(self, loss_scale: optim.LossScale) -> None:
+        """Sets fp16's loss scale, here and in DeepSpeed's optimizer."""
         self.loss_scale = loss_scale
         self._scaler().cur_scale = loss_scale.scale
 
     def _trained(self) -> Iterator[tuple[nn.Parameter, dict[str, torch.Tensor], int]]:
-        """For `pieces_of`: each parameter, and this rank's fp32 tensors of it.
+        """Yields, for `pieces_of`, each parameter, this rank's fp32 tensors of it, and the number
+        of their first element in the parameter.
 
         ZeRO and bf16 train flat partitions, in which all parameters lie one after the other.
         """
@@ -271,14 +275,15 @@ class DeepSpeedEngine:
                     (partition,) = adam.param_groups[mapping.param_group_index]["params"]
                     at, n = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
                     flat = optim.adam_tensors(adam, partition)
-                    cut = {kind: t.detach()[at : at + n] for kind, t in flat.items()}
-                    yield p, cut, mapping.lp_fragment_address.start
+                    tensors = {kind: t.detach()[at : at + n] for kind, t in flat.items()}
+                    yield p, tensors, mapping.lp_fragment_address.start
         else:
             for p, master in self._masters():
                 yield p, optim.adam_tensors(adam, master), 0
 
     def _masters(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Without ZeRO, each parameter and what AdamW updates: its fp32 master, or itself."""
+        """Yields, without ZeRO, each parameter and what AdamW updates for it: its fp32 master, or
+        the parameter itself."""
         if not self.unfused:
             yield from ((p, p) for p in self.engine.module.parameters())
             return
@@ -286,20 +291,21 @@ class DeepSpeedEngine:
             yield from zip(*groups, strict=True)
 
     def state(self) -> State:
+        """Returns what this rank trains; without partitions every dp rank has the same."""
         layout = self.spec.layout
-        partitioned = layout.zero_stage > 0 or hasattr(self.outer, "update_lp_params")
-        shards = layout.dp if partitioned else 1
+        is_partitioned = layout.zero_stage > 0 or hasattr(self.outer, "update_lp_params")
+        shards = layout.dp if is_partitioned else 1
         pieces = pieces_of(self._trained(), layout, dist.get_rank(), shards)
         scaler = self.loss_scale._asdict() if self.fp16 else {}
         return State(pieces, optim.adam_step(self.adam), scaler)
 
     @torch.no_grad()
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        """Copies the filled fp32 weights to those that the model computes with; sets the counts."""
         outer = self.outer
         optim.set_adam_step(self.adam, adam_step)
         if scaler and self.fp16:
             self._set_scale(optim.LossScale.of(scaler, self.scale_rule))
-        # Copy the filled fp32 weights to the weights that the model computes with.
         if self.spec.layout.zero_stage == 3:
             outer._partition_all_parameters()
             for group in range(len(outer.fp32_partitioned_groups_flat)):

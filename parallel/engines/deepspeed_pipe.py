@@ -22,13 +22,15 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # iso
 
 
 class DeepSpeedPipeEngine(common.DeepSpeedEngine):
+    """Trains the GPT as a list of layers that DeepSpeed's PipelineModule cuts into stages."""
+
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         common.connect()
         layout = spec.layout
         self.config = config = megatron_config.start(spec, device.type == "cuda")
         if spec.model.tied:
-            word = ("word", pipeline_layers.WordEmbedding, spec, config)
-            tied = partial(TiedLayerSpec, *word, tied_weight_attr="embedding.weight")
+            embedding = ("word", pipeline_layers.WordEmbedding, spec, config)
+            tied = partial(TiedLayerSpec, *embedding, tied_weight_attr="embedding.weight")
             first, last = tied(), tied(forward_fn=pipeline_layers.WordEmbedding.logits)
         else:
             first = LayerSpec(pipeline_layers.WordEmbedding, spec, config)
@@ -72,13 +74,17 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         self.engine._INSTRUCTION_MAP = run | timed
 
     def _loss(self, logits_SBV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        """Returns the mean loss, whose gradient fp16's scale multiplies where DeepSpeed does
+        not."""
         return self._scaled(pipeline_layers.mean_loss(self.config, logits_SBV, labels_BS))
 
     def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
+        """Runs DeepSpeed's schedule over a step's micro-batches and the optimizer; returns the mean
+        loss and whether any rank stops."""
         if self.spec.model.experts:
             scale = self._scaler().cur_scale if self.fp16 else 1.0
-            share = float(scale) / self.spec.layout.n_micro
-            pipeline_layers.scale_balance(torch.tensor(share, device=self.device))
+            balance_scale = float(scale) / self.spec.layout.n_micro
+            pipeline_layers.scale_balance(torch.tensor(balance_scale, device=self.device))
         mean = self.engine.train_batch(batches)  # DeepSpeed has told it to all ranks
         return mean_over_ranks(mean, dist.get_world_size(), stop())
 

@@ -22,7 +22,7 @@ from parallel.measure.ranges import region
 
 
 class TensorParallelGPT(nn.Module):
-    """megatron-core's GPTModel behind the reference model's call: (tokens, labels) -> mean loss."""
+    """megatron-core's GPTModel, called as the reference model is: (tokens, labels) -> mean loss."""
 
     def __init__(self, spec: RunSpec, config: Any, kernels: str, held: Any):
         super().__init__()
@@ -32,28 +32,30 @@ class TensorParallelGPT(nn.Module):
         self.positions_and_mask = partial(layers.positions_and_mask, spec)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
-        where = self.positions_and_mask(tokens_BS)
-        losses_BS = self.model(tokens_BS, *where, labels=labels_BS)
+        position_inputs = self.positions_and_mask(tokens_BS)
+        losses_BS = self.model(tokens_BS, *position_inputs, labels=labels_BS)
         return losses_BS.float().mean()
 
 
 class DeepSpeedZeroEngine(common.DeepSpeedEngine):
+    """Trains the GPT with DeepSpeed's engine, of which ZeRO partitions the state."""
+
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
-        split = spec.layout.tp > 1
+        is_tensor_parallel = spec.layout.tp > 1
         mpu, counts, group = None, lambda p: True, None
-        if split:
+        if is_tensor_parallel:
             from parallel.engines import megatron_config
 
             config = megatron_config.start(spec, device.type == "cuda")
             mpu = megatron_config.model_parallel_unit()
-            first = mpu.get_tensor_model_parallel_rank() == 0
-            counts, group = lambda p: first or is_split(p), mpu.get_model_parallel_group()
+            is_first = mpu.get_tensor_model_parallel_rank() == 0
+            counts, group = lambda p: is_first or is_split(p), mpu.get_model_parallel_group()
 
         if spec.implementation == "hf":
             import models.hf_model  # noqa: F401  (before zero.Init patches what it imports)
 
         with common.partitioned(spec, mpu) as held:
-            if split:
+            if is_tensor_parallel:
                 model: nn.Module = TensorParallelGPT(spec, config, kernels, held)
             else:
                 model = build_reference(spec, device, DTYPES[spec.precision], held)
@@ -61,13 +63,15 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
         if spec.layout.ep == 1:
             adam = common.optimizer(model.parameters(), spec, counts, group)
         super().__init__(spec, device, model, adam, mpu)
-        self.facts = megatron_config.options(config) if split else {}
+        self.facts = megatron_config.options(config) if is_tensor_parallel else {}
         for name, layer in model.named_modules():
             if type(layer).__name__ == "AutoEPMoELayer":
                 _name_experts(name, layer, spec)
                 _add_balance(layer, spec.model.experts)
 
     def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
+        """Runs a step's micro-batches and the optimizer; returns the mean loss and whether any rank
+        stops."""
         total = torch.zeros((), device=self.device)
         for tokens_BS, labels_BS in batches:
             with region("forward"):
@@ -85,33 +89,34 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
 
 
 def _name_experts(name: str, layer: nn.Module, spec: RunSpec) -> None:
-    """Give the parameters that AutoEP made what `pieces_of` reads. It stacks each matrix of this
-    rank's experts."""
+    """Gives the parameters that AutoEP made what `pieces_of` reads. AutoEP stacks each matrix of
+    this rank's experts."""
     shapes, experts, n_experts = (
         parameter_shapes(spec.model),
         layer.experts,
         layer.num_local_experts,
     )
     names = {layer.router.gate.weight: [f"{name}.router.weight"]}
-    ours = range(layer.ep_rank * n_experts, (layer.ep_rank + 1) * n_experts)
+    rank_experts = range(layer.ep_rank * n_experts, (layer.ep_rank + 1) * n_experts)
     for weight, kind in ((experts.w1, "gate"), (experts.w2, "down"), (experts.w3, "up")):
-        names[weight] = [f"{name}.experts.{expert}.{kind}.weight" for expert in ours]
+        names[weight] = [f"{name}.experts.{expert}.{kind}.weight" for expert in rank_experts]
     for parameter, references in names.items():
         parameter.references = [whole(reference, shapes[reference]) for reference in references]
 
 
 def _add_balance(layer: nn.Module, config: Experts) -> None:
-    """Have AutoEP's layer return, and keep, what `MixtureOfExperts` does: it balances nothing."""
-    last: dict[str, Tensor] = {}
+    """Makes AutoEP's layer return, and keep, what `MixtureOfExperts` does; AutoEP itself balances
+    nothing."""
+    outputs: dict[str, Tensor] = {}
 
     def balanced(layer: nn.Module, _: Any, y_BSH: Tensor) -> tuple[Tensor, Tensor]:
-        logits_TE, layer.tokens_E = last.pop("logits").float(), last.pop("tokens")
+        logits_TE, layer.tokens_E = outputs.pop("logits").float(), outputs.pop("tokens")
         is_softmax = config.moe_router_score_function == "softmax"
         scores_TE = logits_TE.softmax(-1) if is_softmax else logits_TE.sigmoid()
         return y_BSH, MixtureOfExperts.balance_loss(config, scores_TE, layer.tokens_E)
 
-    layer.router.gate.register_forward_hook(lambda _, __, logits: last.update(logits=logits))
-    layer.router.register_forward_hook(lambda _, __, output: last.update(tokens=output[2]))
+    layer.router.gate.register_forward_hook(lambda _, __, logits: outputs.update(logits=logits))
+    layer.router.register_forward_hook(lambda _, __, output: outputs.update(tokens=output[2]))
     layer.register_forward_hook(balanced)
 
 

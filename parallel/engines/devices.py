@@ -29,8 +29,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
-    """This rank's device. From here on LOCAL_RANK is the GPU's number among those that this rank
-    sees: DeepSpeed takes it for that."""
+    """Returns the device that this rank trains on. From here on LOCAL_RANK is the GPU's number
+    among those that this rank sees: DeepSpeed takes it for that."""
     has_gpu = torch.cuda.is_available()
     if spec.device == "cpu" or not has_gpu:
         if spec.needing_a_gpu:
@@ -51,22 +51,23 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
 
 
 def capability_of(index: int) -> tuple[int, int] | str:
-    """NVIDIA's compute capability of a GPU, or AMD's name of its architecture. PyTorch calls gfx90a
-    9.0 and gfx942 9.4, which are no compute capabilities."""
+    """Returns NVIDIA's compute capability of a GPU, or AMD's name of its architecture. PyTorch
+    calls gfx90a 9.0 and gfx942 9.4, which are no compute capabilities."""
     if torch.version.hip:
         return torch.cuda.get_device_properties(index).gcnArchName
     return torch.cuda.get_device_capability(index)
 
 
 def gpus_on_node(launch: Launch) -> int:
-    """GPUs that this node's ranks have; srun --gpus-per-task=1 shows each task its own alone."""
+    """Returns how many GPUs this node's ranks have. srun --gpus-per-task=1 shows each task only its
+    own GPU."""
     visible = torch.cuda.device_count()
     return launch.local_world_size if launch.launcher == "srun" and visible == 1 else visible
 
 
 def set_arithmetic(spec: RunSpec, device: torch.device) -> None:
-    """How torch's own kernels compute; what the other libraries read from the environment is in
-    parallel/config/library_variables.py."""
+    """Sets how torch's own kernels compute. What the other libraries read from the environment is
+    in parallel/config/library_variables.py."""
     if device.type == "cuda":  # an image or a site may have set another default
         torch.set_float32_matmul_precision("high" if spec.tf32 else "highest")
     if spec.deterministic:
@@ -99,19 +100,20 @@ def gpu_work(stream: torch.cuda.Stream, rank: int, folder: Path) -> GpuWork:
 
 
 def work_of_record(busy: bool, record: bytes) -> GpuWork:
-    """Of a flight record in JSON. An empty one (its buffer was switched off) says nothing.
+    """Returns what a flight record in JSON says of the GPU's work. An empty one (its buffer was
+    switched off) says nothing.
 
-    A group's numbers are asked, and not the states of single operations: those of a batch of
+    The numbers of each group are read, and not the states of single operations: those of a batch of
     messages never become complete.
     """
-    parts = json.loads(record)
-    asked_ns = [operation["time_created_ns"] for operation in parts.get("entries", [])]
-    if not asked_ns:
+    trace = json.loads(record)
+    created_ns = [operation["time_created_ns"] for operation in trace.get("entries", [])]
+    if not created_ns:
         return GpuWork(busy, None, None)
-    groups = parts["pg_status"].values()
-    last, done = "last_enqueued_collective", "last_completed_collective"
-    unfinished = sum(group[last] != group[done] for group in groups)
-    return GpuWork(busy, unfinished, time.time() - max(asked_ns) / 1e9)
+    groups = trace["pg_status"].values()
+    enqueued, completed = "last_enqueued_collective", "last_completed_collective"
+    unfinished = sum(group[enqueued] != group[completed] for group in groups)
+    return GpuWork(busy, unfinished, time.time() - max(created_ns) / 1e9)
 
 
 def driver() -> str | None:
@@ -123,7 +125,7 @@ def driver() -> str | None:
 
 
 def check_memory(spec: RunSpec, ranks: int) -> None:
-    """Refuse a model whose weights and AdamW's state alone exceed the memory of a machine
+    """Refuses a model whose weights and AdamW's state alone exceed the memory of a machine
     without GPUs, on which `ranks` ranks train. Gradients and activations come on top.
 
     Raises:
@@ -146,8 +148,9 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
 def init_process_group(
     spec: RunSpec, device: torch.device, launch: Launch, fail: Callable[[str], None]
 ) -> None:
-    """gloo on CPU; NCCL alone on CUDA, for every group that a library makes has this backend, too.
-    What ranks tell each other from host memory goes through parallel/ranks.py.
+    """Starts the process group of all ranks: gloo on CPU; NCCL alone on CUDA, for every group that
+    a library makes has this backend, too. What ranks tell each other from host memory goes through
+    parallel/ranks.py.
 
     Raises:
         UsageError: rank 0 cannot listen at the master's port. Where another program does, the
@@ -168,9 +171,9 @@ def init_process_group(
         # not batched, as its interleaved schedule has and overlaps, would wait for each other.
         options["device_id"] = device
     # gloo connects every two ranks of a group, and a shell often allows 1,024 open files.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # a system may allow less than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     master = ":".join(os.environ.get(f"MASTER_{part}", "?") for part in ("ADDR", "PORT"))
     reason = (
         f"rank {launch.rank} did not meet the other {launch.world_size - 1} ranks at {master}"

@@ -29,6 +29,8 @@ from parallel.engines.reference import DataParallelEngine, name_parameters, our_
 
 
 class FSDP2Engine(DataParallelEngine):
+    """Trains the one-device model, whose blocks `fully_shard` cuts over the dp ranks."""
+
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, layout = spec, spec.layout
         self.shards = layout.shards
@@ -67,26 +69,30 @@ class FSDP2Engine(DataParallelEngine):
         super().__init__(spec, device, model, model, 1 / layout.n_micro)
 
     def _start(self, parameter: nn.Parameter) -> int:
-        """Returns the first element of this rank's shard."""
+        """Returns the number of the first element of this rank's shard in the parameter."""
         rows = -(-parameter.shape[0] // self.shards)  # of every shard but the last ones
         return dist.get_rank() % self.shards * rows * math.prod(parameter.shape[1:])
 
     def reducing(self, last: bool) -> contextlib.AbstractContextManager:
-        each = self.spec.layout.reductions > 1
-        self.model.set_requires_gradient_sync(last or each)
+        """Sets what follows a micro-batch's backward pass: whether gradients are reduced, over
+        shards and over copies, and whether blocks are cut again. Returns a context that does
+        nothing."""
+        every_micro_batch = self.spec.layout.reductions > 1
+        self.model.set_requires_gradient_sync(last or every_micro_batch)
         self.model.set_requires_all_reduce(last)  # of the copies: their shards add up until then
         self.model.set_reshard_after_backward(last or self.reshards)
         return contextlib.nullcontext()
 
     @torch.no_grad()  # else autograd makes a function around each local part
     def grad_norm(self) -> Tensor:
-        """Returns the norm of the gradient, of which each rank of a copy has a part."""
+        """Returns the L2 norm of the gradient, of which each rank of a copy has a part."""
         parts = [p.grad.to_local() for p in self.parameters]
-        square = nn.utils.get_total_norm(parts).to(self.device).square()
-        dist.all_reduce(square, group=self.shard_group)
-        return square.sqrt()
+        squared_norm = nn.utils.get_total_norm(parts).to(self.device).square()
+        dist.all_reduce(squared_norm, group=self.shard_group)
+        return squared_norm.sqrt()
 
     def held(self, parameter: nn.Parameter) -> tuple[dict[str, Tensor], int]:
+        """Returns this rank's shards of a parameter and its moments, and where they begin."""
         tensors = adam_tensors(self.optimizer, parameter)
         return {kind: tensor.to_local() for kind, tensor in tensors.items()}, self._start(parameter)
 

@@ -25,7 +25,8 @@ _GRADIENT_GEMM = "fused_weight_gradient_mlp_cuda"  # of NVIDIA's apex
 
 
 def problem(kernels: str) -> str:
-    """Returns why the layer norm of a kernel set does not run here as PyTorch's does, or ""."""
+    """Returns why the layer norm of a kernel set does not run here as PyTorch's does; "" where it
+    does."""
     if kernels == "torch":
         return ""
     if not torch.cuda.is_available():
@@ -44,8 +45,8 @@ def problem(kernels: str) -> str:
 
 
 def compute_dtype(spec: RunSpec) -> torch.dtype:
-    """Returns the dtype of weights and activations. With fp8 it is bf16: the layers' GEMMs alone
-    are fp8."""
+    """Returns the dtype of weights and activations. With fp8 it is bf16: only the GEMMs of the
+    layers are fp8."""
     return torch.bfloat16 if spec.precision == "fp8" else DTYPES[spec.precision]
 
 
@@ -57,9 +58,9 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
     if kernels == "te" and spec.end_of_text is None:
         return "Transformer Engine"
     model, b, s = spec.model, spec.layout.micro_batch, spec.seq_len
-    kind = {"dtype": compute_dtype(spec), "device": device, "requires_grad": True}
+    options = {"dtype": compute_dtype(spec), "device": device, "requires_grad": True}
     q, k, v = (
-        torch.empty((b, heads // spec.layout.tp, s, model.head_dim), **kind)
+        torch.empty((b, heads // spec.layout.tp, s, model.head_dim), **options)
         for heads in (model.n_head, model.kv_heads, model.kv_heads)
     )
     mask = None
@@ -70,24 +71,24 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
 
 @functools.cache
 def packs_documents(spec: RunSpec, kernels: str) -> bool:
-    """Returns whether Transformer Engine's attention of documents that lie one after another is
-    what PyTorch's of each is, with the run's heads and precision: not every card has a kernel for
-    it."""
+    """Returns whether Transformer Engine's attention over documents that lie one after another
+    gives what PyTorch's gives for each, with the run's heads and precision. Not every card has a
+    kernel for it."""
     if kernels != "te" or spec.end_of_text is None or spec.engine != "megatron" or spec.model.mla:
         return False
-    heads, shared = spec.model.n_head // spec.layout.tp, spec.model.kv_heads // spec.layout.tp
-    dtype, size = compute_dtype(spec), spec.model.head_dim
+    heads, key_heads = spec.model.n_head // spec.layout.tp, spec.model.kv_heads // spec.layout.tp
+    dtype, head_dim = compute_dtype(spec), spec.model.head_dim
     q, k, v = (
-        torch.randn(64, n, size, dtype=dtype, device="cuda", requires_grad=True)
-        for n in (heads, shared, shared)
+        torch.randn(64, n, head_dim, dtype=dtype, device="cuda", requires_grad=True)
+        for n in (heads, key_heads, key_heads)
     )
     tokens_BS = torch.arange(64, device=q.device)[None]
     ends = torch.tensor([0, 24, 64], dtype=torch.int32, device=q.device)
-    how = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": 64, "max_seqlen_kv": 64}
+    bounds = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": 64, "max_seqlen_kv": 64}
     try:
         attention = importlib.import_module("transformer_engine.pytorch").DotProductAttention
-        kind = {"qkv_format": "thd", "attn_mask_type": "padding_causal"}
-        out = attention(heads, size, shared, **kind)(q, k, v, **how)
+        options = {"qkv_format": "thd", "attn_mask_type": "padding_causal"}
+        out = attention(heads, head_dim, key_heads, **options)(q, k, v, **bounds)
         torch.autograd.grad(out.sum(), q)
     except (ImportError, OSError, AttributeError, RuntimeError, ValueError, AssertionError):
         return False
@@ -118,15 +119,16 @@ def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
 
 
 def hide_others(chosen: str) -> None:
-    """Let no library import a better kernel set than the chosen one. megatron-core would take its
-    optimizer and the gradient's norm from it."""
+    """Makes the import of every better kernel set than the chosen one fail. megatron-core would
+    take its optimizer and the norm of the gradient from it."""
     hidden = ("transformer_engine", "apex", _GRADIENT_GEMM) if chosen == "torch" else ()
-    tried = [name for name in sys.modules if name.partition(".")[0] in hidden]  # by `problem`
-    sys.modules.update(dict.fromkeys((*hidden, *tried)))
+    imported = [name for name in sys.modules if name.partition(".")[0] in hidden]  # by `problem`
+    sys.modules.update(dict.fromkeys((*hidden, *imported)))
 
 
 def check_compiler(device: torch.device) -> None:
-    """See that torch.compile can work here: on a CPU it writes C++, and on a GPU Triton C."""
+    """Refuses a device for which torch.compile finds no compiler: on a CPU it writes C++, and on a
+    GPU Triton writes C."""
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None:
         raise UsageError(f"compile needs a C++ compiler on a CPU, and there is no {compiler} here")
@@ -135,15 +137,15 @@ def check_compiler(device: torch.device) -> None:
 
 
 def c_compiler_problem() -> str:
-    """Returns why Triton cannot build here what starts its kernels, or "". It takes the compiler
-    that CC names, else gcc or clang, for C that includes Python.h."""
+    """Returns why Triton cannot compile here the C code that starts its kernels, or "". It takes
+    the compiler that CC names, else gcc or clang, for C that includes Python.h."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "there is no gcc and no clang, and CC names none"
     headers = sysconfig.get_path("include", "posix_prefix")
     command = [compiler, "-fsyntax-only", f"-I{headers}", "-xc", "-"]
     try:
-        done = subprocess.run(command, input=b"#include <Python.h>\n", capture_output=True)
+        compiled = subprocess.run(command, input=b"#include <Python.h>\n", capture_output=True)
     except OSError as error:
         return f"{compiler} does not start ({error.strerror})"
-    return f"{compiler} finds no Python.h in {headers}" if done.returncode else ""
+    return f"{compiler} finds no Python.h in {headers}" if compiled.returncode else ""

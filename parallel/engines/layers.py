@@ -42,9 +42,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class SequenceParallelNorm:
-    """torch's LayerNorm or RMSNorm for megatron-core's layers, whose own wrapper refuses sequence
-    parallelism. That only needs parameters that are marked as copies on tp ranks which each see a
-    part of the sequence: megatron-core then sums their gradients."""
+    """Makes torch's LayerNorm or RMSNorm for megatron-core's layers, whose own wrapper refuses
+    sequence parallelism. That only needs parameters that are marked as copies on tp ranks which
+    each see a part of the sequence: megatron-core then sums their gradients."""
 
     def __new__(
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
@@ -57,7 +57,7 @@ class SequenceParallelNorm:
 
 
 class FusedAttention(nn.Module):
-    """torch's fused attention in megatron-core's layers, as in the reference GPT.
+    """A layer that puts torch's fused attention into megatron-core's, as in the reference GPT.
 
     megatron-core's own, without Transformer Engine, writes all s x s scores in fp32.
     """
@@ -68,7 +68,8 @@ class FusedAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
     ) -> Tensor:
-        """Queries [S, B, N/tp, D], keys and values [S, B, K/tp, D] to [S, B, N/tp * D].
+        """Returns the attended values, [S, B, N/tp * D], of queries [S, B, N/tp, D] and keys and
+        values [S, B, K/tp, D].
 
         attention_mask: what is added to scores, [B, 1, S, S]; None for causal attention.
         """
@@ -78,17 +79,18 @@ class FusedAttention(nn.Module):
 
 
 class WholeLinear(nn.Linear):
-    """x W^T where each tp rank has all of W, as megatron-core calls its own."""
+    """A linear layer, x W^T, of which each tp rank has all of W; it returns what megatron-core's
+    linear layers return, its output and no bias."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         return super().forward(x), None
 
 
 class LatentAttention(MLASelfAttention):
-    """megatron-core's, but `linear_kv_down_proj` is whole on every tp rank, as with Transformer
-    Engine. A part of it (0.16, 0.19) gets no gradient from other ranks' heads, which have the same
-    rotated keys. And no norms but those of the latents: 0.19 adds one to queries without a latent.
-    """
+    """megatron-core's latent attention, but `linear_kv_down_proj` is whole on every tp rank, as
+    with Transformer Engine. A part of it (0.16, 0.19) gets no gradient from other ranks' heads,
+    which have the same rotated keys. Only the latents have norms: 0.19 adds one to queries without
+    a latent."""
 
     def __init__(self, config: TransformerConfig, *args: Any, **settings: Any):
         super().__init__(config, *args, **settings)
@@ -106,8 +108,8 @@ class LatentAttention(MLASelfAttention):
 def block_submodules(
     spec: RunSpec, config: TransformerConfig, kernels: str, stage: int = 0
 ) -> TransformerBlockSubmodules:
-    """Returns the layers of model chunk `stage` from the chosen kernels (see
-    parallel.engines.kernels)."""
+    """Returns the specification of the layers of model chunk `stage`, made of the chosen kernels
+    (see parallel.engines.kernels)."""
     blocks = list(spec.model.blocks.values())
     has_experts = [blocks[i] for i in spec.layout.chunks(len(blocks))[stage]]
     norm = SequenceParallelNorm
@@ -122,11 +124,11 @@ def block_submodules(
 def _layer(
     spec: RunSpec, config: TransformerConfig, kernels: str, norm: Any, has_experts: bool
 ) -> ModuleSpec:
-    """Returns one layer, with experts or with a feed-forward."""
-    experts = spec.model.experts.num_experts if has_experts and spec.model.experts else None
+    """Returns the specification of one layer, which has experts or a feed-forward."""
+    n_experts = spec.model.experts.num_experts if has_experts and spec.model.experts else None
     if kernels == "te":
         layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
-            num_experts=experts,
+            num_experts=n_experts,
             moe_grouped_gemm=config.moe_grouped_gemm,
             qk_layernorm=config.qk_layernorm,
             multi_latent_attention=bool(spec.model.mla),
@@ -142,7 +144,7 @@ def _layer(
                 mlp_submodules(layer).linear_fc1 = TEColumnParallelLinear
     else:
         layer = gpt_layer_specs.get_gpt_layer_local_spec(
-            num_experts=experts, multi_latent_attention=bool(spec.model.mla)
+            num_experts=n_experts, multi_latent_attention=bool(spec.model.mla)
         )
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
         if config.qk_layernorm:
@@ -165,10 +167,11 @@ def gpt_model(
     vp_stage: int | None = None,
     held: Callable[[nn.Parameter], Held] = gpt.undivided,
 ) -> nn.Module:
-    """megatron-core's GPT (one stage of it), with the reference weights; `held` as in gpt.fill.
+    """Returns megatron-core's GPT, or one stage of it, with the reference weights. held: see
+    gpt.fill.
 
-    Called as model(tokens_BS, *positions_and_mask(spec, tokens_BS), labels=labels_BS) -> losses
-    [B, S].
+    It is called as model(tokens_BS, *positions_and_mask(spec, tokens_BS), labels=labels_BS) and
+    returns the losses [B, S].
     """
     fuses = config.gradient_accumulation_fusion
     linear_layers._grad_accum_fusion_available |= fuses  # of apex, whose the output layer's is
@@ -211,13 +214,14 @@ def gpt_model(
 
 
 def name_router(layer: nn.Module, index: int) -> None:
-    """Tell a layer's router which block of the whole model it is of."""
+    """Tells a layer's router of which block of the whole model it is."""
     if router := getattr(layer.mlp, "router", None):
         router.block = f"blocks.{index}"
 
 
 def rotary(model: GPTConfig) -> RotaryEmbedding | None:
-    """megatron-core's rotary positions, by the reference GPT's frequencies; None without them.
+    """Returns megatron-core's rotary positions with the reference GPT's frequencies; None for a
+    model without them.
 
     Its own are drawn by torch.arange, which gives bf16 where ZeRO-3 builds a bf16 model.
     """
@@ -229,31 +233,32 @@ def rotary(model: GPTConfig) -> RotaryEmbedding | None:
 
 
 def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`gpt.positions` as megatron-core takes them: [B, S], and what is added to the scores."""
-    position, mask = positions(tokens_BS, spec.end_of_text)
+    """Returns the positions [B, S] of `gpt.positions`, and what is added to the scores, [B, 1, S,
+    S], or None for causal attention alone: as megatron-core takes them."""
+    position_ids, mask = positions(tokens_BS, spec.end_of_text)
     mask = None if mask is None else gpt.additive(mask, compute_dtype(spec))
-    return position.expand_as(tokens_BS), mask
+    return position_ids.expand_as(tokens_BS), mask
 
 
 def packed(spec: RunSpec, tokens_BS: Tensor, labels_BS: Tensor) -> dict[str, Any]:
     """Returns what megatron-core's GPT takes of a micro-batch whose documents lie one after another
-    in one row, [1, B * S], as Transformer Engine's attention has them; no score of two is computed.
-    Waits for the device: its kernels need the number of documents."""
+    in one row, [1, B * S], as Transformer Engine's attention has them. No score between two
+    documents is computed. It waits for the device: the kernels need the number of documents."""
     begins_BS = F.pad(tokens_BS[:, :-1] == spec.end_of_text, (1, 0), value=True)
-    starts, n = begins_BS.flatten().nonzero().flatten(), tokens_BS.numel()
-    ends = F.pad(starts, (0, 1), value=n)
-    own = torch.repeat_interleave(starts, ends.diff(), output_size=n)
+    starts, n_tokens = begins_BS.flatten().nonzero().flatten(), tokens_BS.numel()
+    ends = F.pad(starts, (0, 1), value=n_tokens)
+    own_starts = torch.repeat_interleave(starts, ends.diff(), output_size=n_tokens)
     queries_and_keys = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), ends.int())
     queries_and_keys |= dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), spec.seq_len)
     return {
-        "input_ids": tokens_BS.reshape(1, n),
-        "labels": labels_BS.reshape(1, n),
-        "position_ids": (torch.arange(n, device=own.device) - own)[None],
+        "input_ids": tokens_BS.reshape(1, n_tokens),
+        "labels": labels_BS.reshape(1, n_tokens),
+        "position_ids": (torch.arange(n_tokens, device=own_starts.device) - own_starts)[None],
         "packed_seq_params": PackedSeqParams(qkv_format="thd", **queries_and_keys),
     }
 
 
 def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
-    """`gpt.mask_padding` of this tp rank's part of the logits, [.., V/tp]."""
+    """Returns this tp rank's logits, [.., V/tp], as `gpt.mask_padding` makes them."""
     first = tp_rank() * logits.size(-1)
     return gpt.mask_padding(logits, max(0, model.vocab_size - first))

@@ -33,6 +33,12 @@ if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:  # no Transformer Engi
 
 
 class MegatronEngine:
+    """Trains megatron-core's GPTModel with its DDP, optimizer and pipeline schedules.
+
+    chunks: this rank's model chunks, one per virtual pipeline stage. shares: how many ranks have a
+    share of the loss. packs: whether documents of a micro-batch lie one after another in one row.
+    """
+
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, self.device, layout = spec, device, spec.layout
         cuda = device.type == "cuda"
@@ -68,8 +74,8 @@ class MegatronEngine:
         modules = (m for chunk in self.chunks for m in chunk.modules())
         self.biased = [m for m in modules if getattr(m, "expert_bias", None) is not None]
         for router in self.biased:  # Float16Module rounded them
-            for sums in (router.expert_bias, router.local_tokens_per_expert):
-                sums.data = sums.data.float()
+            for buffer in (router.expert_bias, router.local_tokens_per_expert):
+                buffer.data = buffer.data.float()
         config.moe_router_enable_expert_bias = False  # `step` changes them, after the optimizer
         self.optimizer = get_megatron_optimizer(
             megatron_config.configured(
@@ -105,8 +111,8 @@ class MegatronEngine:
         name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
         name_group(parallel_state.get_data_parallel_group(with_context_parallel=True), "dp")
         if spec.model.experts:
-            of_stage = parallel_state.get_expert_tensor_and_model_parallel_group()
-            name_group(of_stage, "ep" if layout.ep > 1 else "etp")
+            stage_group = parallel_state.get_expert_tensor_and_model_parallel_group()
+            name_group(stage_group, "ep" if layout.ep > 1 else "etp")
             name_group(parallel_state.get_expert_model_parallel_group(), "ep")
             name_group(parallel_state.get_expert_tensor_parallel_group(), "etp")
             name_group(parallel_state.get_expert_data_parallel_group(), "expert_dp")
@@ -119,7 +125,8 @@ class MegatronEngine:
         self.schedule = get_forward_backward_func()
 
     def _run(self, batches: Iterator[Batch], n_micro: int, forward_only: bool) -> Tensor:
-        """Runs the schedule over n_micro micro-batches; returns this rank's share of their loss."""
+        """Runs the schedule over n_micro micro-batches, and returns this rank's share of their mean
+        loss, a scalar."""
         layout = self.spec.layout
         vpp = layout.vpp
         feeds = list(itertools.tee(batches, vpp))
@@ -138,18 +145,21 @@ class MegatronEngine:
         return torch.zeros((), device=self.device)  # a copy to there would wait for all its work
 
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
+        """Runs one micro-batch through a model chunk, and returns its output and the function that
+        makes the loss of it, as megatron-core's schedules ask for them."""
         tokens_BS, labels_BS = next(batches)
         if self.packs:
             packed = layers.packed(self.spec, tokens_BS, labels_BS)
             return model(attention_mask=None, **packed), _mean
         positions_BS, mask = layers.positions_and_mask(self.spec, tokens_BS)
         # A cp rank has one early and one late chunk of each sequence, for equal causal attention.
-        part = batch_on_this_cp_rank(
+        rank_batch = batch_on_this_cp_rank(
             {"input_ids": tokens_BS, "position_ids": positions_BS, "labels": labels_BS}
         )
-        return model(attention_mask=mask, **part), _mean
+        return model(attention_mask=mask, **rank_batch), _mean
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
+        """Does one optimizer step; see `Engine.step`. Gradients lie in megatron-core's buffers."""
         with region("optimizer"):
             for chunk in self.chunks:
                 chunk.zero_grad_buffer()
@@ -167,6 +177,8 @@ class MegatronEngine:
         return StepResult(loss, norm, float(scale), not stepped, stopped)
 
     def _balance(self, stepped: bool) -> None:
+        """Steps the biases of the experts, unless the optimizer skipped its step, and sets the
+        counts of their tokens to 0."""
         tokens = [router.local_tokens_per_expert for router in self.biased]
         if stepped:
             group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
@@ -183,9 +195,11 @@ class MegatronEngine:
         return optim.mean_over_ranks(share, self.shares).loss
 
     def _optimizers(self) -> list[Any]:
+        """Returns the optimizers that megatron-core chained, or the only one."""
         return getattr(self.optimizer, "chained_optimizers", [self.optimizer])
 
     def state(self) -> State:
+        """Returns what this rank trains; fp16's scale is taken from megatron-core's scaler."""
         layout, scaler = self.spec.layout, {}
         shards = layout.dp * layout.cp if layout.zero_stage == 1 else 1
         pieces = pieces_of(self._trained(), layout, dist.get_rank(), shards)
@@ -194,18 +208,19 @@ class MegatronEngine:
         if self.spec.precision == "fp16":
             stored = self._optimizers()[0].grad_scaler.state_dict()
             good_steps, left = stored["growth_tracker"], stored["hysteresis_tracker"]
-            named = {"scale": stored["scale"], "good_steps": good_steps, "hysteresis": left}
-            scaler = optim.LossScale.of(named)._asdict()
+            stored_scale = {"scale": stored["scale"], "good_steps": good_steps, "hysteresis": left}
+            scaler = optim.LossScale.of(stored_scale)._asdict()
         return State(pieces, step, scaler)
 
     def _trained(self) -> Iterator[tuple[Tensor, dict[str, Tensor], int]]:
-        """For `pieces_of`: each parameter, and the fp32 tensors of it that Adam updates."""
+        """Yields, for `pieces_of`, each parameter, the fp32 tensors of it that Adam updates, and
+        the number of their first element in the parameter."""
         for optimizer in self._optimizers():
             adam = optimizer.optimizer
             if self.spec.layout.zero_stage == 1:
-                for p, (group, order) in optimizer.model_param_group_index_map.items():
+                for p, (group, number) in optimizer.model_param_group_index_map.items():
                     start = optimizer._get_model_param_range_map(p)["param"].start
-                    partition = adam.param_groups[group]["params"][order]
+                    partition = adam.param_groups[group]["params"][number]
                     yield p, optim.adam_tensors(adam, partition), start
                 continue
             updated = {id(p) for group in adam.param_groups for p in group["params"]}
@@ -244,7 +259,7 @@ class MegatronEngine:
 
 
 def _mean(losses_BS: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """megatron-core's loss function: what to differentiate, and what to report."""
+    """Returns the loss to differentiate and the loss to report, as megatron-core asks for them."""
     loss = losses_BS.float().mean()
     # The schedule multiplies by cp, in place, and the gradients are averaged over dp x cp ranks.
     cp = parallel_state.get_context_parallel_world_size()

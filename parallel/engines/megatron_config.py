@@ -37,8 +37,8 @@ KINDS = (MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
 
 
 def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
-    """Form megatron-core's process groups (tp fastest, then cp, dp, pp) and random state; the
-    configuration of the run's GPT."""
+    """Forms megatron-core's process groups (tp fastest, then cp, dp, pp) and its random state, and
+    returns the configuration of the run's GPT."""
     layout, expert_sizes = spec.layout, {}
     if spec.model.experts:  # of which nothing is formed for a dense model
         expert_sizes["expert_model_parallel_size"] = layout.ep
@@ -61,11 +61,11 @@ def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
 
 
 def configured(kind: type, spec: RunSpec, cuda: bool, **settings: Any) -> Any:
-    """Returns a configuration of megatron-core's with our settings and the run's options of it. In
-    a rehearsal, which has no GPU, options that need one are left out."""
-    options = {k: v for k, v in spec.megatron.items() if cuda or k not in NEED_GPU}
+    """Returns a configuration of megatron-core's, `kind`, with our settings and the run's options
+    of it. In a rehearsal, which has no GPU, options that need one are left out."""
+    options = {name: value for name, value in spec.megatron.items() if cuda or name not in NEED_GPU}
     check_options(options)
-    options = {k: v for k, v in options.items() if k in kind.__dataclass_fields__}
+    options = {name: value for name, value in options.items() if name in kind.__dataclass_fields__}
     try:
         return kind(**settings | options)
     except (ValueError, AssertionError, ImportError) as error:
@@ -75,12 +75,12 @@ def configured(kind: type, spec: RunSpec, cuda: bool, **settings: Any) -> Any:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that the installed megatron-core does not have, or of another type."""
+    """Refuses options that the installed megatron-core does not have, or of another type."""
     kinds = {name: f.type for kind in KINDS for name, f in kind.__dataclass_fields__.items()}
     for name, value in options.items():
         if name not in kinds:
-            near = get_close_matches(name, kinds, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            similar = get_close_matches(name, kinds, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
             version = metadata.version("megatron-core")
             raise UsageError(f"megatron-core {version} has no option {name}{hint}")
         if not _takes(kinds[name], value):
@@ -91,8 +91,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def _takes(kind: Any, value: Any) -> bool:
-    """Whether a field of this type may have the value. What is neither a plain type, a choice nor a
-    list, megatron-core judges."""
+    """Returns whether a field of this type may have the value. megatron-core judges what is neither
+    a plain type, a choice nor a list."""
     origin = get_origin(kind)
     if origin is Literal:
         return value in get_args(kind)
@@ -104,7 +104,7 @@ def _takes(kind: Any, value: Any) -> bool:
 
 
 def share_buffers(spec: RunSpec) -> None:
-    """Have Transformer Engine hold the buffers, [tokens of a cp rank, H] each, through which tp
+    """Makes Transformer Engine hold the buffers, [tokens of a cp rank, H] each, through which tp
     ranks exchange parts of a tensor while a GEMM works on others."""
     library = importlib.import_module("transformer_engine.pytorch.module.base")
     library.initialize_ub(
@@ -117,24 +117,25 @@ def share_buffers(spec: RunSpec) -> None:
 
 
 def model_parallel_unit() -> SimpleNamespace:
-    """megatron-core's process groups under the names DeepSpeed asks its `mpu` for (pp = 1)."""
+    """Returns megatron-core's process groups under the names that DeepSpeed asks its `mpu` for (pp
+    = 1)."""
     tp, dp = "tensor_model_parallel", "data_parallel"
     unit = SimpleNamespace()
-    for theirs, ours in {"model_parallel": tp, tp: tp, dp: dp}.items():
+    for alias, name in {"model_parallel": tp, tp: tp, dp: dp}.items():
         for fact in ("rank", "world_size", "group"):
-            setattr(unit, f"get_{theirs}_{fact}", getattr(parallel_state, f"get_{ours}_{fact}"))
+            setattr(unit, f"get_{alias}_{fact}", getattr(parallel_state, f"get_{name}_{fact}"))
     return unit
 
 
 def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
-    """megatron-core's configuration of the run's GPT."""
+    """Returns megatron-core's configuration of the run's GPT."""
     model, layout, dtype = spec.model, spec.layout, compute_dtype(spec)
-    full = layout.recompute == "full"
+    recomputes_all = layout.recompute == "full"
     # megatron-core's fused GELU adds a bias. It is GPT-2's tanh, though it is asked for as F.gelu.
     # On a CPU nothing compiles it: a dozen passes, each of which rounds, in the place of one.
     # It weights no expert's output.
-    fused = model.gated or (model.bias and cuda and not model.experts)
-    activation = F.gelu if fused else gelu
+    fuses_activation = model.gated or (model.bias and cuda and not model.experts)
+    activation = F.gelu if fuses_activation else gelu
     if model.gated:
         activation = F.silu
     return configured(
@@ -151,7 +152,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         normalization="RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         layernorm_epsilon=model.norm_eps,
         activation_func=activation,
-        bias_activation_fusion=fused,
+        bias_activation_fusion=fuses_activation,
         gated_linear_unit=model.gated,
         add_bias_linear=model.bias,
         hidden_dropout=0.0,
@@ -193,16 +194,16 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         recompute_granularity=None if layout.recompute == "none" else layout.recompute,
         # By "selective": fused attention keeps no scores.
         recompute_modules=["layernorm", *(["moe_act"] if groups_gemms(spec) else [])],
-        recompute_method="uniform" if full else None,
-        recompute_num_layers=1 if full else None,
+        recompute_method="uniform" if recomputes_all else None,
+        recompute_num_layers=1 if recomputes_all else None,
         **_of_experts(spec),
         **_of_latents(model),
     )
 
 
 def _of_latents(model: GPTConfig) -> dict[str, Any]:
-    """Returns what megatron-core's configuration has of latent attention; `gpt_model` gives its
-    angles."""
+    """Returns the settings of latent attention in megatron-core's configuration, {} for a model
+    without it; `gpt_model` gives its angles."""
     if not model.mla:
         return {}
     sizes = asdict(model.mla) | {"q_lora_rank": model.mla.q_lora_rank or None}
@@ -210,8 +211,9 @@ def _of_latents(model: GPTConfig) -> dict[str, Any]:
 
 
 def _of_experts(spec: RunSpec) -> dict[str, Any]:
-    """Returns what megatron-core's configuration has of experts. Without Transformer Engine, whose
-    grouped GEMM is of all, each is a pair of linear layers of its own."""
+    """Returns the settings of experts in megatron-core's configuration, {} for a dense model. Each
+    expert is a pair of linear layers of its own, except with Transformer Engine, whose grouped GEMM
+    computes all."""
     if (experts := spec.trained.experts) is None:
         return {}
     is_softmax = experts.moe_router_score_function == "softmax"
@@ -220,7 +222,7 @@ def _of_experts(spec: RunSpec) -> dict[str, Any]:
         "num_moe_experts": experts.num_experts,
         "moe_ffn_hidden_size": experts.moe_ffn_hidden_size or spec.model.ffn_hidden,
         "moe_shared_expert_intermediate_size": experts.moe_shared_expert_intermediate_size or None,
-        "moe_layer_freq": [int(has) for has in spec.model.blocks.values()],
+        "moe_layer_freq": [int(has_experts) for has_experts in spec.model.blocks.values()],
         "moe_router_topk": experts.moe_router_topk,
         "moe_router_score_function": experts.moe_router_score_function,
         "moe_router_pre_softmax": is_softmax and not experts.norm_topk_prob,
@@ -241,12 +243,12 @@ def _of_experts(spec: RunSpec) -> dict[str, Any]:
 
 
 def groups_gemms(spec: RunSpec) -> bool:
-    """Returns whether all experts of a rank are one product."""
+    """Returns whether all experts of a rank are computed in one grouped GEMM."""
     return linear_layers.HAVE_TE and spec.engine == "megatron" and bool(spec.model.experts)
 
 
 def options(config: TransformerConfig) -> dict[str, bool]:
-    """For run.json: what megatron-core was asked to do faster or with less memory."""
+    """Returns, for run.json, what megatron-core was asked to do faster or with less memory."""
     names = "bias_activation_fusion bias_dropout_fusion apply_rope_fusion cross_entropy_loss_fusion"
     names += " gradient_accumulation_fusion deallocate_pipeline_outputs batch_p2p_comm"
     names += " tp_comm_overlap"

@@ -35,7 +35,7 @@ _PARTS = 1 if HybridModel is None else 2  # megatron-core's layers in one of the
 
 
 def batch_on_this_cp_rank(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """This cp rank's early and late chunk of each sequence, [B, S / cp]."""
+    """Returns this cp rank's early and late chunk of each sequence, [B, S / cp]."""
     # Without its group, 0.19 takes all ranks for one cp group.
     settings = {"cp_group": parallel_state.get_context_parallel_group()}
     if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters:
@@ -50,7 +50,7 @@ def mlp_submodules(layer: ModuleSpec) -> Any:
 
 
 def check_norms_computed_again() -> None:
-    """See that 0.19 can compile the C++ that it needs for recomputed norms."""
+    """Refuses recomputed norms where 0.19 cannot compile the C++ that it needs for them."""
     if compile_it := getattr(random, "_get_share_storage", None):
         try:
             compile_it()
@@ -60,7 +60,8 @@ def check_norms_computed_again() -> None:
 
 
 class _Stack(HybridStack):
-    """With the final norm of the GPT's kernels: megatron-core's is always Transformer Engine's."""
+    """A HybridStack with the final norm of the GPT's kernels: megatron-core's own is always
+    Transformer Engine's."""
 
     def __init__(self, config: TransformerConfig, *args: Any, norm: Any, **settings: Any):
         super().__init__(config, *args, post_layer_norm=False, **settings)
@@ -76,19 +77,20 @@ def language_model(
     chunks: list[range],
     **settings: Any,
 ) -> nn.Module:
-    """Pipeline stage `stage`, made of `block`, of a GPT whose stages have these layers."""
+    """Returns pipeline stage `stage` of a GPT. block: the layers of this stage. chunks: of each
+    stage, the numbers of its layers in the whole GPT."""
     if HybridModel is None:
         return GPTModel(config, block, **settings)
-    layers = chunks[-1].stop
-    experts = config.moe_layer_freq if config.num_moe_experts else [0] * layers
-    config.num_layers = _PARTS * layers
+    n_layers = chunks[-1].stop
+    experts = config.moe_layer_freq if config.num_moe_experts else [0] * n_layers
+    config.num_layers = _PARTS * n_layers
     # The pattern cuts the layers, and is refused beside these.
     config.num_layers_in_first_pipeline_stage = config.num_layers_in_last_pipeline_stage = None
     if config.recompute_granularity == "full":
         config.recompute_num_layers = _PARTS
     kinds = {}
-    of_stages = [[experts[i] for i in chunk] for chunk in chunks]
-    for has, layer in zip(of_stages[stage], block.layer_specs, strict=True):
+    stages = [[experts[i] for i in chunk] for chunk in chunks]
+    for is_moe, layer in zip(stages[stage], block.layer_specs, strict=True):
         parts = layer.submodules
         attention = TransformerLayerSubmodules(
             input_layernorm=parts.input_layernorm,
@@ -99,10 +101,12 @@ def language_model(
             pre_mlp_layernorm=parts.pre_mlp_layernorm, mlp=parts.mlp, mlp_bda=parts.mlp_bda
         )
         kinds["attention_layer"] = ModuleSpec(layer.module, submodules=attention)
-        kinds["moe_layer" if has else "mlp_layer"] = ModuleSpec(MLPLayer, submodules=mlp)
+        kinds["moe_layer" if is_moe else "mlp_layer"] = ModuleSpec(MLPLayer, submodules=mlp)
     norm = {"norm": block.layer_norm}
     spec = ModuleSpec(_Stack, params=norm, submodules=HybridStackSubmodules(**kinds))
-    pattern = "|".join("".join("*E" if has else "*-" for has in each) for each in of_stages)
+    pattern = "|".join(
+        "".join("*E" if is_moe else "*-" for is_moe in stage_layers) for stage_layers in stages
+    )
     return HybridModel(config, spec, hybrid_layer_pattern=pattern, **settings)
 
 

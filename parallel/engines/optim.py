@@ -20,7 +20,7 @@ BIAS_STEP = 1e-3  # Wang et al. 2024, and megatron-core's moe_router_bias_update
 
 def mean_over_ranks(share: Tensor, parts: int, stop: bool = False) -> Reduced:
     """Returns the sum of all ranks' shares over `parts`, and whether any rank stops: one message of
-    two numbers. share: one number. Waits for the device."""
+    two numbers. share: one number. It waits for the device."""
     stops = share.new_full((), stop, dtype=torch.float32)
     sums = torch.stack([share.float().reshape(()), stops])
     if dist.get_world_size() > 1:
@@ -30,8 +30,8 @@ def mean_over_ranks(share: Tensor, parts: int, stop: bool = False) -> Reduced:
 
 
 class ScaleRule(NamedTuple):
-    """When fp16's loss scale changes (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2): as
-    megatron-core has it, and in every engine.
+    """The rule by which fp16's loss scale changes (Micikevicius et al. 2018, arXiv 1710.03740,
+    section 3.2): megatron-core's, in every engine.
 
     window: good steps in a row that double it. hysteresis: overflows until it is halved, and with
     every further one; a doubling sets the count back. refills: so does every good step. least: the
@@ -48,8 +48,10 @@ USUAL_RULE = ScaleRule()
 
 
 class LossScale(NamedTuple):
-    """fp16's loss scale, the good steps in a row, and at which overflow from now on it is halved:
-    what a checkpoint stores."""
+    """fp16's loss scale as a checkpoint stores it.
+
+    good_steps: good steps in a row. hysteresis: at which overflow from now on the scale is halved.
+    """
 
     scale: float = 2.0**16
     good_steps: int = 0
@@ -89,8 +91,8 @@ def lr_at(spec: RunSpec, step: int) -> float:
 
 
 def param_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict]:
-    """Returns two AdamW groups: matrices (embeddings too), which it decays, and biases and norms.
-    An empty one is left out."""
+    """Returns two AdamW groups: matrices (embeddings too), which it decays, and biases and norms,
+    which it does not. An empty group is left out."""
     groups = [{"params": [], "weight_decay": rate} for rate in (weight_decay, 0.0)]
     for p in parameters:
         if p.requires_grad:
@@ -126,8 +128,10 @@ def set_lr(groups: Iterable[dict], lr: float) -> None:
 
 @torch.no_grad()
 def balance(biases: list[Tensor], tokens: list[Tensor], group: Any = None) -> None:
-    """Steps the bias of each router's experts, [E], by how many tokens this rank's part of a step
-    sent to each. After the optimizer's step, for a checkpoint may copy them until then."""
+    """Steps the bias of each router's experts, [E], up for an expert that got fewer tokens than the
+    mean in this step, and down for one that got more. tokens: of each router, [E], how many tokens
+    this rank's part of the step sent to each expert. It is called after the optimizer's step, for a
+    checkpoint may copy the biases until then."""
     tokens_LE = torch.stack(tokens).double()
     if dist.get_world_size(group) > 1:
         with region("control"):
@@ -146,8 +150,8 @@ def _counts_in_groups(adam: torch.optim.Optimizer) -> bool:
 
 
 def adam_tensors(adam: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """Returns a parameter that `adam` updates and its two moments; they are made before the first
-    step."""
+    """Returns a parameter that `adam` updates and its two moments, by kind. Before the first step
+    the moments are made here."""
     state = adam.state[parameter]
     if "exp_avg" not in state:
         if not _counts_in_groups(adam):
@@ -160,8 +164,8 @@ def adam_tensors(adam: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Te
 
 
 def biases_of(routers: Iterable[tuple[str, Any]], layout: Layout) -> list[Piece]:
-    """Returns the pieces of the experts' biases of (name, router). No gradient trains them, so
-    their moments are zeros; every rank of a stage has all of them."""
+    """Returns the pieces of the experts' biases of (name, router) pairs. No gradient trains them,
+    so their moments are zeros; every rank of a stage has all of them."""
     trained = []
     for name, router in routers:
         bias, shape = router.expert_bias, tuple(router.expert_bias.shape)
@@ -173,10 +177,10 @@ def biases_of(routers: Iterable[tuple[str, Any]], layout: Layout) -> list[Piece]
 
 
 def adam_step(adam: torch.optim.Optimizer) -> int:
-    """Returns how many steps AdamW has done; 0 before its first."""
+    """Returns how many steps AdamW has done, 0 before its first."""
     if _counts_in_groups(adam):  # a group without parameters is never counted up
         return max((int(group.get("step", 0)) for group in adam.param_groups), default=0)
-    return next((int(s["step"]) for s in adam.state.values() if "step" in s), 0)
+    return next((int(state["step"]) for state in adam.state.values() if "step" in state), 0)
 
 
 def set_adam_step(adam: torch.optim.Optimizer, step: int) -> None:

@@ -25,7 +25,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class OutputLayer(nn.Module):
-    """[S, B, H] to this tp rank's logits [S, B, V/tp]; `weight` is given where it is tied."""
+    """The output layer: it makes this tp rank's logits, [S, B, V/tp], of [S, B, H]. `weight` is
+    given where it is tied."""
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
@@ -46,7 +47,8 @@ class OutputLayer(nn.Module):
 
 
 class WordEmbedding(nn.Module):
-    """Tokens [B, S] to [S, B, H]; its `logits` is the output layer where that is tied to it."""
+    """The word embedding, tokens [B, S] to [S, B, H]. `logits` is the output layer where that is
+    tied to it."""
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
@@ -61,12 +63,12 @@ class WordEmbedding(nn.Module):
         return self.embedding(tokens_BS).transpose(0, 1).contiguous()
 
     def logits(self, x_SBH: Tensor) -> Tensor:
-        """This tp rank's logits, [S, B, V/tp]."""
+        """Returns this tp rank's logits, [S, B, V/tp], of [S, B, H]."""
         return self.output(x_SBH, self.embedding.weight)
 
 
 class PositionEmbedding(nn.Module):
-    """Adds the learned positions to [S, B, H]."""
+    """A layer that adds the learned positions to [S, B, H]."""
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
@@ -79,7 +81,7 @@ class PositionEmbedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer layer `index` (from 0, over the whole model), [S, B, H] to [S, B, H]."""
+    """The transformer layer `index` (from 0, over the whole model), [S, B, H] to [S, B, H]."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class Block(nn.Module):
 
 
 class FinalNorm(nn.Module):
-    """[S, B, H] to the same."""
+    """The norm between the last block and the output layer, [S, B, H] to [S, B, H]."""
 
     def __init__(self, spec: RunSpec, config: TransformerConfig, kernels: str):
         super().__init__()
@@ -117,14 +119,14 @@ class FinalNorm(nn.Module):
 
 
 def scale_balance(scale: Tensor) -> None:
-    """Multiply the gradient of the `balance_loss` of each layer and micro-batch by `scale`, a
-    scalar: a pipeline stage adds it in backward, where no loss of the whole model is."""
+    """Multiplies the gradient of the `balance_loss` of each layer and micro-batch by `scale`, a
+    scalar: a pipeline stage adds it in backward, where the loss of the whole model is not known."""
     MoEAuxLossAutoScaler.set_loss_scale(scale)
 
 
 def mean_loss(config: TransformerConfig, logits_SBV: Tensor, labels_BS: Tensor) -> Tensor:
-    """Mean cross-entropy, in fp32, of vocabulary-parallel logits [S, B, V/tp]; the same on every tp
-    rank."""
+    """Returns the mean cross-entropy, in fp32, of vocabulary-parallel logits [S, B, V/tp] and
+    labels [B, S]. It is the same on every tp rank."""
     labels_SB = labels_BS.transpose(0, 1).contiguous()
     if config.cross_entropy_loss_fusion:
         return fused_vocab_parallel_cross_entropy(logits_SBV, labels_SB, tp_group()).mean()

@@ -27,8 +27,9 @@ def build_reference(
 ) -> nn.Module:
     """Returns the run's model, called as (tokens, labels) -> mean loss. held: see gpt.fill.
 
-    Ours is built without memory and filled on the device: the host never has more of it than one
-    parameter. ZeRO-3 puts each where it belongs. Hugging Face's is built in host memory.
+    Our model is built without memory and filled on the device, so that the host never has more of
+    it than one parameter; ZeRO-3 puts each parameter where it belongs. Hugging Face's model is
+    built in host memory.
     """
     recompute = spec.layout.recompute
     if recompute == "full" and held is not gpt.undivided:
@@ -49,17 +50,18 @@ def build_reference(
 
 
 def our_gpt(spec: RunSpec, recompute: str) -> gpt.GPT:
-    forced = spec.moe_router_force_load_balancing
-    return gpt.GPT(spec.trained, recompute, spec.end_of_text, spec.padded_vocab, forced)
+    """Returns the run's GPT as our own module; its parameters are still to be filled."""
+    balances_by_force = spec.moe_router_force_load_balancing
+    return gpt.GPT(spec.trained, recompute, spec.end_of_text, spec.padded_vocab, balances_by_force)
 
 
 def name_parameters(model: nn.Module, config: GPTConfig) -> None:
-    """Give each parameter what `pieces_of` reads: its name and shape; it is there whole, the
-    padding of the vocabulary too. Hugging Face's have names and shapes of their own."""
+    """Gives each parameter what `pieces_of` reads: its name and shape, and that it is there whole,
+    with the padding of the vocabulary. Hugging Face's have names and shapes of their own."""
     shapes = parameter_shapes(config)
-    for name, p in model.named_parameters():
-        part = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters
-        p.references = [whole(name, shapes.get(name, part)) | {"part": part}]
+    for name, parameter in model.named_parameters():
+        part = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 empties parameters
+        parameter.references = [whole(name, shapes.get(name, part)) | {"part": part}]
 
 
 def whole(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def evaluate(
 
 
 class DataParallelEngine:
-    """What ddp and fsdp2 do alike, once they have built their model.
+    """An engine whose ranks all train one model on data of their own: what ddp and fsdp2 share.
 
     model: called as (tokens, labels) -> mean loss; evaluated: the same, for evaluation.
     loss_weight: of a micro-batch in the step's loss. autocast: the context of a forward pass. A
@@ -122,10 +124,13 @@ class DataParallelEngine:
         return nn.utils.get_total_norm([p.grad for p in self.parameters])
 
     def held(self, parameter: nn.Parameter) -> tuple[dict[str, Tensor], int]:
-        """For `pieces_of`: what this rank has of a parameter and its moments, and from where."""
+        """Returns, for `pieces_of`, this rank's tensors of a parameter and its moments, and the
+        number of their first element in the parameter."""
         return optim.adam_tensors(self.optimizer, parameter), 0
 
     def step(self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool]) -> StepResult:
+        """Does one optimizer step; see `Engine.step`. A step whose fp16 gradients overflow is
+        skipped."""
         n_micro, total = self.spec.layout.n_micro, torch.zeros((), device=self.device)
         mixtures = self.biased.values()
         tokens_E = [0] * len(mixtures)
@@ -170,8 +175,8 @@ class DataParallelEngine:
         optim.set_adam_step(self.optimizer, adam_step)
         if scaler and self.scaler.is_enabled():
             self.loss_scale = optim.LossScale.of(scaler)
-            own = self.scaler.state_dict() | {"scale": self.loss_scale.scale}
-            self.scaler.load_state_dict(own)
+            scaler_state = self.scaler.state_dict() | {"scale": self.loss_scale.scale}
+            self.scaler.load_state_dict(scaler_state)
 
     def describe(self) -> dict[str, Any]:
         return {}

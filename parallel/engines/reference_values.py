@@ -71,15 +71,16 @@ def reference_value(
 def layer_value(
     spec: RunSpec, index: int, name: str, parameter: nn.Parameter, start: int, n: int
 ) -> Tensor:
-    """`reference_value` of the parameter `name` of megatron-core's layer `index` (from 0)."""
+    """Returns `reference_value` of the parameter `name` of megatron-core's layer `index` (from
+    0)."""
     expert = ""
     if match := _EXPERT.fullmatch(name):
         n_experts = spec.model.experts.num_experts // spec.layout.ep
         number = int(match["alone"] or match["grouped"])
         rank = parallel_state.get_expert_model_parallel_rank()
         name, expert = f"mlp.{match['inner']}", f"experts.{rank * n_experts + number}."
-    ours = MEGATRON_LAYER[name].replace("mlp.", f"mlp.{expert}", 1)
-    is_gated = ".up." in ours and spec.model.gated
-    names = (ours.replace(".up.", ".gate."), ours) if is_gated else (ours,)
+    reference = MEGATRON_LAYER[name].replace("mlp.", f"mlp.{expert}", 1)
+    is_gated = ".up." in reference and spec.model.gated
+    names = (reference.replace(".up.", ".gate."), reference) if is_gated else (reference,)
     names = tuple(f"blocks.{index}.{inner}" for inner in names)
     return reference_value(spec, parameter, start, n, *names)
