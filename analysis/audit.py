@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _pairs(flag: str, texts: list[str]) -> dict[str, str]:
-    """`A=B` as A -> B; A may have = in it."""
+    """Returns {A: B} of the texts `A=B` of a flag; A may have = in it."""
     pairs = {}
     for text in texts:
         name, sign, value = text.rpartition("=")

@@ -27,8 +27,8 @@ from models.gpus import planning_gpu
 
 
 def _report(ids: list[str], measured: Array, predicted: Array, seen: Array) -> Table:
-    """One row a run, seconds measured beside predicted; `seen`: whether it was fitted, bool (n,).
-    The note sums up the errors of the fitted runs and of the others."""
+    """Returns a table with measured and predicted seconds, one row a run. `seen`, bool (n,), marks
+    the fitted runs. The note sums up the errors of the fitted runs and of the others."""
     error = predicted / measured - 1
     inside, others = np.abs(error[seen]), np.abs(error[~seen])
     note = f"fitted runs: MAPE {np.mean(inside):.1%}, n = {len(inside)}"
@@ -50,8 +50,8 @@ def _report(ids: list[str], measured: Array, predicted: Array, seen: Array) -> T
 def fitted(
     runs: Runs, cluster: Calibration, priors: dict[str, tuple[float, float]], count: int, out: Path
 ) -> Table:
-    """Fit at most `count` runs of a cluster that nobody has calibrated, write the calibration
-    `out`, and report."""
+    """Fits at most `count` runs of a cluster that nobody has calibrated, writes the calibration to
+    `out` and returns the report."""
     machine = Machine.stack(
         [cluster.machine_for(runs.x.take([i])) for i in range(len(runs.measured))]
     )
@@ -64,7 +64,8 @@ def fitted(
 
 
 def written(runs: Runs, predicted: Array, chosen: Array, cluster: Calibration, out: Path) -> Table:
-    """The report of a cluster's fit on the runs `chosen`, after the calibration was written."""
+    """Writes the calibration of a cluster that was fitted on the runs `chosen`, int (m,); returns
+    the report on all runs."""
     seen = np.isin(np.arange(len(runs.ids)), chosen)
     report = _report(runs.ids, runs.measured, predicted, seen)
     if cluster.fit.at_priors:

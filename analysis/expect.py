@@ -122,11 +122,12 @@ def _size(record: Record) -> dict[str, Any]:
 
 
 def differing(record: Record, row: Record) -> dict[str, tuple[Any, Any]]:
-    """Returns name -> (the run's, the row's value) of all that both state and that differs."""
+    """Returns {name: (value of the run, value of the row)} of the facts that both state and that
+    differ."""
     pairs = changes(record, row, settings=False)
     pairs = {name: pair for name, pair in pairs.items() if name in FAR or name in SPLIT}
-    theirs, card = _size(row), usual_gpu(record.gpu_type or "")
-    pairs |= {name: (value, theirs[name]) for name, value in _size(record).items()}
+    row_size, card = _size(row), usual_gpu(record.gpu_type or "")
+    pairs |= {name: (value, row_size[name]) for name, value in _size(record).items()}
     pairs["gpu_type"] = card and card.name, row.gpu_type
     pairs = {k: pair for k, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
     near = [k for k in SIZE if k in pairs and abs(pairs[k][0] / pairs[k][1] - 1) <= SAME_MODEL]
@@ -198,8 +199,8 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
 
 
 def waits(record: Record) -> dict[str, float]:
-    """Returns what a run of ours waited for -> its share of a step, by its breakdown or its own
-    clock."""
+    """Returns the share of a step that a run of ours waited for each cause, by its breakdown or its
+    own clock."""
     if record.own is None:
         return {}
     if breakdown := rank_times.of_record(record).content:
@@ -222,12 +223,12 @@ class Cause(NamedTuple):
 
     @property
     def order(self) -> tuple[bool, float]:
-        """The largest gain first; those without one behind, by how far they put a row."""
+        """Returns the sort key: the largest gain first, then by distance those without one."""
         return self.gain is None, -(self.gain or FAR.get(self.cause, 0.0))
 
 
 def _waited(record: Record) -> list[Cause]:
-    """Returns what a run waited for, as far as a step could be shorter without it."""
+    """Returns the waits of a run, each with the speed it would gain without that wait."""
     shares = {name: share for name, share in waits(record).items() if 0.001 < share < 1}
     return [
         Cause(f"waits: {k}", f"{share:.1%} of a step", None, name_of(record), share / (1 - share))
@@ -242,7 +243,8 @@ def _difference(
     row: Record,
     cluster: Answer[Calibration],
 ) -> Cause:
-    """Returns what differs, with the gain that is predicted for the run with the row's values."""
+    """Returns a cause whose settings differ, `pairs`, with the gain that is predicted for the run
+    if it had the row's values; no gain where none can be predicted."""
     ours, theirs = (", ".join(_text(k, pair[i]) for k, pair in pairs.items()) for i in (0, 1))
     if cause in (*SIZE, "experts", "gpu_type"):  # no setting of this run
         return Cause(cause, ours, theirs, row.source, None)
@@ -296,10 +298,11 @@ def _predicted_row(record: Record, cluster: Calibration, guess: dict[str, Any]) 
 def report(
     record: Record, cluster: Answer[Calibration], claimed: str | None, count: int
 ) -> list[Table]:
-    """Returns the tables of one run; claimed: the preset that it is said to train."""
+    """Returns the tables of one run: expected speeds and, if it is slow, causes. `claimed` is the
+    preset that it is said to train, `count` the number of published rows beside it."""
     notes = [f"in doubt: {words}" for words in time_doubts(record, timed(record))]
     notes += _claim_notes(record, claimed)
-    (guess, reason), rows = prediction(record, cluster), nearest(record, count)
+    (forecast, reason), rows = prediction(record, cluster), nearest(record, count)
     needed = (cluster.value, config_of(record).value, record.gpus, record.global_batch)
     if record.source == FLAGS and not all((*needed, record.seq_len)):
         raise UsageError(reason.replace("the log does", "the flags do"))
@@ -309,9 +312,9 @@ def report(
         notes, rows = [*notes, "no published row is near a model of unknown size (--params)"], []
     measured = [] if record.source == FLAGS else [record]
     table = expected(record, measured + rows, notes)
-    own, others = (table.rows[0] if measured else {}), table.rows[len(measured) :]
-    if guess:
-        predicted = _predicted_row(record, cluster.value, guess)
+    own_row, other_rows = (table.rows[0] if measured else {}), table.rows[len(measured) :]
+    if forecast:
+        predicted = _predicted_row(record, cluster.value, forecast)
         table.rows.insert(len(measured), predicted)
         notes.append(f"predicted by {cluster.value.name} ({cluster.value.source})")
         notes += cluster.value.processor_note([record.gpu_type])
@@ -320,10 +323,10 @@ def report(
         notes += cluster.value.network_note(record.gpus)
     else:
         notes.append(f"no prediction: {reason}")
-    key, step_s = "mfu" if own.get("mfu") else "tflops", own.get("step_s")
-    speed, speeds = own.get(key), [row[key] or 0 for row in others]
-    faster = [row for row, other in zip(rows, speeds, strict=True) if speed and speed < other]
-    if step_s and (step_s > guess["high_s"] if guess else faster):
+    key, step_s = "mfu" if own_row.get("mfu") else "tflops", own_row.get("step_s")
+    speed, speeds = own_row.get(key), [row[key] or 0 for row in other_rows]
+    faster = [row for row, rate in zip(rows, speeds, strict=True) if speed and speed < rate]
+    if step_s and (step_s > forecast["high_s"] if forecast else faster):
         return [table, causes(record, faster, cluster)]
     return [table]
 

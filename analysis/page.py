@@ -56,7 +56,7 @@ def page_at(
     names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
     title = ", ".join(names)
     title = title if len(title) <= TITLE else f"{len(names)} logs and folders"
-    sections = [section for made in SECTIONS for section in made(study)]
+    sections = [section for sections_of in SECTIONS for section in sections_of(study)]
     return Page(f"Scaling study: {title}", first_screen.sentences(study), sections, refused)
 
 

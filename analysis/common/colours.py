@@ -49,9 +49,9 @@ MARKS = {  # of Vega, by precision; None: one that is not known
 
 
 def of_engines(labels: Iterable[str]) -> dict[str, str]:
-    """Label -> colour. The first engines of this repository have their own; the other labels, which
-    should be those of all runs of a study, share the others in alphabetical order."""
+    """Returns the colour of each label. Engines of this repository have fixed colours; the other
+    labels, which should be those of all runs of a study, share the rest in alphabetical order."""
     wanted = set(labels)
-    own = {name: colour for name, colour in zip(ENGINES, _OWN, strict=False) if name in wanted}
-    others = enumerate(sorted(wanted - own.keys()))
-    return own | {name: _OTHERS[i % len(_OTHERS)] for i, name in others}
+    fixed = {name: colour for name, colour in zip(ENGINES, _OWN, strict=False) if name in wanted}
+    others = enumerate(sorted(wanted - fixed.keys()))
+    return fixed | {name: _OTHERS[i % len(_OTHERS)] for i, name in others}

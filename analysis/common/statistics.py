@@ -50,9 +50,9 @@ def log_ratio(a: Sequence[float], b: Sequence[float], paired: bool = False) -> E
     from scipy import stats  # slow to load: only where runs repeat
 
     x, y = np.log(a), np.log(b)
-    middle = float(x.mean() - y.mean())
+    mean = float(x.mean() - y.mean())
     if not (np.ptp(x - y) if paired else np.ptp(x) + np.ptp(y)):
-        return Estimate(middle, middle, middle)  # t is 0 / 0
+        return Estimate(mean, mean, mean)  # t is 0 / 0
     with warnings.catch_warnings(action="ignore"):  # equal times are no loss of precision
         test = stats.ttest_rel(x, y) if paired else stats.ttest_ind(x, y, equal_var=False)
-    return Estimate(middle, *map(float, test.confidence_interval(CONFIDENCE)))
+    return Estimate(mean, *map(float, test.confidence_interval(CONFIDENCE)))

@@ -193,6 +193,7 @@ def json_objects(rows: list[dict[str, Any]]) -> str:
 
 
 def add_table_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds --format and --columns to a command that prints tables."""
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -218,10 +219,10 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
     if names is None:
         return list(tables)
     keys = {c.heading: c.key for table in tables for c in table.columns}
-    known = list(dict.fromkeys(keys.values()))
-    names = [name if name in known else keys.get(name, name) for name in names]
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"no column {', '.join(unknown)}; there are: {', '.join(known)}")
+    possible = list(dict.fromkeys(keys.values()))
+    names = [name if name in possible else keys.get(name, name) for name in names]
+    if unknown := [name for name in names if name not in possible]:
+        raise UsageError(f"no column {', '.join(unknown)}; there are: {', '.join(possible)}")
     shown = []
     for table in tables:
         columns = {c.key: replace(c, seldom=False, asked=False) for c in table.columns}
@@ -232,8 +233,8 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
 
 
 def show(tables: Sequence[Table], format: str, columns: Sequence[str] | None = None) -> None:
-    """Print tables. Text fits the terminal it goes to; a file or a pipe gets it in full. As JSON
-    several tables are one list, in which each row says its `table`."""
+    """Prints tables. Text is fitted to a terminal; a file or a pipe gets it in full. Several JSON
+    tables are one list, in which each row says its `table`."""
     shown = chosen(tables, columns)
     if format == "json" and len(shown) > 1:
         rows = [{"table": table.title} | row for table in shown for row in _objects(table)]
@@ -246,7 +247,7 @@ def show(tables: Sequence[Table], format: str, columns: Sequence[str] | None = N
 
 
 def show_objects(rows: list[dict[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print plain data as JSON, or these keys of it alone."""
+    """Prints rows as JSON; `columns` are the keys to keep, all without it."""
     if columns is None:
         print(json_objects(rows), end="")
     else:

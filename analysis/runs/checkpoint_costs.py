@@ -70,17 +70,18 @@ class Costs(NamedTuple):
 
 
 def table(records: list[Record]) -> Costs:
+    """Returns the costs of the runs' saves and loads as a table, and the runs that have none."""
     shown = Table(_SHOWN, [])
     shown.notes = ["medians over the events; the share counts waiting, over waiting and steps"]
     costs = Costs(shown, [], [])
     for record in records:
         try:
-            of_run = rows(record)
+            events = rows(record)
         except UsageError as error:  # the others are still reported
             costs.refused.append(str(error))
             continue
-        shown.rows += of_run
-        shown.notes += [f"{row['run']}: {problem}" for row in of_run for problem in row["problems"]]
-        if not of_run:
+        shown.rows += events
+        shown.notes += [f"{row['run']}: {problem}" for row in events for problem in row["problems"]]
+        if not events:
             costs.silent.append(name_of(record))
     return costs

@@ -146,8 +146,8 @@ def steps_of(run: reader.Run) -> list[dict[str, Any]]:
     for row in run.written:
         step = row["step"]
         if row.get("ended_unix_s") is None:
-            where = run.path / "steps.csv"
-            raise UsageError(f"{where} does not say when a step ended (older runs)")
+            path = run.path / "steps.csv"
+            raise UsageError(f"{path} does not say when a step ended (older runs)")
         if step in newest:
             newest[step]["part"] = "repeated"
         part = "useful" if step <= saved else "failed"
@@ -228,15 +228,15 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
 
 
 def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
-    """Returns the GPU-hours of runs by part, the last row their sum, and of nodes where they are
-    known; and what was refused, a line each. ask: sacct is asked."""
+    """Returns two tables of GPU-hours by part, of runs (the last row is the sum) and of the nodes
+    that are known; and a line for each run that was refused. `ask` lets sacct be asked."""
     rows: list[dict[str, Any]] = []
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
     refused, lacking, accounted_jobs = [], [], 0
-    own = {record.source: record for record in records if record.own}
-    numbers = {job for source in own for job in reader.job_ids(Path(source))} if ask else set()
+    ours = {record.source: record for record in records if record.own}
+    numbers = {job for source in ours for job in reader.job_ids(Path(source))} if ask else set()
     by_sacct = accounted(numbers) if numbers else {}
-    for record in own.values():
+    for record in ours.values():
         try:
             jobs = jobs_of(record, by_sacct)
         except UsageError as error:
@@ -256,16 +256,17 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
             hosts = hostnames(span.nodes)
             for node in hosts:
                 nodes[node].update({part: hours[part] / len(hosts) for part in hours})
-        queued = sum(span.queued_s for span, _ in jobs.parts) / 3600 if jobs.accounted else None
+        queued_h = sum(span.queued_s for span, _ in jobs.parts) / 3600 if jobs.accounted else None
         facts = {"run": name_of(record), "jobs": len(jobs.parts), "gpus": record.gpus}
-        rows.append({**gpu_hours, **facts, "queued": queued})
-    by_node = [{"node": node, **hours} for node, hours in sorted(nodes.items())]
-    of_nodes = Table([Column("node", "node"), *_HOURS], by_node, "GPU-hours by node")
-    return Reading([_of_runs(rows, accounted_jobs, [*lacking, *refused]), of_nodes], refused)
+        rows.append({**gpu_hours, **facts, "queued": queued_h})
+    node_rows = [{"node": node, **hours} for node, hours in sorted(nodes.items())]
+    node_table = Table([Column("node", "node"), *_HOURS], node_rows, "GPU-hours by node")
+    return Reading([_of_runs(rows, accounted_jobs, [*lacking, *refused]), node_table], refused)
 
 
 def _of_runs(rows: list[dict[str, Any]], accounted_jobs: int, lacking: list[str]) -> Table:
-    """Returns the table of runs; lacking: what is not in the hours."""
+    """Returns the table of runs with a last row `all`. `lacking` has a line for each run
+    whose hours are missing."""
     total = {k: sum(row[k] or 0 for row in rows) for k in ("jobs", "queued", "hours", *PARTS)}
     shares = [f"{part} {total[part] / (total['hours'] or 1):.1%}" for part in PARTS]
     source = (

@@ -21,12 +21,12 @@ class Run(NamedTuple):
 
     @property
     def unfit(self) -> str:
-        """Why the run's time is no result, or ""."""
+        """Returns why the run's time is no result; "" where it is one."""
         return "; ".join(map(str, self.judgement.flags)) if self.judgement.unfit else ""
 
     @property
     def is_fit(self) -> bool:
-        """Whether the run has a time that can be compared with others'."""
+        """Tells whether the run has a time that can be compared with others'."""
         return self.time is not None and not self.judgement.unfit
 
 

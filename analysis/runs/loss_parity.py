@@ -190,16 +190,16 @@ def verify(records: list[Record], baseline: Record | None = None) -> dict[str, P
 
     `baseline` is the run to compare with; without it, each run.json names its own.
     """
-    own = [record for record in records if record.own]
+    own_records = [record for record in records if record.own]
     parities = {}
-    for record, fits in zip(own, fitting_baselines(own, baseline), strict=True):
-        beside = fits[0].own if fits else None
-        parity = compare(record.own, beside)
+    for record, fits in zip(own_records, fitting_baselines(own_records, baseline), strict=True):
+        base_run = fits[0].own if fits else None
+        parity = compare(record.own, base_run)
         if len(fits) > 1 and record.own.state == COMPLETE:
-            where = ", ".join(fit.source for fit in fits)
-            reason = _not_verified(f"the baseline is one of {where}")
+            sources = ", ".join(fit.source for fit in fits)
+            reason = _not_verified(f"the baseline is one of {sources}")
             parity = Parity(parity.run, reason, len(record.own.steps))
-        parities[record.source] = replace(parity, run=name_of(record), baseline=beside)
+        parities[record.source] = replace(parity, run=name_of(record), baseline=base_run)
     return parities
 
 

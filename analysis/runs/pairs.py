@@ -63,12 +63,12 @@ class Comparison:
 
     @property
     def is_noise(self) -> bool | None:
-        """Whether the interval holds equal times; None where the noise is unknown."""
+        """Tells whether the interval includes equal times; None where the noise is unknown."""
         return None if self.interval is None else self.interval.low <= 1 <= self.interval.high
 
     @property
     def verdict(self) -> str:
-        """One plain sentence."""
+        """Returns one sentence: how fast B is beside A, and whether noise explains it."""
         longer = 1 / self.ratio
         low, high = self.interval or (None, None)
         if self.gpus is not None:
@@ -127,8 +127,8 @@ def timed_runs(
         else:
             runs.append(run)
     if not runs:
-        where = ", ".join(map(str, paths))
-        raise UsageError("; ".join([f"{where}: nothing here was timed", *left_out]))
+        places = ", ".join(map(str, paths))
+        raise UsageError("; ".join([f"{places}: nothing here was timed", *left_out]))
     return Reading(runs, left_out)
 
 
@@ -164,21 +164,21 @@ def pair_of(
     scaling: strong or weak; None takes what the runs are (fairness.py).
     """
     records = [run.record for run in (*a, *b)]
-    first, other = a[0].record, b[0].record
-    settings = changes(first, other)
+    first, second = a[0].record, b[0].record
+    settings = changes(first, second)
     values = [f"{WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in settings.items()]
-    name_a, name_b = _names(first, other)
+    name_a, name_b = _names(first, second)
 
     def refused(reason: str) -> Pair:
-        return Pair(name_a, name_b, None, [reason], values, other.gpus)
+        return Pair(name_a, name_b, None, [reason], values, second.gpus)
 
     for name, side in (("A", a), ("B", b)):
-        apart = dict.fromkeys(
+        differing = dict.fromkeys(
             setting for run in side for setting in unlike(side[0].record, run.record, any_commit)
         )
-        if apart:
-            words = ", ".join(apart)
-            return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {words}")
+        if differing:
+            listed = ", ".join(differing)
+            return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {listed}")
     scaling = scaling or scaling_of(records)
     unfair = dict.fromkeys(
         difference
@@ -191,7 +191,7 @@ def pair_of(
     if comparison is None:
         return refused("no verdict: too few points on one side to say what noise is")
     comparison = replace(comparison, gpus=settings.get("gpus"))
-    return Pair(name_a, name_b, comparison, _doubts(a, b, comparison), values, other.gpus)
+    return Pair(name_a, name_b, comparison, _doubts(a, b, comparison), values, second.gpus)
 
 
 def _names(a: Record, b: Record) -> tuple[str, str]:
@@ -207,16 +207,16 @@ def _doubts(a: list[Run], b: list[Run], comparison: Comparison) -> list[str]:
     """Returns what limits the verdict: noise, unfinished or oversubscribed runs, missing facts."""
     runs = [*a, *b]
     records = [run.record for run in runs]
-    first, other = a[0].record, b[0].record
+    first, second = a[0].record, b[0].record
     doubts = by_reason(
         (name_of(run.record), doubt) for run in runs for doubt in time_doubts(run.record, run.time)
     )
-    if comparison.gpus and first.global_batch and other.global_batch:
-        if (work := other.global_batch / first.global_batch) != 1:
-            doubts.append(f"weak scaling: a step of B is {work:g} times A's work")
-    if unknown := unstated([first, other]):
+    if comparison.gpus and first.global_batch and second.global_batch:
+        if (work_ratio := second.global_batch / first.global_batch) != 1:
+            doubts.append(f"weak scaling: a step of B is {work_ratio:g} times A's work")
+    if unknown := unstated([first, second]):
         doubts.append(f"not stated on both sides, so not compared: {', '.join(unknown)}")
-    for name, record in (("A", first), ("B", other)):
+    for name, record in (("A", first), ("B", second)):
         if record.running_average:
             doubts.append(f"{name} prints running averages: their noise is not its iterations'")
         elif record.interval > 1:

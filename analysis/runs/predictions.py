@@ -9,8 +9,8 @@ from base.errors import Answer
 
 
 def of_runs(records: list[Record], cluster: str | None) -> list[Answer[float]]:
-    """Each run's predicted seconds per iteration on a calibrated cluster; none without a
-    cluster."""
+    """Returns the predicted seconds per iteration of each run on a calibrated cluster, or why
+    there is none; neither without a cluster."""
     if not cluster:
         return [Answer(None) for _ in records]
     from analysis.planner.calibration import load_calibration  # here: --help needs no planner
@@ -18,14 +18,14 @@ def of_runs(records: list[Record], cluster: str | None) -> list[Answer[float]]:
 
     calibration = load_calibration(cluster)
     answers = [priced(record, calibration) for record in records]
-    return [Answer(row and row["predicted_s"], why) for row, why in answers]
+    return [Answer(row and row["predicted_s"], reason) for row, reason in answers]
 
 
 def notes_on(
     cluster: str | None, errors: Iterable[float | None], records: Iterable[Record]
 ) -> list[str]:
-    """A table's notes on predictions: what they were fitted on, their MAPE, and, where `cluster` is
-    a calibrated host CPU, which runs are of another processor. None without a cluster."""
+    """Returns a table's notes on predictions: what they were fitted on, their MAPE, and, where
+    `cluster` is a calibrated host CPU, which runs are of another processor."""
     if not cluster:
         return []
     from analysis.planner.calibration import load_calibration
@@ -33,8 +33,8 @@ def notes_on(
 
     calibrated = load_calibration(cluster)
     lines = [f"predicted, not measured, by {calibrated.name} ({calibrated.source})"]
-    if known := [abs(value) for value in errors if value is not None]:
-        lines[0] += f"; here MAPE {sum(known) / len(known):.1%}, n = {len(known)}"
+    if misses := [abs(value) for value in errors if value is not None]:
+        lines[0] += f"; here MAPE {sum(misses) / len(misses):.1%}, n = {len(misses)}"
     records = list(records)
     if names := [name_of(record) for record in records if assumed(record)]:
         lines.append(f"{ASSUMED}: {who(names, len(records))}")

@@ -59,7 +59,7 @@ class Breakdown:
         return max(row["elapsed_s"] for row in self.ranks.values())
 
     def mean(self, *columns: str) -> float:
-        """Mean over ranks of the sum of columns."""
+        """Returns the mean over ranks of the sum of the columns."""
         return sum(row[c] for row in self.ranks.values() for c in columns) / len(self.ranks)
 
 
@@ -72,8 +72,8 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
         spec = spec_of(run)
     except UsageError as error:
         return Reading(None, [str(error)])
-    n = spec.layout.world_size
-    windows, problems = read_breakdown(path, n)
+    world_size = spec.layout.world_size
+    windows, problems = read_breakdown(path, world_size)
     if not windows:
         return Reading(None, problems)
     time = timed(record)
@@ -95,7 +95,7 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
             for k, column in columns.items()
         }
     if problems:
-        breakdown.notes.append(f"{len(breakdown.ranks)} of {n} ranks")
+        breakdown.notes.append(f"{len(breakdown.ranks)} of {world_size} ranks")
     if run.state != COMPLETE:
         breakdown.notes.append(f"the run is {run.state}")
     if run.missing:
@@ -339,8 +339,8 @@ def report(
     problems = refused + problems
     if not runs:
         if len(problems) > 1 and all(line.endswith(WITHOUT) for line in problems):
-            where = ", ".join(map(str, paths))
-            problems = [f"{where}: none of {len(problems)} runs has a breakdown (--breakdown)"]
+            places = ", ".join(map(str, paths))
+            problems = [f"{places}: none of {len(problems)} runs has a breakdown (--breakdown)"]
         raise UsageError("; ".join(problems))
     tell_apart([run.record for run in runs])  # only these are shown
     return Reading([times(runs), messages(runs), losses(runs, baseline, scaling)], problems)

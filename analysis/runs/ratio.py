@@ -49,13 +49,13 @@ class Side:
 
     @property
     def step_s(self) -> float:
-        """The repeats' median."""
+        """Returns the median of the repeats' seconds per step."""
         return statistics.median(self.seconds)
 
     @property
     def span(self) -> Interval | None:
-        """What the steps of all repeats allow; where that is unknown, the fastest and the slowest
-        repeat; None of a single run."""
+        """Returns the interval that the steps of all repeats allow; where that is unknown, the
+        fastest and the slowest repeat; None of a single run."""
         if self.ci95 or len(self.seconds) == 1:
             return self.ci95
         return Interval(min(self.seconds), max(self.seconds))

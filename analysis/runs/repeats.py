@@ -41,19 +41,19 @@ def _work(record: Record) -> dict[str, Any]:
 def unlike(record: Record, other: Record, any_commit: bool = False) -> list[str]:
     """Returns in what two runs of one side differ that are to be repeats of each other; what one
     of them does not state is not compared."""
-    work, of_other = _work(record), _work(other)
-    apart = [
+    work, other_work = _work(record), _work(other)
+    differing = [
         name
         for name, value in work.items()
-        if None not in (value, of_other[name]) and value != of_other[name]
+        if None not in (value, other_work[name]) and value != other_work[name]
     ]
-    if any_commit and "commit" in apart:
-        apart.remove("commit")
-    if "settings" in apart:
-        apart.remove("settings")
-        settings = dict(work["settings"]) | dict(of_other["settings"])  # each without defaults
-        apart += [name for name in changes(record, other) if name in settings]
-    return [WORDS.get(name, name) for name in dict.fromkeys(apart)]
+    if any_commit and "commit" in differing:
+        differing.remove("commit")
+    if "settings" in differing:
+        differing.remove("settings")
+        settings = dict(work["settings"]) | dict(other_work["settings"])  # each without defaults
+        differing += [name for name in changes(record, other) if name in settings]
+    return [WORDS.get(name, name) for name in dict.fromkeys(differing)]
 
 
 def named(record: Record) -> str | None:

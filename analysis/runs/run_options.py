@@ -49,9 +49,8 @@ def parser_of(
     *flags: str,
     paths: str = LOGS,
 ) -> Parser:
-    """The parser of `python -m COMMAND PATH...` with flags of OWN and GROUPS, in this order.
-
-    paths: the help text of PATH.
+    """Returns the parser of `python -m COMMAND PATH...` with these flags of OWN and GROUPS, in this
+    order. `paths` is the help text of PATH.
     """
     parser = Parser(prog=f"python -m {command}", description=description)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=paths)
@@ -69,8 +68,8 @@ def terms_of(arguments: argparse.Namespace) -> Terms:
 
 
 def load_runs(command: str, arguments: argparse.Namespace) -> list[Record]:
-    """The runs at the paths that were given; what is refused is said on stderr, and at the end how
-    much that was."""
+    """Returns the runs at the paths of the command line. stderr gets a line for each log that is
+    refused, and at the end their number."""
     records, refused = load(arguments.paths, facts_of(arguments))
     warn(command, *refused, *unheeded(records, facts_of(arguments)))
     if refused:
@@ -80,14 +79,14 @@ def load_runs(command: str, arguments: argparse.Namespace) -> list[Record]:
 
 
 def unheeded(records: list[Record], facts: dict[str, Any]) -> list[str]:
-    """A line for each fact that was given and that some log states otherwise."""
+    """Returns a line for each fact of the command line that some log states otherwise."""
     lines = []
     for name, value in facts.items():
         stated = [(name_of(r), _stated(r, name)) for r in records]
-        others = [(run, other) for run, other in stated if other not in (None, value)]
-        if others:
-            runs = who([run for run, _ in others], len(records))
-            known = ", ".join(dict.fromkeys(str(other) for _, other in others))
+        differing = [(run, logged) for run, logged in stated if logged not in (None, value)]
+        if differing:
+            runs = who([run for run, _ in differing], len(records))
+            known = ", ".join(dict.fromkeys(str(logged) for _, logged in differing))
             lines.append(f"{flag_of(name)} {value} is not used for {runs}: known is {known}")
     return lines
 

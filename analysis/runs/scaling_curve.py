@@ -138,6 +138,7 @@ _COLUMNS = [
 
 
 def table(found: Curve, scaling: str, baseline: str) -> Table:
+    """Returns the table of a scaling curve; its notes give the serial share that a law fits."""
     law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
     rows, share, interval = found
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]

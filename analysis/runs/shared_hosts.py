@@ -55,7 +55,7 @@ def shared_cores(records: list[Record]) -> dict[str, str]:
             before = bisect_left(begins, stay.ended)
             others = (o for o in stays[:before] if o is not stay and stay.began < o.ended)
             n = before - bisect_right(ends, stay.began) - 1
-            names = [name_of(other.record) for other in islice(others, FEW + 1)]
+            names = [name_of(partner.record) for partner in islice(others, FEW + 1)]
             partners[stay.record.source] = (
                 f"ran at the same time as {who(names, len(stays), n)} on {host_name}:"
                 " they may have shared its cores"

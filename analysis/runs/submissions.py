@@ -47,7 +47,7 @@ _NOTES = [
 
 
 def is_result(record: Record) -> bool:
-    """Whether a run is one of MLPerf's results, of which the folders tell the system."""
+    """Tells whether a run is one of MLPerf's results, whose folders name the system."""
     return record.submission is not None and record.repeat is not None
 
 

@@ -150,6 +150,7 @@ _OF_RATE["tokens_per_s_per_gpu"] = ("gpus", "global_batch", "seq_len")
 
 
 def tokens_missing(record: Record, timed: bool) -> str:
+    """Returns why a run has no tokens/s; `timed`: whether it has a step time."""
     if np.isfinite(record.steps["tokens_per_s_per_gpu"]).any() and not record.gpus:
         return asked(["gpus"])
     if record.epochs and timed:
@@ -188,6 +189,7 @@ def above_peak(record: Record, tflops: float | None, convention: str) -> list[st
 
 
 def plain_missing(record: Record) -> dict[str, str]:
+    """Returns why a column of plain facts is empty, by the key of the column."""
     missing = {}
     if record.micro_batch is None:
         missing["micro_batch"] = asked(["micro_batch"])

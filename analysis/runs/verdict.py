@@ -66,19 +66,19 @@ class Judgement:
 
     @property
     def reasons(self) -> list[str]:
-        """Proof, doubts and notes in words."""
-        where = f"line {self.line_no}: " if self.line_no else ""
-        proof = [f"{where}{self.proof}"] if self.proof else []
+        """Returns the proof, the doubts and the notes in words."""
+        place = f"line {self.line_no}: " if self.line_no else ""
+        proof = [f"{place}{self.proof}"] if self.proof else []
         return proof + [flag.text for flag in self.doubts] + self.notes
 
     @property
     def doubts(self) -> list[Reason]:
-        """The flags that the proof does not already say."""
+        """Returns the flags that the proof does not already say."""
         return [flag for flag in self.flags if flag.kind != self.verdict]
 
     @property
     def unfit(self) -> str:
-        """The doubts that make the step time no result, or ""."""
+        """Returns the doubts that make the step time no result, in one text; "" where none does."""
         return "; ".join(flag.text for flag in self.flags if flag.kind in UNFIT)
 
 

@@ -41,6 +41,7 @@ class Result(NamedTuple):
 
 
 def tflops(options: Namespace) -> Result:
+    """Shows the throughput of each run: step time, tokens/s, TFLOP/s and MFU."""
     table = run_table.of_records(
         load_runs("analysis.tflops", options),
         options.convention,
@@ -51,11 +52,12 @@ def tflops(options: Namespace) -> Result:
     if options.predict:
         keys += ["predicted_s", "predicted_error"]
     seldom = (*run_table.OF_RANKS, *run_table.OF_EXPERTS)
-    keys += [k for k in seldom if any(row[k] is not None for row in table.rows)]
-    return Result([table], objects=[{k: row.get(k) for k in keys} for row in table.rows])
+    keys += [key for key in seldom if any(row[key] is not None for row in table.rows)]
+    return Result([table], objects=[{key: row.get(key) for key in keys} for row in table.rows])
 
 
 def scaling(options: Namespace) -> Result:
+    """Shows speedup and efficiency by GPUs: of MLPerf's results apart from those of other runs."""
     records, refused = load(options.paths, facts_of(options))
     warn("analysis.scaling", *unheeded(records, facts_of(options)))
     results = [record for record in records if submissions.is_result(record)]
@@ -68,6 +70,7 @@ def scaling(options: Namespace) -> Result:
 
 
 def compare(options: Namespace) -> Result:
+    """Shows which of two runs, or of a study's pairs, is faster, and whether that is noise."""
     if len(options.paths) > 2:
         raise UsageError(f"two things are compared, but {len(options.paths)} were given")
     sides = []
@@ -87,12 +90,13 @@ def compare(options: Namespace) -> Result:
 
 
 def parity(options: Namespace) -> Result:
+    """Shows whether the losses of each run equal those of its baseline."""
     records, damaged = load_own(options.paths, is_run_folder)
     warn("analysis.parity", *damaged)
     baseline = baseline_of(options.baseline, records) if options.baseline else None
     parities = list(loss_parity.verify(records, baseline).values())
-    own = sorted({record.baseline for record in records} - {None})
-    table = loss_parity.table(parities, options.baseline or ", ".join(own))
+    baselines = sorted({record.baseline for record in records} - {None})
+    table = loss_parity.table(parities, options.baseline or ", ".join(baselines))
     kinds = {parity.verdict.kind for parity in parities}
     if options.check:
         return Result([table], int(bool(damaged or kinds - {loss_parity.EQUAL})))
@@ -100,12 +104,14 @@ def parity(options: Namespace) -> Result:
 
 
 def breakdown(options: Namespace) -> Result:
+    """Shows where each rank's time went, what it sent, and which part lost efficiency."""
     tables, problems = rank_times.report(options.paths, options.baseline, options.scaling)
     warn("analysis.breakdown", *problems)
     return Result(tables)
 
 
 def stragglers(options: Namespace) -> Result:
+    """Shows the ranks and nodes of each run that are slower than the others."""
     records, problems = load_own(options.paths)
     slow = {}
     for record in records:
@@ -120,6 +126,7 @@ def stragglers(options: Namespace) -> Result:
 
 
 def checkpoints(options: Namespace) -> Result:
+    """Shows what the saves and loads of each run cost."""
     costs = checkpoint_costs.table(load_runs("analysis.checkpoints", options))
     warn("analysis.checkpoints", *costs.refused)
     if costs.silent:
