@@ -57,7 +57,7 @@ FP8_MEMORY = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-
+    """Adds the flags of a plan: the model, the cluster, the GPUs and what to show."""
     add = parser.add_argument
     count = partial(add, type=int, metavar="N")
     sizes = "model sizes by name; the flags below override them (default: 175b)"
@@ -89,11 +89,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
-    """Raises: UsageError: a number out of its bounds, or a flag that would be ignored."""
+    """Refuses a number that is out of bounds, and a flag that would be ignored."""
     if bool(arguments.cluster) == bool(arguments.gpu_type):
         raise UsageError("say where: --cluster NAME or --gpu-type NAME, one of them")
-    own = {*MODEL, "seq_len", "gpus", "global_batch"}
-    stated = [(k, v) for k, v in vars(arguments).items() if k in own and v is not None]
+    bounded = {*MODEL, "seq_len", "gpus", "global_batch"}
+    stated = [(k, v) for k, v in vars(arguments).items() if k in bounded and v is not None]
     for name, value in [*stated, *(("cp", cp) for cp in arguments.cp)]:
         settings.check_setting(name, value, settings.COMMAND_LINE)
     check_flags(
@@ -109,9 +109,9 @@ def _check_flags(arguments: argparse.Namespace) -> None:
             f"--leave {arguments.leave} would leave all {arguments.gpus} GPUs idle: give at most"
             f" {arguments.gpus - 1}"
         )
-    others = [f"--{k}" for k in ("why", "study", "top", "leave") if getattr(arguments, k)]
-    if arguments.scale and others:
-        raise UsageError(f"--scale shows the fastest layout of each count: no {', '.join(others)}")
+    ignored = [f"--{k}" for k in ("why", "study", "top", "leave") if getattr(arguments, k)]
+    if arguments.scale and ignored:
+        raise UsageError(f"--scale shows the fastest layout of each count: no {', '.join(ignored)}")
     if arguments.why is not None and arguments.study:
         raise UsageError("--why explains one layout: no --study with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
@@ -184,7 +184,7 @@ def answer(arguments: argparse.Namespace) -> Table:
 def _notes(
     ask: Question, r: Ranking, rows: list[dict[str, Any]], arguments: argparse.Namespace
 ) -> list[str]:
-    """Returns what the times are of, what was assumed, and what does not fit."""
+    """Returns the notes on a plan: what was predicted, what was assumed, and what does not fit."""
     cluster, x, precision = ask.cluster, r.x, ask.settings["precision"]
     flash, card = arguments.flash, arguments.gpu_type
     attention = "flash" if x.flash[0] else "unfused"
@@ -237,7 +237,7 @@ def _subject(ask: Question) -> str:
 
 
 def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: str) -> None:
-    """Write the layouts as a study; `where` is the cluster or card as the flags name it."""
+    """Writes the layouts as a study; `where` is the cluster or card as the flags name it."""
     if ask.preset is None:
         model = ask.config.as_dict()
         if ask.config.position != "rope":  # a run that learns its positions is refused with them
@@ -256,11 +256,11 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
     }
     if ask.gemms == "tf32":
         defaults["tf32"] = True
-    known = sorted(load_clusters())
+    clusters = sorted(load_clusters())
     lines = [
         "# Written by: python -m analysis.plan --study. Times in it are predicted, not measured.",
         'question = "Are these layouts as fast as predicted?"',
-        *([f'cluster = "{where}"'] if where in known else []),
+        *([f'cluster = "{where}"'] if where in clusters else []),
         "",
         "[defaults]",
     ]
@@ -281,8 +281,8 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
     with output(path, mark="", force=True) as file:
         file.write_text("\n".join(lines) + "\n")
     warn("analysis.plan", f"wrote {len(rows)} runs to {path}")
-    if where not in known:
-        remedy = f"render with --cluster NAME, one of {', '.join(known)}"
+    if where not in clusters:
+        remedy = f"render with --cluster NAME, one of {', '.join(clusters)}"
         warn("analysis.plan", f"{where} is no Slurm cluster: {remedy}")
 
 

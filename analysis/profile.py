@@ -85,6 +85,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _rows(tables: dict[str, list[nsys.Row]]) -> list[dict[str, Any]]:
+    """Returns one row a range, kernel or copy, of each kind the longest first."""
     rows = []
     for kind, names in _KINDS.items():
         entries = []

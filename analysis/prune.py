@@ -32,17 +32,17 @@ _PREDICTED = ("predicted_s", "low_s", "high_s", "tokens_per_s", "memory_gib")
 def row_of(
     name: str, spec: RunSpec, cluster: Calibration, margin: float, flash: bool | None
 ) -> dict[str, object]:
-    """A run's predicted seconds, their interval, its gigabytes and whether they fit; without them
+    """Returns a run's predicted seconds, their interval, its GiB and whether they fit; without them
     where the cluster does not compute in the run's precision."""
     run = {"run": name, "engine": spec.engine, "gpus": spec.gpus}
     try:
         cluster.precision(spec.gemm_precision)
     except UsageError as error:
         return run | dict.fromkeys(_PREDICTED) | {"fits": False, "verdict": str(error)}
-    where = cluster.columns(spec.engine, spec.layout.tp, spec.gpus)
+    cluster_columns = cluster.columns(spec.engine, spec.layout.tp, spec.gpus)
     if flash is not None:
-        where["flash"] = flash
-    x = columns_of(spec, **where)
+        cluster_columns["flash"] = flash
+    x = columns_of(spec, **cluster_columns)
     check_counted(spec.model, x, f"{name}: {spec.engine} in {spec.precision} on {cluster.gpu}")
     r = ranking.rank(x, cluster, margin)
     (row,) = ranking.rows_of(r, np.array([0]), spec.model, spec.gemm_precision)
@@ -60,8 +60,8 @@ def report(
     flash: bool | None = None,
     network: str | None = None,
 ) -> Table:
-    """The study's runs, and the command that submits those that are kept: the `top` fastest of
-    those that fit, or all that fit, in the study's order.
+    """Returns the study's runs and the command that submits those that are kept: the `top` fastest
+    of those that fit, or all that fit, in the study's order.
 
     Raises:
         UsageError: no such study or cluster, or the study names none and none is given.

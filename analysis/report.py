@@ -65,6 +65,7 @@ def _paths(arguments: list[str]) -> list[Path]:
 
 
 def _losses(arguments: list[str]) -> Table:
+    """Returns the table of the efficiency that the runs at the paths lost."""
     from analysis.runs.rank_times import report
 
     tables, problems = report(_paths(arguments))
@@ -74,6 +75,7 @@ def _losses(arguments: list[str]) -> Table:
 
 
 def _audit(arguments: list[str]) -> str:
+    """Returns the findings of an audit as a Markdown list; refuses what could not be read."""
     from analysis.published.audited import audit_paths
 
     audit = audit_paths(_paths(arguments))
@@ -107,20 +109,21 @@ def regenerate(text: str, source: str = "") -> str:
     A block that is unknown, not closed or without data is refused with its file and line."""
 
     def written(match: re.Match[str]) -> str:
+        """Returns one marked block with its content made anew."""
         opening = match[0].partition("\n")[0]
         name, *arguments = shlex.split(match[1])
         line_no = text.count("\n", 0, match.start()) + 1
-        where = f"{source}:{line_no}"
+        place = f"{source}:{line_no}"
         if name not in BLOCKS:
-            raise UsageError(f"{where}: unknown report {name!r}; known: {', '.join(BLOCKS)}")
+            raise UsageError(f"{place}: unknown report {name!r}; known: {', '.join(BLOCKS)}")
         if re.search(_OPEN, match[2], re.M):
-            raise UsageError(f"{where}: this report is not closed before the next one")
+            raise UsageError(f"{place}: this report is not closed before the next one")
         if not match[0].rstrip().endswith(_CLOSE):
-            raise UsageError(f"{where}: this report is not closed by {_CLOSE}")
+            raise UsageError(f"{place}: this report is not closed by {_CLOSE}")
         try:
             content = block(name, arguments).rstrip("\n")
         except UsageError as error:
-            raise UsageError(f"{where}: {error}") from error
+            raise UsageError(f"{place}: {error}") from error
         return f"{opening}\n\n{content}\n\n{_CLOSE}"
 
     return _BLOCK.sub(written, text)

@@ -58,13 +58,14 @@ def read_changes(folder: Path) -> list[Change]:
 
 
 def _time(text: str) -> str:
+    """Returns a time that names its time zone; refuses one that does not."""
     if datetime.fromisoformat(text).tzinfo is None:
         raise ValueError(f"{text} names no time zone")
     return text
 
 
 def write_changes(folder: Path, changes: Iterable[Change]) -> None:
-    """Print changes and add them to the study's nodes.csv."""
+    """Prints changes and adds them to the study's nodes.csv."""
     for change in changes:
         append_rows(folder / LEDGER, Change._fields, [change._asdict()])
         print(printable(f"node {change.node}: {change.change}: {change.why}"))
@@ -109,6 +110,7 @@ def evidence(study: Study, logs: Path) -> Reading[list[Change]]:
 
 
 def _slow_in_preflights(top: Path) -> Iterator[Change]:
+    """Yields the nodes that a preflight measured as too slow."""
     kinds = {**node_rates.COLUMNS, "time_utc": _time}
     for row in read_rows(top / node_rates.FILE, kinds):
         if row["short"]:
@@ -117,6 +119,7 @@ def _slow_in_preflights(top: Path) -> Iterator[Change]:
 
 
 def _slow_in_run(folder: Path) -> Iterator[Change]:
+    """Yields the nodes that were slow in a run."""
     for node, reason, _, time_utc in slow_nodes(folder):
         yield Change(time_utc, node, SUSPECTED, f"{folder.name}: {reason}")
 
@@ -195,8 +198,8 @@ def option(study: Study, logs: Path, run: str) -> list[str]:
 
 
 def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> list[str]:
-    """Look for new evidence, let old evidence expire, and change the jobs that wait. Each change is
-    written down and printed. Who calls it holds the study's lock. Returns a line for each damaged
+    """Looks for new evidence, lets old evidence expire, and changes the jobs that wait. Each change
+    is written down and printed. The caller holds the study's lock. Returns a line for each damaged
     file, which is left out."""
     try:
         changes, days = read_changes(logs / study.name), _days(study)
@@ -239,13 +242,13 @@ def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Ite
             if "no longer pending" in str(error):  # it has started just now
                 continue
             raise
-        where = f"job {row.job} of {row.run}, which waits"
+        waiting_job = f"job {row.job} of {row.run}, which waits"
         for node in sorted(nodes ^ before):
-            yield Change(utc_now(), node, LEFT_OUT if node in nodes else PUT_BACK, where)
+            yield Change(utc_now(), node, LEFT_OUT if node in nodes else PUT_BACK, waiting_job)
 
 
 def forgive(folder: Path, nodes: list[str]) -> None:
-    """Suspects nodes no longer; what is known against them does not count again."""
+    """Clears nodes of suspicion; evidence that is already known does not count again."""
     suspected = suspects(read_changes(folder))
     for node in nodes:
         if node not in suspected:

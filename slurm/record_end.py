@@ -24,9 +24,9 @@ def record_end(folder: Path, attempt: str, status: int) -> None:
     if job and (folder / "run.json").exists() and ran_by(folder) != int(job):
         return  # the folder holds an earlier job's run, which ended as it says
     noted, log = read_end(folder, attempt), tail(folder / f"{attempt}.out")
-    why = cause(log)
-    exited = f"exit status {status}: {why}" if why else f"exit status {status}"
-    kind, reason = noted or (kind_of(why), exited)
+    failure = cause(log)
+    exited = f"exit status {status}: {failure}" if failure else f"exit status {status}"
+    kind, reason = noted or (kind_of(failure), exited)
     run.fail(kind, reason, rank=-1, is_cause=bool(noted or killed_rank(log)))
 
 

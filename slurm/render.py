@@ -111,11 +111,11 @@ class Job:
 def job_of(study: Study, name: str) -> Job:
     """Returns the nodes, ranks and worst cost of one run; what cannot be is refused."""
     spec, ask, cluster = study.runs[name].spec, ask_of(study, name), cluster_of(study)
-    where = f"{study.path}: {name} asks for"
+    asker = f"{study.path}: {name} asks for"
     if ask.requeue and not spec.save_interval:
-        raise UsageError(f"{where} requeue without save_interval: it would restart at step 0")
+        raise UsageError(f"{asker} requeue without save_interval: it would restart at step 0")
     if ask.gpu_type and cluster.gpu_request == "none":
-        raise UsageError(f"{where} gpu_type {ask.gpu_type}, and {cluster.name} has no GPUs")
+        raise UsageError(f"{asker} gpu_type {ask.gpu_type}, and {cluster.name} has no GPUs")
     time = ask.time or cluster.time
     lead_s, limit_s = cluster.signal_lead_s, seconds(time)
     if lead_s >= limit_s:
@@ -124,10 +124,10 @@ def job_of(study: Study, name: str) -> Job:
         )
     lead_s = lead_s or max(10, min(120, limit_s // 5))
     nodes = cluster.nodes(spec.gpus)
-    ours = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
+    job_gpus = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
     attempts = 1 + ask.max_restarts if ask.requeue else 1
-    gpu_hours = attempts * ours * limit_s / 3600
-    return Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, ours, gpu_hours)
+    gpu_hours = attempts * job_gpus * limit_s / 3600
+    return Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, job_gpus, gpu_hours)
 
 
 def cluster_of(study: Study) -> Cluster:

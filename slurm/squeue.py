@@ -39,10 +39,12 @@ class Job:
 
     @property
     def never_starts(self) -> bool:
+        """Tells whether the job waits for a change that somebody has to make."""
         return self.state in PENDING and self.reason in NEVER_STARTS
 
     @property
     def says(self) -> str:
+        """Returns what Slurm says of the job in one line; "" where it knows no state."""
         words = f"Slurm: {self.state} {self.exit}" if self.state else ""
         if self.exit.endswith(":53"):  # slurmd's own number
             words += f": its log could not be opened: the node must be able to write {self.folder}"

@@ -208,12 +208,12 @@ def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End
     """Returns the end of a run, by its folder, by Slurm and by the log of its job's last
     attempt."""
     state, reason, kind = (str(status.get(name, "")) for name in ("state", "reason", "kind"))
-    again = restarts(folder, job_id)
-    attempt = f"{job_id}.restart{again}" if again else f"{job_id}"
+    restart = restarts(folder, job_id)
+    attempt = f"{job_id}.restart{restart}" if restart else f"{job_id}"
     text, noted = tail(folder / f"{attempt}.out"), read_end(folder, attempt)
     outside = evidence(text, ends.End(kind, reason) if kind == Kind.MEMORY else noted)
-    own = state == ends.FAILED and reason and kind not in CONSEQUENCES
-    if own and job.state != "NODE_FAIL":
+    said_by_run = state == ends.FAILED and reason and kind not in CONSEQUENCES
+    if said_by_run and job.state != "NODE_FAIL":
         # The run said why before Slurm ended what was left of it; of memory the log knows more.
         if outside and outside.state in ("OOM", "node failure"):
             return outside

@@ -97,10 +97,11 @@ def awaited(studies: list[Study], cluster: str | None) -> dict[str, Study]:
 
 
 def _how_failed(command: str) -> str:
-    """Returns how `only_if` failed, or "". Others wait meanwhile: it has a minute."""
+    """Returns how the shell command of `only_if` failed; "" where it succeeded. Other studies wait
+    meanwhile, so it has a minute."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryFile() as printed:
-        ask = subprocess.Popen(
+        process = subprocess.Popen(
             command,
             shell=True,
             cwd=ROOT,
@@ -111,18 +112,18 @@ def _how_failed(command: str) -> str:
             start_new_session=True,
         )
         try:
-            if ask.wait(ONLY_IF_S) == 0:
+            if process.wait(ONLY_IF_S) == 0:
                 return ""
-            how = f"ended with status {ask.returncode}"
+            failure = f"ended with status {process.returncode}"
         except subprocess.TimeoutExpired:
-            how = f"did not end within {ONLY_IF_S:g} s"
+            failure = f"did not end within {ONLY_IF_S:g} s"
         finally:
-            if ask.returncode is None:  # the shell and what it has started
-                os.killpg(ask.pid, signal.SIGKILL)
-                ask.wait()
+            if process.returncode is None:  # the shell and what it has started
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         printed.seek(0)
         words = " ".join(printed.read().decode(errors="replace").split())[-200:]
-    return f"only_if {how}: {command}" + (f": {words}" if words else "")
+    return f"only_if {failure}: {command}" + (f": {words}" if words else "")
 
 
 def submit(study: Study, name: str, logs: Path) -> int:
@@ -161,7 +162,7 @@ class Watch:
         self.printed: dict[str, str] = {}
 
     def tell(self, about: str, line: str) -> None:
-        """Print a line with the time, unless it is the last one about this."""
+        """Prints a line with the time, unless it is the last one about this."""
         if self.printed.get(about) != line:
             self.printed[about] = line
             print(printable(f"{datetime.now():%H:%M:%S} {about}: {line}"), flush=True)
@@ -284,7 +285,7 @@ class Watch:
         return self.gate(study, row.run)
 
     def start(self, study: Study, row: states.Row) -> str:
-        """Submit a run, write it down, and say why."""
+        """Submits a run, writes the try down, and returns a line with its job and the reason."""
         job = submit(study, row.run, self.arguments.logs)
         folder = self.logs / study.name
         # The new job has no end yet, and counts as a try that came to nothing until it has one.
@@ -296,7 +297,7 @@ class Watch:
         return f"submitted: job {job}, try {number}, after {row.line}"
 
     def finish(self) -> int:
-        """Print the table of each study and what it cost; 0 when every run is complete."""
+        """Prints the table of each study and what it cost; returns 0 when every run is complete."""
         complete = True
         for study in self.studies:
             rows = self.rows[study.name]

@@ -54,6 +54,7 @@ def _layer(mark: Spec, rows: Rows | None = None, **channels: Spec | list[Spec]) 
 
 
 def _spec(layers: list[Spec], height: int = 260, rows: Rows | None = None) -> Spec:
+    """Returns a whole chart of layers, `height` pixels high; its layers may share `rows`."""
     data = {} if rows is None else {"data": {"values": rows}}
     size = {"width": "container", "height": height}
     return (
@@ -209,8 +210,8 @@ def _bar_a_run(rows: Rows, value: str, title: str, ideal: dict[int, float]) -> C
     """Draws one bar a run, by number of GPUs; `ideal` by number of GPUs is a tick."""
     shown, sizes = ranked(rows), {row["gpus"] for row in rows}
     if len(shown) > MOST:  # of each number of GPUs the fastest
-        each = max(1, MOST // len(sizes))
-        shown = [row for n in sorted(sizes) for row in [r for r in shown if r["gpus"] == n][:each]]
+        limit = max(1, MOST // len(sizes))
+        shown = [row for n in sorted(sizes) for row in [r for r in shown if r["gpus"] == n][:limit]]
     marks = [_bar(row, value, ideal.get(row["gpus"])) for row in shown]
     if len({row["precision"] for row in shown}) > 1:
         for mark, row in zip(marks, shown, strict=True):
@@ -224,6 +225,7 @@ def _bar_a_run(rows: Rows, value: str, title: str, ideal: dict[int, float]) -> C
 
 
 def _bar(row: Row, value: str, ideal: float | None) -> Row:
+    """Returns the row of one run's bar: its value, its interval and the ideal as a tick."""
     step_s = row["step_s"] or 1.0  # printed TFLOP/s may stand without a time
     low, high = row["steady_ci95"] or (step_s, step_s)
     end = row[value] * step_s / low

@@ -30,6 +30,7 @@ def sentences(study: Study) -> list[str]:
 
 
 def _fastest(rows: Rows, kind: str, unit: str) -> str:
+    """Says which run won at each number of GPUs, or why none did; `unit`: ranks or GPUs."""
     best = [row for row in winners(rows) if not row["is_baseline"]]
     if not best:
         timed = [row for row in rows if row["tokens_per_s"]]
@@ -45,11 +46,11 @@ def _fastest(rows: Rows, kind: str, unit: str) -> str:
             f" {most['tokens_per_s']:.0f} on {_counted(most['gpus'] or '-', unit)}."
         )
     shown = best if len(best) <= 4 else [best[0], best[len(best) // 2], best[-1]]
-    each = "; ".join(
+    texts = "; ".join(
         f"on {_counted(row['gpus'], unit)} {row['run']}, {_ratio(row)}" for row in shown
     )
     baselines = " / ".join(dict.fromkeys(row["baseline"] for row in best))
-    return f"Fastest ({kind} scaling against {baselines}): {each}."
+    return f"Fastest ({kind} scaling against {baselines}): {texts}."
 
 
 def _counted(count: int | str, plural: str) -> str:
@@ -58,6 +59,7 @@ def _counted(count: int | str, plural: str) -> str:
 
 
 def _ratio(row: dict[str, Any]) -> str:
+    """Returns a row's speedup and efficiency in words."""
     efficiency = row["efficiency"]
     share = f"efficiency {efficiency:.2f}" if efficiency is not None else "efficiency withheld"
     if row["doubtful"]:
@@ -66,6 +68,7 @@ def _ratio(row: dict[str, Any]) -> str:
 
 
 def _losses(records: list[Record], base: Record | None) -> str:
+    """Says how many runs have the losses of their baseline, and the largest difference."""
     verdicts = list(loss_parity.verify(records, base).values())
     if not verdicts:
         return "Losses: these logs are not compared; only run folders of this repository are."
@@ -85,7 +88,7 @@ def _doubts(table: Table, refused: list[str]) -> str:
     """Says how many runs count, and the doubts that the table prints: those of most rows, and its
     own without what stands in brackets."""
     rows = table.rows
-    good = [row for row in rows if row["fit"] and row["verdict"] == "complete"]
+    complete = [row for row in rows if row["fit"] and row["verdict"] == "complete"]
     reasons: dict[str, list[str]] = {}
     for row in rows:
         notes = row["notes"].split("; ") if row["notes"] else []
@@ -93,14 +96,14 @@ def _doubts(table: Table, refused: list[str]) -> str:
         for note in dict.fromkeys(note.partition(":")[0] for note in notes):
             reasons.setdefault(note, []).append(row["run"])
     common = sorted(reasons.items(), key=lambda item: -len(item[1]))
-    each = [doubt.partition(" (")[0] for doubt in table.doubts]
-    each += [
+    doubts = [doubt.partition(" (")[0] for doubt in table.doubts]
+    doubts += [
         f"{reason} ({who([cut(run, NAME) for run in runs], len(rows))})"
         for reason, runs in common[:FEW]
     ]
     if len(common) > FEW:
-        each.append(f"{_counted(len(common) - FEW, 'more doubts')} below the table")
+        doubts.append(f"{_counted(len(common) - FEW, 'more doubts')} below the table")
     if refused:
-        each.append(f"{_counted(len(refused), 'files')} could not be read")
-    line = f"{len(good)} of {len(rows)} runs are complete and timed."
-    return f"{line} In doubt: {'; '.join(each)}." if each else f"{line} Nothing is in doubt."
+        doubts.append(f"{_counted(len(refused), 'files')} could not be read")
+    line = f"{len(complete)} of {len(rows)} runs are complete and timed."
+    return f"{line} In doubt: {'; '.join(doubts)}." if doubts else f"{line} Nothing is in doubt."

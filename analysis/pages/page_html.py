@@ -46,6 +46,7 @@ def html_of(page: Page) -> str:
 
 
 def _section(section: Section, numbers: dict[int, int]) -> dict[str, Any]:
+    """Returns a section for the page; `numbers` has the number of each chart by its id."""
     tables = section.tables.items()
     return {
         "title": printable(section.title),
@@ -99,6 +100,7 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _cell(text: str, value: Any, column: Column, number: bool) -> dict[str, Any]:
+    """Returns a cell for the page; `raw` is the number to sort by, `full` a text that was cut."""
     raw = finite(value, DIGITS) if number and text != UNKNOWN else None
     full = printable(str(value)) if len(text) == LONGEST else ""  # it may be cut
     return {"text": text, "number": number, "raw": raw, "head": column.heading, "full": full}

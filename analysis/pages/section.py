@@ -25,7 +25,7 @@ class Study:
 
     @property
     def own(self) -> list[Record]:
-        """The runs of this repository, whose folders say more than a log."""
+        """Returns the runs of this repository, whose folders say more than a log."""
         return [record for record in self.records if record.own]
 
 

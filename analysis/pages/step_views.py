@@ -30,9 +30,9 @@ def every_step(study: Study) -> list[Section]:
     shown = logged[: charts.MOST]
     if not shown:
         return []
-    each = max(6, POINTS // len(shown))
-    apart = differences(study.records, study.base)
-    rows = [row for record in shown for row in _steps(record, each, apart.get(record.source, {}))]
+    per_run = max(6, POINTS // len(shown))
+    gaps = differences(study.records, study.base)
+    rows = [row for record in shown for row in _steps(record, per_run, gaps.get(record.source, {}))]
     section = Section("Every step")
     for key, title, bar in _CURVES:
         if stated := [row for row in rows if row.get(key) is not None]:
@@ -40,13 +40,14 @@ def every_step(study: Study) -> list[Section]:
             section.charts.append(Chart(spec, _caption(stated, key, bar)))
     if len(logged) > len(shown):
         section.words.append(f"The first {len(shown)} of {len(logged)} runs are shown.")
-    if thinned := sum(len(record.steps) > each for record in shown):
-        words = f"Of {thinned} long runs {each} steps each are shown, evenly spaced."
+    if thinned := sum(len(record.steps) > per_run for record in shown):
+        words = f"Of {thinned} long runs {per_run} steps each are shown, evenly spaced."
         section.words.append(words)
     return [section] if section.charts else []
 
 
 def _caption(rows: list[dict[str, Any]], key: str, bar: float | None) -> str:
+    """Says the largest value beside the bar, or without one the range of the last values."""
     if bar is not None:
         worst = max(rows, key=lambda row: row[key])
         return f"Largest: {worst[key]:.1e}, of {worst['run']}. Dashed: the bar of parity, {bar:g}."

@@ -55,6 +55,8 @@ _Rates = make_dataclass("_Rates", [(n, float, key(MISSING, "", _POSITIVE)) for n
 
 @dataclass(frozen=True)
 class _Fitted:
+    """The table [fit] of a file: the runs that were fitted, and how well the fit did."""
+
     n: int = key(MISSING, "", Bounds(0, 10**9))
     sigma: float = key(MISSING, "", _NOT_NEGATIVE)
     gpus: int = key(0, "", Bounds(0, 10**9))  # 0: not stated, as in older files
@@ -98,12 +100,12 @@ class Calibration:
 
     @property
     def joined(self) -> int:
-        """The number of GPUs that fast links join: a node's, or those of a rack."""
+        """Returns the number of GPUs that fast links join: those of a node, or of a rack."""
         return self.domain or joined(self.gpu, self.gpus_per_node)
 
     @property
     def is_host(self) -> bool:
-        """Whether this is a host CPU, whose cores count as GPUs."""
+        """Tells whether this is a host CPU, whose cores count as GPUs."""
         return self.machine_override is not None
 
     def columns(self, engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
@@ -119,7 +121,8 @@ class Calibration:
         }
 
     def precision(self, asked: str | None) -> str:
-        """Returns what to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU."""
+        """Returns the precision to plan in: `asked`, else bf16, or fp16 on a card without;
+        fp32 on a host CPU. Refuses a precision that the card lacks."""
         if self.is_host:
             if asked not in (None, "fp32"):
                 raise UsageError(f"{self.name} is measured in fp32 alone, not {asked}")
@@ -146,8 +149,8 @@ class Calibration:
     def on_network(self, words: str, gpus: float) -> "Calibration":
         """Returns the cluster with another network between its nodes, as --network has it."""
         if self.is_host or gpus <= self.joined:
-            where = self.name if self.is_host else f"{gpus} GPUs of {self.name}"
-            raise UsageError(f"--network: {where} is one node, and nothing leaves it")
+            place = self.name if self.is_host else f"{gpus} GPUs of {self.name}"
+            raise UsageError(f"--network: {place} is one node, and nothing leaves it")
         check_network(words, self.gpus_per_node, "--network")
         return replace(self, network=words)
 
@@ -259,7 +262,7 @@ def from_data_sheet(
 
 
 def _read(path: Path) -> Calibration:
-    """Returns the calibration of a file."""
+    """Returns the calibration that a file states; refuses a file that is none."""
     where, table = f"calibration {path}", read_toml(path, "calibration")
     fitted = table.get("fit")
     rows = fitted.pop("covariance", None) if isinstance(fitted, dict) else None
@@ -288,7 +291,7 @@ def _read(path: Path) -> Calibration:
 
 
 def write(path: Path, cluster: Calibration, report: str, rows: list[str]) -> None:
-    """Writes a calibration; what its fit was made of and how it did stands in the file."""
+    """Writes a calibration to a file, with the ids of the fitted rows and the report of the fit."""
     fit = cluster.fit
     facts = ("gpu", "processor", "gpus_per_node", "gpu_memory_gb", "network", "flash")
     lines = [f"{MARK}. {report}"]

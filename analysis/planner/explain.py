@@ -53,7 +53,7 @@ def chosen_row(r: Ranking, layout: str) -> Chosen:
 
 
 def _texts(x: Columns, key: str) -> np.ndarray:
-    """Returns a column as the table shows it."""
+    """Returns a column as the table shows it, str (n,)."""
     values = getattr(x, key).astype(int)
     return np.array(WORDS[key])[values] if key in WORDS else values.astype(str)
 
@@ -68,7 +68,7 @@ def seconds_of(r: Ranking, i: int) -> dict[str, float]:
 
 
 def title(x: Columns, i: int) -> str:
-    """Returns the layout in one line."""
+    """Returns the layout of row `i` in one line."""
     ends = f" (layers: first {x.first_layers[i]}, last {x.last_layers[i]})"
     ends = ends if x.first_layers[i] else ""
     return (

@@ -97,7 +97,9 @@ def _hidden_bytes(spec: RunSpec) -> int:
 
 
 def _tensor_parallel(spec: RunSpec, rank: int) -> float:
-    """Shoeybi et al. 2019 (Megatron-LM), section 3: two all-reduces of b*s*h per layer forward, two
+    """Returns the bytes per step that a rank sends along tp.
+
+    Shoeybi et al. 2019 (Megatron-LM), section 3: two all-reduces of b*s*h per layer forward, two
     backward; one for the embedding forward and one for the logits' input backward; section 4's
     parallel cross-entropy all-reduces three numbers per token (maximum, own logit, sum) in fp32.
 
@@ -153,7 +155,9 @@ def _tensor_parallel(spec: RunSpec, rank: int) -> float:
 
 
 def _pipeline(spec: RunSpec, rank: int) -> float:
-    """Narayanan et al. 2021 (SC'21), section 3.2: b*s*h per micro-batch and boundary, each way.
+    """Returns the bytes per step that a rank sends along pp.
+
+    Narayanan et al. 2021 (SC'21), section 3.2: b*s*h per micro-batch and boundary, each way.
 
     With vpp chunks per rank there are pp * vpp - 1 boundaries: rank r sends forward from every
     chunk but the model's last, and backward from every chunk but the first.
@@ -172,7 +176,9 @@ def _pipeline(spec: RunSpec, rank: int) -> float:
 
 
 def _context_parallel(spec: RunSpec, rank: int) -> float:
-    """Liu et al. 2023 (arXiv 2310.01889): keys and values of s/cp tokens go around the cp ranks in
+    """Returns the bytes per step that a rank sends along cp.
+
+    Liu et al. 2023 (arXiv 2310.01889): keys and values of s/cp tokens go around the cp ranks in
     forward, and again in backward, one step behind them their gradients (Transformer Engine's p2p).
     """
     layout, model = spec.layout, spec.model
@@ -183,8 +189,9 @@ def _context_parallel(spec: RunSpec, rank: int) -> float:
 
 
 def _expert_parallel(spec: RunSpec, layers: int) -> dict[str, float]:
-    """megatron-core's dispatchers, of a rank with so many layers with experts. Tokens travel to
-    their experts and back (GShard, Lepikhin et al. 2020, arXiv 2006.16668, section 3.2).
+    """Returns the bytes per step, by axis, that a rank with `layers` layers of experts sends along
+    ep and etp with megatron-core's dispatchers. Tokens travel to their experts and back (GShard,
+    Lepikhin et al. 2020, arXiv 2006.16668, section 3.2).
 
     alltoall: the ep ranks exchange the hidden states of each token's C choices, and their weights
     in fp32; the etp ranks of an expert gather these of all, and add up its output in fp32.
@@ -288,8 +295,9 @@ def _data_parallel(spec: RunSpec, rank: int, experts: bool = False) -> float | N
 
 
 def _fully_sharded(spec: RunSpec) -> float:
-    """fsdp2's (torch 2.13): a group of parameters (a block; an untied embedding; the rest) is one
-    message; the first dimension of each parameter is padded to a multiple of the shards.
+    """Returns the bytes per step that a rank sends under fsdp2 (torch 2.13). A group of parameters
+    (a block; an untied embedding; the rest) is one message; the first dimension of each parameter
+    is padded to a multiple of the shards.
 
     All-gathers in compute precision: with zero_stage 3 a block's twice and the others' once with
     every micro-batch, with zero_stage 2 each once a step. `reductions` times a step a

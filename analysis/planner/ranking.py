@@ -42,11 +42,13 @@ SECONDS = (
 
 
 def add_network_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --network, which replaces the cluster's network between nodes."""
     network = f"a node's network, in place of the cluster's: {NETWORK}"
     parser.add_argument("--network", metavar="WORDS", help=network)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that every command about predicted layouts has."""
     add_network_flag(parser)
     margin = f"share of memory left free (default: {MARGIN})"
     parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=margin)
@@ -78,8 +80,10 @@ class Ranking(NamedTuple):
 def rank(
     x: Columns, cluster: Calibration, margin: float, threads_per_core: float | None = None
 ) -> Ranking:
-    """Predict every layout, and put those that fit in order of time. threads_per_core: of runs on a
-    host CPU; without it each rank has one thread."""
+    """Predicts the time and memory of every layout, and puts those that fit in order of time.
+
+    `margin` is the share of memory to leave free. `threads_per_core` is that of runs on a host CPU;
+    without it each rank has one thread."""
     machine, crowd = cluster.machine_for(x), np.ones(len(x))
     if cluster.is_host:
         crowd = np.maximum(crowd, threads_per_core or x.gpus / cluster.gpus_per_node)
@@ -119,18 +123,18 @@ class Question:
 
     @property
     def gemms(self) -> str:
-        """The number format that the plan's GEMMs run in."""
+        """Returns the number format that the plan's GEMMs run in."""
         return self.cluster.gemm_precision(self.settings["precision"])
 
     def ranked(self) -> Ranking:
-        """Returns every layout. Raises: UsageError: none is possible."""
+        """Returns the ranking of every possible layout; refuses a question that has none."""
         x = space(self.config, self.cluster, self.gpus, self.global_batch, **self.settings)
         return rank(x, self.cluster, self.margin)
 
 
 def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.ndarray]:
-    """Returns the seconds of a step's messages between tp, cp and ep ranks, which its term
-    `compute` holds, of the chosen rows, (n,)."""
+    """Returns the seconds per step, (n,), of messages between tp, cp and ep ranks in the chosen
+    rows. The term `compute` includes them."""
     x, machine, c = r.x.take(chosen), r.cluster.machine_for(r.x), r.cluster.fit.constants
     layers = x.n_micro * x.layers / x.pp * r.crowd[chosen]
     return {
@@ -141,7 +145,7 @@ def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.
 
 
 def gigabytes(x: Columns, cluster: Calibration) -> dict[str, float]:
-    """Returns the gigabytes of one layout by part, on its fullest rank; x: one row."""
+    """Returns the GiB of each part of memory on the fullest rank of one layout; `x` has one row."""
     return {name: b / GIB for name, b in fullest(x.steps[0], cluster.memory).items()}
 
 
@@ -174,7 +178,7 @@ def refusals(r: Ranking) -> list[str]:
 
 
 def nothing_fits(r: Ranking, config: GPTConfig, gpus: int) -> str:
-    """Returns one line: the least memory that any layout needs, where none fits."""
+    """Returns the line that says, where no layout fits, which one needs the least memory."""
     x, least = r.x, int(np.argmin(r.used))
     return (
         f"{config.n_params / 1e9:.1f}B parameters do not fit on {gpus} GPUs of"
@@ -185,7 +189,7 @@ def nothing_fits(r: Ranking, config: GPTConfig, gpus: int) -> str:
 
 
 def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> list[dict[str, Any]]:
-    """Returns what is printed of the chosen layouts; gemms: the number format that GEMMs run in."""
+    """Returns the printed values of the chosen layouts; `gemms` is the number format of GEMMs."""
     x, used = r.x.take(chosen), r.used[chosen]
     seconds, terms = r.seconds[chosen], {name: s[chosen] for name, s in r.terms.items()}
     low, high = r.cluster.fit.interval(seconds, x, r.cluster.machine_for(x))
@@ -195,9 +199,9 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
     cut = x.each(stage_layers).astype(int).tolist()
     rows = []
     for i in range(len(x)):
-        layout, seq_len, t = x.layout(i), int(x.seq[i]), float(seconds[i])
+        layout, seq_len, step_s = x.layout(i), int(x.seq[i]), float(seconds[i])
         tokens, gpus = layout.global_batch * seq_len, layout.world_size
-        tflops = tflops_per_gpu(config, seq_len, tokens, t, gpus)
+        tflops = tflops_per_gpu(config, seq_len, tokens, step_s, gpus)
         row = {
             "rank": i + 1,
             "gpus": gpus,
@@ -207,17 +211,17 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
             "stages": "-".join(map(str, cut[i])) if layout.uneven else None,
             "uneven": layout.uneven,
             "sequence_parallel": "yes" if layout.sequence_parallel else "",
-            "predicted_s": t,
+            "predicted_s": step_s,
             "low_s": float(low[i]),
             "high_s": float(high[i]),
             "tflops": tflops,
             "mfu": r.cluster.mfu(tflops, gemms).value,
-            "tokens_per_s": tokens / t,
+            "tokens_per_s": tokens / step_s,
             "allocated_gib": float(counted[i]) if np.isfinite(counted[i]) else None,
             "memory_gib": float(used[i] / GIB),
             "tight": "tight" if used[i] > (1 - TIGHT) * r.limit else "",
-            "bubble": float(terms["bubble"][i] / t),
-            "communication": float(sent[i] / t),
+            "bubble": float(terms["bubble"][i] / step_s),
+            "communication": float(sent[i] / step_s),
         }
         rows.append(row)
     return rows
@@ -273,8 +277,8 @@ def alike_note(r: Ranking) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
-    """Returns the ranked table: rows of `rows_of`; `no_mfu`: why they have no MFU, "" where they
-    have."""
+    """Returns the ranked table of rows from `rows_of`. `no_mfu` says why they have no MFU; "" where
+    they have one."""
     numbers = [*shown_axes(rows), *(k for k in KEYS if k not in (*AXES, "recompute"))]
     stages = Column("stages", "layers of first-middle-last stage")
     columns = [

@@ -16,9 +16,9 @@ BAND = {"kept": "efficiency", "worst": "low", "best": "high"}
 
 
 def table(ask: Question, weak: bool) -> Table:
-    """Returns a row for the GPUs asked for, half of them and so on, while a layout fits; weak: of
-    half the batch, too. Efficiency is the tokens/s of a GPU over those of the fewest; they err
-    together.
+    """Returns a table of the fastest layout on the GPUs asked for, on half of them and so on, while
+    one fits; `weak` halves the batch, too. Efficiency is the tokens/s of a GPU over those of the
+    fewest; they err together.
 
     Raises:
         UsageError: fewer than two counts have a layout that fits.

@@ -171,8 +171,8 @@ def _splits(
     shared: list[tuple[int, int]],
     leave: int,
 ) -> Iterator[tuple[int, ...]]:
-    """Returns the numbers of SPLIT; cuts: `pipelines`, shared: (tp, cp) to try. dp is the most that
-    divides the batch."""
+    """Yields the numbers of SPLIT for each split of the GPUs. `cuts` are those of `pipelines`,
+    `shared` the pairs (tp, cp) to try; dp is the largest that divides the batch."""
     dps = divisors(global_batch)[::-1]
     for tp, cp in shared:
         for pp in cuts:

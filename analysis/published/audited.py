@@ -28,14 +28,14 @@ class Audit(NamedTuple):
 
     @property
     def has_gaps(self) -> bool:
-        """Whether a file or a table could not be checked."""
+        """Tells whether a file or a table could not be checked."""
         return bool(self.refused) or 0 in self.checked.values()
 
 
 def audit_paths(
     paths: list[Path], mapping: dict[str, str] | None = None, facts: dict[str, str] | None = None
 ) -> Audit:
-    """Audits the tables of files and folders.
+    """Audits the tables of files and folders, and returns what is wrong or unread in them.
 
     Args:
         mapping: heading -> our column, where HEADINGS lacks it.

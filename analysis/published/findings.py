@@ -223,14 +223,14 @@ def _equal(rows: list[Line]) -> Iterator[Finding]:
             groups[key].append(row)
     remarks = (*REMARKS, "table", "commit", "formula")
     for key, members in groups.items():
-        for first, other in combinations(members, 2):
-            before, after = _configuration(first, remarks), _configuration(other, remarks)
+        for first, second in combinations(members, 2):
+            before, after = _configuration(first, remarks), _configuration(second, remarks)
             differ = [heading for heading in before if before[heading] != after.get(heading)]
             if differ:
                 words = (
                     f"line {first.line_no} differs ({', '.join(differ[:3])}) and has equal results"
                 )
-                yield _of_cell(other, other.values[key[0][0]], "equal", words)
+                yield _of_cell(second, second.values[key[0][0]], "equal", words)
 
 
 # Of a remark, what is no setting: numbers of runs, files, dates, and a transcriber's LINT.
@@ -249,9 +249,9 @@ def _repeats(rows: list[Line]) -> Iterator[Finding]:
     for members in groups.values():
         times = [row.values["step_s"].number for row in members]
         if max(times) > FAR_APART * min(times):
-            row, at = members[0], ", ".join(str(row.line_no) for row in members)
+            row, lines = members[0], ", ".join(str(row.line_no) for row in members)
             words = (
-                f"identical configurations took {', '.join(map(figure, times))} s (lines {at}):"
+                f"identical configurations took {', '.join(map(figure, times))} s (lines {lines}):"
                 f" the slowest is {max(times) / min(times):.2f} times the fastest"
             )
             yield Finding(row.file, row.line_no, "repeats", words, row.values["step_s"].heading)

@@ -32,7 +32,7 @@ class Value(NamedTuple):
 def read_value(
     text: str, heading: str, factor: float, units: dict[str, float], exact: bool = False
 ) -> Value | None:
-    """The positive number that a cell starts with, or None.
+    """Returns the positive number that a cell starts with, or None.
 
     The interval is half a unit of the last printed place below, and one whole above, since some
     publishers cut digits. An integer that ends in zeros may have been rounded to them. `~` leaves
@@ -87,7 +87,8 @@ def agreement(intervals: list[Interval], slack: float) -> tuple[float, set[int]]
 
 
 def tolerance(misses: list[float]) -> float:
-    """What rows may miss an identity by, beyond their digits, as the table itself shows."""
+    """Returns the share by which rows may miss an identity beyond their digits, by the misses of
+    the whole table."""
     usual = median(misses)
     if len(misses) < FEW or 0 < 3 * usual < MOST_AVERAGED:
         return max(3 * usual, 2.5 * AVERAGED) if 3 * usual < MOST_AVERAGED else 2.5 * AVERAGED

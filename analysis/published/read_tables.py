@@ -49,7 +49,7 @@ SAME_RATE = 0.02  # closer rates are one; of one GPU and of all they are far apa
 
 
 def meaning(heading: str, mapping: dict[str, str]) -> str:
-    """Our column of a heading, or "" where it is not known; `mapping`: what the user says."""
+    """Returns our column for a heading, or "" for an unknown one; `mapping`: what the user says."""
     if (name := mapping.get(heading.strip().lower())) is not None:
         return name
     if heading in NAMES:
@@ -71,7 +71,7 @@ class Line:
     cells: dict[str, str]
 
     def operand(self, name: str) -> Value | None:
-        """A column's value, or a number's own; cp and ep are 1 where they are not stated."""
+        """Returns the value of a column or number; cp and ep are 1 where they are not stated."""
         if name in ("cp", "ep") and self.fact(name) in ("", 1):
             return Value(1.0, Interval(1.0, 1.0), "", "")
         if name.isdecimal():
@@ -85,7 +85,7 @@ class Line:
         return max(counts, default=1) > 1 or bool(ACTIVE.search(self.words.get("model", "")))
 
     def states(self, name: str) -> bool:
-        """Whether it states a fact. Words on routing may say what is dropped ("dropless")."""
+        """Tells whether the row states a fact. Words on routing may say what is dropped."""
         on_drops = name == "dropped" and re.search("drop|capacity", self.words.get("routing", ""))
         return bool(on_drops) or name in self.values or name in self.words
 
@@ -108,6 +108,7 @@ def run_tables(path: Path, mapping: dict[str, str], facts: dict[str, str]) -> li
 
 
 def _tables(path: Path) -> list[PublishedTable]:
+    """Returns the tables of a CSV, TSV or Markdown file."""
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         return [read_csv(path, needed=(), delimiter="\t" if suffix == ".tsv" else ",")]
@@ -149,7 +150,7 @@ def _in_markdown(text: str) -> list[PublishedTable]:
 
 
 def _cells(line: str) -> list[str]:
-    """The texts between the unescaped bars of a line, which may have bars at its ends, too."""
+    """Returns the texts between the unescaped bars of a line, with or without bars at its ends."""
     texts = [text.strip() for text in _BAR.split(line)]
     if not texts[0]:  # a bar at the line's begin
         del texts[0]
@@ -161,6 +162,7 @@ def _cells(line: str) -> list[str]:
 def _understood(
     file: str, table: PublishedTable, mapping: dict[str, str], facts: dict[str, str]
 ) -> RunTable:
+    """Returns a table with its cells read as our columns; `facts` hold for every row of it."""
     names = [meaning(heading, mapping) for heading in table.headings]
     columns = {h: name for h, name in zip(table.headings, names, strict=True) if name}
     unread = [h for h in table.headings if h and h not in columns and column_name(h) not in REMARKS]
@@ -195,6 +197,7 @@ _PRODUCT = re.compile(
 
 
 def _put(line: Line, name: str, heading: str, text: str) -> None:
+    """Reads the text of a cell into the line's column `name`, where it is a number or words."""
     if name in WORDS:
         line.words[name] = text.lower()
         return
@@ -207,8 +210,8 @@ def _put(line: Line, name: str, heading: str, text: str) -> None:
 
 
 def _settle_rates(rows: list[Line]) -> None:
-    """Give a rate whose heading does not say it to one GPU or to all, as most rows have it by their
-    batch and time; where none can tell, nobody knows, and it is not used."""
+    """Gives tokens/s whose heading does not say whose they are to one GPU or to all, as the batch
+    and time of most rows say. Where no row can tell, the rate is not used."""
     votes = {"tokens_per_s": 0, "tokens_per_s_gpu": 0}
     for row in rows:
         names = ("tokens_per_s_some", "global_batch", "seq_len", "step_s", "gpus")
@@ -225,8 +228,7 @@ def _settle_rates(rows: list[Line]) -> None:
 
 
 def _settle_percents(rows: list[Line]) -> None:
-    """Take MFU or efficiency as percent where most numbers of the table are above 2, which no share
-    is."""
+    """Divides MFU or efficiency by 100 where most numbers of the table are above 2: no share is."""
     for name in ("mfu", "efficiency"):
         values = [row.values[name] for row in rows if name in row.values]
         if values and median(value.number for value in values) > 2:

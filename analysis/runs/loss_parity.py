@@ -151,6 +151,7 @@ def first_losses(model: dict[str, Any]) -> tuple[float, float]:
 
 
 def _judge(run: Run, baseline: Run) -> Parity:
+    """Returns the parity of a run whose steps are all in the baseline: equal, or what differs."""
     work = _work(run)
     sizes = {key: work[f"model {key}"] for key in ("vocab_size", "hidden", "tied")}
     lowest, highest = first_losses(sizes)

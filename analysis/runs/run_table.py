@@ -211,6 +211,7 @@ _USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints 
 
 
 def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
+    """Returns how a run ended, or of a complete run its doubts, and why it has no time."""
     if judgement.verdict != "complete":
         return judgement.reasons
     doubts = [doubt.text for doubt in judgement.doubts]

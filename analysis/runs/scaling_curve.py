@@ -88,6 +88,7 @@ def curve(sides: list[Side], base: Side, scaling: str = "strong") -> Curve:
 
 
 def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
+    """Returns the row of one configuration; `curve` says what is in it."""
     ratio = against(side, base, scaling)
     fastest_s, slowest_s = min(side.seconds), max(side.seconds)
     times_gpus, interval = side.gpus / base.gpus, ratio.interval
