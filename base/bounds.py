@@ -20,7 +20,8 @@ from base.files import shown
 
 @dataclass(frozen=True)
 class Bounds:
-    """From `least` to `most`. Both are allowed, unless `above` or `below` excludes its end."""
+    """A range of numbers from `least` to `most`. Both ends are allowed, unless `above` or `below`
+    excludes one."""
 
     least: float
     most: float
@@ -39,7 +40,7 @@ class Bounds:
 
 
 class Count(Bounds):
-    """Bounds of whole numbers, where `misfit` checks a JSON file's."""
+    """Bounds of a whole number. Of a JSON file's numbers `misfit` refuses those that are no int."""
 
 
 class Text(NamedTuple):
@@ -49,6 +50,7 @@ class Text(NamedTuple):
     wanted: str
 
     def problem(self, name: str, text: str) -> str:
+        """Returns that the text, called `name`, does not match; "" when it does."""
         matches = re.fullmatch(self.pattern, text)
         return "" if matches else f"{name} {shown(text)} is not {self.wanted}"
 
@@ -59,6 +61,7 @@ class Moment(NamedTuple):
     first_year: int = 2000
 
     def problem(self, name: str, text: str) -> str:
+        """Returns what is wrong with the text, called `name`, as a time; "" when nothing is."""
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
@@ -73,6 +76,7 @@ class Words(tuple[str, ...]):
     """The words to choose from."""
 
     def problem(self, name: str, word: str) -> str:
+        """Returns that the word is none of these; "" when it is one."""
         return "" if word in self else f"{name} must be one of {', '.join(self)}, not {shown(word)}"
 
 
@@ -89,7 +93,8 @@ _GIVEN_AS = {float: (int, float), tuple: (list,)}  # what TOML and JSON hold for
 
 
 def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] = ()) -> Any:
-    """Returns a dataclass's field that a user sets."""
+    """Returns the field of a dataclass that holds a user's setting: its default, what --help says
+    of it, and what `checked` allows for it (or for each text or name in it)."""
     if type(allowed) is tuple:
         allowed = Words(allowed) if allowed else None
     meta = {"help": help, "allowed": allowed}
@@ -108,10 +113,10 @@ def kind_of(setting: Field) -> type:
 
 
 def checked(setting: Field, value: Any, name: str) -> Any:
-    """Returns `value` in the setting's type; a refusal calls it `name`.
+    """Returns `value` in the setting's type. A refusal calls the value `name`.
 
     Raises:
-        UsageError: it is of another type, or not within what the setting allows.
+        UsageError: the value is of another type, or not within what the setting allows.
     """
     kind, allowed = kind_of(setting), setting.metadata["allowed"]
     if value is None and setting.default is None:
@@ -136,25 +141,25 @@ def checked(setting: Field, value: Any, name: str) -> Any:
 
 
 def values_of(kind: type, table: Any, where: str) -> dict[str, Any]:
-    """Returns a table's values in the types of a dataclass's settings.
+    """Returns a table's values in the types of a dataclass's settings. `where` begins a refusal.
 
     Raises:
-        UsageError: no table, an unknown or missing key, or a value that its key cannot have.
+        UsageError: it is no table, a key is unknown or missing, or a key cannot have its value.
     """
     if not isinstance(table, dict):
         raise UsageError(f"{where} is no table")
-    known = {f.name: f for f in fields(kind) if f.metadata}
-    if unknown := sorted(table.keys() - known.keys()):
-        raise UsageError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(known)}")
-    needed = [n for n, f in known.items() if f.default is f.default_factory is MISSING]
+    settings = {f.name: f for f in fields(kind) if f.metadata}
+    if unknown := sorted(table.keys() - settings.keys()):
+        raise UsageError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(settings)}")
+    needed = [name for name, f in settings.items() if f.default is f.default_factory is MISSING]
     if missing := [name for name in needed if name not in table]:
         raise UsageError(f"{where}: missing {', '.join(missing)}")
-    return {key: checked(known[key], value, f"{where}: {key}") for key, value in table.items()}
+    return {key: checked(settings[key], value, f"{where}: {key}") for key, value in table.items()}
 
 
 def misfit(value: Any, allowed: Any, name: str = "") -> str:
-    """Returns what in a JSON file's value, called `name`, cannot be, as "NAME cannot be VALUE"; ""
-    if nothing.
+    """Returns "NAME cannot be VALUE" for the first part of a JSON file's value that is not allowed;
+    "" where all of it is. `name` is the value's name.
 
     allowed: a type; Bounds; Text; Moment; Words; a dict of an object's keys, which may be absent or
     null; or [what each item of a list can be]. A text must be printable.
@@ -170,6 +175,7 @@ def misfit(value: Any, allowed: Any, name: str = "") -> str:
 
 
 def _fits(value: Any, allowed: Any) -> bool:
+    """Returns whether a value that `misfit` does not take apart is allowed."""
     if isinstance(allowed, type):
         return isinstance(value, allowed) and (allowed is not str or value.isprintable())
     kinds = {Count: (int,), Bounds: (int, float), Text: (str,), Words: (str,), Moment: (str,)}
@@ -177,16 +183,17 @@ def _fits(value: Any, allowed: Any) -> bool:
 
 
 def _plain(value: float) -> str:
+    """Returns a number in digits, without an exponent where it is whole; long ones are cut."""
     integral = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
     text = f"{value:.0f}" if integral else str(value)
     return text if len(text) <= 24 else f"{text[:12]}... ({len(text)} digits)"
 
 
 def check_flags(arguments: argparse.Namespace, **bounds: tuple[float, float] | Bounds) -> None:
-    """Refuses a flag's number out of its bounds. None, a flag that was not given, is skipped.
+    """Checks the numbers of flags. None, the value of a flag that was not given, is skipped.
 
     Raises:
-        UsageError: it names the flag, the bounds and the number.
+        UsageError: a number is out of its bounds; the message has the flag, the bounds and it.
     """
     for name, allowed in bounds.items():
         value = getattr(arguments, name, None)

@@ -19,14 +19,14 @@ _UNPRINTABLE = re.compile(
 )
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of cat
-NAMED = 3  # things of one reason that a line names beside the first
+NAMED = 3  # how many more of one reason a line names, beside the first
 INTERRUPTED = 130  # 128 + SIGINT
 T = TypeVar("T")
 
 
 def printable(text: str) -> str:
     """Returns the text in one line without control characters: an escape of a log must not reach
-    the terminal. Line breaks and tabs become a space, the others what Python writes, as `\\x1b`."""
+    the terminal. Line breaks and tabs become spaces, the others Python's escapes, as `\\x1b`."""
     if not _UNPRINTABLE.search(text):
         return text
     text = re.sub(r"[\t\n\r]+", " ", text)
@@ -51,21 +51,21 @@ class Answer(NamedTuple, Generic[T]):
 
 
 class Reading(NamedTuple, Generic[T]):
-    """What could be read, and what was left out with its reason: a line, a pair or a refusal."""
+    """What could be read, and what was left out (a line, a pair or a refusal) with its reason."""
 
     content: T
     left_out: list[Any]
 
 
 def by_reason(left_out: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns one line a reason, of (what was left out, why). Reasons that differ in numbers alone
-    are one: the line tells the first one, and names the first of the others."""
+    """Returns one line per reason, from pairs of what was left out and why. Reasons that differ in
+    numbers alone count as one: the line states the first pair, and names the next NAMED."""
     groups: dict[str, list[tuple[str, str]]] = {}
-    for what, why in left_out:
-        groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", why), []).append((what, why))
+    for subject, reason in left_out:
+        groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", reason), []).append((subject, reason))
     lines = []
-    for (what, why), *others in groups.values():
-        lines.append(f"{what}: {why}")
+    for (subject, reason), *others in groups.values():
+        lines.append(f"{subject}: {reason}")
         if others:
             names = "; ".join(name for name, _ in others[:NAMED])
             more = " ..." if len(others) > NAMED else ""
@@ -92,20 +92,21 @@ class OutputError(UsageError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is one line here too, not a page of usage before it, and a
-    description is printed as it is written."""
+    """An argparse parser that reports a mistake in one line, without a page of usage before it, and
+    prints a description as it is written."""
 
     def __init__(self, *args: Any, **settings: Any):
         raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(*args, **raw | settings)
 
     def error(self, message: str) -> NoReturn:
+        """Ends the command with one line that states the mistake, and status 2."""
         name = self.prog.removeprefix("python -m ")
         self.exit(2, printable(f"{name}: {message} ({self.prog} --help lists the flags)") + "\n")
 
 
 def warn(name: str, *lines: object) -> None:
-    """Tells the user things on stderr, each in one line, as the command `name`."""
+    """Prints lines on stderr, each of them as one line that begins with the command's name."""
     for line in lines:
         print(printable(f"{name}: {line}"), file=sys.stderr)
 
@@ -114,12 +115,12 @@ _last_words: list[str] = []
 
 
 def warn_at_end(name: str, line: object) -> None:
-    """Warns when the command has printed the rest, so that this is what is seen last."""
+    """Keeps a warning until the command has printed the rest, so that it is seen last."""
     _last_words.append(printable(f"{name}: {line}"))
 
 
 def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """The boundary of the command `name`; decorates its `main(argv) -> exit status`.
+    """Returns what decorates the `main(argv) -> exit status` of the command `name`: its boundary.
 
     A UsageError is one line on stderr and 2, and so is a file that the system refuses to read or
     to write. An output that cannot be written, to a full disk say, is one line and 1. When the
@@ -127,7 +128,7 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
     ends with one line and 130. A defect of ours keeps its traceback.
     """
 
-    def around(main: Callable[..., int]) -> Callable[..., int]:
+    def decorate(main: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(main)
         def bounded(argv: list[str] | None = None) -> int:
             for stream in (sys.stdout, sys.stderr):
@@ -165,11 +166,11 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
 
         return bounded
 
-    return around
+    return decorate
 
 
 def drop_output() -> None:
-    """Discards what is still to be printed: its reader is gone, or its disk is full.
+    """Discards what is still to be printed, because its reader is gone or its disk is full.
 
     The file descriptors are replaced, so that no flush at the interpreter's end fails again.
     """
@@ -182,7 +183,7 @@ def drop_output() -> None:
 
 
 def _flushes(stream: io.TextIOBase) -> bool:
-    """Whether the stream can be flushed; what failed once stays in its buffer and fails again."""
+    """Returns whether a stream can be flushed. What failed stays in its buffer and fails again."""
     try:
         stream.flush()
         return True

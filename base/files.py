@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent  # of the repository
 
 
 def read_text(path: Path, what: str) -> str:
-    """Returns the text of a small file; `what` it is comes first in the words of a refusal.
+    """Returns the text of a small file. A refusal begins with `what` the file is.
 
     Raises:
-        UsageError: unreadable, or not UTF-8.
+        UsageError: the file is unreadable or not UTF-8.
     """
     try:
         return path.read_text("utf-8")
@@ -31,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Returns the object of a JSON file.
 
     Raises:
-        UsageError: unreadable, not JSON, or no object; it names the file.
+        UsageError: the file is unreadable, not JSON, or no object; the message names it.
     """
     try:
         content = json.loads(path.read_text())
@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_whole(path: Path) -> dict[str, Any]:
-    """Returns the object of a JSON file; an empty dict where there is none (or half of one)."""
+    """Returns the object of a JSON file; an empty dict where the file is missing or damaged."""
     try:
         return read_json(path)
     except UsageError:
@@ -53,16 +53,16 @@ def read_json_if_whole(path: Path) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Returns a value for a message, in a few characters."""
+    """Returns a value as Python writes it in ASCII, cut to 40 characters, for a message."""
     text = ascii(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Returns the table of a TOML file; `what` it is comes first in the words of a refusal.
+    """Returns the table of a TOML file. A refusal begins with `what` the file is.
 
     Raises:
-        UsageError: unreadable, or not TOML.
+        UsageError: the file is unreadable or not TOML.
     """
     text = read_text(path, what)
     try:
@@ -72,17 +72,17 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def add_force_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --force, for `storage.output`."""
+    """Adds the flag --force, whose value `storage.output` takes."""
     help = "replace a file that this command did not write, too"
     parser.add_argument("--force", action="store_true", help=help)
 
 
 def named_folder(text: str) -> Path:
-    """Returns the folder that a flag names; for argparse.
+    """Returns the folder that a flag names; argparse calls it.
 
     Raises:
-        argparse.ArgumentTypeError: an empty name, which Path would take for the working directory,
-            or that of a file.
+        argparse.ArgumentTypeError: the name is that of a file, or empty: Path would take an empty
+            one for the working directory.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: name a folder")
@@ -94,11 +94,11 @@ def named_folder(text: str) -> Path:
 def below(
     top: Path, is_leaf: Callable[[Path], bool], skip: Callable[[str], bool]
 ) -> Iterator[tuple[Path, str]]:
-    """Yields (path, "") of each file and each folder that `is_leaf` at or below `top`, in name
-    order; and (folder, reason) of each folder that cannot be read.
+    """Yields (path, "") of each file at or below `top`, and of each folder there that `is_leaf`
+    accepts, in name order; and (folder, reason) of each folder that cannot be read.
 
-    What `is_leaf` is true of is not looked into; what is named so that `skip` is true is left out.
-    A folder is entered once, under its own name rather than a link's: links may form a loop.
+    Leaves are not entered, and names that `skip` accepts are left out. A folder is entered once,
+    under its own name rather than a link's: links may form a loop.
     """
     entered: set[tuple[int, int]] = set()
 
@@ -109,11 +109,11 @@ def below(
             if not path.is_dir():
                 yield path, ""  # also a link to nothing, or to itself: who opens it will say so
                 continue
-            about = path.stat()
-            again = (about.st_dev, about.st_ino) in entered
-            if again or (path != top and path.is_symlink() and _inside(path, top)):
+            status = path.stat()
+            was_entered = (status.st_dev, status.st_ino) in entered
+            if was_entered or (path != top and path.is_symlink() and _inside(path, top)):
                 continue
-            entered.add((about.st_dev, about.st_ino))
+            entered.add((status.st_dev, status.st_ino))
             if is_leaf(path):
                 yield path, ""
                 continue
@@ -125,7 +125,7 @@ def below(
 
 
 def _inside(link: Path, top: Path) -> bool:
-    """Whether a link leads to a folder at or below `top`, where that is met under its own name, or
-    above it."""
-    there, here = link.resolve(), top.resolve()
-    return there.is_relative_to(here) or here.is_relative_to(there)
+    """Returns whether a link leads to a folder at or below `top`, where that is met under its own
+    name, or to one above `top`."""
+    target, root = link.resolve(), top.resolve()
+    return target.is_relative_to(root) or root.is_relative_to(target)

@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional
 
 
 class Interval(NamedTuple):
-    """From low to high, both above 0; of a prediction, arrays of them."""
+    """The positive numbers from low to high. Of predictions, low and high are arrays."""
 
     low: float
     high: float
@@ -14,21 +14,24 @@ class Interval(NamedTuple):
     @staticmethod
     def around(intervals: Iterable[Optional["Interval"]]) -> Optional["Interval"]:
         """Returns the smallest interval that holds all of them; None where one is unknown."""
-        known = list(intervals)
-        if not known or None in known:
+        members = list(intervals)
+        if not members or None in members:
             return None
-        return Interval(min(each.low for each in known), max(each.high for each in known))
+        return Interval(min(each.low for each in members), max(each.high for each in members))
 
     @property
     def middle(self) -> float:
+        """Returns the geometric mean of low and high."""
         return math.sqrt(self.low * self.high)
 
     def times(self, other: "Interval") -> "Interval":
+        """Returns the interval of a number of this one times a number of the other."""
         return Interval(self.low * other.low, self.high * other.high)
 
     def over(self, other: "Interval") -> "Interval":
+        """Returns the interval of a number of this one divided by a number of the other."""
         return Interval(self.low / other.high, self.high / other.low)
 
     def misses(self, other: "Interval") -> float:
-        """The share by which two intervals do not meet; 0 where they do."""
+        """Returns the share by which two intervals do not meet; 0 where they do."""
         return max(self.low / other.high - 1, other.low / self.high - 1, 0.0)

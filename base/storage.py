@@ -33,7 +33,7 @@ def state_bytes(n_params: float) -> float:
 
 
 def sync(path: Path) -> None:
-    """Brings a file, or a folder's names, to the disk."""
+    """Waits until a file's bytes, or a folder's list of names, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -42,7 +42,7 @@ def sync(path: Path) -> None:
 
 
 def publish(aside: Path, path: Path) -> None:
-    """Gives a file or folder that was written aside, beside `path`, that name, and sync the rename.
+    """Renames a file or folder that was written aside, beside `path`, to `path`; syncs the rename.
 
     The content must be on the disk already; a folder's list of names is synced here. What had the
     name before is replaced. A file is replaced at one instant. A folder is not: a process killed
@@ -68,7 +68,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     older one. After an exception nothing of it is left.
 
     Raises:
-        UsageError: for an OSError inside.
+        UsageError: the system refuses to write (an OSError, here or in the block).
     """
     folder = folder.absolute()
     # One name, whoever writes: what a killed writer left is cleared by the next.
@@ -85,7 +85,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_synced(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replaces a small file by one that is on disk; `mode` is who may read it, less the umask."""
+    """Replaces a small file by one that is on disk. `mode` says who may read it, less the umask."""
     # A random number: on another node a process with the same id may write the same file.
     aside = path.with_name(f".{path.name}.{secrets.randbits(64)}")
     try:
@@ -104,8 +104,8 @@ def as_json(content: Any) -> str:
 
 
 def finite(value: Any, digits: int = 17) -> Any:
-    """Returns the value for JSON: every float in it with so many digits (17: exactly), and None in
-    place of one that is not finite."""
+    """Returns a value for JSON: each float in it is rounded to `digits` significant digits (17 keep
+    it as it is), and None stands for a float that is not finite."""
     if isinstance(value, dict):
         return {k: finite(v, digits) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -116,7 +116,7 @@ def finite(value: Any, digits: int = 17) -> Any:
 
 
 def write_json(path: Path, content: Any, mode: int = 0o666) -> None:
-    """Replaces a JSON file, as `write_synced` does."""
+    """Writes a JSON file in the place of an older one, as `write_synced` does."""
     write_synced(path, as_json(content), mode)
 
 
@@ -165,8 +165,8 @@ def _write(file: BinaryIO, block: memoryview) -> None:
 
 
 def file_crc32(path: Path, tick: Callable[[], None] = lambda: None) -> int:
-    """Returns the CRC-32 of a file, with a tick for every 8 MiB. It finds accidents, not forgeries;
-    SHA-256 would be slower than many disks."""
+    """Returns the CRC-32 of a file, and calls `tick` for every 8 MiB. A CRC finds accidents, not
+    forgeries; SHA-256 would be slower than many disks."""
     crc32 = 0
     with path.open("rb") as file:
         while block := file.read(1 << 23):
@@ -176,17 +176,17 @@ def file_crc32(path: Path, tick: Callable[[], None] = lambda: None) -> int:
 
 
 def own_crc32(content: dict[str, Any]) -> int:
-    """Returns the CRC-32 of a JSON object without its key `crc32`, which states it."""
+    """Returns the CRC-32 of a JSON object without its key `crc32`, which states this number."""
     body = {key: value for key, value in content.items() if key != "crc32"}
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
 def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Path] = ()) -> None:
-    """Checks that a command may write a file; `mark` is text that each file of this writer has.
+    """Checks that a command may write a file. `mark` is text that each file of this writer has.
 
     Raises:
-        UsageError: the file is an input, or in a folder that is one and another writer's; it is a
-            folder, or in none; or its writer is another and `force` is false.
+        UsageError: `path` is a folder, or in none that exists; it is an input; or another writer's
+            file, which `force` alone lets it replace, and in no folder that is an input.
     """
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: no folder {path.parent}")
@@ -197,13 +197,13 @@ def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Pa
     inputs = [file for file in inputs if file.exists()]
     if any(file.samefile(path) for file in inputs):
         raise UsageError(f"cannot write {path}: it is an input: name another file")
-    ours, here = _has_mark(path, mark), path.resolve()
+    ours, real = _has_mark(path, mark), path.resolve()
     if not force and not ours:
         raise UsageError(
             f"cannot write {path}: it exists, and this command did not write it: name another"
             " file, or replace it with --force"
         )
-    if not ours and any(file.is_dir() and here.is_relative_to(file.resolve()) for file in inputs):
+    if not ours and any(file.is_dir() and real.is_relative_to(file.resolve()) for file in inputs):
         raise UsageError(
             f"cannot write {path}: it is in a folder that is read, and this command did not write"
             " it: name another file"
@@ -211,9 +211,10 @@ def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Pa
 
 
 def _has_mark(path: Path, mark: str) -> bool:
-    opened = gzip.open if path.suffix == ".gz" else open
+    """Returns whether the mark is in a file's first MARKED_BYTES, unpacked where it is gzip."""
+    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rb") as file:
+        with opener(path, "rb") as file:
             return mark.encode() in file.read(MARKED_BYTES)
     except (OSError, EOFError, zlib.error):  # unreadable, or no gzip: not ours
         return False
@@ -229,7 +230,7 @@ def output(
     not the link; a device is written directly.
 
     Raises:
-        UsageError: as check_output; or the system or the writer refuses the file.
+        UsageError: `check_output` refuses the file, or the system or the writer does.
         OutputError: the disk is full or broken.
     """
     check_output(path, mark, force, inputs)
@@ -256,6 +257,10 @@ def output(
 
 
 def refuse_existing(folder: Path) -> None:
-    """Refuses a folder that exists and is not empty."""
+    """Refuses a folder that has content, and a file of that name.
+
+    Raises:
+        UsageError: there is one.
+    """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} exists already: name a new folder")
