@@ -34,7 +34,7 @@ PARTS = {
 
 
 def in_words(parts: Iterable[str]) -> str:
-    """Of PARTS."""
+    """Returns parts (keys of PARTS) in words, as "experts and sliding windows"."""
     return " and ".join(PARTS[part] for part in parts)
 
 
@@ -93,15 +93,15 @@ class Experts:
     moe_expert_capacity_factor: float = key(0.0, allowed=Bounds(0, math.inf, below=True))
 
     def __post_init__(self) -> None:
-        chosen, among, groups = self.moe_router_topk, self.num_experts, self.moe_router_num_groups
+        topk, experts, groups = self.moe_router_topk, self.num_experts, self.moe_router_num_groups
         best = self.moe_router_group_topk
-        if chosen > among:
-            raise UsageError(f"moe_router_topk {chosen} exceeds num_experts {among}")
-        fits = groups and best and not among % groups and best <= min(groups, chosen)
-        if groups and not fits or best and not groups or best * among < chosen * groups:
+        if topk > experts:
+            raise UsageError(f"moe_router_topk {topk} exceeds num_experts {experts}")
+        fits = groups and best and not experts % groups and best <= min(groups, topk)
+        if groups and not fits or best and not groups or best * experts < topk * groups:
             raise UsageError(
                 f"moe_router_group_topk {best} of moe_router_num_groups {groups} cannot be chosen"
-                f" from num_experts {among}"
+                f" from num_experts {experts}"
             )
 
 
@@ -206,28 +206,29 @@ class GPTConfig:
 
     @property
     def kv_heads(self) -> int:
+        """Returns the number of heads of keys and values."""
         return self.n_kv_head or self.n_head
 
     @property
     def head_dim(self) -> int:
-        """Size of a query and of a key."""
+        """Returns the size of a query and of a key."""
         if self.mla:
             return self.mla.qk_head_dim + self.mla.qk_pos_emb_head_dim
         return self.kv_channels or self.hidden // self.n_head
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of a query and of a key their position rotates."""
+        """Returns how many numbers of a query and of a key their position rotates."""
         return self.mla.qk_pos_emb_head_dim if self.mla else self.head_dim
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward has a gate: three matrices, not two."""
+        """Returns whether the feed-forward has a gate: three matrices, not two."""
         return self.activation == "swiglu"
 
     @property
     def n_params(self) -> int:
-        """Trained parameters, a tied embedding counted once, no padding.
+        """Returns the number of trained parameters: a tied embedding counts once, padding does not.
 
         For GPT-2's architecture this is L(12h^2 + 13h) + Vh + Sh + 2h, the formula of Megatron-LM
         and of the Jean Zay study.
@@ -236,19 +237,20 @@ class GPTConfig:
 
     @property
     def n_active(self) -> int:
-        """Parameters that a token meets: of the experts, those that are chosen."""
+        """Returns how many parameters a token meets: of the experts, those that are chosen."""
         if not (experts := self.experts):
             return self.n_params
         unused = experts.num_experts - experts.moe_router_topk
-        one = _elements({k: v for k, v in _block_shapes(self, True).items() if ".experts.0." in k})
-        return self.n_params - self.expert_layers * unused * one
+        size = _elements({k: v for k, v in _block_shapes(self, True).items() if ".experts.0." in k})
+        return self.n_params - self.expert_layers * unused * size
 
     @property
     def n_parameters(self) -> int:
-        """How many tensors `n_params` counts: `parameter_shapes` has a name for each."""
+        """Returns how many tensors `n_params` counts: `parameter_shapes` has a name for each."""
         return _count(self, len)
 
     def has_experts(self, layer: int) -> bool:
+        """Returns whether a layer, counted from 0, has experts."""
         experts = self.experts
         if experts is None or layer < experts.first_dense:
             return False
@@ -256,19 +258,20 @@ class GPTConfig:
 
     @property
     def blocks(self) -> dict[str, bool]:
-        """Name of each block -> whether it has experts. Those of multi-token prediction are last,
-        and are as the last layer is."""
+        """Returns the name of each block -> whether it has experts. Those of multi-token prediction
+        are last, and are as the last layer is."""
         layers = {f"blocks.{i}": self.has_experts(i) for i in range(self.n_layer)}
         last = self.has_experts(self.n_layer - 1)
         return layers | {f"mtp.{i}.block": last for i in range(self.mtp_num_layers)}
 
     @property
     def n_blocks(self) -> int:
+        """Returns the number of blocks, those of multi-token prediction among them."""
         return self.n_layer + self.mtp_num_layers
 
     @property
     def expert_layers(self) -> int:
-        """How many of the blocks have experts."""
+        """Returns how many of the blocks have experts."""
         if not (experts := self.experts):
             return 0
         layers = -(-max(0, self.n_layer - experts.first_dense) // experts.moe_layer_freq)
@@ -276,17 +279,17 @@ class GPTConfig:
 
     @property
     def parts(self) -> list[str]:
-        """What of PARTS the model has."""
+        """Returns the names of those PARTS that the model has."""
         default = GPTConfig.__dataclass_fields__
         return [name for name in PARTS if getattr(self, name) != default[name].default]
 
     def as_dict(self) -> dict[str, Any]:
-        """The sizes as plain data. A dense model has no word of experts in it."""
+        """Returns the sizes as plain data, without those of PARTS that the model does not have."""
         parts = self.parts
         return {k: v for k, v in asdict(self).items() if k in parts or k not in PARTS}
 
     def padded_vocab(self, tp: int, multiple: int = VOCAB_MULTIPLE) -> int:
-        """Rows of the embedding table that is cut over `tp` ranks: the next multiple of
+        """Returns the rows of the embedding table that is cut over `tp` ranks: the next multiple of
         `multiple` x tp. `tp` may be a numpy array.
 
         The added rows start at zero, their logits are masked, so they never change the loss.
@@ -295,14 +298,15 @@ class GPTConfig:
 
 
 def _elements(shapes: Shapes) -> int:
+    """Returns how many numbers parameters of these shapes have together."""
     return sum(map(math.prod, shapes.values()))
 
 
-def _count(config: GPTConfig, of: Callable[[Shapes], int]) -> int:
-    """`of` the parameters outside the blocks and of each block, added up."""
+def _count(config: GPTConfig, measure: Callable[[Shapes], int]) -> int:
+    """Returns `measure` of the parameters outside the blocks and of each block, added up."""
     kinds = {False: config.n_blocks - config.expert_layers, True: config.expert_layers}
-    blocks = sum(n * of(_block_shapes(config, experts)) for experts, n in kinds.items() if n)
-    return of(_outer_shapes(config)) + blocks
+    blocks = sum(n * measure(_block_shapes(config, experts)) for experts, n in kinds.items() if n)
+    return measure(_outer_shapes(config)) + blocks
 
 
 # What a run may set otherwise than its preset has it.
@@ -315,6 +319,7 @@ _LLAMA |= {"tied": False, "bias": False}
 
 
 def _read_presets() -> dict[str, GPTConfig]:
+    """Returns the models of presets.toml by name; each has its family's shared sizes."""
     families = read_toml(Path(__file__).with_name("presets.toml"), "presets")
     return {
         name: GPTConfig(**(_LLAMA if "like" in family else {}) | family["shared"] | sizes)
@@ -327,8 +332,9 @@ PRESETS = _read_presets()
 
 
 def _outer_shapes(config: GPTConfig) -> Shapes:
-    """The parameters outside the blocks: name -> shape, in the order of the model. A prediction of
-    one more token reads its embedding and the hidden state before, and shares the output layer."""
+    """Returns the parameters outside the blocks: name -> shape, in the order of the model. A
+    prediction of one more token reads its embedding and the hidden state before, and shares the
+    output layer."""
     h, V = config.hidden, config.vocab_size
     shapes: Shapes = {"embedding.word.weight": (V, h)}
     if config.position == "learned":
@@ -347,13 +353,16 @@ def _outer_shapes(config: GPTConfig) -> Shapes:
 
 
 class _Module(NamedTuple):
+    """A module of a block: its weight's shape, and the names of its tensors. All but the weight
+    have the shape of its first side."""
+
     shape: tuple[int, ...]
     tensors: tuple[str, ...]
 
 
 def _block_shapes(config: GPTConfig, experts: bool) -> Shapes:
-    """The parameters of one block, with experts or with a feed-forward: name in it -> shape, in the
-    order of the model."""
+    """Returns the parameters of one block, with experts or with a feed-forward: name in it -> shape,
+    in the order of the model."""
     h, d = config.hidden, config.head_dim
     norm = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
     linear = ("weight", "bias") if config.bias else ("weight",)
@@ -393,8 +402,8 @@ def _block_shapes(config: GPTConfig, experts: bool) -> Shapes:
 def _latent_modules(
     config: GPTConfig, mla: LatentAttention, norm: tuple[str, ...], linear: tuple[str, ...]
 ) -> dict[str, _Module]:
-    """Latent attention's matrices: down to the latents, which are normed, and up to the heads. The
-    part of a key with positions is one for all heads."""
+    """Returns latent attention's matrices by name: down to the latents, which are normed, and up to
+    the heads. The part of a key with positions is one for all heads."""
     h, a, q, kv = config.hidden, config.n_head, mla.q_lora_rank, mla.kv_lora_rank
     if q:
         modules = {"attn.q_down": _Module((q, h), linear), "attn.q_norm": _Module((q,), norm)}
@@ -411,33 +420,33 @@ def _latent_modules(
 
 @functools.lru_cache(maxsize=4)  # asked for each of ten thousand experts; nobody changes it
 def parameter_shapes(config: GPTConfig) -> Shapes:
-    """Every parameter's name and whole shape, in the order of the model.
+    """Returns every parameter's name and whole shape, in the order of the model.
 
     `attn.qkv.weight` is laid out as megatron-core lays it out: group by group, and in a group the
     queries of its heads, then its key, then its value, D rows each. So a tensor-parallel rank owns
     consecutive rows. Without grouped-query attention each head is a group.
     """
     outside = _outer_shapes(config)
-    before = {name: shape for name, shape in outside.items() if name.startswith("embedding.")}
-    of_kind = {experts: _block_shapes(config, experts) for experts in {*config.blocks.values()}}
+    embeddings = {name: shape for name, shape in outside.items() if name.startswith("embedding.")}
+    kinds = {experts: _block_shapes(config, experts) for experts in {*config.blocks.values()}}
     blocks = {
         f"{block}.{name}": shape
         for block, experts in config.blocks.items()
-        for name, shape in of_kind[experts].items()
+        for name, shape in kinds[experts].items()
     }
-    return before | blocks | outside
+    return embeddings | blocks | outside
 
 
 @functools.lru_cache(typed=True)  # a study asks for one model thousands of times
 def preset(name: str, **sizes: Any) -> GPTConfig:
-    """The preset called `name`, with every size that is given and not None put in its place.
+    """Returns the preset called `name`, with every size that is given and not None in its place.
 
     With another hidden size or activation the feed-forward is derived anew, with another hidden
     size the head size, too, unless they are given; with another number of heads, all of them have
     keys and values of their own.
 
     Raises:
-        UsageError: no such preset, or the sizes do not fit together.
+        UsageError: there is no such preset, or the sizes do not fit together.
     """
     if name not in PRESETS:
         from difflib import get_close_matches  # here: seldom needed
@@ -447,15 +456,15 @@ def preset(name: str, **sizes: Any) -> GPTConfig:
         raise UsageError(f"unknown preset {name!r}; {hint}known: {', '.join(PRESETS)}")
     base = PRESETS[name]
     stated = {k: v for k, v in sizes.items() if v is not None}
-    other = {k for k, v in stated.items() if v != getattr(base, k)}
-    follow = {"hidden": ("ffn_hidden", "kv_channels"), "activation": ("ffn_hidden",)}
-    follow |= {"n_head": ("n_kv_head",)}
-    derived = {size: 0 for name in other & follow.keys() for size in follow[name]}
+    changed = {k for k, v in stated.items() if v != getattr(base, k)}
+    dependent = {"hidden": ("ffn_hidden", "kv_channels"), "activation": ("ffn_hidden",)}
+    dependent |= {"n_head": ("n_kv_head",)}
+    derived = {size: 0 for name in changed & dependent.keys() for size in dependent[name]}
     return replace(base, **derived | stated)
 
 
 def name_of(config: GPTConfig, stated: str) -> str | None:
-    """The preset whose blocks these are: `stated`, where it may be called so, or another; or None.
+    """Returns the preset whose blocks these are: `stated`, where it is one, or another; or None.
 
     Vocabulary and positions do not make another model, blocks do.
     """

@@ -60,7 +60,7 @@ DEFAULT_CONVENTION = "megatron"
 
 
 def _attention(config: GPTConfig) -> int:
-    """Multiply-adds of one token in the matrices of one attention, forward."""
+    """Returns the multiply-adds of one token in the matrices of one attention, forward."""
     h, queries = config.hidden, config.n_head * config.head_dim
     if not (latent := config.mla):
         return 2 * h * (queries + config.kv_heads * config.head_dim)  # q and out; k and v
@@ -71,38 +71,39 @@ def _attention(config: GPTConfig) -> int:
 
 
 def _scores(config: GPTConfig, seq_len: float, causal: bool) -> float:
-    """Multiply-adds of one token in all layers' scores and contexts. Of a window of w tokens the
-    first w of a sequence see half, on average, where the mask counts."""
+    """Returns the multiply-adds of one token in all layers' scores and contexts. Of a window of w
+    tokens the first w of a sequence see half, on average, where the mask counts."""
     value = config.mla.v_head_dim if config.mla else config.head_dim
     numbers = config.n_head * (config.head_dim + value) / 2
-    layers, in_windows, seen = config.n_blocks, 0, seq_len
+    layers, windowed, attended = config.n_blocks, 0, seq_len
     if window := config.window:
-        every = window.window_attn_skip_freq
-        in_windows = layers - (layers // every if every else 0)
-        seen = min(window.window_size, seq_len)
-    windows = in_windows * seen * (2 - causal * seen / seq_len)
-    return numbers * (windows + (layers - in_windows) * (2 - causal) * seq_len)
+        period = window.window_attn_skip_freq
+        windowed = layers - (layers // period if period else 0)
+        attended = min(window.window_size, seq_len)
+    windows = windowed * attended * (2 - causal * attended / seq_len)
+    return numbers * (windows + (layers - windowed) * (2 - causal) * seq_len)
 
 
 def _blocks(config: GPTConfig, seq_len: float, causal: bool) -> float:
-    """Multiply-adds of one token in all blocks, forward: their matrices, but the routers', and
-    scores and context."""
-    h, blocks, sparse = config.hidden, config.n_blocks, config.expert_layers
-    feed_forward = (blocks - sparse) * config.ffn_hidden
+    """Returns the multiply-adds of one token in all blocks, forward: their matrices, but the
+    routers', and scores and contexts."""
+    h, blocks, with_experts = config.hidden, config.n_blocks, config.expert_layers
+    feed_forward = (blocks - with_experts) * config.ffn_hidden
     if experts := config.experts:
         chosen = experts.moe_router_topk * (experts.moe_ffn_hidden_size or config.ffn_hidden)
-        feed_forward += sparse * (chosen + experts.moe_shared_expert_intermediate_size)
+        feed_forward += with_experts * (chosen + experts.moe_shared_expert_intermediate_size)
     matrices = blocks * _attention(config) + (2 + config.gated) * h * feed_forward
-    predicting = config.mtp_num_layers * 2 * h * h  # the projection of embedding and hidden state
-    return matrices + predicting + _scores(config, seq_len, causal)
+    projections = config.mtp_num_layers * 2 * h * h  # the projection of embedding and hidden state
+    return matrices + projections + _scores(config, seq_len, causal)
 
 
 def _logits(config: GPTConfig) -> int:
+    """Returns the multiply-adds of one token in all passes of the output layer, forward."""
     return (1 + config.mtp_num_layers) * config.hidden * config.vocab_size
 
 
 def megatron(config: GPTConfig, seq_len: float, recompute: bool, causal: bool = True) -> float:
-    """Model FLOPs per token as in Megatron-LM's `num_floating_point_operations`.
+    """Returns model FLOPs per token as in Megatron-LM's `num_floating_point_operations`.
 
     3 * 2 * [ L * (2h*a*d + 2h*k*d + 2*h*f + s*a*d) + h*V ]: forward plus twice that for backward; a
     gated feed-forward has 3 h f, full attention 2 s a d. With experts f is the width of those that
@@ -112,7 +113,7 @@ def megatron(config: GPTConfig, seq_len: float, recompute: bool, causal: bool = 
 
 
 def sc21(config: GPTConfig, seq_len: float, recompute: bool) -> float:
-    """Narayanan et al. SC'21 equation 3, divided by B*s, for any shape of the layers.
+    """Returns Narayanan et al. SC'21 equation 3, divided by B*s, for any shape of the layers.
 
     With recomputation, f = 4h and a head for each key: 96 L h^2 (1 + s/(6h) + V/(16 L h)). The
     output layer is never recomputed, so it counts three passes in both cases.
@@ -122,7 +123,7 @@ def sc21(config: GPTConfig, seq_len: float, recompute: bool) -> float:
 
 
 def palm(config: GPTConfig, seq_len: float, recompute: bool) -> float:
-    """Chowdhery et al. 2022 (PaLM), appendix B: 6 P + 12 L a d s, without recomputation.
+    """Returns 6 P + 12 L a d s of Chowdhery et al. 2022 (PaLM), appendix B, without recomputation.
 
     P leaves out learned positions and an untied input embedding, which are looked up; a word
     embedding that is tied to the output layer does a matrix product and counts.
@@ -134,15 +135,15 @@ def palm(config: GPTConfig, seq_len: float, recompute: bool) -> float:
 
 
 def six_n(config: GPTConfig, seq_len: float, recompute: bool) -> float:
-    """Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: 6 FLOPs per parameter and token.
+    """Returns 6 FLOPs per parameter and token: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
 
-    All parameters, as the papers of GPT-3 and Llama 3 multiply them; Kaplan leaves embeddings out.
+    All parameters count, as in the papers of GPT-3 and Llama 3; Kaplan leaves embeddings out.
     """
     return 6.0 * config.n_active
 
 
 def seed(config: GPTConfig, seq_len: float, recompute: bool) -> float:
-    """The Jean Zay tables' rule: 2 * 4 per parameter with recomputation, 2 * 3 without."""
+    """Returns the Jean Zay tables' FLOPs: 2 * 4 per parameter with recomputation, 2 * 3 without."""
     return (8.0 if recompute else 6.0) * config.n_active
 
 
@@ -165,5 +166,5 @@ def tflops_per_gpu(
     convention: str = DEFAULT_CONVENTION,
     recompute: bool = False,
 ) -> float:
-    """TFLOP/s per GPU when `tokens` (all ranks together) take `seconds` on `gpus` GPUs."""
+    """Returns TFLOP/s per GPU when `tokens` (all ranks together) take `seconds` on `gpus` GPUs."""
     return CONVENTIONS[convention](config, seq_len, recompute) * tokens / (seconds * gpus * 1e12)

@@ -40,6 +40,7 @@ class Gpu:
 
 
 def _read_cards() -> tuple[Gpu, ...]:
+    """Returns the cards of models/gpus.toml in its order, with rates in bytes/s."""
     cards = read_toml(Path(__file__).with_name("gpus.toml"), "cards")
     for card in cards.values():
         card |= {rate: card[rate] * 1e9 for rate in ("memory_rate", "link", "network")}
@@ -50,10 +51,10 @@ GPUS = _read_cards()
 
 
 def find_gpu(name: str | None) -> Gpu | None:
-    """The card that `name` means, or None when it means none or more than one."""
+    """Returns the card that `name` means, or None when it means none or more than one."""
     if not name:
         return None
-    return next((g for g in GPUS if re.search(g.pattern, name, re.IGNORECASE)), None)
+    return next((card for card in GPUS if re.search(card.pattern, name, re.IGNORECASE)), None)
 
 
 # Of the number formats of matrix products: those that no CPU of ours trains in, and NVIDIA's first
@@ -71,7 +72,7 @@ GFX_WITH = {
 def lacking(
     formats: Iterable[str], gpu: str | None, capability: tuple[int, int] | str | None = None
 ) -> list[str]:
-    """Those of the number formats (fp32, tf32, fp16, bf16, fp8) that a GPU does not have.
+    """Returns those of the number formats (fp32, tf32, fp16, bf16, fp8) that a GPU does not have.
 
     gpu: its name; None where there is none. capability: what PyTorch says of it, AMD's by name
     ("gfx942:sramecc+:xnack-"); without it the card's sheet counts, and nothing is lacking where the
@@ -89,16 +90,16 @@ def lacking(
 
 
 def joined(name: str | None, gpus_per_node: int) -> int:
-    """GPUs that fast links join: those of a node, or of the maker's rack where the card's links
-    reach beyond a node (GB200: 4 a node, 72 in an NVLink domain)."""
+    """Returns how many GPUs fast links join: those of a node, or of the maker's rack where the
+    card's links reach beyond a node (GB200: 4 a node, 72 in an NVLink domain)."""
     card = find_gpu(name)
     return max(card.domain if card else 0, gpus_per_node)
 
 
 def peak_tflops(name: str | None, precision: str | None) -> float | None:
-    """Dense TFLOP/s of one card at `precision` (fp32, tf32, fp16, bf16, fp8, fp4), or None."""
-    gpu = find_gpu(name)
-    return gpu.peaks.get((precision or "").lower()) if gpu else None
+    """Returns a card's dense TFLOP/s at `precision` (fp32, tf32, fp16, bf16, fp8, fp4), or None."""
+    card = find_gpu(name)
+    return card.peaks.get((precision or "").lower()) if card else None
 
 
 def mfu(
@@ -108,7 +109,7 @@ def mfu(
     convention: str,
     given_peak: float | None = None,
 ) -> Answer[float]:
-    """Model FLOPs utilisation, 0 to 1.
+    """Returns model FLOPs utilisation, 0 to 1, or why there is none.
 
     Chowdhery et al. 2022 (PaLM), section 4.1: observed throughput of model FLOPs over the peak. A
     throughput above the peak is an error, not a utilisation; the sentence says so. given_peak:
@@ -123,8 +124,8 @@ def mfu(
             None, f"no peak known for {gpu or 'this machine'} at {precision or 'its precision'}"
         )
     if tflops > peak:
-        whose = card.name if card else gpu or "as given"
-        return Answer(None, f"{tflops:.1f} TFLOP/s is above the peak of {peak:g} ({whose})")
+        source = card.name if card else gpu or "as given"
+        return Answer(None, f"{tflops:.1f} TFLOP/s is above the peak of {peak:g} ({source})")
     if convention not in MODEL_FLOPS:
         return Answer(None, f"the {convention} convention counts recomputation: no MFU")
     return Answer(tflops / peak)
@@ -136,28 +137,31 @@ GBITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800, "OMNI-PATH": 100, "OPA"
 
 
 def usual_gpu(name: str) -> Gpu | None:
-    """The card that `name` means: as `find_gpu`, but a bare V100 or H100 is the SXM one."""
+    """Returns the card that `name` means: as `find_gpu`, but a bare V100 or H100 is the SXM one."""
     bare = re.match(r"\s*(?:NVIDIA\s+)?([A-Z]+\d+[A-Z]?)", name, re.IGNORECASE)
     usual = USUAL.get(bare[1].upper(), "") if bare else ""
     return find_gpu(name) or next((g for g in GPUS if g.name == usual), None)
 
 
 def planning_gpu(name: str | None) -> Gpu:
-    """The card to plan with, by `usual_gpu`.
+    """Returns the card to plan with, by `usual_gpu`.
 
     Raises:
-        UsageError: no such card, with the known ones.
+        UsageError: there is no such card; the message has the known ones.
     """
     if name and (card := usual_gpu(name)):
         return card
-    what = f"unknown GPU {name!r}" if name else "no GPU type"
+    problem = f"unknown GPU {name!r}" if name else "no GPU type"
     remedy = "; describe another card by a table of models/gpus.toml" if name else ""
-    raise UsageError(f"{what}; known: {', '.join(g.name for g in GPUS)}{remedy}")
+    raise UsageError(f"{problem}; known: {', '.join(g.name for g in GPUS)}{remedy}")
 
 
 def card_memory(name: str) -> float:
-    """GB of the card that a name means: those in it (A100-SXM4-40GB), else of its data sheet.
-    Raises: UsageError: no such card; or several sizes, and the name states none or another."""
+    """Returns GB of the card that a name means: those in it (A100-SXM4-40GB), or its sheet's.
+
+    Raises:
+        UsageError: no such card; or it has several sizes, and the name states none or another.
+    """
     card = planning_gpu(name)
     sizes = sorted({*card.other_gb, card.memory_gb})
     stated = re.search(r"(?<![\d.])(\d{2,3})\s?G(?:i?B)?(?![\w/])", name, re.IGNORECASE)
@@ -193,13 +197,17 @@ NETWORK = '"8x NDR", "4x 200 Gb/s" or "10 GbE"'  # how a network can be written
 
 
 def check_network(words: str, gpus_per_node: float, where: str) -> None:
-    """Raises: UsageError: `words` state no rate; `where` they stand begins the line."""
+    """Refuses words that state no rate of a node's network; `where` they stand begins the message.
+
+    Raises:
+        UsageError: they state none.
+    """
     if not network_rate(words, gpus_per_node):
         raise UsageError(f"{where} {words!r} states no rate; write it as {NETWORK}")
 
 
 def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> float | None:
-    """Bytes/s of a node's network from a description that states it, else None.
+    """Returns bytes/s of a node's network from a description that states it, else None.
 
     "8x NDR", "NDR x 8", "8 x InfiniBand HDR", "2x HDR100", "Omni-Path, 4 links/node", "10 GbE",
     "4 x 100 Gb/s", "800 Gbps InfiniBand per node", "400 Gb/s RDMA per GPU" (of `gpus_per_node`).
@@ -213,8 +221,8 @@ def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> flo
     rate = _RATE.search(text)
     if rate is None:
         return None
-    bits = float(rate[2]) * (1e12 if rate[3] == "T" else 1e9)
-    node = bits / 8 * int(rate[1] or rate[4] or rate[5] or 1)
+    bits_per_s = float(rate[2]) * (1e12 if rate[3] == "T" else 1e9)
+    node_rate = bits_per_s / 8 * int(rate[1] or rate[4] or rate[5] or 1)
     if not _PER_GPU.match(text, rate.end()):
-        return node
-    return node * gpus_per_node if gpus_per_node else None
+        return node_rate
+    return node_rate * gpus_per_node if gpus_per_node else None
