@@ -361,8 +361,8 @@ class _Module(NamedTuple):
 
 
 def _block_shapes(config: GPTConfig, experts: bool) -> Shapes:
-    """Returns the parameters of one block, with experts or with a feed-forward: name in it -> shape,
-    in the order of the model."""
+    """Returns the parameters of one block, with experts or with a feed-forward: name in it ->
+    shape, in the order of the model."""
     h, d = config.hidden, config.head_dim
     norm = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
     linear = ("weight", "bias") if config.bias else ("weight",)

@@ -55,19 +55,20 @@ _draws = ContextVar("draws", default=True)
 
 
 class Held(NamedTuple):
-    """What this rank has of a parameter: its elements from `start` on, row-major."""
+    """What this rank has of a parameter: `tensor` is its elements from `start` on, row-major."""
 
     tensor: Tensor
     start: int
 
 
 def undivided(parameter: nn.Parameter) -> Held:
+    """Returns all of a parameter, which is what a single rank holds."""
     return Held(parameter, 0)
 
 
 @contextlib.contextmanager
 def not_drawn() -> Iterator[None]:
-    """In the place of starting values there is NaN inside: something else will replace them all."""
+    """Puts NaN in the place of starting values inside: something else will replace them all."""
     token = _draws.set(False)
     try:
         yield
@@ -76,7 +77,7 @@ def not_drawn() -> Iterator[None]:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GPT-2's activation: the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
+    """Returns GPT-2's activation: the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -89,7 +90,7 @@ def starting_values(
     start: int,
     n: int,
 ) -> Tensor:
-    """Elements [start, start + n) of a part of a parameter, row-major: fp32 [n], on the CPU.
+    """Returns elements [start, start + n) of a part of a parameter, row-major: fp32 [n] on a CPU.
 
     offset, part: where the part begins in the parameter, and its shape. Its rows behind the
     parameter's last one, which pad the vocabulary, are zeros.
@@ -98,10 +99,10 @@ def starting_values(
     residual stream (Radford et al. 2019, section 2.3); norms are one, biases zero.
     """
     shape = parameter_shapes(config)[name]
-    held = max(0, min(n, (shape[0] - offset[0]) * math.prod(part[1:]) - start))
+    unpadded = max(0, min(n, (shape[0] - offset[0]) * math.prod(part[1:]) - start))
     if not _draws.get():
-        values = torch.full((), math.nan).expand(held)
-        return values if held == n else F.pad(values, (0, n - held))
+        values = torch.full((), math.nan).expand(unpadded)
+        return values if unpadded == n else F.pad(values, (0, n - unpadded))
     # Not torch.empty: while DeepSpeed's ZeRO-3 builds a model, that gives 16 bits, on the GPU.
     values = torch.from_numpy(np.zeros(n, np.float32))
     if name.endswith("bias"):
@@ -115,38 +116,38 @@ def starting_values(
     # It can advance by any number of words (O'Neill 2014). A word is two elements.
     generator, at_word = np.random.PCG64DXSM(int.from_bytes(digest)), 0
     at = 0
-    while at < held:
+    while at < unpadded:
         row, column = divmod(start + at, part[1])
-        many = min(_DRAWN_AT_ONCE, held - at)
+        drawn = min(_DRAWN_AT_ONCE, unpadded - at)
         if part[1] < shape[1]:  # the next row's elements are not those that follow
-            many = min(many, part[1] - column)
+            drawn = min(drawn, part[1] - column)
         word, skipped = divmod((offset[0] + row) * shape[1] + offset[1] + column, 2)
         generator.advance(word - at_word)
-        words = generator.random_raw((skipped + many + 1) // 2)
+        words = generator.random_raw((skipped + drawn + 1) // 2)
         at_word = word + len(words)
-        bits = torch.from_numpy(words.view(np.int32)[skipped : skipped + many])
+        bits = torch.from_numpy(words.view(np.int32)[skipped : skipped + drawn])
         # 24 bits make a number in (-1, 1); the normal distribution's inverse takes it.
         uniform = (bits >> 8).float().add_(0.5).mul_(2.0**-23)
-        torch.mul(uniform.erfinv_(), std * math.sqrt(2), out=values[at : at + many])
-        at += many
+        torch.mul(uniform.erfinv_(), std * math.sqrt(2), out=values[at : at + drawn])
+        at += drawn
     return values
 
 
 def init_parameter(config: GPTConfig, name: str, seed: int) -> Tensor:
-    """The `starting_values` of one full parameter."""
+    """Returns the `starting_values` of a whole parameter, in its shape."""
     shape = parameter_shapes(config)[name]
     values = starting_values(config, name, seed, (0,) * len(shape), shape, 0, math.prod(shape))
     return values.view(shape)
 
 
 def norm(config: GPTConfig, size: int) -> nn.Module:
-    """The model's norm: LayerNorm, or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467)."""
-    kind = nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm
-    return kind(size, eps=config.norm_eps)
+    """Returns the model's norm: LayerNorm, or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    norm_class = nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm
+    return norm_class(size, eps=config.norm_eps)
 
 
 def positions(tokens_BS: Tensor, end_of_text: int | None) -> tuple[Tensor, Tensor | None]:
-    """Each token's position, and which tokens it attends to; None: to itself and all before it.
+    """Returns each token's position, and which tokens it attends to; None: itself and all before.
 
     With `end_of_text`, the id that ends every document, positions start again at 0 after it, and no
     token attends to another document.
@@ -164,13 +165,13 @@ def positions(tokens_BS: Tensor, end_of_text: int | None) -> tuple[Tensor, Tenso
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask of `positions` as numbers that are added to scores, made once for all layers: of
-    truth values torch's attention makes and keeps B * S * S of these in each layer."""
+    """Returns the mask of `positions` as numbers that are added to scores. They are made once
+    for all layers: of truth values torch's attention makes and keeps B * S * S in each layer."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
 def rope_frequencies(config: GPTConfig, device: torch.device | None = None) -> Tensor:
-    """Radians per position of each pair of a head's channels, fp32 [D/2].
+    """Returns the radians per position of each pair of a head's channels, fp32 [D/2].
 
     theta^(-2i/D) (Su et al. 2021). With rope_scaling, Llama 3.1's rule: wavelengths above 8192
     positions are stretched by the factor, those below 2048 are not, those between in part.
@@ -182,12 +183,12 @@ def rope_frequencies(config: GPTConfig, device: torch.device | None = None) -> T
         return frequency
     low, high, length = LLAMA3_ROPE.values()
     turns = length * frequency / (2 * math.pi)  # in the positions of pre-training
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return frequency * (kept + (1 - kept) / config.rope_scaling)
+    unscaled_share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return frequency * (unscaled_share + (1 - unscaled_share) / config.rope_scaling)
 
 
 def rope_angles(config: GPTConfig, position_S: Tensor) -> Tensor | None:
-    """cos and sin of every position's rotation, fp32 [2, S, D]; None for learned positions."""
+    """Returns cos and sin of every rotation, fp32 [2, S, D]; None where positions are learned."""
     if config.position == "learned":
         return None
     angle_SD = torch.outer(position_S.float(), rope_frequencies(config, position_S.device))
@@ -196,19 +197,20 @@ def rope_angles(config: GPTConfig, position_S: Tensor) -> Tensor | None:
 
 
 def rotate(x_BNSD: Tensor, angles: Tensor) -> Tensor:
-    """Turn each pair of channels (i, i + D/2) by its position's angle, as Llama and Megatron do."""
+    """Turns pairs of channels (i, i + D/2) by their position's angle, as Llama and Megatron do."""
     cos_SD, sin_SD = angles.to(x_BNSD.dtype)
     first, second = x_BNSD.chunk(2, dim=-1)
     return x_BNSD * cos_SD + torch.cat([-second, first], dim=-1) * sin_SD
 
 
 def in_halves(x: Tensor) -> Tensor:
-    """Channels (0, 1), (2, 3), ... to where `rotate` has its pairs."""
+    """Moves channels (0, 1), (2, 3), ... to where `rotate` has its pairs."""
     return torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
 
 
 class Embedding(nn.Module):
-    """Token ids [B, S] to hidden states [B, S, H]."""
+    """The word embedding, with learned positions where the model has them: token ids [B, S] to
+    hidden states [B, S, H]."""
 
     def __init__(self, config: GPTConfig, vocab_rows: int):
         super().__init__()
@@ -220,55 +222,56 @@ class Embedding(nn.Module):
     def forward(self, tokens_BS: Tensor, position: Tensor) -> Tensor:
         # A tied word table is also the output layer, whose gradient is dense. On a CPU, adding only
         # the rows of these tokens to it avoids a second [V, H] gradient that is nearly all zeros.
-        few = self.tied and tokens_BS.device.type == "cpu" and not torch.compiler.is_compiling()
-        x_BSH = F.embedding(tokens_BS, self.word.weight, sparse=few)
+        sparse = self.tied and tokens_BS.device.type == "cpu" and not torch.compiler.is_compiling()
+        x_BSH = F.embedding(tokens_BS, self.word.weight, sparse=sparse)
         return x_BSH if self.position is None else x_BSH + self.position(position)
 
 
 def fused_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor | None) -> Tensor:
-    """torch's fused attention, [B, N, S, D]: causal, or where `mask` [B, 1, S, S] is True."""
-    tensors, how = _attention_call(q_BNSD, k_BKSD, v_BKSD, mask)
-    return F.scaled_dot_product_attention(*tensors, attn_mask=mask, **how)
+    """Returns torch's fused attention [B, N, S, D]: causal, or where `mask` [B, 1, S, S] is set."""
+    tensors, flags = _attention_call(q_BNSD, k_BKSD, v_BKSD, mask)
+    return F.scaled_dot_product_attention(*tensors, attn_mask=mask, **flags)
 
 
 def attention_kernel(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor | None) -> str:
-    """The kernel that torch picks for `fused_attention` of these: flash, efficient, cudnn or math.
+    """Returns the kernel that torch picks for `fused_attention`: flash, efficient, cudnn or math.
 
     It asks what scaled_dot_product_attention itself asks (torch 2.13).
     """
-    tensors, how = _attention_call(q_BNSD, k_BKSD, v_BKSD, mask)
-    choice = SDPBackend(torch._fused_sdp_choice(*tensors, attn_mask=mask, **how))
+    tensors, flags = _attention_call(q_BNSD, k_BKSD, v_BKSD, mask)
+    choice = SDPBackend(torch._fused_sdp_choice(*tensors, attn_mask=mask, **flags))
     return choice.name.lower().removesuffix("_attention")
 
 
 def _attention_call(
     q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, bool]]:
-    """Queries, keys, values and flags of scaled_dot_product_attention.
+    """Returns queries, keys, values and flags for scaled_dot_product_attention.
 
     Where no fused kernel takes fewer keys than queries, keys and values are repeated: torch would
     write all S x S scores.
     """
-    shared = k_BKSD.size(1) < q_BNSD.size(1)
-    if shared and not _takes_fewer_keys(q_BNSD, mask):
-        queries = q_BNSD.size(1) // k_BKSD.size(1)
-        k_BKSD, v_BKSD = (x.repeat_interleave(queries, dim=1) for x in (k_BKSD, v_BKSD))
-        shared = False
-    return (q_BNSD, k_BKSD, v_BKSD), {"is_causal": mask is None, "enable_gqa": shared}
+    grouped = k_BKSD.size(1) < q_BNSD.size(1)
+    if grouped and not _takes_fewer_keys(q_BNSD, mask):
+        group_size = q_BNSD.size(1) // k_BKSD.size(1)
+        k_BKSD, v_BKSD = (x.repeat_interleave(group_size, dim=1) for x in (k_BKSD, v_BKSD))
+        grouped = False
+    return (q_BNSD, k_BKSD, v_BKSD), {"is_causal": mask is None, "enable_gqa": grouped}
 
 
 def _takes_fewer_keys(q_BNSD: Tensor, mask: Tensor | None) -> bool:
-    """On GPUs flash alone does (torch 2.13); it has no mask, no fp32 and no GPU before Ampere."""
+    """Returns whether a fused kernel takes fewer heads of keys than of queries. On GPUs flash alone
+    does (torch 2.13); it has no mask, no fp32 and no GPU before Ampere."""
     if not q_BNSD.is_cuda:
         return True
     half = _attention_dtype(q_BNSD) in (torch.float16, torch.bfloat16)
     return mask is None and half and torch.cuda.get_device_capability(q_BNSD.device) >= (8, 0)
 
 
-def _attention_dtype(x: Tensor) -> torch.dtype:
-    """In which attention computes with x, also under autocast."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+def _attention_dtype(tensor: Tensor) -> torch.dtype:
+    """Returns the dtype in which attention computes with a tensor, also under autocast."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 class Attention(nn.Module):
@@ -284,6 +287,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(N * D, config.hidden, bias=config.bias)
 
     def forward(self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Returns the attention's output [B, S, H] for normed hidden states."""
         B, S, _ = x_BSH.shape
         N, K, D = self.config.n_head, self.config.kv_heads, self.config.head_dim
         group = self.qkv(x_BSH).view(B, S, K, N // K + 2, D)  # its queries, its key, its value
@@ -322,25 +326,26 @@ class LatentAttention(nn.Module):
         self.out = nn.Linear(N * sizes.v_head_dim, H, bias)
 
     def forward(self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Returns the attention's output [B, S, H] for normed hidden states."""
         (B, S, _), sizes = x_BSH.shape, self.sizes
         q = self.q(x_BSH) if self.q is not None else self.q_up(self.q_norm(self.q_down(x_BSH)))
         parts = [sizes.kv_lora_rank, sizes.qk_pos_emb_head_dim]
-        latent, k_turned = self.kv_down(x_BSH).split(parts, -1)
+        latent, k_rotary = self.kv_down(x_BSH).split(parts, -1)
         kv = self.kv_up(self.kv_norm(latent))
         q_BNSD, kv_BNSD = (x.view(B, S, self.N, -1).transpose(1, 2) for x in (q, kv))
-        q_BNSD, q_turned = q_BNSD.split([sizes.qk_head_dim, sizes.qk_pos_emb_head_dim], -1)
+        q_BNSD, q_rotary = q_BNSD.split([sizes.qk_head_dim, sizes.qk_pos_emb_head_dim], -1)
         k_BNSD, v_BNSD = kv_BNSD.split([sizes.qk_head_dim, sizes.v_head_dim], -1)
-        k_turned = k_turned[:, None]
+        k_rotary = k_rotary[:, None]
         if angles is not None:
-            q_turned, k_turned = (rotate(in_halves(x), angles) for x in (q_turned, k_turned))
-        q_BNSD = torch.cat([q_BNSD, q_turned], -1)
-        k_BNSD = torch.cat([k_BNSD, k_turned.expand_as(q_turned)], -1)
+            q_rotary, k_rotary = (rotate(in_halves(x), angles) for x in (q_rotary, k_rotary))
+        q_BNSD = torch.cat([q_BNSD, q_rotary], -1)
+        k_BNSD = torch.cat([k_BNSD, k_rotary.expand_as(q_rotary)], -1)
         y_BNSD = fused_attention(q_BNSD, k_BNSD, v_BNSD, mask)
         return self.out(y_BNSD.transpose(1, 2).reshape(B, S, -1))
 
 
 class MLP(nn.Module):
-    """down(gelu(up(x))), or with a gate down(silu(gate(x)) * up(x))."""
+    """A feed-forward: down(gelu(up(x))), or with a gate down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: GPTConfig, ffn_hidden: int):
         super().__init__()
@@ -356,8 +361,9 @@ class MLP(nn.Module):
 
 
 class Router(nn.Linear):
-    """Tokens to their experts' logits, in fp32 whatever the weights are in (Fedus et al. 2021,
-    arXiv 2101.03961, section 2.4). expert_bias: see Experts.moe_router_enable_expert_bias; fp32."""
+    """A linear layer from tokens to their experts' logits, in fp32 whatever the weights are in
+    (Fedus et al. 2021, arXiv 2101.03961, section 2.4). expert_bias: see
+    Experts.moe_router_enable_expert_bias; fp32."""
 
     expert_bias: Tensor | None
 
@@ -367,6 +373,7 @@ class Router(nn.Linear):
         self.register_buffer("expert_bias", torch.zeros(experts.num_experts) if biased else None)
 
     def forward(self, x_TH: Tensor) -> Tensor:
+        """Returns each token's logits, fp32 [T, E]."""
         bias = None if self.bias is None else self.bias.float()
         with torch.autocast(x_TH.device.type, enabled=False):
             return F.linear(x_TH.float(), self.weight.float(), bias)
@@ -395,7 +402,7 @@ class MixtureOfExperts(nn.Module):
         self.shared = MLP(config, shared) if shared else None
 
     def forward(self, x_BSH: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states, and the `balance_loss` of these tokens."""
+        """Returns hidden states [B, S, H], and the `balance_loss` of these tokens."""
         x_TH, C = x_BSH.flatten(0, 1), self.sizes.moe_router_topk
         logits_TE = self.router(x_TH)
         is_softmax = self.sizes.moe_router_score_function == "softmax"
@@ -416,12 +423,12 @@ class MixtureOfExperts(nn.Module):
         choices = chosen_TC.flatten().argsort(stable=True).split(tokens_E.tolist())
         if factor := self.sizes.moe_expert_capacity_factor:
             room = math.ceil(chosen_TC.numel() / self.sizes.num_experts * factor)
-            choices = [own[weights[own].argsort(descending=True)[:room]] for own in choices]
+            choices = [picks[weights[picks].argsort(descending=True)[:room]] for picks in choices]
             self.tokens_E = tokens_E.clamp(max=room)
         y_TH = torch.zeros_like(x_TH)
-        for expert, own in zip(self.experts, choices, strict=True):
-            rows = own // C
-            y_TH.index_add_(0, rows, (expert(x_TH[rows]) * weights[own, None]).to(y_TH.dtype))
+        for expert, picks in zip(self.experts, choices, strict=True):
+            rows = picks // C
+            y_TH.index_add_(0, rows, (expert(x_TH[rows]) * weights[picks, None]).to(y_TH.dtype))
         if self.shared is not None:
             y_TH = y_TH + self.shared(x_TH)
         # The balance is of the choice by scores alone, as in megatron-core.
@@ -430,7 +437,7 @@ class MixtureOfExperts(nn.Module):
         return y_TH.view_as(x_BSH), self.balance_loss(self.sizes, scores_TE, tokens_E)
 
     def choose(self, logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
-        """Each token's experts [T, C], the best first."""
+        """Returns each token's experts [T, C], the best first."""
         sizes, C = self.sizes, self.sizes.moe_router_topk
         if self.router.expert_bias is not None:
             scores_TE = scores_TE + self.router.expert_bias
@@ -446,7 +453,7 @@ class MixtureOfExperts(nn.Module):
 
     @staticmethod
     def balance_loss(sizes: Experts, scores_TE: Tensor, tokens_E: Tensor) -> Tensor:
-        """moe_aux_loss_coeff * E * sum over experts of f_i P_i, a scalar.
+        """Returns moe_aux_loss_coeff * E * sum over experts of f_i P_i, a scalar.
 
         f_i: share of expert i in T * C choices. P_i: mean over tokens of its score; a token's
         scores are divided by their sum. (Fedus et al. 2021, equations 4 to 6, for C choices as in
@@ -474,7 +481,8 @@ class Block(nn.Module):
     def forward(
         self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states, and the loss that balances its experts' load; None without experts."""
+        """Returns hidden states [B, S, H], and the loss that balances its experts' load; None
+        without experts."""
         x_BSH = x_BSH + self.attn(self.norm1(x_BSH), angles, mask)
         y_BSH, balance = self.mlp(self.norm2(x_BSH)), None
         if isinstance(y_BSH, tuple):
@@ -507,11 +515,11 @@ class GPT(nn.Module):
             self.output = nn.Linear(config.hidden, self.vocab_rows, bias=False)
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
-        """Token ids [B, S] to logits [B, S, V]."""
+        """Returns the logits [B, S, V] of token ids [B, S]."""
         return self._logits_and_balance(tokens_BS)[0]
 
     def _logits_and_balance(self, tokens_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The logits [B, S, V], and the `balance_loss` of each layer with experts."""
+        """Returns the logits [B, S, V], and the `balance_loss` of each layer with experts."""
         position, mask = positions(tokens_BS, self.end_of_text)
         # Rotary attention depends on differences of positions, which are the same in a document
         # wherever its positions start.
@@ -521,10 +529,10 @@ class GPT(nn.Module):
             mask = additive(mask, _attention_dtype(x_BSH))
         balances = []
         for block in self.blocks:
-            call = block
-            if self.training and (how := RECOMPUTED.get(self.recompute)):
-                call = partial(checkpoint, block, **how)
-            x_BSH, balance = call(x_BSH, angles, mask)
+            run_block = block
+            if self.training and (options := RECOMPUTED.get(self.recompute)):
+                run_block = partial(checkpoint, block, **options)
+            x_BSH, balance = run_block(x_BSH, angles, mask)
             if balance is not None:
                 balances.append(balance)
         x_BSH = self.norm(x_BSH)
@@ -535,8 +543,8 @@ class GPT(nn.Module):
         return mask_padding(logits_BSV, self.config.vocab_size), balances
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
-        """The mean cross-entropy over all B*S tokens, a scalar. Its gradient is that of the sum
-        with what balances the experts, as in megatron-core, which prints the cross-entropy alone.
+        """Returns the mean cross-entropy over all B*S tokens, a scalar. Its gradient is that of the
+        sum with what balances the experts, as in megatron-core, which prints cross-entropy alone.
         """
         logits_BSV, balances = self._logits_and_balance(tokens_BS)
         loss = mean_loss(logits_BSV, labels_BS)
@@ -546,7 +554,7 @@ class GPT(nn.Module):
 
 
 def mask_padding(logits: Tensor, vocab_size: int) -> Tensor:
-    """Give the columns from `vocab_size` on, which no token has, no probability.
+    """Gives the columns from `vocab_size` on, which no token has, no probability.
 
     Written in place: a copy would hold all logits twice. Autograd need not know: softmax gives
     these columns probability 0, so their gradient is 0.
@@ -558,7 +566,7 @@ def mask_padding(logits: Tensor, vocab_size: int) -> Tensor:
 
 
 def mean_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-    """Cross-entropy averaged over tokens, in fp32 whatever the logits are in."""
+    """Returns the cross-entropy averaged over tokens, in fp32 whatever the logits are in."""
     return F.cross_entropy(logits_BSV.flatten(0, 1).float(), labels_BS.flatten())
 
 
@@ -568,7 +576,7 @@ def fill(
     value: Callable[[str, nn.Parameter, int, int], Tensor],
     held: Callable[[nn.Parameter], Held] = undivided,
 ) -> None:
-    """Set what this rank holds of every parameter of a model, in place, to value(name, parameter,
+    """Sets what this rank holds of every parameter of a model, in place, to value(name, parameter,
     start, n): its elements [start, start + n), row-major."""
     for name, parameter in model.named_parameters():
         tensor, start = held(parameter)
@@ -576,7 +584,7 @@ def fill(
 
 
 def initialise(model: GPT, seed: int, held: Callable[[nn.Parameter], Held] = undivided) -> None:
-    """Give a reference GPT its starting weights, in place."""
+    """Gives a reference GPT its starting weights, in place."""
     shapes = parameter_shapes(model.config)
 
     def value(name: str, _: nn.Parameter, start: int, n: int) -> Tensor:

@@ -58,11 +58,13 @@ class Architecture:
 
 
 def _read_classes() -> dict[str, Architecture]:
+    """Returns the classes of hf_classes.toml by model_type. A class that is `like` another has
+    that one's settings where it states none."""
     tables = read_toml(Path(__file__).with_name("hf_classes.toml"), "classes")
     for table in tables.values():
-        for key, theirs in tables.get(table.pop("like", ""), {}).items():
-            own = table.get(key, theirs)
-            table[key] = theirs | own if isinstance(own, dict) else own
+        for key, inherited in tables.get(table.pop("like", ""), {}).items():
+            own = table.get(key, inherited)
+            table[key] = inherited | own if isinstance(own, dict) else own
     return {kind: Architecture(kind, **table) for kind, table in tables.items()}
 
 
@@ -77,26 +79,26 @@ def architecture(config: GPTConfig) -> Architecture:
     """Returns the class of transformers that has this model's arithmetic.
 
     Raises:
-        UsageError: none has; for each, what it has instead.
+        UsageError: no class has; the message says for each what it has instead.
     """
     if lacking := [part for part in config.parts if part != "experts"]:
         raise UsageError(f"a model with {in_words(lacking)} is not written as Hugging Face's")
-    others, default = [], Experts.__dataclass_fields__
+    refusals, default = [], Experts.__dataclass_fields__
     experts = asdict(config.experts) if config.experts else {}
-    for each in _WRITTEN:
-        other = {k: v for k, v in each.ours.items() if getattr(config, k) != v}
-        words = [f"{k} {v}, not {getattr(config, k)}" for k, v in other.items()]
-        if each.model_type == "llama" and config.hidden % config.n_head:
+    for target in _WRITTEN:
+        different = {k: v for k, v in target.ours.items() if getattr(config, k) != v}
+        words = [f"{k} {v}, not {getattr(config, k)}" for k, v in different.items()]
+        if target.model_type == "llama" and config.hidden % config.n_head:
             words.append(f"hidden a multiple of n_head {config.n_head}, not {config.hidden}")
-        if bool(each.experts) != bool(experts):
-            words.append("experts" if each.experts else "no experts")
-        for name in experts.keys() - {*each.experts.values(), _WIDTH} if each.experts else ():
+        if bool(target.experts) != bool(experts):
+            words.append("experts" if target.experts else "no experts")
+        for name in experts.keys() - {*target.experts.values(), _WIDTH} if target.experts else ():
             if default[name].default != experts[name]:
                 words.append(f"{name} {default[name].default}, not {experts[name]}")
         if not words:
-            return each
-        others.append(f"{each.name} has {words[0]}")
-    raise UsageError(f"no class of Hugging Face's has this model: {'; '.join(others)}")
+            return target
+        refusals.append(f"{target.name} has {words[0]}")
+    raise UsageError(f"no class of Hugging Face's has this model: {'; '.join(refusals)}")
 
 
 def hugging_face_names(config: GPTConfig, name: str) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
     class.
 
     Raises:
-        UsageError: our GPT is not this model; it names the setting.
+        UsageError: our GPT is not this model; the message names the setting.
     """
     kind = described.get("model_type")
     if kind is None:  # as of weights that earlier versions exported
@@ -167,8 +169,8 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
     values = model_class.absent | described | named
     ours = dict(model_class.ours)
     refused = {name: values[name] for name in model_class.unset if values.get(name)}
-    for name, good in model_class.arithmetic.items():
-        if values.get(name, good[0]) not in good:
+    for name, allowed in model_class.arithmetic.items():
+        if values.get(name, allowed[0]) not in allowed:
             refused[name] = values[name]
     if any(each != "full_attention" for each in values.get("layer_types") or ()):
         refused["layer_types"] = values["layer_types"]
@@ -210,7 +212,7 @@ def model_of(path: Path) -> GPTConfig:
     """Returns the model of a Hugging Face directory, or of its config.json.
 
     Raises:
-        UsageError: missing, damaged, or a model that our GPT cannot be.
+        UsageError: it is missing, damaged, or a model that our GPT cannot be.
     """
     path = path / CONFIG if path.is_dir() else path
     return config_of(read_json(path), path)[0]
@@ -235,18 +237,18 @@ def _rope(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "partial_rotary_factor": values.get("partial_rotary_factor", 1.0),
     } | stated
     kind = rotary.pop("rope_type", rotary.pop("type", "default"))
-    theta, factor, wanted = rotary.pop("rope_theta"), 1.0, {"partial_rotary_factor": 1.0}
+    theta, factor, required = rotary.pop("rope_theta"), 1.0, {"partial_rotary_factor": 1.0}
     if kind == "llama3":
-        factor, wanted = rotary.pop("factor", None), wanted | LLAMA3_ROPE
+        factor, required = rotary.pop("factor", None), required | LLAMA3_ROPE
     elif kind != "default":
         raise UsageError(
             f"{path}: rope_type is {kind!r}, but our GPT has rotary positions of type default or"
             " llama3"
         )
-    for name in rotary | wanted:
-        if rotary.get(name) != wanted.get(name):
+    for name in rotary | required:
+        if rotary.get(name) != required.get(name):
             raise UsageError(
                 f"{path}: {name} of the rotary positions is {rotary.get(name)!r:.60}, but our GPT"
-                f" has {wanted.get(name, 'no such setting')}"
+                f" has {required.get(name, 'no such setting')}"
             )
     return {"rope_theta": theta, "rope_scaling": factor}

@@ -27,7 +27,7 @@ from models.hf_weights import Tokenizer, to_hugging_face
 
 
 class HuggingFaceGPT(nn.Module):
-    """transformers' class called like the reference model: (tokens, labels) -> loss.
+    """A model of transformers that is called as the reference model is: (tokens, labels) -> loss.
 
     The class is a submodule called as its model_type is, so the parameters of a checkpoint are
     gpt2.transformer..., llama.model... .
@@ -45,14 +45,16 @@ class HuggingFaceGPT(nn.Module):
         if config.position == "rope":
             # DeepSpeed's zero.Init rounds what the class computes them from to 16 bits.
             self.theirs.model.rotary_emb.inv_freq = rope_frequencies(config)
-        if how := RECOMPUTED.get(recompute):
-            self.theirs.gradient_checkpointing_enable(how)
+        if options := RECOMPUTED.get(recompute):
+            self.theirs.gradient_checkpointing_enable(options)
 
     @property
     def theirs(self) -> nn.Module:
+        """Returns the model of transformers."""
         return self.get_submodule(self.model_type)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
+        """Returns the mean cross-entropy over all B*S tokens, a scalar."""
         position, mask = positions(tokens_BS, self.end_of_text)
         # Given positions alone, transformers looks for packed sequences in them.
         position_BS = None if mask is None else position
@@ -71,13 +73,18 @@ _TOKENIZER_FILES = (
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
-    """Returns a tokenizer's files, to send along with weights, as `load_tokenizer` finds them."""
+    """Returns the tokenizer at `path` as files to send along with weights.
+
+    Raises:
+        UsageError: `load_tokenizer` finds none.
+    """
     tokenizer = load_tokenizer(path)
-    ids = max(tokenizer.get_vocab().values()) + 1
-    return Tokenizer(_tokenizer_files(path), ids, end_of_text(tokenizer))
+    n_ids = max(tokenizer.get_vocab().values()) + 1
+    return Tokenizer(_tokenizer_files(path), n_ids, end_of_text(tokenizer))
 
 
 def _tokenizer_files(path: Path) -> list[Path]:
+    """Returns the files of a tokenizer: `path` itself, or those known in that folder."""
     if path.is_file():
         return [path]
     return [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
@@ -87,7 +94,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """Returns a Hugging Face tokenizer from a local folder or a `tokenizer.json`; never from a hub.
 
     Raises:
-        UsageError: nothing there that transformers can read.
+        UsageError: there is nothing that transformers can read.
     """
     path = Path(path)
     if path.is_dir() and not any(path.glob("*token*")):
@@ -113,7 +120,7 @@ def initialise(
 ) -> None:
     """Gives a HuggingFaceGPT the reference GPT's starting weights, in place."""
     config = model.config
-    ours = {
+    parts_of_ours = {
         f"{model.model_type}.{theirs}": (name, part)
         for name in parameter_shapes(config)
         for part, theirs in enumerate(hugging_face_names(config, name))
@@ -124,7 +131,7 @@ def initialise(
         return to_hugging_face(config, name, init_parameter(config, name, seed))
 
     def value(name: str, _: nn.Parameter, start: int, n: int) -> Tensor:
-        name, part = ours[name]
+        name, part = parts_of_ours[name]
         return parts(name)[part].reshape(-1)[start : start + n]
 
     fill(model, value, held)

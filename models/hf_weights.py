@@ -57,7 +57,7 @@ NO_TOKENIZER = Tokenizer()
 
 
 def to_hugging_face(config: GPTConfig, name: str, value: Tensor) -> list[Tensor]:
-    """Returns a reference parameter (named `name`, whole) as transformers' class has it: one tensor
+    """Returns a whole reference parameter, called `name`, as transformers' class has it: one tensor
     for each of `hugging_face_names`."""
     parts = [value]
     if ".attn.qkv." in name:
@@ -70,22 +70,22 @@ def to_hugging_face(config: GPTConfig, name: str, value: Tensor) -> list[Tensor]
 
 
 def _stored_rows(config: GPTConfig, name: str, rows: range) -> Iterator[tuple[int, range]]:
-    """Yields rows of a reference parameter in transformers' class: which of its
-    `hugging_face_names`, and the rows there, one range after the other."""
+    """Yields where transformers' class has rows of a reference parameter, range after range:
+    which of its `hugging_face_names`, and the rows in that tensor."""
     if ".attn.qkv." not in name:
         yield 0, rows
         return
     sizes = [config.head_dim * heads for heads in _group_rows(config)]
-    begins, at = [0, sizes[0], sum(sizes[:2])], rows.start
+    starts, row = [0, sizes[0], sum(sizes[:2])], rows.start
     joined = len(hugging_face_names(config, name)) == 1
-    while at < rows.stop:
-        group, inside = divmod(at, sum(sizes))
-        part = bisect(begins, inside) - 1
-        inside -= begins[part]
-        n = min(sizes[part] - inside, rows.stop - at)
-        first = group * sizes[part] + inside + joined * config.kv_heads * begins[part]
+    while row < rows.stop:
+        group, group_row = divmod(row, sum(sizes))
+        part = bisect(starts, group_row) - 1
+        group_row -= starts[part]
+        n = min(sizes[part] - group_row, rows.stop - row)
+        first = group * sizes[part] + group_row + joined * config.kv_heads * starts[part]
         yield (0 if joined else part), range(first, first + n)
-        at += n
+        row += n
 
 
 def from_hugging_face(config: GPTConfig, name: str, parts: list[Tensor]) -> Tensor:
@@ -94,20 +94,21 @@ def from_hugging_face(config: GPTConfig, name: str, parts: list[Tensor]) -> Tens
 
 
 def _box(config: GPTConfig, name: str, box: Box, read: Callable[[int, Box], Tensor]) -> Tensor:
-    """Returns a box of a reference parameter. read: gives one of a part of `hugging_face_names`."""
+    """Returns a box of a reference parameter. read(part, box) gives a box of the tensor that
+    has the name number `part` of `hugging_face_names`."""
     shape, (rows, *columns) = parameter_shapes(config)[name], box
     transposed, boxes = _is_transposed(config, name, len(shape)), []
     for part, stored in _stored_rows(config, name, range(shape[0])[rows]):
-        there = slice(stored.start, stored.stop)
+        stored_rows = slice(stored.start, stored.stop)
         if transposed:
-            boxes.append(read(part, (*(columns or [slice(None)]), there)).t())
+            boxes.append(read(part, (*(columns or [slice(None)]), stored_rows)).t())
         else:
-            boxes.append(read(part, (there, *columns)))
+            boxes.append(read(part, (stored_rows, *columns)))
     return torch.cat(boxes)
 
 
 def _group_rows(config: GPTConfig) -> list[int]:
-    """Returns how many heads of queries, keys and values a group has."""
+    """Returns how many heads of queries, of keys and of values a group has."""
     return [config.n_head // config.kv_heads, 1, 1]
 
 
@@ -138,7 +139,7 @@ class HuggingFaceFolder:
 
     @property
     def bytes(self) -> int:
-        """The bytes of its files."""
+        """Returns the bytes of its weight files."""
         return sum(file.stat().st_size for file in {file for file, _ in self.stored.values()})
 
     def tensor(self, name: str, box: Box = (slice(None),)) -> Tensor:
@@ -150,17 +151,18 @@ class HuggingFaceFolder:
         )
 
     def _stored(self, name: str, box: Box = (slice(None),)) -> Tensor:
-        file, there = self.stored[name]
-        with safe_open(file, framework="pt") as opened:
-            return opened.get_slice(there)[box]
+        """Returns a box of the tensor that transformers calls `name`, as its file has it."""
+        file, stored_name = self.stored[name]
+        with safe_open(file, framework="pt") as tensors:
+            return tensors.get_slice(stored_name)[box]
 
 
 def open_hugging_face(source: Path) -> HuggingFaceFolder:
-    """Checks that a directory's model is one that our GPT can be. Rows of the embedding beyond
-    config.json's vocab_size are padding and are cut.
+    """Returns a Hugging Face directory, whose model is checked to be one that our GPT can be. Rows
+    of the embedding beyond config.json's vocab_size are padding and are cut.
 
     Raises:
-        UsageError: no model in safetensors, or one that our GPT cannot be.
+        UsageError: there is no model in safetensors, or one that our GPT cannot be.
     """
     described = read_json(source / CONFIG)
     config, model_class = config_of(described, source / CONFIG)
@@ -218,10 +220,10 @@ def _refuse_pickles(folder: Path) -> None:
 def differing(stored: dict[str, tuple], wanted: dict[str, tuple]) -> str:
     """Returns what of `wanted` is missing in `stored`, unknown there or of another shape; "" where
     nothing is."""
-    problems = [f"{n} is missing" for n in wanted if n not in stored]
-    problems += [f"{n} is unknown" for n in stored if n not in wanted]
-    others = [n for n in wanted if n in stored and stored[n] != wanted[n]]
-    problems += [f"{n} is {list(stored[n])}, not {list(wanted[n])}" for n in others]
+    problems = [f"{name} is missing" for name in wanted if name not in stored]
+    problems += [f"{name} is unknown" for name in stored if name not in wanted]
+    misshapen = [name for name in wanted if name in stored and stored[name] != wanted[name]]
+    problems += [f"{name} is {list(stored[name])}, not {list(wanted[name])}" for name in misshapen]
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
     return "; ".join(problems[:3]) + more
 

@@ -28,7 +28,7 @@ def write_safetensors(
     metadata: dict[str, str] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Written:
-    """Writes and syncs `tensors`, in the order of `layout`, as one file.
+    """Writes and syncs `tensors`, in the order of `layout`, as a file; returns its size and CRC-32.
 
     layout: name -> (dtype to store, shape). tick: called after each block of some megabytes.
     """
@@ -47,24 +47,25 @@ def write_safetensors(
 
 
 def _blocks(head: bytes, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-    waiting = bytearray(head)
+    """Yields the head and the tensors' bytes in blocks: small tensors joined, large ones cut."""
+    pending = bytearray(head)
     for tensor in tensors:
         data = memoryview(tensor.view(torch.uint8).numpy()).cast("B")
-        if len(waiting) + len(data) <= _SMALL:
-            waiting += data
+        if len(pending) + len(data) <= _SMALL:
+            pending += data
             continue
-        yield memoryview(bytes(waiting))
-        waiting.clear()
-        for at in range(0, len(data), _BLOCK):
-            yield data[at : at + _BLOCK]
-    yield memoryview(bytes(waiting))
+        yield memoryview(bytes(pending))
+        pending.clear()
+        for begin in range(0, len(data), _BLOCK):
+            yield data[begin : begin + _BLOCK]
+    yield memoryview(bytes(pending))
 
 
 def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Returns the name and shape of each tensor in a safetensors file, from its header.
 
     Raises:
-        UsageError: missing, or no complete safetensors file.
+        UsageError: the file is missing, or no complete safetensors file.
     """
     try:
         with safe_open(path, framework="numpy") as stored:
