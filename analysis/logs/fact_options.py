@@ -20,13 +20,13 @@ def add_fact_options(parser: argparse.ArgumentParser) -> None:
     for name, fact in FACTS.items():
         allowed = fact.allowed
         if allowed is bool:
-            takes: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+            options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         elif isinstance(allowed, Words):
-            takes = {"choices": allowed}
+            options = {"choices": allowed}
         else:
-            kind = {Count: int, Bounds: float}.get(type(allowed), str)
-            takes = {"type": kind, "metavar": kind.__name__.upper()}
-        group.add_argument(flag_of(name), dest=f"fact_{name}", help=fact.help, **takes)
+            value_type = {Count: int, Bounds: float}.get(type(allowed), str)
+            options = {"type": value_type, "metavar": value_type.__name__.upper()}
+        group.add_argument(flag_of(name), dest=f"fact_{name}", help=fact.help, **options)
 
 
 def flag_of(name: str) -> str:

@@ -88,23 +88,23 @@ def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:
     logs: list[Path] = []
     refused: list[Refusal] = []
     for path in (STDIN if str(path) == "-" else Path(path) for path in paths):
-        here = []
-        for place, why in below(
+        found = []
+        for place, reason in below(
             path, is_run_folder, lambda name: name[0] == "." or name in _NOT_LOGS
         ):
-            if why:
-                refused.append(Refusal(str(place), why))
+            if reason:
+                refused.append(Refusal(str(place), reason))
             elif place == path or place.is_dir() or _LOGS.search(place.name):
-                here.append(place)
-        if results := [place for place in here if is_result(place)]:
-            around = {place for place in here if {"systems", "power"} & set(place.parts)}
-            if others := len(set(here) - around - set(results)):
-                why = f"{others} files that are no MLPerf results are not read: name them"
-                refused.append(Refusal(str(path), f"{why} to read them"))
-            here = results
-        if not here and not (refused and refused[-1].source == str(path)):
+                found.append(place)
+        if results := [place for place in found if is_result(place)]:
+            extras = {place for place in found if {"systems", "power"} & set(place.parts)}
+            if n_others := len(set(found) - extras - set(results)):
+                reason = f"{n_others} files that are no MLPerf results are not read: name them"
+                refused.append(Refusal(str(path), f"{reason} to read them"))
+            found = results
+        if not found and not (refused and refused[-1].source == str(path)):
             refused.append(Refusal(str(path), "no logs in this folder"))
-        logs += here
+        logs += found
     return Reading(list(dict.fromkeys(logs)), refused)
 
 
@@ -142,7 +142,7 @@ def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:
     except Refusal as refusal:
         return refusal
     except Exception as error:  # the other files are still shown, and this one is named
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        reason = f"a defect of the reader, not of the file; please report it: {what}"
-        return Refusal(str(path), f"{reason} ({Path(where.filename).name}:{where.lineno})")
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = f"a defect of the reader, not of the file; please report it: {message}"
+        return Refusal(str(path), f"{reason} ({Path(frame.filename).name}:{frame.lineno})")

@@ -163,9 +163,9 @@ def table_of(
     columns: list[str] = []
     for heading in headings:
         name = column_name(heading)
-        count = 1 + sum(other.partition("#")[0] == name for other in columns)
+        count = 1 + sum(column.partition("#")[0] == name for column in columns)
         columns.append(name if count == 1 else f"{name}#{count}")
-    rows = [Row(no, dict(zip(columns, texts, strict=False))) for no, texts in lines]
+    rows = [Row(row_no, dict(zip(columns, texts, strict=False))) for row_no, texts in lines]
     return PublishedTable(line_no, headings, columns, rows)
 
 

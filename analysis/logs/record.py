@@ -183,14 +183,14 @@ class Record:
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how
 
-    def doubt_numbers(self, counts: Mapping[str, int | bool], why: str = "") -> None:
+    def doubt_numbers(self, counts: Mapping[str, int | bool], prefix: str = "") -> None:
         """Notes as a doubt how many values of each name are cut or no whole number, and so
         unknown."""
-        none = ", ".join(f"{name} ({int(count)})" for name, count in counts.items() if count)
-        if none:
-            words = f"{why}what is cut or no whole number is unknown: {none}"
-            known = self.doubts.get("numbers")
-            self.doubts["numbers"] = f"{known}; {words}" if known else words
+        unknown = ", ".join(f"{name} ({int(count)})" for name, count in counts.items() if count)
+        if unknown:
+            words = f"{prefix}what is cut or no whole number is unknown: {unknown}"
+            earlier = self.doubts.get("numbers")
+            self.doubts["numbers"] = f"{earlier}; {words}" if earlier else words
 
     def step_stats(self) -> dict[str, float | int | None]:
         """Returns n, mean, median, min and max (seconds) over all logged steps; None where unknown.

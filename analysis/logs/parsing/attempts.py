@@ -25,31 +25,31 @@ def read_last_attempt(form: "Format", log: Log) -> Record:
     a run; or where the iterations start again from the first. What the earlier header states is
     unknown then, unless the attempt states it itself.
     """
-    first = attempt = form.read(log)
-    words, count = [], 0
+    first_attempt = attempt = form.read(log)
+    doubts, n_attempts = [], 0
     while begins := _begins(form, log, attempt):  # again: a line that was left out may stand first
-        count = count or len(begins) + 1
+        n_attempts = n_attempts or len(begins) + 1
         log.begin = begins[-1]
         attempt = form.read(log)
     entries = _entries(form, log, attempt).at
     if len(entries) and (failures := _failed_starts(form, log, entries[0])):
-        count = (count or 1) + len(failures)
+        n_attempts = (n_attempts or 1) + len(failures)
         log.begin = failures[-1]
         attempt = form.read(log)
-    if count:
-        read = f"{count} attempts in one log: the last is read, from line"
+    if n_attempts:
+        opening = f"{n_attempts} attempts in one log: the last is read, from line"
         changed = [
-            f"{name} was {getattr(first, name)}"
+            f"{name} was {getattr(first_attempt, name)}"
             for name in SETTINGS
-            if getattr(first, name) not in (None, getattr(attempt, name))
+            if getattr(first_attempt, name) not in (None, getattr(attempt, name))
         ]
-        words = [f"{read} {log.line_no(log.begin)} on", ", ".join(changed)]
-        words = ["; before, ".join(filter(None, words))]
-    if len(entries) > 1 and (later := _places(log, form.starts, entries[-1])):
-        line = log.line_no(min(later))
-        words.append(f"another attempt, from line {line} on, logs no step of its own")
-    if words:
-        attempt.doubts["attempts"] = "; ".join(words)
+        doubts = [f"{opening} {log.line_no(log.begin)} on", ", ".join(changed)]
+        doubts = ["; before, ".join(filter(None, doubts))]
+    if len(entries) > 1 and (later_starts := _places(log, form.starts, entries[-1])):
+        line = log.line_no(min(later_starts))
+        doubts.append(f"another attempt, from line {line} on, logs no step of its own")
+    if doubts:
+        attempt.doubts["attempts"] = "; ".join(doubts)
     return attempt
 
 
@@ -64,9 +64,9 @@ class _Entries(NamedTuple):
 def _entries(form: "Format", log: Log, record: Record) -> _Entries:
     """Returns where the record's steps and the ends of a run stand in the log."""
     steps = record.steps["at"][np.isfinite(record.steps["at"])]
-    at = np.concatenate([steps, _places(log, form.ends)]).astype(int)
-    order = np.argsort(at, kind="stable")
-    return _Entries(at[order], order < len(steps))
+    offsets = np.concatenate([steps, _places(log, form.ends)]).astype(int)
+    order = np.argsort(offsets, kind="stable")
+    return _Entries(offsets[order], order < len(steps))
 
 
 def _begins(form: "Format", log: Log, record: Record) -> list[int]:
@@ -75,16 +75,16 @@ def _begins(form: "Format", log: Log, record: Record) -> list[int]:
     entries, is_step = _entries(form, log, record)
     if len(entries) < 2:
         return []
-    before = np.searchsorted(entries, _starts(form, log, *entries[[0, -1]]))
-    before = np.append(before, np.flatnonzero(is_step[1:] & ~is_step[:-1]) + 1)
+    firsts = np.searchsorted(entries, _starts(form, log, *entries[[0, -1]]))
+    firsts = np.append(firsts, np.flatnonzero(is_step[1:] & ~is_step[:-1]) + 1)
     steps = record.steps[["at", "iteration"]][np.isfinite(record.steps["at"])]
     if len(steps) and not form.counts_per_epoch:
         iteration = steps["iteration"]
-        again = np.flatnonzero((iteration[1:] <= iteration[0]) & (np.diff(iteration) < 0)) + 1
-        before = np.append(before, np.searchsorted(entries, steps["at"][again]))
+        restarts = np.flatnonzero((iteration[1:] <= iteration[0]) & (np.diff(iteration) < 0)) + 1
+        firsts = np.append(firsts, np.searchsorted(entries, steps["at"][restarts]))
     begins = []
-    for after in np.unique(before[(before > 0) & (before < len(entries))]).astype(int):
-        last, following = entries[after - 1 : after + 1].tolist()
+    for index in np.unique(firsts[(firsts > 0) & (firsts < len(entries))]).astype(int):
+        last, following = entries[index - 1 : index + 1].tolist()
         end_of_line = log.slice(last, following).find(b"\n") + 1
         begins.append(last + end_of_line if end_of_line else following)
     return begins
@@ -106,9 +106,9 @@ def _starts(form: "Format", log: Log, start: int, end: int) -> list[int]:
     before the first entry, where others do, is late; its line begins no attempt."""
     starts = _places(log, form.starts, start, end)
     ranks = {at: rank_of(log, at) for at in starts}
-    header = _places(log, form.starts, 0, start) if any(ranks.values()) else []
-    early = {rank_of(log, at) for at in header}
-    return [at for at in starts if not (early and ranks[at]) or ranks[at] in early]
+    header_starts = _places(log, form.starts, 0, start) if any(ranks.values()) else []
+    early_ranks = {rank_of(log, at) for at in header_starts}
+    return [at for at in starts if not (early_ranks and ranks[at]) or ranks[at] in early_ranks]
 
 
 def _places(log: Log, marks: tuple[bytes, ...], start: int = 0, end: int | None = None) -> list:

@@ -46,55 +46,56 @@ class Parts(NamedTuple):
     uncounted: list[str]
 
 
-def parts_of(last: Mapping[str, str], n_layer: int | None) -> Parts:
+def parts_of(settings: Mapping[str, str], n_layer: int | None) -> Parts:
     """Returns the experts, the latent attention, the layers that predict further tokens and the
-    routing that the settings state. last: a setting's name -> its last value, in lower case."""
+    routing that the settings state. settings: a setting's name -> its last value, in lower case."""
     facts: dict[str, Any] = {}
     uncounted = []
-    latent = last.get("multi_latent_attention", "true" if "kv_lora_rank" in last else "")
+    latent = settings.get("multi_latent_attention", "true" if "kv_lora_rank" in settings else "")
     if latent == "true":
-        facts["mla"] = _numbers(last, _LATENT)
-    if last.get("mtp_num_layers", "").isdigit() and int(last["mtp_num_layers"]):
-        facts["mtp_num_layers"] = int(last["mtp_num_layers"])
-    experts = _numbers(last, _EXPERTS)
+        facts["mla"] = _numbers(settings, _LATENT)
+    if settings.get("mtp_num_layers", "").isdigit() and int(settings["mtp_num_layers"]):
+        facts["mtp_num_layers"] = int(settings["mtp_num_layers"])
+    experts = _numbers(settings, _EXPERTS)
     if experts.get("num_experts", 1) < 2:
         return Parts(facts, uncounted)
-    shared = last.get("n_shared_experts", "")
+    shared = settings.get("n_shared_experts", "")
     if shared.isdigit() and "moe_ffn_hidden_size" in experts:
         width = int(shared) * experts["moe_ffn_hidden_size"]
         experts.setdefault("moe_shared_expert_intermediate_size", width)
-    if (every := last.get("expert_interval", "")).isdigit():  # the last of so many has experts
-        experts |= {"first_dense": int(every) - 1, "moe_layer_freq": int(every)}
-    if layers := last.get(_LAYERS, ""):
+    # Of so many layers the last has experts.
+    if (interval := settings.get("expert_interval", "")).isdigit():
+        experts |= {"first_dense": int(interval) - 1, "moe_layer_freq": int(interval)}
+    if layers := settings.get(_LAYERS, ""):
         placed = {"moe_layer_freq": int(layers)} if layers.isdigit() else placed_in(layers, n_layer)
         if placed is None:
             uncounted.append(f"experts in the layers {layers[:60]}")
         experts |= placed or {}
-    if last.get("moe_latent_size", "").isdigit():
-        uncounted.append(f"experts in a latent of {last['moe_latent_size']}")
-    capacity = _first(last, _CAPACITY)
-    dropless = capacity in ("none", "null") or last.get("moe_token_dropping") == "false"
+    if settings.get("moe_latent_size", "").isdigit():
+        uncounted.append(f"experts in a latent of {settings['moe_latent_size']}")
+    capacity = _first(settings, _CAPACITY)
+    dropless = capacity in ("none", "null") or settings.get("moe_token_dropping") == "false"
     if not dropless and re.fullmatch(r"\d+\.?\d*", capacity) and float(capacity):
         experts["moe_expert_capacity_factor"] = float(capacity)
     facts |= {"experts": experts, "dropped": 0.0 if dropless else None}
-    facts["routing"] = {"true": "forced", "false": "natural"}.get(_first(last, _FORCED))
-    facts["dispatcher"] = last.get("moe_token_dispatcher_type")
+    facts["routing"] = {"true": "forced", "false": "natural"}.get(_first(settings, _FORCED))
+    facts["dispatcher"] = settings.get("moe_token_dispatcher_type")
     if facts["dispatcher"] == "flex":
-        deepep = "deepep" if last.get("moe_enable_deepep") == "true" else "flex"
-        facts["dispatcher"] = last.get("moe_flex_dispatcher_backend", deepep)
+        deepep = "deepep" if settings.get("moe_enable_deepep") == "true" else "flex"
+        facts["dispatcher"] = settings.get("moe_flex_dispatcher_backend", deepep)
     return Parts(facts, uncounted)
 
 
-def _first(last: Mapping[str, str], names: str) -> str:
+def _first(settings: Mapping[str, str], names: str) -> str:
     """Returns the value of the first of the names that is set; empty where none is."""
-    return next((last[name] for name in names.split() if name in last), "")
+    return next((settings[name] for name in names.split() if name in settings), "")
 
 
-def _numbers(last: Mapping[str, str], fields: dict[str, str]) -> dict[str, int]:
+def _numbers(settings: Mapping[str, str], fields: dict[str, str]) -> dict[str, int]:
     """Returns the whole numbers that the settings state, by the names of our fields."""
     values = {}
     for field, names in fields.items():
-        if (value := _first(last, names)).isdigit():
+        if (value := _first(settings, names)).isdigit():
             values[field] = int(value)
     return values
 
@@ -105,13 +106,13 @@ def placed_in(layers: str, n_layer: int | None) -> dict[str, int] | None:
     many layers as the model."""
     if layers.startswith(("\n", "\r")):
         layers = f"[{','.join(re.findall('[01]', layers))}]"
-    inside, _, times = layers.replace(" ", "").strip("(").partition(")")
+    inside, _, repeats = layers.replace(" ", "").strip("(").partition(")")
     terms = re.findall(r"\[([01,]+)\](?:\*(\d{1,4}))?", inside)
     kinds = "".join(kind.replace(",", "") * int(n or 1) for kind, n in terms)
-    kinds *= int(times[1:5] or 1) if re.fullmatch(r"(\*\d{1,4})?", times) else 0
+    kinds *= int(repeats[1:5] or 1) if re.fullmatch(r"(\*\d{1,4})?", repeats) else 0
     first = kinds.find("1")
-    every = max(kinds.find("1", first + 1) - first, 1)
-    made = "".join(str(int(i >= first and (i - first) % every == 0)) for i in range(len(kinds)))
+    period = max(kinds.find("1", first + 1) - first, 1)
+    made = "".join(str(int(i >= first and (i - first) % period == 0)) for i in range(len(kinds)))
     if first < 0 or made != kinds or len(kinds) != (n_layer or len(kinds)):
         return None
-    return {"first_dense": first, "moe_layer_freq": every}
+    return {"first_dense": first, "moe_layer_freq": period}

@@ -44,17 +44,17 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
         if getattr(record, name) is not None:
             record.origin.setdefault(name, "log")
     if os.path.isfile(path):
-        beside = path.parent / "run.json"
-        if os.path.isfile(beside):
-            facts = stated(_parsed(beside, json.loads))
-            fit = (k for k, fact in SETTINGS.items() if not misfit(facts.get(k), fact.allowed))
-            state(record, {name: facts[name] for name in fit}, "run.json")
+        run_json = path.parent / "run.json"
+        if os.path.isfile(run_json):
+            facts = stated(_parsed(run_json, json.loads))
+            valid = (k for k, fact in SETTINGS.items() if not misfit(facts.get(k), fact.allowed))
+            state(record, {name: facts[name] for name in valid}, "run.json")
         for name in _CONFIGURATIONS.get(record.format, ()):
             if os.path.isfile(path.parent / name):
                 parse = json.loads if name.endswith(".json") else _entries
                 settings = _parsed(path.parent / name, parse)
-                parts = [words for key, words in ENCODERS.items() if settings.get(key)]
-                record.uncounted += [words for words in parts if words not in record.uncounted]
+                encoders = [words for key, words in ENCODERS.items() if settings.get(key)]
+                record.uncounted += [words for words in encoders if words not in record.uncounted]
                 settings |= mapping(settings.get("text_config"))
                 texts = {key: [str(value)] for key, value in settings.items()}
                 state(record, read_settings(record, texts), "config")
@@ -77,20 +77,20 @@ def _multiply_out(record: Record) -> None:
 
     Trainers that are data-parallel unless they say otherwise leave tp and pp out.
     """
-    each = (record.micro_batch or 0) * (record.n_micro or 0)
-    if record.dp is None and record.gpus is None and each and record.global_batch:
-        if record.global_batch % each == 0:
-            record.dp = record.global_batch // each
+    rank_batch = (record.micro_batch or 0) * (record.n_micro or 0)
+    if record.dp is None and record.gpus is None and rank_batch and record.global_batch:
+        if record.global_batch % rank_batch == 0:
+            record.dp = record.global_batch // rank_batch
             record.origin["dp"] = record.origin.get("global_batch", "log")
-    assumed = MODEL_AXES if record.format in _DATA_PARALLEL else SELDOM
-    ranks = math.prod(getattr(record, a) or (1 if a in assumed else 0) for a in MODEL_AXES)
+    whole = MODEL_AXES if record.format in _DATA_PARALLEL else SELDOM
+    ranks = math.prod(getattr(record, axis) or (1 if axis in whole else 0) for axis in MODEL_AXES)
     if record.gpus is None and ranks and record.dp:
         record.gpus = ranks * record.dp
         record.origin["gpus"] = record.origin.get("dp", "log")
     elif record.dp is None and record.gpus and ranks and record.gpus % ranks == 0:
         dp = record.gpus // ranks
-        if each and record.global_batch and record.global_batch != dp * each:
-            batch = f"{each} sequences a rank, but the global batch is {record.global_batch}"
+        if rank_batch and record.global_batch and record.global_batch != dp * rank_batch:
+            batch = f"{rank_batch} sequences a rank, but the global batch is {record.global_batch}"
             record.doubts["dp"] = f"{record.gpus} GPUs would be dp {dp} of {batch}: dp is unknown"
         else:
             record.dp = dp
@@ -119,8 +119,8 @@ def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
     """Returns the facts as they are, or refuses a name that is no fact's and a value that no such
     fact can have. source: where they were given, for the message."""
     if unknown := set(facts) - set(FACTS):
-        known = ", ".join(FACTS)
-        raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}; there are: {known}")
+        names = ", ".join(FACTS)
+        raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}; there are: {names}")
     if problem := misfit(facts, {name: fact.allowed for name, fact in FACTS.items()}):
         raise Refusal(source, problem)
     return facts

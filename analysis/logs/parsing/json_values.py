@@ -15,18 +15,18 @@ from analysis.logs.record import Refusal, steps_table
 _LARGEST = 10**15  # no count of anything here is larger
 
 
-def document(source: str, text: str, what: str) -> dict[str, Any]:
-    """Returns the object that a JSON file holds. what: what such a file is called, for the message.
+def document(source: str, text: str, title: str) -> dict[str, Any]:
+    """Returns the object that a JSON file holds. title: what such a file is called.
 
     Raises:
-        Refusal: it is damaged, or something else; `what` is its name there.
+        Refusal: it is damaged, or something else.
     """
     try:
         content = json.loads(text.strip("\0\ufeff \t\r\n"))
     except ValueError as error:
-        raise Refusal(source, f"damaged {what}: {error}") from error
+        raise Refusal(source, f"damaged {title}: {error}") from error
     if not isinstance(content, dict):
-        raise Refusal(source, f"not {what}: no JSON object")
+        raise Refusal(source, f"not {title}: no JSON object")
     return content
 
 

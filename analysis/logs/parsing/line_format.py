@@ -88,21 +88,21 @@ class LineFormat(Format):
         states."""
         record = Record(source=str(log.path), format=self.name, engine=self.name)
         columns = (self.scan or self._first_kind)(log, record)
-        first = int(columns["at"][0]) if len(columns["at"]) else None
-        header = header_of(log, first)
-        if first and first - log.begin > 2 * HEADER:
+        first_at = int(columns["at"][0]) if len(columns["at"]) else None
+        header = header_of(log, first_at)
+        if first_at and first_at - log.begin > 2 * HEADER:
             words = "bytes before the first step, of which the middle was not searched for settings"
-            record.doubts["header"] = f"{first - log.begin:,} {words}"
+            record.doubts["header"] = f"{first_at - log.begin:,} {words}"
         self._settle_facts(record, columns, header)
         if "ms" in columns:
-            timed = columns.get("step_s", np.nan)
-            columns["step_s"] = np.where(np.isnan(timed), columns.pop("ms") / 1000, timed)
+            printed_s = columns.get("step_s", np.nan)
+            columns["step_s"] = np.where(np.isnan(printed_s), columns.pop("ms") / 1000, printed_s)
         if self.prepare:
             self.prepare(record, columns, header)
         put_steps(record, columns, log, self.averages)
         if record.planned_steps and len(record.steps):
-            last = record.planned_steps - 1 + self.first
-            record.completed = bool(record.steps["iteration"][-1] >= last)
+            last_planned = record.planned_steps - 1 + self.first
+            record.completed = bool(record.steps["iteration"][-1] >= last_planned)
         if self.finish:
             self.finish(record, log)
         judge_end(record, log)
@@ -127,7 +127,7 @@ class LineFormat(Format):
         facts = {name: last_number(pattern, header) for name, pattern in self.facts.items()}
         cut = {name: self._is_cut(name, header) for name in facts if facts[name] is None}
         record.doubt_numbers(cut)
-        tokens = facts.pop("batch_tokens", None)
+        batch_tokens = facts.pop("batch_tokens", None)
         if planned := last_known(columns.pop("planned", ())):
             facts["planned_steps"] = planned
         state(record, facts, "log")
@@ -136,16 +136,16 @@ class LineFormat(Format):
         peaks = columns.pop("peak_gib", np.empty(0))
         if np.isfinite(peaks).any():
             record.peak_bytes = int(np.nanmax(peaks) * GIB)
-        last = {name: last_known(columns.pop(name, ())) for name in ("global_batch", "seq_len")}
+        stated = {name: last_known(columns.pop(name, ())) for name in ("global_batch", "seq_len")}
         if "per_gpu" in columns:
-            last["gpus"] = ranks_of_rates(columns["tokens_per_s"], columns["per_gpu"])
-        state(record, {k: v for k, v in last.items() if getattr(record, k) is None}, "log")
-        if tokens:
+            stated["gpus"] = ranks_of_rates(columns["tokens_per_s"], columns["per_gpu"])
+        state(record, {k: v for k, v in stated.items() if getattr(record, k) is None}, "log")
+        if batch_tokens:
             record.seq_len = record.seq_len or record.model.get("max_seq_len")
             if "tokens_per_s" not in columns and "ms" in columns:
-                columns["tokens_per_s"] = tokens / positive(columns["ms"] / 1000)
-            if record.seq_len and not tokens % record.seq_len:
-                record.global_batch = tokens // record.seq_len
+                columns["tokens_per_s"] = batch_tokens / positive(columns["ms"] / 1000)
+            if record.seq_len and not batch_tokens % record.seq_len:
+                record.global_batch = batch_tokens // record.seq_len
 
 
 def last_number(pattern: bytes, text: bytes) -> int | float | None:

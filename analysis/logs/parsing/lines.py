@@ -147,8 +147,8 @@ class _Table:
             columns = {name: values[:-1] for name, values in columns.items()}
         self.parts.append(columns)
         self.rows += len(columns["at"])
-        often = {i: is_kind.sum() for i, is_kind in enumerate(rows) if is_kind.any()}
-        order = sorted(often, key=lambda i: -often[i])  # the commonest is looked for first
+        n_lines = {i: is_kind.sum() for i, is_kind in enumerate(rows) if is_kind.any()}
+        order = sorted(n_lines, key=lambda i: -n_lines[i])  # the commonest is looked for first
         if order and order != list(range(len(self.kinds))):
             self._use([self.kinds[i] for i in order])
 
@@ -156,7 +156,7 @@ class _Table:
         """Adds the expression of the lines that are like this one. Returns whether it is a new
         one."""
         kind = _kind(entry, self.fields)
-        if kind is None or any(kind.rest == other.rest for other in self.kinds):
+        if kind is None or any(kind.rest == learned.rest for learned in self.kinds):
             return False
         self._use([*self.kinds, kind])
         return True
@@ -212,10 +212,10 @@ class _Table:
             self.with_comma[field.name] += (rows[commas] + self.rows).tolist()
             if field.name == "loss":
                 columns["nan_loss"][rows] = _printed_nan(values, numbers)
-        read = np.setdiff1d(rows, list(wrong)) if wrong else rows
+        read_rows = np.setdiff1d(rows, list(wrong)) if wrong else rows
         for field in kind.fields:
             if _REST.match(kind.line, field.end):
-                self.last[field.name].append(read + self.rows)
+                self.last[field.name].append(read_rows + self.rows)
         return list(wrong)
 
     def _reader(self, kind: _Kind, field: _Field) -> Reader:
@@ -285,17 +285,17 @@ class _Table:
         """Returns the columns of the whole log, and puts the doubts about numbers in its record."""
         parts = self.parts or [{name: np.empty(0) for name in self.names}]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in self.names}
-        of_decimals = any(2 * count > self.rows for count in self.decimal.values())
+        has_commas = any(2 * count > self.rows for count in self.decimal.values())
         for name in self.fields:
             n_numbers = np.isfinite(columns[name]).sum()
-            last = np.concatenate([np.empty(0, int), *self.last[name]])
-            unsure = last if 2 * len(last) <= n_numbers else last[:0]
-            if of_decimals:
-                unsure = np.append(unsure, self.with_comma[name])
-            unsure = np.unique(unsure[unsure < self.rows]).astype(int)
-            columns[name][unsure] = math.nan
-            self.none[name] += len(unsure)
-        record.doubt_numbers(self.none, "commas stand for decimal points: " if of_decimals else "")
+            last_rows = np.concatenate([np.empty(0, int), *self.last[name]])
+            cut_rows = last_rows if 2 * len(last_rows) <= n_numbers else last_rows[:0]
+            if has_commas:
+                cut_rows = np.append(cut_rows, self.with_comma[name])
+            cut_rows = np.unique(cut_rows[cut_rows < self.rows]).astype(int)
+            columns[name][cut_rows] = math.nan
+            self.none[name] += len(cut_rows)
+        record.doubt_numbers(self.none, "commas stand for decimal points: " if has_commas else "")
         return columns
 
 

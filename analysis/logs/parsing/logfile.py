@@ -129,14 +129,14 @@ class Log(AbstractContextManager):
     def held(self, marks: Iterable[bytes], near: bytes = b"") -> set[bytes]:
         """Returns those of the marks that stand in the file. With `near`, only what is close to its
         first and last place in each block of a long file is searched."""
-        absent, found = set(marks), set()
-        for _, block in self.blocks() if absent else ():
+        missing, found = set(marks), set()
+        for _, block in self.blocks() if missing else ():
             if near and self.size > BLOCK:
                 places = sorted({block.find(near), block.rfind(near)} - {-1})
-                around = SAMPLE // 4
-                block = b"\n".join(block[max(at - around, 0) : at + around] for at in places)
-            found |= {mark for mark in absent if mark in block}
-            absent -= found
+                margin = SAMPLE // 4
+                block = b"\n".join(block[max(at - margin, 0) : at + margin] for at in places)
+            found |= {mark for mark in missing if mark in block}
+            missing -= found
         return found
 
     def contains(self, mark: bytes, start: int = 0) -> bool:

@@ -46,27 +46,27 @@ def is_result(path: Path) -> bool:
 def read_place(record: Record, path: Path) -> None:
     """Fills what the result's path says, at any depth (`.../SUBMITTER/results/SYSTEM/BENCHMARK/`,
     or one name `SUBMITTER__SYSTEM__BENCHMARK__result_0.txt`), and the system's JSON."""
-    about = record.submission
+    submission = record.submission
     *folders, file = Path(os.path.abspath(path)).parts
     rounds = _ROUND.findall("/".join(folders))
-    about.round = f"v{rounds[-1]}" if rounds else ""
-    name, flat = RESULT.search(file), file.split("__")
+    submission.round = f"v{rounds[-1]}" if rounds else ""
+    result, flat_parts = RESULT.search(file), file.split("__")
     system, accelerator = "", ""
     if "results" in folders:
         at = len(folders) - 1 - folders[::-1].index("results")
-        about.submitter, about.top = folders[at - 1], Path(*folders[:at])
-        system, about.folder = [*folders[at + 1 :], "", ""][:2]
-        accelerator = _system(record, about.top / "systems" / f"{system}.json")
-    elif name and len(flat) == 4:
-        about.submitter, system, about.folder, _ = flat
-    about.system = system or about.platform
-    about.benchmark = about.benchmark or about.folder
-    if name and about.system:
-        record.repeat = int(name[2] or 0)
-        names = (about.round, about.submitter, about.system, about.benchmark)
+        submission.submitter, submission.top = folders[at - 1], Path(*folders[:at])
+        system, submission.folder = [*folders[at + 1 :], "", ""][:2]
+        accelerator = _system(record, submission.top / "systems" / f"{system}.json")
+    elif result and len(flat_parts) == 4:
+        submission.submitter, system, submission.folder, _ = flat_parts
+    submission.system = system or submission.platform
+    submission.benchmark = submission.benchmark or submission.folder
+    if result and submission.system:
+        record.repeat = int(result[2] or 0)
+        names = (submission.round, submission.submitter, submission.system, submission.benchmark)
         record.configuration = " ".join(filter(None, names))
         record.run = f"{record.configuration} {record.repeat}"
-    accelerator = accelerator or re.sub(r"^\d+x|-\d+$", "", about.platform).strip()
+    accelerator = accelerator or re.sub(r"^\d+x|-\d+$", "", submission.platform).strip()
     card = find_gpu(accelerator)
     state(record, {"gpu_type": card.name if card else accelerator or None}, "config")
 
@@ -82,21 +82,21 @@ def _system(record: Record, path: Path) -> str:
         record.notes.append(f"{path.name} cannot be read: {error}")
         return ""
     nodes = integer(known(system.get("number_of_nodes"))) or 0
-    each = integer(known(system.get("accelerators_per_node"))) or 0
-    state(record, {"gpus": nodes * each or None}, "config")
+    gpus_per_node = integer(known(system.get("accelerators_per_node"))) or 0
+    state(record, {"gpus": nodes * gpus_per_node or None}, "config")
     return (text(system.get("accelerator_model_name")) or "").strip()
 
 
 def read_names(record: Record) -> None:
     """Fills what is still unknown from what the log calls the system, and from the name of the
     configuration, which are the weakest evidence."""
-    about = record.submission
-    if record.gpus is None and (match := _GPUS.match(about.platform)):
+    submission = record.submission
+    if record.gpus is None and (match := _GPUS.match(submission.platform)):
         gpus = int(match["cards"] or 0) or int(match["nodes"]) * int(match["each"] or 8)
-        record.notes.append(f"{gpus} GPUs are read from the system's name {about.platform}")
+        record.notes.append(f"{gpus} GPUs are read from the system's name {submission.platform}")
         state(record, {"gpus": gpus}, "from name")
-    if about.top and record.gpus and record.global_batch and record.tp is None:
-        _layout(record, about.top.glob(f"benchmark*/{about.folder}/**/config_*"))
+    if submission.top and record.gpus and record.global_batch and record.tp is None:
+        _layout(record, submission.top.glob(f"benchmark*/{submission.folder}/**/config_*"))
 
 
 def _layout(record: Record, configurations: Iterable[Path]) -> None:
@@ -117,9 +117,9 @@ def _layout(record: Record, configurations: Iterable[Path]) -> None:
         ranks = sizes["tp"] * sizes["pp"] * sizes["cp"]
         fits = ranks * record.global_batch == record.gpus * sequences
         if fits and record.gpus == sizes["nodes"] * sizes["each"]:
-            named = {k: sizes[k] if match[k] else None for k in ("mbs", "ep", "etp")}
-            split = (sizes["tp"], sizes["pp"], sizes["cp"], *named.values())
-            layouts[split] = match.string
+            named = {name: sizes[name] if match[name] else None for name in ("mbs", "ep", "etp")}
+            layout = (sizes["tp"], sizes["pp"], sizes["cp"], *named.values())
+            layouts[layout] = match.string
     names = ", ".join(sorted(layouts.values()))
     if len(layouts) == 1:
         facts = zip(("tp", "pp", "cp", "micro_batch", "ep", "etp"), *layouts, strict=True)

@@ -48,8 +48,8 @@ def read_name(record: Record, name: str) -> None:
     config = PRESETS[preset]
     sizes = {key: value for key in MODEL if (value := getattr(config, key)) or value is False}
     sizes |= {part: _plain(getattr(config, part)) for part in config.parts}
-    others = [key for key, value in sizes.items() if not _agrees(record.model.get(key), value)]
-    if others and record.params is None:
+    misfits = [key for key, value in sizes.items() if not _agrees(record.model.get(key), value)]
+    if misfits and record.params is None:
         return
     if absent := [key for key in sizes if key not in record.model]:
         record.notes.append(f"from name: {', '.join(absent)} of {preset}, for the log names {name}")

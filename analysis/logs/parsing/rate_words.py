@@ -113,42 +113,42 @@ def _judge_rate(record: Record, name: str, amount: float) -> None:
     step_s, rates = record.steps["step_s"], record.steps[name]
     has_both = np.isfinite(rates) & np.isfinite(step_s)
     # The product is taken of each entry, whose rate and time belong together.
-    done = (rates[has_both] * step_s[has_both])[-_LAST:]
-    if len(done) and not _agrees(record, name, float(np.median(done)), amount, _AGREES):
+    measured = (rates[has_both] * step_s[has_both])[-_LAST:]
+    if len(measured) and not _agrees(record, name, float(np.median(measured)), amount, _AGREES):
         rates[:] = np.nan
     timed = step_s[step_s > 0]
-    time = record.totals.get("step_s_mean", float(np.median(timed)) if len(timed) else None)
-    if name in record.totals and time is not None:
+    mean_s = record.totals.get("step_s_mean", float(np.median(timed)) if len(timed) else None)
+    if name in record.totals and mean_s is not None:
         within = _AGREES if "step_s_mean" in record.totals else WHOLE_RUN
-        if not _agrees(record, name, record.totals[name] * time, amount, within):
+        if not _agrees(record, name, record.totals[name] * mean_s, amount, within):
             del record.totals[name]
 
 
-def _agrees(record: Record, name: str, done: float, amount: float, within: float) -> bool:
+def _agrees(record: Record, name: str, measured: float, amount: float, within: float) -> bool:
     """Returns whether a rate times seconds, `done`, is the `amount` of a step within the factor
     `within`; where it is not, the record gets a doubt with both numbers."""
-    if near(done, amount, within):
+    if near(measured, amount, within):
         return True
-    words = f"{name} x seconds a step is {done:.6g}, but a step is {amount:.6g}"
+    words = f"{name} x seconds a step is {measured:.6g}, but a step is {amount:.6g}"
     record.doubts[f"contradictory {name}"] = f"{words}: it is unknown"
     return False
 
 
-def _judge_tflops(record: Record, counted: float) -> None:
-    """Removes printed TFLOP/s that no convention of counting gives. counted: TFLOPs of a step and
-    GPU, at 6 a parameter and token (Kaplan et al. 2020). The widest convention (sc21: full
+def _judge_tflops(record: Record, counted_tflops: float) -> None:
+    """Removes printed TFLOP/s that no convention of counting gives. counted_tflops: TFLOPs of a
+    step and GPU, at 6 a parameter and token (Kaplan et al. 2020). The widest convention (sc21: full
     attention, and all of the forward pass recomputed) counts 8 and the attention; a quarter is for
     what is counted otherwise."""
     step_s, tflops = record.steps["step_s"], record.steps["tflops"]
     has_both = np.isfinite(tflops) & (step_s > 0)
     if not has_both.any():
         return
-    times = float(np.median((tflops * step_s)[has_both])) / counted
+    ratio = float(np.median((tflops * step_s)[has_both])) / counted_tflops
     attention = record.seq_len / (6 * record.model["hidden"]) if "hidden" in record.model else 1.0
     unusual = record.uncounted or "experts" in record.model
-    most = _NO_CONVENTION if unusual else 1.25 * 8 / 6 * (1 + attention)
-    if not 1 / _NO_CONVENTION <= times <= most:
-        words = f"{times:.4g} times 6 x parameters x tokens"
+    largest_ratio = _NO_CONVENTION if unusual else 1.25 * 8 / 6 * (1 + attention)
+    if not 1 / _NO_CONVENTION <= ratio <= largest_ratio:
+        words = f"{ratio:.4g} times 6 x parameters x tokens"
         doubt = f"the printed TFLOP/s are {words} a second and GPU: unknown"
         record.doubts["contradictory tflops"] = doubt
         tflops[:] = np.nan
@@ -162,22 +162,22 @@ def _judge_speed(record: Record, name: str) -> None:
     unusual = record.uncounted or record.per_epoch or "experts" in record.model
     if not len(positive_values) or (name != "tflops" and unusual):
         return
-    middle = float(np.median(positive_values))
-    layers = 8 * record.model.get("n_layer", 0) * record.model.get("hidden", 0) ** 2
-    params = record.params or layers  # the least that such layers have
+    median = float(np.median(positive_values))
+    layer_params = 8 * record.model.get("n_layer", 0) * record.model.get("hidden", 0) ** 2
+    params = record.params or layer_params  # the least that such layers have
     # TFLOP/s of a GPU that one token a second needs
     per_token_per_s = _LEAST * params / record.gpus / 1e12 if record.gpus else 0.0
     needed = {
-        "tflops": middle / 2,
-        "step_s": (record.global_batch or 0) * seq_len / middle * per_token_per_s,
-        "samples_per_s": middle * seq_len * per_token_per_s,
-        "tokens_per_s": middle * per_token_per_s,
+        "tflops": median / 2,
+        "step_s": (record.global_batch or 0) * seq_len / median * per_token_per_s,
+        "samples_per_s": median * seq_len * per_token_per_s,
+        "tokens_per_s": median * per_token_per_s,
     }[name]
     card = find_gpu(record.gpu_type)
     fastest = max(card.peaks.values()) if card else _FASTEST
     if needed > fastest:
         record.doubts[f"contradictory {name}"] = (
-            f"{name} {middle:.4g} would need {needed:.4g} TFLOP/s of a GPU, above the {fastest:.5g}"
+            f"{name} {median:.4g} would need {needed:.4g} TFLOP/s of a GPU, above the {fastest:.5g}"
             f" of {card.name if card else 'any card'}: unknown"
         )
         values[:] = np.nan

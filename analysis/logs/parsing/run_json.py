@@ -11,31 +11,31 @@ from parallel.config.run_spec import gemm_precision
 
 def stated(facts: dict[str, Any]) -> dict[str, Any]:
     """Returns Record's fields as run.json states them; None where it does not."""
-    parts = {part: mapping(facts.get(part)) for part in ("spec", "layout", "host", "model", "git")}
-    git, host, model = parts["git"], parts["host"], parts["model"]
-    commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
-    dispatcher = parts["spec"].get("moe_token_dispatcher_type")  # no other engine sends tokens
+    tables = {part: mapping(facts.get(part)) for part in ("spec", "layout", "host", "model", "git")}
+    git, host, model = tables["git"], tables["host"], tables["model"]
+    commit, dirty_mark = git.get("commit"), "+dirty" if git.get("dirty") else ""
+    dispatcher = tables["spec"].get("moe_token_dispatcher_type")  # no other engine sends tokens
     fields = {
-        name: parts[fact.run_json].get(name) for name, fact in SETTINGS.items() if fact.run_json
+        name: tables[fact.run_json].get(name) for name, fact in SETTINGS.items() if fact.run_json
     }
     seldom = [axis for axis in SELDOM if axis not in EXPERT_AXES or model.get("experts")]
     return fields | {
-        "precision": gemm_precision(parts["spec"].get("precision"), parts["spec"].get("tf32")),
-        "planned_steps": parts["spec"].get("steps"),
+        "precision": gemm_precision(tables["spec"].get("precision"), tables["spec"].get("tf32")),
+        "planned_steps": tables["spec"].get("steps"),
         "attended_seq_len": mapping(facts.get("data")).get("attended_seq_len", 0.0)
-        if parts["spec"].get("reset_at_documents")
+        if tables["spec"].get("reset_at_documents")
         else None,
-        "gpus": parts["layout"].get("world_size"),
+        "gpus": tables["layout"].get("world_size"),
         # Older files do not state cp, and a file does not state that experts are not split.
-        **{a: parts["layout"].get(a, 1) if parts["layout"] else None for a in seldom},
+        **{axis: tables["layout"].get(axis, 1) if tables["layout"] else None for axis in seldom},
         "params": model.get("n_params"),
         # run.json's padded_vocab follows from tp and is no size of the model.
-        "model": {k: model[k] for k in (*MODEL, *PARTS) if k in model} or None,
+        "model": {name: model[name] for name in (*MODEL, *PARTS) if name in model} or None,
         "routing": facts.get("routing"),
-        "dispatcher": dispatcher if parts["spec"].get("engine") == "megatron" else None,
+        "dispatcher": dispatcher if tables["spec"].get("engine") == "megatron" else None,
         "gpu_type": host.get("gpu") or host.get("cpu"),
-        "commit": commit and commit + changed,
-        "code": git.get("code") and git["code"] + changed,
+        "commit": commit and commit + dirty_mark,
+        "code": git.get("code") and git["code"] + dirty_mark,
         "oversubscribed": bool(sharing(facts)),
     }
 

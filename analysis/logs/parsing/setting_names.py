@@ -157,15 +157,15 @@ def read_header(record: Record, header: bytes) -> None:
     for match in _setting().finditer(header):
         before = header[max(match.start() - 80, 0) : match.start()]
         # DeepSpeed's own world_size is the data-parallel one; its block_size is of bytes on disk.
-        of_ranks = match[1].endswith(b"world_size") and b"config.py:" in before
+        is_of_ranks = match[1].endswith(b"world_size") and b"config.py:" in before
         name, value = match[1].decode().replace("-", "_"), match[2].decode().partition("..")[0]
-        between = header[match.end(1) : match.start(2)].strip(b" \t")
-        prose = not between and value[0].isalpha() and not before.endswith(b"--")
-        end = _JSON_END if between[:1] in b"'\"" and b":" in between else None
-        end = _DUMP_END if between.startswith(b"..") and b"[" not in between else end
+        separator = header[match.end(1) : match.start(2)].strip(b" \t")
+        is_prose = not separator and value[0].isalpha() and not before.endswith(b"--")
+        end = _JSON_END if separator[:1] in b"'\"" and b":" in separator else None
+        end = _DUMP_END if separator.startswith(b"..") and b"[" not in separator else end
         if end and value.isdigit() and not end.match(header, match.end()):
             cut[name] += 1
-        elif not of_ranks and not prose and b"aio_config" not in before:
+        elif not is_of_ranks and not is_prose and b"aio_config" not in before:
             settings[name].append(value)
     record.doubt_numbers(cut)
     for name, value in expert_settings.LONG.findall(header):
@@ -176,19 +176,19 @@ def read_header(record: Record, header: bytes) -> None:
     if "override_vocab_size" not in settings:
         _read_vocabulary(record, facts, header, settings)
     for pattern in _PATTERN.findall(header)[-1:]:
-        kinds = Counter(pattern.decode().partition("/")[0].replace("|", ""))
-        if set(kinds) == {"*", "-"} and kinds["*"] == kinds["-"]:  # a GPT's
-            facts["n_layer"] = kinds["*"]
+        layer_kinds = Counter(pattern.decode().partition("/")[0].replace("|", ""))
+        if set(layer_kinds) == {"*", "-"} and layer_kinds["*"] == layer_kinds["-"]:  # a GPT's
+            facts["n_layer"] = layer_kinds["*"]
         else:
-            words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+            words = ", ".join(f"{count} {kind}" for kind, count in sorted(layer_kinds.items()))
             record.uncounted.append(f"layers of the kinds {words}")
     facts |= _world(header, facts)
     # The model-parallel ranks each print their share: a sum, when all of them did.
     shares = {match[1]: int(match[2]) for match in _RANK_PARAMS.finditer(header)}
     remat = max((int(rank.split(b",")[1]) for rank in shares if rank.count(b",") == 2), default=0)
-    ranks = facts.get("tp", 1) * facts.get("pp", 1) * (remat + 1)
-    all_told = len(shares) >= ranks and facts.get("ep", 1) * facts.get("etp", 1) == 1
-    facts["params"] = sum(shares.values()) if shares and all_told else None
+    n_ranks = facts.get("tp", 1) * facts.get("pp", 1) * (remat + 1)
+    is_whole = len(shares) >= n_ranks and facts.get("ep", 1) * facts.get("etp", 1) == 1
+    facts["params"] = sum(shares.values()) if shares and is_whole else None
     if card := _CARD.search(header):
         facts["gpu_type"] = card[1].decode().strip()
     state(record, facts, "log")
@@ -200,13 +200,13 @@ def _read_vocabulary(
     """Fills the padded size of the vocabulary, and the fewest and the most token ids of which it
     was made."""
     if padded := _PADDED_VOCAB.findall(header):
-        ids, facts["vocab_size"] = sorted(int(n) for n in padded[-1] if n)
-        record.token_ids = ids, ids
-    elif (rows := settings.get("padded_vocab_size", [""])[-1]).isdigit():
+        n_ids, facts["vocab_size"] = sorted(int(n) for n in padded[-1] if n)
+        record.token_ids = n_ids, n_ids
+    elif (padded_size := settings.get("padded_vocab_size", [""])[-1]).isdigit():
         multiple = settings.get("make_vocab_size_divisible_by", [""])[-1]
-        step = (int(multiple) if multiple.isdigit() else VOCAB_MULTIPLE) * facts.get("tp", 1)
-        if step and int(rows) % step == 0:
-            record.token_ids = int(rows) - step + 1, int(rows)
+        padding = (int(multiple) if multiple.isdigit() else VOCAB_MULTIPLE) * facts.get("tp", 1)
+        if padding and int(padded_size) % padding == 0:
+            record.token_ids = int(padded_size) - padding + 1, int(padded_size)
 
 
 def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -219,13 +219,13 @@ def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str
     last = {name: values[-1].lower() for name, values in settings.items() if values}
     facts: dict[str, Any] = {}
     for field, fact in FACTS.items():
-        alias = next((a for a in fact.names.split() if last.get(a, "").isdigit()), None)
+        alias = next((name for name in fact.names.split() if last.get(name, "").isdigit()), None)
         if alias is None:
             continue
         facts[field] = int(last[alias])
         values = dict.fromkeys(value for value in settings[alias] if value.isdigit())
-        known = record.model.get(field) or getattr(record, field, None)
-        if len(values) > 1 and field != "gpus" and known is None:
+        recorded = record.model.get(field) or getattr(record, field, None)
+        if len(values) > 1 and field != "gpus" and recorded is None:
             record.notes.append(
                 f"contradiction: {alias} is given as {', '.join(values)};"
                 f" {facts[field]}, the last before training, is used"
@@ -263,10 +263,10 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
         split = {_SPLITS[kind]: int(size) for kind, size in _USING_SIZES.findall(sizes)}
         return {"gpus": int(world)} | split
     # Lines of several ranks run into each other; of a whole group, most stay readable.
-    peers = Counter(map(int, _GLOO.findall(header)))
-    groups = [n + 1 for n, lines in peers.items() if 2 * lines > n]
-    if groups and "gpus" not in facts and {"tp", "pp"} <= facts.keys():
-        return {"gpus": max(groups) * facts["tp"] * facts["pp"]}
+    peer_counts = Counter(map(int, _GLOO.findall(header)))
+    group_sizes = [n_peers + 1 for n_peers, lines in peer_counts.items() if 2 * lines > n_peers]
+    if group_sizes and "gpus" not in facts and {"tp", "pp"} <= facts.keys():
+        return {"gpus": max(group_sizes) * facts["tp"] * facts["pp"]}
     return {}
 
 
@@ -290,12 +290,12 @@ def state(record: Record, facts: dict[str, Any], origin: str) -> None:
                 record.model[name] = value
                 record.origin.setdefault(name, origin)
             continue
-        known = getattr(record, name)
+        recorded = getattr(record, name)
         if value == 0 and SETTINGS[name].allowed is COUNT:
             record.notes.append(f"{name}: {origin} says 0: unknown")
-        elif known is None:
+        elif recorded is None:
             setattr(record, name, value)
             record.origin[name] = origin
-        elif known != value and origin != "from name":
-            stronger = record.origin.get(name, "log")
-            record.notes.append(f"{name}: {stronger} says {known}, {origin} says {value}")
+        elif recorded != value and origin != "from name":
+            recorded_origin = record.origin.get(name, "log")
+            record.notes.append(f"{name}: {recorded_origin} says {recorded}, {origin} says {value}")

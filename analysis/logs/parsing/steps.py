@@ -34,25 +34,25 @@ def put_steps(
     if not len(steps):
         return
     record.last_at = int(steps["at"][-1])
-    iteration, number = steps["iteration"], "{:.0f}".format
-    ahead = np.diff(iteration)
-    usual = int(np.median(ahead[ahead > 0])) if (ahead > 0).any() else 1
-    if averages and usual > 1:
-        record.interval = usual
-    back = np.flatnonzero(ahead <= 0)
-    for at in back[:1]:
+    iteration, as_number = steps["iteration"], "{:.0f}".format
+    advances = np.diff(iteration)
+    usual_advance = int(np.median(advances[advances > 0])) if (advances > 0).any() else 1
+    if averages and usual_advance > 1:
+        record.interval = usual_advance
+    restarts = np.flatnonzero(advances <= 0)
+    for at in restarts[:1]:
         line = f"line {log.line_no(int(steps['at'][at + 1]))}: iterations go back from"
-        often = f"; they do so {len(back)} times" if len(back) > 1 else ""
-        back_to = f"{line} {number(iteration[at])} to {number(iteration[at + 1])}{often}"
+        often = f"; they do so {len(restarts)} times" if len(restarts) > 1 else ""
+        back_to = f"{line} {as_number(iteration[at])} to {as_number(iteration[at + 1])}{often}"
         record.doubts["restart"] = back_to
-    gaps = np.flatnonzero(ahead > usual)
+    gaps = np.flatnonzero(advances > usual_advance)
     # A log that starts at 0 or 1 and goes on at 10, 20 ... has no gap.
-    gaps = gaps[(gaps > 0) | (ahead[gaps] > usual + 1)]
+    gaps = gaps[(gaps > 0) | (advances[gaps] > usual_advance + 1)]
     for at in gaps[:1]:
-        words = f"after iteration {number(iteration[at])}, the next line is"
-        notes.append(f"{len(gaps)} gaps: the first {words} {number(iteration[at + 1])}")
-    if iteration[0] > 2 * usual:
-        notes.append(f"resumed: the first iteration is {number(iteration[0])}")
+        words = f"after iteration {as_number(iteration[at])}, the next line is"
+        notes.append(f"{len(gaps)} gaps: the first {words} {as_number(iteration[at + 1])}")
+    if iteration[0] > 2 * usual_advance:
+        notes.append(f"resumed: the first iteration is {as_number(iteration[0])}")
 
 
 def _possible(record: Record, steps: np.ndarray) -> np.ndarray:
@@ -77,28 +77,28 @@ def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
     """Returns the lines to keep, in file order: each iteration once, of one rank."""
     import pandas  # slow to load, seldom needed
 
-    repeats = pandas.DataFrame(steps).drop(columns="at").duplicated().to_numpy()
-    if repeats.any():
-        record.notes.append(f"{repeats.sum()} duplicate lines dropped")
-        steps = steps[~repeats]
+    is_duplicate = pandas.DataFrame(steps).drop(columns="at").duplicated().to_numpy()
+    if is_duplicate.any():
+        record.notes.append(f"{is_duplicate.sum()} duplicate lines dropped")
+        steps = steps[~is_duplicate]
     if (np.diff(steps["iteration"]) <= 0).sum() * 10 < len(steps):
         return steps  # restarts; interleaved ranks go back all the time
-    printer = np.array([_printer(log, int(at)) for at in steps["at"]])
-    printers, counts = np.unique(printer, return_counts=True)
+    line_printers = np.array([_printer(log, int(at)) for at in steps["at"]])
+    printers, counts = np.unique(line_printers, return_counts=True)
     if "" in printers and (np.diff(steps["iteration"]) <= 0).sum() == 1:
         return steps  # one restart in a short log; a line that says no rank is of no other rank
-    kept = printers[np.argmax(counts)]
-    mine = printer == kept
-    if not mine.all():
-        record.notes.append(f"{(~mine).sum()} lines of other ranks dropped: {kept} is kept")
-        _doubt_times(record, steps, mine)
-        steps = steps[mine]
+    chosen = printers[np.argmax(counts)]
+    is_kept = line_printers == chosen
+    if not is_kept.all():
+        record.notes.append(f"{(~is_kept).sum()} lines of other ranks dropped: {chosen} is kept")
+        _doubt_times(record, steps, is_kept)
+        steps = steps[is_kept]
     # The same iteration again, measured by another rank: the first one stays.
-    again = np.diff(steps["iteration"], prepend=np.nan) == 0
-    if again.any():
-        record.notes.append(f"{again.sum()} lines repeat an iteration with other values: dropped")
-        _doubt_times(record, steps, ~again)
-    return steps[~again]
+    repeat = np.diff(steps["iteration"], prepend=np.nan) == 0
+    if repeat.any():
+        record.notes.append(f"{repeat.sum()} lines repeat an iteration with other values: dropped")
+        _doubt_times(record, steps, ~repeat)
+    return steps[~repeat]
 
 
 def _doubt_times(record: Record, steps: np.ndarray, kept: np.ndarray) -> None:
@@ -106,9 +106,9 @@ def _doubt_times(record: Record, steps: np.ndarray, kept: np.ndarray) -> None:
     timed = np.isfinite(steps["step_s"])
     if not (timed & kept).any() or not (timed & ~kept).any():
         return
-    mine, others = (float(np.median(steps["step_s"][timed & of])) for of in (kept, ~kept))
-    if not 1 / ONE_RUN < others / mine < ONE_RUN:
-        words = f"lines of the same iterations take {others:.4g} s and {mine:.4g} s"
+    kept_s, dropped_s = (float(np.median(steps["step_s"][timed & rows])) for rows in (kept, ~kept))
+    if not 1 / ONE_RUN < dropped_s / kept_s < ONE_RUN:
+        words = f"lines of the same iterations take {dropped_s:.4g} s and {kept_s:.4g} s"
         record.doubts["repeats"] = f"{words}: are they of one run? The latter are read"
 
 

@@ -60,18 +60,20 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
 def _read_page(page: Log) -> Record:
     """Returns the one log in a fenced block of a Markdown page, as an excerpt: how its run went on
     is not known."""
-    found: dict[int, Record] = {}  # the first line of a block -> its record
+    runs: dict[int, Record] = {}  # the first line of a block -> its record
     for begin, end in page.fenced_blocks():
         with Log(page.path) as block:
             block.begin, block.size = begin, end
             with contextlib.suppress(Refusal):
-                found[page.line_no(begin)] = _read_log(block)
-    found = {line: record for line, record in found.items() if len(record.steps)}
-    if len(found) != 1:
-        where = f"{len(found)} fenced blocks of this page hold a log, at lines"
-        why = f"{where} {', '.join(map(str, found))}" if found else "no fenced block of it is a log"
-        raise Refusal(str(page.path), f"{why}; copy the log to a file of its own")
-    (record,) = found.values()
+                runs[page.line_no(begin)] = _read_log(block)
+    runs = {line: record for line, record in runs.items() if len(record.steps)}
+    if len(runs) != 1:
+        where = f"{len(runs)} fenced blocks of this page hold a log, at lines"
+        reason = (
+            f"{where} {', '.join(map(str, runs))}" if runs else "no fenced block of it is a log"
+        )
+        raise Refusal(str(page.path), f"{reason}; copy the log to a file of its own")
+    (record,) = runs.values()
     record.doubts["page"] = "an excerpt on a page"
     if not record.completed:
         record.completed = record.planned_steps = None
@@ -105,17 +107,17 @@ def _candidates(log: Log) -> Iterator[Format]:
     """Yields the formats whose marks the log holds: first by the ends of the file, then by all of
     it."""
     sample = log.head + log.tail
-    near = [form for form in _formats() if form.is_in(sample.__contains__)]
+    likely = [form for form in _formats() if form.is_in(sample.__contains__)]
     # Other formats' logs hold the lines of an embedded one, too: look at what stands around these.
-    embedded = [form for form in near if form.embedded]
-    near = list(takewhile(lambda form: not form.embedded, near))
-    yield from near
-    others = [form for form in _formats() if form not in near]
-    own = next((marks[0] for form in embedded for marks in form.marks if marks[0] in sample), b"")
-    longest = {marks: max(marks, key=len) for form in others for marks in form.marks}
-    held = log.held(set(longest.values()), own)
-    held |= log.held({m for marks, mark in longest.items() if mark in held for m in marks}, own)
-    yield from (form for form in others if form in embedded or form.is_in(held.__contains__))
+    embedded = [form for form in likely if form.embedded]
+    likely = list(takewhile(lambda form: not form.embedded, likely))
+    yield from likely
+    rest = [form for form in _formats() if form not in likely]
+    near = next((marks[0] for form in embedded for marks in form.marks if marks[0] in sample), b"")
+    longest = {marks: max(marks, key=len) for form in rest for marks in form.marks}
+    found = log.held(set(longest.values()), near)
+    found |= log.held({m for marks, mark in longest.items() if mark in found for m in marks}, near)
+    yield from (form for form in rest if form in embedded or form.is_in(found.__contains__))
 
 
 @cache

@@ -110,7 +110,7 @@ def _chat(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
     steps = [(at, match[0]) for at, match in log.matches(_CHAT_STEP)]
     above = np.searchsorted([at for at, _ in steps], columns["at"]) - 1
     times = zip(above.tolist(), columns["step_s"], strict=True)
-    keys = [(steps[n][1], step_s) if n >= 0 else i for i, (n, step_s) in enumerate(times)]
+    keys = [(steps[step][1], step_s) if step >= 0 else i for i, (step, step_s) in enumerate(times)]
     return once(columns, keys, record)
 
 

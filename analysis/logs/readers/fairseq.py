@@ -46,11 +46,11 @@ def _scan(log: Log, record: Record) -> Columns:
             counted = (columns["epoch"] - 1) * columns["updates"] + columns["within"]
             numbered = np.isfinite(columns["iteration"])  # in 2018 its updates were not
             columns["iteration"] = np.where(numbered, columns["iteration"], counted)
-        known = np.isfinite(columns["iteration"])
-        if known.any():
+        has_iteration = np.isfinite(columns["iteration"])
+        if has_iteration.any():
             break
     columns["samples_per_s"] = columns["batch"] * columns["ups"]
-    return {name: values[known] for name, values in columns.items()}
+    return {name: values[has_iteration] for name, values in columns.items()}
 
 
 def _finish(record: Record, log: Log) -> None:

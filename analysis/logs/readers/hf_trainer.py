@@ -96,18 +96,18 @@ def _read(log: Log, record: Record) -> None:
         read_name(record, name.decode())
     state(record, {"gpus": deepspeed_ranks(header)}, "log")
     if not record.seq_len and b"run_clm" in header:
-        block = last_number(rb"--block_size[= ]{1,3}(\d{1,7})", header)
-        usual = min(record.model.get("max_seq_len", 0), _RUN_CLM) or None
-        state(record, {"seq_len": block or usual}, "log" if block else "default")
+        block_size = last_number(rb"--block_size[= ]{1,3}(\d{1,7})", header)
+        default = min(record.model.get("max_seq_len", 0), _RUN_CLM) or None
+        state(record, {"seq_len": block_size or default}, "log" if block_size else "default")
     at_end = {name: record.totals.pop(name, 0.0) for name in ("num_input_tokens_seen", "epoch")}
     at_end = {name: value if 0 < value < math.inf else 0.0 for name, value in at_end.items()}
     share = _share_before(columns["epoch"], at_end["epoch"])
     before = int(last_number(_RESUMED, header) or round(share * (record.planned_steps or 0)))
     early = _ended_early(record, header, at_end["epoch"])
-    numbers = _iterations(columns, 0 if early else record.planned_steps or 0, at_end)
-    state(record, {"seq_len": _tokens_each(columns, numbers, record.global_batch)}, "log")
-    columns["step_s"] = _clocked(numbers, columns.pop("train_runtime"), before)
-    columns["iteration"] = np.where(np.isnan(numbers), columns["iteration"], numbers)
+    steps = _iterations(columns, 0 if early else record.planned_steps or 0, at_end)
+    state(record, {"seq_len": _tokens_each(columns, steps, record.global_batch)}, "log")
+    columns["step_s"] = _clocked(steps, columns.pop("train_runtime"), before)
+    columns["iteration"] = np.where(np.isnan(steps), columns["iteration"], steps)
     put_steps(record, columns, log, averages=bool(np.isfinite(columns["step_s"]).any()))
     if ends:
         record.last_at, record.completed, record.whole_run = ends[-1], True, True
@@ -135,20 +135,20 @@ def _keys(log: Log, columns: Columns) -> Iterable[Hashable]:
 def _iterations(columns: Columns, planned: int, at_end: dict[str, float]) -> np.ndarray:
     """Returns the step of each loss line: as it says, else by its tokens or its epoch over those of
     the end of the planned steps, where these are fine enough; NaN where nothing tells it."""
-    for name, end in at_end.items():
-        steps = columns[name] * planned / (end or np.nan)
-        whole = np.round(steps)
-        if len(steps) and (np.abs(steps - whole) < 0.1).all() and (np.diff(whole) > 0).all():
-            return whole
+    for name, end_value in at_end.items():
+        steps = columns[name] * planned / (end_value or np.nan)
+        rounded = np.round(steps)
+        if len(steps) and (np.abs(steps - rounded) < 0.1).all() and (np.diff(rounded) > 0).all():
+            return rounded
     return columns["global_step"]
 
 
 @_QUIET
-def _tokens_each(columns: Columns, numbers: np.ndarray, batch: int | None) -> int | None:
+def _tokens_each(columns: Columns, steps: np.ndarray, batch: int | None) -> int | None:
     """Returns the tokens of a sequence; None where they are not said, or not always the same."""
-    each = columns["num_input_tokens_seen"] / (numbers * (batch or np.nan))
-    alike = len(each) and 1 <= each[0] < math.inf and (each == np.round(each[0])).all()
-    return int(each[0]) if alike else None
+    tokens = columns["num_input_tokens_seen"] / (steps * (batch or np.nan))
+    alike = len(tokens) and 1 <= tokens[0] < math.inf and (tokens == np.round(tokens[0])).all()
+    return int(tokens[0]) if alike else None
 
 
 @_QUIET
@@ -156,18 +156,18 @@ def _clocked(iteration: np.ndarray, runtime_s: np.ndarray, before: int = 0) -> n
     """Returns the seconds per step between lines that print the runtime so far, which newer
     versions do. before: the steps that a resumed run had taken earlier."""
     steps, seconds = np.diff(iteration, prepend=before), np.diff(runtime_s, prepend=0.0)
-    known = (steps > 0) & (seconds > 0)
-    return np.where(known, seconds / np.where(known, steps, 1), np.nan)
+    advances = (steps > 0) & (seconds > 0)
+    return np.where(advances, seconds / np.where(advances, steps, 1), np.nan)
 
 
 def _share_before(epochs: np.ndarray, end_epoch: float) -> float:
     """Returns the share of its epochs that a resumed run had behind it, by the epochs of its
     losses: the first loss of a run from the start comes after as long as lies between two."""
-    known = epochs[np.isfinite(epochs)]
-    if not end_epoch or len(known) < 2 or (np.diff(known) < 0).any():
+    finite = epochs[np.isfinite(epochs)]
+    if not end_epoch or len(finite) < 2 or (np.diff(finite) < 0).any():
         return 0.0
-    between = float(known[-1] - known[0]) / (len(known) - 1)
-    return float(known[0] - between) / end_epoch if 0 < 2 * between < known[0] else 0.0
+    spacing = float(finite[-1] - finite[0]) / (len(finite) - 1)
+    return float(finite[0] - spacing) / end_epoch if 0 < 2 * spacing < finite[0] else 0.0
 
 
 def _doubt_epochs(record: Record, log: Log, columns: Columns, share: float) -> None:
@@ -231,35 +231,35 @@ def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
     Raises:
         Refusal: that is damaged.
     """
-    beside = log.path.with_name("trainer_state.json")
-    if "log_history" not in content and beside.is_file():
-        with Log(beside) as state_log:
-            content = document(str(beside), state_log.text(), record.format) | content
+    state_path = log.path.with_name("trainer_state.json")
+    if "log_history" not in content and state_path.is_file():
+        with Log(state_path) as state_log:
+            content = document(str(state_path), state_log.text(), record.format) | content
     history = rows(content.get("log_history"))
     steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
     names = {"iteration": "step", "loss": "loss", "grad_norm": "grad_norm"}
     columns = {name: [row.get(key) for row in steps] for name, key in names.items()}
-    numbers = [[real(row.get(key)) for row in steps] for key in ("step", "train_runtime")]
-    record.steps = steps_of(**columns, step_s=_clocked(*map(np.array, numbers)))
+    clock = [[real(row.get(key)) for row in steps] for key in ("step", "train_runtime")]
+    record.steps = steps_of(**columns, step_s=_clocked(*map(np.array, clock)))
     facts = {"planned_steps": integer(content.get("max_steps"))}
     facts["micro_batch"] = integer(content.get("train_batch_size"))
-    taken, steps_per_s = integer(content.get("global_step")), None
-    ends = [row for row in [*history, content] if "loss" not in row and "train_runtime" in row]
-    for end in ends[-1:]:
+    steps_taken, steps_per_s = integer(content.get("global_step")), None
+    end_rows = [row for row in [*history, content] if "loss" not in row and "train_runtime" in row]
+    for end in end_rows[-1:]:
         totals = {name: known(end.get(key)) for name, key in _RESULTS.items()}
         steps_per_s = totals.pop("steps_per_s")
         record.totals = {name: value for name, value in totals.items() if value is not None}
         record.evidence = hashlib.sha256(repr(record.totals).encode()).hexdigest()
-        taken = integer(end.get("step")) or taken
-        if taken and facts["planned_steps"] not in (None, taken):
-            record.doubts["early"] = f"it ended at step {taken} of {facts['planned_steps']}"
+        steps_taken = integer(end.get("step")) or steps_taken
+        if steps_taken and facts["planned_steps"] not in (None, steps_taken):
+            record.doubts["early"] = f"it ended at step {steps_taken} of {facts['planned_steps']}"
             record.totals.pop("samples_per_s", None)  # it counts the planned steps
-        facts["planned_steps"] = taken
+        facts["planned_steps"] = steps_taken
     state(record, facts, "log")
-    if taken and record.steps["iteration"][-1:] >= 0.9 * taken:
+    if steps_taken and record.steps["iteration"][-1:] >= 0.9 * steps_taken:
         _doubt_losses(record)
-    _time(record, taken)
-    if not taken and (steps_per_s or 0) >= _LEAST and record.totals:
+    _time(record, steps_taken)
+    if not steps_taken and (steps_per_s or 0) >= _LEAST and record.totals:
         record.totals["step_s_mean"], record.mean_of = 1 / steps_per_s, "its steps per second"
 
 
@@ -275,14 +275,14 @@ def once(columns: Columns, keys: Iterable[Hashable], record: Record) -> Columns:
     a range where all differ."""
     kept: slice | np.ndarray = slice(None)
     if not isinstance(keys, range):
-        first: dict[Hashable, int] = {}
+        first_lines: dict[Hashable, int] = {}
         for i, key in enumerate(keys):
-            first.setdefault(key, i)
-        kept = np.array(list(first.values()), int)
+            first_lines.setdefault(key, i)
+        kept = np.array(list(first_lines.values()), int)
     count = len(columns["at"])
     columns = {name: values[kept] for name, values in columns.items()}
-    if dropped := count - len(columns["at"]):
-        record.notes.append(f"{dropped} duplicate lines dropped")
+    if n_dropped := count - len(columns["at"]):
+        record.notes.append(f"{n_dropped} duplicate lines dropped")
     return columns | {"iteration": np.arange(1.0, len(columns["at"]) + 1)}
 
 

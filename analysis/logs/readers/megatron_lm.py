@@ -77,19 +77,19 @@ def _lines(block: bytes) -> _Lines:
     if b"samples/sec: " in block[block.rfind(b"\n", 0, at) + 1 : at]:  # GPT-NeoX's lines
         head, columns = _NEOX + _HEAD, ["samples", *columns]
     fields = rb"(?:(?:" + _FIELD + rb"|" + _OTHER + rb")\|)++"
-    times = len(columns) + 1, len(columns) + 2
-    matches = (match for match in re.finditer(head + fields, block) if any(match.group(*times)))
+    timed = len(columns) + 1, len(columns) + 2
+    matches = (match for match in re.finditer(head + fields, block) if any(match.group(*timed)))
     first = next(matches, None)
     if first and len(first[0]) <= LINE:
         # An expression that begins with what is there in any case is found sooner.
-        alike, labels = head.replace(_NEOX, _RATE_BEFORE) if first[1] else head, []
+        pattern, labels = head.replace(_NEOX, _RATE_BEFORE) if first[1] else head, []
         for field in block[first.end(len(columns)) : first.end()].split(b"|")[1:-1]:
-            if known := re.match(_FIELD, field):
-                labels.append(list(_LABELS)[known.lastindex - 1])
-                alike += re.escape(field[: known.start(known.lastindex)]) + _VALUE + rb"\|"
+            if found := re.match(_FIELD, field):
+                labels.append(list(_LABELS)[found.lastindex - 1])
+                pattern += re.escape(field[: found.start(found.lastindex)]) + _VALUE + rb"\|"
             else:
-                alike += re.escape(re.match(rb"[^:=]*[:=]?", field)[0]) + _OTHER + rb"\|"
-        all_alike = list(re.finditer(alike + rb"(?![^|\r\n]*\|)", block))
+                pattern += re.escape(re.match(rb"[^:=]*[:=]?", field)[0]) + _OTHER + rb"\|"
+        all_alike = list(re.finditer(pattern + rb"(?![^|\r\n]*\|)", block))
         if len(all_alike) == block.count(b"elapsed"):
             return _Lines(all_alike, columns + labels)
     return _Lines([first, *matches] if first else [], [*columns, *_LABELS])
@@ -100,7 +100,7 @@ def scan(log: Log, record: Record) -> Columns:
     where the line begins; nan_loss: 1 where NaN was printed as the loss."""
     names = ("iteration", "planned", *_LABELS, "nan_loss", "at")
     parts: dict[str, list[np.ndarray]] = {name: [np.empty(0)] for name in names}
-    averages, none = 0, Counter()
+    n_averages, unreadable = 0, Counter()
     for at, block in log.blocks():
         if b"elapsed" not in block:
             continue
@@ -118,18 +118,18 @@ def scan(log: Log, record: Record) -> Columns:
         columns["nan_loss"] = np.zeros(len(lines.matches))
         for name in texts.keys() & _LABELS.keys():
             if np.isnan(columns[name]).any():
-                none[name] += sum(map(_is_none, texts[name]))
+                unreadable[name] += sum(map(_is_none, texts[name]))
         if "loss" in texts and np.isnan(columns["loss"]).any():
             columns["nan_loss"] = np.array(list(map(is_nan, texts["loss"])), float)
         for name in texts.keys() & {"ms", "step_s"}:
-            averages += b"".join(texts[name]).count(b"/")
+            n_averages += b"".join(texts[name]).count(b"/")
         columns["at"] = np.array([at + match.start() for match in lines.matches])
         timed = ~(np.isnan(columns["ms"]) & np.isnan(columns["step_s"]))
         for name in names:
             parts[name].append(columns[name][timed])
-    if averages:
-        record.notes.append(f"{averages} values print current/average: the current one is used")
-    record.doubt_numbers(none)
+    if n_averages:
+        record.notes.append(f"{n_averages} values print current/average: the current one is used")
+    record.doubt_numbers(unreadable)
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
@@ -140,8 +140,8 @@ def _is_none(text: bytes) -> bool:
 
 def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
     """Returns a column's numbers. Most columns of a block hold one value, which is read once."""
-    same = texts[0] == texts[-1] and texts.count(texts[0]) == len(texts)
-    distinct = texts[:1] if same else texts
+    is_constant = texts[0] == texts[-1] and texts.count(texts[0]) == len(texts)
+    distinct = texts[:1] if is_constant else texts
     try:
         numbers = np.fromiter(map(float, distinct), float, len(distinct))
     except ValueError:  # one is missing, `current/average` or `13.3TFLOPS`
@@ -153,11 +153,11 @@ def _scan(log: Log, record: Record) -> Columns:
     """Returns the columns of the iteration lines. Fills what they and the lines behind the first
     one say of the run: the tool, how many iterations had a loss of NaN, and the peak of memory."""
     columns = scan(log, record)
-    nan = columns["nan"]
-    record.nan_iterations = int(nan[np.isfinite(nan)].sum())
-    batch = columns["global_batch"][np.isfinite(columns["global_batch"])]
-    if len(batch) and (batch != batch[-1]).any():
-        record.notes.append(f"the global batch grows from {batch[0]:.0f} to {batch[-1]:.0f}")
+    nan_counts = columns["nan"]
+    record.nan_iterations = int(nan_counts[np.isfinite(nan_counts)].sum())
+    batches = columns["global_batch"][np.isfinite(columns["global_batch"])]
+    if len(batches) and (batches != batches[-1]).any():
+        record.notes.append(f"the global batch grows from {batches[0]:.0f} to {batches[-1]:.0f}")
     line, first = b"", None
     if len(columns["at"]):
         first = int(columns["at"][0])

@@ -68,8 +68,8 @@ def _read(log: Log, record: Record) -> None:
         _short_form(record, content)
         return
     if (version := content.get("schema_version")) != METRICS_VERSION:
-        why = f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
-        raise Refusal(str(log.path), why)
+        reason = f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+        raise Refusal(str(log.path), reason)
     record.whole_run = record.per_epoch = True
     epochs = rows(content.get("epochs"))
     record.steps = steps_of(
@@ -104,10 +104,10 @@ def _short_form(record: Record, content: dict[str, Any]) -> None:
     names = {"step_s": _EPOCHS, "loss": "train_loss_per_epoch"}
     names["tokens_per_s_per_gpu"] = "train_throughput"
     columns = {name: content.get(key) for name, key in names.items()}
-    columns = {k: values if isinstance(values, list) else [] for k, values in columns.items()}
-    n = len(columns["step_s"])
-    columns = {name: (values + n * [None])[:n] for name, values in columns.items()}
-    record.steps = steps_of(iteration=range(1, n + 1), **columns)
+    columns = {name: values if isinstance(values, list) else [] for name, values in columns.items()}
+    n_epochs = len(columns["step_s"])
+    columns = {name: (values + n_epochs * [None])[:n_epochs] for name, values in columns.items()}
+    record.steps = steps_of(iteration=range(1, n_epochs + 1), **columns)
     record.epochs = record.completed = True
 
 

@@ -83,20 +83,20 @@ class _Line(NamedTuple):
 
 def _read(log: Log, record: Record) -> None:
     """Reads one result log. What it says of the whole run is in `totals` and `submission`."""
-    about = record.submission = Submission()
+    submission = record.submission = Submission()
     lines = list(_lines(log, record))
     marks: dict[str, _Line] = {}
     for line in lines:
         marks.setdefault(line.key, line)
         if line.key in _ABOUT:
-            setattr(about, _ABOUT[line.key], text(line.value) or "")
+            setattr(submission, _ABOUT[line.key], text(line.value) or "")
         elif line.key in _FACTS and (fact := integer(line.value) or 0) > 0:
             state(record, {_FACTS[line.key]: fact}, "log")
         elif line.key == _PRECISION and (word := text(line.value)):
             state(record, {"precision": _PRECISIONS.get(word.lower(), word.lower())}, "log")
     start, stop = marks.get("run_start"), marks.get("run_stop")
     _settings(record, log, start and start.at)
-    benchmark = re.sub(r"\W|_", "", about.benchmark.lower())
+    benchmark = re.sub(r"\W|_", "", submission.benchmark.lower())
     model, seq_len = _BENCHMARKS.get(benchmark, ("", None))
     read_name(record, model)
     state(record, {"seq_len": seq_len}, "from name")
@@ -155,7 +155,7 @@ def _settings(record: Record, log: Log, start: int | None) -> None:
 
 def _time(record: Record, log: Log, run: list[_Line]) -> None:
     """Fills the entries and the times of the whole run, from run_start on."""
-    about, batch = record.submission, record.global_batch
+    submission, batch = record.submission, record.global_batch
     keys = [line.key for line in run]
     steps, evaluations, blocks = _tracked(run), keys.count("eval_start"), keys.count("block_stop")
     if "run_stop" in keys:  # what stands behind it is no training
@@ -163,15 +163,15 @@ def _time(record: Record, log: Log, run: list[_Line]) -> None:
         record.totals["wall_s"] = run[-1].time_s - run[0].time_s
     trained_s = _training(run)
     if evaluations and record.totals.get("wall_s"):
-        about.eval_share = 1 - trained_s[-1] / record.totals["wall_s"]
+        submission.eval_share = 1 - trained_s[-1] / record.totals["wall_s"]
     counts = _counts(run, trained_s, "samples_count")
     if counts.shape[1] == 1:
         counts = _counts(run, trained_s, "epoch_num")
-    at, seconds, n = _samples(record, counts)
-    about.samples = int(n[-1]) or None
-    spans, done = np.diff(seconds), np.diff(n)
+    at, seconds, count = _samples(record, counts)
+    submission.samples = int(count[-1]) or None
+    spans, added = np.diff(seconds), np.diff(count)
     usable = spans > 0
-    samples_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
+    samples_per_s = float(added[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
     if steps.size and (factor := _factor(record, steps, samples_per_s)):
         # By the log's counts where each step has its own: ranks may repeat a step.
         _, times, counts, _ = steps
@@ -183,9 +183,9 @@ def _time(record: Record, log: Log, run: list[_Line]) -> None:
     elif steps.size:
         record.notes.append("printed and counted times differ, so neither is a result")
     elif batch and usable.any() and max(blocks, evaluations) >= len(spans):
-        columns = {"iteration": n[1:] / batch, "step_s": spans * batch / done, "at": at[1:]}
+        columns = {"iteration": count[1:] / batch, "step_s": spans * batch / added, "at": at[1:]}
         record.steps = steps_table(**{name: values[usable] for name, values in columns.items()})
-        record.interval = max(1, round(float(np.median(done[usable])) / batch))
+        record.interval = max(1, round(float(np.median(added[usable])) / batch))
         record.last_at = int(record.steps["at"][-1])
         record.notes.append("no step is timed: an entry is the mean between two evaluations")
         if not evaluations:
@@ -197,15 +197,15 @@ def _time(record: Record, log: Log, run: list[_Line]) -> None:
 def _training(run: list[_Line]) -> list[float]:
     """Returns the seconds of training up to each line, without evaluations and what lies between
     blocks."""
-    idle_s, since, in_block, seconds = 0.0, math.inf, True, []
+    idle_s, pause_start_s, in_block, seconds = 0.0, math.inf, True, []
     for line in run:
         if line.key in ("block_stop", "eval_start"):
-            since = min(since, line.time_s)
+            pause_start_s = min(pause_start_s, line.time_s)
             in_block = in_block and line.key != "block_stop"
         elif line.key == "block_start" or (line.key == "eval_stop" and in_block):
-            idle_s += max(line.time_s - since, 0.0)
-            since, in_block = math.inf, True
-        seconds.append(min(line.time_s, since) - run[0].time_s - idle_s)
+            idle_s += max(line.time_s - pause_start_s, 0.0)
+            pause_start_s, in_block = math.inf, True
+        seconds.append(min(line.time_s, pause_start_s) - run[0].time_s - idle_s)
     return seconds
 
 
@@ -215,9 +215,9 @@ def _counts(run: list[_Line], trained_s: list[float], name: str) -> np.ndarray:
     says at its start it will train does not count."""
     counts = [(0, 0.0, 0)]
     for line, seconds in zip(run, trained_s, strict=True):
-        n = integer(line.metadata.get(name)) if line.key in _COUNTED else None
-        if n and n > counts[-1][2]:
-            counts.append((line.at, seconds, n))
+        count = integer(line.metadata.get(name)) if line.key in _COUNTED else None
+        if count and count > counts[-1][2]:
+            counts.append((line.at, seconds, count))
     return np.array(counts, float).T
 
 
@@ -227,10 +227,10 @@ def _tracked(run: list[_Line]) -> np.ndarray:
     steps = []
     for line in (line for line in run if line.key == "tracked_stats"):
         counts = (integer(line.metadata.get(key)) for key in ("step", "samples_count"))
-        n = next(filter(None, counts), 0)
+        count = next(filter(None, counts), 0)
         for name, value in mapping(line.value).items():
             if _STEP_TIME.match(name) and (known(value) or 0) > 0:
-                steps.append((line.at, known(value), n, line.time_s))
+                steps.append((line.at, known(value), count, line.time_s))
     return np.array(steps, float).reshape(-1, 4).T
 
 
@@ -238,20 +238,22 @@ def _samples(record: Record, counts: np.ndarray) -> np.ndarray:
     """Returns the counts in samples: as they are, or of tokens over the sequence length. Only the
     first column, which is 0, is left of counts that can be neither."""
     seq_len, batch = record.seq_len, record.global_batch
-    _, seconds, n = counts
-    if len(n) == 1 or not batch:
+    _, seconds, count = counts
+    if len(count) == 1 or not batch:
         return counts
-    steps_per_s = n[-1] / seconds[-1] / batch if seconds[-1] > 0 else 0.0
-    if np.median(np.diff(n)) < batch:
-        why = f"fewer than a batch of {batch} lie between two evaluations"
+    steps_per_s = count[-1] / seconds[-1] / batch if seconds[-1] > 0 else 0.0
+    if np.median(np.diff(count)) < batch:
+        reason = f"fewer than a batch of {batch} lie between two evaluations"
     elif steps_per_s <= _OFTEN:  # possible: they are of samples
         return counts
-    elif seq_len and not (n % seq_len).any():
-        record.notes.append(f"counts of samples are of tokens: {n[-1]:.0f} / {seq_len}")
+    elif seq_len and not (count % seq_len).any():
+        record.notes.append(f"counts of samples are of tokens: {count[-1]:.0f} / {seq_len}")
         return counts / [[1], [1], [seq_len]]
     else:
-        why = f"{steps_per_s:.4g} steps/s of {batch} are more than any run's: if tokens, --seq-len"
-    record.notes.append(f"counts up to {n[-1]:.0f} are not of samples ({why}): unknown")
+        reason = (
+            f"{steps_per_s:.4g} steps/s of {batch} are more than any run's: if tokens, --seq-len"
+        )
+    record.notes.append(f"counts up to {count[-1]:.0f} are not of samples ({reason}): unknown")
     return counts[:, :1]
 
 
@@ -259,13 +261,13 @@ def _factor(record: Record, steps: np.ndarray, samples_per_s: float) -> float:
     """Returns what the printed step times are multiplied by to be seconds. It is found by the
     samples that were counted between evaluations, else by when the lines were written; 0 where no
     unit fits."""
-    counted_s, by = 0.0, "their lines' times"
+    counted_s, counted_by = 0.0, "their lines' times"
     written = np.diff(np.unique(steps[3]))
     if record.global_batch and samples_per_s:
-        counted_s, by = record.global_batch / samples_per_s, "the counted samples"
+        counted_s, counted_by = record.global_batch / samples_per_s, "the counted samples"
     elif len(written):
         counted_s = float(np.median(written))
-    factor, note = rate_words.scale_of(float(np.median(steps[1])), counted_s, by)
+    factor, note = rate_words.scale_of(float(np.median(steps[1])), counted_s, counted_by)
     if note:
         record.notes.append(note)
     return factor

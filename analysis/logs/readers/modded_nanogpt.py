@@ -72,8 +72,8 @@ def _prepare(record: Record, columns: Columns, header: bytes) -> None:
     if b"class GPTConfig" in header and all(texts.values()):
         facts = {name: math.prod(map(int, text[-1].split(b"*"))) for name, text in texts.items()}
         tied = b"wte.weight = self.lm_head.weight" in header
-        always = {"bias": False, "position": "rope", "norm": "rmsnorm", "activation": "gelu"}
-        state(record, facts | always | {"tied": tied}, "log")
+        fixed_sizes = {"bias": False, "position": "rope", "norm": "rmsnorm", "activation": "gelu"}
+        state(record, facts | fixed_sizes | {"tied": tied}, "log")
     if b"flex_attention" in header:
         record.uncounted.append("attention in windows")
     if b"value_embed" in header:
@@ -81,8 +81,8 @@ def _prepare(record: Record, columns: Columns, header: bytes) -> None:
 
     if len(columns["train_ms"]):
         record.notes.append("step times are differences of the cumulative train_time")
-        cards, busy = _GPU.findall(header), set(_PROCESS.findall(header))
-        gpus = len(cards) if len(busy) == len(cards) else None  # else some came later
+        cards, busy_gpus = _GPU.findall(header), set(_PROCESS.findall(header))
+        gpus = len(cards) if len(busy_gpus) == len(cards) else None  # else some came later
         gpu_type = cards[0].decode() if cards else None
         state(record, {"gpus": gpus, "gpu_type": gpu_type}, "log")
 

@@ -28,12 +28,12 @@ def _split(record: Record, columns: Columns, header: bytes) -> None:
     """Fills the GPUs, from the tokens of a micro-batch on one rank and on all, and what all of
     nanochat's models share."""
     if b"nanochat" in header:  # its ancestor trains GPT-2
-        always = {"tied": False, "bias": False, "activation": "gelu"}
-        state(record, always | {"norm": "rmsnorm", "position": "rope"}, "log")
+        shared_sizes = {"tied": False, "bias": False, "activation": "gelu"}
+        state(record, shared_sizes | {"norm": "rmsnorm", "position": "rope"}, "log")
     if micro := _MICRO.search(header):
         rows, seq_len = int(micro[1]), int(micro[2])
-        everyone = last_number(rb"Tokens / micro-batch: ([\d,]{1,16})", header)
-        gpus = everyone // (rows * seq_len) if everyone and record.gpus is None else None
+        all_tokens = last_number(rb"Tokens / micro-batch: ([\d,]{1,16})", header)
+        gpus = all_tokens // (rows * seq_len) if all_tokens and record.gpus is None else None
         state(record, {"micro_batch": rows, "seq_len": seq_len, "gpus": gpus}, "log")
 
 

@@ -35,15 +35,15 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
         record.notes.append("the printed TFLOP/s are running means: its MFU times 312")
     vocabulary = last_number(_VOCABULARY, header) or _DEFAULTS["vocab_size"]
     bias = re.search(rb"(?m)^(?:Overriding: )?bias = True", header) is not None
-    known = {**_DEFAULTS, "vocab_size": vocabulary, "bias": bias, **_ALWAYS, **record.model}
+    settings = {**_DEFAULTS, "vocab_size": vocabulary, "bias": bias, **_ALWAYS, **record.model}
     try:
-        config = GPTConfig(**known)
+        config = GPTConfig(**settings)
     except UsageError:
         return
     looked_up = config.max_seq_len * config.hidden  # it counts no positions
     if abs((record.params or 0) / (config.n_params - looked_up) - 1) > _PRINTED_PARAMS:
         return
-    state(record, {name: known[name] for name in _DEFAULTS}, "default")
+    state(record, {name: settings[name] for name in _DEFAULTS}, "default")
     state(record, _ALWAYS | {"bias": bias}, "log")
     first = np.flatnonzero(mfu > 0)[:1]
     if record.gpus is None and record.global_batch and record.seq_len and len(first):

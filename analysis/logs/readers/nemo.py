@@ -81,31 +81,31 @@ def _dllogger(log: Log, record: Record) -> Columns:
     lines."""
     names = ("train_step_timing in s", "reduced_train_loss", "grad_norm")
     rows: list[list[float]] = []
-    broken, facts = 0, {}
+    n_broken, facts = 0, {}
     for offset, block in log.blocks():
         matches = list(_JSON.finditer(block))
         for match, content in zip(matches, _parsed([m[1] for m in matches]), strict=True):
             if content is None:
-                broken += 1
+                n_broken += 1
                 continue
             line = mapping(content)
             data, step = mapping(line.get("data")), line.get("step")
             if step == "PARAMETER":  # the last parameter line before training counts
                 settings = {}
                 for path, value in data.items():
-                    room, _, name = path.partition("/")
-                    if room in _CONFIG and isinstance(value, str | int):
+                    group, _, name = path.partition("/")
+                    if group in _CONFIG and isinstance(value, str | int):
                         settings[name] = [str(value)]
                 facts |= read_settings(record, settings)
             elif names[0] in data and integer(step) is not None:
-                step_s, loss, norm = (real(data.get(name)) for name in names)
-                nan = math.isnan(loss) and is_nan(data.get(names[1]))
-                rows.append([offset + match.start(), step, step_s, loss, norm, nan])
+                step_s, loss, grad_norm = (real(data.get(name)) for name in names)
+                is_nan_loss = math.isnan(loss) and is_nan(data.get(names[1]))
+                rows.append([offset + match.start(), step, step_s, loss, grad_norm, is_nan_loss])
     state(record, facts, "log")
-    if broken:
-        record.notes.append(f"{broken} DLLogger lines are not JSON")
-    named = ("at", "iteration", "step_s", "loss", "grad_norm", "nan_loss")
-    return dict(zip(named, np.array(rows, float).reshape(-1, 6).T, strict=True))
+    if n_broken:
+        record.notes.append(f"{n_broken} DLLogger lines are not JSON")
+    column_names = ("at", "iteration", "step_s", "loss", "grad_norm", "nan_loss")
+    return dict(zip(column_names, np.array(rows, float).reshape(-1, 6).T, strict=True))
 
 
 def _parsed(texts: list[bytes]) -> list[Any]:

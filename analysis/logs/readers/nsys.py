@@ -31,16 +31,16 @@ def tables(text: str, source: str) -> dict[str, list[Row]]:
             off.
     """
     reports: dict[str, list[Row]] = {}
-    title, header, ends = "", "", []
+    title, header, column_ends = "", "", []
     lines = [_NOISE.sub("", line).rstrip() for line in text.split("\n")]
     for number, line in enumerate(lines, start=1):
         if match := _TITLE.search(line):
-            title, ends = match[1] or match[2], []
+            title, column_ends = match[1] or match[2], []
         elif title and _RULE.fullmatch(line):
-            ends, reports[title] = [match.end() for match in re.finditer(r"-+", line)], []
-        elif ends and (row := _row(line, header, ends)):
+            column_ends, reports[title] = [match.end() for match in re.finditer(r"-+", line)], []
+        elif column_ends and (row := _row(line, header, column_ends)):
             reports[title].append(row)
-        elif ends and line and lines[number - 2]:
+        elif column_ends and line and lines[number - 2]:
             if number == len(lines):  # a complete line ends in a newline
                 raise Refusal(source, f"truncated: line {number} ends inside a row of {title}")
         elif line:
@@ -50,13 +50,13 @@ def tables(text: str, source: str) -> dict[str, list[Row]]:
     return reports
 
 
-def _row(line: str, header: str, ends: list[int]) -> Row | None:
+def _row(line: str, header: str, column_ends: list[int]) -> Row | None:
     """Returns one row; None where the line does not begin with a number or does not reach its last
     column.
 
     A name or a number may be wider than its rule, to the left of it."""
     row: Row = {}
-    for start, end in zip([0, *ends], [*ends[:-1], None], strict=False):
+    for start, end in zip([0, *column_ends], [*column_ends[:-1], None], strict=False):
         name, text = header[start:end].strip(), line[start:end].strip()
         try:
             value = float(text.replace(",", ""))

@@ -97,8 +97,8 @@ def _failure(run: Run) -> Failure | None:
         return Failure(kind, 0, run.reason)
     if run.kind == Kind.UNKNOWN:
         return None
-    plain = "traceback" if run.steps or run.kind not in _BEFORE_A_STEP else "launcher"
-    kind = _FAILURES.get(run.kind, plain)
+    default_kind = "traceback" if run.steps or run.kind not in _BEFORE_A_STEP else "launcher"
+    kind = _FAILURES.get(run.kind, default_kind)
     if run.verdict and kind == "cancelled":  # Slurm would have said so: another rank died first
-        kind = plain
+        kind = default_kind
     return Failure(kind, 0, run.reason)

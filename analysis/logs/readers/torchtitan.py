@@ -60,13 +60,13 @@ _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
     """Fills the layout from the device mesh, the precision, the model and the micro-batch."""
     mesh = _mesh(header)
-    of_experts = {axis: mesh.pop(axis, None) for axis in EXPERT_AXES}
+    expert_axes = {axis: mesh.pop(axis, None) for axis in EXPERT_AXES}
     state(record, mesh, "log")
     for dtype in (_LINEARS.findall(header) or _PRECISION.findall(header))[-1:]:
         state(record, {"precision": _DTYPES[dtype]}, "log")
     _model(record, header)
     if "experts" in record.model:
-        state(record, of_experts, "log")
+        state(record, expert_axes, "log")
     rank_tokens = last_number(_RANK_TOKENS, header)
     if rank_tokens and record.seq_len and not rank_tokens % record.seq_len:
         state(record, {"micro_batch": rank_tokens // record.seq_len}, "log")
@@ -121,21 +121,21 @@ _EXPERTS["_debug_force_load_balance"] = "moe_router_force_load_balancing"
 def _mesh(header: bytes) -> dict[str, int | None]:
     """Returns the sizes of the device mesh, and the GPUs, which are the product of all of its
     axes."""
-    at = header.rfind(b"with parallelism:")
-    pairs = _MESH.findall(header[at : at + 300]) if at >= 0 else []
-    if at < 0 and (meshes := _MESH_LIST.findall(header)):
+    mesh_at = header.rfind(b"with parallelism:")
+    pairs = _MESH.findall(header[mesh_at : mesh_at + 300]) if mesh_at >= 0 else []
+    if mesh_at < 0 and (meshes := _MESH_LIST.findall(header)):
         names, counts = meshes[-1]
         pairs = zip(re.findall(rb"\w+", names), counts.split(b","), strict=False)
     sizes = {name.decode(): int(size) for name, size in pairs}
     if not sizes:
         return {}
-    shard = sizes.get("dp_shard", 1)
+    dp_shard = sizes.get("dp_shard", 1)
     sizes.setdefault("dp_replicate", sizes.pop("dp", 1))
     facts = {"tp": sizes.get("tp", 1), "pp": sizes.get("pp", 1), "cp": sizes.get("cp")}
     facts["sequence_parallel"] = facts["tp"] > 1  # its norms are always so
     facts |= {axis: sizes[axis] for axis in EXPERT_AXES if axis in sizes}
-    if shard > 0:
-        facts["dp"] = sizes["dp_replicate"] * shard
+    if dp_shard > 0:
+        facts["dp"] = sizes["dp_replicate"] * dp_shard
         facts["gpus"] = math.prod(size for name, size in sizes.items() if name in _AXES)
     return facts
 
