@@ -131,7 +131,7 @@ def config_of(facts: dict[str, Any]) -> dict[str, int | float | str | bool]:
     host, git = facts.get("host") or {}, facts.get("git") or {}
     config |= {"gpu": host.get("gpu"), "cpu": host.get("cpu"), "commit": git.get("commit")}
     config |= {f"version_{name}": value for name, value in (facts.get("versions") or {}).items()}
-    return {k: v for k, v in config.items() if isinstance(v, int | float | str)}
+    return {key: value for key, value in config.items() if isinstance(value, int | float | str)}
 
 
 def points_of(record: Record) -> list[Point]:

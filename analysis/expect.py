@@ -83,7 +83,7 @@ def of_flags(facts: dict[str, Any], preset_name: str | None) -> Record:
 
 def cluster_of(record: Record, name: str | None, network: str | None = None) -> Answer[Calibration]:
     """Returns the cluster of this name, else the data sheet of the run's card, or why there is
-    none; network: another between its nodes."""
+    none. `network` replaces the one between its nodes."""
     if network:
         cluster, reason = cluster_of(record, name)
         return Answer(cluster and cluster.on_network(network, record.gpus or math.inf), reason)

@@ -264,15 +264,15 @@ def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: s
         "",
         "[defaults]",
     ]
-    lines += [f"{k} = {json.dumps(v)}" for k, v in defaults.items()]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in defaults.items()]
     for row in rows:
         lines += [
             "",
             f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gib']:.1f} GiB",
             f'engine = "{row["engine"]}"',
-            *(f"{k} = {row[k]}" for k in (*SET_AXES, "micro_batch", "zero_stage")),
-            *(f"{k} = {row[k]}" for k in EXPERT_AXES if k in row),
-            *(f"{k} = {json.dumps(v)}" for k, v in row["uneven"].items()),
+            *(f"{key} = {row[key]}" for key in (*SET_AXES, "micro_batch", "zero_stage")),
+            *(f"{axis} = {row[axis]}" for axis in EXPERT_AXES if axis in row),
+            *(f"{name} = {json.dumps(value)}" for name, value in row["uneven"].items()),
             f'recompute = "{row["recompute"]}"',
             *(["sequence_parallel = true"] if row["sequence_parallel"] else []),
             f'label = "plan{row["rank"]}"',

@@ -97,7 +97,7 @@ def _days(study: Study) -> int:
 
 
 def evidence(study: Study, logs: Path) -> Reading[list[Change]]:
-    """Returns what the runs and the preflights of a study show against nodes; a line for each
+    """Returns the evidence against nodes in the runs and preflights of a study, and a line for each
     damaged file, which is left out."""
     top, found = logs / study.name, Reading([], [])
     sources = [_slow_in_preflights(top), *(_slow_in_run(top / run) for run in study.runs)]
@@ -130,7 +130,7 @@ def _lost_nodes(folder: Path) -> Iterator[Change]:
     for name in (name for name in names if name.endswith(".out")):
         attempt, job = name.removesuffix(".out"), name.partition(".")[0]
         died = read_job_end(folder, job).get("verdict") == "node failure"
-        if not died and not any(other.startswith(f"{job}.restart") for other in names):
+        if not died and not any(file.startswith(f"{job}.restart") for file in names):
             continue
         lists = _LOST.findall(states.tail(folder / name))
         if died and not lists:

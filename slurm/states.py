@@ -49,7 +49,7 @@ COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
 class Row:
     """One run: what it is doing or how it ended, and the line that proves it.
 
-    kind: why it failed; empty where it did not. job: its last job, - where there is none.
+    `kind` says why it failed, empty where it did not; `job` is its last job, - where there is none.
     """
 
     run: str
@@ -269,8 +269,8 @@ def with_result(row: Row, folder: Path, spec: RunSpec) -> Row:
 
 
 def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
-    """Returns the row of a run; a complete one is missing where the study's file says other
-    settings by now: what it asks for has not run."""
+    """Returns the row of a run. A complete run counts as missing where the study's file states
+    other settings by now: what it asks for has not run."""
     if row.state != "complete" or not (changed := changed_settings(folder, spec)):
         return row
     line = f"a run of other settings is complete: {', '.join(changed)}; submit trains this one"

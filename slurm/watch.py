@@ -36,9 +36,11 @@ ONLY_IF_S = 60.0  # as any command of Slurm has
 
 
 class Hours(NamedTuple):
-    """GPU-hours of a study's jobs. lost: of `used`, those of jobs that ended without completing
-    their run. reserved: what jobs that have not ended may still use. unknown: how many jobs count
-    as their whole time limit, because nobody says how long they ran.
+    """The GPU-hours of a study's jobs.
+
+    `lost` are the part of `used` of jobs that ended without completing their run; `reserved` is
+    what jobs that have not ended may still use; `unknown` counts the jobs that count as their whole
+    time limit, because nobody says how long they ran.
     """
 
     used: float

@@ -133,6 +133,7 @@ def cell(value: Any, spec: str = "") -> str:
 
 
 def _text(table: Table) -> str:
+    """Returns a table as plain text."""
     columns = table.shown_texts
     widths = [max(map(len, (c.heading, *c.cells))) for c in columns]
     rows = [printable(table.title)] if table.title else []
@@ -145,6 +146,7 @@ def no_html(text: str) -> str:
 
 
 def _markdown(table: Table) -> str:
+    """Returns a table in Markdown; its notes are a list below it."""
     columns = table.shown_texts
 
     def line(cells: Iterable[str]) -> str:
@@ -161,6 +163,7 @@ def _markdown(table: Table) -> str:
 
 
 def _csv(table: Table) -> str:
+    """Returns a table in CSV with the keys of its columns as the head."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     columns = table.shown
@@ -180,6 +183,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def _objects(table: Table) -> list[dict[str, Any]]:
+    """Returns the rows for JSON: the shown columns, then all other values where none are chosen."""
     columns = table.shown
     values = [{c.key: row.get(c.key) for c in columns} for row in table.rows]
     if table.chosen:

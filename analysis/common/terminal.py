@@ -31,8 +31,8 @@ class Shown:
 
 def who(names: list[str], total: int, n: int | None = None) -> str:
     """Returns which of `total` runs a note is about: all, their names, or of many how many, and the
-    first ones; `--format json` says it of each run. n: how many, where only the first ones are
-    named."""
+    first ones; `--format json` says it of each run. `n` counts them where `names` has only the
+    first ones."""
     n = len(names) if n is None else n
     if n == total > 1:
         return "all"

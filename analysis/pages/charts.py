@@ -79,8 +79,8 @@ def _precisions(rows: Rows) -> dict[str, Spec]:
 
 
 def bars(rows: Rows, value: str, title: str) -> Spec:
-    """Draws one bar a row, its `text` behind it, and a tick at `ideal`. Rows: bar, engine, text,
-    ideal, low, high, end and the value."""
+    """Draws one bar a row, its `text` behind it, and a tick at `ideal`. A row has bar, engine,
+    text, ideal, low, high, end and the value."""
     y = _name("bar", sort=[row["bar"] for row in rows], title=None)
     tips = [_name("bar"), _number(value), _name("text")]
     bar, interval = {"type": "bar", "opacity": 0.85}, {"type": "rule", "color": INK}
@@ -120,8 +120,8 @@ def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> Spec:
 
 
 def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> Spec:
-    """Draws stacked bars: rows have bar, part and the value. marks: `bar` and `mark`, a value
-    beside."""
+    """Draws stacked bars of rows with bar, part and the value; `marks` have `bar` and `mark`, a
+    value beside it."""
     order = list(dict.fromkeys(row["bar"] for row in rows))[:MOST]
     rows = [row for row in rows if row["bar"] in order]
     names = list(dict.fromkeys(row["part"] for row in rows))
@@ -141,8 +141,8 @@ def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> Spec:
 
 
 def lines(rows: Rows, value: str, title: str, bar: float | None = None) -> Spec:
-    """Draws a value of every step, one line a run. bar: a level that no line should cross; the
-    axis is then logarithmic, and a value of 0 has no mark."""
+    """Draws a value of every step, one line a run. `bar` is a level that no line should cross; with
+    it the axis is logarithmic, and a value of 0 has no mark."""
     shown = [row for row in rows if row.get(value) is not None and (bar is None or row[value] > 0)]
     scale = {"zero": False} if bar is None else {"type": "log"}
     y = _number(value, title=title, scale=scale, axis={} if bar is None else {"format": ".0e"})
@@ -157,8 +157,8 @@ def lines(rows: Rows, value: str, title: str, bar: float | None = None) -> Spec:
 
 
 def ranked(rows: Rows) -> Rows:
-    """Returns the rows by number of GPUs; of one number the fastest first, and runs without a ratio
-    last."""
+    """Returns the rows in order of their number of GPUs; of each number the fastest first and runs
+    without a ratio last."""
 
     def key(row: Row) -> tuple[float, float, float]:
         return (row["gpus"] or 0, -(row["speedup"] or 0), row["step_s"] or float("inf"))

@@ -56,7 +56,7 @@ def memory_view(study: Study) -> list[Section]:
             continue
         x = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
         sizes = fullest(x.steps[0], ALLOCATED if on_host else CONSTANTS)
-        parts = {k.replace("_", " "): size / GIB for k, size in sizes.items()}
+        parts = {part.replace("_", " "): size / GIB for part, size in sizes.items()}
         name, peak = name_of(record), record.peak_bytes / GIB
         rows.append({"run": name, "peak_gib": peak, "predicted_gib": sum(parts.values())} | parts)
         bars += [{"bar": name, "part": part, "gib": gib} for part, gib in parts.items() if gib]

@@ -57,8 +57,8 @@ def _caption(rows: list[dict[str, Any]], key: str, bar: float | None) -> str:
 
 
 def _steps(record: Record, most: int, apart: dict[int, StepDifference]) -> Iterator[dict[str, Any]]:
-    """Yields at most `most` of a run's entries, evenly spaced; `apart`: differences by
-    iteration."""
+    """Yields at most `most` of a run's entries, evenly spaced. `apart` has the differences from the
+    baseline by iteration."""
     n = len(record.steps)
     time, seconds = timed(record), step_times(record)
     for i in np.unique(np.linspace(0, n - 1, min(n, most)).astype(int)):

@@ -136,7 +136,7 @@ class Calibration:
         return asked or ("bf16" if "bf16" in card.peaks else "fp16")
 
     def mfu(self, tflops: float, gemms: str) -> Answer[float]:
-        """Returns `models.gpus.mfu` of the card. gemms: the number format that they run in."""
+        """Returns `models.gpus.mfu` of the card; `gemms` is the number format of its GEMMs."""
         return mfu(tflops, self._card(), gemms, DEFAULT_CONVENTION)
 
     def gemm_precision(self, precision: str) -> str:
@@ -245,7 +245,7 @@ def from_data_sheet(
     gpu: str, gpus_per_node: int = 8, name: str = "", memory_gb: float | None = None
 ) -> Calibration:
     """Returns a cluster that nobody has measured: its card's data sheet, the network of the maker's
-    own node, and the priors. memory_gb: of one card; None takes `card_memory`'s."""
+    own node, and the priors. `memory_gb` is that of one card; None takes `card_memory`'s."""
     card, rates = planning_gpu(gpu), ""
     memory_gb = memory_gb or card_memory(gpu)
     if memory_gb != card.memory_gb:

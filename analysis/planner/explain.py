@@ -42,7 +42,7 @@ def chosen_row(r: Ranking, layout: str) -> Chosen:
     match = np.logical_and.reduce([texts[key] == value for key, value in wanted.items()])
     rows = np.flatnonzero(match)
     if not len(rows):
-        words = ", ".join(f"{k} {v}" for k, v in wanted.items())
+        words = ", ".join(f"{key} {value}" for key, value in wanted.items())
         values = {k: sorted(set(texts[k]), key=lambda text: (len(text), text)) for k in wanted}
         possible = "; ".join(f"{k} {', '.join(texts)}" for k, texts in values.items())
         raise UsageError(f"--why: no possible layout has {words}; there are: {possible}")
@@ -59,8 +59,8 @@ def _texts(x: Columns, key: str) -> np.ndarray:
 
 
 def seconds_of(r: Ranking, i: int) -> dict[str, float]:
-    """Returns the seconds of a row by term; compute is split into kernels and messages between tp
-    and cp ranks."""
+    """Returns the seconds of a row by term of the step; the term of compute is split into kernels
+    and the messages between tp, cp and ep ranks."""
     terms = {name: float(values[i]) for name, values in r.terms.items()}
     messages = message_seconds(r, [i])
     messages = {name: values.item() for name, values in messages.items()}

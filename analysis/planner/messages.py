@@ -69,7 +69,7 @@ def sent_bytes(spec: RunSpec, rank: int) -> dict[str, float | None]:
 
 
 def blocks_of(spec: RunSpec, rank: int) -> dict[str, bool]:
-    """Returns the names of a rank's blocks -> whether each has experts."""
+    """Returns, by the name of each block of a rank, whether it has experts."""
     layout, stage = spec.layout, spec.layout.coords(rank)["pp"]
     blocks = list(spec.model.blocks.items())
     chunks = layout.chunks(spec.model.n_layer)[stage :: layout.pp]
@@ -224,8 +224,8 @@ def _expert_parallel(spec: RunSpec, layers: int) -> dict[str, float]:
 def parameter_sizes(
     spec: RunSpec, rank: int, experts: bool | None = None
 ) -> list[tuple[int, bool]]:
-    """Returns (elements, whether it is a matrix) of every parameter that a rank holds; experts: of
-    those of experts, or of the others alone."""
+    """Returns (elements, whether it is a matrix) of every parameter that a rank holds. `experts`
+    selects the parameters of experts, or all others."""
     model, layout = spec.model, spec.layout
     stage, last = layout.coords(rank)["pp"], layout.pp - 1
     # megatron-core's fc1 is the gate and up in one
@@ -253,8 +253,9 @@ def parameter_sizes(
 
 
 def _data_parallel(spec: RunSpec, rank: int, experts: bool = False) -> float | None:
-    """Gradients and parameters over the n = dp x cp ranks, as each library truly moves them;
-    experts: of megatron's experts over the ranks that have the same.
+    """Returns the bytes per step that a rank sends along the n = dp x cp ranks, for gradients and
+    parameters as each library truly moves them. `experts` takes those of megatron's experts, over
+    the ranks that have the same ones.
 
     ddp: one all-reduce of the fp32 gradients (Li et al. 2020, "PyTorch Distributed"), in buckets.
     megatron (core 0.16): the same; with zero_stage 1 a reduce-scatter, and an all-gather of the

@@ -109,8 +109,8 @@ def rank(
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned. preset: whose blocks the model has, if any; sizes: what flags state of the
-    model; settings: of `space`."""
+    """What is planned. `preset` names the model whose blocks it has, if any; `sizes` are what flags
+    state of the model; `settings` are those of `space`."""
 
     config: GPTConfig
     preset: str | None
@@ -228,8 +228,8 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
 
 
 def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:
-    """Returns a line about the intervals of `rows_of`: how wide the first is, and why; none where
-    no row is predicted."""
+    """Returns a note on the intervals of rows from `rows_of`: how wide the first is, and why; []
+    where no row is predicted."""
     first = next((row for row in rows if row["predicted_s"] is not None), None)
     if first is None:
         return []
@@ -261,8 +261,8 @@ def to_measure(r: Ranking, count: int) -> np.ndarray:
 
 
 def alike_note(r: Ranking) -> list[str]:
-    """Returns a line about layouts whose predicted seconds are near the first's, and which to
-    measure."""
+    """Returns a note on the layouts whose predicted seconds are near the first's, and which of them
+    to measure; [] where there is none."""
     near = int(np.sum(r.seconds[r.best] <= r.seconds[r.best[:1]] * (1 + NEAR)))
     if near < 2:
         return []

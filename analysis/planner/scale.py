@@ -24,27 +24,27 @@ def table(ask: Question, weak: bool) -> Table:
         UsageError: fewer than two counts have a layout that fits.
     """
     cluster = ask.cluster
-    rankings, rows, end = [], [], ""
-    while not end:
+    rankings, rows, stopped_by = [], [], ""
+    while not stopped_by:
         gpus, batch = ask.gpus, ask.global_batch
         try:
             r = ask.ranked()
-            end = "" if len(r.order) else ranking.nothing_fits(r, ask.config, gpus)
+            stopped_by = "" if len(r.order) else ranking.nothing_fits(r, ask.config, gpus)
         except UsageError as error:
-            end = f"{gpus} GPUs: {error}"
-        if not end:
+            stopped_by = f"{gpus} GPUs: {error}"
+        if not stopped_by:
             rankings.insert(0, r)
             (row,) = ranking.rows_of(r, r.best[:1], ask.config, ask.gemms)
             rows.insert(0, row | {"per_gpu": row["tokens_per_s"] / row["gpus"]})
-            end = "the GPUs or their batch are odd" if gpus % 2 or weak and batch % 2 else ""
+            stopped_by = "the GPUs or their batch are odd" if gpus % 2 or weak and batch % 2 else ""
         ask = replace(ask, gpus=gpus // 2, global_batch=batch // 2 if weak else batch)
     if len(rows) < 2:
-        raise UsageError(f"--scale compares two counts of GPUs or more: {end}")
+        raise UsageError(f"--scale compares two counts of GPUs or more: {stopped_by}")
     x = Columns.stack([r.x.take(r.best[:1]) for r in rankings])
     shared = cluster.fit.shared(x, cluster.machine_for(x))
     covariance = cluster.fit.sigma**2 * fitting.likeness(x) + shared @ shared.T
-    apart = np.diag(covariance) + covariance[0, 0] - 2 * covariance[0]
-    factors = np.exp(fitting.INTERVAL * np.sqrt(np.maximum(apart, 0.0)))
+    variances = np.diag(covariance) + covariance[0, 0] - 2 * covariance[0]
+    factors = np.exp(fitting.INTERVAL * np.sqrt(np.maximum(variances, 0.0)))
     for row, factor in zip(rows, factors, strict=True):
         kept = row["per_gpu"] / rows[0]["per_gpu"]
         row |= {"kept": kept, "worst": kept / factor, "best": kept * factor}
@@ -54,7 +54,7 @@ def table(ask: Question, weak: bool) -> Table:
         f"predicted, not measured, for {cluster.name} ({cluster.source})",
         _knee(rankings, rows),
         f"{counts} GPUs: measured first, they narrow the intervals of all counts the most",
-        f"no fewer GPUs: {end}",
+        f"no fewer GPUs: {stopped_by}",
         *ranking.width_note(rows, cluster),
         *cluster.network_note(rows[-1]["gpus"]),
     ]
@@ -64,7 +64,8 @@ def table(ask: Question, weak: bool) -> Table:
 
 
 def _knee(rankings: list[Ranking], rows: list[dict[str, Any]]) -> str:
-    """Returns a line: after which count the tokens/s of a GPU fall, and what takes the time."""
+    """Returns a line that says after which number of GPUs the tokens/s of a GPU fall, and which
+    part of the step grows there."""
     keeps = [b["per_gpu"] / a["per_gpu"] for a, b in zip(rows, rows[1:], strict=False)]
     i = next((i for i, kept in enumerate(keeps) if kept < KNEE), None)
     if i is None:

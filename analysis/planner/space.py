@@ -134,23 +134,23 @@ def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]
 def _cannot_run(x: Columns, precision: str) -> np.ndarray:
     """Returns which rows their engine does not run, or runs as another row, bool (n,)."""
     sharded = x.zero_stage > 1  # DeepSpeed and FSDP2
-    special = (x.experts > 0) | (x.kv_lora > 0)  # planned for Megatron-LM
-    cut = np.where(x.sequence_parallel, x.tp, 1)
-    bad = x.sequence_parallel & ((x.tp < 2) | (x.seq // x.cp % x.tp != 0))
-    bad |= sharded & ((x.pp > 1) | (x.cp > 1) | x.fp8 | special)
-    bad |= (x.experts > 0) & (x.tp > 1) & ~x.sequence_parallel  # Megatron-LM demands it
-    bad |= (x.cp > 1) & (x.width == 4)  # attention of Transformer Engine has no fp32
-    bad |= x.fsdp2 & ((x.tp > 1) | (precision == "fp16"))
-    bad |= (x.zero_stage > 0) & (x.replicas == 1)  # nothing to shard over: as stage 0
+    megatron_only = (x.experts > 0) | (x.kv_lora > 0)  # planned for Megatron-LM
+    sequence_parts = np.where(x.sequence_parallel, x.tp, 1)
+    refused = x.sequence_parallel & ((x.tp < 2) | (x.seq // x.cp % x.tp != 0))
+    refused |= sharded & ((x.pp > 1) | (x.cp > 1) | x.fp8 | megatron_only)
+    refused |= (x.experts > 0) & (x.tp > 1) & ~x.sequence_parallel  # Megatron-LM demands it
+    refused |= (x.cp > 1) & (x.width == 4)  # attention of Transformer Engine has no fp32
+    refused |= x.fsdp2 & ((x.tp > 1) | (precision == "fp16"))
+    refused |= (x.zero_stage > 0) & (x.replicas == 1)  # nothing to shard over: as stage 0
     head = x.head_dim / x.tp
-    sides = (x.hidden, x.heads * head, x.kv_heads * head, x.ffn / x.tp, x.tokens / cut)
-    return bad | x.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # cuBLAS
+    sides = (x.hidden, x.heads * head, x.kv_heads * head, x.ffn / x.tp, x.tokens / sequence_parts)
+    return refused | x.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # cuBLAS
 
 
 def pipelines(config: GPTConfig) -> dict[int, list[tuple[int, int, int]]]:
-    """Returns the pipelines that can hold the layers: pp -> (vpp, layers of the first, of the last
-    stage), these 0 where all stages are equal. Where pp does not divide the layers, the last stage
-    has fewer by what the output layer costs; of each vpp one cut."""
+    """Returns, by pp, the pipelines that can hold the layers: (vpp, layers of the first stage, of
+    the last stage), both 0 where all stages are equal. Where pp does not divide the layers, the
+    last stage has fewer, by what the output layer costs; each vpp has one cut."""
     n, table = config.n_layer, config.vocab_size * config.hidden
     head = table / ((config.n_active - table * (1 if config.tied else 2)) / n)  # in layers
     cuts: dict[int, list[tuple[int, int, int]]] = {}

@@ -17,9 +17,12 @@ OF_EXPERTS = {
 
 
 class Audit(NamedTuple):
-    """findings; refused: files that cannot be read; unread: headings and tables that were not
-    checked, and rows that do not state one of OF_EXPERTS, a line each; checked: each table's rows
-    in which something could be checked."""
+    """What an audit found.
+
+    `refused` are files that cannot be read; `unread` has a line for each heading and table that was
+    not checked, and for rows that do not state one of OF_EXPERTS; `checked` counts each table's
+    rows in which something could be checked.
+    """
 
     findings: list[Finding]
     refused: list[str]

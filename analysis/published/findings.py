@@ -45,8 +45,8 @@ class Finding:
 
 
 def check(rows: list[Line]) -> tuple[list[Finding], set[int]]:
-    """Returns what the rules find wrong in the rows of one table, of each cell the first finding
-    alone, and the lines that could be checked. Columns that a row does not print are filled in."""
+    """Returns the findings in the rows of one table, of each cell the first alone, and the lines
+    that could be checked. Fills in columns that a row does not print."""
     lines: set[int] = set()
     findings = [*_identities(rows, lines), *_whole_numbers(rows, lines), *_bounds(rows)]
     doubtful = {finding.line for finding in findings}
@@ -61,7 +61,7 @@ def check(rows: list[Line]) -> tuple[list[Finding], set[int]]:
 
 
 def _of_cell(row: Line, value: Value, kind: str, words: str) -> Finding:
-    """Returns the finding about a row's printed value; words: what contradicts it."""
+    """Returns the finding about a row's printed value; `words` say what contradicts it."""
     message = f"{value.heading} {value.text}, but {words}"
     return Finding(row.file, row.line_no, kind, message, value.heading, value.text)
 
@@ -202,8 +202,8 @@ def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) ->
 
 
 def _configuration(row: Line, without: Collection[str]) -> dict[str, str]:
-    """Returns the cells of a row that say which configuration it is, heading -> text: all but
-    results and the columns `without`."""
+    """Returns the cells of a row, by heading, that say which configuration it is: all but results
+    and the columns `without`."""
     results = {row.values[name].heading for name in RESULTS if name in row.values}
     return {
         heading: text

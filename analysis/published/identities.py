@@ -31,7 +31,7 @@ class Same(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """left <= right in every row; slack: what may lie above it."""
+    """The rule that left <= right in every row; `slack` is the share that may lie above it."""
 
     kind: str
     left: str

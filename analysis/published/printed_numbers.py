@@ -65,11 +65,11 @@ def read_value(
 
 
 def agreement(intervals: list[Interval], slack: float) -> tuple[float, set[int]]:
-    """Returns the point that most intervals have in them, and the numbers of those that have it or
-    miss it by at most `slack`.
+    """Returns the point that most intervals include, and the indices of the intervals that include
+    it or miss it by at most `slack`.
 
-    Where not even half hold a point, the numbers were averaged apart: three times the usual miss is
-    allowed, if that is little.
+    Where not even half include a point, the numbers were averaged apart: three times the usual miss
+    is allowed, if that is little.
     """
     ends = sorted([(i.low, 0) for i in intervals] + [(i.high, 1) for i in intervals])
     depth = most = 0

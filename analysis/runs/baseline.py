@@ -84,7 +84,8 @@ def usual_baseline(runs: list[Run]) -> tuple[Record, str]:
 def timed_baseline(
     wanted: str, records: list[Record], runs: list[Run], left_out: list[tuple[str, str]]
 ) -> Record:
-    """Returns the run among those with a time that NAME means; left_out: why others have none."""
+    """Returns the run with a time that the name `wanted` means. `left_out` says why other runs have
+    none."""
     named, groups = baseline_of(wanted, records), by_configuration(runs)
     if (group := group_with(named, groups)) is None:
         reason = dict(left_out).get(name_of(named), "no steady time")

@@ -26,11 +26,11 @@ _SHOWN = [
 
 
 def rows(record: Record) -> list[dict[str, Any]]:
-    """Returns one dict for each kind of event in the run folder; none where it neither saved nor
-    loaded, and of a log.
+    """Returns one dict for each kind of event in the run folder; [] for a log, and where the run
+    neither saved nor loaded.
 
-    share: the seconds that training waited for this kind, over all waiting and the logged steps.
-    Those that failed are counted apart; only their waiting counts with the others'.
+    `share` is the seconds that training waited for this kind, over all waiting and the logged
+    steps. Events that failed are counted apart; only their waiting counts with the others'.
     """
     events = read_checkpoints(record.own.path) if record.own else []
     trained_s = float(np.nansum(record.steps["step_s"]))

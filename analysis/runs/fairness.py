@@ -114,8 +114,8 @@ def _difference(name: str, value: object, base: object) -> str:
 
 
 def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
-    """Returns, by name, a's and b's value of what both state and what differs; `settings`:
-    run.json's details, too."""
+    """Returns {name: (value of a, value of b)} of the facts that both state and that differ.
+    `settings` adds the details of run.json."""
     pairs = {name: (getattr(a, name), getattr(b, name)) for name in _TIMED}
     if a.model and b.model:
         pairs |= _sizes(a, b)

@@ -132,9 +132,10 @@ def recorded(run: reader.Run, rows: list[dict[str, Any]]) -> list[Span]:
 
 
 def steps_of(run: reader.Run) -> list[dict[str, Any]]:
-    """Returns the steps of a run, in the order of time, but those that were moved aside.
+    """Returns the steps of a run that were not moved aside, in the order of time.
 
-    part: useful, repeated or failed; blocked_s: seconds that training waited for its save.
+    A step's `part` is useful, repeated or failed; its `blocked_s` is how long training waited for
+    its save.
     """
     saves = [row for row in reader.read_checkpoints(run.path) if row["event"] == "save"]
     blocked_s = {save["step"]: save["blocked_s"] or 0.0 for save in saves}
@@ -159,8 +160,8 @@ def steps_of(run: reader.Run) -> list[dict[str, Any]]:
 def split(
     span: Span, rows: list[dict[str, Any]], evaluated_s: float, steady_s: float
 ) -> Counter[str]:
-    """Returns the seconds of a job by part. rows: its steps; evaluated_s: of all its evaluations,
-    or 0."""
+    """Returns the seconds of a job by part. `rows` are its steps, `evaluated_s` the seconds of all
+    its evaluations, or 0."""
     parts, at, blocked_s = Counter(dict.fromkeys(PARTS, 0.0)), span.start, 0.0
     if rows:
         at = min(max(at, rows[0]["ended_unix_s"] - rows[0]["step_s"]), span.end)

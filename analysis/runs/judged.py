@@ -41,10 +41,8 @@ def judged(records: list[Record], window: Window | None = None) -> list[Run]:
 def results(
     records: list[Record], refused: list[str], window: Window | None = None
 ) -> Reading[list[Run]]:
-    """Returns the runs whose times are results, and (name, reason) of all else.
-
-    refused: the lines of what could not be read.
-    """
+    """Returns the runs whose times are results, and (name, reason) of all others. `refused` has a
+    line for each file that could not be read."""
     runs, left_out = [], [(line.partition(": ")[0], line.partition(": ")[2]) for line in refused]
     for run in judged(records, window):
         if reason := _no_result(run):

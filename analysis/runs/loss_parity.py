@@ -216,7 +216,7 @@ _COLUMNS = [
 
 
 def table(parities: Iterable[Parity], baseline: str) -> Table:
-    """Returns the parity table; baseline: the names of the runs' baselines, for the note."""
+    """Returns the parity table. `baseline` has the names of the runs' baselines, for the note."""
     rows = [{c.key: getattr(parity, c.key) for c in _COLUMNS} for parity in parities]
     for row in rows:
         row["verdict"] = str(row["verdict"])

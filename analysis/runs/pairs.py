@@ -49,9 +49,9 @@ COLUMNS = [
 class Comparison:
     """How fast B is beside A: the time of A over the time of B, with a 95 % interval.
 
-    interval: None where the noise is unknown. unit: what the interval is of, n_a and n_b of them.
-    gpus: A's and B's numbers of GPUs where they differ; `verdict` then gives the ratios of times
-    and of GPU-seconds.
+    `interval` is None where the noise is unknown; `unit` is what it was made of, n_a and n_b of
+    them. `gpus` are A's and B's numbers of GPUs where they differ; `verdict` then gives the ratios
+    of times and of GPU-seconds.
     """
 
     ratio: float
@@ -161,12 +161,12 @@ def pair_of(
 ) -> Pair:
     """Returns A beside B, if their work, machine and (unless `any_commit`) commit are the same.
 
-    scaling: strong or weak; None takes what the runs are (fairness.py).
+    `scaling` is strong or weak; None takes what the runs are (fairness.py).
     """
     records = [run.record for run in (*a, *b)]
     first, second = a[0].record, b[0].record
     settings = changes(first, second)
-    values = [f"{WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in settings.items()]
+    values = [f"{WORDS.get(name, name)} {old} -> {new}" for name, (old, new) in settings.items()]
     name_a, name_b = _names(first, second)
 
     def refused(reason: str) -> Pair:

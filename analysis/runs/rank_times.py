@@ -91,8 +91,8 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
         names = set(rows[0]) - {"rank", "first_step", "last_step", "transfer_s"}
         columns = {name: [row[name] for row in rows] for name in names}
         breakdown.ranks[rank] = dict.fromkeys(EXPERT_BREAKDOWN_COLUMNS, 0.0) | {
-            k: None if None in column else sum(column) / breakdown.steps
-            for k, column in columns.items()
+            name: None if None in column else sum(column) / breakdown.steps
+            for name, column in columns.items()
         }
     if problems:
         breakdown.notes.append(f"{len(breakdown.ranks)} of {world_size} ranks")
@@ -262,8 +262,8 @@ def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict
 
 
 def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
-    """Returns the efficiency that every run lost beside its baseline, taken apart; scaling: strong
-    or weak, None takes what the runs are."""
+    """Returns the efficiency that every run lost beside its baseline, in its parts. `scaling` is
+    strong or weak; None takes what the runs are."""
     records = [breakdown.record for breakdown in breakdowns]
     scaling, partners = scaling or scaling_of(records), shared_cores(records)
     by_source = {breakdown.record.source: breakdown for breakdown in breakdowns}
@@ -332,8 +332,8 @@ def breakdowns_of(records: list[Record]) -> Reading[list[Breakdown]]:
 def report(
     paths: list[Path], baseline: str | None = None, scaling: str | None = None
 ) -> Reading[list[Table]]:
-    """Returns the three tables of what is at the paths, and one line for each thing that could not
-    be read."""
+    """Returns the tables of times, messages and lost efficiency of the runs at the paths, and one
+    line for each thing that could not be read."""
     records, refused = load_own(paths)
     runs, problems = breakdowns_of(records)
     problems = refused + problems

@@ -31,11 +31,12 @@ _FOLLOW = ("gpus", "dp", "global_batch", "grad_accum")  # from the number of GPU
 
 @dataclass(frozen=True)
 class Side:
-    """The repeats of one configuration on `gpus` GPUs: seconds per step of each, and what their
+    """The repeats of one configuration on `gpus` GPUs: the seconds per step of each, and what their
     95 % intervals of the median hold together; None where one of them is unknown.
 
-    shared: why no ratio of its times is a result, or "". numbers: of the repeats in their study.
-    record: of the first. steps: how many steady steps all repeats have.
+    `shared` says why no ratio of the times is a result, "" where one is. `numbers` are those of the
+    repeats in their study, `record` is that of the first, `steps` counts the steady steps that all
+    repeats have.
     """
 
     name: str
@@ -62,7 +63,8 @@ class Side:
 
 
 def side_of(runs: Sequence[Run], partners: dict[str, str], name: str = "") -> Side:
-    """Returns the repeats as one side; partners: `shared_cores`."""
+    """Returns the repeats of one configuration as one side. `partners` are those of
+    `shared_cores`."""
     first = runs[0]
     shared = [
         f"{name_of(run.record)} {partners[run.record.source]}"
@@ -104,8 +106,8 @@ def times_ratio(side: Side, base: Side) -> TimesRatio:
 
 
 class Ratio(NamedTuple):
-    """A speedup and an efficiency, and the speedup's interval where it is known. missing: why they
-    are withheld. doubt: what is odd about an efficiency above 1."""
+    """A speedup and an efficiency, with the speedup's interval where it is known. `missing` says
+    why they are withheld, `doubt` what is odd about an efficiency above 1."""
 
     speedup: float | None
     efficiency: float | None
@@ -146,19 +148,20 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
 
 
 def _settings_apart(base: Record, record: Record) -> list[str]:
-    """Returns the settings beside the number of GPUs that differ, with the baseline's value and
-    this one's."""
+    """Returns the settings, but for the number of GPUs, in which a run differs from its baseline,
+    each as "name baseline -> run"."""
     pairs = changes(base, record).items()
-    return [f"{WORDS.get(k, k)} {x} -> {y}" for k, (x, y) in pairs if k not in _FOLLOW]
+    return [f"{WORDS.get(n, n)} {old} -> {new}" for n, (old, new) in pairs if n not in _FOLLOW]
 
 
 def above_linear(
     efficiency: float, ratio: float, interval: Interval | None = None, apart: Sequence[str] = ()
 ) -> str:
-    """Returns what an efficiency above 1 says on `ratio` times the baseline's GPUs, or "".
+    """Returns a doubt about an efficiency above 1 on `ratio` times the baseline's GPUs; "" where
+    there is none.
 
-    interval: what the intervals or repeats of both sides allow, where that is known. apart: the
-    settings that differ from the baseline's.
+    `interval` is what the intervals or repeats of both sides allow, where that is known. `apart`
+    are the settings that differ from the baseline's.
     """
     if efficiency <= LINEAR:
         return ""

@@ -39,8 +39,8 @@ def _work(record: Record) -> dict[str, Any]:
 
 
 def unlike(record: Record, other: Record, any_commit: bool = False) -> list[str]:
-    """Returns in what two runs of one side differ that are to be repeats of each other; what one
-    of them does not state is not compared."""
+    """Returns the names of what differs between two runs of one side, which should be repeats of
+    each other. What one of them does not state is not compared."""
     work, other_work = _work(record), _work(other)
     differing = [
         name

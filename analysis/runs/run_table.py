@@ -97,8 +97,8 @@ class _Comparing:
                 self.repeats[study_key(run.record)].append(run)
 
     def beside(self, run: Run, fits: list[Record], missing: dict[str, str]) -> _Beside:
-        """Returns the run beside its baseline; fits: the runs that may be it; missing: why values
-        of the run are unknown."""
+        """Returns the run beside its baseline. `fits` are the runs that may be it; `missing` says
+        why values of the run are unknown."""
         base, several = self.timed(fits[0]) if len(fits) == 1 else None, ""
         if len(fits) > 1:
             names = f"{run.record.baseline} fits {', '.join(map(name_of, fits))}"
@@ -189,7 +189,7 @@ def _row(run: Run, convention: str | None) -> dict[str, Any]:
     return {
         **values,
         "run": name_of(record),
-        "origin": {k: origin for k, origin in record.origin.items() if origin != "log"},
+        "origin": {name: origin for name, origin in record.origin.items() if origin != "log"},
         "step_s": time and time.step_s,
         "convention": used,
         "tflops": tflops,

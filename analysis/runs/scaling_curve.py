@@ -47,7 +47,7 @@ def fit_gustafson(points: list[tuple[float, float]]) -> float | None:
 
 
 def _slope(points: list[tuple[float, float]]) -> float | None:
-    """Returns the a of y = a x by least squares; None where every x is 0."""
+    """Returns the slope a of y = a x by least squares; None where every x is 0."""
     square = sum(x * x for x, _ in points)
     return sum(x * y for x, y in points) / square if square else None
 
@@ -167,8 +167,8 @@ def report_of(
     refused: list[str],
     terms: Terms = DEFAULT_TERMS,
 ) -> Table:
-    """Returns the scaling curve of runs. refused: the lines of what could not be read. Without a
-    baseline it is the study's, or the run on the fewest GPUs."""
+    """Returns the scaling curve of runs. `refused` has a line for each file that could not be read.
+    Without a baseline it is the study's, or the run on the fewest GPUs."""
     runs, left_out = results(records, refused, terms.window)
     base, which = usual_baseline(runs)
     try:

@@ -52,9 +52,9 @@ def is_result(record: Record) -> bool:
 
 
 def report(records: list[Record], refused: list[str], terms: Terms) -> list[Table]:
-    """Returns the table of all results, then one for each series, law and fixed work. refused: the
-    lines of what could not be read. Without a scaling both are made; a table that does not have the
-    baseline compares with its smallest."""
+    """Returns the table of all results, then one for each series, law and fixed work. `refused` has
+    a line for each file that could not be read. Without a scaling both laws are tabled; a table
+    that does not have the baseline compares with its smallest system."""
     runs, left_out = results(records, refused, terms.window)
     systems: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:

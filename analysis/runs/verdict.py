@@ -55,7 +55,7 @@ UNFIT = (
 class Judgement:
     """How a run ended, the line that proves it (0: no line does), and what is doubtful about it.
 
-    proof: the words of that line, or what was counted. flags: doubts about the numbers.
+    `proof` has the words of that line, or what was counted. `flags` are doubts about the numbers.
     """
 
     verdict: str
@@ -230,7 +230,7 @@ def _time_flags(record: Record, time: Steady) -> list[Reason]:
 
 def _facts_from(origin: str, record: Record) -> str:
     """Returns the facts that the record has from this origin, with their values; "" where none is
-    from there. origin: as `Record.origin` names it, "default" or "from name"."""
+    from there. `origin` is one of `Record.origin`, as "default" or "from name"."""
     values, facts = vars(record) | record.model, []
     for name, origin_of_fact in record.origin.items():
         if origin_of_fact != origin:

@@ -143,7 +143,8 @@ def goodput(options: Namespace) -> Result:
 
 
 class View(NamedTuple):
-    """options: of run_options, in the order of --help. paths: the help text of PATH."""
+    """A command that shows tables of runs. `options` are those of run_options, in the order of
+    --help; `paths` is the help text of PATH."""
 
     make: Callable[[Namespace], Result]
     options: tuple[str, ...]
