@@ -89,7 +89,7 @@ def _plain(heading: str) -> str:
 
 
 _BY_HEADING = {
-    _plain(words): name for name, known in HEADINGS.items() for words in known.split(";")
+    _plain(words): name for name, headings in HEADINGS.items() for words in headings.split(";")
 }
 _REMARKS = {  # column -> what a remark in `notes` says; where it says no more, it is "yes"
     "lint": re.compile(r"\bLINT\b:?\s*([^;]*)"),

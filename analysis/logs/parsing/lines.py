@@ -241,6 +241,7 @@ class _Table:
         return read
 
     def _entry_at(self, block: bytes, at: np.ndarray, row: int, at_end: bool) -> _Entry:
+        """Returns the entry of a row of the block, which starts at `at[row]`."""
         following = int(at[row + 1]) if row + 1 < len(at) else len(block)
         return self._entry(block, self.start.match(block, int(at[row])), following, at_end)
 
@@ -255,7 +256,9 @@ class _Table:
         return _Entry(match, block[begin:end], end == len(block) and at_end)
 
     def _read_entry(self, entry: _Entry, columns: Columns, row: int) -> bool:
-        """Fills a row field by field; returns False where the file's end cuts it off."""
+        """Fills a row of the columns field by field. Returns False where the file's end cuts the
+        entry off: it lacks a field that the row before it has, or ends within a number of its
+        start."""
         texts = {name: (entry.start[name], b"") for name in self.start.groupindex}
         for name, pattern in self.fields.items():
             if value := pattern.search(entry.text):

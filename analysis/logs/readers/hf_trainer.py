@@ -161,8 +161,9 @@ def _clocked(iteration: np.ndarray, runtime_s: np.ndarray, before: int = 0) -> n
 
 
 def _share_before(epochs: np.ndarray, end_epoch: float) -> float:
-    """Returns the share of its epochs that a resumed run had behind it, by the epochs of its
-    losses: the first loss of a run from the start comes after as long as lies between two."""
+    """Returns the share of its epochs that a resumed run had behind it. The first loss of a run
+    from the start comes after as long as lies between two losses; a later first loss is that of a
+    resumed run."""
     finite = epochs[np.isfinite(epochs)]
     if not end_epoch or len(finite) < 2 or (np.diff(finite) < 0).any():
         return 0.0

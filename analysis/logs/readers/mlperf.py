@@ -72,7 +72,7 @@ _LATE_S = 60.0  # ranks that print one mark do so within it
 
 
 class _Line(NamedTuple):
-    """A line of the log; `at`: where it is, bytes; time_s: seconds since 1970."""
+    """A line of the log. at: its offset, bytes. time_s: seconds since 1970."""
 
     at: int
     key: str

@@ -20,8 +20,8 @@ _STEP = "ProfilerStep#"
 
 
 class Trace(NamedTuple):
-    """What a trace holds. tables: name of a report of `nsys stats` -> rows. rank: the rank that
-    wrote it. steps: how many it profiled. profiled_s: their seconds."""
+    """What a trace holds. tables: the name of a report of `nsys stats` -> its rows. rank: the rank
+    that wrote it. steps: how many steps it profiled. profiled_s: the seconds of these."""
 
     tables: dict[str, list[Row]]
     rank: int | None
