@@ -79,30 +79,30 @@ Calls = dict[str, tuple[float, Callable[[], object]]]  # FLOPs or bytes, and wha
 
 def own_calls(device: torch.device, is_preflight: bool) -> Calls:
     """Returns the calls that a rank repeats by itself; for a preflight in one precision alone."""
-    side, n, calls = SIDE[device.type], IN_A_ROW[device.type], {}
+    side, repeats, calls = SIDE[device.type], IN_A_ROW[device.type], {}
 
-    def products(a: torch.Tensor, tf32: bool) -> Callable[[], None]:
+    def products(matrix: torch.Tensor, tf32: bool) -> Callable[[], None]:
         def multiply() -> None:
             torch.backends.cuda.matmul.allow_tf32 = tf32
-            for _ in range(n):
-                torch.mm(a, a)
+            for _ in range(repeats):
+                torch.mm(matrix, matrix)
 
         return multiply
 
     for name, kind in precisions(device).items():
-        a = torch.randn(side, side, device=device).to(kind)
-        calls[name] = 2.0 * n * side**3, products(a, name == "tf32")
+        matrix = torch.randn(side, side, device=device).to(kind)
+        calls[name] = 2.0 * repeats * side**3, products(matrix, name == "tf32")
     if is_preflight:
         calls = {"matmul": next(iter(calls.values()))}
     else:
-        x, y = torch.ones(2**25, device=device), torch.ones(2**25, device=device)
+        terms, sums = torch.ones(2**25, device=device), torch.ones(2**25, device=device)
         passes = 2 if device.type == "cuda" else 3  # a CPU reads a line of y before it writes it
 
         def add() -> None:
-            for _ in range(n):
-                torch.add(x, 1.0, out=y)
+            for _ in range(repeats):
+                torch.add(terms, 1.0, out=sums)
 
-        calls["memory"] = passes * n * x.nbytes, add
+        calls["memory"] = passes * repeats * terms.nbytes, add
     host = torch.ones(COPY_MIB[device.type] << 18, pin_memory=device.type == "cuda")
     copied = torch.empty(COPY_MIB[device.type] << 18, device=device)
     calls["copy"] = host.nbytes, lambda: copied.copy_(host)
@@ -118,19 +118,19 @@ def shared_calls(
     counts: the ranks of an all-reduce wait for each other.
     """
     ranks_of: dict[str, list[int]] = {}
-    for one, node in enumerate(node_of):
-        ranks_of.setdefault(node, []).append(one)
+    for member, node in enumerate(node_of):
+        ranks_of.setdefault(node, []).append(member)
     in_node, _ = dist.new_subgroups_by_enumeration(list(ranks_of.values()), timeout=limit)
     is_first, calls = rank == ranks_of[node_of[rank]][0], {}
 
     def reduces(mib: float, group: Any, counts: bool) -> tuple[float, Callable[[], None]]:
-        data, n = torch.zeros(int(mib * 2**18), device=device), 20 if mib <= 8 else 1
+        data, repeats = torch.zeros(int(mib * 2**18), device=device), 20 if mib <= 8 else 1
 
         def reduce() -> None:
-            for _ in range(n):
+            for _ in range(repeats):
                 dist.all_reduce(data, group=group)
 
-        return n * data.nbytes if counts else 0, reduce
+        return repeats * data.nbytes if counts else 0, reduce
 
     sizes, largest = REDUCED_MIB[device.type], REDUCED_MIB[device.type][-1]
     of_all = {f"all-reduce of {mib:g} MiB": mib for mib in sizes}
@@ -180,9 +180,9 @@ def measure(launch: Launch, folder: Path | None = None) -> list[Measured]:
                 amount, call = calls[name]
                 rates[name].append(amount / seconds(call, device))
     counted = {name: values[1:] for name, values in rates.items() if calls[name][0]}
-    mine = Measured(launch.rank, node, place, counted)
-    ranks: list[Measured] = [mine] * launch.world_size
-    dist.all_gather_object(ranks, mine, hosts)
+    own_rates = Measured(launch.rank, node, place, counted)
+    ranks: list[Measured] = [own_rates] * launch.world_size
+    dist.all_gather_object(ranks, own_rates, hosts)
     dist.destroy_process_group()
     return ranks
 

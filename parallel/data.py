@@ -59,7 +59,7 @@ def _files(inputs: list[Path]) -> list[Path]:
     files = [] if inputs else stdlib_documents()
     for path in inputs:
         if path.is_dir():
-            files += sorted(p for p in path.rglob("*") if p.is_file())
+            files += sorted(file for file in path.rglob("*") if file.is_file())
         elif path.is_file():
             files.append(path)
         else:
@@ -192,8 +192,8 @@ def prepare(
 def _write(folder: Path, files: list[Path], coder: Coder, text_key: str, source: Any) -> dict:
     """Writes the token files and, last, meta.json into the folder; returns meta.json's content."""
     dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
-    every = round(1 / HELD_OUT)
-    few = len(list(itertools.islice(filter(None, _texts(files, text_key)), every))) < every
+    period = round(1 / HELD_OUT)
+    few = len(list(itertools.islice(filter(None, _texts(files, text_key)), period))) < period
     hashes = {split: hashlib.sha256() for split in SPLITS}
     counts = dict.fromkeys(SPLITS, 0)
     with contextlib.ExitStack() as stack:
@@ -212,7 +212,7 @@ def _write(folder: Path, files: list[Path], coder: Coder, text_key: str, source:
                 cut = int(len(ids) * (1 - HELD_OUT))
                 parts = {"train": ids[:cut], "val": ids[cut:]}
             else:
-                parts = {"train" if number % every else "val": ids}
+                parts = {"train" if number % period else "val": ids}
             for split, part in parts.items():
                 block = part.astype(dtype).tobytes()
                 written[split].write(block)

@@ -112,17 +112,17 @@ def rate_rows(ranks: list[Measured], gpu: str | None) -> list[Row]:
             check, unit, words = measure, 1e9 * sharing / (2 * (sharing - 1)), "GB/s"
             # Two cards of a mesh share some of a card's links, and no sheet says how many.
             peak = sheet.link / 1e9 if in_node and sheet and not sheet.mesh else None
-        found, expected, is_right = slowest(measure, measured, measured), [], True
-        value = f"{found.rate / unit:.4g} {words}"
+        worst, expected, is_right = slowest(measure, measured, measured), [], True
+        value = f"{worst.rate / unit:.4g} {words}"
         if peak:
-            share = found.rate / unit / peak
+            share = worst.rate / unit / peak
             value, is_right = f"{value}, {share:.0%}", share >= RATE_BAR
             expected.append(f">= {RATE_BAR:.0%} of {peak:g}")
         if len(measured) > 1 and gpu:  # ranks share a CPU
-            value += f" on {found.rank.place}, the slowest of {len(measured)}"
-            value += f", {found.short}" if found.short else ""
+            value += f" on {worst.rank.place}, the slowest of {len(measured)}"
+            value += f", {worst.short}" if worst.short else ""
             expected.append(f"within {SHARE:.0%} or {SPREADS:g} spreads of the others")
-            is_right = is_right and not found.short
+            is_right = is_right and not worst.short
         rows.append(
             Row(check, verdict_of(is_right) if expected else NO_BAR, value, ", ".join(expected))
         )
@@ -224,9 +224,9 @@ def run_row(
         if parity["verdict"] != "equal":
             wrong.append(parity["verdict"])
     else:
-        theirs, expected = baseline.steps if baseline else [], f"loss within {LOSS_BAR:g}"
-        pairs = zip(run.steps, theirs, strict=False)
-        apart = max((abs(a["loss"] - b["loss"]) for a, b in pairs), default=math.inf)
+        baseline_steps, expected = baseline.steps if baseline else [], f"loss within {LOSS_BAR:g}"
+        pairs = zip(run.steps, baseline_steps, strict=False)
+        apart = max((abs(step["loss"] - base["loss"]) for step, base in pairs), default=math.inf)
         if not apart <= LOSS_BAR:
             wrong.append(f"loss {apart:.1e} from the baseline's")
     measured = [] if wrong else [f"loss within {apart:.1e}"]

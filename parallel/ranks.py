@@ -66,7 +66,7 @@ class Ranks:
         Raises:
             RuntimeError: on one rank the work raised what it should not.
         """
-        finished, mine, outcomes, failure = threading.Event(), [], [], []
+        finished, own_outcome, outcomes, failure = threading.Event(), [], [], []
 
         def heartbeat() -> None:
             """Shares progress, on a thread: the main one's stack shows where work hangs."""
@@ -74,9 +74,9 @@ class Ranks:
             try:
                 while not outcomes:
                     finished.wait(HEARTBEAT_S)
-                    reports = self.gather((self._ticks, list(mine)))
+                    reports = self.gather((self._ticks, list(own_outcome)))
                     ticks = [count for count, _ in reports]
-                    if any(now > then for now, then in zip(ticks, before, strict=True)):
+                    if any(count > earlier for count, earlier in zip(ticks, before, strict=True)):
                         self.on_progress()
                     before = ticks
                     if all(outcome for _, outcome in reports):
@@ -87,10 +87,10 @@ class Ranks:
         thread = threading.Thread(target=heartbeat, daemon=True, name="checkpoint heartbeat")
         thread.start()
         try:
-            mine.append(work(*arguments))
+            own_outcome.append(work(*arguments))
         except Exception as error:  # every rank must hear of it, or it waits for this one for ever
             traceback.print_exc()
-            mine.append(RuntimeError(f"rank {self.rank}: {type(error).__name__}: {error}"))
+            own_outcome.append(RuntimeError(f"rank {self.rank}: {type(error).__name__}: {error}"))
         finished.set()
         with waiting_for_others():
             thread.join()
@@ -119,5 +119,5 @@ def attempt(work: Callable, *arguments: Any) -> Answer:
     except UsageError as error:
         return Answer(None, str(error))
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        return Answer(None, f"{error.strerror or error}{where}")
+        at_file = f" ({error.filename})" if error.filename else ""
+        return Answer(None, f"{error.strerror or error}{at_file}")

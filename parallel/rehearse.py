@@ -74,12 +74,12 @@ def shortened(spec: RunSpec, stage: int) -> RunSpec:
     """Returns the run with as many micro-batches a step as this stage needs to reach its peak of
     memory: those in flight, and one that adds to gradients that are there already. All experts get
     equally many tokens: no number is computed that a router could choose by."""
-    layout, n = spec.layout, 2
+    layout, n_micro = spec.layout, 2
     if layout.pp > 1:
-        n = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
-    n = min(layout.n_micro, n)
+        n_micro = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
+    n_micro = min(layout.n_micro, n_micro)
     spec = replace(spec, moe_router_force_load_balancing=bool(spec.model.experts))
-    return replace(spec, layout=replace(layout, n_micro=n), device="cpu")
+    return replace(spec, layout=replace(layout, n_micro=n_micro), device="cpu")
 
 
 def import_libraries(specs: Iterable[RunSpec]) -> None:
@@ -149,10 +149,14 @@ def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
         with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as aside:
             _train_step(spec, rank, Path(aside), rehearsal)
     except Exception as error:  # whatever the engine or a library raised is the finding
-        ours = [f for f in traceback.extract_tb(error.__traceback__) if "/parallel/" in f.filename]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "/parallel/" in frame.filename
+        ]
         lines = str(error).strip().splitlines() or [""]
-        where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "a library"
-        rehearsal.error = f"{type(error).__name__}: {lines[0]} (at {where})"
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "a library"
+        rehearsal.error = f"{type(error).__name__}: {lines[0]} (at {place})"
     rehearsal.seconds = time.process_time() - began
     return rehearsal
 
@@ -219,11 +223,11 @@ def counted(rehearsal: Rehearsal) -> dict[str, float]:
 
 def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> str:
     """Returns a rank's rehearsal as a line; with details the table of what it `counted` below."""
-    where = f"{name}, rank {rehearsal.rank} (stage {rehearsal.stage} of {spec.layout.pp})"
+    title = f"{name}, rank {rehearsal.rank} (stage {rehearsal.stage} of {spec.layout.pp})"
     if rehearsal.error:
-        return f"{where} could not train a step: {rehearsal.error}"
+        return f"{title} could not train a step: {rehearsal.error}"
     rows = counted(rehearsal)
-    line = f"{where} trains a step: {rows['peak GiB']:.2f} GiB at the peak"
+    line = f"{title} trains a step: {rows['peak GiB']:.2f} GiB at the peak"
     if not details:
         return line
     lines = [
@@ -323,9 +327,9 @@ def main(argv: list[str] | None = None) -> int:
         print(line, file=sys.stderr)
     import_libraries(runs.values())
     failed, rows = [], []
-    for at, (name, rank) in enumerate(work, start=1):
+    for number, (name, rank) in enumerate(work, start=1):
         spec = runs[name]
-        doing = f"rehearsing {at} of {len(work)}: {name}, rank {rank} of {spec.gpus}"
+        doing = f"rehearsing {number} of {len(work)}: {name}, rank {rank} of {spec.gpus}"
         print(doing, file=sys.stderr, flush=True)
         rehearsal = rehearse_apart(spec, rank)
         over = too_much(rank, rehearsal.stage, rehearsal.peak, card_gb)

@@ -124,8 +124,8 @@ def start(
         run_folder.begin(facts.run_facts(spec, launch, facts.planned(study, name)))
         run_folder.close()
     lines = console_out.read_bytes()[began_at:].decode(errors="replace").splitlines()
-    own = [line for line in lines if line.startswith("parallel.train: ")]
-    line = own[-1] if own else f"exit status {status}"
+    messages = [line for line in lines if line.startswith("parallel.train: ")]
+    line = messages[-1] if messages else f"exit status {status}"
     run_folder.fail(kind_of(line), line.removeprefix("parallel.train: "), rank=-1)
     return f"{read_status(folder).get('reason')} (see {console_out})"
 
@@ -161,11 +161,13 @@ def sweep(
             outcome = "already complete"
         else:
             try:
-                why = start(study, name, spec, folder, srun, gpus)
+                reason = start(study, name, spec, folder, srun, gpus)
             except UsageError as error:
-                why = str(error)
-            outcome = f"FAILED: {why}" if why else f"complete in {time.monotonic() - before:.0f} s"
-            if why:
+                reason = str(error)
+            outcome = (
+                f"FAILED: {reason}" if reason else f"complete in {time.monotonic() - before:.0f} s"
+            )
+            if reason:
                 failed.append(name)
         tqdm.write(printable(f"[{number}/{len(names)}] {name}: {outcome}"))
         sys.stdout.flush()

@@ -64,7 +64,7 @@ class Tokens:
         Raises:
             UsageError: an id is not below `limit`, the model's vocabulary.
         """
-        rows = np.stack([self.ids[o : o + seq_len + 1] for o in offsets.tolist()])
+        rows = np.stack([self.ids[offset : offset + seq_len + 1] for offset in offsets.tolist()])
         self.check(int(rows.max()), limit)
         ids = torch.from_numpy(rows.astype(np.int64))
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -80,8 +80,8 @@ class Tokens:
     def scan(self, first: int = 0, tick: Callable[[], None] = lambda: None) -> Scan:
         """Returns the scan of the block from id number `first` on; ticks every 8 MiB or so."""
         largest, digest, stop, step = 0, hashlib.sha256(), first + self.block, 1 << 22
-        for at in range(first, min(stop, len(self.ids)), step):
-            part = np.ascontiguousarray(self.ids[at : min(at + step, stop)])
+        for start in range(first, min(stop, len(self.ids)), step):
+            part = np.ascontiguousarray(self.ids[start : min(start + step, stop)])
             largest = max(largest, int(part.max()))
             digest.update(part)
             tick()
@@ -136,8 +136,8 @@ def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> 
     splits = []
     for name in SPLITS:
         split = getattr(described, name)
-        every = np.memmap(split.file, dtype=split.dtype, mode="r")
-        tokens = Tokens(every[split.first : split.stop], str(path), split.sha256)
+        all_ids = np.memmap(split.file, dtype=split.dtype, mode="r")
+        tokens = Tokens(all_ids[split.first : split.stop], str(path), split.sha256)
         if (length := len(tokens.ids)) <= seq_len:
             raise UsageError(
                 f"the split {name} of {path} has {length} tokens, too few for one sequence of"
@@ -161,7 +161,9 @@ def scanned(data: Data, vocab_size: int, ranks: Ranks) -> Data:
         tokens = getattr(data, name)
         starts = range(0, len(tokens.ids), tokens.block)[ranks.rank :: ranks.world]
         shares = ranks.on_all(
-            lambda t, mine: [t.scan(at, ranks.tick) for at in mine], tokens, starts
+            lambda split, own_starts: [split.scan(start, ranks.tick) for start in own_starts],
+            tokens,
+            starts,
         )
         scan = joined([block for turn in zip_longest(*shares) for block in turn if block])
         if ranks.rank == 0:

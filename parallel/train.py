@@ -101,20 +101,20 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
             raise UsageError(f"--planned {path} is the whole run: give it --out or --check alone")
         plan = checked_facts(read_json(path), path)
         settings = settings_of(plan)
-        if not (other := settings.keys() - DEFAULTS.keys()):
+        if not (unknown := settings.keys() - DEFAULTS.keys()):
             spec = resolve((str(path), settings), gpus=gpus)
-            other = spec.as_facts()["spec"].keys() - settings.keys()
-        if other:
+            unknown = spec.as_facts()["spec"].keys() - settings.keys()
+        if unknown:
             raise UsageError(
                 f"{path} is of another version, with other settings"
-                f" ({', '.join(sorted(other)[:3])}): submit the run again"
+                f" ({', '.join(sorted(unknown)[:3])}): submit the run again"
             )
         return spec, plan, arguments.out or path.parent
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study
     if arguments.check and (needing := spec.needing_a_gpu):
-        where = f"cluster {choice.cluster.name}" if choice.cluster else "a machine that has one"
-        warn("parallel.train", f"{needing} needs a GPU: this run is checked for {where}")
+        place = f"cluster {choice.cluster.name}" if choice.cluster else "a machine that has one"
+        warn("parallel.train", f"{needing} needs a GPU: this run is checked for {place}")
     if study and spec != study.run(run, gpus=gpus) and not arguments.out:
         raise UsageError(
             f"the flags make another run than {arguments.study}'s {run}; say where it goes with"

@@ -146,8 +146,8 @@ class Trainer:
             for done in range(first + 1, self.spec.steps + 1):
                 self.step(done)
                 collect(done)  # the next step's time holds it
-                every = self.spec.eval_interval
-                if done == self.spec.steps or (every and done % every == 0):
+                interval = self.spec.eval_interval
+                if done == self.spec.steps or (interval and done % interval == 0):
                     self.validate(done)
                     self.measured.evaluation_s += self._end_of_other_work()
                 profiled()
@@ -306,7 +306,7 @@ class Trainer:
             return
         self.watchdog.tick()
         training_data_s = self.measured.data_s
-        made = itertools.chain.from_iterable(self._made(self.data.val, at) for at in range(n))
+        made = itertools.chain.from_iterable(self._made(self.data.val, step) for step in range(n))
         with ranges.validation():
             loss = self.engine.evaluate(self._batches(made), n * self.spec.layout.n_micro)
         self.measured.data_s = training_data_s

@@ -24,7 +24,7 @@ def shown_axes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     than 1."""
     rows = list(rows)
     return [
-        a
-        for a in (*AXES, *EXPERT_AXES)
-        if a not in SELDOM or any((row.get(a) or 1) > 1 for row in rows)
+        axis
+        for axis in (*AXES, *EXPERT_AXES)
+        if axis not in SELDOM or any((row.get(axis) or 1) > 1 for row in rows)
     ]

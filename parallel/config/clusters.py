@@ -96,8 +96,8 @@ class Cluster:
         problems = []
         most = self.domain or joined(self.gpu, self.gpus_per_node)
         if spec.layout.tp > most and not tp_across_nodes:
-            what = "GPUs of a node" if most == self.gpus_per_node else "GPUs that fast links join"
-            problems.append(f"tp {spec.layout.tp} exceeds the {most} {what}")
+            linked = "GPUs of a node" if most == self.gpus_per_node else "GPUs that fast links join"
+            problems.append(f"tp {spec.layout.tp} exceeds the {most} {linked}")
         if self.gpu_request == "none":
             if needing := spec.needing_a_gpu:
                 problems.append(f"{needing} needs a GPU, and {self.name} gives none")
@@ -114,8 +114,8 @@ class Cluster:
 def files() -> tuple[Path, ...]:
     """Returns the files of clusters: the shipped one, then a user's, which replaces its tables."""
     usual = Path.home() / ".config" / "gpt-scaling-study" / "clusters.toml"
-    own = os.environ.get("SCALING_CLUSTERS", str(usual) if usual.exists() else "")
-    return (CLUSTERS, Path(own).expanduser()) if own else (CLUSTERS,)
+    users_file = os.environ.get("SCALING_CLUSTERS", str(usual) if usual.exists() else "")
+    return (CLUSTERS, Path(users_file).expanduser()) if users_file else (CLUSTERS,)
 
 
 @cache
@@ -149,8 +149,8 @@ def cluster(name: str) -> Cluster:
     paths = files()
     tables = _tables(paths)
     if name not in tables:
-        where = " or ".join(map(str, paths))
-        raise UsageError(f"no cluster {name!r} in {where}; there are: {', '.join(tables)}")
+        searched = " or ".join(map(str, paths))
+        raise UsageError(f"no cluster {name!r} in {searched}; there are: {', '.join(tables)}")
     path, facts = tables[name][-1]
     return cluster_of(name, facts, path)
 

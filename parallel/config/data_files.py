@@ -129,10 +129,10 @@ def _megatron(prefix: Path) -> Description:
         (last,) = struct.unpack("<i", file.read(4))
         file.seek(header.size + 4 * sequences + 8 * (sequences - 1))
         (begins,) = struct.unpack("<q", file.read(8))
-    dtype, each = _MEGATRON[code], int(_MEGATRON[code][-1])
-    if last < 0 or begins + last * each != size:
-        raise refusal(f"its sequences end at byte {begins + last * each} of {size}")
-    return _held_out(ids, dtype, _ids_in(ids, each), bounds - 1)
+    dtype, id_bytes = _MEGATRON[code], int(_MEGATRON[code][-1])
+    if last < 0 or begins + last * id_bytes != size:
+        raise refusal(f"its sequences end at byte {begins + last * id_bytes} of {size}")
+    return _held_out(ids, dtype, _ids_in(ids, id_bytes), bounds - 1)
 
 
 def _held_out(file: Path, dtype: str, tokens: int, documents: int | None = None) -> Description:
@@ -142,13 +142,13 @@ def _held_out(file: Path, dtype: str, tokens: int, documents: int | None = None)
     return Description(*splits, documents=documents)
 
 
-def _ids_in(file: Path, each: int) -> int:
+def _ids_in(file: Path, id_bytes: int) -> int:
     """Returns how many ids of `id_bytes` bytes a file holds."""
     size = file.stat().st_size
-    if not size or size % each:
-        reason = f"{size % each} over" if size else "the file is empty"
-        raise UsageError(f"{file}: {size} bytes are no token ids of {each} bytes: {reason}")
-    return size // each
+    if not size or size % id_bytes:
+        reason = f"{size % id_bytes} over" if size else "the file is empty"
+        raise UsageError(f"{file}: {size} bytes are no token ids of {id_bytes} bytes: {reason}")
+    return size // id_bytes
 
 
 def stated_by(data: str, name: str) -> int | None:

@@ -48,12 +48,12 @@ def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
     if not (isinstance(betas, list) and len(betas) == 2):
         raise UsageError(f"{source}: betas must be two numbers, not {json.dumps(betas)}")
     offload = None
-    for name, ours in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
+    for name, setting in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
         device = section(name, zero).get("device", "none")
         if device not in ("none", "cpu"):
             raise UsageError(f"{source}: {name} to {device}; only cpu is offered here")
-        offload = ours if device == "cpu" else offload
-    enabled = [p for p in ("bf16", "fp16") if section(p).get("enabled") is True]
+        offload = setting if device == "cpu" else offload
+    enabled = [name for name in ("bf16", "fp16") if section(name).get("enabled") is True]
     stated = {
         "micro_batch": config.get("train_micro_batch_size_per_gpu"),
         "global_batch": config.get("train_batch_size"),
@@ -68,4 +68,4 @@ def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
         "adam_eps": adam.get("eps"),
         "weight_decay": adam.get("weight_decay"),
     }
-    return {k: v for k, v in stated.items() if v is not None}
+    return {key: value for key, value in stated.items() if value is not None}

@@ -28,8 +28,8 @@ def steps_of(work: dict[str, int], tokens_per_step: int, data: str) -> int:
     steps = dict(work)
     if "epochs" in work:
         if (tokens := training_tokens(data)) < tokens_per_step:
-            held = f"epochs: the training split of {data} has {tokens} tokens"
-            raise UsageError(f"{held}, less than one step's {tokens_per_step}")
+            too_few = f"epochs: the training split of {data} has {tokens} tokens"
+            raise UsageError(f"{too_few}, less than one step's {tokens_per_step}")
         steps["epochs"] *= tokens // tokens_per_step
     if "train_tokens" in work:
         steps["train_tokens"] //= tokens_per_step
@@ -38,7 +38,7 @@ def steps_of(work: dict[str, int], tokens_per_step: int, data: str) -> int:
                 f"train_tokens {work['train_tokens']} is less than one step's {tokens_per_step}"
             )
     if len(set(steps.values())) > 1:
-        stated = ", ".join(f"{name} {work[name]} = {n} steps" for name, n in steps.items())
+        stated = ", ".join(f"{name} {work[name]} = {count} steps" for name, count in steps.items())
         raise UsageError(
             f"these disagree: {stated} (a step is an optimizer step of {tokens_per_step} tokens)"
         )

@@ -47,13 +47,13 @@ def uneven_ends(n_layer: int, pp: int, vpp: int = 1, head: float = 1.0) -> Ends 
     Otherwise the last stage has fewer layers than the first by what the output layer costs.
     """
     for counted in (1, 2):
-        size, rest = divmod(n_layer + counted, pp)
-        if pp > 1 and size > 1 and size % vpp == 0 and not rest:
+        size, remainder = divmod(n_layer + counted, pp)
+        if pp > 1 and size > 1 and size % vpp == 0 and not remainder:
             return Ends(size - counted + 1, size - 1)
     most = -(-n_layer // (pp * vpp))  # layers of a chunk
-    two_chunks, rest = divmod(n_layer, vpp)
+    two_chunks, remainder = divmod(n_layer, vpp)
     two_chunks -= most * (pp - 2)  # their layers, one chunk of each end
-    if pp < 2 or rest or two_chunks < 2:
+    if pp < 2 or remainder or two_chunks < 2:
         return None
     last = min(max(round((two_chunks - head) / 2), two_chunks - most, 1), two_chunks - 1)
     return Ends((two_chunks - last) * vpp, last * vpp)
@@ -160,11 +160,11 @@ class Layout:
         % pp. They are all layers where `problems` finds nothing."""
         loss, last = self.account_for_loss_in_pipeline_split, self.decoder_last_pipeline_num_layers
         embedding = self.account_for_embedding_in_pipeline_split
-        given = {0: self.decoder_first_pipeline_num_layers, self.pp - 1: last}
-        given = {stage: layers for stage, layers in given.items() if layers}
-        left = n_layer + embedding + loss - sum(given.values())
-        others = left // max(1, self.pp - len(given))
-        sizes = [given.get(stage, others) // self.vpp for stage in range(self.pp)] * self.vpp
+        stated = {0: self.decoder_first_pipeline_num_layers, self.pp - 1: last}
+        stated = {stage: layers for stage, layers in stated.items() if layers}
+        remaining = n_layer + embedding + loss - sum(stated.values())
+        others = remaining // max(1, self.pp - len(stated))
+        sizes = [stated.get(stage, others) // self.vpp for stage in range(self.pp)] * self.vpp
         sizes[0] -= embedding
         sizes[-1] -= loss
         ends = itertools.accumulate(sizes)
@@ -183,8 +183,10 @@ class Layout:
     def as_dict(self) -> dict[str, Any]:
         """Returns the sizes as plain data, without those of experts where these are not split, and
         without those of uneven stages where stages are equal."""
-        sizes = {k: v for k, v in asdict(self).items() if k not in EXPERT_AXES or v > 1}
-        return {k: v for k, v in sizes.items() if k not in UNEVEN or v}
+        sizes = {
+            name: size for name, size in asdict(self).items() if name not in EXPERT_AXES or size > 1
+        }
+        return {name: size for name, size in sizes.items() if name not in UNEVEN or size}
 
     def problems(self, config: GPTConfig, seq_len: int) -> list[str]:
         """Returns every reason this layout cannot train `config`, with the numbers; empty when it
@@ -195,7 +197,7 @@ class Layout:
             heads_of["heads of keys and values"] = config.n_kv_head
         for kind, heads in heads_of.items():
             if heads % self.tp:
-                fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+                fits = ", ".join(str(ways) for ways in range(1, heads + 1) if heads % ways == 0)
                 problems.append(f"tp {self.tp} does not divide the {heads} {kind} ({fits} do)")
         if config.ffn_hidden % self.tp:
             problems.append(f"tp {self.tp} does not divide ffn_hidden {config.ffn_hidden}")
@@ -234,13 +236,13 @@ class Layout:
         if sum(sizes) == n_layer and min(sizes[1:-1], default=1) > 0:
             return []
         split = f"pp {self.pp} x vpp {self.vpp}" if self.vpp > 1 else f"pp {self.pp}"
-        fits = ", ".join(str(n) for n in range(1, n_layer + 1) if n_layer % n == 0)
+        fits = ", ".join(str(ways) for ways in range(1, n_layer + 1) if n_layer % ways == 0)
         fits += " do"
         if n_layer % (self.pp * self.vpp) == 0:
             fits += ", without these settings"
         elif ends := uneven_ends(n_layer, self.pp, self.vpp):
             settings = ends.settings(self.vpp).items()
-            fits += "; with megatron " + " and ".join(f"{k} {v}" for k, v in settings)
+            fits += "; with megatron " + " and ".join(f"{name} {size}" for name, size in settings)
         used = f" with {used}" if used else ""
         return [f"{split}{used} does not divide the {n_layer} layers ({fits})"]
 
@@ -248,16 +250,20 @@ class Layout:
         """Returns every reason why the experts cannot be split as ep and etp say."""
         split = {axis: size for axis in EXPERT_AXES if (size := getattr(self, axis)) > 1}
         words = " x ".join(f"{axis} {size}" for axis, size in split.items())
-        if not (of := config.experts):
+        if not (experts := config.experts):
             return [f"{words} splits experts, and the model has none"] if split else []
         problems, ranks = [], self.tp * self.cp * self.dp
-        if of.num_experts % self.ep:
-            problems.append(f"ep {self.ep} does not divide the {of.num_experts} experts")
+        if experts.num_experts % self.ep:
+            problems.append(f"ep {self.ep} does not divide the {experts.num_experts} experts")
         if ranks % (self.ep * self.etp):
             problems.append(f"{words} does not divide the {ranks} ranks of a stage (tp x cp x dp)")
         for axis, name, size in (
-            ("etp", "moe_ffn_hidden_size", of.moe_ffn_hidden_size or config.ffn_hidden),
-            ("tp", "moe_shared_expert_intermediate_size", of.moe_shared_expert_intermediate_size),
+            ("etp", "moe_ffn_hidden_size", experts.moe_ffn_hidden_size or config.ffn_hidden),
+            (
+                "tp",
+                "moe_shared_expert_intermediate_size",
+                experts.moe_shared_expert_intermediate_size,
+            ),
         ):
             if size % (ways := getattr(self, axis)):
                 problems.append(f"{axis} {ways} does not divide {name} {size}")
@@ -268,7 +274,9 @@ def split_world(gpus: int, **sizes: int) -> int:
     """Returns the data-parallel size that `gpus` ranks leave after the other axes' `sizes`."""
     ranks = math.prod(sizes.values())
     if gpus % ranks:
-        split = " x ".join(f"{a} {n}" for a, n in sizes.items() if n > 1 or a not in SELDOM)
+        split = " x ".join(
+            f"{axis} {size}" for axis, size in sizes.items() if size > 1 or axis not in SELDOM
+        )
         raise UsageError(f"{gpus} ranks cannot be split into {split}: no multiple of {ranks}")
     return gpus // ranks
 

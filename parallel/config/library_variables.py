@@ -62,9 +62,9 @@ def set_variables(
 
 def kept(spec: RunSpec, values: Mapping[str, str]) -> list[str]:
     """Returns one line for each of the `values` that the user set to another than the run would."""
-    ours = wanted(spec)
+    wanted_values = wanted(spec)
     return [
         f"{name}={value} is kept, as the environment has it; the run would set {instead}"
         for name, value in values.items()
-        if (instead := ours[_OLDER_NAMES.get(name, name)]) != value
+        if (instead := wanted_values[_OLDER_NAMES.get(name, name)]) != value
     ]

@@ -69,5 +69,5 @@ def problems(options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterato
         if name == "optimizer":
             yield "megatron optimizer cannot be set: every engine trains with AdamW"
         values = value if isinstance(value, list) else [value]
-        if not all(isinstance(each, bool | int | float | str) for each in values):
+        if not all(isinstance(element, bool | int | float | str) for element in values):
             yield f"megatron {name} must be a number, a text, true, false or a list of these"

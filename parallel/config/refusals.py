@@ -48,8 +48,8 @@ def _of_parts(spec: "RunSpec") -> Cases:
     parts, engine, tp = set(spec.model.parts), spec.engine, spec.layout.tp
     lacking = [part for part in spec.model.parts if part not in ENGINES[engine].parts]
     others = ", ".join(name for name, able in ENGINES.items() if {*able.parts} >= parts)
-    which = f"engines that do: {others}" if others else "no engine here does"
-    yield bool(lacking), f"engine {engine} trains no model with {in_words(lacking)} ({which})"
+    engines = f"engines that do: {others}" if others else "no engine here does"
+    yield bool(lacking), f"engine {engine} trains no model with {in_words(lacking)} ({engines})"
     words = in_words(spec.model.parts)
     is_hf = spec.implementation == "hf"
     reason = f"Hugging Face's model with {words} is not trained here: use gpt"
@@ -69,11 +69,11 @@ def _of_engine(spec: "RunSpec") -> Cases:
     engine, able, layout = spec.engine, ENGINES[spec.engine], spec.layout
     for axis in (*SET_AXES, *EXPERT_AXES):
         size = getattr(layout, axis)
-        others = ", ".join(name for name, other in ENGINES.items() if axis in other.axes)
+        others = ", ".join(name for name, ability in ENGINES.items() if axis in ability.axes)
         reason = f"engine {engine} has no {axis} (asked: {size}; engines with {axis}: {others})"
         yield size > 1 and axis not in able.axes, reason
     for name in OPTIONS:
-        others = [other for other, ability in ENGINES.items() if name in ability.options]
+        others = [key for key, ability in ENGINES.items() if name in ability.options]
         have = f"{', '.join(others)} {'have' if len(others) > 1 else 'has'}"
         reason = f"engine {engine} has no {name} ({have})"
         yield spec.asks_for(name) and name not in able.options, reason
@@ -265,9 +265,9 @@ _READ_WITH_EXPERTS += ("moe_expert_capacity_factor",)
 
 def _used_with_others(spec: "RunSpec") -> Cases:
     """Yields the cases of a setting that is set and that nothing would read."""
-    for name, (other, wanted) in _READ_WITH.items():
-        actual = spec.model.position if other == "position" else spec.value(other)
-        reason = f"{name} {spec.value(name)} is used with {other} {wanted} alone, not {actual}"
+    for name, (reader, wanted) in _READ_WITH.items():
+        actual = spec.model.position if reader == "position" else spec.value(reader)
+        reason = f"{name} {spec.value(name)} is used with {reader} {wanted} alone, not {actual}"
         yield spec.asks_for(name) and actual != wanted, reason
     for name in _READ_WITH_EXPERTS:
         reason = f"{name} is for a model with experts alone"

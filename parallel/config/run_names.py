@@ -95,9 +95,9 @@ def _tag(name: str, values: Mapping[str, Any]) -> str:
     if isinstance(value, bool):
         return _words(name, value)
     if isinstance(value, Experts):
-        default = {f.name: f.default for f in fields(value)}
-        stated = {k: v for k, v in asdict(value).items() if v != default[k]}
-        value = "_".join(f"{k}{v}" for k, v in stated.items())
+        default = {size.name: size.default for size in fields(value)}
+        stated = {key: setting for key, setting in asdict(value).items() if setting != default[key]}
+        value = "_".join(f"{key}{setting}" for key, setting in stated.items())
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if name in ("deepspeed_config", "data"):
         text = Path(value).stem

@@ -347,5 +347,5 @@ def assembled(settings: Mapping[str, Any]) -> RunSpec:
         **{name: asked[name] for name in SPLIT},
     )
     overrides = {name: asked[name] for name in OVERRIDES if asked[name] is not None}
-    own = {f.name: asked[f.name] for f in fields(RunSpec) if f.name in asked}
-    return RunSpec(layout=layout, overrides=overrides, **own)
+    fields_of_run = {f.name: asked[f.name] for f in fields(RunSpec) if f.name in asked}
+    return RunSpec(layout=layout, overrides=overrides, **fields_of_run)

@@ -122,8 +122,8 @@ def _grad_accum(settings: dict[str, Any], layout: Layout) -> int:
         return 1 if stated is None else stated
     at_once = layout.micro_batch * layout.dp
     split = f"micro_batch {layout.micro_batch} x dp {layout.dp}"
-    accum, rest = divmod(batch, at_once)
-    if rest:
+    accum, remainder = divmod(batch, at_once)
+    if remainder:
         raise UsageError(f"global_batch {batch} is not a multiple of {split} = {at_once}")
     if stated not in (None, accum):
         follows = f"global_batch {batch} = {split} x grad_accum {accum}"
@@ -177,17 +177,17 @@ def add_flags(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(SETT
         help = setting.metadata["help"]
         if DEFAULTS[name] not in (None, {}):
             help += f" (default: {DEFAULTS[name]})"
-        how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help}
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help}
         if kind is bool:
-            how["action"] = argparse.BooleanOptionalAction
+            options["action"] = argparse.BooleanOptionalAction
         elif kind is dict:
-            how |= {"action": _Option, "type": _option, "metavar": "KEY=VALUE"}
+            options |= {"action": _Option, "type": _option, "metavar": "KEY=VALUE"}
         elif isinstance(allowed, Words):
-            how["choices"] = allowed
+            options["choices"] = allowed
         else:
             read = _json if is_dataclass(kind) else kind
-            how |= {"type": read, "metavar": kind.__name__.upper()}
-        group.add_argument("--" + name.replace("_", "-"), **how)
+            options |= {"type": read, "metavar": kind.__name__.upper()}
+        group.add_argument("--" + name.replace("_", "-"), **options)
 
 
 def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -204,21 +204,21 @@ def choose_runs(
     Raises:
         UsageError: names without a study, no such run or cluster, or a run that cannot start.
     """
-    study, where = None, clusters.cluster(cluster) if cluster else None
+    study, target = None, clusters.cluster(cluster) if cluster else None
     if path is not None:
         study = load_study(path, cluster)
-        where = study.cluster
+        target = study.cluster
         runs = {name: study.run(name, flags, gpus) for name in names or study.runs}
     elif names is not None:
         raise UsageError("--run-name names a run of a study: give --study too")
     else:
         spec = resolve((COMMAND_LINE, flags), gpus=gpus)
         runs = {name_alone(spec, flags): spec}
-    for name, spec in runs.items() if check and where else ():
+    for name, spec in runs.items() if check and target else ():
         across = study is not None and study.runs[name].tp_across_nodes
-        if problems := where.problems(spec, across):
-            raise UsageError(f"{name} on {where.name}: {'; '.join(problems)}")
-    return Choice(runs, study, where)
+        if problems := target.problems(spec, across):
+            raise UsageError(f"{name} on {target.name}: {'; '.join(problems)}")
+    return Choice(runs, study, target)
 
 
 def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
@@ -252,8 +252,8 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     if not file.run and not file.sweep:
         raise UsageError(f"study {path} has no [[run]] table and no [[sweep]]")
     chosen = cluster or file.cluster
-    where = clusters.cluster(chosen) if chosen else None
-    points = _read_points(path, file, where)
+    target = clusters.cluster(chosen) if chosen else None
+    points = _read_points(path, file, target)
     left_out = [
         (point.title, point.reason) for point in points if point.reason and point.repeat <= 1
     ]
@@ -263,8 +263,10 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     runs = {name: run for name, run in named.items() if run.spec}
     if not runs:
         first = ": ".join(left_out[0]) if left_out else "it asks for none"
-        on = f" on {where.name}" if where else ""
-        raise UsageError(f"study {path}: none of its {len(left_out)} points can run{on}: {first}")
+        on_cluster = f" on {target.name}" if target else ""
+        raise UsageError(
+            f"study {path}: none of its {len(left_out)} points can run{on_cluster}: {first}"
+        )
     baseline, assumed = file.baseline or next(iter(runs)), []
     if chosen and (note := clusters.replaced(chosen)):
         assumed.append(note)
@@ -278,10 +280,10 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
         baseline = first
     if reason := named[baseline].reason:
         raise UsageError(f"study {path}: its baseline {baseline} cannot run: {reason}")
-    return Study(path.stem, path, file.question, baseline, runs, where, left_out, assumed)
+    return Study(path.stem, path, file.question, baseline, runs, target, left_out, assumed)
 
 
-def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
+def _read_points(path: Path, file: _File, target: Cluster | None) -> list[Run]:
     """Returns the points of all tables, those of [[run]] first. A [[run]] that cannot run is an
     error."""
     sweeps = {f"{path} [[run]] {n}": _Sweep(include=[run]) for n, run in enumerate(file.run, 1)}
@@ -298,7 +300,7 @@ def _read_points(path: Path, file: _File, where: Cluster | None) -> list[Run]:
             check_settings(layers)
             words = ", ".join(f"{name} {value}" for name, value in settings.items())
             title = f"{source.removeprefix(f'{path} ')}: {words or 'the only point'}"
-            point = _point(layers, file.slurm | sweep.slurm, where, source, title)
+            point = _point(layers, file.slurm | sweep.slurm, target, source, title)
             if point.reason and number < len(file.run):
                 place = "" if str(path) in point.reason else f"{source}: "
                 raise UsageError(f"{place}{point.reason}")
@@ -348,7 +350,7 @@ def check_settings(layers: Layers) -> None:
 
 
 def _point(
-    layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, title: str
+    layers: Layers, slurm: dict[str, Any], target: Cluster | None, source: str, title: str
 ) -> Run:
     """Returns the run of these layers; where it cannot run, `reason` holds every reason."""
     label, nodes, plain = "", None, []
@@ -359,12 +361,12 @@ def _point(
         if "gpus" in settings:
             nodes = None
         if "nodes" in settings:
-            if where is None:
+            if target is None:
                 raise UsageError(f"{origin}: nodes needs a cluster (cluster = ... or --cluster)")
             if "gpus" in settings:
                 raise UsageError(f"{origin}: nodes and gpus say the same: give one")
             nodes = settings["nodes"]
-            kept["gpus"] = nodes * where.gpus_per_node
+            kept["gpus"] = nodes * target.gpus_per_node
         plain.append((origin, kept))
     run = Run(None, "", {}, nodes, plain, slurm, label, source, title)
     try:
@@ -379,7 +381,7 @@ def _point(
         if isinstance(error.__cause__, OSError):
             raise UsageError(f"{source}: {error} (looked for in {Path.cwd()})") from error
         return replace(run, reason=str(error))
-    reason = "; ".join(where.problems(spec, run.tp_across_nodes)) if where else ""
+    reason = "; ".join(target.problems(spec, run.tp_across_nodes)) if target else ""
     named = run.named or spec.values | {"dp": spec.layout.dp, "nodes": None}
     return replace(run, spec=None if reason else spec, reason=reason, named=named)
 
@@ -390,10 +392,10 @@ def _name_all(points: list[Run]) -> dict[str, Run]:
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
     """
     stated = {name for point in points for _, settings in point.layers for name in settings}
-    by_nodes = _differing(["nodes"], points, lambda p: (p.split(), p.label))
+    by_nodes = _differing(["nodes"], points, lambda run: (run.split(), run.label))
     candidates = [name for name in SETTINGS if name in stated - IN_NAME]
     differing = by_nodes + _differing(
-        candidates, points, lambda p: (p.split(), p.nodes if by_nodes else None, p.label)
+        candidates, points, lambda run: (run.split(), run.nodes if by_nodes else None, run.label)
     )
     named: dict[str, Run] = {}
     for point in points:

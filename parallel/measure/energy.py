@@ -13,7 +13,7 @@ class Energy:
         self.source, self._gpus = "none (no GPU)", []
         if device.type == "cuda":
             count = torch.cuda.device_count()
-            self._gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
+            self._gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
             self._counter = "AMD SMI" if torch.version.hip else "NVML"
             self.source = f"{self._counter}, {count} GPUs that rank 0 sees"
         self._start_j = self._counter_j() if self._gpus else None

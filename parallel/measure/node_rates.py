@@ -87,7 +87,7 @@ def slowest(
     rate = median(rates)
     # (ratio of its rate to another, noise of that ratio, the other in words)
     comparisons = [(rate / expected[0], expected[1], "the cluster's calibration")]
-    others = [other.rates[measure] for other in ranks if other is not rank]
+    others = [reference.rates[measure] for reference in ranks if reference is not rank]
     if others:
         by_round = zip(rates, zip(*others, strict=True), strict=True)
         ratios = [own_rate / median(other_rates) for own_rate, other_rates in by_round]
@@ -97,8 +97,8 @@ def slowest(
         noise = math.hypot(spread(before), spread(rates)) / usual_rate
         comparisons.append((rate / usual_rate, noise, f"in {len(before)} earlier preflights"))
     words = (
-        f"{1 - ratio:.0%} less than {other}"
-        for ratio, noise, other in comparisons
+        f"{1 - ratio:.0%} less than {reference}"
+        for ratio, noise, reference in comparisons
         if is_slower(1 - ratio, noise)
     )
     return Slowest(rank, rate, " and ".join(words))
@@ -128,12 +128,12 @@ def report(
                 continue
             usual = [old[measure] for old in before if old[measure]]
             wanted = expected if measure == "matmul" else UNKNOWN
-            found = slowest(measure, own, measured, usual, wanted)
-            row[measure] = found.rate
-            if found.short:
+            worst = slowest(measure, own, measured, usual, wanted)
+            row[measure] = worst.rate
+            if worst.short:
                 texts = of_no_node if measure == "all" else short
-                rate = _shown(measure, found.rate)
-                texts.append(f"{words}: {rate} on rank {found.rank.rank}, {found.short}")
+                rate = _shown(measure, worst.rate)
+                texts.append(f"{words}: {rate} on rank {worst.rank.rank}, {worst.short}")
         rows.append(row | {"short": "; ".join(short)})
         if short:
             lines.append(f"node {node} is slow: {rows[-1]['short']}")

@@ -42,7 +42,7 @@ class OwnTimes:
         self._gloo = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
         node = os.environ.get("SLURMD_NODENAME") or platform.node()  # as Slurm calls it
         nodes = gather(node)
-        stages = [layout.coords(one)["pp"] for one in range(world)]
+        stages = [layout.coords(each_rank)["pp"] for each_rank in range(world)]
         self._judge = Judge(stages, nodes) if rank == 0 else None
         self._all = torch.empty(world, STEPS, 3, dtype=torch.float64)
         if self._cuda:
@@ -65,16 +65,16 @@ class OwnTimes:
         if not self.is_on:
             return [], []
         own_s = time.thread_time() - self._began
-        found = self.judged()
+        judgement = self.judged()
         if self._cuda:
             pairs = zip(self._events[::2], self._events[1::2], strict=True)
             own_s = sum(first.elapsed_time(last) for first, last in pairs) / 1000
         self._times.append((own_s, data_s, step_s))
         if len(self._times) == STEPS:
-            mine = torch.tensor([self._times], dtype=torch.float64)
-            self._work, self._last = self._gloo._allgather_base(self._all, mine), done
+            own_times = torch.tensor([self._times], dtype=torch.float64)
+            self._work, self._last = self._gloo._allgather_base(self._all, own_times), done
             self._times = []
-        return found
+        return judgement
 
     def judged(self) -> tuple[list[dict], list[Verdict]]:
         """Returns what rank 0 finds in the window whose gather is under way; it ended during the

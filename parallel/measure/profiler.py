@@ -64,7 +64,8 @@ def attach(
             wait=steps[0] - 1 - warmup, warmup=warmup, active=len(steps), repeat=1
         )
         with torch.profiler.profile(
-            schedule=schedule, on_trace_ready=lambda p: p.export_chrome_trace(str(trace))
+            schedule=schedule,
+            on_trace_ready=lambda p: p.export_chrome_trace(str(trace)),
         ) as profiler:
             yield profiler.step
     finally:

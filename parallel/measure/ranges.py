@@ -58,6 +58,6 @@ _OF_MEGATRON = {"forward-compute": "forward", "backward-compute": "backward"}
 
 def megatron_timer(name: str, log_level: int = 0) -> SimpleNamespace:
     """Returns a timer for megatron-core's `config.timers`: what it marks becomes our regions."""
-    if ours := _OF_MEGATRON.get(name):
-        return SimpleNamespace(start=lambda **_: enter(ours), stop=lambda: leave(ours))
+    if label := _OF_MEGATRON.get(name):
+        return SimpleNamespace(start=lambda **_: enter(label), stop=lambda: leave(label))
     return SimpleNamespace(start=lambda **_: None, stop=lambda: None)

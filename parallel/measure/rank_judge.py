@@ -42,17 +42,17 @@ class Judge:
 
         Returns the rows of slow_ranks.csv, and the new verdicts: each slow rank is told once.
         """
-        slow = {("compute", rank): by for rank, *by in self._longer(times, 0)}
-        slow |= {("data", rank): by for rank, *by in self._longer(times, 1)}
-        rest = _middle(1 - (times[:, :, 0] + times[:, :, 1]).max(0) / times[0, :, 2])
+        slow = {("compute", rank): excess for rank, *excess in self._longer(times, 0)}
+        slow |= {("data", rank): excess for rank, *excess in self._longer(times, 1)}
+        rest_share = _middle(1 - (times[:, :, 0] + times[:, :, 1]).max(0) / times[0, :, 2])
         if not slow and len(self.rests) >= ENOUGH:
-            computing = max(1 - rest, 0.1)
-            by = (rest - median(self.rests)) / computing
-            if by > LINK:
+            computing = max(1 - rest_share, 0.1)
+            share = (rest_share - median(self.rests)) / computing
+            if share > LINK:
                 noise = spread(self.rests) / computing
-                slow["link", NOBODY] = [by, noise * NEED**0.5]  # is_slow divides by sqrt(n)
+                slow["link", NOBODY] = [share, noise * NEED**0.5]  # is_slow divides by sqrt(n)
         if not slow:
-            self.rests.append(rest)
+            self.rests.append(rest_share)
         rows, new = [], []
         for (kind, rank), (longer, noise) in slow.items():
             node = "" if rank == NOBODY else self.nodes[rank]
@@ -66,7 +66,7 @@ class Judge:
                 new.append(verdict(latest_windows(earlier)))
         return rows, new
 
-    def _longer(self, times: np.ndarray, which: int) -> Iterable[tuple[int, float, float]]:
+    def _longer(self, times: np.ndarray, column: int) -> Iterable[tuple[int, float, float]]:
         """Yields (rank, share by which its seconds are too many, noise of that share).
 
         column: that of `times`, 0 for computing or 1 for waiting for batches.
@@ -74,13 +74,13 @@ class Judge:
         for ranks in self.groups:
             if len(ranks) < 2:
                 continue
-            own = times[ranks, :, which]
-            usual = np.sort(own, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
-            longer = (own - usual) / (times[0, :, 2] if which == 1 else np.maximum(usual, 1e-9))
-            by = _middle(longer)
-            others = OF_NORMAL * np.median(-by[by <= 0])  # of the faster half
-            for i in np.flatnonzero(is_slower(by, others)):
-                yield int(ranks[i]), by[i], spread(longer[i]) / STEPS**0.5
+            own_s = times[ranks, :, column]
+            usual = np.sort(own_s, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
+            longer = (own_s - usual) / (times[0, :, 2] if column == 1 else np.maximum(usual, 1e-9))
+            shares = _middle(longer)
+            usual_noise = OF_NORMAL * np.median(-shares[shares <= 0])  # of the faster half
+            for index in np.flatnonzero(is_slower(shares, usual_noise)):
+                yield int(ranks[index]), shares[index], spread(longer[index]) / STEPS**0.5
 
 
 def _middle(values: np.ndarray) -> np.ndarray:

@@ -126,39 +126,41 @@ class _RMSNorm(torch.autograd.Function):
     a CPU torch makes a dozen operators of it, which keep several copies in fp32."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        per_row = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
-        context.save_for_backward(x, weight, per_row)
-        return torch.empty_like(x)
+    def forward(context: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        per_row = hidden.new_empty((*hidden.shape[:-1], 1), dtype=torch.float32)
+        context.save_for_backward(hidden, weight, per_row)
+        return torch.empty_like(hidden)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        x, weight, _ = context.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight)
+        hidden, weight, _ = context.saved_tensors
+        return torch.empty_like(hidden), torch.empty_like(weight)
 
 
-def _rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return _RMSNorm.apply(x, weight)
+def _rms_norm(hidden: torch.Tensor, shape: Any, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _RMSNorm.apply(hidden, weight)
 
 
 def _bias_dropout_add(x_with_bias: Any, residual: torch.Tensor, *_: Any) -> torch.Tensor:
     """Adds a bias and the residual in one kernel, as megatron-core compiles it on a GPU."""
-    x, bias = x_with_bias
-    return x + residual if bias is None else (x + residual).add_(bias)
+    hidden, bias = x_with_bias
+    return hidden + residual if bias is None else (hidden + residual).add_(bias)
 
 
-def _swiglu_back(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _swiglu_back(gradient: torch.Tensor, gate_and_up: torch.Tensor) -> torch.Tensor:
     """Returns the gradients of a gate's inputs, one kernel as megatron-core compiles it."""
-    return torch.empty_like(x)
+    return torch.empty_like(gate_and_up)
 
 
-def _weighted_swiglu(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _weighted_swiglu(gate_and_up: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Returns the gated product of an expert's weighted tokens, one kernel on a GPU."""
-    return torch.empty_like(x.chunk(2, -1)[0])
+    return torch.empty_like(gate_and_up.chunk(2, -1)[0])
 
 
-def _weighted_swiglu_back(gradient: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> Any:
-    return torch.empty_like(x), torch.empty_like(weights)
+def _weighted_swiglu_back(
+    gradient: torch.Tensor, gate_and_up: torch.Tensor, weights: torch.Tensor
+) -> Any:
+    return torch.empty_like(gate_and_up), torch.empty_like(weights)
 
 
 def _by_turns(module: nn.Module, _: Any, output: Any) -> Any:
@@ -172,9 +174,9 @@ def _by_turns(module: nn.Module, _: Any, output: Any) -> Any:
     return weights_TE, torch.zeros(T, E, dtype=torch.bool).scatter_(1, turns_TC, True)
 
 
-def _share(into: torch.Tensor, of: torch.Tensor) -> None:
+def _share(output: torch.Tensor, recomputed: torch.Tensor) -> None:
     """Gives a norm's output, which was freed, as many bytes as the recomputed one has."""
-    into.untyped_storage().resize_(of.untyped_storage().nbytes())
+    output.untyped_storage().resize_(recomputed.untyped_storage().nbytes())
 
 
 def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, **kw: Any) -> Any:
@@ -182,9 +184,9 @@ def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, *
     return make(*args, **kw)
 
 
-def _all_gather_object(answers: list[Any], mine: Any, group: Any = None) -> None:
+def _all_gather_object(answers: list[Any], own_answer: Any, group: Any = None) -> None:
     """Answers for every rank with this one's object; torch's pickles it into a storage."""
-    answers[:] = [mine] * len(answers)
+    answers[:] = [own_answer] * len(answers)
 
 
 @contextlib.contextmanager
@@ -293,11 +295,11 @@ class Memory(TorchDispatchMode):
 
     def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Runs the operator on shapes alone or, with experts, on integers that are known."""
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        known = self.experts and not any(map(_has_no_numbers, tensors))
-        if not (known and tensors):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_real = self.experts and not any(map(_has_no_numbers, tensors))
+        if not (is_real and tensors):
             result = func(*args, **kwargs)
-            if not known or not isinstance(result, torch.Tensor) or result.is_floating_point():
+            if not is_real or not isinstance(result, torch.Tensor) or result.is_floating_point():
                 return result
         with fake_tensor.unset_fake_temporarily():
             return func(*args, **kwargs)

@@ -60,15 +60,15 @@ class Verdict(NamedTuple):
     last: int
 
     def __str__(self) -> str:
-        where = f"in {self.n} of {self.windows} windows (steps {self.first}-{self.last})"
+        windows = f"in {self.n} of {self.windows} windows (steps {self.first}-{self.last})"
         if self.kind == "link":
             return (
                 f"slow link: a step takes {self.longer:.0%} longer on no rank's own account (the"
-                f" network, or other work on the cores), {where}"
+                f" network, or other work on the cores), {windows}"
             )
         base = " of a step" if self.kind == "data" else ""
         words = f"{_WORDS[self.kind]} {self.longer:.0%}{base} longer"
-        return f"slow rank: rank {self.rank} on node {self.node} {words}, {where}"
+        return f"slow rank: rank {self.rank} on node {self.node} {words}, {windows}"
 
 
 def verdict(rows: list[dict[str, Any]]) -> Verdict:
@@ -120,7 +120,7 @@ def verdicts(folder: Path) -> list[Verdict]:
     slow = [
         verdict(rows)
         for rows in by_rank.values()
-        if any(is_slow(rows[max(0, n - WINDOWS) : n]) for n in range(NEED, len(rows) + 1))
+        if any(is_slow(rows[max(0, end - WINDOWS) : end]) for end in range(NEED, len(rows) + 1))
     ]
     return sorted(slow, key=lambda verdict: -verdict.n)
 

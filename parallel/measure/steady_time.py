@@ -64,12 +64,12 @@ def warmup_end(step_s: np.ndarray) -> int:
     n = len(step_s)
     if n < 4:
         return int(n > 1)  # the first iteration compiles and allocates
-    x = np.minimum(step_s, _spike_bound(step_s[n // 2 :]))
-    left = np.arange(n, 0, -1)  # points that remain when d = 0, 1, ... are dropped
-    total, squares = np.cumsum(x[::-1])[::-1], np.cumsum(x[::-1] ** 2)[::-1]
-    error = (squares - total**2 / left) / left.astype(float) ** 2
-    d = int(np.argmin(error[: n // 2 + 1]))
-    slow = np.flatnonzero(step_s[:d] > _spike_bound(step_s[d:]))
+    capped = np.minimum(step_s, _spike_bound(step_s[n // 2 :]))
+    remaining = np.arange(n, 0, -1)  # points that remain when 0, 1, ... are dropped
+    total, squares = np.cumsum(capped[::-1])[::-1], np.cumsum(capped[::-1] ** 2)[::-1]
+    error = (squares - total**2 / remaining) / remaining.astype(float) ** 2
+    dropped = int(np.argmin(error[: n // 2 + 1]))
+    slow = np.flatnonzero(step_s[:dropped] > _spike_bound(step_s[dropped:]))
     return int(slow[-1]) + 1 if len(slow) else 0
 
 
@@ -79,25 +79,25 @@ def _median_rank(n: int) -> int:
     bracket the median with 95 % confidence."""
     if n > 1000:  # the normal approximation: from here on that rank or the one before
         return math.floor(n / 2 - 0.98 * math.sqrt(n))
-    ways, tail, k = 1, 1, 0  # ways to have so many points below the median, and at most so many
+    ways, tail, rank = 1, 1, 0  # ways to have so many points below the median, and at most so many
     while 2 * tail <= 0.05 * 2**n:
-        k += 1
-        ways = ways * (n - k + 1) // k
+        rank += 1
+        ways = ways * (n - rank + 1) // rank
         tail += ways
-    return max(k, 1)
+    return max(rank, 1)
 
 
-def median_ci95(x: np.ndarray) -> Interval | None:
+def median_ci95(values: np.ndarray) -> Interval | None:
     """Returns a 95 % interval on the median that assumes no distribution: from the k-th smallest to
     the k-th largest, with the largest k whose coverage is at least 95 %. The number of n
     independent points below the median is binomial(n, 1/2). None below six points, whose range
     covers less."""
-    n = len(x)
+    n = len(values)
     if n < MIN_STEADY:
         return None
-    k = _median_rank(n)
-    ordered = np.sort(x)
-    return Interval(float(ordered[k - 1]), float(ordered[n - k]))
+    rank = _median_rank(n)
+    ordered = np.sort(values)
+    return Interval(float(ordered[rank - 1]), float(ordered[n - rank]))
 
 
 def steady(
@@ -115,15 +115,15 @@ def steady(
     `window`: inclusive, in the log's own iteration numbers, instead of dropping any.
     """
     step_s = np.asarray(step_s, dtype=float)
-    where = steady_iterations(step_s, skipped, iteration, window)
-    if not len(where):
+    indices = steady_iterations(step_s, skipped, iteration, window)
+    if not len(indices):
         return None
-    x = step_s[where]
-    falls, risen = _trend(x)
+    times = step_s[indices]
+    falls, risen = _trend(times)
     settled = window is not None or not falls
-    spikes = int(np.sum(x > _spike_bound(x)))
-    ci95, first = median_ci95(x), int(where[0])
-    return Steady(float(np.median(x)), len(x), ci95, first, spikes, settled, risen)
+    spikes = int(np.sum(times > _spike_bound(times)))
+    ci95, first = median_ci95(times), int(indices[0])
+    return Steady(float(np.median(times)), len(times), ci95, first, spikes, settled, risen)
 
 
 def steady_iterations(
@@ -142,20 +142,20 @@ def steady_iterations(
     if window is not None:
         numbers = np.arange(len(step_s)) if iteration is None else np.asarray(iteration)
         return np.flatnonzero(kept & (numbers >= window.first) & (numbers <= window.last))
-    where = np.flatnonzero(kept)
+    index = np.flatnonzero(kept)
     if skipped is not None and len(skipped) == len(step_s):
-        stepped = where[~(np.asarray(skipped, dtype=float)[where] > 0)]  # nan: not known to skip
-        where = stepped if len(stepped) else where
-    return where[warmup_end(step_s[where]) :]
+        stepped = index[~(np.asarray(skipped, dtype=float)[index] > 0)]  # nan: not known to skip
+        index = stepped if len(stepped) else index
+    return index[warmup_end(step_s[index]) :]
 
 
-def _trend(x: np.ndarray) -> tuple[bool, tuple[float, float] | None]:
+def _trend(times: np.ndarray) -> tuple[bool, tuple[float, float] | None]:
     """Returns whether the second half is faster than the first by more than noise and FALLEN, and
     the medians of both halves where it is slower by more than noise and RISEN."""
-    half = len(x) // 2
-    if (interval := median_ci95(x[:half])) is None:
+    half = len(times) // 2
+    if (interval := median_ci95(times[:half])) is None:
         return False, None
-    earlier, later = float(np.median(x[:half])), float(np.median(x[half:]))
+    earlier, later = float(np.median(times[:half])), float(np.median(times[half:]))
     falls = later < interval[0] and later / earlier < 1 - FALLEN
     rises = later > interval[1] and later / earlier > 1 + RISEN
     return falls, (earlier, later) if rises else None

@@ -181,15 +181,15 @@ class Breakdown:
         last = self._last
         if self._cuda:
             self._marks[-1][1].synchronize()
-        for name, now in self._marks:
-            seconds = last.elapsed_time(now) / 1000 if self._cuda else now - last
+        for name, moment in self._marks:
+            seconds = last.elapsed_time(moment) / 1000 if self._cuda else moment - last
             if name == WAIT:
                 travel = min(seconds, self.transfer_s)
                 self._seconds["pp"] += travel
                 self._seconds["bubble"] += seconds - travel
             else:
                 self._seconds[name] += seconds
-            last = now
+            last = moment
         self._marks, self._last = [], last
         for axis, payload, sent in self.messages:
             self._sums[axis, "calls"] += 1
@@ -217,27 +217,27 @@ class Breakdown:
     # --- messages --------------------------------------------------------------------------------
 
     def call(
-        self, original: Callable, kind: str, which: int, group: Any, args: Any, kw: Any
+        self, original: Callable, kind: str, payload_index: int, group: Any, args: Any, kw: Any
     ) -> Any:
         """Makes one of ProcessGroup's calls, counted and timed."""
         if not _trains():
             return original(group, *args, **kw)
         arguments = (*args, *kw.values())
         peer = arguments[1] if kind in ("send", "recv") else None
-        axis, n = self._axis(group, peer), group.size() if peer is None else 2
+        axis, n_ranks = self._axis(group, peer), group.size() if peer is None else 2
         if kind == "end":  # of a batch, whose one work stands for the calls before it
             kind, axis = self._latest.pop(group.group_name, (kind, axis))
         else:
-            payload = 0 if kind == "barrier" else _nbytes(arguments[which])
+            payload = 0 if kind == "barrier" else _nbytes(arguments[payload_index])
             is_small = payload <= CONTROL_BYTES and kind != "all_to_all"  # few tokens chose a rank
-            if n > 1 and (is_small or self._stack[-1] == "control"):
+            if n_ranks > 1 and (is_small or self._stack[-1] == "control"):
                 axis = "control"
-            if n > 1 and kind != "recv":
-                self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
+            if n_ranks > 1 and kind != "recv":
+                self.messages.append((axis, payload, wire_bytes(kind, n_ranks, payload)))
             self._latest[group.group_name] = kind, axis
         with self._within(axis):
             work = original(group, *args, **kw)
-        if work is not None and n > 1:
+        if work is not None and n_ranks > 1:
             moves = kind in ("send", "recv") and axis == "pp"
             self._region_of[work] = WAIT if moves else axis
         return work
@@ -276,7 +276,7 @@ def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
     """Returns the axis along which these ranks differ; `mixed` when there are several. A run that
     is measured or rehearsed has no cp."""
     coords = [layout.coords(rank) for rank in ranks]
-    axes = [axis for axis in ("tp", "dp", "pp") if len({c[axis] for c in coords}) > 1]
+    axes = [axis for axis in ("tp", "dp", "pp") if len({place[axis] for place in coords}) > 1]
     if len(axes) > 1:
         return "mixed"
     return axes[0] if axes else "control"
@@ -286,14 +286,14 @@ def _nbytes(tensors: Any) -> int:
     """Returns the bytes of a tensor, or of all tensors in nested lists."""
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
-    return sum(_nbytes(t) for t in tensors)
+    return sum(_nbytes(tensor) for tensor in tensors)
 
 
 def _wrap_process_groups(breakdown: Breakdown) -> None:
     """Has every call of a process group, and every wait for one, counted and timed."""
-    for method, (kind, which) in _CALLS.items():
+    for method, (kind, payload_index) in _CALLS.items():
         if original := getattr(ProcessGroup, method, None):
-            counted = partial(breakdown.call, original, kind, which)
+            counted = partial(breakdown.call, original, kind, payload_index)
             setattr(ProcessGroup, method, _method(counted))
     Work.wait = _method(partial(breakdown.wait, Work.wait))
 

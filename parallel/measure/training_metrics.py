@@ -116,8 +116,8 @@ def training_metrics(
         },
         "schema_notes": NOTES,
         "epochs": [
-            _epoch(number, steps[at : at + per_epoch], facts, measured)
-            for number, at in enumerate(range(0, len(steps), per_epoch), start=1)
+            _epoch(number, steps[start : start + per_epoch], facts, measured)
+            for number, start in enumerate(range(0, len(steps), per_epoch), start=1)
         ],
         "summary": {
             "total_wall_time_sec": measured.wall_s,
@@ -164,11 +164,11 @@ def ended_in_nan(steps: list[dict[str, Any]], validations: list[tuple[int, float
 
 
 def _tokens(steps: list[dict[str, Any]]) -> int:
-    return sum(s["tokens"] for s in steps)
+    return sum(step["tokens"] for step in steps)
 
 
 def _seconds(steps: list[dict[str, Any]]) -> float:
-    return sum(s["step_s"] for s in steps)
+    return sum(step["step_s"] for step in steps)
 
 
 def _epoch(
@@ -176,7 +176,7 @@ def _epoch(
 ) -> dict[str, Any]:
     """Returns the entry of epoch `number`, of which `steps` are the rows of steps.csv."""
     n_micro, data_s = facts["layout"]["n_micro"], measured.data_s
-    times = sorted(s["step_s"] for s in steps)
+    times = sorted(step["step_s"] for step in steps)
     step_s = {"mean": statistics.fmean(times), "p50": statistics.median(times)}
     step_s["p95"] = float(np.quantile(times, 0.95))  # of 20 steps and fewer, too, not the largest
     first, last = steps[0]["step"], steps[-1]["step"]
@@ -190,15 +190,15 @@ def _epoch(
         "optimizer_steps": len(steps),
         "tokens_processed_global": _tokens(steps),
         "tokens_per_sec_global": _tokens(steps) / _seconds(steps),
-        "train_loss_avg_global": statistics.fmean(s["loss"] for s in steps),
+        "train_loss_avg_global": statistics.fmean(step["loss"] for step in steps),
         "val_loss_avg_global": val_losses[-1] if val_losses else None,
         **{
             f"max_{name}_bytes_{ranks}": peak.get(kind)
             for kind, name in _PEAKS.items()
             for ranks, peak in peaks.items()
         },
-        **{f"step_time_{which}_sec": s / n_micro for which, s in step_s.items()},
-        **{f"optimizer_step_time_{which}_sec": s for which, s in step_s.items()},
+        **{f"step_time_{key}_sec": value / n_micro for key, value in step_s.items()},
+        **{f"optimizer_step_time_{key}_sec": value for key, value in step_s.items()},
         "dataload_time_mean_sec": data_s and data_s / (facts["spec"]["steps"] * n_micro),
     }
 
@@ -213,14 +213,15 @@ def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]
     peak is known."""
     spec, gpus = facts["spec"], facts["layout"]["world_size"]
     time = steady(
-        np.array([s["step_s"] for s in steps]), np.array([float(s["skipped"]) for s in steps])
+        np.array([step["step_s"] for step in steps]),
+        np.array([float(step["skipped"]) for step in steps]),
     )
     assert time is not None, "every step is timed"
     tokens = facts["layout"]["global_batch"] * spec["seq_len"]
     attended = facts["data"].get("attended_seq_len") or spec["seq_len"]
     tflops = tflops_per_gpu(_config(facts), attended, tokens, time.step_s, gpus)
     precision = gemm_precision(spec["precision"], spec.get("tf32"))
-    utilization, why = mfu(tflops, facts["host"]["gpu"], precision, DEFAULT_CONVENTION)
+    utilization, reason = mfu(tflops, facts["host"]["gpu"], precision, DEFAULT_CONVENTION)
     return {
         "steady_step_time_sec": time.step_s,
         "steady_step_time_ci95_sec": list(time.ci95) if time.ci95 else None,
@@ -229,7 +230,7 @@ def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]
         "tflops_per_gpu": tflops,
         "tflops_convention": DEFAULT_CONVENTION,
         "mfu": utilization,
-        "mfu_note": why,
+        "mfu_note": reason,
     }
 
 

@@ -118,9 +118,9 @@ def kind_of(line: str) -> Kind:
     A line that matches nothing says why a run could not start: such lines are in nobody's list.
     """
     line = re.sub(r"exit status \d+: ", "", line, count=1)
-    own = line.removeprefix("parallel.train: ")
-    patterns = _LINES if own == line else _OWN_LINES
-    return next((kind for kind, text in patterns if re.match(text, own)), Kind.REFUSED)
+    message = line.removeprefix("parallel.train: ")
+    patterns = _LINES if message == line else _OWN_LINES
+    return next((kind for kind, text in patterns if re.match(text, message)), Kind.REFUSED)
 
 
 def kind_of_error(error: BaseException) -> Kind:
@@ -226,13 +226,13 @@ def outside_sign(text: bytes) -> Sign | None:
 
 def _first_in_lines(pattern: re.Pattern[bytes], word: bytes, text: bytes) -> int | None:
     """Returns where the pattern first matches in a line that holds the word."""
-    at = text.find(word)
-    while at >= 0:
-        end = text.find(b"\n", at)
+    place = text.find(word)
+    while place >= 0:
+        end = text.find(b"\n", place)
         end = len(text) if end < 0 else end
-        if match := pattern.search(text, text.rfind(b"\n", 0, at) + 1, end):
+        if match := pattern.search(text, text.rfind(b"\n", 0, place) + 1, end):
             return match.start()
-        at = text.find(word, end)
+        place = text.find(word, end)
     return None
 
 
@@ -277,10 +277,10 @@ def find_sign(text: bytes) -> Sign | None:
 
 def _raised(text: bytes, traceback: re.Match[bytes]) -> Sign:
     """Returns the sign of a traceback and, where the log shows it, the line of what it raised."""
-    at = traceback.start()
+    begin = traceback.start()
     last = None
     if traceback[0].startswith(b"Traceback"):
-        last = _LAST_LINE.search(text, at, at + _FAR)
+        last = _LAST_LINE.search(text, begin, begin + _FAR)
     # The last byte of the match, which may begin with the end of the line before.
     raised = last.start() + len(last[0].rstrip()) - 1 if last else None
-    return Sign("traceback", at, raised)
+    return Sign("traceback", begin, raised)

@@ -52,11 +52,11 @@ def ranges() -> dict[str, Any]:
 
 def tried(installed: Mapping[str, str | None]) -> str:
     """Returns one line on `versions()`: whether training was tried with such libraries."""
-    known = ranges()
+    tested = ranges()
     untried = [
-        f"{name} {version} (tried: {known[name]})"
+        f"{name} {version} (tried: {tested[name]})"
         for name, version in installed.items()
-        if version and name in known and not known[name].contains(version, prereleases=True)
+        if version and name in tested and not tested[name].contains(version, prereleases=True)
     ]
     return f"libraries: may work, not tried: {', '.join(untried)}" if untried else TRIED
 
@@ -115,10 +115,10 @@ def scheduler(environment: Mapping[str, str] = os.environ) -> dict[str, str | No
     """Returns Slurm's facts about the job; without Slurm type is "none" and all of them are
     None."""
     names = ("JOB_ID", "JOB_NODELIST", "JOB_NUM_NODES", "PROCID", "LOCALID", "JOB_PARTITION")
-    ours = ("job_id", "nodelist", "nnodes", "procid", "localid", "partition")
+    keys = ("job_id", "nodelist", "nnodes", "procid", "localid", "partition")
     stated = (environment.get(f"SLURM_{name}") for name in names)
     kind = "slurm" if "SLURM_JOB_ID" in environment else "none"
-    return {"type": kind} | dict(zip(ours, stated, strict=True))
+    return {"type": kind} | dict(zip(keys, stated, strict=True))
 
 
 def one_machine(environment: Mapping[str, str] = os.environ) -> bool:

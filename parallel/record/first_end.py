@@ -40,12 +40,12 @@ class Siblings:
         self._oom_kills = _oom_kills()
         watched: dict[int, tuple[int, int]] = {}  # descriptor of a process -> its rank, its pid
         this_host = process_number() >> _PID_BITS
-        for other, number in enumerate(numbers):
+        for sibling, number in enumerate(numbers):
             host, pid = divmod(number, 1 << _PID_BITS)
-            fields = stat(pid) if other != rank and host == this_host else None
+            fields = stat(pid) if sibling != rank and host == this_host else None
             if fields and int(fields[1]) == os.getppid():  # its parent is our launcher
                 with contextlib.suppress(OSError, AttributeError):  # an older kernel
-                    watched[os.pidfd_open(pid)] = other, pid
+                    watched[os.pidfd_open(pid)] = sibling, pid
         threading.Thread(target=self._watch, args=(watched,), daemon=True, name="siblings").start()
 
     def first_end(self, wait_s: float) -> End | None:

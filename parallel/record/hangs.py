@@ -102,24 +102,24 @@ class Watchdog:
             if time.monotonic() - self._last < self.limit_s:
                 continue
             seen = self._ticks
-            mine = self._report()
+            report = self._report()
             # The others began to wait up to a step later than this rank.
             waited = self._stop.wait(max(1.0, self.limit_s / 4))
             if waited or self._ticks != seen:  # this rank made progress after all
-                mine.unlink(missing_ok=True)
+                report.unlink(missing_ok=True)
                 continue
-            reason = self._verdict(mine)
+            reason = self._verdict(report)
             self._fail(reason)
             time.sleep(LINGER_S)
             end_process(1, f"{reason} (stacks: {self.folder})")
 
-    def _verdict(self, mine: Path) -> str:
+    def _verdict(self, own_report: Path) -> str:
         """Returns what the first of the ranks that wrote a report finds in all of them; the others
         read it from there, for each of 1,024 ranks would open 1,024 files."""
         path = self.folder / "verdict.txt"
         files = sorted(self.folder.glob("rank-*.txt"))
         until = time.monotonic() + max(5.0, self.limit_s / 4)
-        while files[0] != mine and time.monotonic() < until:
+        while files[0] != own_report and time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):
                 return path.read_text()
             time.sleep(0.2)
@@ -180,10 +180,10 @@ def location(frames: list[Frame]) -> str:
     """Returns where a stack is: its innermost line, and the innermost one of ours."""
     root = str(ROOT) + os.sep
     # By room, for the virtual environment, with torch in it, may lie inside the repository too.
-    ours = tuple(os.path.join(root, room, "") for room in ("parallel", "models"))
-    inside = [frame for frame in frames if frame[0].startswith(ours)]
+    own_folders = tuple(os.path.join(root, room, "") for room in ("parallel", "models"))
+    inside = [frame for frame in frames if frame[0].startswith(own_folders)]
     nearest = dict.fromkeys([*frames[:1], *inside[:1]])
-    return ", in ".join(f"{file.removeprefix(root)}:{at} {name}" for file, at, name in nearest)
+    return ", in ".join(f"{file.removeprefix(root)}:{line} {name}" for file, line, name in nearest)
 
 
 def verdict(reports: list[Report], world: int, limit_s: float) -> str:

@@ -49,11 +49,11 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
         raise UsageError(f"{missing} is not set, but the other of RANK, WORLD_SIZE is")
     try:
         if "RANK" in env:
-            by = "torchrun" if "TORCHELASTIC_RUN_ID" in env else env.get(LAUNCHER, "environment")
+            name = "torchrun" if "TORCHELASTIC_RUN_ID" in env else env.get(LAUNCHER, "environment")
             rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
             # The deepspeed launcher calls it LOCAL_SIZE.
             on_node = int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", world)))
-            return Launch(rank, world, int(env.get("LOCAL_RANK", 0)), on_node, by)
+            return Launch(rank, world, int(env.get("LOCAL_RANK", 0)), on_node, name)
         if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
             world = int(env["SLURM_STEP_NUM_TASKS"])
             # Like "8(x2)" or "8,4": the first node's number of tasks.

@@ -93,8 +93,8 @@ def iteration_line(
     bytes that rank 0 has held (allocated on CUDA, resident on CPU); with experts a fourth before
     them, their load in the last step. attended_seq_len: `batches.attended_seq_len` of documents."""
     last = rows[-1]
-    step_s = sum(r["step_s"] for r in rows) / len(rows)
-    loss = sum(r["loss"] for r in rows) / len(rows)
+    step_s = sum(row["step_s"] for row in rows) / len(rows)
+    loss = sum(row["loss"] for row in rows) / len(rows)
     seen = attended_seq_len or spec.seq_len
     tflops = tflops_per_gpu(spec.model, seen, spec.tokens_per_step, step_s, spec.gpus)
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())

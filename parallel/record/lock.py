@@ -80,9 +80,9 @@ class FolderLock:
             UsageError: another process writes the folder.
             OSError: the file system refuses.
         """
-        here, path = this_process(), self.folder / LOCK
+        process, path = this_process(), self.folder / LOCK
         file, holder = _flock(path)
-        if file is None and holder.get("host", here["host"]) != here["host"]:
+        if file is None and holder.get("host", process["host"]) != process["host"]:
             # A file server keeps the lock of a host that died for a while, and a requeued run may
             # start before the server lets go of it.
             words = f"{self.folder} is locked by process {holder.get('pid')} on {holder['host']}"
@@ -92,21 +92,21 @@ class FolderLock:
                 time.sleep(min(1.0, LOCK_WAIT_S / 10))
                 file, holder = _flock(path)
         status = read_status(self.folder)
-        running = status.get("state") == RUNNING and status.get("pid") != here["pid"]
+        running = status.get("state") == RUNNING and status.get("pid") != process["pid"]
         if file is not None and running and runs_here(status):
             file.close()
             file, holder = None, status
         if file is None:
             pid, host, since = (holder.get(key, "?") for key in ("pid", "host", "time_utc"))
             # A file server may keep the lock of a host that died.
-            dead = f"; if {host} is dead, delete {path}" if host != here["host"] else ""
+            dead = f"; if {host} is dead, delete {path}" if host != process["host"] else ""
             raise UsageError(
                 f"{self.folder} is being written by process {pid} on {host} since {since}: wait for"
                 f" it, end it, or give another --out{dead}"
             )
         self._file = file
         file.truncate(0)
-        file.write(as_json({**here, "time_utc": utc_now()}))
+        file.write(as_json({**process, "time_utc": utc_now()}))
         file.flush()
 
     def release(self) -> None:

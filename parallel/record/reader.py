@@ -140,23 +140,27 @@ def _missing(run: Run) -> str:
     A complete run has a row for each step from its first to the last that was planned, as many as
     its metrics count; another run has no gap.
     """
-    there = [step["step"] for step in run.steps]
+    recorded = [step["step"] for step in run.steps]
     planned = (run.facts.get("spec") or {}).get("steps")
-    if there and planned is not None and there[-1] > planned:
-        return f"{schema.STEPS} goes to step {there[-1]} of {planned}"
-    first, last = (there[0], there[-1]) if there else (1, 0)
+    if recorded and planned is not None and recorded[-1] > planned:
+        return f"{schema.STEPS} goes to step {recorded[-1]} of {planned}"
+    first, last = (recorded[0], recorded[-1]) if recorded else (1, 0)
     if run.state == COMPLETE and planned is not None:
         last = max(last, planned)
         epochs = run.metrics.get("epochs")
-        counts = [e.get("optimizer_steps") for e in epochs or [] if isinstance(e, dict)]
+        counts = [epoch.get("optimizer_steps") for epoch in epochs or [] if isinstance(epoch, dict)]
         if counts and not misfit(counts, [schema.COUNT]):
             first = min(first, last - sum(counts) + 1)
-    edges = pairwise([first - 1, *there, last + 1])
-    gaps = [str(a + 1) if b == a + 2 else f"{a + 1}-{b - 1}" for a, b in edges if b > a + 1]
+    edges = pairwise([first - 1, *recorded, last + 1])
+    gaps = [
+        str(before + 1) if after == before + 2 else f"{before + 1}-{after - 1}"
+        for before, after in edges
+        if after > before + 1
+    ]
     if not gaps:
         return ""
     named = ", ".join(gaps[:5]) + (", ..." if len(gaps) > 5 else "")
-    return f"{schema.STEPS} has {len(there)} of {last - first + 1} steps; missing: {named}"
+    return f"{schema.STEPS} has {len(recorded)} of {last - first + 1} steps; missing: {named}"
 
 
 # --- jobs ----------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ def job_ids(path: Path) -> list[int]:
     A job that found nothing to do left <jobid>.skipped and does not count.
     """
     try:
-        files = [n.split(".") for n in os.listdir(path) if n.split(".")[0].isdecimal()]
+        files = [name.split(".") for name in os.listdir(path) if name.split(".")[0].isdecimal()]
     except OSError:
         return []
     skipped = {int(parts[0]) for parts in files if parts[-1] == "skipped"}
@@ -362,7 +366,7 @@ def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[d
     _, header = next(lines, (1, []))
     if not kinds.keys() <= set(header):  # an earlier version wrote more
         raise UsageError(f"{path}:1: expected columns {', '.join(kinds)}")
-    kinds = {**kinds, **{n: kind for n, kind in (seldom or {}).items() if n in header}}
+    kinds = {**kinds, **{name: kind for name, kind in (seldom or {}).items() if name in header}}
     for line_no, cells in lines:
         if len(cells) != len(header):
             # Only a killed writer leaves a short row, and only as the last one.
@@ -372,7 +376,8 @@ def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[d
         row = dict(zip(header, cells, strict=True))
         try:
             cells = {
-                n: kind(row[n]) if row[n] or kind is str else None for n, kind in kinds.items()
+                name: kind(row[name]) if row[name] or kind is str else None
+                for name, kind in kinds.items()
             }
             rows.append(cells)
         except ValueError as error:

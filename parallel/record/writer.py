@@ -298,8 +298,8 @@ class BreakdownFile:
 
     def __init__(self, folder: Path, rank: int, experts: bool = False):
         self.path = folder / "breakdown" / f"rank{rank}.csv"
-        more = schema.EXPERT_BREAKDOWN_COLUMNS if experts else {}
-        self._columns = [*schema.BREAKDOWN_COLUMNS, *more]
+        expert_columns = schema.EXPERT_BREAKDOWN_COLUMNS if experts else {}
+        self._columns = [*schema.BREAKDOWN_COLUMNS, *expert_columns]
         self._file: TextIO | None = None
         self._behind = Behind()
 
@@ -380,14 +380,14 @@ def _end_line(path: Path) -> None:
     os.truncate(path, end)
 
 
-def _write_over(path: Path, text: str, why: OSError) -> None:
+def _write_over(path: Path, text: str, cause: OSError) -> None:
     """Writes over a small file: a full disk has room for that, not for a new file.
 
     A run that fails writes this last. Where it cannot be written it is printed.
     """
     try:
-        if why.errno not in ends.FULL:
-            raise why
+        if cause.errno not in ends.FULL:
+            raise cause
         with path.open("rb+") as file:
             file.write(text.encode())
             file.truncate()
