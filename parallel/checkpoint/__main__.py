@@ -30,7 +30,7 @@ FORMATS = ("hf", "torch_dist", "torch_dist-hybrid", "universal")
 
 
 def _verify(folder: Path) -> str:
-    """Returns what is good of a checkpoint or of a Hugging Face directory, in words.
+    """Returns, in words, what was found good in a checkpoint or a Hugging Face directory.
 
     Raises:
         UsageError: it is not what was written, or not the model of its config.json.
@@ -45,7 +45,7 @@ def _verify(folder: Path) -> str:
 
 
 def _export(path: Path, out: Path, form: str, dtype: str | None, tokenizer: Path | None) -> str:
-    """Writes the newest checkpoint at a path as the folder `out`, and says what was written.
+    """Writes the newest checkpoint at a path as the folder `out`; returns what was written.
 
     Raises:
         UsageError: it is damaged or of Hugging Face's own model; or `out` cannot be written.
@@ -63,14 +63,14 @@ def _export(path: Path, out: Path, form: str, dtype: str | None, tokenizer: Path
     if form == "hf":
         from models.hf_weights import NO_TOKENIZER, write_hugging_face
 
-        beside, dtype = NO_TOKENIZER, dtype or "bf16"
+        tokenizer_files, dtype = NO_TOKENIZER, dtype or "bf16"
         if tokenizer:
             from models.hf_model import tokenizer_at
 
-            beside = tokenizer_at(tokenizer)
+            tokenizer_files = tokenizer_at(tokenizer)
         weights = partial(checkpoint.tensor, kind="param")
-        size = write_hugging_face(out, checkpoint.config, weights, dtype, beside)
-        return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
+        n_bytes = write_hugging_face(out, checkpoint.config, weights, dtype, tokenizer_files)
+        return f"{out}: {n_bytes} bytes of {folder}'s weights in {dtype}"
     if form == "universal":
         deepspeed.write(out, checkpoint)
     elif parts := checkpoint.config.parts:
@@ -81,17 +81,17 @@ def _export(path: Path, out: Path, form: str, dtype: str | None, tokenizer: Path
 
 
 def _import(path: Path, out: Path, model: str) -> str:
-    """Writes another's checkpoint as one of ours, and says what was written.
+    """Writes another program's checkpoint as one of ours; returns what was written, in words.
 
     Raises:
         UsageError: it cannot be read, is of another model or may run code; `out` cannot be written.
     """
     refuse_existing(out)
-    sizes = model_of(Path(model)) if Path(model).exists() else preset(model)
+    config = model_of(Path(model)) if Path(model).exists() else preset(model)
     from parallel.checkpoint import doors
     from parallel.checkpoint.doors import ours
 
-    foreign = doors.read(path, sizes)
+    foreign = doors.read(path, config)
     ours.write(out, foreign)
     content = "weights and moments" if len(foreign.kinds) > 1 else "weights alone, as of step 0"
     return f"{out}: {foreign.config.n_params:,} parameters, {content}, {foreign.facts['run']}"

@@ -32,7 +32,8 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Returns the settings that differ, by name. One that a run does not state has its default."""
+    """Returns the settings that differ between two runs, sorted by name. A setting that a run does
+    not state has its default."""
     names = sorted(now.keys() | before.keys() & DEFAULTS.keys())
     before, now = DEFAULTS | before, DEFAULTS | now
     pairs = (Change(name, before.get(name), now.get(name)) for name in names)
@@ -48,7 +49,7 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     """Returns why a run with these settings starts anew in its folder, in words that end
     `moved_line`.
 
-    None: it resumes, since the folder holds an attempt of this very run with a checkpoint; that
+    None: it resumes, since the folder holds an attempt of this very run with a checkpoint, and that
     attempt was stopped, or was complete after fewer steps. "": there was no attempt.
     """
     if not holds_attempt(run_folder):
@@ -84,8 +85,8 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
 
 
 def moved_line(aside: Path, reason: str, load: Path | str | None) -> str:
-    """Returns the line on an attempt that was moved to `aside`: where the run starts now, and
-    why."""
+    """Returns the line for the log on an attempt that was moved to `aside`: where the run starts
+    now, and why."""
     line = f"moved the earlier attempt to {aside}; this run starts from {load or 'step 0'}"
     return f"{line}, because {reason}" if reason else line
 
@@ -112,7 +113,7 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
 
 
 def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
-    """Begins an attempt that goes on from the one before, and returns the folder of its
+    """Begins an attempt that goes on from the attempt before it, and returns the folder of its
     checkpoints."""
     before = read_facts(folder.path)
     _check_own(spec, before, folder.path / folders.SAVES)
@@ -120,8 +121,8 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
     if read_status(folder.path):
         reason = read_run(folder.path).reason  # a process that is gone, say
     steps = before["spec"]["steps"]
-    ended = {"started_utc": before.get("started_utc"), "reason": reason, "steps": steps}
-    facts["attempts"] = [*(before.get("attempts") or []), ended]
+    earlier_attempt = {"started_utc": before.get("started_utc"), "reason": reason, "steps": steps}
+    facts["attempts"] = [*(before.get("attempts") or []), earlier_attempt]
     facts["profiler"] = facts["profiler"] or before.get("profiler")
     aside = folder.begin(facts, go_on=True)
     if aside is not None:
@@ -138,22 +139,23 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
 
 
 def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
-    """Refuses to go on where the newest checkpoint is of another run than run.json, `before`."""
+    """Refuses to go on where the newest checkpoint is of another run than the run.json whose
+    content is `before`."""
     newest = folders.candidates(save)[0]
     try:
         manifest = folders.read_manifest(newest)
     except folders.Damaged:
         return  # loading says so
     stated = settings_of(manifest) | {"run": manifest["run"]}
-    ours = spec.settings() | {"run": before["run"]}
-    if changed := list(filter(matters, changes(stated, ours))):
+    own = spec.settings() | {"run": before["run"]}
+    if changed := list(filter(matters, changes(stated, own))):
         words = ", ".join(map(str, changed))
         raise UsageError(f"{newest} is another run's ({words}): take its checkpoints out of {save}")
 
 
 def input_problems(spec: RunSpec, below: Path = Path()) -> Iterator[str]:
-    """Yields why a run that starts in the folder `below` cannot train on its data, by their sizes
-    and headers, or load its checkpoint."""
+    """Yields why a run that starts in the folder `below` cannot train on its data, judged by their
+    sizes and headers, or cannot load its checkpoint."""
     path = below / spec.data
     if spec.load is not None and not (below / spec.load).exists():
         yield f"no checkpoint at {spec.load}"
@@ -174,7 +176,7 @@ def input_problems(spec: RunSpec, below: Path = Path()) -> Iterator[str]:
 
 
 def check_first(spec: RunSpec, first: Path) -> None:
-    """Refuses what a run cannot begin with, from its headers alone: `first`, which is to be loaded,
+    """Refuses what a run cannot begin with, from its headers alone. first: what is to be loaded; it
     may be of another model, or of the run's last step or a later one."""
     if folders.step_of(first) is None:
         check_model(spec, first, model_of(first), "gpt")
@@ -198,12 +200,13 @@ def check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: s
 
 
 def nothing_to_train(spec: RunSpec, checkpoint: str) -> str:
+    """Returns the message on a checkpoint of the run's last step or a later one."""
     return f"{checkpoint} is the state after all of the run's {spec.steps} steps: give more --steps"
 
 
 def other_schedules(attempts: list[dict[str, Any]], steps: int, first: int) -> str:
-    """Returns which steps from `first` on had the learning rates of a run of other than `steps`
-    steps, in words; "" where none had.
+    """Returns, in words, which steps from `first` on were trained with the learning rates of a run
+    of another number of steps than `steps`; "" where none were.
 
     attempts: the earlier ones, oldest first: the `steps` of each and, where the next one loaded a
     checkpoint, its step, `kept_to`.

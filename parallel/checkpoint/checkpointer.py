@@ -32,8 +32,8 @@ from parallel.record.schema import utc_now
 class Event:
     """A save, load or deletion that ended, as rank 0 reports it.
 
-    blocked_s: how long training waited; total_s: until it was on disk. problem: "" when it went
-    well. changed: what this run computes otherwise than the one that saved what was loaded.
+    blocked_s: how long training waited. total_s: seconds until it was on disk. problem: "" when it
+    went well. changed: what this run computes otherwise than the one that saved what was loaded.
     """
 
     event: str
@@ -47,7 +47,7 @@ class Event:
     changed: str = ""
 
     def line(self) -> str:
-        """Returns what the log says, in Megatron-LM's words where it went well."""
+        """Returns the line of the log, in Megatron-LM's words where it went well."""
         if self.problem:
             return f"  could not {self.event} checkpoint at iteration {self.step}: {self.problem}"
         if self.event == "load":
@@ -60,8 +60,8 @@ class Event:
 class _Snapshot(NamedTuple):
     """What this rank saves of the state after `step` steps.
 
-    scalars: the manifest's adam_step and scaler. blocked_s: how long training waited for the
-    snapshot; None when it waits until all is on disk.
+    scalars: the manifest's adam_step and scaler. began: when the save began. blocked_s: how long
+    training waited for the snapshot; None when it waits until all is on disk.
     """
 
     step: int
@@ -94,14 +94,14 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future | None = None  # the save in the background
         self._copy: HostCopy | None = None  # what that one writes
-        asked = device.type == "cuda" if spec.async_save is None else spec.async_save
-        self.copying = self._start_copying(device) if spec.save_interval and asked else ""
+        copies_wanted = device.type == "cuda" if spec.async_save is None else spec.async_save
+        self.copying = self._start_copying(device) if spec.save_interval and copies_wanted else ""
         if ranks.rank == 0 and spec.save_interval:
             folders.tidy(save_to)
 
     def _start_copying(self, device: torch.device) -> str:
-        """Copies the state to host memory at each save, if every node has that much of it; returns
-        what the log says of it."""
+        """Starts to copy the state to host memory at each save, if every node has enough of it.
+        Returns what the log says of it."""
         ranks = self.ranks.per_node
         needed = self.predicted_bytes() / self.ranks.world * ranks
         free = psutil.virtual_memory().available
@@ -121,6 +121,7 @@ class Checkpointer:
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def _note(self, event: str, step: int, path: Path, **values: Any) -> None:
+        """Keeps an event for the next call of `events`."""
         self._events.append(Event(event, step, str(path), ranks=self.ranks.world, **values))
 
     def raise_failure(self) -> None:
@@ -174,8 +175,8 @@ class Checkpointer:
             raise error
 
     def _write(self, snapshot: _Snapshot) -> None:
-        """Works in three rounds, so that no rank goes on where another has failed: check the room,
-        write the files, publish the folder."""
+        """Writes a snapshot in three rounds, so that no rank goes on where another has failed:
+        check the room, write the files, publish the folder."""
         if self._copy is not None:
             self._copy.finish()
         aside = folders.aside_of(self.save_to, snapshot.step)
@@ -183,16 +184,16 @@ class Checkpointer:
         entries = []
         if not problem:
             ranks = self.ranks
-            file = aside, ranks.rank, snapshot.pieces, ranks.tick
-            written = ranks.on_all(attempt, lambda: entries.append(write_rank_file(*file)))
-            problem = next((why for _, why in written if why), "")
+            arguments = aside, ranks.rank, snapshot.pieces, ranks.tick
+            written = ranks.on_all(attempt, lambda: entries.append(write_rank_file(*arguments)))
+            problem = next((reason for _, reason in written if reason), "")
             # To rank 0 alone, and once: they grow with ranks times parameters.
             entries = [] if problem else ranks.gather(entries[0], to_all=False)
         self.ranks.on_first(self._finish, snapshot, aside, entries, problem)
 
     def _make_room(self, aside: Path) -> None:
-        """Makes the hidden folder, empty. An OSError says that the disk has no room for what will
-        be written, or no permission."""
+        """Makes the hidden folder, empty. Raises an OSError where the disk has no room for what
+        will be written, or gives no permission."""
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         needed, free = self.predicted_bytes(), shutil.disk_usage(aside).free
@@ -206,8 +207,8 @@ class Checkpointer:
     def _finish(
         self, snapshot: _Snapshot, aside: Path, entries: list[dict[str, Any]], problem: str
     ) -> None:
-        """Does rank 0's work once the files are written: publishes, then deletes old checkpoints;
-        or removes what a failed save left."""
+        """Does rank 0's work once the files are written: publishes the checkpoint and deletes old
+        ones, or removes what a failed save left."""
         step, folder = snapshot.step, self.save_to / folders.name_of(snapshot.step)
         if not problem:
             _, problem = attempt(self._publish, snapshot, aside, entries)
@@ -223,12 +224,14 @@ class Checkpointer:
 
     def _retain(self, step: int) -> None:
         """Deletes the checkpoints that are not to be kept, once that of `step` is whole."""
-        kept = self.spec.keep_last, self.spec.keep_every
-        _, problem = attempt(folders.retain, self.save_to, *kept)
+        rules = self.spec.keep_last, self.spec.keep_every
+        _, problem = attempt(folders.retain, self.save_to, *rules)
         if problem:
             self._note("delete", step, self.save_to, problem=problem)
 
     def _publish(self, snapshot: _Snapshot, aside: Path, entries: list[dict[str, Any]]) -> None:
+        """Writes the manifest and gives the folder its name. An OSError says that the files do not
+        hold the whole state."""
         elements = sum(p["stop"] - p["start"] for entry in entries for p in entry["pieces"])
         counted, predicted = STATE_BYTES_PER_PARAM * elements, self.predicted_bytes()
         if counted != predicted:

@@ -53,7 +53,7 @@ class Piece:
 
     @property
     def saved(self) -> range:
-        """The range of its elements that this rank saves."""
+        """Returns the range of the piece's elements that this rank saves."""
         index, n = self.copy
         return range(len(self) * index // n, len(self) * (index + 1) // n) if n else range(0)
 
@@ -65,8 +65,8 @@ class State:
     Random states are no part of it: nothing draws random numbers after the start, for there is no
     dropout, and the order of the data depends on (seed, step) alone.
 
-    adam_step: AdamW's step count, without skipped steps.
-    scaler: empty without fp16, else the parts of engines.optim.LossScale.
+    adam_step: AdamW's step count, without skipped steps. scaler: empty without fp16, else the parts
+    of engines.optim.LossScale.
     """
 
     pieces: list[Piece]
@@ -83,8 +83,8 @@ def unpadded(
     tensors: dict[str, Tensor],
     copy: Copy = ONLY_COPY,
 ) -> list[Piece]:
-    """Returns [Piece] of what `tensors` hold of `part`, without rows that pad the vocabulary; or
-    [].
+    """Returns a list of the one piece of `part` that `tensors` hold, without rows that pad the
+    vocabulary; an empty list where nothing is left of it.
 
     start: where in the part the tensors begin; negative where they begin before it. They may end
     after it.
@@ -111,21 +111,21 @@ def pieces_of(
     rank: int,
     shards: int = 1,
 ) -> list[Piece]:
-    """Returns the pieces of (parameter, its fp32 tensors on this rank, the first element that they
-    hold).
+    """Returns the pieces of what this rank trains. trained: (parameter, its fp32 tensors on this
+    rank, the number of their first element in the parameter).
 
     `parameter.references` has the name, shape, offset and part of each reference parameter in it,
     one after the other: two in the first linear layer of a gated feed-forward. shards: neighbouring
     ranks of dp x cp that hold a parameter between them (ZeRO: all); with 1 each holds the same.
     """
     coords, pieces = layout.coords(rank), []
-    of_expert = Copy(layout.expert_copy(rank), layout.expert_copies)
+    expert_copy = Copy(layout.expert_copy(rank), layout.expert_copies)
     for parameter, tensors, start in trained:
         tp_rank, tp = (0, 1) if is_split(parameter) else (coords["tp"], layout.tp)
         copy_rank, copies = coords["dp"] * layout.cp + coords["cp"], layout.dp * layout.cp
         copy = Copy(copy_rank // shards * tp + tp_rank, copies // shards * tp)
         if not getattr(parameter, "allreduce", True):  # as megatron-core marks an expert's
-            copy = ONLY_COPY if layout.zero_stage else of_expert
+            copy = ONLY_COPY if layout.zero_stage else expert_copy
         on_last_stage = layout.pp > 1 and coords["pp"] == layout.pp - 1
         if on_last_stage and parameter.references[0]["name"] == "embedding.word.weight":
             copy = NEVER_SAVED  # the tied output layer: the first stage saves the embedding
@@ -140,7 +140,9 @@ def slices_to_save(pieces: list[Piece]) -> list[Piece]:
     slices = []
     for piece in pieces:
         if saved := piece.saved:
-            tensors = {k: tensor[saved.start : saved.stop] for k, tensor in piece.tensors.items()}
+            tensors = {
+                kind: tensor[saved.start : saved.stop] for kind, tensor in piece.tensors.items()
+            }
             start = piece.start + saved.start
             slices.append(replace(piece, start=start, tensors=tensors, copy=ONLY_COPY))
     return slices

@@ -41,6 +41,7 @@ class Damaged(UsageError):
 
 
 def name_of(step: int) -> str:
+    """Returns the name of the folder with the checkpoint of a step."""
     return f"step-{step:08d}"
 
 
@@ -51,14 +52,16 @@ def step_of(folder: Path) -> int | None:
 
 
 def steps_in(save: Path) -> list[int]:
-    """Returns the steps of the checkpoints in a folder, ascending. An empty folder is none."""
+    """Returns the steps of the checkpoints in a folder, ascending. An empty folder counts as no
+    checkpoint."""
     if not save.is_dir():
         return []
-    found = (path for path in save.iterdir() if step_of(path) is not None and not is_empty(path))
-    return sorted(map(step_of, found))
+    paths = (path for path in save.iterdir() if step_of(path) is not None and not is_empty(path))
+    return sorted(map(step_of, paths))
 
 
 def is_empty(folder: Path) -> bool:
+    """Returns whether a path is a folder without content."""
     return folder.is_dir() and not any(folder.iterdir())
 
 
@@ -66,12 +69,13 @@ def is_empty(folder: Path) -> bool:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes a manifest with its own CRC-32 into a folder, and syncs it."""
     manifest = manifest | {"crc32": own_crc32(manifest)}
     write_synced(folder / MANIFEST, json.dumps(manifest) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint. Its sum shows that our writer wrote it, so that what it
+    """Returns the manifest of a checkpoint. Its checksum shows that our writer wrote it, so what it
     says is trusted, but for its version, its model and its step.
 
     Raises:
@@ -126,12 +130,12 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def aside_of(save: Path, step: int) -> Path:
-    """Returns the hidden folder in which the checkpoint of `step` is written."""
+    """Returns the hidden folder in which the checkpoint of `step` is written at first."""
     return save / f".{name_of(step)}.partial"
 
 
 def tidy(save: Path) -> None:
-    """Removes what a killed writer left."""
+    """Removes the hidden folders that a killed writer left."""
     for path in save.glob(".*"):
         if _LEFT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -143,10 +147,10 @@ def retain(save: Path, keep_last: int, keep_every: int) -> list[int]:
     if keep_last == 0:
         return []
     older = steps_in(save)[:-keep_last]
-    doomed = [s for s in older if not (keep_every and s % keep_every == 0)]
-    for old in doomed:
+    deleted = [step for step in older if not (keep_every and step % keep_every == 0)]
+    for old in deleted:
         _remove(save / name_of(old))
-    return doomed
+    return deleted
 
 
 def _remove(folder: Path) -> None:
@@ -175,15 +179,15 @@ def candidates(path: Path) -> list[Path]:
         return [path]
     if not (steps := steps_in(path)):
         if newest := others_checkpoint(path):
-            how = f"python -m parallel.checkpoint import {path} OUT --model MODEL"
-            what = f"{newest.folder} is another program's checkpoint ({newest.form})"
-            raise UsageError(f"{what}; this reads and checks it: {how}")
+            command = f"python -m parallel.checkpoint import {path} OUT --model MODEL"
+            checkpoint = f"{newest.folder} is another program's checkpoint ({newest.form})"
+            raise UsageError(f"{checkpoint}; this reads and checks it: {command}")
         raise UsageError(f"no checkpoint at {path}")
     return [path / name_of(step) for step in reversed(steps)]
 
 
 class OthersCheckpoint(NamedTuple):
-    """A checkpoint of another program. form: the module of doors/ that reads it."""
+    """A checkpoint of another program, and its form: the module of doors/ that reads it."""
 
     folder: Path
     form: str
@@ -191,8 +195,8 @@ class OthersCheckpoint(NamedTuple):
 
 def others_checkpoint(path: Path) -> OthersCheckpoint | None:
     """Returns the newest checkpoint of another program at a path; None where there is none."""
-    if latest := next((path / name for name in LATEST if (path / name).is_file()), None):
-        name = latest.read_text(errors="replace").strip()
-        path /= f"iter_{name:0>7}" if latest.name == LATEST[0] else Path(name).name
+    if pointer := next((path / name for name in LATEST if (path / name).is_file()), None):
+        name = pointer.read_text(errors="replace").strip()
+        path /= f"iter_{name:0>7}" if pointer.name == LATEST[0] else Path(name).name
     forms = (form for pattern, form in _FORMS.items() if any(path.glob(pattern)))
     return next((OthersCheckpoint(path, form) for form in forms), None)

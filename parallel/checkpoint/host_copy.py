@@ -10,7 +10,7 @@ from parallel.checkpoint.contents import Piece
 
 
 class HostCopy:
-    """Memory that every save uses again.
+    """Host memory that holds a copy of what a rank saves; every save uses it again.
 
     On a GPU it is pinned. A stream of its own fills it while forward and backward run; every
     engine's optimizer is one of torch's, and waits for it before it changes the state.
@@ -25,8 +25,8 @@ class HostCopy:
             )
 
     def of(self, pieces: list[Piece]) -> list[Piece]:
-        """Returns the pieces in this memory, in place of an earlier copy; whole when `finish`
-        returns."""
+        """Returns copies of the pieces in this memory, in place of an earlier copy. They are whole
+        when `finish` returns."""
         self._live = [tensor for piece in pieces for tensor in piece.tensors.values()]
         sizes = [tensor.numel() for tensor in self._live]
         if len(self._memory) != sum(sizes):
@@ -39,8 +39,8 @@ class HostCopy:
         with torch.cuda.stream(self._stream):
             for copy, tensor in zip(copies, self._live, strict=True):
                 copy.copy_(tensor, non_blocking=True)
-        row = iter(copies)
-        return [replace(p, tensors={kind: next(row) for kind in p.tensors}) for p in pieces]
+        remaining = iter(copies)
+        return [replace(p, tensors={kind: next(remaining) for kind in p.tensors}) for p in pieces]
 
     def finish(self) -> None:
         """Waits until the copy is whole. Until then the copied tensors stay in the GPU's memory."""

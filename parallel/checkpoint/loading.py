@@ -20,9 +20,10 @@ _COMPUTES = {"tf32", "fp8_recipe", "global_batch", "data", "end_of_text", *TRAIN
 
 
 class Loaded(NamedTuple):
-    """What was loaded: the step to resume from, the folder and its bytes.
+    """What was loaded, and the step to resume from.
 
-    changed: what this run computes otherwise than the one that saved it, in words.
+    bytes: of all its files. changed: what this run computes otherwise than the one that saved it,
+    in words.
     """
 
     step: int
@@ -48,6 +49,8 @@ def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded 
 
 
 def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
+    """Fills the engine from a checkpoint, all of whose bytes the ranks check first, and restores
+    its counts."""
     # Rank 0 alone reads the manifest, which grows with ranks times parameters.
     reader, problem = ranks.on_first(attempt, lambda: Reader(folder, folders.read_manifest(folder)))
     _refuse(folder, problem)
@@ -78,13 +81,15 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
 
 
 def _refuse(folder: Path, problem: str) -> None:
+    """Raises Damaged where there is a problem, and says what to delete."""
     if problem:
         raise Damaged(f"{problem}; delete {folder} to take the one before")
 
 
 def _check_all_filled(spec: RunSpec, folder: Path, elements: list[int]) -> None:
     """Refuses a load that leaves parameters as they were: nothing else gives them a value, for they
-    were not drawn. elements: how many of the model's each rank has filled and would save."""
+    were not drawn. elements: how many of the model's parameters each rank has filled and would
+    save."""
     if sum(elements) != spec.model.n_params:
         raise UsageError(
             f"{folder} would fill {sum(elements)} of the model's {spec.model.n_params} parameters"
@@ -93,8 +98,8 @@ def _check_all_filled(spec: RunSpec, folder: Path, elements: list[int]) -> None:
 
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
-    """Returns what changes what is computed from here on: settings, and learning rates of other
-    steps."""
+    """Returns, in words, what changes what is computed from here on: settings, and learning rates
+    of a run of another number of steps."""
     changed = [
         f"{name} {now} not {was}"
         for name, was, now in changes(before, spec.settings())
@@ -109,7 +114,7 @@ def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
 
 def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
     """Starts a new training from weights alone: no moments, step 0. Rank 0 checks the files, and
-    each rank reads the boxes that it holds."""
+    each rank reads only the boxes that it holds."""
     weights, problem = ranks.on_first(attempt, open_hugging_face, folder)
     if problem:
         raise UsageError(problem)
@@ -122,8 +127,8 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
             width = math.prod(piece.part[1:])
             row, last = piece.start // width, -(-(piece.start + len(piece)) // width)
             rows = slice(first.start + row, first.start + last)
-            read = weights.tensor(piece.name, (rows, *box)).reshape(-1)
-            piece.tensors["param"].copy_(read[piece.start - row * width :][: len(piece)])
+            values = weights.tensor(piece.name, (rows, *box)).reshape(-1)
+            piece.tensors["param"].copy_(values[piece.start - row * width :][: len(piece)])
             ranks.tick()
         return sum(map(len, slices_to_save(pieces)))
 

@@ -22,20 +22,25 @@ _BLOCK = 1 << 24  # bytes of one read
 def write_rank_file(
     folder: Path, rank: int, pieces: list[Piece], tick: Callable = lambda: None
 ) -> dict[str, Any]:
-    """Writes and syncs a rank's pieces, and returns the file's entry in the manifest."""
+    """Writes a rank's pieces into a file and syncs it; returns the file's entry in the manifest."""
     tensors = {f"{kind}/{p.name}": p.tensors[kind] for p in pieces for kind in KINDS}
     assert len(tensors) == len(pieces) * len(KINDS), "a rank holds two pieces of one parameter"
     layout = {name: (tensor.dtype, (tensor.numel(),)) for name, tensor in tensors.items()}
     path = folder / f"rank-{rank:05d}.safetensors"
     size, crc32 = write_safetensors(path, layout, tensors.values(), tick=tick)
-    boxes = ("name", "shape", "offset", "part", "start")
-    described = [{k: getattr(p, k) for k in boxes} | {"stop": p.start + len(p)} for p in pieces]
+    keys = ("name", "shape", "offset", "part", "start")
+    described = [
+        {key: getattr(p, key) for key in keys} | {"stop": p.start + len(p)} for p in pieces
+    ]
     return {"path": path.name, "bytes": size, "crc32": crc32, "pieces": described}
 
 
 class Stored(NamedTuple):
-    """Elements of a piece that a file holds. rows: of each range of neighbours its first byte after
-    the header, its first element in the piece, its elements. step: bytes to the next kind's."""
+    """Elements of a piece that one file holds.
+
+    rows: of each range of neighbours its first byte after the header, its first element in the
+    piece, and its number of elements. step: bytes from one kind's tensor to the next kind's.
+    """
 
     file: int
     rows: np.ndarray
@@ -43,10 +48,10 @@ class Stored(NamedTuple):
 
 
 class Reader:
-    """Reads parameters and moments from a checkpoint, whichever layout wrote it: of each file the
-    ranges that are asked for.
+    """Reads parameters and moments from a checkpoint, whichever layout wrote it. Of each file it
+    reads the ranges that are asked for.
 
-    manifest: without the files. files: their entries in the manifest, without the pieces.
+    manifest: the checkpoint's, without the files. files: their entries, without the pieces.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]):
@@ -91,7 +96,7 @@ class Reader:
                 live.copy_(tensor)  # nothing where it is on the host itself
 
     def _ranges(self, piece: Piece) -> Iterator[Stored]:
-        """Yields where the elements of a piece are stored."""
+        """Yields where the elements of a piece are stored, for each file that has some."""
         missing = len(piece)
         for box, runs in self.parts.get(piece.name, {}).items():
             in_piece, in_box, n = _shared((piece.offset, piece.part), box)
@@ -99,29 +104,30 @@ class Reader:
             first = np.maximum(in_piece, piece.start)
             ends = np.minimum(in_piece + n, piece.start + len(piece))
             inside, ahead = first < ends, in_box - in_piece
-            begins, ends, ahead = ((x + ahead)[inside] for x in (first, ends, 0))
-            low = np.searchsorted(runs[:, 1], begins[:1], "right").sum()
-            high = np.searchsorted(runs[:, 0], ends[-1:]).sum()
-            for start, stop, file, begin in runs[low:high].tolist():
-                met = slice(np.searchsorted(ends, start, "right"), np.searchsorted(begins, stop))
-                first = np.maximum(begins[met], start)
-                length = np.minimum(ends[met], stop) - first
-                rows = begin + 4 * (first - start), first - ahead[met] - piece.start, length
+            begins, ends, ahead = ((elements + ahead)[inside] for elements in (first, ends, 0))
+            first_run = np.searchsorted(runs[:, 1], begins[:1], "right").sum()
+            last_run = np.searchsorted(runs[:, 0], ends[-1:]).sum()
+            for start, stop, file, begin in runs[first_run:last_run].tolist():
+                common = slice(np.searchsorted(ends, start, "right"), np.searchsorted(begins, stop))
+                first = np.maximum(begins[common], start)
+                length = np.minimum(ends[common], stop) - first
+                rows = begin + 4 * (first - start), first - ahead[common] - piece.start, length
                 missing -= length.sum()
                 yield Stored(file, np.stack(rows, 1), 4 * (stop - start))
         if missing:
             raise Damaged(f"{self.folder} does not hold all of {piece.name}")
 
     def _read(self, file: int, wanted: list[tuple[Stored, dict[str, Tensor]]], tick: Callable):
-        """Reads ranges of a file into tensors on the host."""
+        """Reads ranges of a file into tensors on the host. wanted: the ranges, and the piece's
+        tensor of each kind."""
         with (self.folder / self.files[file]["path"]).open("rb", buffering=0) as stream:
             data = 8 + int.from_bytes(stream.read(8), "little")
             for stored, host in wanted:
                 for kind, tensor in host.items():
                     numbers = memoryview(tensor.view(torch.uint8).numpy())
                     begin = data + KINDS.index(kind) * stored.step
-                    for at, first, n in stored.rows.tolist():
-                        stream.seek(begin + at)
+                    for offset, first, n in stored.rows.tolist():
+                        stream.seek(begin + offset)
                         target = numbers[4 * first : 4 * (first + n)]
                         while n_bytes := len(target) and stream.readinto(target[:_BLOCK]):
                             target = target[n_bytes:]

@@ -34,7 +34,7 @@ class Foreign(NamedTuple):
 
 
 def read(path: Path, model: GPTConfig) -> Foreign:
-    """Opens the newest checkpoint at a path, of whichever format."""
+    """Opens the newest checkpoint at a path, in whichever of others' formats it is."""
     if newest := others_checkpoint(path):
         door = importlib.import_module(f"parallel.checkpoint.doors.{newest.form}")
         return door.read(newest.folder, model)

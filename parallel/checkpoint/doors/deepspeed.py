@@ -70,8 +70,8 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
 
     def tensor(name: str, kind: str) -> Tensor:
         def whole(bare: str, _: int | None) -> Tensor:
-            theirs = named.prefix + bare
-            return torch.cat([run[kind] for run in runs[theirs]]).view(shapes[theirs])
+            stored_name = named.prefix + bare
+            return torch.cat([run[kind] for run in runs[stored_name]]).view(shapes[stored_name])
 
         with pickles.understood(folder, _OTHER):
             return named.tensor(name, whole)
@@ -81,7 +81,7 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
 
 
 def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
-    """Returns what ZeRO's ranks hold between them, and AdamW's steps."""
+    """Returns the runs of elements that ZeRO's ranks hold between them, and AdamW's steps."""
     files = {int(re.findall(r"pp_rank_(\d+)", f.name)[0]): f for f in folder.glob(_RANKS)}
     ranks = [pickles.load(file)["optimizer_state_dict"] for _, file in sorted(files.items())]
     if not ranks:
@@ -97,11 +97,11 @@ def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
             tensors = {"param": flat} | adam["state"].get(group, {})
             step = tensors.get("step", adam["param_groups"][0].get("step"))
             if stage_3:  # each parameter is cut and padded
-                at, places = 0, []
+                begin, places = 0, []
                 for name, shape in groups[group].items():
                     size, n = math.prod(shape), -(-math.prod(shape) // wanted)
-                    places.append((name, at, max(0, min(n, size - rank * n))))
-                    at += n
+                    places.append((name, begin, max(0, min(n, size - rank * n))))
+                    begin += n
             else:
                 mappings = state["param_slice_mappings"][group].items()
                 places = [(name, run.start, run.numel) for name, run in mappings]
@@ -111,8 +111,9 @@ def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
 
 
 def _universal(folder: Path, shapes: dict[str, tuple[int, ...]]) -> tuple[Runs, Any]:
-    """Returns what the universal form holds, and AdamW's steps where each parameter has them. Stage
-    3's parameters are flat; where `shapes` has none, theirs are added to it."""
+    """Returns the runs of elements that the universal form holds, and AdamW's steps where each
+    parameter states them. Stage 3's parameters are flat; where `shapes` has none, theirs are added
+    to it."""
     trained, runs, step = set(shapes), {}, None
     for parameter_folder in sorted(file.parent for file in folder.glob("*/fp32.pt")):
         if trained and parameter_folder.name not in trained:
@@ -149,15 +150,16 @@ def write(out: Path, foreign: Foreign) -> None:
         adam = {"state": {0: {"step": step}}, "param_groups": [{}]}  # as stage 3 reads it
         groups = {"param_groups": [{}] * _GROUPS, "optimizer_state_dict": adam}
         _save(groups | {"ds_version": _VERSION}, folder / "zero" / "optimizer_state.pt")
-        done = {"global_steps": foreign.step, "skipped_steps": foreign.step - foreign.adam_step}
-        done |= {"dp_world_size": 1, "mp_world_size": 1, "ds_version": _VERSION, "module": None}
-        done |= {"lr_scheduler": {"last_batch_iteration": foreign.step - 1}, "param_shapes": None}
+        state = {"global_steps": foreign.step, "skipped_steps": foreign.step - foreign.adam_step}
+        state |= {"dp_world_size": 1, "mp_world_size": 1, "ds_version": _VERSION, "module": None}
+        state |= {"lr_scheduler": {"last_batch_iteration": foreign.step - 1}, "param_shapes": None}
         for stage in ("", "zero_pp_rank_0_"):
-            _save(done, folder / f"{stage}mp_rank_00_model_states.pt")
+            _save(state, folder / f"{stage}mp_rank_00_model_states.pt")
         (aside / "latest_universal").write_text(folder.name)
 
 
 def _save(content: Any, path: Path) -> None:
+    """Writes what torch.save makes of an object, synced, into a new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(content, stream := io.BytesIO())
     write_blocks(path, [stream.getbuffer()])

@@ -23,14 +23,14 @@ Shape = tuple[int, ...]
 
 
 def _half(which: int, parts: list[Tensor]) -> Tensor:
-    """Returns the gate (0) or up (1) of a gated model's fc1."""
+    """Returns one half of a gated model's first linear layer: the gate (0) or up (1)."""
     return parts[0].chunk(2)[which]
 
 
 class Parts(NamedTuple):
-    """Others' tensors that make one of ours.
+    """The tensors of another program that make one parameter of ours.
 
-    join makes ours of theirs. layer: the index into a tensor that has all layers, stacked.
+    join: makes our tensor of theirs. layer: the index into a tensor that stacks all layers.
     """
 
     names: tuple[str, ...]
@@ -39,10 +39,12 @@ class Parts(NamedTuple):
 
 
 def _ours(config: GPTConfig, name: str) -> Iterator[Parts]:
+    """Yields our own way to store a parameter: under its name."""
     yield Parts((name,))
 
 
 def _hugging_face(config: GPTConfig, name: str) -> Iterator[Parts]:
+    """Yields the way in which transformers stores a parameter of ours."""
     yield Parts(hugging_face_names(config, name), partial(from_hugging_face, config, name))
 
 
@@ -100,7 +102,8 @@ class Named:
     def _find(
         self, dialect: Callable, shapes: Mapping[str, Shape], wanted: Mapping[str, Shape]
     ) -> tuple[str, dict[str, list[Parts]]]:
-        """Returns what stands before all names, and the ways in which our parameters are stored."""
+        """Returns the prefix of all names in a dialect, and the stored ways of each of our
+        parameters."""
         try:
             ways_by_name = {name: list(dialect(self.config, name)) for name in wanted}
         except UsageError:  # no class of Hugging Face's has this model
@@ -117,8 +120,8 @@ class Named:
         return prefix, {name: ways for name, ways in found.items() if ways}
 
     def tensor(self, name: str, read: Callable[[str, int | None], Tensor]) -> Tensor:
-        """Returns a parameter of ours in fp32, without rows that pad the vocabulary; `read` gives
-        one of theirs, or a layer of it, by its name without `prefix`."""
+        """Returns a parameter of ours in fp32, without the rows that pad the vocabulary. read:
+        returns a tensor of theirs, or a layer of it, by its name without `prefix`."""
         parts = self.parts[name]
         value = parts.join([read(n, parts.layer) for n in parts.names]).float()
         return value[: self.config.vocab_size] if name in WITH_VOCABULARY else value

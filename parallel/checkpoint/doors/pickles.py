@@ -20,7 +20,7 @@ from base.storage import write_blocks
 
 
 class Inert:
-    """Stands for a class of another library: its arguments, and its state as attributes."""
+    """An object in place of one of another library: it keeps the arguments and attributes."""
 
     def __init__(self, *args: Any):
         self.args = args
@@ -52,12 +52,12 @@ def _known(path: str) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Calls nothing but what `_known` returns."""
+    """An unpickler that calls nothing but what `_known` returns."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (known := _known(f"{module}.{name}")) is None:
+        if (stand_in := _known(f"{module}.{name}")) is None:
             raise pickle.UnpicklingError(f"{module}.{name}")
-        return known
+        return stand_in
 
 
 @contextlib.contextmanager
@@ -90,27 +90,27 @@ def write_table(path: Path, content: Any) -> None:
 
 
 def load(path: Path, begin: int = 0, size: int | None = None) -> Any:
-    """Returns what torch.save wrote, on the CPU: a file, whose tensors' bytes are read when they
-    are used; or `size` bytes of it."""
+    """Returns what torch.save wrote, on the CPU. It is read from a whole file, whose tensors' bytes
+    are read when they are used, or from `size` bytes of it, from `begin` on."""
     with understood(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of another pickle protocol
-        content: Any = path
+        source: Any = path
         if size is not None:
             with path.open("rb") as stream:
                 stream.seek(begin)
-                content = io.BytesIO(stream.read(size))
-        with zipfile.ZipFile(content) as archive:  # torch does not compare its checksums
+                source = io.BytesIO(stream.read(size))
+        with zipfile.ZipFile(source) as archive:  # torch does not compare its checksums
             has_checksums = any(entry.CRC for entry in archive.infolist())  # not written by all
-            if has_checksums and (wrong := archive.testzip()) is not None:
-                raise UsageError(f"{path} is damaged: {wrong} has another checksum")
+            if has_checksums and (damaged_entry := archive.testzip()) is not None:
+                raise UsageError(f"{path} is damaged: {damaged_entry} has another checksum")
         if size is not None:
-            content.seek(0)
-        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(content)
+            source.seek(0)
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(source)
         allowed = [(_known(name), name) for name in unknown]
-        for known, name in allowed:
-            if known is None:
+        for stand_in, name in allowed:
+            if stand_in is None:
                 raise pickle.UnpicklingError(name)
         if size is not None:
-            content.seek(0)
+            source.seek(0)
         with torch.serialization.safe_globals(allowed):
-            return torch.load(content, map_location="cpu", weights_only=True, mmap=size is None)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=size is None)

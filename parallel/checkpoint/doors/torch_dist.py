@@ -53,8 +53,11 @@ _NO_WEIGHTS = re.compile(r"optim|chained|lr_scheduler|train_state|dataloader|rng
 
 
 class _Store:
-    """What a folder holds. shapes: name of a tensor -> shape. places: name of a tensor or object ->
-    offset of a box -> the file, and where in it the box is."""
+    """The tensors and objects that a folder stores, by the table in it.
+
+    shapes: name of a tensor -> shape. places: name of a tensor or object -> offset of a box -> the
+    file, and where in it the box is.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.places = folder, defaultdict(dict)
@@ -68,7 +71,7 @@ class _Store:
                 self.places[index.fqn][tuple(getattr(index, "offset", None) or ())] = place
 
     def load(self, name: str, offset: Shape = ()) -> Any:
-        """Returns a box of a tensor, or an object."""
+        """Returns a box of a tensor, by the box's offset, or an object."""
         with pickles.understood(self.folder):
             place = self.places[name][offset]
             file = self.folder / Path(place.relative_path).name
@@ -110,9 +113,9 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     def key_of(kind: str, name: str) -> str | None:
         """Returns the key under which a tensor of a kind is stored. In the key of a moment the name
         may lack the prefix that the names of weights have."""
-        full = named.prefix + name
-        key = states.get((kind, full)) or states.get((kind, name))
-        return key or (full if kind == "param" else None)
+        full_name = named.prefix + name
+        key = states.get((kind, full_name)) or states.get((kind, name))
+        return key or (full_name if kind == "param" else None)
 
     run, kinds = f"imported from {folder}", KINDS
     missing = [name for name in names if not all(key_of(kind, name) for kind in KINDS)]
@@ -147,7 +150,7 @@ class _Common(NamedTuple):
 
 
 def _read_common(store: _Store) -> _Common:
-    """Reads what is stored beside tensors."""
+    """Returns what is stored beside tensors, wherever this version of megatron-core has it."""
     path, common = store.folder / _COMMON, {}
     with pickles.understood(path, _OTHER):
         if path.is_file():
@@ -273,8 +276,8 @@ def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
 
 
 def _optimizers(foreign: Foreign) -> dict[str, Any]:
-    """Returns what megatron-core's optimizers ask for beside tensors, of mixed precision and of
-    fp32. Settings that an imported checkpoint does not state are a run's defaults."""
+    """Returns what megatron-core's optimizers, of mixed precision and of fp32, ask for beside
+    tensors. Settings that an imported checkpoint does not state are a run's defaults."""
     spec, step = DEFAULTS | foreign.facts["spec"], foreign.adam_step
     group = {"is_expert_parallel": False, "is_decoupled_lr": False, "default_config": True}
     group |= {"lr_mult": 1.0, "max_lr": spec["lr"], "min_lr": None, "lr": spec["lr"]}
