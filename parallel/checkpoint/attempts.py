@@ -147,8 +147,8 @@ def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
     except folders.Damaged:
         return  # loading says so
     stated = settings_of(manifest) | {"run": manifest["run"]}
-    own = spec.settings() | {"run": before["run"]}
-    if changed := list(filter(matters, changes(stated, own))):
+    settings = spec.settings() | {"run": before["run"]}
+    if changed := list(filter(matters, changes(stated, settings))):
         words = ", ".join(map(str, changed))
         raise UsageError(f"{newest} is another run's ({words}): take its checkpoints out of {save}")
 

@@ -65,6 +65,7 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
     pieces = engine.state().pieces
 
     def fill() -> int:
+        """Fills this rank's pieces; returns how many elements of them it would save."""
         reader.fill(pieces, ranks.tick)
         return sum(map(len, slices_to_save(pieces)))
 
@@ -122,13 +123,15 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
     pieces = engine.state().pieces
 
     def fill() -> int:
+        """Fills this rank's weights from the rows of the files that hold them; returns how many
+        elements of them it would save."""
         for piece in pieces:
             first, *box = (slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
             width = math.prod(piece.part[1:])
-            row, last = piece.start // width, -(-(piece.start + len(piece)) // width)
-            rows = slice(first.start + row, first.start + last)
+            first_row, end_row = piece.start // width, -(-(piece.start + len(piece)) // width)
+            rows = slice(first.start + first_row, first.start + end_row)
             values = weights.tensor(piece.name, (rows, *box)).reshape(-1)
-            piece.tensors["param"].copy_(values[piece.start - row * width :][: len(piece)])
+            piece.tensors["param"].copy_(values[piece.start - first_row * width :][: len(piece)])
             ranks.tick()
         return sum(map(len, slices_to_save(pieces)))
 

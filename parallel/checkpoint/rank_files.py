@@ -106,8 +106,8 @@ class Reader:
             inside, ahead = first < ends, in_box - in_piece
             begins, ends, ahead = ((elements + ahead)[inside] for elements in (first, ends, 0))
             first_run = np.searchsorted(runs[:, 1], begins[:1], "right").sum()
-            last_run = np.searchsorted(runs[:, 0], ends[-1:]).sum()
-            for start, stop, file, begin in runs[first_run:last_run].tolist():
+            end_run = np.searchsorted(runs[:, 0], ends[-1:]).sum()
+            for start, stop, file, begin in runs[first_run:end_run].tolist():
                 common = slice(np.searchsorted(ends, start, "right"), np.searchsorted(begins, stop))
                 first = np.maximum(begins[common], start)
                 length = np.minimum(ends[common], stop) - first
@@ -146,17 +146,17 @@ class Reader:
 def _shared(*boxes: tuple[Shape, Shape]) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns the elements that two parts (offset, shape) of a parameter share, as ranges of n
     neighbours in both: where each range begins in the first part, where in the second, and n."""
-    (a, a_part), (b, b_part) = boxes
-    sides = zip(a, a_part, b, b_part, strict=True)
+    (a_offset, a_part), (b_offset, b_part) = boxes
+    sides = zip(a_offset, a_part, b_offset, b_part, strict=True)
     axes = [range(max(i, j), min(i + n, j + m)) for i, n, j, m in sides]
     axis = len(axes) - 1
     while axis and a_part[axis] == b_part[axis] == len(axes[axis]):
         axis -= 1  # an axis that both have in full makes one range with the axis before it
     starts = []
     for offset, part in boxes:
-        at = np.zeros(1, np.int64)
+        begins = np.zeros(1, np.int64)
         for i, (indexes, first, size) in enumerate(zip(axes, offset, part, strict=True)):
             steps = np.array(indexes if i < axis else indexes[:1], np.int64) - first
-            at = (at[:, None] * size + steps).ravel()
-        starts.append(at)
+            begins = (begins[:, None] * size + steps).ravel()
+        starts.append(begins)
     return *starts, math.prod(map(len, axes[axis:]))

@@ -24,11 +24,11 @@ from parallel.measure.ranges import region
 class TensorParallelGPT(nn.Module):
     """megatron-core's GPTModel, called as the reference model is: (tokens, labels) -> mean loss."""
 
-    def __init__(self, spec: RunSpec, config: Any, kernels: str, held: Any):
+    def __init__(self, spec: RunSpec, config: Any, kernels: str, local_part: Any):
         super().__init__()
         from parallel.engines import layers
 
-        self.model = layers.gpt_model(spec, config, kernels, held=held)
+        self.model = layers.gpt_model(spec, config, kernels, held=local_part)
         self.positions_and_mask = partial(layers.positions_and_mask, spec)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
@@ -54,11 +54,11 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
         if spec.implementation == "hf":
             import models.hf_model  # noqa: F401  (before zero.Init patches what it imports)
 
-        with common.partitioned(spec, mpu) as held:
+        with common.partitioned(spec, mpu) as local_part:
             if is_tensor_parallel:
-                model: nn.Module = TensorParallelGPT(spec, config, kernels, held)
+                model: nn.Module = TensorParallelGPT(spec, config, kernels, local_part)
             else:
-                model = build_reference(spec, device, DTYPES[spec.precision], held)
+                model = build_reference(spec, device, DTYPES[spec.precision], local_part)
         adam: Any = partial(common.adamw_of_experts, model, spec)
         if spec.layout.ep == 1:
             adam = common.optimizer(model.parameters(), spec, counts, group)

@@ -97,6 +97,7 @@ class FSDP2Engine(DataParallelEngine):
         return {kind: tensor.to_local() for kind, tensor in tensors.items()}, self._start(parameter)
 
     def describe(self) -> dict[str, Any]:
+        """Returns, for run.json, how the dp ranks share the state."""
         return {
             "reshard_after_forward": self.reshards,
             "shards": self.shards,

@@ -49,6 +49,7 @@ class SequenceParallelNorm:
     def __new__(
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
     ) -> nn.Module:
+        """Returns the norm, of size H; megatron-core calls the class as one of its own."""
         kind = nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm
         norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
         for parameter in norm.parameters():
@@ -73,7 +74,7 @@ class FusedAttention(nn.Module):
 
         attention_mask: what is added to scores, [B, 1, S, S]; None for causal attention.
         """
-        q_BNSD, k_BKSD, v_BKSD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        q_BNSD, k_BKSD, v_BKSD = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         y_BNSD = fused_attention(q_BNSD, k_BKSD, v_BKSD, attention_mask)
         return y_BNSD.permute(2, 0, 1, 3).flatten(2)
 
@@ -111,14 +112,14 @@ def block_submodules(
     """Returns the specification of the layers of model chunk `stage`, made of the chosen kernels
     (see parallel.engines.kernels)."""
     blocks = list(spec.model.blocks.values())
-    has_experts = [blocks[i] for i in spec.layout.chunks(len(blocks))[stage]]
+    moe_flags = [blocks[i] for i in spec.layout.chunks(len(blocks))[stage]]
     norm = SequenceParallelNorm
     if kernels == "te":
         from megatron.core.extensions.transformer_engine import TENorm
 
         norm = TENorm
-    layers = {has: _layer(spec, config, kernels, norm, has) for has in {*has_experts}}
-    return TransformerBlockSubmodules([layers[has] for has in has_experts], norm)
+    layers = {is_moe: _layer(spec, config, kernels, norm, is_moe) for is_moe in {*moe_flags}}
+    return TransformerBlockSubmodules([layers[is_moe] for is_moe in moe_flags], norm)
 
 
 def _layer(
@@ -201,6 +202,8 @@ def gpt_model(
         )
 
     def value(name: str, parameter: nn.Parameter, start: int, n: int) -> Tensor:
+        """Returns the starting values of megatron-core's parameter `name`, [n] from element `start`
+        on."""
         if name == "output_layer.weight" and spec.model.tied:
             name = "embedding.word_embeddings.weight"
         if name in MEGATRON_TOP:

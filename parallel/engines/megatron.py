@@ -187,6 +187,7 @@ class MegatronEngine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
+        """Returns the mean loss over n micro-batches of every dp rank; see `Engine.evaluate`."""
         for chunk in self.chunks:
             chunk.eval()
         share = self._run(batches, n, forward_only=True)
@@ -231,6 +232,8 @@ class MegatronEngine:
 
     @torch.no_grad()
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        """Sets the optimizers' steps and fp16's scale, and copies the filled fp32 weights to the
+        model's."""
         for optimizer in self._optimizers():
             optim.set_adam_step(optimizer.optimizer, adam_step)
             if self.spec.precision != "fp32" or self.spec.layout.zero_stage == 1:
@@ -247,6 +250,7 @@ class MegatronEngine:
                 chunk.start_param_sync(force_sync=True)
 
     def describe(self) -> dict[str, Any]:
+        """Returns, for run.json, the schedule's name and what megatron-core was asked to do."""
         return {
             "schedule": self.schedule.__name__,
             "overlap_grad_reduce": self.ddp_config.overlap_grad_reduce,

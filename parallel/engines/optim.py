@@ -72,8 +72,8 @@ class LossScale(NamedTuple):
             return LossScale(halved, 0, max(self.hysteresis - 1, 1))
         if self.good_steps + 1 == rule.window:
             return LossScale(2 * self.scale, 0, rule.hysteresis)
-        left = rule.hysteresis if rule.refills else self.hysteresis
-        return LossScale(self.scale, self.good_steps + 1, left)
+        hysteresis = rule.hysteresis if rule.refills else self.hysteresis
+        return LossScale(self.scale, self.good_steps + 1, hysteresis)
 
 
 def lr_at(spec: RunSpec, step: int) -> float:

@@ -114,8 +114,14 @@ class DataParallelEngine:
         self.autocast = autocast
         self.parameters = list(evaluated.parameters())
         self.optimizer = optim.adamw(self.parameters, spec)
-        layers = {n: m for n, m in evaluated.named_modules() if isinstance(m, gpt.MixtureOfExperts)}
-        self.biased = {n: m for n, m in layers.items() if m.router.expert_bias is not None}
+        layers = {
+            name: module
+            for name, module in evaluated.named_modules()
+            if isinstance(module, gpt.MixtureOfExperts)
+        }
+        self.biased = {
+            name: module for name, module in layers.items() if module.router.expert_bias is not None
+        }
         self.loss_scale = optim.LossScale()
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
@@ -138,7 +144,10 @@ class DataParallelEngine:
             with self.reducing(last=micro + 1 == n_micro):
                 with region("forward"), self.autocast():
                     loss = self.model(*batch)
-                tokens_E = [n + m.tokens_E for n, m in zip(tokens_E, mixtures, strict=True)]
+                tokens_E = [
+                    counted_E + mixture.tokens_E
+                    for counted_E, mixture in zip(tokens_E, mixtures, strict=True)
+                ]
                 with region("backward"):
                     self.scaler.scale(loss * self.loss_weight).backward()
             total += loss.detach() / n_micro
@@ -155,7 +164,7 @@ class DataParallelEngine:
             scale, self.loss_scale = self.loss_scale.scale, self.loss_scale.after(skipped)
             self.scaler.update(self.loss_scale.scale)  # torch's own rule has no hysteresis
         if self.biased and not skipped:
-            optim.balance([m.router.expert_bias for m in mixtures], tokens_E)
+            optim.balance([mixture.router.expert_bias for mixture in mixtures], tokens_E)
         loss, stopped = optim.mean_over_ranks(total, self.spec.layout.dp, stop())
         return StepResult(loss, None if skipped else norm, scale, skipped, stopped)
 
@@ -164,14 +173,16 @@ class DataParallelEngine:
         return optim.mean_over_ranks(mean, self.spec.layout.dp).loss
 
     def state(self) -> State:
+        """Returns what this rank has of the parameters and moments, and the experts' biases."""
         trained = ((p, *self.held(p)) for p in self.parameters)
         pieces = pieces_of(trained, self.spec.layout, dist.get_rank(), self.shards)
-        biases = ((f"{name}.router", m.router) for name, m in self.biased.items())
+        biases = ((f"{name}.router", mixture.router) for name, mixture in self.biased.items())
         pieces += optim.biases_of(biases, self.spec.layout)
         scaler = self.loss_scale._asdict() if self.scaler.is_enabled() else {}
         return State(pieces, optim.adam_step(self.optimizer), scaler)
 
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        """Sets AdamW's count of steps, and fp16's loss scale where the run has one."""
         optim.set_adam_step(self.optimizer, adam_step)
         if scaler and self.scaler.is_enabled():
             self.loss_scale = optim.LossScale.of(scaler)

@@ -51,8 +51,8 @@ def reference_value(
     for name in names:
         shape = parameter_shapes(spec.model)[name]
         padded = (spec.padded_vocab if name in gpt.WITH_VOCABULARY else shape[0], *shape[1:])
-        split = [d for d, size in enumerate(part) if size != padded[d]]
-        offset = tuple(rank * size if d in split else 0 for d, size in enumerate(part))
+        split = [axis for axis, size in enumerate(part) if size != padded[axis]]
+        offset = tuple(rank * size if axis in split else 0 for axis, size in enumerate(part))
         parameter.references.append({"name": name, "shape": shape, "offset": offset, "part": part})
         size = math.prod(part)
         first, last = min(max(start, 0), size), min(max(start + n, 0), size)

@@ -57,8 +57,8 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
             runs, step = _universal(folder / "zero", shapes)
         else:
             runs, step = _zero(folder, groups)
-        done, skipped = (state[f"{word}_steps"] for word in ("global", "skipped"))
-        adam_step = int(done - skipped if step is None else step)
+        steps_done, skipped = (state[f"{word}_steps"] for word in ("global", "skipped"))
+        adam_step = int(steps_done - skipped if step is None else step)
     named = Named(model, {name: shapes[name] for name in runs}, folder)
     if named.repeated:  # DeepSpeed names a tied layer once
         raise UsageError(f"{folder} trains {named.repeated[0]}, which the model has tied")
@@ -69,7 +69,10 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     kinds = KINDS if stored["exp_avg"] else KINDS[:1]
 
     def tensor(name: str, kind: str) -> Tensor:
+        """Returns a full parameter of ours, or one of its two moments."""
+
         def whole(bare: str, _: int | None) -> Tensor:
+            """Returns one of DeepSpeed's tensors, joined from what the ranks hold of it."""
             stored_name = named.prefix + bare
             return torch.cat([run[kind] for run in runs[stored_name]]).view(shapes[stored_name])
 
@@ -77,7 +80,7 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
             return named.tensor(name, whole)
 
     facts = {"run": f"imported from {folder} of DeepSpeed {state.get('ds_version')}"}
-    return Foreign(model, max(int(done), adam_step), adam_step, kinds, tensor, facts)
+    return Foreign(model, max(int(steps_done), adam_step), adam_step, kinds, tensor, facts)
 
 
 def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
@@ -99,14 +102,16 @@ def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
             if stage_3:  # each parameter is cut and padded
                 begin, places = 0, []
                 for name, shape in groups[group].items():
-                    size, n = math.prod(shape), -(-math.prod(shape) // wanted)
-                    places.append((name, begin, max(0, min(n, size - rank * n))))
-                    begin += n
+                    size, length = math.prod(shape), -(-math.prod(shape) // wanted)
+                    places.append((name, begin, max(0, min(length, size - rank * length))))
+                    begin += length
             else:
                 mappings = state["param_slice_mappings"][group].items()
                 places = [(name, run.start, run.numel) for name, run in mappings]
             for name, *place in places:
-                runs[name].append({k: tensors[k].narrow(0, *place) for k in KINDS if k in tensors})
+                runs[name].append(
+                    {kind: tensors[kind].narrow(0, *place) for kind in KINDS if kind in tensors}
+                )
     return dict(runs), step
 
 

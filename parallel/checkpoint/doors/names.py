@@ -22,9 +22,9 @@ from models.megatron_names import MEGATRON_LAYER, MEGATRON_TOP
 Shape = tuple[int, ...]
 
 
-def _half(which: int, parts: list[Tensor]) -> Tensor:
+def _half(index: int, parts: list[Tensor]) -> Tensor:
     """Returns one half of a gated model's first linear layer: the gate (0) or up (1)."""
-    return parts[0].chunk(2)[which]
+    return parts[0].chunk(2)[index]
 
 
 class Parts(NamedTuple):
@@ -113,6 +113,7 @@ class Named:
         prefix = next(prefixed, first).removesuffix(first)
 
         def stored(parts: Parts) -> bool:
+            """Returns whether the folder has all tensors of this way to store a parameter."""
             theirs = [shapes.get(prefix + name) for name in parts.names]
             return all(theirs) and (parts.layer is None or theirs[0][0] == self.config.n_layer)
 
@@ -123,5 +124,5 @@ class Named:
         """Returns a parameter of ours in fp32, without the rows that pad the vocabulary. read:
         returns a tensor of theirs, or a layer of it, by its name without `prefix`."""
         parts = self.parts[name]
-        value = parts.join([read(n, parts.layer) for n in parts.names]).float()
+        value = parts.join([read(part, parts.layer) for part in parts.names]).float()
         return value[: self.config.vocab_size] if name in WITH_VOCABULARY else value
