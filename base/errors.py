@@ -44,7 +44,7 @@ class Reason(NamedTuple):
 
 
 class Answer(NamedTuple, Generic[T]):
-    """A value, or None and why there is none."""
+    """A value, or None and the reason why there is none."""
 
     value: T | None
     why: str = ""

@@ -93,6 +93,7 @@ class Experts:
     moe_expert_capacity_factor: float = key(0.0, allowed=Bounds(0, math.inf, below=True))
 
     def __post_init__(self) -> None:
+        """Checks that so many experts, and so many groups of them, can be chosen."""
         topk, experts, groups = self.moe_router_topk, self.num_experts, self.moe_router_num_groups
         best = self.moe_router_group_topk
         if topk > experts:
@@ -181,6 +182,7 @@ class GPTConfig:
     softmax_type: str = key("vanilla", allowed=("vanilla", "learnable"))
 
     def __post_init__(self) -> None:
+        """Checks the sizes, and stores each in one form: equal models compare equal."""
         for size in fields(self):
             value = checked(size, getattr(self, size.name), size.name)
             object.__setattr__(self, size.name, value)
@@ -455,8 +457,8 @@ def preset(name: str, **sizes: Any) -> GPTConfig:
         hint = f"did you mean {close[0]}? " if close else ""
         raise UsageError(f"unknown preset {name!r}; {hint}known: {', '.join(PRESETS)}")
     base = PRESETS[name]
-    stated = {k: v for k, v in sizes.items() if v is not None}
-    changed = {k for k, v in stated.items() if v != getattr(base, k)}
+    stated = {size: value for size, value in sizes.items() if value is not None}
+    changed = {size for size, value in stated.items() if value != getattr(base, size)}
     dependent = {"hidden": ("ffn_hidden", "kv_channels"), "activation": ("ffn_hidden",)}
     dependent |= {"n_head": ("n_kv_head",)}
     derived = {size: 0 for name in changed & dependent.keys() for size in dependent[name]}

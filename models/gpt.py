@@ -220,6 +220,7 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(config.max_seq_len, config.hidden) if learned else None
 
     def forward(self, tokens_BS: Tensor, position: Tensor) -> Tensor:
+        """Returns hidden states [B, S, H]; `position` is [S], or [B, S] where documents end."""
         # A tied word table is also the output layer, whose gradient is dense. On a CPU, adding only
         # the rows of these tokens to it avoids a second [V, H] gradient that is nearly all zeros.
         sparse = self.tied and tokens_BS.device.type == "cpu" and not torch.compiler.is_compiling()

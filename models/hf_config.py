@@ -161,8 +161,8 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
         advice = "of a run, python -m parallel.checkpoint export RUN HF_DIR makes one"
         raise UsageError(f"{path} is none of Hugging Face's: it states no model_type; {advice}")
     if (model_class := _READ.get(str(kind))) is None:
-        known = ", ".join(_READ)
-        raise UsageError(f"{path}: model_type {kind!r} is not one that our GPT can be: {known}")
+        kinds = ", ".join(_READ)
+        raise UsageError(f"{path}: model_type {kind!r} is not one that our GPT can be: {kinds}")
     named = {
         size: described[name] for name, size in model_class.aliases.items() if name in described
     }
@@ -172,7 +172,7 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
     for name, allowed in model_class.arithmetic.items():
         if values.get(name, allowed[0]) not in allowed:
             refused[name] = values[name]
-    if any(each != "full_attention" for each in values.get("layer_types") or ()):
+    if any(layer_type != "full_attention" for layer_type in values.get("layer_types") or ()):
         refused["layer_types"] = values["layer_types"]
     biases = {name: values.get(name, False) for name in model_class.biases}
     if len(set(map(str, biases.values()))) > 1:
