@@ -84,30 +84,30 @@ def _texts(files: Iterable[Path], text_key: str) -> Iterator[str]:
             raise UsageError(f"cannot read {file}: {error.strerror}") from error
 
 
-def _decoded(content: bytes, where: str) -> str:
-    """Returns the bytes of a file or line as text, and refuses what is none. where: its name."""
+def _decoded(content: bytes, place: str) -> str:
+    """Returns the bytes of a file or line as text, and refuses what is none. place: its name."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{where} is no UTF-8 text: byte {error.start + 1} is {content[error.start]:#04x};"
+            f"{place} is no UTF-8 text: byte {error.start + 1} is {content[error.start]:#04x};"
             " convert it, or take it out of the input"
         ) from error
     if "\0" in text:
-        raise UsageError(f"{where} is no text: it holds a zero byte; take it out of the input")
+        raise UsageError(f"{place} is no text: it holds a zero byte; take it out of the input")
     return text
 
 
-def _text_of(line: bytes, text_key: str, where: str) -> str:
-    """Returns the text of a line of a .jsonl file."""
+def _text_of(line: bytes, text_key: str, place: str) -> str:
+    """Returns the text of a line of a .jsonl file. place: the file and the line's number."""
     try:
         content = json.loads(line)[text_key].encode()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{where} is no JSON object with a text at {text_key!r} (--text-key names another):"
+            f"{place} is no JSON object with a text at {text_key!r} (--text-key names another):"
             f" {shown(line)}"
         ) from error
-    return _decoded(content, where)
+    return _decoded(content, place)
 
 
 class Coder(NamedTuple):

@@ -123,8 +123,8 @@ class Layout:
     def reductions(self) -> int:
         """Returns how often FSDP2 reduces a gradient in a step. By default stage 3 needs the least
         memory, and stage 2, which gathers once a step, the fewest messages."""
-        each = self.reduce_each_micro_batch
-        return self.n_micro if (self.zero_stage == 3 if each is None else each) else 1
+        asked = self.reduce_each_micro_batch
+        return self.n_micro if (self.zero_stage == 3 if asked is None else asked) else 1
 
     @property
     def global_batch(self) -> int:

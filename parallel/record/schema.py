@@ -173,11 +173,11 @@ def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     return facts
 
 
-def _check_version(content: dict[str, Any], known: str, path: Path) -> None:
-    """Refuses content that states another schema_version than the known one."""
-    version = content.get("schema_version", known)
-    if version != known:
-        raise UsageError(f"{path}: schema_version {shown(version)} is not known ({known!r} is)")
+def _check_version(content: dict[str, Any], expected: str, path: Path) -> None:
+    """Refuses content that states another schema_version than the expected one."""
+    version = content.get("schema_version", expected)
+    if version != expected:
+        raise UsageError(f"{path}: schema_version {shown(version)} is not known ({expected!r} is)")
 
 
 def checked_metrics(metrics: dict[str, Any], path: Path) -> dict[str, Any]:
