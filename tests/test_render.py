@@ -57,7 +57,7 @@ def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then
     assert train.main(["--planned", str(job), "--check", "--steps", "8"]) == 2
     assert "is the whole run" in capsys.readouterr().err
     for there, here, words in (
-        ('"tp": 1', '"tp": 2', "1 ranks cannot be split into tp 2 x pp 1"),
+        ('"tp": 1', '"tp": 2', "world_size 1 in layout is not tp 2 x cp 1"),
         ('"steps": 7, ', "", "is of another version, with other settings (steps)"),
     ):
         (tmp_path / "other").write_text(job.read_text().replace(there, here, 1))

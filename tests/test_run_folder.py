@@ -456,6 +456,13 @@ def test_what_is_no_number_is_null_in_json(tmp_path):
     [
         ("layout", 5, "layout cannot be 5"),
         ("spec.steps", "20", "spec.steps cannot be '20'"),
+        ("layout.dp", 2, "world_size 1 in layout is not tp 1 x cp 1 x dp 2 x pp 1"),
+        (
+            "layout.micro_batch",
+            7,
+            "global_batch 16 in layout is not dp 1 x micro_batch 7 x n_micro",
+        ),
+        ("spec.tp", 2, "tp 2 in spec, 1 in layout"),  # of an older file
         ("run", "\ud800", "run cannot be"),
         ("run", "", "it names no run"),
         ("load", {"cpu_s": float("inf")}, "load.cpu_s cannot be inf"),

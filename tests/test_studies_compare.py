@@ -190,14 +190,14 @@ def test_every_bad_metrics_file_is_one_line_and_the_others_are_reported(tmp_path
         "RUN_COMPLETE world_size=1 tokens_per_sec=1\n"
     )
     ours = write(tmp_path, facts("s", None, engine="ddp"))
-    metrics = {"schema_version": "2.0", "hardware": {"world_size": "8"}}
+    metrics = {"schema_version": "2.0", "hardware": {"world_size": 8}}
     (ours / "training_metrics.json").write_text(json.dumps(metrics))
     records, refused = read_all([tmp_path])
     completed = {Path(r.source).parent.name: r.completed for r in records}
     assert (completed["good"], completed["unmarked"]) == (True, False)
     reasons = "\n".join(map(str, refused))
     assert len(refused) == 2 and "schema_version '3.0' is not known" in reasons
-    assert "hardware.world_size cannot be '8'" in reasons
+    assert "8 ranks, but run.json started 1" in reasons
 
 
 def test_the_bucket_studies_interleave_and_run_in_one_allocation():

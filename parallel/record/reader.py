@@ -86,7 +86,7 @@ def read_run(path: Path) -> Run:
     _ask_jobs(run)
     if run.state == COMPLETE:
         source = path / schema.METRICS
-        run.metrics = schema.checked_metrics(read_json(source), source)
+        run.metrics = schema.checked_metrics(read_json(source), facts, source)
     run.missing = _missing(run)
     return run
 

@@ -170,6 +170,7 @@ def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     if not facts.get("run"):
         raise UsageError(f"{path} is damaged: it names no run")
     _check_version(facts, SCHEMA_VERSION, path)
+    _check_split(facts.get("spec") or {}, facts.get("layout") or {}, path)
     return facts
 
 
@@ -180,8 +181,32 @@ def _check_version(content: dict[str, Any], expected: str, path: Path) -> None:
         raise UsageError(f"{path}: schema_version {shown(version)} is not known ({expected!r} is)")
 
 
-def checked_metrics(metrics: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Returns training_metrics.json's content."""
+def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> None:
+    """Refuses numbers of a split that disagree: one of them is not what the run had. Files of
+    before the split was stated once have it in spec, too."""
+    damaged = f"{path} is damaged: "
+    stated = spec | {"world_size": spec.get("gpus")}
+    for name in sorted(stated.keys() & layout.keys()):
+        asked, had = stated[name], layout[name]
+        if None not in (asked, had) and asked != had:
+            raise UsageError(f"{damaged}{name} {shown(asked)} in spec, {shown(had)} in layout")
+    ranks = [axis for axis in axes.RANK_AXES if axis in layout or axis not in axes.SELDOM]
+    for name, factors in (
+        ("world_size", ranks),
+        ("global_batch", ("dp", "micro_batch", "n_micro")),
+    ):
+        numbers = [layout.get(factor) for factor in factors]
+        if None not in (layout.get(name), *numbers) and layout[name] != math.prod(numbers):
+            parts = " x ".join(f"{factor} {layout[factor]}" for factor in factors)
+            raise UsageError(f"{damaged}{name} {layout[name]} in layout is not {parts}")
+
+
+def checked_metrics(metrics: dict[str, Any], facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Returns training_metrics.json's content, of the run that `facts` describes."""
     checked(metrics, _METRICS, path)
     _check_version(metrics, METRICS_VERSION, path)
+    ranks = (metrics.get("hardware") or {}).get("world_size")
+    started = (facts.get("layout") or {}).get("world_size")
+    if None not in (ranks, started) and ranks != started:
+        raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
     return metrics
