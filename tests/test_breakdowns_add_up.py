@@ -2,6 +2,7 @@
 
 import _thread
 import random
+import re
 import threading
 
 import pytest
@@ -256,14 +257,17 @@ def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys
     (two / "breakdown" / "rank1.csv").unlink()
     damaged = eight / "breakdown" / "rank5.csv"
     damaged.write_text(damaged.read_text().replace("0.", "x.", 1))
+    blank = eight / "breakdown" / "rank6.csv"
+    blank.write_text(re.sub(r",[\d.]+\n", ",\n", blank.read_text(), count=1))
     fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", engine="ddp", gpus=4))
     assert command.main([str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     words = ("no rows of rank 1", "ddp-dp4: no breakdown", "rank5.csv:2")
-    assert all(word in err for word in words) and err.count("\n") == 3
+    words += ("rank6.csv: row 1 is no window of steps",)
+    assert all(word in err for word in words) and err.count("\n") == 4
     assert "ddp-dp2: 1 of 2 ranks" in out and "ddp-dp2: needs every rank" in out
     one = breakdown_of(eight)
-    assert sorted(one.ranks) == [0, 1, 2, 3, 4, 6, 7]
+    assert sorted(one.ranks) == [0, 1, 2, 3, 4, 7]
 
 
 def test_a_run_that_goes_on_keeps_its_rows_and_tells_repeated_steps_once(tmp_path):

@@ -324,17 +324,30 @@ def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[s
             missing.append(str(rank))
             continue
         try:
-            windows = read_rows(file, schema.BREAKDOWN_COLUMNS, schema.EXPERT_BREAKDOWN_COLUMNS)
+            ranks[rank] = _last_written(_read_windows(file))
         except UsageError as error:
             problems.append(str(error))
-            continue
-        if windows:
-            ranks[rank] = _last_written(windows)
-        else:
-            problems.append(f"{file}: no row")
     if missing:
         problems.insert(0, f"{folder}: no rows of rank {', '.join(missing)}")
     return Reading(ranks, problems)
+
+
+def _read_windows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of one rank's breakdown, each a window of steps.
+
+    Raises:
+        UsageError: there is none, or one has an unknown value, no time, or ends before it begins.
+    """
+    rows = read_rows(path, schema.BREAKDOWN_COLUMNS, schema.EXPERT_BREAKDOWN_COLUMNS)
+    if not rows:
+        raise UsageError(f"{path}: no row")
+    for number, row in enumerate(rows, 1):
+        unknown = [
+            column for column, value in row.items() if value is None or not math.isfinite(value)
+        ]
+        if unknown or row["elapsed_s"] <= 0 or row["first_step"] > row["last_step"]:
+            raise UsageError(f"{path}: row {number} is no window of steps {', '.join(unknown)}")
+    return rows
 
 
 def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
