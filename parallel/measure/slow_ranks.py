@@ -105,7 +105,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
         reason = "one rank, no step yet, or a run of an earlier version"
         raise UsageError(f"{folder}: no {SLOW_RANKS}: {reason}")
     rows: dict[tuple[int, str, int], dict[str, Any]] = {}
-    for row in read_rows(path, SLOW_COLUMNS):
+    for number, row in enumerate(read_rows(path, SLOW_COLUMNS), 2):
+        if None in (row[name] for name in SLOW_COLUMNS if name != "node"):
+            raise UsageError(f"{path}:{number}: a value is missing")
         while rows and row["first_step"] <= (newest := next(reversed(rows)))[0] != row["last_step"]:
             del rows[newest]
         rows[row["last_step"], row["kind"], row["rank"]] = row
