@@ -54,7 +54,10 @@ SPLIT = {"gpus": 2, "tp": 2, "sequence_parallel": True}
 NORMS = {"recompute": "selective"}
 OVERLAP = {"megatron": {"tp_comm_overlap": True}}
 GRAPHS = {"megatron": {"cuda_graph_impl": "local"}}
+LOSS = {"megatron": {"cross_entropy_fusion_impl": "te"}}
 REFUSED = [
+    (LOSS | {"precision": "fp16"}, "impl te needs precision bf16 or fp8, not deterministic"),
+    (LOSS | {"deterministic": True}, "impl te needs precision bf16 or fp8, not deterministic"),
     (NORMS | {"device": "cpu"}, "recompute selective needs a GPU"),
     (NORMS | {"kernels": "torch"}, "recompute selective needs kernels te"),
     (NORMS | {"precision": "fp8"}, "recompute selective in fp8 needs fp8_recipe tensorwise"),
