@@ -46,8 +46,7 @@ from base.files import ROOT
 from models.config import name_of as preset_of
 from models.config import preset
 from models.gpus import card_memory, peak_tflops, usual_gpu
-from parallel.config.axes import EXPERT_AXES, SET_AXES, shown_axes
-from parallel.config.layout import Ends
+from parallel.config.layout import EXPERT_AXES, SET_AXES, Ends, shown_axes
 from parallel.config.run_spec import DEFAULTS
 
 FLAGS = "flags"  # the source of a run that is not measured

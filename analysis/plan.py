@@ -35,9 +35,9 @@ from base.storage import output
 from base.units import GIB
 from models.config import OVERRIDES, PRESETS, name_of, preset
 from models.gpus import find_gpu, planning_gpu
-from parallel.config import settings
-from parallel.config.axes import EXPERT_AXES, SET_AXES
+from parallel.config import resolve
 from parallel.config.clusters import load_clusters
+from parallel.config.layout import EXPERT_AXES, SET_AXES
 
 # What a model is made of, as flags; the sequence length that is planned is its number of positions.
 MODEL = tuple(name for name in OVERRIDES if name not in ("max_seq_len", "experts"))
@@ -62,7 +62,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     count = partial(add, type=int, metavar="N")
     sizes = "model sizes by name; the flags below override them (default: 175b)"
     add("--preset", default="175b", metavar="NAME", help=sizes)
-    settings.add_flags(parser, MODEL)
+    resolve.add_flags(parser, MODEL)
     count("--seq-len", help="tokens per sequence (default: the preset's positions)")
     where = "a calibration or a cluster of clusters.toml (a wrong NAME lists all)"
     add("--cluster", metavar="NAME|FILE", help=where)
@@ -95,7 +95,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     bounded = {*MODEL, "seq_len", "gpus", "global_batch"}
     stated = [(k, v) for k, v in vars(arguments).items() if k in bounded and v is not None]
     for name, value in [*stated, *(("cp", cp) for cp in arguments.cp)]:
-        settings.check_setting(name, value, settings.COMMAND_LINE)
+        resolve.check_setting(name, value, resolve.COMMAND_LINE)
     check_flags(
         arguments,
         gpus_per_node=(1, 10**9),
@@ -129,7 +129,7 @@ def question(arguments: argparse.Namespace) -> Question:
         UsageError: a wrong flag, or an unknown model or cluster.
     """
     _check_flags(arguments)
-    named = {k: v for k, v in settings.from_flags(arguments).items() if k in MODEL}
+    named = {k: v for k, v in resolve.from_flags(arguments).items() if k in MODEL}
     if arguments.seq_len is not None:
         named["max_seq_len"] = arguments.seq_len
     config = preset(arguments.preset, **named)

@@ -37,8 +37,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from analysis.common.table import Column, Table, show  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 from parallel import engines  # noqa: E402
+from parallel.config.resolve import resolve  # noqa: E402
 from parallel.config.run_spec import RunSpec  # noqa: E402
-from parallel.config.settings import resolve  # noqa: E402
 from parallel.engines import optim  # noqa: E402
 from parallel.engines.deepspeed_common import deepspeed  # noqa: E402, F401  (patched first)
 from parallel.engines.reference import build_reference  # noqa: E402

@@ -48,7 +48,7 @@ from parallel.checkpoint.contents import (  # noqa: E402
     unpadded,
 )
 from parallel.checkpoint.rank_files import Reader  # noqa: E402
-from parallel.config.settings import resolve  # noqa: E402
+from parallel.config.resolve import resolve  # noqa: E402
 from parallel.ranks import Ranks  # noqa: E402
 
 BAR = 0.7

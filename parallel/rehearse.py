@@ -35,10 +35,10 @@ from base.errors import Parser, UsageError, command_line, warn
 from base.units import GIB
 from models import headroom
 from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
-from parallel.config.axes import AXES, EXPERT_AXES
 from parallel.config.engine_abilities import ENGINES
+from parallel.config.layout import AXES, EXPERT_AXES
+from parallel.config.resolve import add_flags, from_flags
 from parallel.config.run_spec import RunSpec
-from parallel.config.settings import add_flags, from_flags
 from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
 from parallel.train import set_environment

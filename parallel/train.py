@@ -41,8 +41,8 @@ from base.storage import write_json
 from parallel.checkpoint import attempts, folders
 from parallel.config import library_variables
 from parallel.config.engine_abilities import kernels_of
+from parallel.config.resolve import add_flags, from_flags, resolve
 from parallel.config.run_spec import DEFAULTS, RunSpec, settings_of
-from parallel.config.settings import add_flags, from_flags, resolve
 from parallel.config.study import choose_runs, load_study
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of_error
 from parallel.record.facts import launcher_metadata, planned, ranks_per_node, run_facts

@@ -31,8 +31,8 @@ from parallel import batches, engines, token_files  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.contents import KINDS  # noqa: E402
+from parallel.config.resolve import resolve  # noqa: E402
 from parallel.config.run_spec import RunSpec  # noqa: E402
-from parallel.config.settings import resolve  # noqa: E402
 from parallel.engines.optim import lr_at  # noqa: E402
 from parallel.ranks import Ranks  # noqa: E402
 from tests import gathered_attention  # noqa: E402

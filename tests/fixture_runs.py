@@ -13,7 +13,7 @@ from analysis.pages.section import Chart
 from analysis.runs import run_table, scaling_curve
 from analysis.runs.fairness import Terms
 from models.config import GPTConfig
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.record.ends import kind_of
 from parallel.record.writer import RunFolder
 

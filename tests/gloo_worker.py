@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines import cpu, devices
 from parallel.ranks import Ranks
 from parallel.record.launch import Launch

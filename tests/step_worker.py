@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from base.errors import UsageError
 from models.gpt import gelu
 from parallel import engines
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines.deepspeed_common import deepspeed  # patched first
 
 SIZES = {"n_layer": 1, "hidden": 16, "n_head": 2, "vocab_size": 9, "max_seq_len": 8, "steps": 2}

@@ -12,11 +12,11 @@ from analysis import breakdown as command
 from analysis.logs.readers import run_folder
 from analysis.runs import rank_times as tables
 from analysis.runs.ratio import speedup
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.measure import ranges, step_parts
 from parallel.record import writer
 from parallel.record.reader import read_breakdown
-from parallel.record.schema import AXES, BREAKDOWN_COLUMNS, CATEGORIES
+from parallel.record.schema import BREAKDOWN_COLUMNS, CATEGORIES, MESSAGE_AXES
 from tests import fixture_runs
 
 
@@ -196,7 +196,7 @@ def test_axes_are_told_by_the_ranks_that_differ():
 
 def put(path, rank, step, **seconds):
     """A row of a rank's breakdown."""
-    row = dict.fromkeys(BREAKDOWN_COLUMNS, 0) | {f"{axis}_calls": 1 for axis in AXES}
+    row = dict.fromkeys(BREAKDOWN_COLUMNS, 0) | {f"{axis}_calls": 1 for axis in MESSAGE_AXES}
     row |= {"rank": rank, "first_step": step, "last_step": step}
     file = writer.BreakdownFile(path, rank)
     file.write(row | {f"{part}_s": value for part, value in seconds.items()})

@@ -10,8 +10,8 @@ from base.errors import UsageError
 from base.storage import publish
 from parallel.checkpoint import attempts, folders
 from parallel.checkpoint.folders import FORMAT, MANIFEST, Damaged
+from parallel.config.resolve import resolve
 from parallel.config.run_spec import settings_of
-from parallel.config.settings import resolve
 from parallel.record.writer import RunFolder
 from tests.fixture_runs import facts, write
 

@@ -18,7 +18,7 @@ from models import gpt, hf_model
 from models.config import PRESETS
 from models.flops import megatron
 from parallel import batches, data, token_files
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.record.reader import read_run
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write

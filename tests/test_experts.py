@@ -15,7 +15,7 @@ from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS, Experts, LatentAttention, parameter_shapes
 from parallel import train
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines import optim
 
 TINY = PRESETS["tiny-moe"]

@@ -12,7 +12,7 @@ import torch
 
 from base.errors import UsageError
 from parallel import sweep
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines import devices
 from parallel.record.reader import read_run, read_status
 from tests.conftest import (

@@ -9,7 +9,7 @@ from base.errors import UsageError
 from parallel import token_files
 from parallel.config.data_files import training_tokens
 from parallel.config.duration import steps_of
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 
 SIXTEEN = {"preset": "gpt2-124m", "micro_batch": 4, "global_batch": 16, "seq_len": 512}
 

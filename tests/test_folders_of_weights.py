@@ -17,7 +17,7 @@ from models.hf_weights import write_hugging_face
 from parallel import train
 from parallel.checkpoint import attempts, loading
 from parallel.checkpoint.contents import Piece, State
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.ranks import Ranks
 
 CONFIG = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16)

@@ -13,7 +13,7 @@ from analysis.runs.repeats import configuration
 from base.errors import UsageError
 from models.config import PRESETS, preset
 from parallel import train
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.config.study import load_study
 from parallel.engines.kernels import attention_of
 from tests.fixture_runs import facts, table_of, write

@@ -16,7 +16,7 @@ from base.errors import UsageError
 from base.units import GIB
 from models.gpus import find_gpu
 from parallel import bench, gpu_check
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.config.study import load_study
 from parallel.engines import devices, kernels, load
 from parallel.engines.kernels import attention_of

@@ -15,7 +15,7 @@ from base.errors import UsageError
 from models.gpus import lacking
 from parallel import gpu_check
 from parallel.config import library_variables
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines import devices
 from parallel.record.launch import Launch
 from tests.conftest import ROOT

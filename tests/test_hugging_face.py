@@ -46,7 +46,7 @@ from parallel.checkpoint import attempts, loading
 from parallel.checkpoint.contents import NEVER_SAVED, Copy, Piece, State
 from parallel.checkpoint.doors import Foreign
 from parallel.checkpoint.doors import ours as our_door
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.ranks import Ranks
 from parallel.record.reader import read_run
 from tests import checkpoint_worker

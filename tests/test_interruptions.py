@@ -20,7 +20,7 @@ from analysis.runs.verdict import judge
 from base.errors import UsageError
 from parallel import forked_ranks
 from parallel.checkpoint import attempts, folders
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.record import ends, hangs
 from parallel.record.hangs import GpuWork, Report, Watchdog
 from parallel.record.reader import read_run, read_status
@@ -367,7 +367,7 @@ import os, torch, torch.distributed as dist
 from parallel import engines
 from parallel.engines.devices import init_process_group
 from parallel.record import launch
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 os.environ['DS_ACCELERATOR'] = 'cpu'
 os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0', 'LOCAL_RANK': '0'}
 cpu, counts = torch.device('cpu'), []

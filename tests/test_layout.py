@@ -12,10 +12,19 @@ from analysis.planner.columns import FAMILIES, Columns, Step, columns, columns_o
 from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
 from parallel.checkpoint.attempts import changes
-from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES, SET_AXES, UNEVEN, shown_axes
-from parallel.config.layout import Layout, split_world, uneven_ends
+from parallel.config.layout import (
+    AXES,
+    EXPERT_AXES,
+    RANK_AXES,
+    SET_AXES,
+    UNEVEN,
+    Layout,
+    shown_axes,
+    split_world,
+    uneven_ends,
+)
+from parallel.config.resolve import resolve
 from parallel.config.run_spec import SETTINGS, assembled
-from parallel.config.settings import resolve
 
 
 def test_tp_counts_fastest_then_cp_then_dp_then_pp():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from analysis.planner.messages import parameter_sizes, sent_bytes
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.measure.wire import wire_bytes
 
 # b 2, s 16, h 8 in fp32: 1,024 bytes of hidden states, 128 of one number a token. 3 micro-batches.

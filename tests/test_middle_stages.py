@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel import token_files, trainer
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines import StepResult
 from parallel.record.launch import Launch
 from parallel.record.signals import Interruption

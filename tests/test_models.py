@@ -26,7 +26,7 @@ from models.config import (
 )
 from models.hf_config import architecture
 from parallel.config.engine_abilities import ENGINES
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines.reference import build_reference
 from parallel.measure.rehearsal import Memory
 

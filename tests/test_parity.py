@@ -18,7 +18,7 @@ from parallel import sweep
 from parallel.config.run_spec import assembled, settings_of
 from parallel.config.study import load_study
 from parallel.record.reader import Run, read_breakdown, read_run
-from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES
+from parallel.record.schema import CATEGORIES, EXPERT_MESSAGE_AXES, MESSAGE_AXES
 from tests.conftest import ROOT
 
 STEPS = 12
@@ -111,7 +111,7 @@ def test_every_rank_sends_what_the_formulas_say_and_its_parts_add_up(key, name, 
     spec = assembled(settings_of(run.facts))
     ranks, problems = read_breakdown(run.path, spec.gpus)
     assert problems == [] and len(ranks) == spec.gpus
-    axes = (*AXES, *EXPERT_AXES) if spec.model.experts else AXES
+    axes = (*MESSAGE_AXES, *EXPERT_MESSAGE_AXES) if spec.model.experts else MESSAGE_AXES
     for rank, rows in ranks.items():
         expected = sent_bytes(spec, rank)
         for at, row in enumerate(rows[1:], 1):  # a first step also agrees on shapes and buckets
@@ -124,7 +124,7 @@ def test_every_rank_sends_what_the_formulas_say_and_its_parts_add_up(key, name, 
                     assert sent == pytest.approx(wanted), axis
         assert [row["last_step"] for row in rows] == list(range(1, STEPS + 1))
         # A rank can lose its core between two readings of the clock, so one row proves nothing.
-        parts = CATEGORIES + (EXPERT_AXES if spec.model.experts else ())
+        parts = CATEGORIES + (EXPERT_MESSAGE_AXES if spec.model.experts else ())
         shares = [sum(row[f"{part}_s"] for part in parts) / row["elapsed_s"] for row in rows]
         assert statistics.median(shares) == pytest.approx(1, rel=0.02)
         worked = {part for part in CATEGORIES if any(row[f"{part}_s"] for row in rows)}

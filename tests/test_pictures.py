@@ -8,7 +8,7 @@ from analysis import plots
 from analysis.common import colours
 from analysis.pages import charts, cost_views
 from parallel.config.engine_abilities import ENGINES
-from parallel.record.schema import CATEGORIES, EXPERT_AXES
+from parallel.record.schema import CATEGORIES, EXPERT_MESSAGE_AXES
 from tests.fixture_runs import drawn_rows, facts, write
 
 MEMORY = ("weights", "gradients", "optimizer", "activations", "keys and values", "logits")
@@ -27,7 +27,7 @@ def study(folder, *runs):
     return plots.drawn([folder], None)
 
 
-@pytest.mark.parametrize("parts", [(*CATEGORIES, *EXPERT_AXES), MEMORY, cost_views._CLOCK])
+@pytest.mark.parametrize("parts", [(*CATEGORIES, *EXPERT_MESSAGE_AXES), MEMORY, cost_views._CLOCK])
 def test_the_parts_of_a_chart_have_different_colours(parts):
     assert len({colours.PARTS.get(part, colours.GREY) for part in parts}) == len(parts)
 

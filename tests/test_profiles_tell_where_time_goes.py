@@ -8,7 +8,7 @@ import pytest
 from analysis import profile
 from analysis.logs.record import Refusal
 from base.errors import UsageError
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.record import facts
 from tests import fixture_runs
 from tests.conftest import run_module

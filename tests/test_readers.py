@@ -25,7 +25,7 @@ from analysis.logs.record import Refusal
 from analysis.logs.step_time import timed
 from analysis.runs.verdict import judge
 from base.errors import UsageError
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.record.ends import outside_sign
 from parallel.record.lines import iteration_line
 from tests.conftest import ROOT

@@ -8,7 +8,7 @@ from analysis import plan
 from analysis.planner.messages import parameter_sizes, sent_bytes
 from base.errors import UsageError
 from parallel import rehearse
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.config.study import load_study
 from tests.conftest import ROOT, run_module
 

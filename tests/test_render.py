@@ -17,8 +17,8 @@ import pytest
 from base.errors import UsageError
 from parallel import train
 from parallel.config.clusters import CLUSTERS, cluster_of
+from parallel.config.resolve import resolve
 from parallel.config.run_spec import settings_of
-from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from parallel.record import facts
 from parallel.record.launch import Launch

@@ -11,7 +11,7 @@ from analysis import compare, parity, tflops
 from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.config.study import name_alone
 from parallel.record.reader import read_run
 from parallel.record.schema import CLOCK_COLUMNS, STEP_COLUMNS

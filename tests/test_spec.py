@@ -6,7 +6,7 @@ import json
 import pytest
 
 from base.errors import UsageError
-from parallel.config.settings import add_flags, from_flags, resolve
+from parallel.config.resolve import add_flags, from_flags, resolve
 from parallel.config.study import load_study
 from tests.conftest import study_file
 

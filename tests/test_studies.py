@@ -8,7 +8,7 @@ import pytest
 
 from base.errors import UsageError, by_reason
 from parallel.config import clusters
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.config.study import load_study, name_alone
 from tests.conftest import ROOT
 

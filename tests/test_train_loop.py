@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from parallel import forked_ranks, trainer
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines import devices
 from parallel.measure import profiler
 from parallel.ranks import Ranks

@@ -17,7 +17,7 @@ from models import gpt
 from models.config import PRESETS
 from models.flops import tflops_per_gpu
 from parallel import trainer
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.engines import kernels, optim
 from parallel.engines.optim import LossScale, ScaleRule, lr_at, param_groups
 from parallel.record import lines

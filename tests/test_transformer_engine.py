@@ -10,7 +10,7 @@ import torch
 from analysis.runs.fairness import changes
 from base.errors import UsageError
 from parallel.config import library_variables
-from parallel.config.settings import add_flags, from_flags, resolve
+from parallel.config.resolve import add_flags, from_flags, resolve
 from parallel.config.study import load_study
 from parallel.engines import kernels, megatron_config
 from tests.conftest import study_file

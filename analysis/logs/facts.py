@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from base.bounds import Bounds, Count, Words
 from models.config import ACTIVATIONS, NORMS, POSITIONS
-from parallel.config.axes import AXES, EXPERT_AXES
-from parallel.config.layout import ROUTING, Layout
+from parallel.config.layout import AXES, EXPERT_AXES, ROUTING, Layout
 
 
 class Fact(NamedTuple):

@@ -12,7 +12,7 @@ from analysis.runs import checkpoint_costs, gpu_hours, rank_times
 from base.errors import UsageError
 from base.units import GIB
 from models.headroom import CONSTANTS
-from parallel.record.schema import CATEGORIES, EXPERT_AXES
+from parallel.record.schema import CATEGORIES, EXPERT_MESSAGE_AXES
 
 _CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
 
@@ -26,7 +26,7 @@ def breakdown(study: Study) -> list[Section]:
         {"bar": f"{run.name}; rank {rank}", "part": part, "seconds": row[f"{part}_s"]}
         for run in runs
         for rank, row in sorted(run.ranks.items())
-        for part in (*CATEGORIES, *EXPERT_AXES)
+        for part in (*CATEGORIES, *EXPERT_MESSAGE_AXES)
         if row[f"{part}_s"]
     ]
     spec = charts.parts(bars, "seconds", "seconds per step")

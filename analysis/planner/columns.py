@@ -15,9 +15,8 @@ import numpy as np
 
 from base.errors import UsageError
 from models.config import GPTConfig, in_words
-from parallel.config.axes import AXES, EXPERT_AXES, RANK_AXES
 from parallel.config.deepspeed_json import read_deepspeed_json
-from parallel.config.layout import OFFLOAD, RECOMPUTE, Ends, Layout
+from parallel.config.layout import AXES, EXPERT_AXES, OFFLOAD, RANK_AXES, RECOMPUTE, Ends, Layout
 
 if TYPE_CHECKING:
     from parallel.config.run_spec import RunSpec

@@ -9,8 +9,7 @@ from analysis.planner.columns import Columns
 from analysis.planner.ranking import HEADINGS, KEYS, Ranking, message_seconds, policy
 from analysis.planner.space import engine_of
 from base.errors import UsageError
-from parallel.config.axes import EXPERT_AXES
-from parallel.config.layout import RECOMPUTE
+from parallel.config.layout import EXPERT_AXES, RECOMPUTE
 
 WORDS = {"recompute": RECOMPUTE, "sequence_parallel": ("no", "yes")}
 

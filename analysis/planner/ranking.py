@@ -20,8 +20,7 @@ from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from models.gpus import NETWORK
 from models.headroom import MARGIN, usable
-from parallel.config.axes import AXES, EXPERT_AXES, shown_axes
-from parallel.config.layout import RECOMPUTE
+from parallel.config.layout import AXES, EXPERT_AXES, RECOMPUTE, shown_axes
 
 MARGINS = Bounds(0, 1, below=True)  # share of memory left free
 NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart

@@ -19,8 +19,7 @@ from analysis.planner.columns import Columns, columns
 from analysis.planner.engines import adds_in_16_bits, is_fsdp2
 from analysis.planner.memory.peak import check_counted
 from base.errors import Answer, UsageError
-from parallel.config.axes import AXES, MODEL_AXES, UNEVEN
-from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
+from parallel.config.layout import AXES, MODEL_AXES, OFFLOAD, RECOMPUTE, UNEVEN, Layout
 
 ASSUMED = "sequence parallelism is not stated: predicted without (--sequence-parallel)"
 Place = Callable[[Any, Any, Any], dict[str, Any]]

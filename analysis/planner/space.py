@@ -11,8 +11,7 @@ from analysis.planner.columns import Columns, columns
 from analysis.planner.memory.peak import check_counted
 from base.errors import UsageError
 from models.config import GPTConfig
-from parallel.config.axes import AXES, RANK_AXES
-from parallel.config.layout import RECOMPUTE, uneven_ends
+from parallel.config.layout import AXES, RANK_AXES, RECOMPUTE, uneven_ends
 
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in compute
 SPLIT = (*AXES, "micro_batch", "n_micro", "first_layers", "last_layers")

@@ -14,8 +14,7 @@ from analysis.planner.engines import family_of, fuses_attention, is_recipe
 from base.units import GIB
 from models.config import GPTConfig
 from models.gpus import joined, planning_gpu
-from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES
-from parallel.config.layout import RECOMPUTE
+from parallel.config.layout import AXES, EXPERT_AXES, MODEL_AXES, RECOMPUTE
 
 VOCAB, SEQ_LEN, GPUS_PER_NODE = 51200, 2048, 8
 HEAD = 128  # the usual size of a head

@@ -9,8 +9,7 @@ from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.verdict import EARLY, ending
 from models.config import PARTS
-from parallel.config.axes import AXES, EXPERT_AXES
-from parallel.config.layout import FORCED
+from parallel.config.layout import AXES, EXPERT_AXES, FORCED
 from parallel.config.megatron_options import in_words
 from parallel.config.run_spec import settings_of
 from parallel.measure.steady_time import Window

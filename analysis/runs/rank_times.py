@@ -17,13 +17,18 @@ from analysis.runs.fairness import differences, scaling_of
 from analysis.runs.ratio import Side, against
 from analysis.runs.shared_hosts import shared_cores
 from base.errors import Reading, UsageError
+from parallel.config.resolve import check_setting
 from parallel.config.run_spec import SETTINGS, RunSpec, assembled, settings_of
-from parallel.config.settings import check_setting
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, read_breakdown
-from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES, EXPERT_BREAKDOWN_COLUMNS
+from parallel.record.schema import (
+    CATEGORIES,
+    EXPERT_BREAKDOWN_COLUMNS,
+    EXPERT_MESSAGE_AXES,
+    MESSAGE_AXES,
+)
 
-COLLECTIVE = tuple(axis for axis in (*AXES, *EXPERT_AXES) if axis != "pp")
+COLLECTIVE = tuple(axis for axis in (*MESSAGE_AXES, *EXPERT_MESSAGE_AXES) if axis != "pp")
 COMPUTE = ("forward", "backward", "optimizer")
 WITHOUT = "no breakdown (the run had no --breakdown)"
 
@@ -149,7 +154,7 @@ def times(breakdowns: Iterable[Breakdown]) -> Table:
     table = Table(_TIMES, [], "Time per step")
     for breakdown in breakdowns:
         table.notes += [f"{breakdown.name}: {note}" for note in breakdown.notes]
-        for name in ("elapsed", *CATEGORIES, *EXPERT_AXES):
+        for name in ("elapsed", *CATEGORIES, *EXPERT_MESSAGE_AXES):
             seconds = {rank: row[f"{name}_s"] for rank, row in breakdown.ranks.items()}
             if not any(seconds.values()):
                 continue
@@ -166,7 +171,7 @@ def messages(breakdowns: Iterable[Breakdown]) -> Table:
     times."""
     table = Table(_MESSAGES, [], "Messages per step and rank")
     for breakdown in breakdowns:
-        for axis in (*AXES, *EXPERT_AXES):
+        for axis in (*MESSAGE_AXES, *EXPERT_MESSAGE_AXES):
             senders = [row for row in breakdown.ranks.values() if row[f"{axis}_calls"]]
             if not senders:
                 continue
@@ -215,7 +220,7 @@ def _least_s(breakdown: Breakdown, axis: str) -> float:
             layout = breakdown.spec.layout
             coords, n = layout.coords(rank), layout.ep * layout.etp
             shared = tuple(coords[a] for a in _SHARED.get(axis, ()))
-            if axis in EXPERT_AXES:  # who has the same experts, or the others of a copy
+            if axis in EXPERT_MESSAGE_AXES:  # who has the same experts, or the others of a copy
                 shared = coords["pp"], rank % n if axis == "expert_dp" else rank // n
             groups[shared].append(row[f"{axis}_s"])
     return sum(len(seconds) * min(seconds) for seconds in groups.values()) / len(breakdown.ranks)

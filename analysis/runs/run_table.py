@@ -28,7 +28,7 @@ from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import UNFIT, Judgement, summary, unfinished
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
-from parallel.config.axes import shown_axes
+from parallel.config.layout import shown_axes
 from parallel.measure.steady_time import Steady
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.

@@ -19,7 +19,7 @@ from analysis.runs.judged import Run, results
 from analysis.runs.scaling_curve import report_of
 from analysis.runs.throughput import model_utilisation
 from base.errors import UsageError, by_reason
-from parallel.config.axes import SET_AXES
+from parallel.config.layout import SET_AXES
 
 _ABOUT = ("round", "division", "submitter", "system", "benchmark")
 _SIZES = ("gpus", *SET_AXES, "micro_batch", "global_batch", "seq_len", "gpu_type")

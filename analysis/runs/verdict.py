@@ -17,7 +17,7 @@ from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
 from analysis.logs.step_time import no_timing
 from base.errors import Reason
-from parallel.config.axes import EXPERT_AXES
+from parallel.config.layout import EXPERT_AXES
 from parallel.measure.steady_time import MIN_STEADY, Steady
 
 # A failure's kind as the readers name it -> the verdict.

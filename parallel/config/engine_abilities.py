@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from parallel.config.axes import UNEVEN
-from parallel.config.layout import RECOMPUTE
+from parallel.config.layout import RECOMPUTE, UNEVEN
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from base.errors import UsageError
 from models.config import in_words
 from models.hf_config import architecture
 from parallel.config import megatron_options
-from parallel.config.axes import EXPERT_AXES, SET_AXES
 from parallel.config.data_files import stated_by
 from parallel.config.engine_abilities import ENGINES, OPTIONS
+from parallel.config.layout import EXPERT_AXES, SET_AXES
 
 if TYPE_CHECKING:
     from parallel.config.run_spec import RunSpec

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from models.config import OVERRIDES, Experts, GPTConfig, preset
-from parallel.config.axes import EXPERT_AXES, SET_AXES, UNEVEN
-from parallel.config.layout import DISPATCHERS, FORCED
+from parallel.config.layout import DISPATCHERS, EXPERT_AXES, FORCED, SET_AXES, UNEVEN
 
 _ENDS = dict(zip(UNEVEN, ("embedding-counts", "loss-counts", "first{}", "last{}"), strict=True))
 # What `split_name` tells already (gpus follows from the split's sizes), or what never names a run.

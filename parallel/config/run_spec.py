@@ -1,6 +1,6 @@
 """A run, fully specified: every setting once, with its help text, its default and its bounds.
 
-`RunSpec` is what a study file's tables and the command line's flags both become (settings.py).
+`RunSpec` is what a study file's tables and the command line's flags both become (resolve.py).
 Torch-free.
 """
 
@@ -13,14 +13,16 @@ from base.bounds import Bounds, Text, key
 from models.config import COUNT, OVERRIDES, SIZE, VOCAB_MULTIPLE, GPTConfig, preset
 from models.gpus import lacking
 from parallel.config import megatron_options
-from parallel.config.axes import EXPERT_AXES, MODEL_AXES, UNEVEN
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout import (
     DISPATCHERS,
+    EXPERT_AXES,
     FORCED,
+    MODEL_AXES,
     NATURAL,
     RANKS,
     SPLIT,
+    UNEVEN,
     Layout,
     split_world,
 )

@@ -46,9 +46,9 @@ from models.config import preset
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
 from parallel.config.duration import CIRCUMSTANCES, WORK
+from parallel.config.resolve import COMMAND_LINE, check_setting, merge, resolve
 from parallel.config.run_names import IN_NAME, model_of, run_name, split_name
 from parallel.config.run_spec import DEFAULTS, SETTINGS, RunSpec
-from parallel.config.settings import COMMAND_LINE, check_setting, merge, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
 MOST_RUNS = 10_000  # of a study, points that are left out and repeats included

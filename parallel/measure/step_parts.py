@@ -50,7 +50,7 @@ from parallel.config.layout import Layout
 from parallel.config.run_spec import RunSpec
 from parallel.measure import ranges
 from parallel.measure.wire import CONTROL_BYTES, wire_bytes
-from parallel.record.schema import AXES, CATEGORIES, EXPERT_AXES
+from parallel.record.schema import CATEGORIES, EXPERT_MESSAGE_AXES, MESSAGE_AXES
 from parallel.record.writer import BreakdownFile
 
 CALIBRATIONS = 32
@@ -124,7 +124,7 @@ class Breakdown:
     def __init__(self, spec: RunSpec, device: torch.device, rank: int, folder: Path):
         self.spec, self.layout, self.rank = spec, spec.layout, rank
         experts = bool(spec.model.experts)
-        self.axes = AXES + EXPERT_AXES if experts else AXES
+        self.axes = MESSAGE_AXES + EXPERT_MESSAGE_AXES if experts else MESSAGE_AXES
         self.file = BreakdownFile(folder, rank, experts)
         self.axis_of_group: dict[str, str] = {}
         self.transfer_s = _transfer_s(spec, device, rank) if self.layout.pp > 1 else 0.0

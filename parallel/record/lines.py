@@ -6,8 +6,7 @@ from typing import Any
 from models.config import preset
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
-from parallel.config.axes import AXES, EXPERT_AXES
-from parallel.config.layout import FORCED
+from parallel.config.layout import AXES, EXPERT_AXES, FORCED
 from parallel.config.library_variables import kept
 from parallel.config.run_spec import RunSpec
 from parallel.record.facts import tried

@@ -30,7 +30,7 @@ from typing import Any
 from base.bounds import Bounds, Count, Moment, misfit
 from base.errors import UsageError
 from base.files import shown
-from parallel.config import axes
+from parallel.config.layout import AXES, EXPERT_AXES, RANK_AXES, SELDOM
 
 SCHEMA_VERSION = "1"  # of run.json
 METRICS_VERSION = "2.0"  # of training_metrics.json
@@ -85,19 +85,19 @@ SLOW_COLUMNS = {"time_utc": str, "first_step": count, "last_step": count}
 SLOW_COLUMNS |= {"kind": str, "rank": int, "node": str, "longer": amount, "noise": amount}
 # A breakdown's columns; measure/step_parts.py says what each is. The CATEGORIES exclude each other
 # and add up to elapsed_s.
-AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
-CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
+MESSAGE_AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
+CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *MESSAGE_AXES, "bubble", "other")
 _TRAFFIC = {"calls": count, "bytes": count, "wire_bytes": float}
 
 BREAKDOWN_COLUMNS = {
     **dict.fromkeys(("rank", "first_step", "last_step"), count),
     **dict.fromkeys(("elapsed_s", "transfer_s", *(f"{name}_s" for name in CATEGORIES)), float),
-    **{f"{axis}_{what}": kind for axis in AXES for what, kind in _TRAFFIC.items()},
+    **{f"{axis}_{what}": kind for axis in MESSAGE_AXES for what, kind in _TRAFFIC.items()},
 }
-EXPERT_AXES = ("ep", "etp", "expert_dp")  # of a model with experts; they are categories, too
+EXPERT_MESSAGE_AXES = ("ep", "etp", "expert_dp")  # of experts; they are categories, too
 EXPERT_BREAKDOWN_COLUMNS = {
     f"{axis}_{what}": kind
-    for axis in EXPERT_AXES
+    for axis in EXPERT_MESSAGE_AXES
     for what, kind in {"s": float, **_TRAFFIC}.items()
 }
 
@@ -123,7 +123,7 @@ def may_stand_beside(name: str) -> bool:
 _NAMES = "run study question configuration baseline go_on kernels attention routing"
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
 _SPLIT = ("micro_batch", "n_micro", "world_size", "global_batch", "fsdp_shard")
-_SPLIT = (*axes.AXES, *axes.EXPERT_AXES, *_SPLIT)
+_SPLIT = (*AXES, *EXPERT_AXES, *_SPLIT)
 _ATTEMPT = {"started_utc": Moment(), "reason": str, "steps": COUNT, "kept_to": COUNT}
 _FACTS = {
     **dict.fromkeys(_NAMES.split(), str),
@@ -190,7 +190,7 @@ def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> No
         asked, had = stated[name], layout[name]
         if None not in (asked, had) and asked != had:
             raise UsageError(f"{damaged}{name} {shown(asked)} in spec, {shown(had)} in layout")
-    ranks = [axis for axis in axes.RANK_AXES if axis in layout or axis not in axes.SELDOM]
+    ranks = [axis for axis in RANK_AXES if axis in layout or axis not in SELDOM]
     for name, factors in (
         ("world_size", ranks),
         ("global_batch", ("dp", "micro_batch", "n_micro")),

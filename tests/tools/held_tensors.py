@@ -24,8 +24,8 @@ from analysis.planner.memory import model_states
 from analysis.planner.memory.pipeline import stages
 from base.files import ROOT
 from parallel import batches, engines, forked_ranks, token_files
+from parallel.config.resolve import resolve
 from parallel.config.run_spec import RunSpec
-from parallel.config.settings import resolve
 from parallel.measure import ranges
 
 # Its biases, norms and positions, which the formulas leave out, are 2 % of it.

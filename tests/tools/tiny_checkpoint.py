@@ -7,7 +7,7 @@ import torch
 from models.config import parameter_shapes, preset
 from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.checkpoint.contents import KINDS, State, unpadded
-from parallel.config.settings import resolve
+from parallel.config.resolve import resolve
 from parallel.ranks import Ranks
 
 SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}

@@ -16,7 +16,7 @@ from analysis.logs.parsing.run_json import stated
 from analysis.logs.parsing.setting_names import ENCODERS, read_settings, state
 from analysis.logs.record import Record, Refusal
 from base.bounds import misfit
-from parallel.config.axes import AXES, EXPERT_AXES, MODEL_AXES, SELDOM
+from parallel.config.layout import AXES, EXPERT_AXES, MODEL_AXES, SELDOM
 
 # The format of a log -> the files beside it that say what model it trained.
 _CONFIGURATIONS = {

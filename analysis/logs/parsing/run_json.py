@@ -5,7 +5,7 @@ from typing import Any
 from analysis.logs.facts import MODEL, SETTINGS
 from analysis.logs.parsing.json_values import integer, mapping, rows
 from models.config import PARTS
-from parallel.config.axes import EXPERT_AXES, SELDOM
+from parallel.config.layout import EXPERT_AXES, SELDOM
 from parallel.config.run_spec import gemm_precision
 
 

@@ -16,7 +16,7 @@ from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 from models.config import PARTS, VOCAB_MULTIPLE
-from parallel.config.axes import EXPERT_AXES
+from parallel.config.layout import EXPERT_AXES
 
 
 class _Rule(NamedTuple):

@@ -24,7 +24,7 @@ from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Failure, Record, Submission, steps_table
-from parallel.config.axes import EXPERT_AXES, SET_AXES
+from parallel.config.layout import EXPERT_AXES, SET_AXES
 
 _FACTS = {
     "global_batch_size": "global_batch",

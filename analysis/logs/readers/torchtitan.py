@@ -17,7 +17,7 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
-from parallel.config.axes import EXPERT_AXES
+from parallel.config.layout import EXPERT_AXES
 
 _GAP = ANSI + rb" {1,8}" + ANSI
 _STEP = re.compile(
