@@ -9,7 +9,7 @@ r"""Build and train a step of any rank of any run on this machine, without its m
 The engine's own code runs with tensors that have shapes but no storage, as one rank of the run. The
 command prints what that rank holds at its peak, and its messages. The exit status is 1 when a rank
 could not train its step, when it needs more memory than the cluster's card has, and when a run is
-not rehearsed: what Transformer Engine alone does (cp, fp8, its loss) the planner counts.
+not rehearsed: what Transformer Engine alone does (cp, fp8) the planner counts.
 """
 
 import contextlib
@@ -99,15 +99,11 @@ def unrehearsed(spec: RunSpec, study: Path | None = None, place: str = "") -> st
     takes it."""
     if spec.engine == "deepspeed_zero" and spec.layout.ep > 1:
         return "DeepSpeed's AutoEP needs the numbers of tokens"
-    settings = {
-        f"cp {spec.layout.cp}": spec.layout.cp > 1,
-        "precision fp8": spec.precision == "fp8",
-    }
-    settings["cross_entropy_fusion_impl te"] = spec.te_loss
-    if asked := [name for name, is_asked in settings.items() if is_asked]:
+    asked = [f"cp {spec.layout.cp}"] if spec.layout.cp > 1 else []
+    asked += ["precision fp8"] if spec.precision == "fp8" else []
+    if asked:
         reason = f"Transformer Engine alone has {' and '.join(asked)}, and only a GPU runs it"
-        loss = ", but those of megatron-core's own loss" if spec.te_loss and not study else ""
-        return f"{reason}; the planner counts its bytes{loss}: {planners_count(spec, study, place)}"
+        return f"{reason}; the planner counts its bytes: {planners_count(spec, study, place)}"
     return ""
 
 

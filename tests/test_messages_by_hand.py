@@ -282,15 +282,6 @@ def test_keys_and_values_go_around_a_ring_and_their_gradients_one_step_behind():
     assert sent["dp"] == 2 * 3 / 4 * 4 * N_PARAMS  # cp ranks add up the gradients
 
 
-def test_transformer_engines_loss_gathers_four_numbers_a_token():
-    given = {"precision": "bf16", "device": "cuda"}
-    three, four = (
-        sent_bytes(small(2, tp=2, **given, megatron=loss), 0)["tp"]
-        for loss in ({}, {"cross_entropy_fusion_impl": "te"})
-    )
-    assert four - three == M * (4 - 3) * TOKEN
-
-
 def test_of_latent_attention_no_formula_knows_what_tp_ranks_hold_whole():
     spec = settings(preset="tiny-mla-moe", engine="megatron", gpus=4, tp=2, sequence_parallel=True)
     sent = sent_bytes(spec, 0)

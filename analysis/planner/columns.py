@@ -339,7 +339,6 @@ def columns_of(spec: "RunSpec", **stated: object) -> Columns:
         "gelu_written_out": spec.implementation == "hf" and not spec.model.gated,
         "bucket": bucket,
         "documents": spec.reset_at_documents,
-        "te_loss": spec.te_loss,
         "fp8": spec.precision == "fp8",
         "tf32": spec.tf32,
         "deepspeed": spec.engine.startswith("deepspeed"),

@@ -146,11 +146,7 @@ def _tensor_parallel(spec: RunSpec, rank: int) -> float:
     elif summed:
         sent += m * head_vectors * wire_bytes("all_reduce", n, _width(spec) * model.head_dim)
     if last:
-        per_token = 4 * _tokens(spec)
-        if spec.te_loss:  # four numbers of each rank, once
-            sent += m * wire_bytes("all_gather", n, n * 4 * per_token)
-        else:
-            sent += m * 3 * wire_bytes("all_reduce", n, per_token)
+        sent += m * 3 * wire_bytes("all_reduce", n, 4 * _tokens(spec))
     return sent
 
 

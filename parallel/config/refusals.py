@@ -187,7 +187,8 @@ def _of_megatron(spec: "RunSpec") -> Cases:
     yield overlaps and spec.precision == "fp32", reason
     # Without its fused loss megatron-core takes no heed of which one it would be.
     reason = "megatron cross_entropy_fusion_impl te needs precision bf16 or fp8, not deterministic"
-    yield spec.te_loss and not spec.fuses_loss, reason
+    is_of_te = megatron_options.is_asked(spec.megatron, "cross_entropy_fusion_impl")
+    yield is_of_te and not spec.fuses_loss, reason
     beside = [name for name in ("reset_at_documents", "breakdown") if spec.value(name)]
     reason = f"a CUDA graph of megatron reads one mask and times nothing: no {', '.join(beside)}"
     yield megatron_options.captures_graphs(spec.megatron) and bool(beside), reason

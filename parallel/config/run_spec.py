@@ -202,11 +202,6 @@ class RunSpec:
         return " and ".join(words for words, is_so in asked.items() if is_so)
 
     @property
-    def te_loss(self) -> bool:
-        """Returns whether Transformer Engine computes the loss, which keeps no fp32 logits."""
-        return self.megatron.get("cross_entropy_fusion_impl") == "te"
-
-    @property
     def computes_norms_again(self) -> bool:
         """Returns whether backward recomputes norms, through Transformer Engine alone."""
         return self.engine == "megatron" and self.layout.recompute == "selective"
