@@ -33,16 +33,6 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-class Reason(NamedTuple):
-    """Why something is so: `kind` is what code tests, `text` the sentence that people read."""
-
-    kind: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
 class Answer(NamedTuple, Generic[T]):
     """A value, or None and the reason why there is none."""
 

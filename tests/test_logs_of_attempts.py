@@ -177,7 +177,9 @@ def test_step_times_that_rise_have_no_steady_time_and_it_is_said(tmp_path):
     for text, rise in ((jump, "took 1 s, then 1.6 s"), (grows, ""), (jump[:3500], None)):
         log.write_text(text)
         record = read(log)
-        doubts = [flag.text for flag in judge(record, timed(record)).flags if flag.kind == "rising"]
+        doubts = [
+            flag.text for flag in judge(record, timed(record)).doubts if flag.kind == "rising"
+        ]
         assert len(doubts) == (rise is not None) and all(rise in doubt for doubt in doubts)
 
 

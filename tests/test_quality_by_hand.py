@@ -6,21 +6,22 @@ import functools
 import numpy as np
 import pytest
 
+from analysis.common.reasons import Reason
 from analysis.logs.fact_options import parse_window
 from analysis.logs.record import Failure
 from analysis.logs.step_time import describe_rule, no_timing, step_times, timed
 from analysis.runs.verdict import Judgement, averages, judge, summary, unfinished
-from base.errors import Reason
 from base.intervals import Interval
 from parallel.measure.steady_time import Steady
 from tests.fixture_runs import logged
 
+LOST = Reason("rows missing", "m")
 record = functools.partial(logged, "x.log")
 
 
 def flags(n=40, time=None, **known):
     """The doubts about a run, by their kind."""
-    return dict(judge(record(n, **known), time).flags)
+    return {doubt.kind: doubt.text for doubt in judge(record(n, **known), time).doubts}
 
 
 def test_a_step_time_is_the_logs_or_what_the_batch_takes_at_the_printed_rate():
@@ -45,12 +46,12 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
     for extra, why in (
         ({"profiler": {"tool": "nsys"}}, "profiled with nsys: not a timing"),
         ({"profiler": {"mode": 1}}, "profiled with an unknown tool: not a timing"),
-        ({"missing_steps": "9 of 20 rows"}, "9 of 20 rows"),
+        ({"reasons": [Reason("rows missing", "9 of 20 rows")]}, "9 of 20 rows"),
     ):
         run = record(**extra, global_batch=4, samples_per_s=np.ones(40))
         judgement = judge(run)
         assert timed(run) is None and str(no_timing(run)) == why
-        assert judgement.unfit and why in map(str, judgement.flags)
+        assert judgement.unfit and why in map(str, judgement.doubts)
         assert summary(run, None, judgement)["samples_per_s"] is None
 
 
@@ -64,7 +65,7 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
         ({}, "end unknown", "the log says neither how far it should go nor an end"),
         ({"state": "running"}, "running", "its status says running"),
         ({"state": "interrupted"}, "interrupted", "it was asked to stop, and"),
-        ({"missing_steps": "m", "completed": True}, "rows missing", "m"),
+        ({"reasons": [LOST], "completed": True}, "rows missing", "m"),
         ({"failure": Failure("aborted", 3, "  Aborted ")}, "aborted", "line 3: Aborted"),
         ({"failure": Failure("launcher", 3, "x")}, "no data", "line 3: x"),
         ({"planned_steps": 99, "failure": Failure("oom", 7, "out")}, "OOM", "line 7: out"),
@@ -74,7 +75,7 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
 )
 def test_an_end_is_proven_by_what_is_nearest_to_it(known, verdict, reason):
     judgement = judge(record(**known))
-    assert judgement.verdict == verdict and judgement.reasons[0].startswith(reason)
+    assert judgement.verdict == verdict and str(judgement.told[0]).startswith(reason)
     fine = verdict in ("complete", "end unknown", "stopped early")  # as every benchmark is
     assert unfinished(record(**known)) == ("" if fine else verdict)
     if verdict == "stopped early":  # but not one of ours that failed
@@ -92,15 +93,15 @@ def test_one_skipped_step_at_the_end_is_fp16_lowering_its_scale(before, last_is_
 
 
 def test_the_proof_stands_first_behind_its_line_and_is_said_once():
-    lost = judge(record(missing_steps="m", completed=True, oversubscribed=True))
-    assert lost.reasons == ["m", "oversubscribed: more ranks than cores"] and lost.unfit
+    lost = judge(record(reasons=[LOST], completed=True, oversubscribed=True))
+    assert [*map(str, lost.told)] == ["m", "oversubscribed: more ranks than cores"] and lost.unfit
     pending = judge(record(0, state="pending"))
-    assert (pending.verdict, pending.reasons, pending.line_no) == ("pending", [], 0)
-    words = Judgement("v", 7, "proof", [Reason("f", "flag")], ["note"]).reasons
-    assert words == ["line 7: proof", "flag", "note"]
+    assert (pending.verdict, pending.told, pending.line_no) == ("pending", [], 0)
+    doubted = Judgement(Reason("v", "proof"), [Reason("f", "doubt")], 7)
+    assert [*map(str, doubted.told)] == ["line 7: proof", "doubt"]
     failed = judge(record(planned_steps=40, failure=Failure("traceback", 900, "KeyError")))
     assert failed.verdict == "complete"
-    assert "after the run completed, line 900: KeyError" in failed.reasons
+    assert "after the run completed, line 900: KeyError" in map(str, failed.told)
 
 
 def test_iterations_that_count_from_zero_are_one_more_than_the_last():
@@ -111,7 +112,7 @@ def test_iterations_that_count_from_zero_are_one_more_than_the_last():
     gap = record(planned_steps=40, iteration=np.r_[np.nan, np.arange(2.0, 41)])
     assert judge(gap).verdict == "complete"
     numberless = judge(record(3, planned_steps=1, iteration=np.full(3, np.nan)))
-    assert numberless.reasons == ["ended at iteration an unknown number of 1"]
+    assert str(numberless.proof) == "ended at iteration an unknown number of 1"
 
 
 @pytest.mark.parametrize(

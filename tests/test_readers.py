@@ -127,7 +127,7 @@ def test_a_loss_of_nan_outside_of_iteration_lines_is_counted_and_diverged(log):
         (run, "result_0.txt", "1 times"),
     ):
         judged = judge(read(log(text, name)))
-        (flag,) = (flag.text for flag in judged.flags if flag.kind == "loss")
+        (flag,) = (flag.text for flag in judged.doubts if flag.kind == "loss")
         assert judged.verdict == "diverged" and count in flag, name
 
 
@@ -200,7 +200,7 @@ def test_a_step_time_of_zero_is_unknown(log):
     text = "".join(megatron(i, ms=10_000.0 * (i % 2)) for i in range(1, 41))
     record = read(log(text))
     assert timed(record).step_s == 10.0
-    (doubt,) = (flag.text for flag in judge(record).flags)
+    (doubt,) = (flag.text for flag in judge(record).doubts)
     assert doubt == "20 values of step_s are zero, negative or infinite: unknown"
     header = (
         "block_size = 1024\nnumber of parameters: 123.59M\ntokens per iteration will be: 491,520\n"

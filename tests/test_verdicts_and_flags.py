@@ -34,14 +34,18 @@ def test_a_loss_that_ends_as_no_number_is_no_good_run(tmp_path, kind, bad):
 
     name = {"nan": "NaN", "inf": "infinite"}[bad]
     good = judged(9.0, 8.0, 7.0, 6.0, 5.0)
-    assert good.verdict != "diverged" and "loss" not in "".join(map(str, good.flags))
+    assert good.verdict != "diverged" and "loss" not in "".join(map(str, good.doubts))
     passed = judged(9.0, 8.0, bad, 6.0, 5.0)
-    (flag,) = (flag.text for flag in passed.flags if flag.kind == "loss")
+    (flag,) = (flag.text for flag in passed.doubts if flag.kind == "loss")
     assert passed.verdict == good.verdict
     assert flag.startswith(f"the loss is {name} in 1 of 5 iterations") and "end" not in flag
     lost = judged(9.0, 8.0, bad, bad, bad)
-    (flag,) = (flag.text for flag in lost.flags if flag.kind == "loss")
-    assert (lost.verdict, lost.line_no, lost.proof) == ("diverged", 5, f"the last loss is {bad}")
+    (flag,) = (flag.text for flag in lost.doubts if flag.kind == "loss")
+    assert (lost.verdict, lost.line_no, lost.proof.text) == (
+        "diverged",
+        5,
+        f"the last loss is {bad}",
+    )
     assert flag.startswith(f"the loss is {name} in 3 of 5") and flag.endswith("to the end")
 
 
@@ -104,8 +108,8 @@ def test_the_reason_of_a_failed_run_is_its_verdict(reason, steps, verdict, asked
     judgement = judge(read(folder))
     assert judgement.verdict == verdict
     early = verdict == "stopped early"
-    assert judgement.proof == ("ended at iteration 20 of 40" if early else reason)
-    assert any(words.endswith(reason) for words in judgement.reasons)
+    assert judgement.proof.text == ("ended at iteration 20 of 40" if early else reason)
+    assert any(words.endswith(reason) for words in map(str, judgement.told))
 
 
 @pytest.mark.parametrize("fail", ["", "RuntimeError: no"])

@@ -74,7 +74,7 @@ def _find_copies(records: list[Record]) -> None:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest and first.setdefault(digest, record.source) != record.source:
             record.copy_of = first[digest]
-            record.notes.append(f"the same evidence as {record.copy_of} (SHA-256 {digest[:12]})")
+            record.note(f"the same evidence as {record.copy_of} (SHA-256 {digest[:12]})")
 
 
 def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:

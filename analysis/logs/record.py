@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.common.reasons import NOTE, Reason
 from base.errors import UsageError, printable
 from parallel.record.reader import Run
 
@@ -32,6 +33,10 @@ STEP = np.dtype(
         ("at", float),  # where its line begins in the log, bytes
     ]
 )
+
+
+# A doubt: its learning rate changed when it was resumed, so no single schedule has its loss curve.
+SCHEDULE = "schedule"
 
 
 def steps_table(**columns: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -149,8 +154,8 @@ class Record:
     sharing: str = ""  # the ranks, and the cores or GPUs that they share, in words
 
     origin: dict[str, str] = field(default_factory=dict)  # field -> one of ORIGINS
-    notes: list[str] = field(default_factory=list)  # contradictions, restarts, odd lines
-    doubts: dict[str, str] = field(default_factory=dict)  # what a table must say -> in words
+    # Notes, as contradictions and odd lines, and doubts, which every table must say.
+    reasons: list[Reason] = field(default_factory=list)
 
     # How to read the entries, and where they stand.
     per_epoch: bool = False  # an entry is the mean over an epoch's micro-steps, not one step
@@ -171,9 +176,6 @@ class Record:
     baseline: str | None = None  # the name of the run that the study compares with
     state: str | None = None  # of parallel.record.ends: complete, running, failed ...
     ended_utc: str | None = None
-    missing_steps: str = ""  # which steps a complete run should hold and does not
-    off_clock: str = ""  # how its step times contradict the times of day when the steps ended
-    schedule_note: str = ""  # how its learning rate changed when it was resumed
     facts: dict[str, Any] = field(default_factory=dict)  # run.json as it stands
     shown: str = ""  # what tables call the run; `load` sets it
     evidence: str = ""  # a hash of what was measured, where a reader makes one
@@ -183,6 +185,25 @@ class Record:
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how
 
+    @property
+    def notes(self) -> list[str]:
+        """Returns the notes in words."""
+        return [reason.text for reason in self.reasons if reason.kind == NOTE]
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Returns the doubts in words, by their kinds."""
+        return {reason.kind: reason.text for reason in self.reasons if reason.kind != NOTE}
+
+    def note(self, text: str) -> None:
+        self.reasons.append(Reason(NOTE, text))
+
+    def doubt(self, kind: str, text: str) -> None:
+        """Adds a doubt, in the place of an earlier one of its kind."""
+        kinds = [reason.kind for reason in self.reasons]
+        place = kinds.index(kind) if kind in kinds else len(kinds)
+        self.reasons[place : place + 1] = [Reason(kind, text)]
+
     def doubt_numbers(self, counts: Mapping[str, int | bool], prefix: str = "") -> None:
         """Notes as a doubt how many values of each name are cut or no whole number, and so
         unknown."""
@@ -190,7 +211,7 @@ class Record:
         if unknown:
             words = f"{prefix}what is cut or no whole number is unknown: {unknown}"
             earlier = self.doubts.get("numbers")
-            self.doubts["numbers"] = f"{earlier}; {words}" if earlier else words
+            self.doubt("numbers", f"{earlier}; {words}" if earlier else words)
 
     def step_stats(self) -> dict[str, float | int | None]:
         """Returns n, mean, median, min and max (seconds) over all logged steps; None where unknown.

@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from analysis.common.reasons import Reason
 from analysis.logs.parsing.rate_words import step_s_of_rates
 from analysis.logs.record import Record
-from base.errors import Reason
 from parallel.measure.steady_time import Steady, Window, steady
+
+UNTIMED = ("off the clock", "rows missing")  # doubts of a run folder that rule out a time
 
 
 def step_times(record: Record) -> np.ndarray:
@@ -26,9 +28,8 @@ def no_timing(record: Record) -> Reason | None:
     if record.profiler:  # it slows the steps that it watches
         tool = record.profiler.get("tool", "an unknown tool")
         return Reason("profiled", f"profiled with {tool}: not a timing")
-    if record.off_clock:
-        return Reason("off the clock", record.off_clock)
-    return Reason("rows missing", record.missing_steps) if record.missing_steps else None
+    untimed = (reason for reason in record.reasons if reason.kind in UNTIMED)
+    return next(untimed, None)
 
 
 def timed(record: Record, window: Window | None = None) -> Steady | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from analysis.common.reasons import NOTE, Reason
 from analysis.logs.facts import FACTS
 from analysis.logs.model import config_of
 from analysis.logs.parsing.setting_names import read_settings, state
@@ -49,7 +50,8 @@ def record_of(row: Row, source: str) -> Record:
     if sizes["window_size"]:
         record.model["window"] = {name: int(value or 0) for name, value in sizes.items()}
     record.gpu_type = planning_gpu(row.text("gpu_type")).name
-    record.routing, record.notes = row.text("routing") or None, [row.text("source")]
+    record.routing = row.text("routing") or None
+    record.reasons.insert(0, Reason(NOTE, row.text("source")))
     if params := row.number("params_b"):
         record.params = params * 1e9
         record.model["tied"] = config_of(record).value is not None  # else an output layer beside

@@ -22,7 +22,7 @@ class Run(NamedTuple):
     @property
     def unfit(self) -> str:
         """Returns why the run's time is no result; "" where it is one."""
-        return "; ".join(map(str, self.judgement.flags)) if self.judgement.unfit else ""
+        return "; ".join(map(str, self.judgement.doubts)) if self.judgement.unfit else ""
 
     @property
     def is_fit(self) -> bool:
@@ -67,4 +67,4 @@ def _no_result(run: Run) -> str:
         return asked(["gpus"])
     if time is None or not time.step_s > 0:
         return "no steady time"
-    return "; ".join(map(str, judgement.flags)) if record.oversubscribed else ""
+    return "; ".join(map(str, judgement.doubts)) if record.oversubscribed else ""

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, NamedTuple
 
+from analysis.common.reasons import Reason
 from analysis.common.table import Column, Table
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.baseline import fitting_baselines
-from base.errors import Reason
 from models.config import INIT_STD, PARTS, GPTConfig
 from parallel.config.run_spec import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE

@@ -165,8 +165,7 @@ def _row(run: Run, convention: str | None) -> dict[str, Any]:
     if values["tokens_per_s"] is None:
         missing["tokens_per_s"] = str(untimed or throughput.tokens_missing(record, bool(time)))
     tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
-    kinds = {flag.kind for flag in judgement.flags} & {*UNFIT}
-    if kinds - {"all skipped"}:  # else only the optimizer was skipped
+    if judgement.kinds & {*UNFIT} - {"all skipped"}:  # else only the optimizer was skipped
         missing["tflops"] = judgement.unfit
     else:
         tokens_per_s = values["tokens_per_s"]
@@ -213,11 +212,11 @@ _USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints 
 def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
     """Returns how a run ended, or of a complete run its doubts, and why it has no time."""
     if judgement.verdict != "complete":
-        return judgement.reasons
+        return [reason.text for reason in judgement.told]
     doubts = [doubt.text for doubt in judgement.doubts]
     # A complete run's notes may say why it has no time.
     says_why = time is None and not judgement.unfit
-    return doubts + judgement.notes if says_why else doubts
+    return [reason.text for reason in judgement.reasons] if says_why else doubts
 
 
 def of_records(

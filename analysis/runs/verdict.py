@@ -7,16 +7,16 @@ stopped early; end unknown; OOM, communication error, node failure, timeout, can
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from analysis.common.reasons import NOTE, Reason
 from analysis.logs.naming import name_of
 from analysis.logs.parsing.json_values import known
-from analysis.logs.record import Record
-from analysis.logs.step_time import no_timing
-from base.errors import Reason
+from analysis.logs.record import SCHEDULE, Record
+from analysis.logs.step_time import UNTIMED, no_timing
 from parallel.config.layout import EXPERT_AXES
 from parallel.measure.steady_time import MIN_STEADY, Steady
 
@@ -43,56 +43,62 @@ MANY_SKIPPED = 0.1  # share of skipped iterations that is flagged; fp16 skips on
 WIDE = 1.25  # high over low of a median's interval, from which the run is unsteady
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
-UNFIT = (
-    "profiled",
-    "off the clock",
-    "rows missing",
-    "all skipped",
-)  # kinds of flags that rule out a step time
+UNFIT = ("profiled", *UNTIMED, "all skipped")  # kinds of doubts that rule out a step time
 
 
 @dataclass
 class Judgement:
-    """How a run ended, the line that proves it (0: no line does), and what is doubtful about it.
+    """How a run ended, and what is to be said of it.
 
-    `proof` has the words of that line, or what was counted. `flags` are doubts about the numbers.
+    `proof` has the verdict as its kind and the words of the line that proves it, or what was
+    counted; `line_no` is that line's number, 0 where no line proves it. `reasons` are doubts about
+    the numbers, and notes.
     """
 
-    verdict: str
+    proof: Reason
+    reasons: list[Reason]
     line_no: int = 0
-    proof: str = ""
-    flags: list[Reason] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
-    def reasons(self) -> list[str]:
-        """Returns the proof, the doubts and the notes in words."""
-        place = f"line {self.line_no}: " if self.line_no else ""
-        proof = [f"{place}{self.proof}"] if self.proof else []
-        return proof + [flag.text for flag in self.doubts] + self.notes
+    def verdict(self) -> str:
+        return self.proof.kind
+
+    @property
+    def kinds(self) -> set[str]:
+        return {reason.kind for reason in (self.proof, *self.reasons)}
 
     @property
     def doubts(self) -> list[Reason]:
-        """Returns the flags that the proof does not already say."""
-        return [flag for flag in self.flags if flag.kind != self.verdict]
+        """Returns the doubts about the numbers."""
+        return [reason for reason in self.reasons if reason.kind != NOTE]
 
     @property
     def unfit(self) -> str:
         """Returns the doubts that make the step time no result, in one text; "" where none does."""
-        return "; ".join(flag.text for flag in self.flags if flag.kind in UNFIT)
+        return "; ".join(r.text for r in (self.proof, *self.reasons) if r.kind in UNFIT)
+
+    @property
+    def told(self) -> list[Reason]:
+        """Returns the proof with its place in the log, the doubts and the notes."""
+        if not self.proof.text:
+            return self.reasons
+        place = f"line {self.line_no}: " if self.line_no else ""
+        return [self.proof._replace(text=place + self.proof.text), *self.reasons]
 
 
 def judge(record: Record, time: Steady | None = None) -> Judgement:
-    """Returns the verdict and the quality flags of one run; `time` is its steady step time, if
+    """Returns the verdict and the doubts about one run; `time` is its steady step time, if
     taken."""
     ended = ending(record)
-    return replace(ended, flags=_flags(record, time), notes=ended.notes + record.notes)
+    doubts = [doubt for doubt in _doubts(record, time) if doubt.kind != ended.verdict]
+    notes = [reason for reason in record.reasons if reason.kind == NOTE]
+    return Judgement(ended.proof, doubts + ended.reasons + notes, ended.line_no)
 
 
 def time_doubts(record: Record, time: Steady | None) -> list[str]:
     """Returns what each table that shows the run's time must say of it."""
-    flags = judge(record, time).flags
-    return [flag.text for flag in flags if flag.kind == "rising" or flag.kind in record.doubts]
+    kinds = {"rising", *record.doubts} - {SCHEDULE}  # which is about the losses
+    return [doubt.text for doubt in judge(record, time).doubts if doubt.kind in kinds]
 
 
 def ending(record: Record) -> Judgement:
@@ -100,7 +106,7 @@ def ending(record: Record) -> Judgement:
     if record.ending is None:
         ended = _ended(record)
         if ended.verdict in _FINE and (proof := _diverged(record)):
-            ended = replace(ended, verdict="diverged", line_no=record.last_line, proof=proof)
+            ended = Judgement(Reason("diverged", proof), ended.reasons, record.last_line)
         record.ending = ended
     return record.ending
 
@@ -136,6 +142,10 @@ def _diverged(record: Record) -> str:
     return f"the last loss is {steps['loss'][-1]:g}" if bad[-1] and not skipped else ""
 
 
+def _end(verdict: str, proof: str, line_no: int = 0) -> Judgement:
+    return Judgement(Reason(verdict, proof), [], line_no)
+
+
 def _ended(record: Record) -> Judgement:
     """Returns how a run ended, by what its log and its run folder say, whatever its losses are."""
     failure, state, planned = record.failure, record.state, record.planned_steps
@@ -143,52 +153,50 @@ def _ended(record: Record) -> Judgement:
     # How many iterations the log reached, whether it counts from 0 or from 1.
     reached = numbers.max() + (numbers.min() == 0) if len(numbers) else 0
     if record.completed or (record.completed is None and planned and reached >= planned):
-        if record.missing_steps:
-            return Judgement("rows missing", proof=record.missing_steps)
+        if rows_missing := record.doubts.get("rows missing"):
+            return _end("rows missing", rows_missing)
         proof = f"{planned} of {planned} iterations" if planned else "it says that it completed"
-        judgement = Judgement("complete", record.last_line, proof)
+        judgement = _end("complete", proof, record.last_line)
         if failure is not None:
             after = f"after the run completed, line {failure.line_no}"
-            judgement.notes.append(f"{after}: {failure.line.strip()}")
+            judgement.reasons.append(Reason(NOTE, f"{after}: {failure.line.strip()}"))
         return judgement
     if failure is not None:
         verdict = VERDICTS.get(failure.kind, failure.kind)
-        return Judgement(verdict, failure.line_no, failure.line.strip())
+        return _end(verdict, failure.line.strip(), failure.line_no)
     if state in _STATES:
-        return Judgement(state, proof=_STATES[state])
+        return _end(state, _STATES[state])
     if not len(record.steps):
-        return Judgement("no data", proof="no iteration was logged")
+        return _end("no data", "no iteration was logged")
     if planned is not None and reached < planned:
         last = int(numbers.max()) if len(numbers) else "an unknown number"
-        proof = f"ended at iteration {last} of {planned}"
-        return Judgement(EARLY, record.last_line, proof)
+        return _end(EARLY, f"ended at iteration {last} of {planned}", record.last_line)
     if record.completed is False:
-        return Judgement(EARLY, record.last_line, "it never says that it completed")
-    return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
+        return _end(EARLY, "it never says that it completed", record.last_line)
+    return _end("end unknown", "the log says neither how far it should go nor an end")
 
 
-def _flags(record: Record, time: Steady | None) -> list[Reason]:
+def _doubts(record: Record, time: Steady | None) -> list[Reason]:
     """Returns the doubts about a run's numbers, in the order that tables show them."""
     untimed = no_timing(record)
-    flags = [untimed] if untimed else []
-    flags += _skipped(record)
-    flags += [Reason(kind, text) for kind, text in record.doubts.items()]
-    flags.append(Reason("loss", _loss_doubt(record)))
+    doubts = [untimed] if untimed else []
+    doubts += _skipped(record)
+    doubts += [reason for reason in record.reasons if reason.kind not in (NOTE, *UNTIMED)]
+    doubts.append(Reason("loss", _loss_doubt(record)))
     norm = record.steps["grad_norm"][np.isfinite(record.steps["grad_norm"])]
     if zeros := (norm == 0).sum():
         text = f"grad norm is zero in {zeros} of {len(norm)} iterations"
-        flags.append(Reason("grad norm", text))
-    flags.append(Reason("averages", _averaged(record)))
+        doubts.append(Reason("grad norm", text))
+    doubts.append(Reason("averages", _averaged(record)))
     if time is not None:
-        flags += _time_flags(record, time)
-    flags.append(Reason("schedule", record.schedule_note))  # no single schedule has its loss curve
+        doubts += _doubts_of_time(record, time)
     if record.oversubscribed:
         text = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
-        flags.append(Reason("oversubscribed", text))
+        doubts.append(Reason("oversubscribed", text))
     for origin, opening in (("default", "defaults of the tool"), ("from name", "from name")):
         if facts := _facts_from(origin, record):
-            flags.append(Reason(origin, f"{opening}: {facts}"))
-    return [flag for flag in flags if flag.text]
+            doubts.append(Reason(origin, f"{opening}: {facts}"))
+    return [doubt for doubt in doubts if doubt.text]
 
 
 def _skipped(record: Record) -> list[Reason]:
@@ -203,29 +211,29 @@ def _skipped(record: Record) -> list[Reason]:
     return []
 
 
-def _time_flags(record: Record, time: Steady) -> list[Reason]:
+def _doubts_of_time(record: Record, time: Steady) -> list[Reason]:
     """Returns the doubts about a steady step time."""
-    flags = []
+    doubts = []
     if time.n < MIN_STEADY and len(record.steps) and not record.mean_of:
         text = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
-        flags.append(Reason("few points", text))
+        doubts.append(Reason("few points", text))
     if not time.settled:
         text = "warm-up not over: the second half of the steady iterations is faster"
-        flags.append(Reason("warm-up", text))
+        doubts.append(Reason("warm-up", text))
     if time.risen:
         earlier, later = time.risen
         text = f"no steady time: steps took {earlier:.4g} s, then {later:.4g} s"
-        flags.append(Reason("rising", text))
+        doubts.append(Reason("rising", text))
     elif time.ci95 and time.ci95.high > WIDE * time.ci95.low:
         low, high = time.ci95
         text = f"unsteady: the median may be {low:.4g} to {high:.4g} s (95 %)"
-        flags.append(Reason("wide", text))
+        doubts.append(Reason("wide", text))
     if time.spikes:
         text = f"{time.spikes} of {time.n} steady iterations are spikes"
         if time.spikes > UNEVEN * time.n:
             text = f"uneven: {text.removesuffix('spikes')}well above the median"
-        flags.append(Reason("spikes", text))
-    return flags
+        doubts.append(Reason("spikes", text))
+    return doubts
 
 
 def _facts_from(origin: str, record: Record) -> str:
@@ -313,7 +321,7 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
         tokens = samples * seq_len
     computed = {
         "verdict": judgement.verdict,
-        "reasons": judgement.reasons,
+        "reasons": [reason.text for reason in judgement.told],
         "steps": logged.pop("n"),
         **{f"step_s_{name}": seconds for name, seconds in logged.items()},
         "steady_step_s": time and time.step_s,

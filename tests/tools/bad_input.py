@@ -191,7 +191,7 @@ def facts(path: Path) -> dict[str, str]:
     del values["last_at"], values["last_line"]
     values["steps"] = [row[:-1] for row in record.steps.tolist()]  # the last is where it is
     values["failure"] = record.failure and (record.failure.kind, undressed(record.failure.line))
-    values["notes"] = [undressed(note) for note in record.notes]
+    values["reasons"] = [(reason.kind, undressed(reason.text)) for reason in record.reasons]
     return {name: value if name == "format" else repr(value) for name, value in values.items()}
 
 

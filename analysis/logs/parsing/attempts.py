@@ -49,7 +49,7 @@ def read_last_attempt(form: "Format", log: Log) -> Record:
         line = log.line_no(min(later_starts))
         doubts.append(f"another attempt, from line {line} on, logs no step of its own")
     if doubts:
-        attempt.doubts["attempts"] = "; ".join(doubts)
+        attempt.doubt("attempts", "; ".join(doubts))
     return attempt
 
 

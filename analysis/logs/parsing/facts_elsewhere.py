@@ -91,7 +91,7 @@ def _multiply_out(record: Record) -> None:
         dp = record.gpus // ranks
         if rank_batch and record.global_batch and record.global_batch != dp * rank_batch:
             batch = f"{rank_batch} sequences a rank, but the global batch is {record.global_batch}"
-            record.doubts["dp"] = f"{record.gpus} GPUs would be dp {dp} of {batch}: dp is unknown"
+            record.doubt("dp", f"{record.gpus} GPUs would be dp {dp} of {batch}: dp is unknown")
         else:
             record.dp = dp
             record.origin["dp"] = record.origin.get("gpus", "log")

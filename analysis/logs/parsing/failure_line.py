@@ -31,7 +31,7 @@ def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> No
         if first := next(iter(log.matches(_LAUNCHER)), None):  # nothing was trained at all
             failure = _failure(log, "launcher", first[0] + len(first[1][0]) - 1)
     if failure and record.completed:
-        record.notes.append(
+        record.note(
             f"line {failure.line_no}: {failure.kind} after the run had completed: {failure.line}"
         )
     else:

@@ -92,7 +92,7 @@ class LineFormat(Format):
         header = header_of(log, first_at)
         if first_at and first_at - log.begin > 2 * HEADER:
             words = "bytes before the first step, of which the middle was not searched for settings"
-            record.doubts["header"] = f"{first_at - log.begin:,} {words}"
+            record.doubt("header", f"{first_at - log.begin:,} {words}")
         self._settle_facts(record, columns, header)
         if "ms" in columns:
             printed_s = columns.get("step_s", np.nan)

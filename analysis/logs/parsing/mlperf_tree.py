@@ -79,7 +79,7 @@ def _system(record: Record, path: Path) -> str:
     try:
         system = mapping(json.loads(path.read_text("utf-8-sig", "replace")))
     except (OSError, ValueError) as error:
-        record.notes.append(f"{path.name} cannot be read: {error}")
+        record.note(f"{path.name} cannot be read: {error}")
         return ""
     nodes = integer(known(system.get("number_of_nodes"))) or 0
     gpus_per_node = integer(known(system.get("accelerators_per_node"))) or 0
@@ -93,7 +93,7 @@ def read_names(record: Record) -> None:
     submission = record.submission
     if record.gpus is None and (match := _GPUS.match(submission.platform)):
         gpus = int(match["cards"] or 0) or int(match["nodes"]) * int(match["each"] or 8)
-        record.notes.append(f"{gpus} GPUs are read from the system's name {submission.platform}")
+        record.note(f"{gpus} GPUs are read from the system's name {submission.platform}")
         state(record, {"gpus": gpus}, "from name")
     if submission.top and record.gpus and record.global_batch and record.tp is None:
         _layout(record, submission.top.glob(f"benchmark*/{submission.folder}/**/config_*"))
@@ -124,6 +124,6 @@ def _layout(record: Record, configurations: Iterable[Path]) -> None:
     if len(layouts) == 1:
         facts = zip(("tp", "pp", "cp", "micro_batch", "ep", "etp"), *layouts, strict=True)
         state(record, dict(facts), "from name")
-        record.notes.append(f"layout from the name of {names}")
+        record.note(f"layout from the name of {names}")
     elif layouts:
-        record.notes.append(f"the layout is not known: these configurations fit: {names}")
+        record.note(f"the layout is not known: these configurations fit: {names}")

@@ -43,7 +43,7 @@ def read_name(record: Record, name: str) -> None:
             record.uncounted.append(f"experts of which sizes {name} does not tell")
         elif record.params is None and (size := _STATED.search(name)):
             state(record, {"params": float(size[1]) * _UNIT[size[2].lower()]}, "from name")
-            record.notes.append(f"from name: params, for the log names {name}")
+            record.note(f"from name: params, for the log names {name}")
         return
     config = PRESETS[preset]
     sizes = {key: value for key in MODEL if (value := getattr(config, key)) or value is False}
@@ -52,7 +52,7 @@ def read_name(record: Record, name: str) -> None:
     if misfits and record.params is None:
         return
     if absent := [key for key in sizes if key not in record.model]:
-        record.notes.append(f"from name: {', '.join(absent)} of {preset}, for the log names {name}")
+        record.note(f"from name: {', '.join(absent)} of {preset}, for the log names {name}")
         state(record, {key: sizes[key] for key in absent}, "from name")
 
 

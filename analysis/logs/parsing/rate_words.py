@@ -51,8 +51,9 @@ def complete_rates(record: Record) -> None:
     come from: tokens/s of all GPUs, samples/s, seconds a step."""
     steps = record.steps
     if record.epochs and record.global_batch:
-        record.doubts["batch"] = (
-            f"the global batch of {record.global_batch} is no epoch's: not used"
+        record.doubt(
+            "batch",
+            f"the global batch of {record.global_batch} is no epoch's: not used",
         )
         record.global_batch = None
 
@@ -65,7 +66,7 @@ def complete_rates(record: Record) -> None:
     if not (record.per_epoch or np.isfinite(steps["step_s"]).any()):
         fill("step_s", step_s_of_rates(record))
         if np.isfinite(steps["step_s"]).any():
-            record.notes.append("step times follow from the printed rate and the batch")
+            record.note("step times follow from the printed rate and the batch")
         elif not record.mean_of:
             _mean_of_rate(record)
 
@@ -130,7 +131,7 @@ def _agrees(record: Record, name: str, measured: float, amount: float, within: f
     if near(measured, amount, within):
         return True
     words = f"{name} x seconds a step is {measured:.6g}, but a step is {amount:.6g}"
-    record.doubts[f"contradictory {name}"] = f"{words}: it is unknown"
+    record.doubt(f"contradictory {name}", f"{words}: it is unknown")
     return False
 
 
@@ -150,7 +151,7 @@ def _judge_tflops(record: Record, counted_tflops: float) -> None:
     if not 1 / _NO_CONVENTION <= ratio <= largest_ratio:
         words = f"{ratio:.4g} times 6 x parameters x tokens"
         doubt = f"the printed TFLOP/s are {words} a second and GPU: unknown"
-        record.doubts["contradictory tflops"] = doubt
+        record.doubt("contradictory tflops", doubt)
         tflops[:] = np.nan
 
 
@@ -176,8 +177,9 @@ def _judge_speed(record: Record, name: str) -> None:
     card = find_gpu(record.gpu_type)
     fastest = max(card.peaks.values()) if card else _FASTEST
     if needed > fastest:
-        record.doubts[f"contradictory {name}"] = (
+        record.doubt(
+            f"contradictory {name}",
             f"{name} {median:.4g} would need {needed:.4g} TFLOP/s of a GPU, above the {fastest:.5g}"
-            f" of {card.name if card else 'any card'}: unknown"
+            f" of {card.name if card else 'any card'}: unknown",
         )
         values[:] = np.nan

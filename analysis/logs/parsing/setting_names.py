@@ -226,7 +226,7 @@ def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str
         values = dict.fromkeys(value for value in settings[alias] if value.isdigit())
         recorded = record.model.get(field) or getattr(record, field, None)
         if len(values) > 1 and field != "gpus" and recorded is None:
-            record.notes.append(
+            record.note(
                 f"contradiction: {alias} is given as {', '.join(values)};"
                 f" {facts[field]}, the last before training, is used"
             )
@@ -292,10 +292,10 @@ def state(record: Record, facts: dict[str, Any], origin: str) -> None:
             continue
         recorded = getattr(record, name)
         if value == 0 and SETTINGS[name].allowed is COUNT:
-            record.notes.append(f"{name}: {origin} says 0: unknown")
+            record.note(f"{name}: {origin} says 0: unknown")
         elif recorded is None:
             setattr(record, name, value)
             record.origin[name] = origin
         elif recorded != value and origin != "from name":
             recorded_origin = record.origin.get(name, "log")
-            record.notes.append(f"{name}: {recorded_origin} says {recorded}, {origin} says {value}")
+            record.note(f"{name}: {recorded_origin} says {recorded}, {origin} says {value}")

@@ -30,7 +30,7 @@ def put_steps(
     steps = _possible(record, steps_table(**{k: v for k, v in columns.items() if k in STEP.names}))
     if (np.diff(steps["iteration"]) <= 0).any():
         steps = _without_repeats(steps, log, record)
-    record.steps, notes = steps, record.notes
+    record.steps = steps
     if not len(steps):
         return
     record.last_at = int(steps["at"][-1])
@@ -44,22 +44,22 @@ def put_steps(
         line = f"line {log.line_no(int(steps['at'][at + 1]))}: iterations go back from"
         often = f"; they do so {len(restarts)} times" if len(restarts) > 1 else ""
         back_to = f"{line} {as_number(iteration[at])} to {as_number(iteration[at + 1])}{often}"
-        record.doubts["restart"] = back_to
+        record.doubt("restart", back_to)
     gaps = np.flatnonzero(advances > usual_advance)
     # A log that starts at 0 or 1 and goes on at 10, 20 ... has no gap.
     gaps = gaps[(gaps > 0) | (advances[gaps] > usual_advance + 1)]
     for at in gaps[:1]:
         words = f"after iteration {as_number(iteration[at])}, the next line is"
-        notes.append(f"{len(gaps)} gaps: the first {words} {as_number(iteration[at + 1])}")
+        record.note(f"{len(gaps)} gaps: the first {words} {as_number(iteration[at + 1])}")
     if iteration[0] > 2 * usual_advance:
-        notes.append(f"resumed: the first iteration is {as_number(iteration[0])}")
+        record.note(f"resumed: the first iteration is {as_number(iteration[0])}")
 
 
 def _possible(record: Record, steps: np.ndarray) -> np.ndarray:
     """Returns the lines whose iteration is a number, with NaN for impossible times and rates."""
     numbered = np.isfinite(steps["iteration"])
     if not numbered.all():
-        record.notes.append(f"{(~numbered).sum()} lines whose iteration is no number are left out")
+        record.note(f"{(~numbered).sum()} lines whose iteration is no number are left out")
         steps = steps[numbered]
     for name in _NOT_NEGATIVE:
         wrong = (
@@ -68,7 +68,7 @@ def _possible(record: Record, steps: np.ndarray) -> np.ndarray:
         if wrong.any():
             zero = "zero, " if name == "step_s" else ""
             words = f"{wrong.sum()} values of {name} are {zero}negative or infinite: unknown"
-            record.doubts[f"impossible {name}"] = words
+            record.doubt(f"impossible {name}", words)
             steps[name][wrong] = np.nan
     return steps
 
@@ -79,7 +79,7 @@ def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
 
     is_duplicate = pandas.DataFrame(steps).drop(columns="at").duplicated().to_numpy()
     if is_duplicate.any():
-        record.notes.append(f"{is_duplicate.sum()} duplicate lines dropped")
+        record.note(f"{is_duplicate.sum()} duplicate lines dropped")
         steps = steps[~is_duplicate]
     if (np.diff(steps["iteration"]) <= 0).sum() * 10 < len(steps):
         return steps  # restarts; interleaved ranks go back all the time
@@ -90,13 +90,13 @@ def _without_repeats(steps: np.ndarray, log: Log, record: Record) -> np.ndarray:
     chosen = printers[np.argmax(counts)]
     is_kept = line_printers == chosen
     if not is_kept.all():
-        record.notes.append(f"{(~is_kept).sum()} lines of other ranks dropped: {chosen} is kept")
+        record.note(f"{(~is_kept).sum()} lines of other ranks dropped: {chosen} is kept")
         _doubt_times(record, steps, is_kept)
         steps = steps[is_kept]
     # The same iteration again, measured by another rank: the first one stays.
     repeat = np.diff(steps["iteration"], prepend=np.nan) == 0
     if repeat.any():
-        record.notes.append(f"{repeat.sum()} lines repeat an iteration with other values: dropped")
+        record.note(f"{repeat.sum()} lines repeat an iteration with other values: dropped")
         _doubt_times(record, steps, ~repeat)
     return steps[~repeat]
 
@@ -109,7 +109,7 @@ def _doubt_times(record: Record, steps: np.ndarray, kept: np.ndarray) -> None:
     kept_s, dropped_s = (float(np.median(steps["step_s"][timed & rows])) for rows in (kept, ~kept))
     if not 1 / ONE_RUN < dropped_s / kept_s < ONE_RUN:
         words = f"lines of the same iterations take {dropped_s:.4g} s and {kept_s:.4g} s"
-        record.doubts["repeats"] = f"{words}: are they of one run? The latter are read"
+        record.doubt("repeats", f"{words}: are they of one run? The latter are read")
 
 
 def rank_of(log: Log, offset: int) -> str:

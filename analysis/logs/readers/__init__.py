@@ -74,7 +74,7 @@ def _read_page(page: Log) -> Record:
         )
         raise Refusal(str(page.path), f"{reason}; copy the log to a file of its own")
     (record,) = runs.values()
-    record.doubts["page"] = "an excerpt on a page"
+    record.doubt("page", "an excerpt on a page")
     if not record.completed:
         record.completed = record.planned_steps = None
     return record

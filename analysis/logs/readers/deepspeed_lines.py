@@ -67,8 +67,8 @@ def _throughput(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
         if np.isnan(columns["samples_per_s"]).all():
             columns["samples_per_s"] = columns["running"]
             record.running_average = True
-            record.notes.append("samples per second are running averages, not single steps")
-        record.notes.append("no step time is printed, only samples per second")
+            record.note("samples per second are running averages, not single steps")
+        record.note("no step time is printed, only samples per second")
     return columns
 
 
@@ -89,7 +89,7 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
         record.uncounted.append("a critic beside it, and generates text in a step")
     if b"***** Evaluating reward" in header and record.seq_len:
         record.seq_len *= 2
-        record.notes.append("a reward model's sample is two sequences: seq_len counts both")
+        record.note("a reward model's sample is two sequences: seq_len counts both")
 
 
 def _finish(record: Record, log: Log) -> None:

@@ -57,7 +57,7 @@ def _finish(record: Record, log: Log) -> None:
     """Notes that no step time is printed, and sets whether the run says that its training is
     done."""
     if len(record.steps):
-        record.notes.append("no step time is printed, only words per second")
+        record.note("no step time is printed, only words per second")
         record.completed = log.contains(b"done training in", record.last_at) or None
 
 

@@ -76,7 +76,7 @@ def _read(log: Log, record: Record) -> None:
         try:
             content = document(str(log.path), log.text(), record.format)
         except Refusal:
-            record.notes.append("opens like a JSON document, but is none: read as a console log")
+            record.note("opens like a JSON document, but is none: read as a console log")
         else:
             return _read_document(log, record, content)
     columns = table(log, _LOSS, _FIELDS, record)
@@ -178,11 +178,11 @@ def _doubt_epochs(record: Record, log: Log, columns: Columns, share: float) -> N
     for at in np.flatnonzero(np.diff(epochs) < 0)[:1]:
         where = f"line {log.line_no(int(columns['at'][at + 1]))}: epochs go back from"
         words = f"{where} {epochs[at]:g} to {epochs[at + 1]:g}"
-        record.doubts["resumed"] = f"{words}: if it was resumed there, its printed rates are wrong"
+        record.doubt("resumed", f"{words}: if it was resumed there, its printed rates are wrong")
     if share and not record.planned_steps:
         record.totals.pop("samples_per_s", None)
         words = f"resumed after {share:.0%} of its epochs"
-        record.doubts["resumed"] = f"{words}: its printed rates are wrong"
+        record.doubt("resumed", f"{words}: its printed rates are wrong")
 
 
 def _doubt_losses(record: Record) -> None:
@@ -192,7 +192,7 @@ def _doubt_losses(record: Record) -> None:
     mean = float(logged.mean()) if len(logged) else 0.0
     if printed is not None and 0 < mean < math.inf and printed < _SAME_LOSS * mean:
         words = f"train_loss is {printed:.4g}, and the losses are {mean:.4g}"
-        record.doubts["resumed"] = f"{words}: it was resumed, so its runtime is a part's"
+        record.doubt("resumed", f"{words}: it was resumed, so its runtime is a part's")
         record.totals = {"loss": float(logged[-1])}
 
 
@@ -206,7 +206,7 @@ def _ended_early(record: Record, header: bytes, end_epoch: float) -> bool:
     early = 0 < steps < 0.9 * record.planned_steps
     if early:
         words = f"it ended after about {steps:.0f} of {record.planned_steps} steps"
-        record.doubts["early"] = f"{words}: its mean step time is unknown"
+        record.doubt("early", f"{words}: its mean step time is unknown")
         record.totals.pop("samples_per_s", None)  # it counts the planned steps
     return early
 
@@ -218,7 +218,7 @@ def _time(record: Record, steps: int | None, before: int = 0) -> None:
         record.completed = record.whole_run = True
     if before:
         record.totals.pop("samples_per_s", None)
-        record.doubts["resumed"] = f"resumed at step {before}: its printed rates are wrong"
+        record.doubt("resumed", f"resumed at step {before}: its printed rates are wrong")
     timed = np.isfinite(record.steps["step_s"]).any()
     if steps and steps > before and not timed and 0 < record.totals.get("wall_s", 0.0) < math.inf:
         record.totals["step_s_mean"] = record.totals["wall_s"] / (steps - before)
@@ -253,7 +253,7 @@ def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
         record.evidence = hashlib.sha256(repr(record.totals).encode()).hexdigest()
         steps_taken = integer(end.get("step")) or steps_taken
         if steps_taken and facts["planned_steps"] not in (None, steps_taken):
-            record.doubts["early"] = f"it ended at step {steps_taken} of {facts['planned_steps']}"
+            record.doubt("early", f"it ended at step {steps_taken} of {facts['planned_steps']}")
             record.totals.pop("samples_per_s", None)  # it counts the planned steps
         facts["planned_steps"] = steps_taken
     state(record, facts, "log")
@@ -283,7 +283,7 @@ def once(columns: Columns, keys: Iterable[Hashable], record: Record) -> Columns:
     count = len(columns["at"])
     columns = {name: values[kept] for name, values in columns.items()}
     if n_dropped := count - len(columns["at"]):
-        record.notes.append(f"{n_dropped} duplicate lines dropped")
+        record.note(f"{n_dropped} duplicate lines dropped")
     return columns | {"iteration": np.arange(1.0, len(columns["at"]) + 1)}
 
 
@@ -295,7 +295,7 @@ def read_ends(record: Record, log: Log) -> list[int]:
     times = [number(match[1]) for _, match in ends]
     if ends and max(times) > _SAME_TIME * min(times):
         words = f"its ends print runtimes of {min(times):g} to {max(times):g} s"
-        record.doubts["ends"] = f"{words}, of several runs: unknown"
+        record.doubt("ends", f"{words}, of several runs: unknown")
     elif ends:
         record.totals["wall_s"] = max(times)
     for name, pattern in _RATE.items():

@@ -30,7 +30,7 @@ _MAIN = re.compile(word(b"s:") + rb"(?P<iteration>\d{1,9}) trl:" + named_number(
 def _finish(record: Record, log: Log) -> None:
     """Notes that a log of losses alone has no times."""
     if np.isnan(record.steps["step_s"]).all():
-        record.notes.append("main.log holds losses only: no times")
+        record.note("main.log holds losses only: no times")
 
 
 FORMAT = LineFormat(

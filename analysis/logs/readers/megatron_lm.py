@@ -128,7 +128,7 @@ def scan(log: Log, record: Record) -> Columns:
         for name in names:
             parts[name].append(columns[name][timed])
     if n_averages:
-        record.notes.append(f"{n_averages} values print current/average: the current one is used")
+        record.note(f"{n_averages} values print current/average: the current one is used")
     record.doubt_numbers(unreadable)
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
@@ -157,7 +157,7 @@ def _scan(log: Log, record: Record) -> Columns:
     record.nan_iterations = int(nan_counts[np.isfinite(nan_counts)].sum())
     batches = columns["global_batch"][np.isfinite(columns["global_batch"])]
     if len(batches) and (batches != batches[-1]).any():
-        record.notes.append(f"the global batch grows from {batches[0]:.0f} to {batches[-1]:.0f}")
+        record.note(f"the global batch grows from {batches[0]:.0f} to {batches[-1]:.0f}")
     line, first = b"", None
     if len(columns["at"]):
         first = int(columns["at"][0])

@@ -86,9 +86,9 @@ def _read(log: Log, record: Record) -> None:
     record.profiler = mapping(content.get("profiler")) or None
     accumulated = integer(mapping(content.get("training_config")).get("grad_accum_steps")) or 1
     if accumulated > 1:
-        record.notes.append(f"step times are of micro-steps; {accumulated} are one optimizer step")
+        record.note(f"step times are of micro-steps; {accumulated} are one optimizer step")
     if epochs:
-        record.notes.append("one entry per epoch: the mean over its micro-steps")
+        record.note("one entry per epoch: the mean over its micro-steps")
     completion = mapping(content.get("completion"))
     record.completed = bool(completion.get("printed_marker", True))
     marker = text(completion.get("run_complete_file"))
@@ -96,7 +96,7 @@ def _read(log: Log, record: Record) -> None:
     path = Path(record.source)
     if path.name == _NAME and marker and not (path.parent / marker).exists():
         record.completed = False
-        record.notes.append(f"no completion marker: {marker} is not beside it")
+        record.note(f"no completion marker: {marker} is not beside it")
 
 
 def _short_form(record: Record, content: dict[str, Any]) -> None:

@@ -138,7 +138,7 @@ def _lines(log: Log, record: Record) -> Iterator[_Line]:
         if key == "run_start":
             if math.isfinite(started_s) and abs(time_s - started_s) > _LATE_S:
                 words = f"another run, from line {log.line_no(at)} on: the first is read"
-                record.doubts["attempts"] = words
+                record.doubt("attempts", words)
                 return
             started_s = min(started_s, time_s)
         yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
@@ -181,17 +181,17 @@ def _time(record: Record, log: Log, run: list[_Line]) -> None:
         columns = {"iteration": iteration, "step_s": factor * times, "at": steps[0]}
         put_steps(record, columns, log)
     elif steps.size:
-        record.notes.append("printed and counted times differ, so neither is a result")
+        record.note("printed and counted times differ, so neither is a result")
     elif batch and usable.any() and max(blocks, evaluations) >= len(spans):
         columns = {"iteration": count[1:] / batch, "step_s": spans * batch / added, "at": at[1:]}
         record.steps = steps_table(**{name: values[usable] for name, values in columns.items()})
         record.interval = max(1, round(float(np.median(added[usable])) / batch))
         record.last_at = int(record.steps["at"][-1])
-        record.notes.append("no step is timed: an entry is the mean between two evaluations")
+        record.note("no step is timed: an entry is the mean between two evaluations")
         if not evaluations:
-            record.notes.append("evaluations are not marked: the times hold them")
+            record.note("evaluations are not marked: the times hold them")
     else:
-        record.notes.append("no step is timed: the times are of the whole run")
+        record.note("no step is timed: the times are of the whole run")
 
 
 def _training(run: list[_Line]) -> list[float]:
@@ -247,13 +247,13 @@ def _samples(record: Record, counts: np.ndarray) -> np.ndarray:
     elif steps_per_s <= _OFTEN:  # possible: they are of samples
         return counts
     elif seq_len and not (count % seq_len).any():
-        record.notes.append(f"counts of samples are of tokens: {count[-1]:.0f} / {seq_len}")
+        record.note(f"counts of samples are of tokens: {count[-1]:.0f} / {seq_len}")
         return counts / [[1], [1], [seq_len]]
     else:
         reason = (
             f"{steps_per_s:.4g} steps/s of {batch} are more than any run's: if tokens, --seq-len"
         )
-    record.notes.append(f"counts up to {count[-1]:.0f} are not of samples ({reason}): unknown")
+    record.note(f"counts up to {count[-1]:.0f} are not of samples ({reason}): unknown")
     return counts[:, :1]
 
 
@@ -269,7 +269,7 @@ def _factor(record: Record, steps: np.ndarray, samples_per_s: float) -> float:
         counted_s = float(np.median(written))
     factor, note = rate_words.scale_of(float(np.median(steps[1])), counted_s, counted_by)
     if note:
-        record.notes.append(note)
+        record.note(note)
     return factor
 
 

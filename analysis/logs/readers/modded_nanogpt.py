@@ -80,7 +80,7 @@ def _prepare(record: Record, columns: Columns, header: bytes) -> None:
         record.uncounted.append("value embeddings")
 
     if len(columns["train_ms"]):
-        record.notes.append("step times are differences of the cumulative train_time")
+        record.note("step times are differences of the cumulative train_time")
         cards, busy_gpus = _GPU.findall(header), set(_PROCESS.findall(header))
         gpus = len(cards) if len(busy_gpus) == len(cards) else None  # else some came later
         gpu_type = cards[0].decode() if cards else None

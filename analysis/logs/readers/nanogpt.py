@@ -32,7 +32,7 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
     mfu = columns.pop("mfu")
     columns["tflops"] = np.where(mfu > 0, mfu / 100 * _A100, np.nan)
     if np.isfinite(columns["tflops"]).any():
-        record.notes.append("the printed TFLOP/s are running means: its MFU times 312")
+        record.note("the printed TFLOP/s are running means: its MFU times 312")
     vocabulary = last_number(_VOCABULARY, header) or _DEFAULTS["vocab_size"]
     bias = re.search(rb"(?m)^(?:Overriding: )?bias = True", header) is not None
     settings = {**_DEFAULTS, "vocab_size": vocabulary, "bias": bias, **_ALWAYS, **record.model}
@@ -52,7 +52,7 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
         total = flops / (positive(columns["step_s"])[first] * 1e12)
         gpus = ranks_of_rates(total, columns["tflops"][first])
         state(record, {"gpus": gpus}, "log")
-        record.notes.append("the number of GPUs follows from its first MFU")
+        record.note("the number of GPUs follows from its first MFU")
 
 
 _ITERATION = re.compile(

@@ -30,7 +30,7 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
     are."""
     for mode in _MODE.findall(header)[-1:]:
         state(record, {"sequence_parallel": mode == b"REDUCE_SCATTER"}, "log")
-    record.notes.append("numbers are printed with three digits")
+    record.note("numbers are printed with three digits")
 
 
 FORMAT = LineFormat(

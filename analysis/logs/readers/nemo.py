@@ -70,7 +70,7 @@ def _finish(record: Record, log: Log) -> None:
         return
     record.running_average = not np.isnan(record.steps["step_s"]).all()
     timer = "step times are NeMo's running means of the last few steps"
-    record.notes.append(timer if record.running_average else "no step time is printed")
+    record.note(timer if record.running_average else "no step time is printed")
     after = log.slice(record.last_at, record.last_at + (1 << 16))
     if not record.completed:
         record.completed = b"`Trainer.fit` stopped: `max_" in after or None
@@ -103,7 +103,7 @@ def _dllogger(log: Log, record: Record) -> Columns:
                 rows.append([offset + match.start(), step, step_s, loss, grad_norm, is_nan_loss])
     state(record, facts, "log")
     if n_broken:
-        record.notes.append(f"{n_broken} DLLogger lines are not JSON")
+        record.note(f"{n_broken} DLLogger lines are not JSON")
     column_names = ("at", "iteration", "step_s", "loss", "grad_norm", "nan_loss")
     return dict(zip(column_names, np.array(rows, float).reshape(-1, 6).T, strict=True))
 

@@ -71,12 +71,12 @@ def _read(log: Log, record: Record) -> None:
         mean_s = np.mean([average["step_s"] for average in averages])
         step_s = np.mean([entry["step_s"] for entry in slowest])
         words = f"the printed {mean_s:.2f} s are the mean over ranks; the slowest takes"
-        record.doubts["ranks"] = f"{words} {step_s:.2f} s"
+        record.doubt("ranks", f"{words} {step_s:.2f} s")
         for entry, average in zip(slowest, averages, strict=False):
             entry |= {name: average[name] for name in ("loss", "nan_loss") if "loss" in average}
     elif averages:
         slowest = [{"iteration": float(i)} | average for i, average in enumerate(averages)]
-        record.doubts["ranks"] = "the mean over ranks is printed, not the slowest"
+        record.doubt("ranks", "the mean over ranks is printed, not the slowest")
     names = {name for entry in slowest for name in entry} - {"average", "epoch", "rank"}
     columns = {
         name: np.array([entry.get(name, np.nan) for entry in slowest], float)

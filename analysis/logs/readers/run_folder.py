@@ -9,7 +9,7 @@ from analysis.logs.parsing.fields import positive
 from analysis.logs.parsing.json_values import mapping, real, steps_of
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.run_json import peak_bytes, sharing, stated
-from analysis.logs.record import Failure, Record, Refusal
+from analysis.logs.record import SCHEDULE, Failure, Record, Refusal
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
 from parallel.record.reader import Run, read_run, read_saves
 from parallel.record.schema import LOG
@@ -57,26 +57,29 @@ def read(path: Path) -> Record:
     record.configuration = facts.get("configuration") or facts.get("run")
     for name in ("repeat", "study", "baseline", "profiler"):
         setattr(record, name, facts.get(name))
-    record.facts, record.state, record.missing_steps = facts, run.state, run.missing
-    record.off_clock = run.off_clock
+    record.facts, record.state = facts, run.state
+    doubts = {"off the clock": run.off_clock, "rows missing": run.missing}
+    doubts[SCHEDULE] = facts.get("go_on")
+    for kind, text in doubts.items():
+        if text:
+            record.doubt(kind, text)
     record.sharing = sharing(facts)
     record.peak_bytes = peak_bytes(run.metrics)
     if record.peak_bytes is None and (printed := _printed_peak(run.path / LOG)):
         record.peak_bytes = printed
-        record.notes.append("the peak of memory is rank 0's, as train.log prints it")
-    record.schedule_note = facts.get("go_on") or ""
+        record.note("the peak of memory is rank 0's, as train.log prints it")
     record.ended_utc = run.status.get("time_utc") if run.state != RUNNING else None
     record.completed = run.state == COMPLETE
     if run.state == FAILED:
         record.failure = _failure(run)
     if run.state == PENDING or (run.state == FAILED and not record.failure):
-        record.notes.append(run.reason)
+        record.note(run.reason)
     elif run.state not in (COMPLETE, FAILED):
-        record.notes.append(f"status.json says {run.state} {run.reason}".strip())
+        record.note(f"status.json says {run.state} {run.reason}".strip())
     if run.later:
-        record.notes.append(run.later)
+        record.note(run.later)
     if remark := read_saves(run.path).remark:
-        record.notes.append(remark)
+        record.note(remark)
     return record
 
 
