@@ -45,8 +45,8 @@ def read_last_attempt(form: "Format", log: Log) -> Record:
         ]
         doubts = [f"{opening} {log.line_no(log.begin)} on", ", ".join(changed)]
         doubts = ["; before, ".join(filter(None, doubts))]
-    if len(entries) > 1 and (later_starts := _places(log, form.starts, entries[-1])):
-        line = log.line_no(min(later_starts))
+    if len(entries) > 1 and (later_starts := log.places(form.starts, entries[-1])):
+        line = log.line_no(later_starts[0])
         doubts.append(f"another attempt, from line {line} on, logs no step of its own")
     if doubts:
         attempt.doubt("attempts", "; ".join(doubts))
@@ -64,7 +64,7 @@ class _Entries(NamedTuple):
 def _entries(form: "Format", log: Log, record: Record) -> _Entries:
     """Returns where the record's steps and the ends of a run stand in the log."""
     steps = record.steps["at"][np.isfinite(record.steps["at"])]
-    offsets = np.concatenate([steps, _places(log, form.ends)]).astype(int)
+    offsets = np.concatenate([steps, log.places(form.ends)]).astype(int)
     order = np.argsort(offsets, kind="stable")
     return _Entries(offsets[order], order < len(steps))
 
@@ -95,7 +95,7 @@ def _failed_starts(form: "Format", log: Log, first: int) -> list[int]:
     failure's line, where the program starts again later. first: the offset of the log's first
     entry."""
     failures = []
-    for start, following in pairwise(sorted(_places(log, form.starts, end=first))):
+    for start, following in pairwise(log.places(form.starts, end=first)):
         if sign := find_sign(log.slice(start, following)):
             failures.append(start + sign.at + log.slice(start + sign.at, following).find(b"\n") + 1)
     return failures
@@ -104,20 +104,8 @@ def _failed_starts(form: "Format", log: Log, first: int) -> list[int]:
 def _starts(form: "Format", log: Log, start: int, end: int) -> list[int]:
     """Returns the offsets in [start, end) at which the program starts. A rank that prints no start
     before the first entry, where others do, is late; its line begins no attempt."""
-    starts = _places(log, form.starts, start, end)
+    starts = log.places(form.starts, start, end)
     ranks = {at: rank_of(log, at) for at in starts}
-    header_starts = _places(log, form.starts, 0, start) if any(ranks.values()) else []
+    header_starts = log.places(form.starts, 0, start) if any(ranks.values()) else []
     early_ranks = {rank_of(log, at) for at in header_starts}
     return [at for at in starts if not (early_ranks and ranks[at]) or ranks[at] in early_ranks]
-
-
-def _places(log: Log, marks: tuple[bytes, ...], start: int = 0, end: int | None = None) -> list:
-    """Returns the offsets in the log at which the marks stand, in no order."""
-    places = []
-    for offset, block in log.blocks(start, end) if marks else ():
-        for mark in marks:
-            at = block.find(mark)
-            while at >= 0:
-                places.append(offset + at)
-                at = block.find(mark, at + len(mark))
-    return places

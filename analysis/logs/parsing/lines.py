@@ -1,17 +1,16 @@
 """Entries that are one line each, read a block at a time.
 
-Most lines of a log are alike. The first one makes an expression: its words as they stand, its
-fields as groups, any number where another number stands. One pass of it over a block gives all
-fields of all lines that are like it. A line that is not is read field by field.
+Most lines of a log differ in their digits alone: they have one shape. The first line of a shape is
+searched for each field; of the others, the fields stand at the same places, and a column of them
+becomes numbers at once. No expression may therefore tell one digit from another.
 """
 
 import gc
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from itertools import compress, pairwise
+from collections.abc import Mapping
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -23,25 +22,32 @@ from analysis.logs.record import Record
 LINE = 4096  # no entry is longer
 Columns = dict[str, np.ndarray]
 Fields = Mapping[str, re.Pattern[bytes]]
-Reader = Callable[[bytes], float | None]
 _COMMA = re.compile(rb"-?\d{1,25},\d")  # where no thousands are: a decimal comma
 _REST = re.compile(rb"(?:\s|\0|\x1b\[[0-9;]{0,24}[mK])*\Z")
-# What differs from line to line: a number, and how many spaces pad it. A colour stays as it is.
-_VARIES = re.compile(rb"(\x1b\[[0-9;]{0,24}[mK])|( {0,7})[-+.]?\d[\w.+-]*")
-_PADDING, _NUMBER = rb" {1,7}+", rb"[-+.\d][\w.+-]*+"
-_DISTINCT = 1 << 16  # texts of a field that are remembered
-_KINDS = 4  # of lines in a log that get an expression of their own
-_FEW = 0.05  # a share of a block's lines; where more are like no other, they get one
+_SHAPE = bytes.maketrans(b"123456789\r", b"000000000\n")
+_SHAPES = 1 << 12  # of lines in a log that are remembered
+_NO_ENTRY, _UNKNOWN = -1, -2  # in place of the number of a layout
 # What a start begins with; a character before a quantifier is not part of it.
 _LITERAL = re.compile(rb"(?:[\w :'\"/=<>-]|\\[{|\"])+(?![*+?{])")
 
 
-class _Field(NamedTuple):
-    """Where a field stands in the line that made the expression."""
+class _Value(NamedTuple):
+    """What an entry prints under a name. text: None where it is no number. at: where it begins in
+    the entry. is_last: nothing stands behind it."""
 
     name: str
-    begin: int
-    end: int
+    text: bytes | None
+    unit: bytes
+    at: int
+    is_last: bool
+
+    @property
+    def number(self) -> float:
+        return number(self.text) * SUFFIX[self.unit]
+
+    @property
+    def has_comma(self) -> bool:
+        return b"," in (self.text or b"")
 
 
 class _Entry(NamedTuple):
@@ -53,20 +59,11 @@ class _Entry(NamedTuple):
     cut: bool
 
 
-class _Kind(NamedTuple):
-    """Lines that are like one of them: an expression of what follows the start, and its fields."""
+class _Layout(NamedTuple):
+    """Where the entry begins in lines of one shape, and its values in one of them."""
 
-    line: bytes
-    rest: bytes
-    fields: list[_Field]
-
-
-class _Column(NamedTuple):
-    """A column's numbers, the rows whose text is none, and those with a comma."""
-
-    numbers: np.ndarray
-    odd: list[int]
-    commas: list[int]
+    begin: int
+    values: list[_Value]
 
 
 def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) -> Columns:
@@ -80,10 +77,11 @@ def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) ->
     """
     reader = _Table(start, fields)
     collects = gc.isenabled()
-    gc.disable()  # the texts of a block are many tuples without circles: looking at each takes time
+    gc.disable()  # a block has many lines, without circles: looking at each takes time
     try:
         for offset, block in log.blocks():
-            reader.read(offset, block, offset + len(block) == log.size)
+            if reader.read(offset, block, offset + len(block) == log.size):
+                log.skip(offset, offset + len(block))
     finally:
         if collects:
             gc.enable()
@@ -92,158 +90,75 @@ def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) ->
 
 class _Table:
     """A reader of one kind of entries: `read` takes the log's blocks in order, `columns` returns
-    the numbers of all of them. It learns expressions of whole lines as it goes."""
+    the numbers of all of them. It learns the shapes of lines as it goes."""
 
     def __init__(self, start: re.Pattern[bytes], fields: Fields):
         self.start, self.fields = start, fields
         literal = _LITERAL.match(start.pattern)
         self.mark = literal[0].replace(b"\\", b"") if literal else b""
-        self.names = dict.fromkeys([*start.groupindex, *fields, "nan_loss", "at"]).keys()
+        self.names = [*dict.fromkeys([*start.groupindex, *fields, "nan_loss", "at"])]
         self.parts: list[Columns] = []
         self.rows = 0  # that are in `parts`
-        self.kinds: list[_Kind] = []
-        self.pattern = start
-        self.readers: dict[tuple[bytes, _Field], Reader] = {}
+        self.layouts: list[_Layout] = []
+        self.shapes = {b"": _NO_ENTRY}  # the shape of a line -> the number of its layout
         # Of each field: values that are no number, those with a decimal comma; the rows whose line
         # ends in it, and the rows that have a comma.
         self.none: Counter[str] = Counter()
         self.decimal: Counter[str] = Counter()
         self.last: dict[str, list[np.ndarray]] = defaultdict(list)
-        self.with_comma: dict[str, list[int]] = defaultdict(list)
+        self.with_comma: dict[str, list[np.ndarray]] = defaultdict(list)
 
-    def read(self, offset: int, block: bytes, at_end: bool) -> None:
-        """Adds the block's entries. at_end: the log ends with it."""
-        if self.mark not in block or not (first := self.start.search(block)):
-            return
-        if not self.kinds:
-            self._learn(self._entry(block, first, len(block), at_end))
-        while True:
-            matches = self._matches(block)
-            at = self._places(block, len(matches))
-            texts = list(zip(*matches, strict=True)) if self.kinds else []
-            rows = self._rows_is_kinds(texts)
-            unlike = np.flatnonzero(~np.any([*rows, np.zeros(len(at), bool)], axis=0)).tolist()
-            if len(self.kinds) == _KINDS or len(unlike) <= _FEW * len(matches):
-                break
-            entries = (self._entry_at(block, at, row, at_end) for row in unlike)
-            if not any(self._learn(entry) for entry in entries):
-                break
-        columns = {"at": at + float(offset), "nan_loss": np.zeros(len(at))}
-        for name, index in self.start.groupindex.items() if texts else ():
-            columns[name] = _numbers(texts[index - 1], number).numbers
-            if name == "loss":
-                columns["nan_loss"] = _printed_nan(texts[index - 1], columns[name])
-        group = self.start.groups
-        for kind, is_kind in zip(self.kinds, rows, strict=True):
-            unlike += self._read_kind(kind, texts[group:], columns, is_kind)
-            group += len(kind.fields) + 1
-        for name in self.names - columns.keys():
-            columns[name] = np.full(len(at), np.nan)
-        kept = [
-            self._read_entry(self._entry_at(block, at, row, at_end), columns, row)
-            for row in sorted(unlike)
-        ]
-        if not all(kept):  # the last one
-            columns = {name: values[:-1] for name, values in columns.items()}
-        self.parts.append(columns)
-        self.rows += len(columns["at"])
-        n_lines = {i: is_kind.sum() for i, is_kind in enumerate(rows) if is_kind.any()}
-        order = sorted(n_lines, key=lambda i: -n_lines[i])  # the commonest is looked for first
-        if order and order != list(range(len(self.kinds))):
-            self._use([self.kinds[i] for i in order])
-
-    def _learn(self, entry: _Entry) -> bool:
-        """Adds the expression of the lines that are like this one. Returns whether it is a new
-        one."""
-        kind = _kind(entry, self.fields)
-        if kind is None or any(kind.rest == learned.rest for learned in self.kinds):
+    def read(self, offset: int, block: bytes, at_end: bool) -> bool:
+        """Adds the block's entries. Returns whether it holds lines of known shapes alone. at_end:
+        the log ends with it."""
+        if self.mark not in block:
             return False
-        self._use([*self.kinds, kind])
-        return True
+        shapes = block.translate(_SHAPE).split(b"\n")
+        lengths = np.fromiter(map(len, shapes), int, len(shapes))
+        begins = np.cumsum(lengths + 1) - lengths - 1
+        kinds = np.fromiter(map(self.shapes.get, shapes, repeat(_UNKNOWN)), int, len(shapes))
+        kinds[-1] = _UNKNOWN  # it has no end
+        odd = self._learn(block, at_end, shapes, begins, kinds)
+        if (kinds >= 0).any() or odd:
+            self._add(offset, block, begins, kinds, odd)
+        return bool((kinds[:-1] != _UNKNOWN).all()) and not shapes[-1]
 
-    def _use(self, kinds: list[_Kind]) -> None:
-        """Sets the kinds of lines that are looked for, and makes the pattern that finds them."""
-        self.kinds, rests = kinds, b"|".join(kind.rest for kind in kinds)
-        self.pattern = re.compile(b"(?:%b)(?:%b|)" % (self.start.pattern, rests), self.start.flags)
-
-    def _matches(self, block: bytes) -> list[tuple[bytes, ...]]:
-        """Returns the groups of each entry: the start's, then each kind's fields and its line's
-        end."""
-        return self.pattern.findall(block) if self.kinds else [()] * len(self.start.findall(block))
-
-    def _places(self, block: bytes, count: int) -> np.ndarray:
-        """Returns where the entries start in the block."""
-        at = _find_all(block, self.mark) if self.mark else np.empty(0, int)
-        if len(at) == count:
-            return at
-        at = np.array([match.start() for match in self.start.finditer(block)], int)
-        if len(at) != count:  # the start of one stands in another's line
-            at = np.array([match.start() for match in self.pattern.finditer(block)], int)
-        return at
-
-    def _rows_is_kinds(self, texts: Sequence[tuple[bytes, ...]]) -> list[np.ndarray]:
-        """Returns for each kind which rows are like it, bool (rows,)."""
-        rows, end = [], self.start.groups - 1
-        for kind in self.kinds:
-            end += len(kind.fields) + 1
-            ends = texts[end]
-            rows.append(np.array(ends) != b"" if b"" in ends else np.ones(len(ends), bool))
-        return rows
-
-    def _read_kind(
+    def _learn(
         self,
-        kind: _Kind,
-        texts: Sequence[tuple[bytes, ...]],
-        columns: Columns,
-        is_kind: np.ndarray,
-    ) -> list[int]:
-        """Fills the rows that are like `kind`; returns those with a text that is no number for its
-        field. is_kind: which rows are like it."""
-        alike, rows = is_kind.all(), np.flatnonzero(is_kind)
-        wrong: set[int] = set()
-        for field, values in zip(kind.fields, texts, strict=False):
-            values = values if alike else tuple(compress(values, is_kind))
-            numbers, odd, commas = _numbers(values, self._reader(kind, field))
-            wrong.update(rows[odd].tolist())
-            if not alike:
-                columns.setdefault(field.name, np.full(len(is_kind), np.nan))[rows] = numbers
-            else:
-                columns[field.name] = numbers
-            self.with_comma[field.name] += (rows[commas] + self.rows).tolist()
-            if field.name == "loss":
-                columns["nan_loss"][rows] = _printed_nan(values, numbers)
-        read_rows = np.setdiff1d(rows, list(wrong)) if wrong else rows
-        for field in kind.fields:
-            if _REST.match(kind.line, field.end):
-                self.last[field.name].append(read_rows + self.rows)
-        return list(wrong)
-
-    def _reader(self, kind: _Kind, field: _Field) -> Reader:
-        """Returns the exact way to read a field of lines of a kind, with what it read before."""
-        if (kind.rest, field) not in self.readers:
-            self.readers[kind.rest, field] = lru_cache(_DISTINCT)(self._exactly(kind, field))
-        return self.readers[kind.rest, field]
-
-    def _exactly(self, kind: _Kind, field: _Field) -> Reader:
-        """Returns a function that searches for the field in a line of the kind with another text in
-        the field's place."""
-        before, behind = kind.line[: field.begin], kind.line[field.end :] + b"\n"
-
-        def read(text: bytes) -> float | None:
-            """Reads a text in the field's place; None where it is no number there."""
-            match = self.fields[field.name].search(before + text + behind)
-            value, unit = (*match.groups(), b"")[:2] if match else (None, None)
-            whole = value is not None and match.start(1) == len(before)
-            if not whole or value + (unit or b"") != text:
-                return None
-            return number(value) * SUFFIX[unit or b""]
-
-        return read
-
-    def _entry_at(self, block: bytes, at: np.ndarray, row: int, at_end: bool) -> _Entry:
-        """Returns the entry of a row of the block, which starts at `at[row]`."""
-        following = int(at[row + 1]) if row + 1 < len(at) else len(block)
-        return self._entry(block, self.start.match(block, int(at[row])), following, at_end)
+        block: bytes,
+        at_end: bool,
+        shapes: list[bytes],
+        begins: np.ndarray,
+        kinds: np.ndarray,
+    ) -> list[_Entry]:
+        """Learns the shapes of the lines that have an entry and are of no known kind, and fills
+        their kinds. Returns the entries whose line must be read by itself."""
+        edges = np.flatnonzero(np.diff(kinds == _UNKNOWN, prepend=False, append=False))
+        ends = np.append(begins, len(block))[edges].tolist()
+        matches = [
+            match
+            for begin, end in zip(ends[::2], ends[1::2], strict=True)
+            for match in self.start.finditer(block, begin, end)
+        ]
+        places = [match.start() for match in matches]
+        lines = (np.searchsorted(begins, places, "right") - 1).tolist()
+        odd = []
+        for i, (match, line) in enumerate(zip(matches, lines, strict=True)):
+            shape, is_whole = shapes[line], line < len(shapes) - 1
+            if not is_whole or shape not in self.shapes:
+                entry = self._entry(block, match, [*places[i + 1 : i + 2], len(block)][0], at_end)
+                is_alone = line not in lines[max(i - 1, 0) : i] + lines[i + 1 : i + 2]
+                is_short = len(shape) < LINE and len(self.shapes) < _SHAPES
+                values = self._values(entry)
+                if not (
+                    is_whole and is_alone and is_short and all(v.text is not None for v in values)
+                ):
+                    odd.append(entry)
+                    continue
+                self.shapes[shape] = len(self.layouts)
+                self.layouts.append(_Layout(places[i] - int(begins[line]), values))
+            kinds[line] = self.shapes[shape]
+        return odd
 
     def _entry(self, block: bytes, match: re.Match[bytes], following: int, at_end: bool) -> _Entry:
         """Returns an entry up to its line's end, or to the next entry where two stand on one
@@ -255,33 +170,80 @@ class _Table:
             end = at if at >= 0 else end
         return _Entry(match, block[begin:end], end == len(block) and at_end)
 
-    def _read_entry(self, entry: _Entry, columns: Columns, row: int) -> bool:
-        """Fills a row of the columns field by field. Returns False where the file's end cuts the
-        entry off: it lacks a field that the row before it has, or ends within a number of its
-        start."""
-        texts = {name: (entry.start[name], b"") for name in self.start.groupindex}
+    def _values(self, entry: _Entry) -> list[_Value]:
+        """Returns what an entry prints: what its start holds, and each field that it has."""
+        begin = entry.start.start()
+        values = [
+            _Value(name, text, b"", entry.start.start(name) - begin, False)
+            for name, text in entry.start.groupdict().items()
+            if text is not None
+        ]
         for name, pattern in self.fields.items():
-            if value := pattern.search(entry.text):
-                cut_off = entry.cut and value.end() == len(entry.text)
-                texts[name] = (None, b"") if cut_off else (*value.groups(), b"")[:2]
-                if value[1] is None:
-                    self.none[name] += 1
-                    self.decimal[name] += bool(_COMMA.match(entry.text, value.end()))
-                elif _REST.match(entry.text, value.end()):
-                    self.last[name].append(np.array([self.rows + row]))
-                if b"," in (value[1] or b""):
-                    self.with_comma[name].append(self.rows + row)
-        for name, (value, unit) in texts.items():
-            columns[name][row] = number(value) * SUFFIX[unit or b""]
-        columns["nan_loss"][row] = float(is_nan(texts.get("loss", (None,))[0]))
-        if not entry.cut:
-            return True
+            if match := pattern.search(entry.text):
+                text, unit = (*match.groups(), b"")[:2]
+                if entry.cut and match.end() == len(entry.text):
+                    text = None
+                is_last = text is not None and _REST.match(entry.text, match.end()) is not None
+                values.append(_Value(name, text, unit or b"", match.start(1), is_last))
+        return values
+
+    def _add(
+        self,
+        offset: int,
+        block: bytes,
+        begins: np.ndarray,
+        kinds: np.ndarray,
+        odd: list[_Entry],
+    ) -> None:
+        """Adds the rows of a block: those of lines of known kinds, and the odd entries."""
+        lines = np.flatnonzero(kinds >= 0)
+        kinds, begins = kinds[lines], begins[lines]
+        starts = np.array([layout.begin for layout in self.layouts], int)[kinds] + begins
+        places = np.append(starts, [entry.start.start() for entry in odd]).astype(int)
+        order = np.argsort(places, kind="stable")
+        row_of = np.empty(len(order), int)  # in the order of the file
+        row_of[order] = np.arange(len(order))
+        columns = {name: np.full(len(order), np.nan) for name in self.names}
+        columns |= {"at": (places[order] + offset).astype(float), "nan_loss": np.zeros(len(order))}
+        for kind in np.unique(kinds).tolist():
+            chosen = np.flatnonzero(kinds == kind)
+            rows = row_of[chosen]
+            for value in self.layouts[kind].values:
+                columns[value.name][rows] = _numbers(block, starts[chosen] + value.at, value)
+                self._note(value, rows, columns)
+        for row, entry in zip(row_of[len(lines) :].tolist(), odd, strict=True):
+            values = self._values(entry)
+            for value in values:
+                columns[value.name][row] = value.number
+                self._note(value, np.array([row]), columns)
+                if value.text is None:
+                    self.none[value.name] += 1
+                    match = self.fields[value.name].search(entry.text)
+                    self.decimal[value.name] += bool(_COMMA.match(entry.text, match.end()))
+            if entry.cut and not self._counts(entry, values, columns, row):  # the last one
+                columns = {name: numbers[:-1] for name, numbers in columns.items()}
+        self.parts.append(columns)
+        self.rows += len(columns["at"])
+
+    def _note(self, value: _Value, rows: np.ndarray, columns: Columns) -> None:
+        """Notes what is told of the rows that have such a value."""
+        if value.name == "loss":
+            columns["nan_loss"][rows] = float(is_nan(value.text))
+        if value.name in self.fields:
+            if value.is_last:
+                self.last[value.name].append(rows + self.rows)
+            if value.has_comma:
+                self.with_comma[value.name].append(rows + self.rows)
+
+    def _counts(self, entry: _Entry, values: list[_Value], columns: Columns, row: int) -> bool:
+        """Returns whether an entry counts that the file's end cuts off: not where it lacks a field
+        that the row before it has, or ends within a number of its start."""
         if entry.start[0] == entry.text and entry.text[-1:] in b"0123456789.,eE+-":
             return False
-        before = {n: values[row - 1] for n, values in columns.items()} if row else {}
+        before = {name: numbers[row - 1] for name, numbers in columns.items()} if row else {}
         if not before and self.parts:
-            before = {name: values[-1] for name, values in self.parts[-1].items()}
-        absent = self.fields.keys() - texts.keys()
+            before = {name: numbers[-1] for name, numbers in self.parts[-1].items()}
+        absent = self.fields.keys() - {value.name for value in values}
         return all(math.isnan(before.get(name, math.nan)) for name in absent)
 
     def columns(self, record: Record) -> Columns:
@@ -294,7 +256,7 @@ class _Table:
             last_rows = np.concatenate([np.empty(0, int), *self.last[name]])
             cut_rows = last_rows if 2 * len(last_rows) <= n_numbers else last_rows[:0]
             if has_commas:
-                cut_rows = np.append(cut_rows, self.with_comma[name])
+                cut_rows = np.concatenate([cut_rows, *self.with_comma[name]])
             cut_rows = np.unique(cut_rows[cut_rows < self.rows]).astype(int)
             columns[name][cut_rows] = math.nan
             self.none[name] += len(cut_rows)
@@ -302,81 +264,16 @@ class _Table:
         return columns
 
 
-def _find_all(block: bytes, mark: bytes) -> np.ndarray:
-    """Returns the offsets in the block at which the mark stands."""
-    text = np.frombuffer(block, np.uint8)
-    offsets = np.flatnonzero(text[: max(len(text) - len(mark) + 1, 0)] == mark[0])
-    for i, byte in enumerate(mark[1:], start=1):
-        offsets = offsets[text[offsets + i] == byte]
-    return offsets
-
-
-def _kind(entry: _Entry, fields: Fields) -> _Kind | None:
-    """Returns the kind of lines that are like an entry; None where it is cut off, or no number
-    follows a field's label, or a field stands in the start."""
-    line, begin = entry.text, len(entry.start[0])
-    found = []
-    for name, pattern in fields.items():
-        if value := pattern.search(line):
-            if value[1] is None or value.start(1) < begin:
-                return None
-            found.append(
-                _Field(name, value.start(1), max(map(value.end, range(1, len(value.groups()) + 1))))
-            )
-    found.sort(key=lambda field: field.begin)
-    if not (found or entry.start.re.groups) or entry.cut or len(line) == LINE:
-        return None
-    if entry.start.re.search(line, begin):  # two entries on one line
-        return None
-    if any(a.end > b.begin for a, b in pairwise(found)):
-        return None
-    rest, at = b"", begin
-    for field in found:
-        words = line[at : field.begin]
-        stripped = words.rstrip(b" ")
-        behind = re.escape(line[field.end : field.end + 1])
-        rest += _alike(stripped) + (_PADDING if stripped != words else b"")
-        rest += rb"([^%b\s]{1,40}+)" % behind
-        at = field.end
-    return _Kind(line, rest + _alike(line[at:]) + rb"([\r\n])", found)
-
-
-def _alike(words: bytes) -> bytes:
-    """Returns an expression for these words, with any numbers."""
-    expression, at = b"", 0
-    for varies in _VARIES.finditer(words):
-        expression += re.escape(words[at : varies.start()])
-        if varies[1]:
-            expression += re.escape(varies[1])
-        else:
-            expression += (_PADDING if varies[2] else b"") + _NUMBER
-        at = varies.end()
-    return expression + re.escape(words[at:])
-
-
-def _numbers(texts: Sequence[bytes], read: Reader) -> _Column:
-    """Returns the numbers of a column. read: takes a text that is not plain digits; it is asked
-    once for each."""
-    if not b"\n".join(texts).translate(None, b"0123456789.\n"):
-        plain = [text or b"nan" for text in texts] if b"" in texts else texts
-        try:
-            return _Column(np.fromiter(map(float, plain), float, len(texts)), [], [])
-        except ValueError:
-            pass
-    distinct = {text: read(text) for text in set(texts)}
-    numbers = np.array([distinct[text] for text in texts], float)  # NaN of None
-    odd = {text for text, value in distinct.items() if value is None}
-    commas = {text for text in distinct if b"," in text}
-    return _Column(
-        numbers,
-        [row for row, text in enumerate(texts) if text in odd] if odd else [],
-        [row for row, text in enumerate(texts) if text in commas] if commas else [],
-    )
-
-
-def _printed_nan(texts: Sequence[bytes], numbers: np.ndarray) -> np.ndarray:
-    """Returns 1 where NaN was printed, 0 elsewhere."""
-    printed, rows = np.zeros(len(texts)), np.flatnonzero(np.isnan(numbers)).tolist()
-    nan = {text: is_nan(text) for text in {texts[row] for row in rows}}
-    printed[rows] = [nan[texts[row]] for row in rows]
-    return printed
+def _numbers(block: bytes, places: np.ndarray, value: _Value) -> np.ndarray | float:
+    """Returns the numbers that stand at these places in the block, all of the shape of `value`; one
+    number where all are equal."""
+    width = len(value.text)
+    if not width or math.isnan(value.number):
+        return math.nan
+    texts = np.ndarray((len(block) - width + 1, width), np.uint8, block, strides=(1, 1))[places]
+    if (texts == texts[0]).all():
+        return value._replace(text=texts[0].tobytes()).number
+    kept = [at for at, byte in enumerate(value.text) if byte not in b",KMGBTP"]
+    plain = np.ascontiguousarray(texts[:, kept]).view(f"S{len(kept)}")[:, 0].tolist()
+    numbers = np.fromiter(map(float, plain), float, len(plain))
+    return numbers * SUFFIX.get(value.text[-1:], 1.0) * SUFFIX[value.unit]

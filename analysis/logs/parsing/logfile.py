@@ -35,6 +35,8 @@ class Log(AbstractContextManager):
     def __init__(self, path: Path):
         self.path = Path(path)
         self.begin = 0
+        self._skipped: list[tuple[int, int]] = []
+        self._places: dict[tuple[bytes, ...], np.ndarray] = {}
         try:
             self._file = open_log(self.path)
             self.size = os.fstat(self._file.fileno()).st_size
@@ -143,6 +145,24 @@ class Log(AbstractContextManager):
         """Returns whether `mark` stands anywhere in the file, at or behind `start`."""
         return any(mark in block for _, block in self.blocks(start))
 
+    def skip(self, start: int, end: int) -> None:
+        """Lets `places` pass over [start, end), which holds nothing but lines of steps."""
+        self._skipped.append((start, end))
+
+    def places(self, marks: tuple[bytes, ...], start: int = 0, end: int | None = None) -> list[int]:
+        """Returns the offsets in [start, end) at which the marks stand, ascending. The file is
+        searched once, from this attempt on."""
+        if marks not in self._places:
+            found, begin = [], self.begin
+            for skipped, behind in [*sorted(self._skipped), (self.size, self.size)]:
+                for offset, block in self.blocks(begin, skipped):
+                    found += [offset + at for mark in marks for at in find_all(block, mark)]
+                begin = max(begin, behind)
+            self._places[marks] = np.array(sorted(found), int)
+        places, start = self._places[marks], max(start, self.begin)
+        within = slice(*np.searchsorted(places, [start, self.size if end is None else end]))
+        return places[within].tolist()
+
     def line_no(self, offset: int) -> int:
         """Returns the number of the line (from 1, counted in newlines as editors do) that holds the
         byte at `offset`."""
@@ -151,3 +171,11 @@ class Log(AbstractContextManager):
             lines += int(np.count_nonzero(np.frombuffer(block, np.uint8) == 10))
             at += len(block)
         return lines
+
+
+def find_all(text: bytes, mark: bytes) -> Iterator[int]:
+    """Yields the offsets in the text at which the mark stands."""
+    at = text.find(mark)
+    while at >= 0:
+        yield at
+        at = text.find(mark, at + len(mark))
