@@ -32,8 +32,8 @@ _LITERAL = re.compile(rb"(?:[\w :'\"/=<>-]|\\[{|\"])+(?![*+?{])")
 
 
 class _Value(NamedTuple):
-    """What an entry prints under a name. text: None where it is no number. at: where it begins in
-    the entry. is_last: nothing stands behind it."""
+    """What an entry prints under a name. text: None where it is no number, or cut off. at: where it
+    begins in the entry; -1 where it is no number. is_last: nothing stands behind it."""
 
     name: str
     text: bytes | None
@@ -216,7 +216,7 @@ class _Table:
             for value in values:
                 columns[value.name][row] = value.number
                 self._note(value, np.array([row]), columns)
-                if value.text is None:
+                if value.text is None and value.at < 0:
                     self.none[value.name] += 1
                     match = self.fields[value.name].search(entry.text)
                     self.decimal[value.name] += bool(_COMMA.match(entry.text, match.end()))
