@@ -1,4 +1,4 @@
-"""How fast a checkpoint is saved and exported, compared with a plain sequential write to the disk.
+"""Measures how fast a checkpoint is saved and exported, beside a plain sequential write.
 
     python benchmarks/save_speed.py [--mib 512] [--repeats 8] [--out DIR]
 
@@ -7,9 +7,8 @@ from memory, then fsync). The order alternates. The things are:
 
     save           a checkpoint as a run saves it: checksum, fsync of file and folders, manifest,
                    rename
-    weights        weights alone: the checkpoint is read (from the page cache, as it has just
-                   been written), cast to bf16 and written for Hugging Face
-    export         python -m parallel.checkpoint export: the same, after every byte is verified
+    export         python -m parallel.checkpoint export: every byte is verified, read again (from
+                   the page cache), cast to bf16 and written for Hugging Face
 
 The files are removed after each write. One uncounted write of each comes first. With an even number
 of repeats both orders are equally frequent. Prints a line per repeat and, last, a Markdown table,
@@ -18,7 +17,6 @@ and their quartiles. The exit status is 1 when the ratio of `save` is below 0.7.
 because ranks would share the disk.
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -28,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,30 +34,34 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
+from analysis.common.table import Column, Table  # noqa: E402
 from base.bounds import check_flags  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 from models.config import parameter_shapes  # noqa: E402
-from models.hf_weights import write_hugging_face  # noqa: E402
 from parallel.checkpoint import __main__ as checkpoint  # noqa: E402
-from parallel.checkpoint import folders  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from parallel.checkpoint.contents import (  # noqa: E402
-    KINDS,
-    State,
-    unpadded,
-)
-from parallel.checkpoint.rank_files import Reader  # noqa: E402
+from parallel.checkpoint.contents import KINDS, State, unpadded  # noqa: E402
 from parallel.config.resolve import resolve  # noqa: E402
+from parallel.config.run_spec import RunSpec  # noqa: E402
 from parallel.ranks import Ranks  # noqa: E402
 
 BAR = 0.7
 BLOCK = 1 << 24
+COLUMNS = [
+    Column("what", "what"),
+    Column("per_parameter", "bytes per parameter", ".1f"),
+    Column("gb", "GB", ".3f"),
+    Column("gb_per_s", "GB/s", ".2f"),
+    Column("plain_gb_per_s", "plain write GB/s", ".2f"),
+    Column("ratio", "ratio", ".2f"),
+    Column("quartiles", "quartiles"),
+]
 
 
 class Engine:
     """An engine that has a whole model's state and does nothing."""
 
-    def __init__(self, spec) -> None:
+    def __init__(self, spec: RunSpec) -> None:
         self.pieces = []
         for name, shape in parameter_shapes(spec.model).items():
             tensors = {kind: torch.randn(shape) for kind in KINDS}
@@ -68,52 +71,40 @@ class Engine:
         return State(self.pieces, 1)
 
 
-def plain(path: Path, content: memoryview) -> float:
-    """Seconds to write and sync `content` in one file."""
-    began = time.perf_counter()
-    with path.open("wb", buffering=0) as file:
-        for at in range(0, len(content), BLOCK):
-            block = content[at : at + BLOCK]
-            while len(block):
-                block = block[file.write(block) :]
-        os.fsync(file.fileno())
-    took = time.perf_counter() - began
-    path.unlink()
-    return took
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+def timed(work: Callable[[], object], written: Path) -> float:
+    """Returns the seconds that a call takes, and removes what it has written."""
     began = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    took_s = time.perf_counter() - began
+    shutil.rmtree(written)
+    return took_s
 
 
-def command(*arguments: object) -> None:
-    """parallel.checkpoint, as it is called."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        if checkpoint.main([str(argument) for argument in arguments]):
-            raise SystemExit(f"parallel.checkpoint {arguments} failed")
+def write_plain(folder: Path, content: memoryview) -> None:
+    """Writes and syncs `content` in one file of a new folder."""
+    folder.mkdir()
+    with (folder / "plain").open("wb") as file:
+        for start in range(0, len(content), BLOCK):
+            file.write(content[start : start + BLOCK])
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def table(times: dict[str, list[tuple[float, float]]], sizes: dict[str, int], n_params: int) -> str:
-    """What was measured, as Markdown; times: (ours, plain) in seconds."""
-    head = "| what | bytes per parameter | GB | GB/s | plain write GB/s | ratio | quartiles |\n"
-    lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: | --- |\n"]
-    for name, pairs in times.items():
-        gb = sizes[name] / 1e9
-        ours_s, plain_s = (statistics.median(side) for side in zip(*pairs, strict=True))
-        low, middle, high = statistics.quantiles([p / o for o, p in pairs], method="inclusive")
-        lines.append(
-            f"| {name} | {sizes[name] / n_params:.1f} | {gb:.3f} | {gb / ours_s:.2f}"
-            f" | {gb / plain_s:.2f} | {middle:.2f} | {low:.2f} .. {high:.2f} |\n"
-        )
-    return "".join(lines)
+def row_of(
+    name: str, pairs: list[tuple[float, float]], size: int, n_params: int
+) -> dict[str, object]:
+    """Returns the row of a thing of `size` bytes; pairs: seconds of ours and of the plain write."""
+    ours_s, plain_s = (statistics.median(side) for side in zip(*pairs, strict=True))
+    low, middle, high = statistics.quantiles([p / o for o, p in pairs], method="inclusive")
+    gb, quartiles = size / 1e9, f"{low:.2f} .. {high:.2f}"
+    rates = (gb / ours_s, gb / plain_s)
+    values = (name, size / n_params, gb, *rates, middle, quartiles)
+    return dict(zip((column.key for column in COLUMNS), values, strict=True))
 
 
 @command_line("save_speed")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--mib", type=int, default=512, help="size of the checkpoint")
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("/tmp/save_speed"), metavar="DIR")
@@ -138,15 +129,12 @@ def main(argv: list[str] | None = None) -> int:
     save(place / "source")
     (source,) = (place / "source").glob("step-*")
 
-    def write_alone() -> None:
-        gathered = Reader(source, folders.read_manifest(source)).gathered
-        write_hugging_face(target, spec.model, gathered)
+    def export() -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            if checkpoint.main(["export", str(source), str(target)]):
+                raise SystemExit("parallel.checkpoint export failed")
 
-    works: dict[str, Callable[[], object]] = {
-        "save": lambda: save(target),
-        "weights": write_alone,
-        "export": lambda: command("export", source, target),
-    }
+    works = {"save": lambda: save(target), "export": export}
     contents: dict[str, memoryview] = {}
     for name, work in works.items():
         work()
@@ -156,21 +144,21 @@ def main(argv: list[str] | None = None) -> int:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for repeat in range(1, arguments.repeats + 1):
         for name, work in works.items():
-            pair = [0.0, 0.0]
-            for ours in (True, False) if repeat % 2 else (False, True):
-                if ours:
-                    pair[0] = timed(work)
-                    shutil.rmtree(target)
-                else:
-                    pair[1] = plain(place / "plain", contents[name])
-            times[name].append((pair[0], pair[1]))
-        ratios = (f"{name} {p / o:.2f}" for name, pairs in times.items() for o, p in pairs[-1:])
+            plain = partial(write_plain, target, contents[name])
+            if repeat % 2:
+                pair = timed(work, target), timed(plain, target)
+            else:
+                pair = (timed(plain, target), timed(work, target))[::-1]
+            times[name].append(pair)
+        ratios = (f"{name} {pairs[-1][1] / pairs[-1][0]:.2f}" for name, pairs in times.items())
         print(f"{repeat}: plain write over ours: {', '.join(ratios)}", flush=True)
-    text = table(times, {n: len(c) for n, c in contents.items()}, spec.model.n_params)
+    n_params = spec.model.n_params
+    rows = [row_of(name, times[name], len(contents[name]), n_params) for name in works]
+    text = Table(COLUMNS, rows).render("markdown")
     shutil.rmtree(place)
     (arguments.out / "result.md").write_text(text)
     print("\n" + text, end="")
-    ratio = statistics.median(p / o for o, p in times["save"])
+    ratio = rows[0]["ratio"]
     print(f"save: ratio {ratio:.2f} (bar {BAR})")
     return 0 if ratio >= BAR else 1
 

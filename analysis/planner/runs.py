@@ -26,7 +26,7 @@ Place = Callable[[Any, Any, Any], dict[str, Any]]
 
 
 def absent(record: Record) -> list[str]:
-    """The facts beside the model's sizes that a prediction needs and that a run does not state."""
+    """Returns the facts beside the model's sizes that a prediction needs and a run leaves out."""
     ranks = math.prod(getattr(record, axis) or 1 for axis in MODEL_AXES)
     names = ["gpus", "global_batch", "seq_len", "precision", "micro_batch", "recompute"]
     names += [] if record.dp == 1 else ["zero_stage"]
@@ -36,16 +36,16 @@ def absent(record: Record) -> list[str]:
 
 
 def row_of(record: Record, place: Place) -> Columns:
-    """A run's settings as one row; `place`: the columns that the machine sets, by engine, tp and
-    GPUs (`Calibration.columns`).
+    """Returns a run's settings as one row. `place` returns the columns that the machine sets, by
+    engine, tp and GPUs (`Calibration.columns`).
 
     Raises:
         ValueError: a fact that the model needs is not in the log.
     """
-    config, why = config_of(record)
+    config, reason = config_of(record)
     if config is None or absent(record):
         facts = asked(absent(record)) if absent(record) else ""
-        raise ValueError("; ".join(filter(None, [why, facts])))
+        raise ValueError("; ".join(filter(None, [reason, facts])))
     split = {axis: getattr(record, axis) or 1 for axis in AXES}
     ranks = math.prod(split[axis] for axis in MODEL_AXES)
     dp = split["dp"] = record.dp or max(1, record.gpus // ranks)
@@ -93,7 +93,8 @@ def counted_row_of(record: Record, place: Place) -> Columns:
 
 
 def threads_per_core(record: Record) -> float | None:
-    """Threads of the ranks for each core of the run's host; None on GPUs and where no log says."""
+    """Returns the ranks' threads for each core of the run's host; None on GPUs and where no log
+    says so."""
     host, spec = record.facts.get("host") or {}, record.facts.get("spec") or {}
     ranks = host.get("ranks_per_node") or record.gpus or 1
     if host.get("gpu") or not host.get("cores"):
@@ -102,22 +103,20 @@ def threads_per_core(record: Record) -> float | None:
 
 
 def assumed(record: Record) -> bool:
-    """Whether ASSUMED is true of a run."""
+    """Returns whether ASSUMED is true of a run."""
     matters = (record.tp or 1) > 1 and not absent(record)
     return matters and record.sequence_parallel is None
 
 
 def priced(record: Record, cluster: Calibration) -> Answer[dict[str, Any]]:
-    """A run's row in a plan of the cluster, with `fits`; without one, which of the facts are
-    absent, or why it cannot be split so."""
+    """Returns a run's row in a plan of the cluster, with `fits`; without one, which of the facts
+    are absent, or why it cannot be split so."""
     try:
         x = counted_row_of(record, cluster.columns)
         cluster.precision(record.precision)
-        if (
-            (x.gpus != record.gpus)
-            | (x.global_batch != record.global_batch)
-            | (x.pp > x.layers + 2)
-        ):
+        (step,) = x.steps
+        split = (step.gpus, step.global_batch) == (record.gpus, record.global_batch)
+        if not split or step.pp > step.layers + 2:
             raise ValueError("its GPUs, layers or batch cannot be split so")
         r = ranking.rank(x, cluster, ranking.MARGIN, threads_per_core(record))
         config = config_of(record).value

@@ -31,7 +31,7 @@ _PRECISIONS = ("fp4", "fp8", "bf16", "fp16")
 
 
 def named_rows(path: Path, needed: tuple[str, ...] = ()) -> Iterator[tuple[str, Row]]:
-    """Each row of a table, and what it is called."""
+    """Yields each row of a table, and what it is called."""
     for row in read_csv(path, needed).rows:
         yield row.text("id") or f"{path.stem}:{row.line_no}", row
 
@@ -69,19 +69,29 @@ def with_rate(record: Record, row: Row) -> Record:
             raise ValueError(f"{remark}: {row.text(remark)}")
     if row.text("status") not in ("", "ok"):
         raise ValueError(f"it ended: {row.text('status')}")
-    tokens, step_s = (record.global_batch or 0) * (record.seq_len or 0), row.number("step_s")
-    rate = tokens / step_s if tokens and step_s else row.number("tokens_per_s")
-    flops, formula = per_token(record, "sc21").value, row.text("formula")
-    if not rate and flops and "eq.3" in formula:
-        rate = (row.number("tflops") or 0.0) * 1e12 * record.gpus / flops
+    rate = stated_rate(record, row)
     if not rate or not record.gpus:
         raise ValueError("no rate, or no number of GPUs")
     record.totals["tokens_per_s"] = rate
     return record
 
 
+def stated_rate(record: Record, row: Row) -> float | None:
+    """Returns the tokens per second of a row's run: by its seconds, as it is printed, or by its
+    TFLOP/s under SC'21's equation 3. None where the row has none of them."""
+    tokens, step_s = (record.global_batch or 0) * (record.seq_len or 0), row.number("step_s")
+    if tokens and step_s:
+        return tokens / step_s
+    if rate := row.number("tokens_per_s"):
+        return rate
+    flops, tflops = per_token(record, "sc21").value, row.number("tflops")
+    if flops and tflops and record.gpus and "eq.3" in row.text("formula"):
+        return tflops * 1e12 * record.gpus / flops
+    return None
+
+
 def read_published(paths: Iterable[Path]) -> Reading[list[Record]]:
-    """The rows of all tables as runs, and (id, reason) of those that are left out."""
+    """Returns the rows of all tables as runs, and (id, reason) of those that are left out."""
     records, left_out = [], []
     for path in paths:
         for name, row in named_rows(path):

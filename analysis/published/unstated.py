@@ -29,12 +29,12 @@ COUNTS = (
 
 
 def yes(row: Row, name: str) -> bool:
-    """Whether a cell says yes."""
+    """Returns whether a cell says yes."""
     return row.text(name).lower() in ("1", "1.0", "true", "yes", "swiglu")
 
 
 def has_experts(row: Row) -> bool:
-    """Whether a row says that its model has experts."""
+    """Returns whether a row says that its model has experts."""
     return (row.number("experts") or row.number("ep") or 1) > 1
 
 
@@ -72,7 +72,7 @@ def complete(record: Record, row: Row) -> Record:
 
 
 def _check(row: Row) -> None:
-    """Raises: ValueError: what cannot be, is no GPT, or is counted by no formula."""
+    """Refuses, by ValueError, what cannot be, is no GPT, or is counted by no formula."""
     for name in COUNTS:
         value = row.number(name)
         if value is not None and not (0 <= value < 2**40 and value % 1 == 0):
@@ -97,12 +97,13 @@ def _check(row: Row) -> None:
 
 
 def _gpus(row: Row) -> float | None:
-    """The number of GPUs. Megatron-LM's tests run on a node of 8 but for those of releases."""
+    """Returns the number of GPUs. Tests of Megatron-LM run on a node of 8, releases do not."""
     tests = row.text("golden") and "release" not in row.text("model")
     return row.number("gpus") or (8.0 if tests else None)
 
 
 def _complete_model(record: Record, row: Row) -> None:
+    """Fills in the sizes of the model; refuses, by ValueError, a row from which none follow."""
     model, params = record.model, row.number("params_b")
     if not model.get("hidden") or not (model.get("n_layer") or params):
         raise ValueError("no model sizes (hidden, layers or params_b)")
@@ -126,8 +127,8 @@ def _complete_model(record: Record, row: Row) -> None:
 
 
 def _untied(record: Record, row: Row) -> bool:
-    """Whether the output layer is a matrix of its own: as tests of Megatron-LM say, and where the
-    published number of parameters counts one. Others' counts are rounded too far."""
+    """Returns whether the output layer is a matrix of its own: as tests of Megatron-LM say, and
+    where the published number of parameters counts one. Others' counts are rounded too far."""
     if row.text("golden"):
         return yes(row, "untied")
     if not re.search("nanotron|TE 2", row.text("engine")):
@@ -141,7 +142,8 @@ def _untied(record: Record, row: Row) -> bool:
 
 
 def _complete_split(record: Record, row: Row) -> None:
-    """Raises: ValueError: it does not give the number of GPUs, or no batch is stated."""
+    """Fills in the split; refuses, by ValueError, one that does not give the number of GPUs, or a
+    row that states no batch."""
     record.gpus = int(_gpus(row))
     record.cp, record.vpp = record.cp or 1, record.vpp or 1
     if layers := row.number("layers_per_vp"):
@@ -172,13 +174,13 @@ def _complete_split(record: Record, row: Row) -> None:
 
 
 def _weights_fit(record: Record, row: Row) -> bool:
-    """Whether a rank's weights and gradients in 16 bits fit the card without cutting them by dp."""
+    """Returns whether a rank's weights and gradients in 16 bits fit the card, not cut by dp."""
     each = (row.number("params_b") or 0) / (record.tp * record.pp) * 1e9
     return 4 * each < planning_gpu(record.gpu_type).memory_gb * GIB
 
 
 def _recompute(row: Row) -> str:
-    """The policy; without one, what the published formula counts."""
+    """Returns the policy of recomputation; without one, what the published formula counts."""
     text = row.text("recompute").lower()
     if text == "selective" and row.text("repeated_modules") and has_experts(row):
         return "none"  # modules of little work; the policy of this name repeats attention
@@ -191,8 +193,8 @@ def _recompute(row: Row) -> str:
 
 
 def beside(record: Record, row: Row) -> dict[str, Any]:
-    """The planner's columns that no log states: what the run's program and card do, and what the
-    row says of memory and experts."""
+    """Returns the planner's columns that no log states: what the run's program and card do, and
+    what the row says of memory and experts."""
     engine, card, dispatcher = row.text("engine"), row.text("gpu_type"), row.text("dispatcher")
     family, (first, last) = FAMILIES[family_of(engine)], ENDS.get(row.text("model"), (0, 0))
     # NVIDIA's containers of Megatron-Bridge take HybridEP but where tokens are dropped.
@@ -224,12 +226,12 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
         columns["head_dim"] = record.model["hidden"] / record.model["n_head"]
     if row.text("gradients"):
         columns["grad_width"] = 4 if "32" in row.text("gradients") else 2
-    return columns | _of_megatron(record, row, columns["flash"])
+    return columns | _megatron_columns(record, row, columns["flash"])
 
 
-def _of_megatron(record: Record, row: Row, flash: bool) -> dict[str, Any]:
-    """The columns of Megatron-LM's memory. Its flags are columns of the tables of its continuous
-    integration; what they do not say has its default there."""
+def _megatron_columns(record: Record, row: Row, flash: bool) -> dict[str, Any]:
+    """Returns the columns of Megatron-LM's memory. Its flags are columns of the tables of its
+    continuous integration; what they do not say has its default there."""
     engine, tests = row.text("engine"), bool(row.text("golden"))
     model, gated = record.model, record.model.get("activation") == "swiglu"
     heads, tokens = model["n_head"], row.number("micro_batch") or 1.0

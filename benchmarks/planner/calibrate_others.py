@@ -1,4 +1,4 @@
-"""Calibrations of analysis/planner/calibrations that analysis.calibrate does not make.
+"""Makes the calibrations of analysis/planner/calibrations that analysis.calibrate does not make.
 
     python -m benchmarks.planner.calibrate_others FILE.csv... --out FILE.toml [--network WORDS]
     python -m benchmarks.planner.calibrate_others RUNS... --out FILE.toml [--rows 8]
@@ -77,19 +77,20 @@ def published(files: list[Path], network: str, out: Path) -> Table:
     tables' own words."""
     rows = read_rows(files)
     index = scored(rows)
-    if len(cards := sorted({rows.gpu[i] for i in index})) != 1:
+    if len(cards := np.unique(rows.gpu[index]).tolist()) != 1:
         raise UsageError(f"a calibration is of one card, not of {' and '.join(cards) or 'none'}")
-    fit, chosen = fit_some(rows, index, MAX_ROWS, cards[0])
+    (card,) = cards
+    fit, chosen = fit_some(rows, index, MAX_ROWS, card)
     per_node = int(rows.gpus_per_node[chosen[0]])
-    network = network or rows.cluster[chosen[0]]
+    network = network or str(rows.cluster[chosen[0]])
     sizes = rows.gpu_memory_gb[np.isfinite(rows.gpu_memory_gb)]
-    peaks = np.flatnonzero(rows.fit & (np.array(rows.status) == "ok"))
+    peaks = np.flatnonzero(rows.fit & (rows.status == "ok"))
     peaks = peaks if rows.has_step_memory[peaks].sum() > 2 else peaks[:0]  # two are too few
     cluster = Calibration(
-        cards[0],
-        cards[0],
+        card,
+        card,
         per_node,
-        float(sizes.max() if len(sizes) else planning_gpu(cards[0]).memory_gb),
+        float(sizes.max() if len(sizes) else planning_gpu(card).memory_gb),
         fit,
         network if network_rate(network, per_node) else "",
         memory=memory_constants(rows, peaks, MAX_ROWS),

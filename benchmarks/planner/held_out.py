@@ -1,4 +1,4 @@
-"""How far predictions of published runs are off that no fit has seen.
+"""Measures how far predictions of published runs are off that no fit has seen.
 
     python -m benchmarks.planner.held_out [--out FILE.md]
 
@@ -66,7 +66,8 @@ class HeldOut(NamedTuple):
     spread: np.ndarray
 
     def errors(self, truth: np.ndarray) -> dict[str, Any]:
-        """n, MAPE, median error, share inside the 80 % interval, and noise of identical runs."""
+        """Returns n, MAPE, median error, the share inside the 80 % interval, and the noise of
+        identical runs."""
         truth = truth[self.index]
         error = np.abs(self.predicted / truth - 1)
         inside = np.abs(np.log(self.predicted / truth)) <= fitting.INTERVAL * self.spread
@@ -83,10 +84,9 @@ class HeldOut(NamedTuple):
 
 
 def repeat_noise(groups: Iterable[Sequence[float]]) -> float | None:
-    """The least MAPE of any prediction on runs that were identical; None where none repeats.
-
-    The best single prediction p of a group's values t minimises mean |p / t - 1|: one of them.
-    """
+    """Returns the least MAPE of any prediction on runs that were identical; None where none
+    repeats. Of a group's values t, one is the best single prediction p, which minimises the mean
+    of |p / t - 1|."""
     errors: list[float] = []
     for times in groups:
         if len(times) > 1:
@@ -95,19 +95,19 @@ def repeat_noise(groups: Iterable[Sequence[float]]) -> float | None:
 
 
 def rows_of(name: str) -> Rows:
-    """The published rows of a set."""
+    """Returns the published rows of a set."""
     return read_rows([ROOT / "logs" / "published" / file for file in (SETS | EXPERTS)[name]])
 
 
 def scored(rows: Rows) -> np.ndarray:
-    """Rows whose time is a fact about their layout: a steady time, of a model of known width, that
-    nothing in the row contradicts, on a network that was not slow."""
-    good = healthy(rows) & rows.fit & rows.steady & np.isfinite(rows.measured)
-    return np.flatnonzero(good)
+    """Returns the rows whose time is a fact about their layout: a steady time, of a model of known
+    width, that nothing in the row contradicts, on a network that was not slow."""
+    return np.flatnonzero(healthy(rows) & rows.fit & rows.steady & np.isfinite(rows.measured))
 
 
 def folds(rows: Rows, index: np.ndarray, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(rows to learn from, rows to predict), so that each row of `index` is predicted once."""
+    """Yields (rows to learn from, rows to predict), so that each row of `index` is predicted
+    once."""
     if split == "leave-model-out":
         kinds = sorted({rows.model[i] for i in index})
         group = np.array([kinds.index(rows.model[i]) for i in index])
@@ -127,10 +127,10 @@ def _held_out(
     split: str,
     predict: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | float]],
 ) -> HeldOut:
-    """Each row of `index` by a fit on other rows of its cluster. predict: (values, spread of their
-    logs) of rows to learn from and rows to predict."""
+    """Predicts each row of `index` by a fit on other rows of its cluster. `predict` returns the
+    values, and the spread of their logs, for rows to learn from and rows to predict."""
     predicted, spread = np.full((2, len(rows.ids)), np.nan)
-    keys = np.array(rows.cluster_key)
+    keys = rows.cluster_key
     for key in np.unique(keys[index]):
         for known, unknown in folds(rows, index[keys[index] == key], split):
             predicted[unknown], spread[unknown] = predict(known, unknown)
@@ -138,7 +138,7 @@ def _held_out(
 
 
 def of_time(rows: Rows, count: int, split: str) -> HeldOut:
-    """Seconds of a step, by constants that were fitted on at most `count` other rows."""
+    """Predicts seconds of a step, by constants that were fitted on at most `count` other rows."""
 
     def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         fit, _ = fit_some(rows, known, count, rows.gpu[unknown[0]])
@@ -151,7 +151,8 @@ def of_time(rows: Rows, count: int, split: str) -> HeldOut:
 def fit_some(
     rows: Rows, known: np.ndarray, count: int, card: str
 ) -> tuple[fitting.Fit, np.ndarray]:
-    """(constants from the priors of a card and at most `count` of the known rows, these rows)."""
+    """Returns constants from the priors of a card and at most `count` of the known rows, and the
+    indices of these rows."""
     priors = fitting.priors_of(card)
     if count <= 0 or not len(known):
         return fitting.prior_fit(priors), known[:0]
@@ -162,7 +163,8 @@ def fit_some(
 
 
 def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
-    """Gigabytes of rank 0, whose memory logs print, by constants of at most `count` other rows."""
+    """Predicts the gigabytes of rank 0, whose memory logs print, by constants of at most `count`
+    other rows."""
 
     def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
         constants = memory_constants(rows, known, count)
@@ -174,21 +176,20 @@ def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
 
 
 def _has_peak(rows: Rows) -> np.ndarray:
-    """Rows whose published gigabytes can be predicted."""
-    ran = np.array(rows.status) == "ok"
-    good = rows.fit & ~rows.x.fp8 & ran & np.isfinite(rows.memory_gb)
-    return np.flatnonzero(good)
+    """Returns the rows whose published gigabytes can be predicted."""
+    ran = rows.fit & (rows.status == "ok")
+    return np.flatnonzero(ran & ~rows.x.fp8 & np.isfinite(rows.memory_gb))
 
 
 def memory_constants(rows: Rows, known: np.ndarray, count: int) -> dict[str, float]:
-    """CONSTANTS, moved by the published peaks of at most `count` of the known rows."""
+    """Returns CONSTANTS, moved by the published peaks of at most `count` of the known rows."""
     known = known[rows.has_step_memory[known]]
     chosen = known[fitting.choose(rows.x.take(known), count, np.zeros((len(known), 1)))]
     return fit_memory(rows.x.take(chosen), rows.memory_gb[chosen])
 
 
 def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
-    """The constants of the memory model from peaks: soft-l1 of their logs, and the priors."""
+    """Fits the constants of the memory model to peaks: by soft-l1 of their logs, and the priors."""
     from scipy.optimize import least_squares
 
     names, centre = list(CONSTANTS), np.log(list(CONSTANTS.values()))
@@ -206,18 +207,18 @@ def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
 
 
 def refused(rows: Rows) -> dict[str, Any]:
-    """Which published runs the memory model refuses, by constants of the cluster's peaks; a run
-    that its engine cannot start is refused, too."""
-    full, keys = np.zeros(len(rows.ids)), np.array(rows.cluster_key)
+    """Counts the published runs that the memory model refuses, by constants of the cluster's peaks;
+    a run that its engine cannot start is refused, too."""
+    needed, keys = np.zeros(len(rows.ids)), rows.cluster_key
     for key in np.unique(keys):
-        here = np.flatnonzero(keys == key)
-        known = np.intersect1d(here, _has_peak(rows))
-        constants = memory_constants(rows, known, fitting.MAX_ROWS)
-        full[here] = peaks(rows.x.take(here), constants) / GIB
+        cluster = np.flatnonzero(keys == key)
+        peaked = np.intersect1d(cluster, _has_peak(rows))
+        constants = memory_constants(rows, peaked, fitting.MAX_ROWS)
+        needed[cluster] = peaks(rows.x.take(cluster), constants) / GIB
     known = np.isfinite(rows.gpu_memory_gb) & ~rows.x.fp8
-    refuses = (full > rows.gpu_memory_gb) | ~rows.can_start
+    refuses = (needed > rows.gpu_memory_gb) | ~rows.can_start
     crashed = known & np.isin(rows.status, CRASHED)
-    ran = known & (np.array(rows.status) == "ok") & rows.fit
+    ran = known & (rows.status == "ok") & rows.fit
     return {
         "crashed": int(crashed.sum()),
         "crashed_refused": int((crashed & refuses).sum()),
@@ -227,7 +228,8 @@ def refused(rows: Rows) -> dict[str, Any]:
 
 
 def by_split() -> Table:
-    """Errors of time on three sets and those of experts, by which rows the fit has not seen."""
+    """Shows errors of time on three sets and those of experts, by which rows the fit has not
+    seen."""
     results = []
     for name in [*BY_SPLIT, *EXPERTS]:
         rows = rows_of(name)
@@ -246,7 +248,7 @@ def by_split() -> Table:
 
 
 def by_count() -> Table:
-    """Errors of time by how many other rows were fitted; 0: the priors alone."""
+    """Shows errors of time by how many other rows were fitted; with 0 the priors are alone."""
     results = []
     for name in SETS | EXPERTS:
         rows = rows_of(name)
@@ -266,7 +268,7 @@ def by_count() -> Table:
 
 
 def by_memory() -> Table:
-    """Errors of memory where peaks are published, and which runs are refused."""
+    """Shows errors of memory where peaks are published, and which runs are refused."""
     results = []
     for name in SETS:
         rows = rows_of(name)

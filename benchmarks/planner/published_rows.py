@@ -6,10 +6,9 @@ reason.
 """
 
 import math
-import re
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,12 +18,10 @@ from analysis.planner.memory.peak import allocated
 from analysis.planner.memory.pipeline import layer_numbers, stages
 from analysis.planner.runs import row_of
 from analysis.planner.timemodel.machine import Machine, machine_of
-from analysis.published.published_runs import named_rows, record_of
+from analysis.published.published_runs import named_rows, record_of, stated_rate
 from analysis.published.unstated import GPUS_PER_NODE, beside, complete
 from base.errors import UsageError
 from base.units import GIB
-from models.config import GPTConfig
-from models.flops import sc21
 from models.gpus import planning_gpu
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "step_s")
@@ -32,22 +29,13 @@ CRASHED = ("OOM", "crashed_or_OOM")  # statuses of runs that may have had too li
 SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
 
 
-def stages_without_layers(x: Columns) -> np.ndarray:
-    """Stages behind that of the last layer, where the output layer counts in cutting them: stage s
-    begins at the layer at which s shares of the parameters are reached."""
-    share = (x.layers + x.vocab * x.hidden / layer_numbers(x)) / x.pp  # in layers
-    behind = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
-    return np.where(x.nanotron, np.maximum(behind, 0), 0)
-
-
 @dataclass
 class Rows:
-    """The rows that can be modelled, and why the others cannot.
+    """The rows that can be modelled, a value of each field for each row, and why the others cannot.
 
     measured: seconds per step, nan where there is none. memory_gb likewise. status: ok, OOM ...
     fit: may be fitted (the row does not contradict itself).
     steady: the time is not of a first iteration.
-    model: (layers, hidden) of each row, for splits.
     """
 
     ids: list[str]
@@ -56,28 +44,38 @@ class Rows:
     measured: np.ndarray
     memory_gb: np.ndarray
     gpu_memory_gb: np.ndarray
-    status: list[str]
+    status: np.ndarray
     fit: np.ndarray
     steady: np.ndarray
-    model: list[tuple[int, int]]
-    cluster: list[str]
+    cluster: np.ndarray
     gpus_per_node: np.ndarray  # of a node, where fast links join more than those, too
-    gpu: list[str]
-    cluster_key: list[str]
+    gpu: np.ndarray
+    is_last_stage: np.ndarray  # whether memory_gb is that of a rank of the last pipeline stage
     left_out: list[tuple[str, str]]
-    last_stage: np.ndarray  # whether memory_gb is that of a rank of the last pipeline stage
+
+    @cached_property
+    def model(self) -> list[tuple[int, int]]:
+        """Returns the layers and the hidden size of each row's model."""
+        return list(zip(self.x.layers.tolist(), self.x.hidden.tolist(), strict=True))
+
+    @cached_property
+    def cluster_key(self) -> np.ndarray:
+        """Returns what rows of one cluster share: the card and the first word of the cluster's
+        description."""
+        pairs = zip(self.gpu, self.cluster, strict=True)
+        return np.array([f"{gpu} {cluster.split(' ')[0]}" for gpu, cluster in pairs])
 
     @property
     def allocated(self) -> np.ndarray:
-        """Gigabytes that PyTorch allocates on the rank of memory_gb, nan where no formula counts
-        every tensor, (n,)."""
-        ranks = zip(self.x.steps, self.last_stage.tolist(), strict=True)
-        bytes_ = [allocated(step, stages(step)[-1] if is_last else None) for step, is_last in ranks]
-        return np.array(bytes_) / GIB
+        """Returns the gigabytes, (n,), that PyTorch allocates on the rank of memory_gb; nan where
+        no formula counts every tensor."""
+        ranks = zip(self.x.steps, self.is_last_stage, strict=True)
+        sizes = [allocated(step, stages(step)[-1] if is_last else None) for step, is_last in ranks]
+        return np.array(sizes) / GIB
 
     @property
     def has_step_memory(self) -> np.ndarray:
-        """Rows whose gigabytes are what a step needs, bool (n,).
+        """Returns which rows' gigabytes are what a step needs, bool (n,).
 
         A reading of the whole card is what the allocator took. Rows in fp8 do not say whether they
         hold the weights in bf16 beside fp8.
@@ -87,74 +85,67 @@ class Rows:
 
     @property
     def tensors_alone(self) -> np.ndarray:
-        """Rows whose gigabytes are those of tensors, without CUDA's context and NCCL, bool (n,):
-        nanotron prints PyTorch's largest sum of allocated bytes."""
+        """Returns which rows' gigabytes are those of tensors, without CUDA's context and NCCL, bool
+        (n,): nanotron prints PyTorch's largest sum of allocated bytes."""
         return self.x.nanotron
 
     @property
     def can_start(self) -> np.ndarray:
-        """Whether the row's engine can start it at all, whatever its memory, bool (n,).
+        """Returns whether the row's engine can start it at all, whatever its memory, bool (n,).
 
         nanotron wants pp - 1 micro-batches or more for its schedule, and something in each stage:
-        norm, output layer and loss fill two stages behind the last layer. Of 212 such runs of the
-        Ultra-Scale sweep one ran.
+        norm, output layer and loss fill two stages behind the last layer. The output layer counts
+        in cutting stages: stage s begins at the layer at which s shares of the parameters are
+        reached. Of 212 such runs of the Ultra-Scale sweep one ran.
         """
         x = self.x
-        few, empty = x.n_micro < x.pp - 1, stages_without_layers(x) > 2
-        return ~(x.nanotron & (few | empty))
+        share = (x.layers + x.vocab * x.hidden / layer_numbers(x)) / x.pp  # in layers
+        stages_without_layers = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
+        return ~(x.nanotron & ((x.n_micro < x.pp - 1) | (stages_without_layers > 2)))
 
     def key(self, i: int) -> tuple:
-        """A key that rows share when they repeat one run."""
+        """Returns what rows share when they repeat one run."""
         numbers = tuple(float(getattr(self.x, f.name)[i]) for f in fields(Columns))
         return (*numbers, self.cluster_key[i], self.status[i])
 
 
-def _seconds(row: Row, x: Columns) -> float:
-    """Published seconds, or what the published tokens/s or TFLOP/s give under their formula."""
-    if seconds := row.number("step_s"):
-        return seconds
-    tokens = int(x.global_batch[0] * x.seq[0])
-    if rate := row.number("tokens_per_s"):
-        return tokens / rate
-    rate, formula, gpus = row.number("tflops"), row.text("formula"), int(x.gpus[0])
-    if rate and re.search(r"96|eq\.?3", formula):
-        sizes = (int(column[0]) for column in (x.layers, x.hidden, x.vocab, x.seq))
-        n_layer, hidden, vocab, seq = sizes
-        shape = GPTConfig(
-            n_layer=n_layer, hidden=hidden, n_head=1, vocab_size=vocab, max_seq_len=seq
-        )
-        return sc21(shape, seq, recompute=True) * tokens / (rate * 1e12 * gpus)
-    params = row.number("params_b")
-    if rate and params and (match := re.search(r"([68])\s*PT", formula)):
-        return int(match[1]) * params * 1e9 * tokens / (rate * 1e12 * gpus)
-    return math.nan
+def _modelled(name: str, row: Row) -> tuple:
+    """Returns the values of a row, in the order of the fields of Rows.
 
-
-class _Modelled(NamedTuple):
-    """A row that can be modelled: what it is called, its cells, its run and its columns."""
-
-    name: str
-    row: Row
-    x: Columns
-    machine: Machine
-
-
-def _modelled(name: str, row: Row) -> _Modelled:
-    """Raises: ValueError: what the row lacks, or what cannot be."""
+    Raises:
+        ValueError: a number that cannot be, or one that the row lacks.
+    """
     record = complete(record_of(row, name), row)
     columns = beside(record, row)
     x = row_of(record, lambda engine, tp, gpus: columns)
     low = record.precision if record.precision in ("fp8", "fp4") else "fp8"
-    card, node = row.text("gpu_type"), _node(row)
+    card, node = row.text("gpu_type"), int(row.number("gpus_per_node") or GPUS_PER_NODE)
     domain, width = columns["gpus_per_node"], int(x.width[0])
     machine = machine_of(card, row.text("cluster"), node, width, low, domain, bool(x.tf32[0]))
-    return _Modelled(name, row, x, machine)
+    status, step_s = row.text("status"), row.number("step_s")
+    status = "ok" if status.lower() in ("", "ok") else status
+    if not step_s and (rate := stated_rate(record, row)):
+        step_s = int(x.global_batch[0] * x.seq[0]) / rate
+    return (
+        name,
+        x,
+        machine,
+        (step_s if status == "ok" else None) or math.nan,
+        row.number("memory_gb") or math.nan,
+        row.number("gpu_memory_gb") or math.nan,
+        status,
+        not row.text("lint"),
+        not row.text("warm_up"),
+        row.text("cluster"),
+        node,
+        planning_gpu(card).name,
+        row.text("memory_of") == "the last rank",
+    )
 
 
 def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
     """Returns every row of the files that can be modelled; `needed` columns must be there."""
-    modelled: list[_Modelled] = []
-    left_out: list[tuple[str, str]] = []
+    modelled, left_out = [], []
     for path in paths:
         for name, row in named_rows(Path(path), needed):
             try:
@@ -164,41 +155,13 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
     if not modelled:
         reason = f" ({left_out[0][0]}: {left_out[0][1]})" if left_out else ""
         raise UsageError(f"{', '.join(map(str, paths))}: no row can be modelled{reason}")
-    names, rows, xs, machines = zip(*modelled, strict=True)
-    x = Columns.stack(xs)
-    status = [re.sub("^(ok|)$", "ok", row.text("status"), flags=re.IGNORECASE) for row in rows]
-    seconds = list(map(_seconds, rows, xs))
-    return Rows(
-        ids=list(names),
-        x=x,
-        machine=Machine.stack(machines),
-        measured=np.where(np.array(status) == "ok", seconds, np.nan),
-        memory_gb=np.array([row.number("memory_gb") or math.nan for row in rows]),
-        gpu_memory_gb=np.array([row.number("gpu_memory_gb") or math.nan for row in rows]),
-        status=status,
-        fit=np.array([not row.text("lint") for row in rows]),
-        steady=np.array([not row.text("warm_up") for row in rows]),
-        model=list(zip(x.layers.tolist(), x.hidden.tolist(), strict=True)),
-        cluster=[row.text("cluster") for row in rows],
-        gpus_per_node=np.array([_node(row) for row in rows]),
-        gpu=[planning_gpu(row.text("gpu_type")).name for row in rows],
-        cluster_key=[_cluster_key(row) for row in rows],
-        left_out=left_out,
-        last_stage=np.array([row.text("memory_of") == "the last rank" for row in rows]),
-    )
-
-
-def _node(row: Row) -> int:
-    return int(row.number("gpus_per_node") or GPUS_PER_NODE)
-
-
-def _cluster_key(row: Row) -> str:
-    """Equal for rows of one cluster: the card and the first word of the cluster's description."""
-    return f"{planning_gpu(row.text('gpu_type')).name} {row.text('cluster').split(' ')[0]}"
+    ids, xs, machines, *facts = zip(*modelled, strict=True)
+    arrays = map(np.array, facts)
+    return Rows(list(ids), Columns.stack(xs), Machine.stack(machines), *arrays, left_out)
 
 
 def healthy(rows: Rows) -> np.ndarray:
-    """False for the runs that met a slow network, bool (n,).
+    """Returns False for the runs that met a slow network, bool (n,).
 
     A cluster has slow days if two of its identical runs are 1.3 times apart (Jean Zay's V100 nodes:
     129 and 217 s); only there is a run called slow. It is slow if a run with no less to do was 1.3
@@ -212,7 +175,14 @@ def healthy(rows: Rows) -> np.ndarray:
     same: dict[tuple, list[int]] = {}
     for i in range(len(t)):
         if np.isfinite(t[i]) and rows.fit[i] and rows.steady[i]:
-            key = (*rows.model[i], int(x.heads[i]), int(x.seq[i]), int(x.tp[i]), int(x.pp[i]))
+            key = (
+                int(x.layers[i]),
+                int(x.hidden[i]),
+                int(x.heads[i]),
+                int(x.seq[i]),
+                int(x.tp[i]),
+                int(x.pp[i]),
+            )
             key += (int(x.vpp[i]), int(x.dp[i]), int(x.zero_stage[i]) == 3, int(x.recompute[i]))
             key += (int(x.cp[i]), bool(x.fp8[i]), rows.cluster[i])
             groups.setdefault(key, []).append(i)
