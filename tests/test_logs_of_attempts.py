@@ -1,103 +1,46 @@
 """A log to which several attempts wrote: facts and steps are those of the last one."""
 
+import tomllib
+
 import pytest
 
 from analysis import compare, expect, scaling
 from analysis.logs.readers import read
 from analysis.logs.step_time import timed
 from analysis.runs.verdict import judge
+from tests.conftest import ROOT
 
-MEGATRON = (
-    " iteration {i:8d}/      40 | consumed samples: 9 | elapsed time per iteration (ms): {ms} |"
-    " learning rate: 1E-04 | lm loss: 2.{i}E+00 | grad norm: 1.25 |\n"
-)
-TITAN = (
-    "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard={n}, cp=1, tp=1\n"
-    "Training starts at step 1, with local batch size 1, global batch size {n}, total steps 40"
-    " (warmup 2)\n"
-)
-NVIDIA_SMI = "".join(
-    f"|   {i}  NVIDIA H100 80GB HBM3          On  |\n|    {i}   N/A  N/A           91681      C  \n"
-    for i in range(2)
-)
-# What a program prints as it starts on n GPUs (or with a batch of n), a step's line, and the fact.
-FORMATS = {
-    "Megatron-LM": ("using world size: {n}, data-parallel-size: 1 \n", MEGATRON, "gpus"),
-    "an argument dump": (" ---- arguments ----\n  world_size ..... {n}\n", MEGATRON, "gpus"),
-    "GPT-NeoX": (
-        "NeoXArgs.configure_distributed_args() using world size: {n} and model-parallel size: 1 \n",
-        "samples/sec: 7.8 |" + MEGATRON,
-        "gpus",
-    ),
-    "torchtitan": (
-        TITAN,
-        "step: {i}  loss: 7.{i}  grad_norm: 3.{ms}  memory: 1.1GiB(9.25%)  tps: 6,9{i:02d}  mfu:\n",
-        "gpus",
-    ),
-    "nanotron": (
-        "[Start training] datetime: 1 | mbs: 2 | global_batch_size: {n} | sequence_length: 9 |\n",
-        "iteration: {i} / 40 | time_per_iteration_ms: {ms} | lm_loss: 5.{i} | grad_norm: 3.2\n",
-        "global_batch",
-    ),
-    "nanoGPT": (
-        "block_size = 1\ntokens per iteration will be: {n}\n",
-        "iter {i}: loss 9.{i}, time {ms}.35ms, mfu 22.79%\n",
-        "global_batch",
-    ),
-    "nanochat": (
-        "Distributed world size: {n}\n",
-        "step {i:05d}/00040 (0.5%) | loss: 3.{i} | dt: {ms}.04ms | tok/sec: 25,388 | mfu: 0.00\n",
-        "gpus",
-    ),
-    "llm.c": (
-        "| Parameter             | Value |\nworld_size: {n}\n",
-        "step {i:4d}/40 | loss 9.{i} (+nanz)| norm 15.2 (+nanz)| {ms}.10 ms | 419000 tok/s\n",
-        None,
-    ),
-    "modded-nanogpt": (
-        "Running PyTorch 2.8.0 compiled for CUDA 12.6\n",
-        "step:{i}/40 train_loss:7.{i} train_time:{i}{ms}ms step_avg:139.11ms\n",
-        None,
-    ),
-    "NeMo": (
-        'DLLL {{"type": "LOG", "step": "PARAMETER", "data": {{"trainer/num_nodes": {n},'
-        ' "trainer/devices": 1}}}}\n',
-        'DLLL {{"type": "LOG", "step": {i}, "data": {{"train_step_timing in s": {ms}.0}}}}\n',
-        "gpus",
-    ),
-    "fairseq": (
-        "'distributed_world_size': {n}, 'max_update': 40, \n",
-        '{{"epoch": 1, "loss": "9.{i}", "wps": "25389.4", "ups": "0.22", "bsz": "404.6",'
-        ' "num_updates": "{i}", "gnorm": "1.{ms}"}}\n',
-        "gpus",
-    ),
-    "DeepSpeed": (
-        "DeepSpeed info: version=0.9\n[config.py:999:print]   world_size ... {n}\n",
-        "steps: {i} loss: 5.{i} iter time (s): {ms}.688 samples/sec: 743.1\n",
-        "gpus",
-    ),
-    "HF Trainer": (
-        "***** Running training *****\n  Instantaneous batch size per device = {n}\n",
-        "{{'loss': 2.{i}, 'grad_norm': 0.{ms}, 'learning_rate': 5e-06, 'epoch': 0.{i}}}\n",
-        "micro_batch",
-    ),
-}
+FORMATS = tomllib.loads((ROOT / "tests" / "log_attempts.toml").read_text())
+MEGATRON = FORMATS["Megatron-LM"]["line"]
 
 
-def steps(line, numbers, ms=1000):
-    return "".join(line.format(i=i, ms=ms) for i in numbers)
+def started(n, kind="Megatron-LM"):
+    """What a program prints as it starts."""
+    return FORMATS[kind]["start"].format(n=n)
+
+
+def steps(last, ms=1000, first=1, line=MEGATRON):
+    return "".join(line.format(i=i, ms=ms) for i in range(first, last + 1))
+
+
+@pytest.fixture
+def read_log(tmp_path):
+    def written(text):
+        (tmp_path / "job.out").write_text(text)
+        return read(tmp_path / "job.out")
+
+    return written
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_facts_and_steps_are_of_the_last_attempt(tmp_path, kind):
-    start, line, fact = FORMATS[kind]
-    first, log = start.format(n=16) + steps(line, range(1, 13)), tmp_path / "job.out"
-    log.write_text(first)
-    alone = read(log)
+def test_facts_and_steps_are_of_the_last_attempt(read_log, kind):
+    line, fact = FORMATS[kind]["line"], FORMATS[kind].get("fact")
+    first = started(16, kind) + steps(12, line=line)
+    alone = read_log(first)
     assert len(alone.steps) == 12 and not alone.doubts
-    for again in (range(13, 21), range(1, 9)):  # it goes on, or begins once more
-        log.write_text(first + "requeued\n" + start.format(n=2) + steps(line, again, ms=3000))
-        record = read(log)
+    for begin in (13, 1):  # it goes on, or begins once more
+        again = steps(begin + 7, 3000, begin, line)
+        record = read_log(first + "requeued\n" + started(2, kind) + again)
         assert len(record.steps) == 8
         assert record.doubts["attempts"].startswith("2 attempts in one log: the last is read, from")
         if fact:
@@ -108,75 +51,72 @@ def test_facts_and_steps_are_of_the_last_attempt(tmp_path, kind):
             assert times[0] > 2 * times[1]
 
 
-def test_a_table_says_that_there_were_several_attempts(tmp_path):
-    log, first = tmp_path / "job.out", FORMATS["Megatron-LM"][0].format(n=16)
-    second = FORMATS["Megatron-LM"][0].format(n=2)
-    log.write_text(
-        first + steps(MEGATRON, range(1, 41)) + second + steps(MEGATRON, range(1, 41), 2000)
+def printed_twice(text, copy):
+    return "".join(f"{line}{copy}{line}" for line in text.splitlines(keepends=True))
+
+
+LAST = "attempts in one log: the last is read, from line"
+NO_STEP = "logs no step of its own"
+ATTEMPTS = {  # what was written -> steps, GPUs and seconds of a step that are read, and the doubt
+    "two": (
+        started(16) + steps(40) + started(2) + steps(40, 2000),
+        *(40, 2, 2.0, f"2 {LAST} 42 on; before, gpus was 16"),
+    ),
+    "three": (
+        "".join(started(8) + steps(20, ms) for ms in (9000, 12000, 16000)),
+        *(20, 8, 16.0, f"3 {LAST} 43 on"),
+    ),
+    # What the earlier header states is unknown then.
+    "iterations start again": (
+        started(8) + steps(20) + steps(20, 5000),
+        *(20, None, 5.0, f"2 {LAST} 22 on; before, gpus was 8, dp was 1"),
+    ),
+    "the last has no step": (
+        started(8) + steps(40) + started(4),
+        *(40, 8, 1.0, f"another attempt, from line 42 on, {NO_STEP}"),
+    ),
+    "two, and one has no step": (
+        started(8) + steps(8, 9000) + started(4) + steps(8, 7000) + started(2),
+        *(8, 4, 7.0, f"2 {LAST} 10 on; before, gpus was 8; another attempt, from line 19 on, "),
+    ),
+} | {  # Primus prints each line of its last rank again, so that a copy stands before the start.
+    f"lines twice, with {copy!r}": (
+        started(16)
+        + printed_twice(steps(8, 9000), copy)
+        + started(2)
+        + printed_twice(steps(8, 3000), copy),
+        *(8, 2, 3.0, f"2 {LAST} 18 on; before, gpus was 16"),
     )
-    record = read(log)
+    for copy in ("", "[rank-7/8] ")
+}
+
+
+@pytest.mark.parametrize("case", ATTEMPTS)
+def test_a_table_says_which_attempt_is_read(read_log, case):
+    text, n, gpus, step_s, doubt = ATTEMPTS[case]
+    record = read_log(text)
+    assert (len(record.steps), record.gpus) == (n, gpus)
+    assert record.steps["step_s"].tolist() == [step_s] * n
     judgement = judge(record, timed(record))
-    assert judgement.verdict == "complete" and record.last_line == 82
-    (doubt,) = judgement.doubts
-    assert doubt.text == (
-        "2 attempts in one log: the last is read, from line 42 on; before, gpus was 16"
-    )
+    (flag,) = judgement.doubts
+    assert flag.text.removesuffix(NO_STEP) == doubt.removesuffix(NO_STEP)
+    assert (judgement.verdict == "complete") == (n == 40)
 
 
-def test_of_three_attempts_the_last_is_read(tmp_path):
-    log, start = tmp_path / "job.out", FORMATS["Megatron-LM"][0].format(n=8)
-    parts = (start + steps(MEGATRON, range(1, 21), ms) for ms in (9000, 12000, 16000))
-    log.write_text("".join(parts))
-    record = read(log)
-    assert record.steps["step_s"].tolist() == [16.0] * 20 and record.gpus == 8
-    assert record.doubts["attempts"].startswith("3 attempts in one log")
-
-
-def test_what_an_earlier_header_states_is_unknown_where_the_iterations_start_again(tmp_path):
-    log, start = tmp_path / "job.out", FORMATS["Megatron-LM"][0].format(n=8)
-    log.write_text(start + steps(MEGATRON, range(1, 21)) + steps(MEGATRON, range(1, 21), 5000))
-    record = read(log)
-    assert len(record.steps) == 20 and record.steps["step_s"].tolist() == [5.0] * 20
-    assert record.gpus is None and "before, gpus was 8" in record.doubts["attempts"]
-
-
-def test_an_attempt_without_a_step_is_named_and_changes_nothing(tmp_path):
-    log, start = tmp_path / "job.out", FORMATS["Megatron-LM"][0]
-    log.write_text(start.format(n=8) + steps(MEGATRON, range(1, 41)) + start.format(n=4))
-    record = read(log)
-    assert record.gpus == 8 and len(record.steps) == 40
-    assert record.doubts["attempts"] == "another attempt, from line 42 on, logs no step of its own"
-
-
-def test_iterations_that_go_back_without_settings_between_are_in_doubt(tmp_path):
-    log = tmp_path / "job.out"
-    log.write_text(steps(MEGATRON, range(1, 7)) + steps(MEGATRON, range(4, 9), 5000))
-    record = read(log)
-    assert len(record.steps) == 11
-    assert record.doubts["restart"] == "line 7: iterations go back from 6 to 4"
-
-
-def test_facts_count_wherever_they_stand_before_the_first_step(tmp_path):
-    log, noise = (
-        tmp_path / "job.out",
-        "".join(f"{rank}: NCCL INFO ready\n" for rank in range(60000)),
-    )
-    start = FORMATS["an argument dump"][0].format(n=2048)
-    log.write_text(noise + start + noise + steps(MEGATRON, range(1, 9)))
-    record = read(log)
+def test_facts_count_wherever_they_stand_before_the_first_step(read_log):
+    noise = "".join(f"{rank}: NCCL INFO ready\n" for rank in range(60000))
+    start = started(2048, "an argument dump")
+    record = read_log(noise + start + noise + steps(8))
     assert len(noise) > 1 << 20 and record.gpus == 2048 and not record.doubts
-    log.write_text(5 * noise + start + 5 * noise + steps(MEGATRON, range(1, 9)))
-    record = read(log)
+    record = read_log(5 * noise + start + 5 * noise + steps(8))
     assert record.gpus is None and "the middle was not searched" in record.doubts["header"]
 
 
-def test_step_times_that_rise_have_no_steady_time_and_it_is_said(tmp_path):
-    log = tmp_path / "job.out"
-    jump = steps(MEGATRON, range(1, 21)) + steps(MEGATRON, range(21, 41), 1600)
-    grows = "".join(steps(MEGATRON, [i], 1000 + 50 * i) for i in range(1, 41))
+def test_step_times_that_rise_have_no_steady_time_and_it_is_said(read_log):
+    jump = steps(20) + steps(40, 1600, first=21)
+    grows = "".join(steps(i, 1000 + 50 * i, first=i) for i in range(1, 41))
     for text, rise in ((jump, "took 1 s, then 1.6 s"), (grows, ""), (jump[:3500], None)):
-        log.write_text(text)
-        record = read(log)
+        record = read_log(text)
         doubts = [
             flag.text for flag in judge(record, timed(record)).doubts if flag.kind == "rising"
         ]
@@ -188,80 +128,50 @@ PREFIXES = {"srun -l": "{rank}: ", "torchrun": "[rank{rank}]:", "tee": "[default
 
 @pytest.mark.parametrize("who", PREFIXES.values(), ids=PREFIXES)
 @pytest.mark.parametrize("kind", ("torchtitan", "an argument dump"))
-def test_a_rank_that_prints_its_start_late_begins_no_attempt(tmp_path, kind, who):
-    start, line, _ = FORMATS[kind]
-    log = tmp_path / "job.out"
-
+def test_a_rank_that_prints_its_start_late_begins_no_attempt(read_log, kind, who):
     def of(rank, text):
         return "".join(who.format(rank=rank) + row for row in text.splitlines(keepends=True))
 
-    first, second = (of(0, steps(line, numbers)) for numbers in (range(1, 9), range(9, 17)))
-    log.write_text(of(0, start.format(n=16)) + first + of(1, start.format(n=16)) + second)
-    record = read(log)
+    line = FORMATS[kind]["line"]
+    first, second, third = (
+        of(0, steps(last, ms, last - 7, line)) for last, ms in ((8, 1000), (16, 1000), (24, 3000))
+    )
+    ranks = of(0, started(16, kind)) + first + of(1, started(16, kind)) + second
+    record = read_log(ranks)
     assert len(record.steps) == 16 and record.gpus == 16 and not record.doubts
-    again = of(1, start.format(n=2)) + of(0, start.format(n=2))
-    log.write_text(log.read_text() + again + of(0, steps(line, range(17, 25), 3000)))
-    record = read(log)
+    record = read_log(ranks + of(1, started(2, kind)) + of(0, started(2, kind)) + third)
     assert len(record.steps) == 8 and record.gpus == 2
     assert record.doubts["attempts"].startswith("2 attempts in one log")
 
 
-def test_lines_that_are_printed_twice_stay_with_their_attempt(tmp_path):
-    """Primus prints each line of its last rank again, so that a copy stands before the start."""
-    log, header = tmp_path / "job.out", FORMATS["Megatron-LM"][0]
-    for twice in ("{0}{0}", "{0}[rank-7/8] {0}"):
-        first, second = (
-            "".join(twice.format(MEGATRON.format(i=i, ms=ms)) for i in range(1, 9))
-            for ms in (9000, 3000)
-        )
-        log.write_text(header.format(n=16) + first + header.format(n=2) + second)
-        record = read(log)
-        assert record.steps["step_s"].tolist() == [3.0] * 8 and record.gpus == 2
-        assert record.doubts["attempts"].startswith("2 attempts in one log")
-
-
-def test_an_attempt_that_failed_before_its_first_step_states_nothing(tmp_path):
+def test_an_attempt_that_failed_before_its_first_step_states_nothing(read_log):
     share = " > number of parameters on (tensor, pipeline) model parallel rank ({}, 0): 1000\n"
-    log, start = tmp_path / "job.out", FORMATS["an argument dump"][0]
     failure = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: no\n'
-    dead = start.format(n=64) + "  seq_length ..... 4096\n" + "".join(map(share.format, range(4)))
-    live = start.format(n=2) + "".join(map(share.format, range(2)))
-    log.write_text(dead + failure + live + steps(MEGATRON, range(1, 9)))
-    record = read(log)
+    dead, live = (
+        started(n, "an argument dump") + settings + "".join(map(share.format, range(ranks)))
+        for n, settings, ranks in ((64, "  seq_length ..... 4096\n", 4), (2, "", 2))
+    )
+    record = read_log(dead + failure + live + steps(8))
     assert (record.gpus, record.params, record.seq_len) == (2, 2000, None)
     assert record.doubts["attempts"].startswith("2 attempts in one log: the last is read, from")
-    log.write_text(dead + live + steps(MEGATRON, range(1, 9)))  # no failure: ranks, maybe
-    assert not read(log).doubts
+    assert not read_log(dead + live + steps(8)).doubts  # no failure: ranks, maybe
 
 
-def test_of_three_attempts_the_one_without_a_step_is_named(tmp_path):
-    log, start = tmp_path / "job.out", FORMATS["Megatron-LM"][0]
-    parts = [start.format(n=n) + steps(MEGATRON, range(1, 9), ms) for n, ms in ((8, 9), (4, 7))]
-    log.write_text("".join(parts) + start.format(n=2))
-    record = read(log)
-    assert record.gpus == 4 and "the last is read, from line 10 on" in record.doubts["attempts"]
-    assert "another attempt, from line 19 on, logs no step" in record.doubts["attempts"]
-
-
-def test_a_number_that_the_first_step_runs_into_is_cut(tmp_path):
-    log, start = tmp_path / "job.out", FORMATS["HF Trainer"][0].format(n=8)
-    losses = steps(FORMATS["HF Trainer"][1], range(1, 9))
+def test_a_number_that_the_first_step_runs_into_is_cut(read_log):
+    start, losses = started(8, "HF Trainer"), steps(8, line=FORMATS["HF Trainer"]["line"])
     for cut in ("12", "124,"):
-        log.write_text(start + f"  Number of trainable parameters = {cut}" + losses)
-        assert read(log).params is None
-    log.write_text(start + "  Total train batch size (w. parallel) = 6  Gradient" + losses)
-    assert read(log).global_batch is None and read(log).micro_batch == 8
+        assert read_log(f"{start}  Number of trainable parameters = {cut}{losses}").params is None
+    record = read_log(start + "  Total train batch size (w. parallel) = 6  Gradient" + losses)
+    assert record.global_batch is None and record.micro_batch == 8
     dump = ' {\n    "num_hidden_layers": 32,\n    "hidden_size": 25    "initializer_range": 0.02,\n'
-    log.write_text(start + dump + losses)
-    record = read(log)
+    record = read_log(start + dump + losses)
     assert record.model == {"n_layer": 32} and "hidden_size (1)" in record.doubts["numbers"]
 
 
 @pytest.mark.parametrize("main", (scaling.main, compare.main, expect.main))
 def test_each_table_of_times_says_what_is_doubtful_about_them(tmp_path, capsys, main):
-    header = FORMATS["Megatron-LM"][0].format(n=8)
-    jump = header + steps(MEGATRON, range(1, 31)) + steps(MEGATRON, range(31, 61), 1600)
-    twice = header + steps(MEGATRON, range(1, 61)) + header + steps(MEGATRON, range(1, 61), 900)
+    jump = started(8) + steps(30) + steps(60, 1600, first=31)
+    twice = started(8) + steps(60) + started(8) + steps(60, 900)
     for name, text in (("jump.log", jump), ("twice.log", twice)):
         (tmp_path / name).write_text(text)
     paths = [str(tmp_path / name) for name in ("jump.log", "twice.log")]

@@ -26,10 +26,8 @@ from analysis.logs.step_time import timed
 from analysis.runs.verdict import judge
 from base.errors import UsageError
 from parallel.config.resolve import resolve
-from parallel.record.ends import outside_sign
 from parallel.record.lines import iteration_line
 from tests.conftest import ROOT
-from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
 from tests.tools import spoil
 from tests.tools.mlperf_tree import line as mlperf
 
@@ -356,49 +354,6 @@ def test_the_line_that_proves_how_a_run_ended_is_found(log, line):
         read(log(f"When it says `{line}`, then the run died.\n", "page.txt"))
 
 
-OUTSIDE = {
-    "oom": [
-        "CUDA out of memory. Tried to",
-        "torch.OutOfMemoryError: x",
-        "ncclUnhandledCudaError: 'out of memory'",
-        "CUBLAS_STATUS_ALLOC_FAILED when calling",
-        "DefaultCPUAllocator: can't allocate memory: you tried",
-        "DefaultCPUAllocator: not enough memory: you tried",
-        "MemoryError: ",
-        "numpy._core._exceptions._ArrayMemoryError: Unable to",
-        "OSError: [Errno 12] Cannot allocate memory",
-        "Out of memory: Killed process 7",
-        "python invoked oom-killer: gfp_mask",
-        "error: Detected 1 oom-kill event(s) in StepId",
-        "oom_kill: 1",
-        "slurmstepd: error: Exceeded job memory limit at some point.",
-        "srun: error: n1: task 0: Out Of Memory",
-    ],
-    "node": [
-        "slurmstepd: error: NODE_FAIL",
-        "Xid 48: uncorrectable ECC error",
-        "GPU has fallen off the bus",
-        "lost connection to node n3",
-        "srun: error: Node failure on n3",
-        "*** STEP 1.0 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO NODE FAILURE ***",
-    ],
-    "timeout": [
-        "=>> PBS: job killed: walltime 7 exceeded",
-        "TERM_RUNLIMIT: job killed",
-        "*** JOB 1 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO TIME LIMIT ***",
-    ],
-}
-
-
-@pytest.mark.parametrize("kind", OUTSIDE)
-def test_each_sign_from_outside_is_found_among_words_that_are_none(kind):
-    words = "bloom-176b: room for memory; except MemoryError:\nMemory usage: 9 (emory limit)\n"
-    assert outside_sign(words.encode()) is None
-    for line in OUTSIDE[kind]:
-        sign = outside_sign(f"{words}{line}\n{words}".encode())
-        assert sign and sign.kind == kind and len(words) <= sign.at < len(words + line), line
-
-
 NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.bin'"
 
 
@@ -430,23 +385,6 @@ def test_slurms_words_without_its_frame_prove_no_end(log, due, kind):
     framed = f"{RUN}{prose}*** STEP 1.0 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO {due} ***"
     failure = read(log(framed, "framed.out")).failure
     assert (failure.kind, failure.line_no) == (kind, 43)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "proof"),
-    [
-        (RAISED + CLOSING + FAILED_RANK, "traceback", "ValueError: the data"),
-        (PEER + CLOSING + KILLED, "traceback", "Signal 9 (SIGKILL)"),
-        (PEER + CLOSING + FAILED_RANK, "nccl", "Connection reset"),
-        (CLOSING + FAILED_RANK, "traceback", "Traceback"),  # a hang
-        (TOLD_TO_STOP + CLOSING, "cancelled", "Received 15 death signal"),
-        (BAD_EXIT.split("\n")[2] + "\n" + CLOSING, "cancelled", "STEP 7.0"),
-        ("", None, ""),  # srun's word alone
-    ],
-)
-def test_what_is_done_to_the_others_after_a_failure_is_not_its_cause(log, text, kind, proof):
-    failure = read(log(RUN + text + BAD_EXIT)).failure
-    assert (failure and failure.kind) == kind and (not failure or proof in failure.line)
 
 
 def test_a_traceback_after_completion_is_no_failure(log):

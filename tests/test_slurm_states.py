@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +41,6 @@ from slurm.squeue import Job, parse
 from slurm.states import judge
 from tests import fixture_runs
 from tests.conftest import study_file
-from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
 from tests.tools import testbed
 from tests.tools.fake_slurm import FakeJob, FakeSlurm
 
@@ -188,123 +188,54 @@ def test_a_job_writes_the_kind_of_its_end_also_where_no_run_began(tmp_path, monk
         assert (read_status(folder)["kind"], read_status(folder)["rank"]) == (kind, -1)
 
 
-MEMORY = [
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB",
-    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.91 GiB",
-    "RuntimeError: CUDA error: out of memory",
-    "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
-    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory",
-    "RuntimeError: [enforce fail] DefaultCPUAllocator: not enough memory: you tried to use 9",
-    "MemoryError",
-    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB for an array",
-    "OSError: [Errno 12] Cannot allocate memory",
-    "[1234.5] python invoked oom-killer: gfp_mask=0xcc0, order=0",
-    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0,task=python,pid=9",
-    "Out of memory: Kill process 9 (python) score 9 or sacrifice child",
-    "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0. Some of your processes may ...",
-    "slurmstepd: error: Detected 1 oom_kill event in StepId=5.0. Some of the step tasks ...",
-    "slurmstepd: error: Exceeded job memory limit at some point.",
-    "slurmstepd: error: Job 5 exceeded memory limit (9 > 8), being killed",
-    "srun: error: node1: task 0: Out Of Memory",
-]
-ENOUGH_MEMORY = [
-    "    except MemoryError:",
-    "GPUMemoryError: 0",
-    "srun --oom-kill-step=1 python train.py",
-    "oom_kill 0",
-    "the room_kill event is over",
-    "a step that runs out of memory is tried again with recompute",
-    "out of memory: 9 of 10 refused",
-    "JobState=RUNNING MemoryLimit=8G",
-    "can't allocate memory bandwidth to both",
-]
+ENDS = tomllib.loads((states.ROOT / "tests" / "log_ends.toml").read_text())
+NO_SIGNS = ENDS["signs"].pop("no sign")
 
 
-@pytest.mark.parametrize("line", MEMORY + ENOUGH_MEMORY)
-def test_reader_status_and_slurm_agree_on_what_is_out_of_memory(tmp_path, line):
+@pytest.mark.parametrize(
+    ("sign", "line"),
+    [(sign, line) for sign, lines in ENDS["signs"].items() for line in lines.splitlines()],
+)
+def test_reader_status_and_slurm_agree_on_a_line_that_says_how_a_run_ended(tmp_path, sign, line):
+    """It stands among lines that say nothing."""
+    path, (kind, state) = tmp_path / "a.log", sign.split(", ")
+    path.write_text(f"{NO_SIGNS}{line}\n{NO_SIGNS}")
+    assert states.evidence(path.read_text(), None) == states.End(state, line)
+    assert failure_in(path) == (kind, line)
+    assert (kind_of(line) == "memory") == (kind == "oom")
+
+
+@pytest.mark.parametrize("line", NO_SIGNS.splitlines())
+def test_words_about_memory_are_no_end(tmp_path, line):
     path = tmp_path / "a.log"
-    path.write_text(f"using world size: 2\n{line}\nusing world size: 2\n")
+    path.write_text(f"step 1\n{line}\n")
+    assert states.evidence(path.read_text(), None) is None and kind_of(line) != "memory"
+    assert failure_in(path)[0] != "oom"
+
+
+def failure_in(path: Path) -> tuple[str, str]:
+    """The kind and the line of what a reader of logs takes for the end."""
     with Log(path) as log:
         failure = find_failure(log)
-    end = states.evidence(path.read_text(), None)
-    if line in ENOUGH_MEMORY:
-        assert end is None and kind_of(line) != "memory"
-        assert failure is None or failure.kind != "oom"
-    else:
-        assert (end.state, end.line, kind_of(line)) == ("OOM", line, "memory")
-        assert (failure.kind, failure.line) == ("oom", line.strip())
-
-
-OUTSIDE = {
-    "node failure": [
-        "slurmstepd: error: NODE_FAIL",
-        "NVRM: Xid 48: uncorrectable ECC error",
-        "NVRM: GPU at PCI:0000:07:00 has fallen off the bus",
-        "mpirun: lost connection to node n3",
-        "srun: error: Node failure on n3",
-        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-05-24T09:50:3 DUE TO NODE FAIL",
-    ],
-    "timeout": [
-        "=>> PBS: job killed: walltime 120 exceeded limit 60",
-        "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
-        "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-05-24T09:50:34 DUE TO TIME LIMIT ***",
-    ],
-}
-
-
-@pytest.mark.parametrize("state", OUTSIDE)
-def test_a_lost_node_and_a_time_limit_are_read_from_each_line_that_says_so(state):
-    for line in OUTSIDE[state]:
-        assert states.evidence(f"step 1\n{line}\nstep 2\n", None) == states.End(state, line)
-
-
-GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection reset by peer (rank 2)"
-HANG = "no progress for 10 s: rank 3 hangs and does not answer (stopped?)"
-NO_DATA = "parallel.train: no token files at /nowhere\n"
-NO_INTERFACE = (
-    "Traceback (most recent call last):\n"
-    "RuntimeError: [gloo/transport/tcp/device.cc:84] Unable to find address for: eth99\n"
-)
-BAD_PYTHON = "/var/spool/job7/slurm_script: line 118: /v/python: bad interpreter: No such file\n"
-ENDED = CLOSING + FAILED_RANK + BAD_EXIT
-NO_EXECVE = "slurmstepd-node2: error: execve(): /v/python: No such file or directory\n"
-PEER_OF_KILLED = PEER + CLOSING + KILLED + BAD_EXIT
-SAID = "ValueError: the data are gone (rank 1)"
-NINE = "Signal 9 (SIGKILL) received by PID 2676"
-CRASH = "  traceback : Signal 11 (SIGSEGV) received by PID 3\n"
-ENDS_OF_TWO_NODES = {
-    # name: (the first reason in status.json, the log, Slurm's state, what it is, its line has)
-    "a hang": (HANG, ENDED, "FAILED", "failed", HANG),
-    "a hang, until the limit": (HANG, CLOSING + FAILED_RANK, "TIMEOUT", "failed", HANG),
-    "a hang of a dead node": (HANG, CLOSING, "NODE_FAIL", "node failure", "NODE_FAIL"),
-    "a crash": ("", CRASH, "FAILED", "failed", "Signal 11 (SIGSEGV)"),
-    "no data": ("", NO_DATA + ENDED, "FAILED", "failed", NO_DATA.strip()),
-    "no interface": ("", NO_INTERFACE + ENDED, "FAILED", "failed", "Unable to find address for"),
-    "a killed rank": (GLOO, PEER_OF_KILLED, "FAILED", "failed", "rank 3 was kill"),
-    "a killed rank, told by a peer": ("SIGTERM (rank 2)", PEER_OF_KILLED, "FAILED", "failed", NINE),
-    "what a rank raised": ("", RAISED + ENDED, "FAILED", "failed", "data"),
-    "and was cancelled": (SAID, RAISED + TOLD_TO_STOP, "CANCELLED", "failed", f"{SAID}; Slurm"),
-    "a bad interpreter": ("", BAD_PYTHON + BAD_EXIT, "FAILED", "failed", "bad interpreter"),
-    "no Python": ("", NO_EXECVE + BAD_EXIT, "FAILED", "failed", "execve(): /v/python"),
-    "scancel": (GLOO, TOLD_TO_STOP + CLOSING + PEER, "CANCELLED", "cancelled", "Slurm: CANCELLED"),
-    "scancel, Slurm forgot": ("SIGTERM", TOLD_TO_STOP + CLOSING, None, "cancelled", "JOB 7"),
-    "scancel of its step": ("", BAD_EXIT.split("\n")[2], "FAILED", "cancelled", "STEP 7.0"),
-    "srun's word alone": ("", BAD_EXIT, "FAILED", "failed", "srun: error: node2: task 1: Exited"),
-}
+    return (failure.kind, failure.line) if failure else ("", "")
 
 
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "script gone"])
-@pytest.mark.parametrize("case", ENDS_OF_TWO_NODES)
+@pytest.mark.parametrize("case", ENDS["two_nodes"])
 def test_of_many_ends_the_first_is_told(tmp_path, case, marked):
     """srun cancels the step on the other nodes, torchrun ends the other ranks, and a lost peer is
     an error too: none of these is why a run failed."""
-    reason, log, slurm, expected, words = ENDS_OF_TWO_NODES[case]
+    end = ENDS["two_nodes"][case]
+    reason, slurm = end.get("status", ""), end.get("slurm")
+    log = "".join(ENDS["texts"][name] for name in end["log"])
     folder = folder_of(tmp_path, "failed" if reason else "running", reason, log)
     if marked and slurm == "FAILED":
         record_end.main([str(folder), "9", "143"])
     row = judge("run", folder, 10, Job(9, slurm, "1:0") if slurm else None, 9)
-    assert row.state == expected and words in row.line, row
+    assert row.state == end["state"] and end["line"] in row.line, row
+    if "read" in end:
+        kind, line = failure_in(folder / "9.out")
+        assert kind == end["read"][0] and end["read"][1] in line
 
 
 def test_what_an_earlier_job_left_says_nothing_of_a_later_one(tmp_path):
