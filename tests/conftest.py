@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy
@@ -73,6 +73,38 @@ def seeded() -> None:
     numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture
+def printed(capsys) -> Callable[..., str]:
+    """What a command prints; its words may be paths."""
+
+    def ask(main: Callable, *words: object, status: int = 0) -> str:
+        capsys.readouterr()
+        assert main(list(map(str, words))) == status
+        return capsys.readouterr().out
+
+    return ask
+
+
+@pytest.fixture
+def rows_of(printed) -> Callable[..., list[dict]]:
+    """The rows of the table that a command prints."""
+    return lambda main, *words, status=0: json.loads(
+        printed(main, *words, "--format", "json", status=status)
+    )
+
+
+@pytest.fixture
+def refused(capsys) -> Callable[..., str]:
+    """What a command says on stderr as it ends, with 2 unless `status` says otherwise."""
+
+    def ask(main: Callable, *words: object, status: int = 2) -> str:
+        capsys.readouterr()
+        assert main(list(map(str, words))) == status
+        return capsys.readouterr().err
+
+    return ask
 
 
 def write_prepared(folder: Path, train: int, val: int = 500, **other) -> Path:

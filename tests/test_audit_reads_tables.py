@@ -1,7 +1,5 @@
 """The audit: which tables it reads, and what it says of those that it cannot check."""
 
-import json
-
 import pytest
 
 from analysis.audit import main
@@ -15,7 +13,7 @@ ONE_END = "a \\| b | GPUs | TP | PP | DP |\n--|--|--|--|--\n| x | 8 | 2 | 2 | {d
 CSV = "gpus,tp,pp,dp\n8,2,2,{dp}\n"
 
 
-def test_a_table_of_each_format_is_read(tmp_path, capsys):
+def test_a_table_of_each_format_is_read(tmp_path, rows_of):
     for name, text, line in (
         ("t.md", MARKDOWN, 3),
         ("t.md", BARE, 3),
@@ -27,16 +25,14 @@ def test_a_table_of_each_format_is_read(tmp_path, capsys):
         path = tmp_path / name
         for dp, findings in ((2, []), (4, [(str(path), line, "gpus", "8")])):
             path.write_text(text.format(dp=dp))
-            assert main([str(path), "--format", "json"]) == len(findings)
-            printed = json.loads(capsys.readouterr().out)
+            printed = rows_of(main, path, status=len(findings))
             assert [(f["file"], f["line"], f["kind"], f["printed"]) for f in printed] == findings
 
 
-def test_a_heading_that_is_not_known_is_said_and_can_be_named(tmp_path, capsys):
+def test_a_heading_that_is_not_known_is_said_and_can_be_named(tmp_path, capsys, refused):
     path = tmp_path / "t.csv"
     path.write_text("GPUs,Batch,Seq,Took,tokens/s\n8,64,2048,4000,9\n")
-    assert main([str(path)]) == 2
-    said = capsys.readouterr().err
+    said = refused(main, path)
     assert "t.csv:1: unread: Batch, Took" in said and "skipped: nothing to check" in said
     mapping = "Batch=global_batch Took=step_ms tokens/s=tokens_per_s".split()
     assert main([str(path), *(f"--mapping={pair}" for pair in mapping)]) == 1
@@ -45,7 +41,7 @@ def test_a_heading_that_is_not_known_is_said_and_can_be_named(tmp_path, capsys):
     assert said.err == ""
 
 
-def test_a_flag_that_would_change_nothing_is_a_mistake(tmp_path, capsys):
+def test_a_flag_that_would_change_nothing_is_a_mistake(tmp_path, refused):
     for flags, words in (
         (["--mapping", "Tokes=gpus"], "--mapping tokes: no table has this heading"),
         (["--mapping", "GPUs="], "--mapping GPUs=: write --mapping A=B"),
@@ -54,11 +50,10 @@ def test_a_flag_that_would_change_nothing_is_a_mistake(tmp_path, capsys):
     ):
         path = tmp_path / "t.md"
         path.write_text(MARKDOWN.format(dp=2))
-        assert main([str(path), *flags]) == 2
-        assert words in capsys.readouterr().err
+        assert words in refused(main, path, *flags)
 
 
-def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys):
+def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, refused):
     for name, content, cause in (
         ("t.csv", "", "empty file"),
         ("t.csv", 'gpus,tflops\n"8', "no CSV: unexpected end of data"),
@@ -69,8 +64,7 @@ def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys):
     ):
         path = tmp_path / name
         path.write_text(content)
-        assert main([str(path)]) == 2
-        said = capsys.readouterr().err
+        said = refused(main, path)
         assert said.startswith(f"analysis.audit: {path}: {cause}") and said.count("\n") == 1
 
 
@@ -135,9 +129,8 @@ def test_a_share_far_above_one_can_only_be_percent(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["2x8-gpus.md", "mfu-h100.md", "mfu-b200.md", "mfu-percent.csv"])
-def test_public_tables_that_are_right_have_no_finding(case, shared, capsys):
-    assert main([str(shared / "cases" / f"audit-{case}")]) == 0
-    assert "nothing" in capsys.readouterr().out
+def test_public_tables_that_are_right_have_no_finding(case, shared, printed):
+    assert "nothing" in printed(main, shared / "cases" / f"audit-{case}")
 
 
 def test_a_number_that_nothing_measures_is_no_traceback(tmp_path):

@@ -1,7 +1,6 @@
 """Verdicts, intervals and doubts of a comparison: a difference is claimed only when it is larger
 than what the same configuration varies by."""
 
-import json
 import math
 
 import numpy as np
@@ -204,11 +203,10 @@ def test_other_work_is_refused(tmp_path, capsys):
     assert "invalid comparison: model n_layer 8 here, 4" in capsys.readouterr().out
 
 
-def test_runs_of_one_name_and_a_missing_baseline_are_told(tmp_path, capsys):
+def test_runs_of_one_name_and_a_missing_baseline_are_told(tmp_path, rows_of):
     for folder, batch in (("a", 1), ("b", 2)):  # two runs called ddp
         write(tmp_path / folder, facts("s", "gone", engine="ddp", micro_batch=batch))
-    assert compare.main([str(tmp_path), "--format", "json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = rows_of(compare.main, tmp_path)
     assert (row["a"], row["b"]) == ("a/ddp", "b/ddp")
     assert row["doubts"][-1].startswith("the study's baseline gone has no time here: a/ddp ")
 

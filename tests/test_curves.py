@@ -104,13 +104,14 @@ def test_follow_ends_when_the_run_has_ended(growing, tmp_path, monkeypatch):
     assert steps == list(range(1, 21))
 
 
-def test_a_tool_that_fails_is_named_and_ends_with_1(tmp_path, monkeypatch, capsys):
+def test_a_tool_that_fails_is_named_and_ends_with_1(tmp_path, monkeypatch, refused):
     def refuse(*_: object) -> None:
         raise OSError("no server")
 
     monkeypatch.setitem(TOOLS, "tensorboard", TOOLS["tensorboard"]._replace(open=refuse))
-    assert curves.main([str(DDP), "--to", "tensorboard", "--out", str(tmp_path)]) == 1
-    assert "ddp: tensorboard failed: OSError: no server" in capsys.readouterr().err
+    assert "ddp: tensorboard failed: OSError: no server" in refused(
+        curves.main, DDP, "--to", "tensorboard", "--out", tmp_path, status=1
+    )
 
 
 def test_a_damaged_run_is_named_and_the_others_are_written(tmp_path, capsys):
@@ -126,11 +127,12 @@ def test_a_damaged_run_is_named_and_the_others_are_written(tmp_path, capsys):
     assert curves.main([str(tmp_path / "runs" / "a"), *flags]) == 2
 
 
-def test_a_library_that_is_absent_is_named_with_the_command_that_installs_it(monkeypatch, capsys):
+def test_a_library_that_is_absent_is_named_with_the_command_that_installs_it(monkeypatch, refused):
     missing = TOOLS["wandb"]._replace(modules=("no_such_module",))
     monkeypatch.setitem(TOOLS, "wandb", missing)
-    assert curves.main([str(DDP), "--to", "wandb"]) == 2
-    assert "pip install -c constraints.txt -e '.[wandb]'" in capsys.readouterr().err
+    assert "pip install -c constraints.txt -e '.[wandb]'" in refused(
+        curves.main, DDP, "--to", "wandb"
+    )
 
 
 def test_wandb_says_nothing_and_watches_neither_the_console_nor_the_machine(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The table of cards against what its numbers are made of: units, clocks, buses, lanes."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -117,12 +116,11 @@ def test_links_are_as_fast_as_their_lanes():
     assert {gpu.name for gpu in GPUS} == set(MEMORY)
 
 
-def test_a_rank_has_one_chip_of_a_card_of_two(capsys, shared):
+def test_a_rank_has_one_chip_of_a_card_of_two(rows_of, shared):
     """Eight ranks a node of four MI250X (12 of six Max 1550), as the public logs of Frontier."""
     log = shared / "cases" / "stopped-128.log"
     for card, peak in (("MI250X", 191.5), ("Max 1550", 419.4)):
-        assert tflops.main([str(log), "--gpu-type", card, "--format", "json"]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
+        (row,) = rows_of(tflops.main, log, "--gpu-type", card)
         assert row["tflops"] == pytest.approx(49.7, abs=0.05)
         assert row["mfu"] == pytest.approx(49.7 / peak, rel=1e-3)
         assert from_data_sheet(card).gpu_memory_gb == 64

@@ -188,10 +188,8 @@ def test_sacct_says_when_a_job_held_how_many_gpus_of_which_nodes(run, monkeypatc
     assert len(asked) == 1 and "2 of 2 jobs" in runs.notes[1]
 
 
-def test_an_older_run_says_what_it_lacks(run, capsys):
-    assert command.main([str(run)]) == 0
-    assert "of all GPU-hours: starting 30.8%, useful 38.5%" in capsys.readouterr().out
+def test_an_older_run_says_what_it_lacks(run, refused, printed):
+    assert "of all GPU-hours: starting 30.8%, useful 38.5%" in printed(command.main, run)
     lines = [line.rpartition(",")[0] for line in (run / "steps.csv").read_text().splitlines()]
     (run / "steps.csv").write_text("\n".join(lines) + "\n")
-    assert command.main([str(run)]) == 2
-    assert "steps.csv does not say when a step ended" in capsys.readouterr().err
+    assert "steps.csv does not say when a step ended" in refused(command.main, run)

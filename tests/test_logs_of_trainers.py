@@ -131,13 +131,12 @@ def test_a_run_that_ended_early_has_no_mean_over_the_planned_steps(row):
     assert "ended after about 300 of 1000 steps: its mean step time is unknown" in found["said"]
 
 
-def test_runs_of_hugging_face_have_a_speedup(tmp_path, capsys):
+def test_runs_of_hugging_face_have_a_speedup(tmp_path, rows_of):
     for gpus, runtime_s in ((8, 10_000.0), (16, 5_600.0), (32, 3_300.0)):
         text = header() + losses() + end(runtime_s, round(64_000 / runtime_s, 3))
         (tmp_path / f"{gpus}gpus.log").write_text(text.replace("per device = 8", "per device = 2"))
     for main in (tflops.main, scaling.main):
-        assert main([str(tmp_path), "--baseline", "8gpus.log", "--format", "json"]) == 0
-        rows = {row["gpus"]: row for row in json.loads(capsys.readouterr().out)}
+        rows = {row["gpus"]: row for row in rows_of(main, tmp_path, "--baseline", "8gpus.log")}
         for gpus, speedup, efficiency in ((8, 1, 1), (16, 1.786, 0.893), (32, 3.030, 0.758)):
             assert rows[gpus]["speedup"] == pytest.approx(speedup, abs=5e-4)
             assert rows[gpus]["efficiency"] == pytest.approx(efficiency, abs=5e-4)
@@ -269,7 +268,7 @@ def trainer_state(steps=100, every=10, **known):
     return json.dumps(state, indent=2)
 
 
-def test_what_the_trainer_saves_is_read(row, tmp_path, capsys):
+def test_what_the_trainer_saves_is_read(row, tmp_path, rows_of):
     flags = ("--global-batch", "64", *FLAGS)
     state = row(trainer_state(), *flags, name="trainer_state.json")
     results = row(json.dumps(RESULTS), *flags, name="all_results.json")
@@ -280,8 +279,7 @@ def test_what_the_trainer_saves_is_read(row, tmp_path, capsys):
     assert state["steps"] == results["steps"] == 10
     assert (state["micro_batch"], state["reasons"][0]) == (8, "100 of 100 iterations")
     (tmp_path / "trainer_state.json").write_text(trainer_state())
-    assert tflops.main([str(tmp_path), "--format", "json"]) == 0
-    copies = json.loads(capsys.readouterr().out)
+    copies = rows_of(tflops.main, tmp_path)
     assert sum("the same evidence as" in " ".join(c["reasons"]) for c in copies) == 2
 
 

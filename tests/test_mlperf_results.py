@@ -171,9 +171,8 @@ def tree(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_tree_of_results_gives_strong_and_weak_tables(tree, capsys):
-    assert scaling.main([str(tree)]) == 0
-    every, strong, weak = capsys.readouterr().out.split("\n\n")
+def test_a_tree_of_results_gives_strong_and_weak_tables(tree, printed):
+    every, strong, weak = printed(scaling.main, tree).split("\n\n")
     assert every.count("  gpt3  ") == 3 and "1 files that are no MLPerf results" in every
     series = "gpt3, Made, H100 SXM, v4.1, closed, sequences of 2048"
     assert strong.startswith(f"strong scaling: {series}; global batch 2048\n")
@@ -182,7 +181,7 @@ def test_a_tree_of_results_gives_strong_and_weak_tables(tree, capsys):
     assert re.search(r"made_n128 gpt3 +1024 +3 +11\.31\d* +2\.0% +1\.96 +\S+; \S+ +0\.98", weak)
 
 
-def test_only_timed_runs_of_one_batch_are_repeats_and_each_counts_once(tree, capsys):
+def test_only_timed_runs_of_one_batch_are_repeats_and_each_counts_once(tree, refused, printed):
     made = tree / "training_results_v4.1"
     results = made / "Made" / "results"
     shutil.copytree(results / "made_n512", results / "made_n512-POWER")
@@ -192,26 +191,26 @@ def test_only_timed_runs_of_one_batch_are_repeats_and_each_counts_once(tree, cap
     (results / "made_n64" / "gpt3" / "result_5.txt").write_text(renamed)
     for n, status, batch in ((3, "aborted", 2048), (4, "success", 4096)):
         write(made, result(step_s=9.0, batch=batch, status=status, shift_ms=9e7 * n), n=n)
-    assert scaling.main([str(tree), "--baseline", "made_n512"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(scaling.main, tree, "--baseline", "made_n512")
     assert "against v4.1 Made made_n512 gpt3 (4096 GPUs)" in shown
     assert "left out: v4.1 Made made_n64 gpt3 3: stopped early" in shown
     assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
     assert re.search(r"made_n64 +gpt3 +512 +4096 +1 ", shown)
     assert not re.search(r"made_n512-POWER +gpt3 +4096", shown)
-    assert scaling.main([str(tree), "--baseline", "nothing"]) == 2
-    assert "no table compares with 'nothing'" in capsys.readouterr().err
+    assert "no table compares with 'nothing'" in refused(
+        scaling.main, tree, "--baseline", "nothing"
+    )
 
 
-def test_a_baseline_that_one_of_the_tables_has_is_taken_there(tree, capsys):
+def test_a_baseline_that_one_of_the_tables_has_is_taken_there(tree, printed):
     """The weak table of the other batch has no system of 64 nodes with this one."""
     path = tree / "training_results_v4.1/Made/results/made_n128/gpt3/result_0.txt"
     for name in ("made_n128", str(path), "v4.1 Made made_n128 gpt3"):
-        assert scaling.main([str(tree), "--baseline", name]) == 0
-        _, strong, weak = capsys.readouterr().out.split("\n\n")
+        _, strong, weak = printed(scaling.main, tree, "--baseline", name).split("\n\n")
         assert "against v4.1 Made made_n128" in weak and "made_n128" not in strong
-        assert tflops.main([str(tree), "--baseline", name]) == 0
-        assert "against v4.1 Made made_n128 gpt3 0" in capsys.readouterr().out
+        assert "against v4.1 Made made_n128 gpt3 0" in printed(
+            tflops.main, tree, "--baseline", name
+        )
 
 
 def test_the_argument_dump_of_a_log_states_the_layout(tmp_path):

@@ -32,7 +32,7 @@ def refuses(capsys, main, *words):
     return said
 
 
-def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys):
+def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys, refused):
     table = tmp_path / "t.csv"
     table.write_text(TABLE.read_text())
     steps = next(runs.rglob("steps.csv"))
@@ -44,17 +44,17 @@ def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys):
     for out in (table, notes):
         refuses(capsys, calibrate.main, "--runs", table, "--cluster", "x", "--out", out)
     planned = "--preset gpt2-124m --gpus 8 --cluster jean-zay-v100 --global-batch 64 --study"
-    assert plan.main([*planned.split(), str(notes)]) == 2
-    assert "--force" in capsys.readouterr().err
+    assert "--force" in refused(plan.main, *planned.split(), notes)
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_no_flag_replaces_the_evidence_that_is_read(tmp_path, runs, capsys):
+def test_no_flag_replaces_the_evidence_that_is_read(tmp_path, runs, refused):
     for evidence in runs.rglob("steps.csv"):
         before = evidence.read_bytes()
         for given in (runs, evidence.parent):
-            assert page.main([str(given), "--out", str(evidence), "--force"]) == 2
-            assert "it is in a folder that is read" in capsys.readouterr().err
+            assert "it is in a folder that is read" in refused(
+                page.main, given, "--out", evidence, "--force"
+            )
         assert evidence.read_bytes() == before
     for _ in range(2):  # its own page in that folder is replaced
         assert page.main([str(runs), "--out", str(runs / "x.html")]) == 0

@@ -1,6 +1,5 @@
 """A run is equal only when losses, grad norms and the first loss all are the baseline's."""
 
-import json
 import math
 
 import pytest
@@ -160,7 +159,7 @@ def test_a_failed_run_and_a_short_one_are_not_verified(study):
 
 
 def test_a_baseline_may_be_called_as_its_folder_is_and_its_flag_is_named_where_there_is_none(
-    tmp_path, capsys
+    tmp_path, capsys, rows_of
 ):
     one = write(tmp_path, facts("s", None, engine="ddp"))
     write(tmp_path, facts("s", None, engine="ddp", gpus=2))
@@ -168,6 +167,5 @@ def test_a_baseline_may_be_called_as_its_folder_is_and_its_flag_is_named_where_t
     for name, status in (("first-try", 0), ("ddp", 0), ("nobody", 2)):
         assert main([str(tmp_path), "--check", "--baseline", name]) == status
     assert capsys.readouterr().out.count("equal") == 4
-    assert main([str(tmp_path), "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = rows_of(main, tmp_path)
     assert all(row["steps"] == 20 and "--baseline" in row["verdict"] for row in rows)

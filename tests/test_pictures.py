@@ -101,7 +101,9 @@ def test_a_weak_study_has_a_weak_picture(tmp_path):
     assert list(bars(pictures, "splits", "ideal").values()) == [1, 1]
 
 
-def test_the_pictures_lie_beside_the_runs_and_what_they_leave_out_is_named(tmp_path, capsys):
+def test_the_pictures_lie_beside_the_runs_and_what_they_leave_out_is_named(
+    tmp_path, capsys, refused
+):
     runs = tmp_path / "runs"
     write(runs, facts("s", "ddp", engine="ddp"), step_s=0.5)
     write(runs, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
@@ -115,8 +117,7 @@ def test_the_pictures_lie_beside_the_runs_and_what_they_leave_out_is_named(tmp_p
         "analysis.plots: ddp-dp8-recompute-full: not in scaling: invalid comparison: recompute"
         " full here, none in the baseline",
     ]
-    assert plots.main([str(runs), str(runs / "ddp")]) == 2
-    assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
+    assert "2 paths: say with --out FOLDER" in refused(plots.main, runs, runs / "ddp")
     assert plots.main([str(runs), "--out", str(tmp_path / "again")]) == 0
     for name in PICTURES:
         content = (runs / "plots" / name).read_bytes()

@@ -180,12 +180,11 @@ def test_a_run_is_slow_where_an_identical_one_was_1_3_times_as_fast(tmp_path):
     assert rows.healthy(table).tolist() == [True, False, True, False]
 
 
-def test_a_clusters_runs_are_fitted_and_the_plan_reads_the_fit(tmp_path, capsys):
+def test_a_clusters_runs_are_fitted_and_the_plan_reads_the_fit(tmp_path, printed):
     out, studies = tmp_path / "mine.toml", ("parity", "2-core_breakdown")
     runs = [str(ROOT / "logs" / "2-core-cpu" / study) for study in studies]
     flags = ["--cluster", "dgx-a100", "--out", str(out), "--format", "json"]
-    assert calibrate.main(["--runs", *runs, *flags]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(printed(calibrate.main, "--runs", *runs, *flags))
     fit = calibration.load_calibration(str(out)).fit
     assert fit.n == 20 == [row["fitted"] for row in rows].count("fitted") < len(rows)
     assert len(read_toml(out, "calibration")["fit"]["rows"]) == 20

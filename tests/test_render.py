@@ -41,28 +41,25 @@ def test_what_is_committed_is_what_the_study_renders_to(path):
 
 
 def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then(
-    tmp_path, capsys, monkeypatch
+    tmp_path, refused, printed, monkeypatch
 ):
     path = study_file(tmp_path / "one.toml", "[[sweep]]\nrepeats = 2\n[defaults]\nsteps = 7\n")
     job, study = tmp_path / "9.submitted", load_study(path)
     job.write_text(planned_text(study, "ddp-r2"))
     path.unlink()
-    assert train.main(["--planned", str(job), "--check"]) == 0
-    checked = json.loads(capsys.readouterr().out)
+    checked = json.loads(printed(train.main, "--planned", job, "--check"))
     assert (checked["run"], checked["folder"], checked["steps"]) == ("ddp-r2", str(tmp_path), 7)
     launch = Launch(0, 1, 0, 1, "none")
     known = facts.run_facts(study.run("ddp-r2"), launch, json.loads(job.read_text()))
     wanted = {"study": "one", "configuration": "ddp", "repeat": 2, "baseline": "ddp-r1"}
     assert wanted.items() <= known.items()
-    assert train.main(["--planned", str(job), "--check", "--steps", "8"]) == 2
-    assert "is the whole run" in capsys.readouterr().err
+    assert "is the whole run" in refused(train.main, "--planned", job, "--check", "--steps", "8")
     for there, here, words in (
         ('"tp": 1', '"tp": 2', "world_size 1 in layout is not tp 2 x cp 1"),
         ('"steps": 7, ', "", "is of another version, with other settings (steps)"),
     ):
         (tmp_path / "other").write_text(job.read_text().replace(there, here, 1))
-        assert train.main(["--planned", str(tmp_path / "other"), "--check"]) == 2
-        assert words in capsys.readouterr().err
+        assert words in refused(train.main, "--planned", tmp_path / "other", "--check")
 
 
 def test_of_1024_ranks_one_asks_git(tmp_path, monkeypatch):
@@ -532,16 +529,15 @@ def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alo
     assert (tmp_path / "asked").read_text().startswith("show job 77\n")
 
 
-def test_the_names_or_one_script_are_printed_alone(tmp_path, capsys):
+def test_the_names_or_one_script_are_printed_alone(tmp_path, printed):
     path = study_file(tmp_path / "few.toml", TWO)
     study = load_study(path)
-    for flags, status, printed in (
+    for flags, status, text in (
         (["--list"], 0, "ddp-seed1\nddp-seed2\n"),
         (["--run", "ddp-seed2"], 0, script(study, "ddp-seed2")),
         (["--run", "ddp-seed3"], 2, ""),
     ):
-        assert main([str(path), *flags]) == status
-        assert capsys.readouterr().out == printed
+        assert printed(main, path, *flags, status=status) == text
     assert not path.with_suffix(".slurm").exists()
     assert main([str(path)]) == 0
     assert path.with_suffix(".slurm").read_text() == study_script(study)
@@ -640,27 +636,24 @@ def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
-def test_a_dry_run_refuses_what_the_real_one_refuses(dry, tmp_path, capsys):
+def test_a_dry_run_refuses_what_the_real_one_refuses(dry, tmp_path, refused):
     for text, words in (
         ('memory = "1 G"', "memory '1 G' is not what an #SBATCH line can hold"),
         ("max_restarts = -1", "max_restarts must be at"),
         ("requeue = true", "ddp asks for requeue without save_interval"),
     ):
         path = study_file(tmp_path / "few.toml", f"[slurm]\n{text}\n[[run]]\n")
-        assert main([str(path), *dry]) == 2
-        assert words in capsys.readouterr().err
+        assert words in refused(main, path, *dry)
 
 
-def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
+def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, refused, printed):
     path = tmp_path / "few.toml"
     text = "[slurm]\ntime = '02:00:00'\nrequeue = true\n[defaults]\nsave_interval = 5\n[[sweep]]\n"
     text += "product = { nodes = [1, 2], tp = [1, 3] }\ndefaults = { engine = 'megatron' }\n"
     study_file(path, text)
-    assert main([str(path), "--dry-run", "--cluster", "dgx-h200"]) == 0
-    out = capsys.readouterr().out
+    out = printed(main, path, "--dry-run", "--cluster", "dgx-h200")
     assert "2 runs on dgx-h200: 192.00 GPU-hours at worst" in out  # of four attempts each
     assert "likewise 1 more: [[sweep]] 1: nodes 2" in out
     assert list(tmp_path.iterdir()) == [path]
     path.write_text('question = "?"\n[[run]]\n')
-    assert main([str(path)]) == 2
-    assert "names no cluster" in capsys.readouterr().err
+    assert "names no cluster" in refused(main, path)

@@ -70,13 +70,12 @@ def test_an_experts_load_is_its_most_tokens_over_the_mean_of_the_worst_layer(run
         assert log.count("| expert load: ") == 3 and f" expert load: {steps[7]:.3f} |" in log
 
 
-def test_a_forced_balance_gives_each_expert_as_many_tokens(runs, capsys):
+def test_a_forced_balance_gives_each_expert_as_many_tokens(runs, rows_of):
     run = runs["forced"]
     assert all(of == [64] * 8 for of in counted(run).values())
     assert "routing: forced" in (run.path / "train.log").read_text()
     assert runs["one"].facts["routing"] == "natural"
-    assert tflops.main([str(run.path), "--format", "json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = rows_of(tflops.main, run.path)
     assert [row[k] for k in ("routing", "dropped", "expert_load")] == ["forced", 0, 1]
 
 
@@ -126,10 +125,9 @@ def routed(root, routing, step_s):
     return write(root, about | {"routing": routing, "run": f"ddp-{routing}"}, step_s)
 
 
-def test_forced_is_neither_compared_nor_verified_nor_a_speedup(tmp_path, capsys):
+def test_forced_is_neither_compared_nor_verified_nor_a_speedup(tmp_path, capsys, rows_of):
     paths = [routed(tmp_path, "natural", 0.5), routed(tmp_path, "forced", 0.4)]
-    assert compare.main([*map(str, paths), "--format", "json"]) == 1
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = rows_of(compare.main, *paths, status=1)
     assert row["ratio"] is None and "than a router's) forced" in " ".join(row["doubts"])
     parity.main([str(tmp_path), "--format", "json"])
     forced, _ = json.loads(capsys.readouterr().out)

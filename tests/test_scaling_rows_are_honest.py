@@ -187,7 +187,7 @@ def test_a_time_that_has_not_been_is_named_and_the_other_runs_are_shown(
     assert "ddp" in out and "bad" not in out
 
 
-def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
+def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys, printed):
     now = datetime.now(UTC)
     for gpus, ago in ((1, 600), (2, 60)):
         about = facts("s", "ddp", cores=2, engine="ddp", gpus=gpus)
@@ -199,33 +199,33 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
     assert "as ddp-dp2 on node1" in shared["ddp"]["notes"]
     for row in shared.values():
         assert row["speedup"] == row["efficiency"] == "" and "no speedup: " in row["notes"]
-    assert scaling.main([str(tmp_path)]) == 0
-    assert "ddp-dp2 ran at the same time as ddp on node1" in capsys.readouterr().out
+    assert "ddp-dp2 ran at the same time as ddp on node1" in printed(scaling.main, tmp_path)
     alone = tmp_path / "ddp-dp2" / "run.json"  # a job with a host of its own
     alone.write_text(alone.read_text().replace("node1", "node2"))
     row = rows(capsys, tmp_path)["ddp-dp2"]
     assert "at the same time" not in row["notes"]
     assert "superlinear: efficiency 2.50 (2.50 to 2.50)" in row["notes"]
-    assert main([str(tmp_path), "--columns", "run,efficiency"]) == 0
-    assert "2.50?" in capsys.readouterr().out
+    assert "2.50?" in printed(main, tmp_path, "--columns", "run,efficiency")
 
 
-def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashes(tmp_path, capsys):
+def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashes(
+    tmp_path, capsys, printed
+):
     about = facts("s", "ddp", engine="ddp", gpus=2)
     about["baseline"] = None
     write(tmp_path, about)
-    assert main([str(tmp_path), "--columns", "run,printed,processor,speedup,efficiency"]) == 0
-    out = capsys.readouterr().out
+    out = printed(main, tmp_path, "--columns", "run,printed,processor,speedup,efficiency")
     assert out.split()[:5] == ["run", "printed", "processor", "speedup", "efficiency"]
     assert "speedup, efficiency -: no baseline (--baseline NAME): ddp-dp2" in out
     write(tmp_path, facts("s", "ddp-dp2", engine="ddp", gpus=4, recompute="full"))
-    assert main([str(tmp_path), "--columns", "run,efficiency"]) == 0
-    assert "-: invalid comparison: recompute full here, none in" in capsys.readouterr().out
+    assert "-: invalid comparison: recompute full here, none in" in printed(
+        main, tmp_path, "--columns", "run,efficiency"
+    )
     assert main([str(tmp_path)]) == 0  # the notes of the rows say it
     assert "efficiency -: invalid" not in capsys.readouterr().out
 
 
-def test_runs_of_other_code_are_no_comparison(tmp_path, capsys):
+def test_runs_of_other_code_are_no_comparison(tmp_path, capsys, printed):
     """A changed working tree is told from its commit; commits with the same code are compared."""
     other, dirty = "commit eeeeeeeeee here", "commit cccccccccc+dirty here, cccccccccc in the base"
     gits = {1: ("c1", ""), 2: ("e1", ""), 4: ("e2", other), 8: ("c1", dirty)}
@@ -240,33 +240,30 @@ def test_runs_of_other_code_are_no_comparison(tmp_path, capsys):
     for gpus in (1, 2):
         write(tmp_path / "changed", facts("s", "ddp", engine="ddp", gpus=gpus) | {"git": git})
     for command in (main, scaling.main):
-        assert command([str(tmp_path / "changed")]) == 0
-        assert f"{CHANGED}: all" in capsys.readouterr().out
+        assert f"{CHANGED}: all" in printed(command, tmp_path / "changed")
 
 
 def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_refused(
-    tmp_path, capsys
+    tmp_path, capsys, refused, printed
 ):
     write(tmp_path / "a", facts("s", "ddp", engine="ddp")).rename(tmp_path / "a" / "copy")
     write(tmp_path / "a", facts("s", "ddp", engine="ddp"))
     write(tmp_path / "a", facts("s", "ddp", engine="ddp", gpus=2))
     write(tmp_path / "c", facts("s", "ddp", engine="ddp", micro_batch=2))
     for command in (main, parity.main):
-        assert command([str(tmp_path)]) == 0
-        out = capsys.readouterr().out
+        out = printed(command, tmp_path)
         assert "ddp (a/copy)" in out and {"a/ddp", "c/ddp"} <= set(out.split())
     row = rows(capsys, tmp_path)["ddp-dp2"]  # the study's own baseline is there twice
     assert row["speedup"] == "" and "the baseline ddp fits" in row["notes"]
     for command in (main, parity.main, scaling.main):
-        assert command([str(tmp_path), "--baseline", "ddp"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = refused(command, tmp_path, "--baseline", "ddp").splitlines()
         assert "fits" in line and "ddp (a/copy), a/ddp, c/ddp" in line
         for named in ("a/ddp", str(tmp_path / "a" / "ddp")):
             assert command([str(tmp_path), "--baseline", named]) == 0
         assert capsys.readouterr().err == ""
 
 
-def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, capsys):
+def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, printed):
     line = " iteration {}/ 9 | elapsed time per iteration (ms): {} | lm loss: 2.0E+00 |\n"
     for gpus in (1, 2):
         text = "".join(line.format(i, 1000.0 / gpus) for i in range(1, 10))
@@ -274,8 +271,7 @@ def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, capsys):
             f"using world size: {gpus}, data-parallel-size: {gpus}\n{text}"
         )
     for command in (main, scaling.main):
-        assert command([str(tmp_path), "--baseline", "dp1.log"]) == 0
-        out = capsys.readouterr().out
+        out = printed(command, tmp_path, "--baseline", "dp1.log")
         assert f"{UNSTATED}sequence length, global batch, precision, model" in out
         assert " 2.00 " in out
 

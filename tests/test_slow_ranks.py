@@ -131,11 +131,10 @@ def write_slow(root, rank: int, ends: list[int], longer: float = 0.18, **setting
     return run
 
 
-def test_the_table_names_the_node_over_several_runs(tmp_path, capsys):
+def test_the_table_names_the_node_over_several_runs(tmp_path, rows_of):
     for seed, ends in ((1, [5, 10, 20]), (2, [5, 10, 15, 20]), (3, [5, 20])):
         write_slow(tmp_path / f"{seed}", 3, ends)
-    assert stragglers.main([str(tmp_path), "--format", "json"]) == 0
-    *ranks, node = json.loads(capsys.readouterr().out)
+    *ranks, node = rows_of(stragglers.main, tmp_path)
     assert [(row["rank"], row["n"], row["windows"]) for row in ranks] == [(3, 3, 4), (3, 4, 4)]
     assert len({row["run"] for row in ranks}) == 2
     assert (node["node"], node["n"], node["of"]) == ("c1", 2, 3)
@@ -164,14 +163,13 @@ def test_a_verdict_looks_at_each_window_a_few_times_however_long_the_run_is(tmp_
     assert len(looked_at) == 98 and max(looked_at) == slow_ranks.WINDOWS
 
 
-def test_a_damaged_line_is_refused_with_its_number(tmp_path, capsys):
+def test_a_damaged_line_is_refused_with_its_number(tmp_path, refused):
     path = write_slow(tmp_path, 3, [5]) / SLOW_RANKS
     path.write_text(path.read_text() + "now,1,x,compute,3,c1,0.1,0.02\n")
     with pytest.raises(UsageError, match=r"slow_ranks.csv:3: "):
         slow_ranks.read(path.parent)
     path.write_text("a,b\n")
-    assert stragglers.main([str(tmp_path)]) == 2
-    assert "expected columns time_utc, first_step" in capsys.readouterr().err
+    assert "expected columns time_utc, first_step" in refused(stragglers.main, tmp_path)
 
 
 def test_a_node_is_evidence_where_its_rank_was_slow_in_half_of_the_steps(tmp_path):

@@ -58,26 +58,24 @@ def test_an_iteration_without_a_loss_is_not_nan(tmp_path):
     assert judge(read(path)).verdict == "diverged"
 
 
-def test_json_is_one_object_per_run_with_these_keys_and_marks_what_a_name_said(tmp_path, capsys):
+def test_json_is_one_object_per_run_with_these_keys_and_marks_what_a_name_said(tmp_path, rows_of):
     line = " iteration {}/ 9 | elapsed time per iteration (ms): 1000.0 | lm loss: 2.0E+00 |\n"
     path = tmp_path / "2B-mbs-2-pp4-dp-1-gas-8.out"
     path.write_text("".join(line.format(i) for i in range(1, 10)))
-    assert tflops.main([str(path), "--format", "json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)
+    (run,) = rows_of(tflops.main, path)
     assert list(run) == [*SUMMARY, *library.ADDED]
     assert run["origin"]["pp"] == "from name" and run["tp"] is None
     assert any("from name: " in r and "pp 4" in r for r in run["reasons"])
     assert run["reasons"][0] == "line 9: 9 of 9 iterations"
 
 
-def test_an_end_that_nobody_saw_is_no_traceback(tmp_path, capsys):
+def test_an_end_that_nobody_saw_is_no_traceback(tmp_path, rows_of):
     for name in ("ddp", "ddp-dp2"):
         write(tmp_path, facts("s", None, gpus=1 + (name != "ddp")))
     for file in (tmp_path / "ddp").iterdir():
         file.name == "run.json" or file.unlink()
     (tmp_path / "ddp-dp2" / "RUN_COMPLETE.txt").unlink()
-    assert tflops.main([str(tmp_path), "--format", "json"]) == 0
-    none, some = json.loads(capsys.readouterr().out)
+    none, some = rows_of(tflops.main, tmp_path)
     assert (none["verdict"], some["verdict"]) == ("no data", "stopped early")
     assert "no status.json" in none["reasons"]
     assert "RUN_COMPLETE.txt is missing" in some["reasons"][-1]
@@ -123,10 +121,9 @@ def test_failed_saves_are_a_note_of_the_run(fail, tmp_path):
     assert not any("saves failed" in note for note in read(folder).notes)
 
 
-def test_a_flag_that_a_log_contradicts_is_said_not_to_be_used(tmp_path, capsys):
+def test_a_flag_that_a_log_contradicts_is_said_not_to_be_used(tmp_path, refused):
     run = write(tmp_path / "study", facts("study", None))
-    assert tflops.main([str(run), "--gpus", "16", "--precision", "fp32"]) == 0
-    said = capsys.readouterr().err
+    said = refused(tflops.main, run, "--gpus", "16", "--precision", "fp32", status=0)
     assert said == f"analysis.tflops: --gpus 16 is not used for {run.name}: known is 1\n"
 
 
