@@ -103,7 +103,7 @@ def prediction(record: Record, cluster: Answer[Calibration]) -> Answer[dict[str,
     if cluster.value:
         return priced(record, cluster.value)
     names = absent(record)
-    return Answer(None, "; ".join(filter(None, [cluster.why, names and asked(names)])))
+    return Answer(None, "; ".join(filter(None, [cluster.reason, names and asked(names)])))
 
 
 def _size(record: Record) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def answer(arguments: argparse.Namespace) -> Table:
     if arguments.study:
         _write_study(arguments.study, rows, ask, arguments.cluster or arguments.gpu_type)
     notes = _notes(ask, r, rows, arguments)
-    return ranking.table(rows, notes, ask.cluster.mfu(1.0, ask.gemms).why)
+    return ranking.table(rows, notes, ask.cluster.mfu(1.0, ask.gemms).reason)
 
 
 def _notes(

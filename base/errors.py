@@ -37,7 +37,7 @@ class Answer(NamedTuple, Generic[T]):
     """A value, or None and the reason why there is none."""
 
     value: T | None
-    why: str = ""
+    reason: str = ""
 
 
 class Reading(NamedTuple, Generic[T]):

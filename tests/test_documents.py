@@ -103,7 +103,7 @@ def test_flops_are_of_the_attention_within_documents_and_an_old_folder_says_what
     config = config_of(record).value
     assert counted["whole"].value == megatron(config, record.seq_len, False)
     assert counted["documents"].value == megatron(config, 16.0, False) < counted["whole"].value
-    assert counted["old"].why.endswith("and run.json has no data.attended_seq_len")
+    assert counted["old"].reason.endswith("and run.json has no data.attended_seq_len")
     for name in ("whole", "documents"):
         tflops, tokens_per_s = shown[name]
         assert tflops == pytest.approx(counted[name].value * tokens_per_s / 1e12)

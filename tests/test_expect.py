@@ -68,7 +68,7 @@ def test_rows_of_no_use_are_left_out_and_another_model_has_no_flops(published):
     rows, left_out = published
     assert left_out.keys() == {"t-5", "t-6"}
     assert rate(rows["t-3"]).value is None  # 0.124B are called 7B
-    assert "7,000,000,000 are stated" in rate(rows["t-3"]).why
+    assert "7,000,000,000 are stated" in rate(rows["t-3"]).reason
 
 
 def test_published_tflops_of_our_convention_are_counted_again():
@@ -173,9 +173,9 @@ def test_facts_that_a_log_leaves_out_are_asked_for():
     where = expect.cluster_of(row, None)
     answer = expect.prediction(replace(row, recompute=None, zero_stage=None), where)
     assert answer.value is None
-    assert "--recompute" in answer.why and "--zero-stage" in answer.why
+    assert "--recompute" in answer.reason and "--zero-stage" in answer.reason
     nowhere = expect.cluster_of(replace(row, gpu_type=None), None)
-    why = expect.prediction(replace(row, recompute=None), nowhere).why
+    why = expect.prediction(replace(row, recompute=None), nowhere).reason
     assert "--gpu-type" in why and "--recompute" in why
     unknown = replace(row, model={}, params=None, format="nanoGPT")
     assert len(expect.report(unknown, where, None, 3)[0].rows) == 1

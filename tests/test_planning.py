@@ -560,7 +560,7 @@ def test_a_record_with_experts_is_predicted_as_the_plans_layout():
     assert row_of(record, cluster.columns).etp == 2
     for engine, where in (("NeMo", load_calibration("2-core-cpu")), ("ddp", cluster)):
         record.engine = engine
-        assert priced(record, where).why.endswith(f"not for bf16 of {engine} on None")
+        assert priced(record, where).reason.endswith(f"not for bf16 of {engine} on None")
 
 
 def test_more_gpus_than_any_run_had_are_said_and_widen_the_interval():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.logs.parsing.rate_words import judge_rates, near, scale_of
-from analysis.runs.throughput import PRINTED, best_tflops_per_gpu
+from analysis.runs.throughput import PRINTED, throughput_of
 from models.flops import DEFAULT_CONVENTION
 from tests.fixture_runs import logged
 
@@ -65,10 +65,10 @@ def test_step_times_agree_with_counted_samples_or_say_in_which_unit(printed, cou
 
 def test_six_per_parameter_is_taken_only_where_a_log_does_not_state_its_sizes():
     """Where it does, what it prints is shown, or nothing, and the missing fact is named."""
-    by_params = best_tflops_per_gpu(run(), 65_536.0, 40.0)
+    by_params = throughput_of(run(), 65_536.0, 40.0)
     assert by_params[:2] == (pytest.approx(6 * 1.3e9 * 65_536 / 16e12), "6n")
     stated = {"model": {"n_layer": 24, "hidden": 2048, "n_head": 16, "vocab_size": 51_200}}
-    assert best_tflops_per_gpu(run(**stated), 65_536.0, 40.0).convention == DEFAULT_CONVENTION
+    assert throughput_of(run(**stated), 65_536.0, 40.0).convention == DEFAULT_CONVENTION
     for printed, convention in ((40.0, PRINTED), (None, DEFAULT_CONVENTION)):
-        without = best_tflops_per_gpu(run(**stated, seq_len=None), 65_536.0, printed)
+        without = throughput_of(run(**stated, seq_len=None), 65_536.0, printed)
         assert without[:2] == (printed, convention) and "--seq-len" in without.reason

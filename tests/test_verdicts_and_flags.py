@@ -147,6 +147,6 @@ def test_a_card_that_is_not_known_has_the_peak_that_is_given():
     values = [throughput.utilisation(run, 50.0, "megatron")[0] for run in (*runs, known)]
     assert values == [0.5, 0.5, pytest.approx(50 / 989.4)]
     (why,) = throughput.above_peak(runs[1], 101.0, "megatron")
-    assert why == "101.0 TFLOP/s is above the peak of 100 (X1)"
+    assert str(why) == "101.0 TFLOP/s is above the peak of 100 (X1)"
     (line,) = unheeded([known], {"peak_tflops": 100.0})
     assert line.startswith("--peak-tflops 100.0 is not used for") and line.endswith("989.4")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from analysis.common.reasons import DOUBT, WITHHELD, Reason
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
@@ -106,14 +107,13 @@ def times_ratio(side: Side, base: Side) -> TimesRatio:
 
 
 class Ratio(NamedTuple):
-    """A speedup and an efficiency, with the speedup's interval where it is known. `missing` says
-    why they are withheld, `doubt` what is odd about an efficiency above 1."""
+    """A speedup and an efficiency, with the speedup's interval where it is known, and the reason
+    why one is withheld or in doubt."""
 
-    speedup: float | None
-    efficiency: float | None
+    speedup: float | None = None
+    efficiency: float | None = None
     interval: Interval | None = None
-    missing: str = ""
-    doubt: str = ""
+    reason: Reason | None = None
 
 
 def speedup(
@@ -133,7 +133,7 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
     """Returns the ratio of two sides' times. It is withheld where either side shared its machine;
     an efficiency above 1 is doubtful and gives its interval."""
     if shared := side.shared or (base.shared and f"the baseline {base.shared}"):
-        return Ratio(None, None, missing=f"no speedup: {shared}")
+        return Ratio(reason=Reason(WITHHELD, f"no speedup: {shared}", MARKED))
     times = times_ratio(side, base)
     ratio = speedup(1 / times.value, side.gpus, 1.0, base.gpus, scaling)
     interval, allowed = None, None
@@ -144,7 +144,7 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
         allowed = Interval(*(end.efficiency for end in ends))
     apart = _settings_apart(base.record, side.record) if base.record and side.record else []
     doubt = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, apart)
-    return ratio._replace(interval=interval, doubt=doubt)
+    return ratio._replace(interval=interval, reason=Reason(DOUBT, doubt, MARKED) if doubt else None)
 
 
 def _settings_apart(base: Record, record: Record) -> list[str]:

@@ -3,6 +3,16 @@
 from collections import defaultdict
 from typing import Any, NamedTuple
 
+from analysis.common.reasons import (
+    ASIDE,
+    DOUBT,
+    MISSING,
+    NOTE,
+    WITHHELD,
+    Reason,
+    of_cells,
+    sentences,
+)
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
@@ -25,11 +35,10 @@ from analysis.runs.loss_parity import NOT_VERIFIED, verify
 from analysis.runs.ratio import MARKED, Ratio, against, side_of
 from analysis.runs.repeats import study_key
 from analysis.runs.shared_hosts import busy, shared_cores
-from analysis.runs.verdict import UNFIT, Judgement, summary, unfinished
+from analysis.runs.verdict import UNFIT, summary, unfinished
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.layout import shown_axes
-from parallel.measure.steady_time import Steady
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gib", "convention", "tflops", "mfu", "speedup", "efficiency")
@@ -43,6 +52,7 @@ def rows(
     records: list[Record],
     convention: str | None = DEFAULT_CONVENTION,
     terms: Terms = DEFAULT_TERMS,
+    predict: str | None = None,
 ) -> list[dict[str, Any]]:
     """Returns one dict per record: `verdict.summary`'s facts and what the table adds to them.
 
@@ -54,34 +64,42 @@ def rows(
     parities = verify(records, named)
     runs = judged(records, terms.window)
     study = _Comparing(runs, terms.scaling or scaling_of(records), terms.any_commit)
+    baselines = fitting_baselines(records, named)
+    predicted = predictions.of_runs(records, predict)
     rows = []
-    for run, fits in zip(runs, fitting_baselines(records, named), strict=True):
-        record, row = run.record, _row(run, convention)
-        base, ratio, doubts = study.beside(run, fits, row["missing"])
+    for run, fits, prediction in zip(runs, baselines, predicted, strict=True):
+        record, (row, reasons) = run.record, _row(run, convention)
+        base, ratio, reasons_of_ratio = study.beside(run, fits)
         parity = parities.get(record.source)
+        error = None
+        if prediction.value and row["step_s"]:  # positive: the run was faster than predicted
+            error = prediction.value / row["step_s"] - 1
+        reasons += reasons_of_ratio
+        reasons += [Reason(ASIDE, text) for text in busy([record])]
+        if prediction.reason:
+            reasons.append(Reason(MISSING, prediction.reason, ("predicted_s",)))
         compared = {
             "baseline": base and name_of(base),
             "is_baseline": base is not None and study_key(record) == study_key(base),
             "speedup": ratio.speedup,
             "efficiency": ratio.efficiency,
-            "doubtful": dict.fromkeys(MARKED, ratio.doubt) if ratio.doubt else {},
             "speedup_ci95": ratio.interval and list(ratio.interval),
             "parity": parity.verdict.kind if parity else NOT_VERIFIED,
-            "notes": "; ".join(row["notes"] + doubts),
-            "reasons": row["reasons"] + doubts + busy([record]),
+            "predicted_s": prediction.value,
+            "predicted_error": error,
+            "notes": "; ".join(sentences(reasons, _silent(run))),
+            "reasons": sentences(reasons),
         }
-        row |= compared
-        row["missing"] |= {key: ratio.missing for key in MARKED if row[key] is None}
-        rows.append(row)
+        rows.append(row | compared | of_cells(reasons))
     return rows
 
 
 class _Beside(NamedTuple):
-    """A run's baseline, if it has one, its ratio to it, and the doubts about the ratio."""
+    """A run's baseline, if it has one, its ratio to it, and the reasons for what it is not."""
 
     baseline: Record | None
     ratio: Ratio
-    doubts: list[str]
+    reasons: list[Reason]
 
 
 class _Comparing:
@@ -96,24 +114,26 @@ class _Comparing:
             if run.is_fit and not unfinished(run.record):
                 self.repeats[study_key(run.record)].append(run)
 
-    def beside(self, run: Run, fits: list[Record], missing: dict[str, str]) -> _Beside:
-        """Returns the run beside its baseline. `fits` are the runs that may be it; `missing` says
-        why values of the run are unknown."""
-        base, several = self.timed(fits[0]) if len(fits) == 1 else None, ""
+    def beside(self, run: Run, fits: list[Record]) -> _Beside:
+        """Returns the run beside its baseline. `fits` are the runs that may be it."""
+        base, ratio, reasons = None, Ratio(), []
         if len(fits) > 1:
             names = f"{run.record.baseline} fits {', '.join(map(name_of, fits))}"
             several = f"no speedup: the baseline {names} (--baseline names one)"
-        doubts = [several]
+            reasons.append(Reason(WITHHELD, several, MARKED))
+        elif fits:
+            base = self.timed(fits[0])
         if not run.is_fit:
-            ratio = Ratio(None, None, missing=run.judgement.unfit or missing["step_s"])
-        elif base is None:
-            ratio = Ratio(None, None, missing=several or "no baseline (--baseline NAME)")
-        else:
+            reasons.append(Reason(MISSING, run.judgement.unfit or _no_time(run.record), MARKED))
+        elif base:
             ratio = self.ratio(run, base)
-            doubts += [ratio.doubt, "" if ratio.missing == SHARE else ratio.missing]
-        if (shared := self.partners.get(run.record.source, "")) not in ratio.missing:
-            doubts.append(shared)
-        return _Beside(base, ratio, [doubt for doubt in doubts if doubt])
+            reasons += [ratio.reason] if ratio.reason else []
+        elif not fits:
+            reasons.append(Reason(MISSING, "no baseline (--baseline NAME)", MARKED))
+        shared = self.partners.get(run.record.source)
+        if shared and not any(shared in reason.text for reason in reasons):
+            reasons.append(Reason(DOUBT, shared))
+        return _Beside(base, ratio, reasons)
 
     def timed(self, base: Record) -> Record:
         """Returns the baseline, or, where it has no time that counts, a repeat of it that has."""
@@ -124,16 +144,19 @@ class _Comparing:
         """Returns the run's ratio to the baseline, or why it is withheld."""
         base_run = self.run_of[id(base)]
         if reason := self._no_ratio(run, base_run):
-            return Ratio(None, None, missing=reason)
+            return Ratio(reason=Reason(WITHHELD, reason, MARKED))
         sides = [
             side_of(self.repeats[study_key(side.record)] or [side], self.partners)
             for side in (run, base_run)
         ]
         ratio = against(*sides, self.kind)
-        if ratio.efficiency is not None and (run.record.oversubscribed or base.oversubscribed):
-            return Ratio(
-                ratio.speedup, None, missing=SHARE if run.record.oversubscribed else CROWDED
-            )
+        if ratio.efficiency is None:
+            return ratio
+        if run.record.oversubscribed:  # as a doubt about the run says, too
+            return Ratio(ratio.speedup, reason=Reason(MISSING, "the ranks share cores", EFFICIENCY))
+        if base.oversubscribed:
+            crowded = Reason(WITHHELD, "the baseline is oversubscribed", EFFICIENCY)
+            return Ratio(ratio.speedup, reason=crowded)
         return ratio
 
     def _no_ratio(self, run: Run, base: Run) -> str:
@@ -154,38 +177,51 @@ class _Comparing:
         return ""
 
 
-def _row(run: Run, convention: str | None) -> dict[str, Any]:
+def _no_time(record: Record) -> str:
+    """Returns why a run without a step time has none."""
+    return str(no_timing(record) or throughput.time_missing(record))
+
+
+class _Row(NamedTuple):
+    """The row of a run by itself, and why its values are unknown or in doubt."""
+
+    values: dict[str, Any]
+    reasons: list[Reason]
+
+
+def _row(run: Run, convention: str | None) -> _Row:
     """Returns the row of a run by itself; `fit` says whether it can be compared with others."""
     record, time, judgement = run
     values = summary(record, time, judgement)
+    tokens_per_s = values["tokens_per_s"]
     missing = throughput.plain_missing(record)
-    untimed = no_timing(record)
     if time is None:
-        missing["step_s"] = str(untimed or throughput.time_missing(record))
-    if values["tokens_per_s"] is None:
-        missing["tokens_per_s"] = str(untimed or throughput.tokens_missing(record, bool(time)))
+        missing.append(Reason(MISSING, _no_time(record), ("step_s",)))
+    no_rate = ""
+    if tokens_per_s is None:
+        no_rate = str(no_timing(record) or throughput.tokens_missing(record, bool(time)))
+        missing.append(Reason(MISSING, no_rate, ("tokens_per_s",)))
     tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
-    if judgement.kinds & {*UNFIT} - {"all skipped"}:  # else only the optimizer was skipped
-        missing["tflops"] = judgement.unfit
+    if {doubt.kind for doubt in judgement.doubts} & {*UNFIT} - {
+        "all skipped"
+    }:  # else only the optimizer was skipped
+        missing.append(Reason(MISSING, judgement.unfit, ("tflops",)))
     else:
-        tokens_per_s = values["tokens_per_s"]
-        if convention:
-            tflops, reason = throughput.tflops_per_gpu(record, tokens_per_s, convention)
-        else:
-            printed = values["printed_tflops"]
-            tflops, used, reason = throughput.best_tflops_per_gpu(record, tokens_per_s, printed)
+        tflops, used, reason = throughput.throughput_of(
+            record, tokens_per_s, values["printed_tflops"], convention
+        )
         if tflops is None:
-            no_rate = missing.get("tokens_per_s", "")
-            reasons = [reason, no_rate if no_rate == throughput.NO_RATE or not reason else ""]
-            missing["tflops"] = "; ".join(filter(None, reasons))
+            no_rate = no_rate if no_rate == throughput.NO_RATE or not reason else ""
+            reason = "; ".join(filter(None, [reason, no_rate]))
+            missing.append(Reason(MISSING, reason, ("tflops",)))
         elif reason:
-            doubts.append(f"TFLOP/s: {_USED[used]}, for {reason}")
+            doubts.append(Reason(DOUBT, f"TFLOP/s: {_USED[used]}, for {reason}"))
     utilisation, reason = throughput.utilisation(record, tflops, used)
     if utilisation is None:
-        missing["mfu"] = reason
+        missing.append(Reason(MISSING, reason, ("mfu",)))
     doubts += throughput.above_peak(record, tflops, used) + throughput.printed_doubt(record)
-    changed = [CHANGED] if is_changed(record) else []
-    return {
+    changed = [Reason(ASIDE, CHANGED)] if is_changed(record) else []
+    row = {
         **values,
         "run": name_of(record),
         "origin": {name: origin for name, origin in record.origin.items() if origin != "log"},
@@ -198,25 +234,24 @@ def _row(run: Run, convention: str | None) -> dict[str, Any]:
         "peak_gib": record.peak_bytes and record.peak_bytes / GIB,
         **{name: record.totals.get(name) for name in OF_RANKS},
         **{name: getattr(record, name) for name in OF_EXPERTS},
-        "missing": missing,
-        "reasons": values["reasons"] + changed + doubts,
-        "notes": _notes(judgement, time) + doubts,
         "fit": run.is_fit,
     }
+    return _Row(row, [*missing, *judgement.told, *changed, *doubts])
 
 
-SHARE, CROWDED = "the ranks share cores", "the baseline is oversubscribed"
+EFFICIENCY = ("efficiency",)  # the column of a ratio that ranks on shared cores do not have
 _USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints them"}
 
 
-def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
-    """Returns how a run ended, or of a complete run its doubts, and why it has no time."""
-    if judgement.verdict != "complete":
-        return [reason.text for reason in judgement.told]
-    doubts = [doubt.text for doubt in judgement.doubts]
-    # A complete run's notes may say why it has no time.
-    says_why = time is None and not judgement.unfit
-    return [reason.text for reason in judgement.reasons] if says_why else doubts
+def _silent(run: Run) -> set[str]:
+    """Returns the kinds of reasons that are none of the notes on a run: on a complete one how it
+    ended, and what is worth saying of a run without a time."""
+    kinds = {MISSING, ASIDE}
+    if run.judgement.verdict == "complete":
+        kinds.add("complete")
+        if run.time or run.judgement.unfit:
+            kinds.add(NOTE)
+    return kinds
 
 
 def of_records(
@@ -231,15 +266,7 @@ def of_records(
         baselines = [name_of(baseline_of(terms.baseline, records))]
     else:
         baselines = sorted({r.baseline for r in records} - {None})
-    run_rows = rows(records, convention, terms)
-    predicted = predictions.of_runs(records, predict)
-    for row, prediction in zip(run_rows, predicted, strict=True):
-        row["predicted_s"] = prediction.value
-        row["predicted_error"] = None
-        if prediction.value and row["step_s"]:  # positive: the run was faster than predicted
-            row["predicted_error"] = prediction.value / row["step_s"] - 1
-        if prediction.why:
-            row["missing"]["predicted_s"] = prediction.why
+    run_rows = rows(records, convention, terms, predict)
     used = dict.fromkeys(row["convention"] for row in run_rows if row["tflops"] is not None)
     shared = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
     columns = [

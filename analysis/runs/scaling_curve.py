@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from analysis.common.reasons import MISSING, NOTE, Reason, of_cells
 from analysis.common.table import Column, Table
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
@@ -93,13 +94,14 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
     fastest_s, slowest_s = min(side.seconds), max(side.seconds)
     times_gpus, interval = side.gpus / base.gpus, ratio.interval
     share = karp_flatt(ratio.speedup, times_gpus) if ratio.speedup else None
-    span, no_share = None, None
+    span, reason = None, ratio.reason
     if share is not None and interval:
         span = [karp_flatt(speedup, times_gpus) for speedup in (interval.high, interval.low)]
     if share is not None and not 0 <= share <= 1:
         no_share = "no serial share: the efficiency is 1 or too little above it to be sure of"
         if share > 1:
             no_share = "no serial share, slower than the baseline on more GPUs"
+        reason = reason or Reason(NOTE, no_share)
         share = span = None
     return {
         "run": side.name,
@@ -114,9 +116,8 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
         "efficiency": ratio.efficiency,
         "serial": share,
         "serial_ci95": span,
-        "note": ratio.missing or ratio.doubt or no_share,
-        "missing": dict.fromkeys(MARKED, ratio.missing) if ratio.missing else {},
-        "doubtful": dict.fromkeys(MARKED, ratio.doubt) if ratio.doubt else {},
+        "note": reason and reason.text,
+        **of_cells([reason] if reason else []),
     }
 
 
@@ -190,10 +191,11 @@ def report_of(
     for row in found.rows:
         repeats = [run.record for run in groups[row["run"]]]
         mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
+        missing = [*throughput.plain_missing(repeats[0]), Reason(MISSING, no_mfu, ("mfu",))]
         peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
         row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu}
         row["peak_gib"] = max(peaks) / GIB if peaks else None
-        row["missing"] |= throughput.plain_missing(repeats[0]) | {"mfu": no_mfu}
+        row["missing"] |= of_cells(missing)["missing"]
     shown = table(found, scaling, f"{start} ({base.gpus} GPUs)")
     shown.title = question_of(records)
     if not terms.baseline:

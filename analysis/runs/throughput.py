@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.common.reasons import DOUBT, MISSING, Reason
 from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import Record
 from base.errors import Answer
@@ -87,14 +88,15 @@ class Throughput(NamedTuple):
     reason: str
 
 
-def best_tflops_per_gpu(
-    record: Record, tokens_per_s: float | None, printed: float | None
+def throughput_of(
+    record: Record, tokens_per_s: float | None, printed: float | None, convention: str | None = None
 ) -> Throughput:
-    """Returns TFLOP/s by the default convention; where the log does not state the model's sizes, 6
-    per stated parameter; where neither can be had, what the log itself prints, `printed`."""
-    tflops, reason = tflops_per_gpu(record, tokens_per_s, DEFAULT_CONVENTION)
-    if tflops is not None:
-        return Throughput(tflops, DEFAULT_CONVENTION, "")
+    """Returns TFLOP/s by the convention. Without one it is the default; where the log does not
+    state the model's sizes, 6 per stated parameter; where neither can be had, what the log itself
+    prints, `printed`."""
+    tflops, reason = tflops_per_gpu(record, tokens_per_s, convention or DEFAULT_CONVENTION)
+    if tflops is not None or convention:
+        return Throughput(tflops, convention or DEFAULT_CONVENTION, reason)
     if not set(SIZES) <= set(record.model):
         by_params = tflops_per_gpu(record, tokens_per_s, "6n").value
         if by_params is not None:
@@ -120,7 +122,7 @@ def of_vocabulary(record: Record) -> float:
     return 6.0 * record.model["hidden"] * record.model["vocab_size"]
 
 
-def printed_doubt(record: Record) -> list[str]:
+def printed_doubt(record: Record) -> list[Reason]:
     """Returns why what GPT-NeoX prints is not ours, where its own count is within 1 % of it."""
     rate, flops = printed_rate(record), per_token(record, "sc21").value
     if record.format != "GPT-NeoX" or None in (rate, flops):
@@ -129,7 +131,7 @@ def printed_doubt(record: Record) -> list[str]:
     if off > min(0.01, abs(rate * flops - 1)):
         return []
     again = "count recomputation and " if record.recompute == "full" else ""
-    return [f"the printed TFLOP/s {again}leave the vocabulary's matrix out"]
+    return [Reason(DOUBT, f"the printed TFLOP/s {again}leave the vocabulary's matrix out")]
 
 
 NO_RATE = "the log has neither a step time nor a rate"
@@ -180,16 +182,17 @@ def _parts(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower().replace("nvidia", ""))
 
 
-def above_peak(record: Record, tflops: float | None, convention: str) -> list[str]:
+def above_peak(record: Record, tflops: float | None, convention: str) -> list[Reason]:
     """Returns what is wrong with more TFLOP/s than the card's peak; [] where there are not."""
     peak = peak_tflops(record.gpu_type, record.precision) or record.peak_tflops
     if not (peak and tflops and tflops > peak):
         return []
-    return [mfu(tflops, record.gpu_type, record.precision, convention, peak).why]
+    above = mfu(tflops, record.gpu_type, record.precision, convention, peak)
+    return [Reason(DOUBT, above.reason)]
 
 
-def plain_missing(record: Record) -> dict[str, str]:
-    """Returns why a column of plain facts is empty, by the key of the column."""
+def plain_missing(record: Record) -> list[Reason]:
+    """Returns why columns of plain facts are empty."""
     missing = {}
     if record.micro_batch is None:
         missing["micro_batch"] = asked(["micro_batch"])
@@ -202,4 +205,4 @@ def plain_missing(record: Record) -> dict[str, str]:
             times = experts.get("moe_expert_capacity_factor")
             takes = f"an expert takes {times:g} times its even share, and " if times else ""
             missing["dropped"] = takes + asked(["dropped"])
-    return missing
+    return [Reason(MISSING, text, (column,)) for column, text in missing.items()]

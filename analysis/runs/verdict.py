@@ -64,10 +64,6 @@ class Judgement:
         return self.proof.kind
 
     @property
-    def kinds(self) -> set[str]:
-        return {reason.kind for reason in (self.proof, *self.reasons)}
-
-    @property
     def doubts(self) -> list[Reason]:
         """Returns the doubts about the numbers."""
         return [reason for reason in self.reasons if reason.kind != NOTE]
@@ -75,24 +71,23 @@ class Judgement:
     @property
     def unfit(self) -> str:
         """Returns the doubts that make the step time no result, in one text; "" where none does."""
-        return "; ".join(r.text for r in (self.proof, *self.reasons) if r.kind in UNFIT)
+        return "; ".join(doubt.text for doubt in self.doubts if doubt.kind in UNFIT)
 
     @property
     def told(self) -> list[Reason]:
-        """Returns the proof with its place in the log, the doubts and the notes."""
-        if not self.proof.text:
-            return self.reasons
+        """Returns the proof with its place in the log, the doubts that it does not say itself, and
+        the notes."""
         place = f"line {self.line_no}: " if self.line_no else ""
-        return [self.proof._replace(text=place + self.proof.text), *self.reasons]
+        proof = [self.proof._replace(text=place + self.proof.text)] if self.proof.text else []
+        return proof + [reason for reason in self.reasons if reason.kind != self.verdict]
 
 
 def judge(record: Record, time: Steady | None = None) -> Judgement:
     """Returns the verdict and the doubts about one run; `time` is its steady step time, if
     taken."""
     ended = ending(record)
-    doubts = [doubt for doubt in _doubts(record, time) if doubt.kind != ended.verdict]
     notes = [reason for reason in record.reasons if reason.kind == NOTE]
-    return Judgement(ended.proof, doubts + ended.reasons + notes, ended.line_no)
+    return Judgement(ended.proof, _doubts(record, time) + ended.reasons + notes, ended.line_no)
 
 
 def time_doubts(record: Record, time: Steady | None) -> list[str]:

@@ -35,7 +35,7 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         )
     if reason := facts["host"].get("uncompiled"):
         lines.append(f"megatron-core's fused functions are not compiled: {reason}")
-    if reason := mfu(0.0, facts["host"]["gpu"], spec.gemm_precision, DEFAULT_CONVENTION).why:
+    if reason := mfu(0.0, facts["host"]["gpu"], spec.gemm_precision, DEFAULT_CONVENTION).reason:
         lines.append(f"the lines below have no MFU: {reason}")
     if spec.routing == FORCED:
         lines.append(
