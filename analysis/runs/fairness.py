@@ -1,6 +1,7 @@
 """What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,18 @@ def differences(
         for name, pair in pairs.items()
         if None not in pair and pair[0] != pair[1]
     ]
+
+
+def unfair(
+    records: Iterable[Record], baseline: Record, scaling: str, any_commit: bool = False
+) -> str:
+    """Returns why the times of runs say nothing beside the baseline's, or ""."""
+    unequal = [
+        difference
+        for record in records
+        for difference in differences(record, baseline, scaling, any_commit)
+    ]
+    return f"invalid comparison: {'; '.join(dict.fromkeys(unequal))}" if unequal else ""
 
 
 def _difference(name: str, value: object, base: object) -> str:

@@ -29,6 +29,11 @@ class Run(NamedTuple):
         """Tells whether the run has a time that can be compared with others'."""
         return self.time is not None and not self.judgement.unfit
 
+    @property
+    def counts(self) -> bool:
+        """Tells whether the run's time is one of those that the median of its repeats is of."""
+        return self.is_fit and not unfinished(self.record)
+
 
 def judged(records: list[Record], window: Window | None = None) -> list[Run]:
     """Returns each run with its time and its verdict."""

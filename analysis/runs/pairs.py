@@ -17,11 +17,11 @@ from analysis.runs.fairness import (
     CHANGED,
     WORDS,
     changes,
-    differences,
     is_changed,
     other_kernels,
     other_libraries,
     scaling_of,
+    unfair,
     unstated,
 )
 from analysis.runs.judged import Run, judged
@@ -180,13 +180,8 @@ def pair_of(
             listed = ", ".join(differing)
             return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {listed}")
     scaling = scaling or scaling_of(records)
-    unfair = dict.fromkeys(
-        difference
-        for record in records
-        for difference in differences(record, first, scaling, any_commit)
-    )
-    if unfair:
-        return refused(f"invalid comparison: {'; '.join(unfair)}")
+    if reason := unfair(records, first, scaling, any_commit):
+        return refused(reason)
     comparison = compared(side_of(a, {}), side_of(b, {}))
     if comparison is None:
         return refused("no verdict: too few points on one side to say what noise is")

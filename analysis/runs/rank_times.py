@@ -13,7 +13,7 @@ from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
 from analysis.runs.baseline import baseline_of, fitting_baselines
-from analysis.runs.fairness import differences, scaling_of
+from analysis.runs.fairness import scaling_of, unfair
 from analysis.runs.ratio import Side, against
 from analysis.runs.shared_hosts import shared_cores
 from base.errors import Reading, UsageError
@@ -320,8 +320,8 @@ def _not_decomposed(
         return "needs every rank"
     if unfinished := [side.name for side in pair if side.run.state != COMPLETE]:
         return f"no efficiency: {', '.join(unfinished)} did not complete"
-    if unfair := differences(breakdown.record, fits[0].record, scaling):
-        return f"invalid comparison: {'; '.join(unfair)}"
+    if reason := unfair([breakdown.record], fits[0].record, scaling):
+        return reason
     if breakdown.record.oversubscribed:
         return "oversubscribed: more ranks than cores or GPUs"
     return ""

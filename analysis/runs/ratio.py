@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from analysis.common.reasons import DOUBT, WITHHELD, Reason
+from analysis.common.reasons import DOUBT, MISSING, WITHHELD, Reason
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.runs.fairness import WORDS, changes
+from analysis.runs.fairness import WORDS, changes, unfair
 from analysis.runs.judged import Run
+from analysis.runs.repeats import by_study, study_key
+from analysis.runs.shared_hosts import shared_cores
+from analysis.runs.verdict import unfinished
 from base.intervals import Interval
 
 MARKED = ("speedup", "efficiency")  # the columns of a ratio
@@ -145,6 +148,58 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
     apart = _settings_apart(base.record, side.record) if base.record and side.record else []
     doubt = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, apart)
     return ratio._replace(interval=interval, reason=Reason(DOUBT, doubt, MARKED) if doubt else None)
+
+
+class Sides:
+    """The runs of a table as sides, each with the repeats that a study made of it: the baseline of
+    a run, and the ratio of both."""
+
+    def __init__(self, runs: list[Run], scaling: str, any_commit: bool):
+        self.scaling, self.any_commit = scaling, any_commit
+        self.partners = shared_cores([run.record for run in runs])
+        self.repeats = by_study(runs)
+
+    def baseline(self, record: Record) -> Run:
+        """Returns the run that is a baseline, or, where it has no time that counts, a repeat of it
+        that has."""
+        repeats = self.repeats[study_key(record)]
+        named = next(run for run in repeats if run.record is record)
+        return next((run for run in [named, *repeats] if run.counts), named)
+
+    def side(self, run: Run) -> Side:
+        """Returns the repeats of a run that count; where none does, the run alone."""
+        repeats = [repeat for repeat in self.repeats[study_key(run.record)] if repeat.counts]
+        return side_of(repeats or [run], self.partners)
+
+    def ratio(self, run: Run, base: Run) -> Ratio:
+        """Returns the ratio of a run with a time to its baseline, or why it is withheld."""
+        if reason := self._no_ratio(run, base):
+            return Ratio(reason=Reason(WITHHELD, reason, MARKED))
+        ratio = against(self.side(run), self.side(base), self.scaling)
+        if ratio.efficiency is None:
+            return ratio
+        if run.record.oversubscribed:  # as a doubt about the run says, too
+            reason = Reason(MISSING, "the ranks share cores", ("efficiency",))
+            return Ratio(ratio.speedup, reason=reason)
+        if base.record.oversubscribed:
+            reason = Reason(WITHHELD, "the baseline is oversubscribed", ("efficiency",))
+            return Ratio(ratio.speedup, reason=reason)
+        return ratio
+
+    def _no_ratio(self, run: Run, base: Run) -> str:
+        """Returns why a run with a time has no ratio to its baseline, or ""."""
+        record, baseline = run.record, base.record
+        if base.time is None:
+            return f"the baseline {name_of(baseline)} has no time"
+        if not (run.time.step_s > 0 and base.time.step_s > 0):
+            return "no time: less than one whole second"
+        if not (record.gpus and baseline.gpus):
+            return "number of GPUs unknown"
+        if ended := unfinished(record):
+            return f"no speedup: {ended}"
+        if ended := unfinished(baseline):
+            return f"no speedup: the baseline {name_of(baseline)} is {ended}"
+        return unfair([record], baseline, self.scaling, self.any_commit)
 
 
 def _settings_apart(base: Record, record: Record) -> list[str]:

@@ -86,6 +86,14 @@ def group_with(record: Record, groups: dict[str, list[Run]]) -> str | None:
     return next((n for n, runs in groups.items() if configuration(runs[0][0]) == wanted), None)
 
 
+def by_study(runs: Sequence[Run]) -> dict[tuple, list[Run]]:
+    """Returns the runs by `study_key`."""
+    groups: dict[tuple, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[study_key(run[0])].append(run)
+    return groups
+
+
 def study_key(record: Record) -> tuple:
     """Returns what the repeats that a study made of a configuration share; another run has it
     alone."""

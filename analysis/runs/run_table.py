@@ -1,6 +1,5 @@
 """The table of runs: one row each with seconds, TFLOP/s, MFU, peak GiB, speedup and efficiency."""
 
-from collections import defaultdict
 from typing import Any, NamedTuple
 
 from analysis.common.reasons import (
@@ -24,7 +23,6 @@ from analysis.runs.fairness import (
     DEFAULT_TERMS,
     Terms,
     changed,
-    differences,
     is_changed,
     notes_on,
     question_of,
@@ -32,10 +30,10 @@ from analysis.runs.fairness import (
 )
 from analysis.runs.judged import Run, judged
 from analysis.runs.loss_parity import NOT_VERIFIED, verify
-from analysis.runs.ratio import MARKED, Ratio, against, side_of
+from analysis.runs.ratio import MARKED, Ratio, Sides
 from analysis.runs.repeats import study_key
-from analysis.runs.shared_hosts import busy, shared_cores
-from analysis.runs.verdict import UNFIT, summary, unfinished
+from analysis.runs.shared_hosts import busy
+from analysis.runs.verdict import UNFIT, summary
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.layout import shown_axes
@@ -63,13 +61,13 @@ def rows(
     named = baseline_of(terms.baseline, records) if terms.baseline else None
     parities = verify(records, named)
     runs = judged(records, terms.window)
-    study = _Comparing(runs, terms.scaling or scaling_of(records), terms.any_commit)
+    sides = Sides(runs, terms.scaling or scaling_of(records), terms.any_commit)
     baselines = fitting_baselines(records, named)
     predicted = predictions.of_runs(records, predict)
     rows = []
     for run, fits, prediction in zip(runs, baselines, predicted, strict=True):
         record, (row, reasons) = run.record, _row(run, convention)
-        base, ratio, reasons_of_ratio = study.beside(run, fits)
+        base, ratio, reasons_of_ratio = _beside(run, fits, sides)
         parity = parities.get(record.source)
         error = None
         if prediction.value and row["step_s"]:  # positive: the run was faster than predicted
@@ -102,79 +100,26 @@ class _Beside(NamedTuple):
     reasons: list[Reason]
 
 
-class _Comparing:
-    """The runs of a table with the repeats that a study made of each, and who shared its cores."""
-
-    def __init__(self, runs: list[Run], kind: str, any_commit: bool):
-        self.kind, self.any_commit = kind, any_commit
-        self.partners = shared_cores([run.record for run in runs])
-        self.run_of = {id(run.record): run for run in runs}
-        self.repeats: dict[tuple, list[Run]] = defaultdict(list)
-        for run in runs:
-            if run.is_fit and not unfinished(run.record):
-                self.repeats[study_key(run.record)].append(run)
-
-    def beside(self, run: Run, fits: list[Record]) -> _Beside:
-        """Returns the run beside its baseline. `fits` are the runs that may be it."""
-        base, ratio, reasons = None, Ratio(), []
-        if len(fits) > 1:
-            names = f"{run.record.baseline} fits {', '.join(map(name_of, fits))}"
-            several = f"no speedup: the baseline {names} (--baseline names one)"
-            reasons.append(Reason(WITHHELD, several, MARKED))
-        elif fits:
-            base = self.timed(fits[0])
-        if not run.is_fit:
-            reasons.append(Reason(MISSING, run.judgement.unfit or _no_time(run.record), MARKED))
-        elif base:
-            ratio = self.ratio(run, base)
-            reasons += [ratio.reason] if ratio.reason else []
-        elif not fits:
-            reasons.append(Reason(MISSING, "no baseline (--baseline NAME)", MARKED))
-        shared = self.partners.get(run.record.source)
-        if shared and not any(shared in reason.text for reason in reasons):
-            reasons.append(Reason(DOUBT, shared))
-        return _Beside(base, ratio, reasons)
-
-    def timed(self, base: Record) -> Record:
-        """Returns the baseline, or, where it has no time that counts, a repeat of it that has."""
-        repeats = [run.record for run in self.repeats[study_key(base)]]
-        return base if not repeats or any(r is base for r in repeats) else repeats[0]
-
-    def ratio(self, run: Run, base: Record) -> Ratio:
-        """Returns the run's ratio to the baseline, or why it is withheld."""
-        base_run = self.run_of[id(base)]
-        if reason := self._no_ratio(run, base_run):
-            return Ratio(reason=Reason(WITHHELD, reason, MARKED))
-        sides = [
-            side_of(self.repeats[study_key(side.record)] or [side], self.partners)
-            for side in (run, base_run)
-        ]
-        ratio = against(*sides, self.kind)
-        if ratio.efficiency is None:
-            return ratio
-        if run.record.oversubscribed:  # as a doubt about the run says, too
-            return Ratio(ratio.speedup, reason=Reason(MISSING, "the ranks share cores", EFFICIENCY))
-        if base.oversubscribed:
-            crowded = Reason(WITHHELD, "the baseline is oversubscribed", EFFICIENCY)
-            return Ratio(ratio.speedup, reason=crowded)
-        return ratio
-
-    def _no_ratio(self, run: Run, base: Run) -> str:
-        """Returns why a run with a time has no ratio to its baseline, or ""."""
-        record, baseline = run.record, base.record
-        if base.time is None:
-            return f"the baseline {name_of(baseline)} has no time"
-        if not (run.time.step_s > 0 and base.time.step_s > 0):
-            return "no time: less than one whole second"
-        if not (record.gpus and baseline.gpus):
-            return "number of GPUs unknown"
-        if ended := unfinished(record):
-            return f"no speedup: {ended}"
-        if ended := unfinished(baseline):
-            return f"no speedup: the baseline {name_of(baseline)} is {ended}"
-        if unfair := differences(record, baseline, self.kind, self.any_commit):
-            return "invalid comparison: " + "; ".join(unfair)
-        return ""
+def _beside(run: Run, fits: list[Record], sides: Sides) -> _Beside:
+    """Returns the run beside its baseline. `fits` are the runs that may be it."""
+    base, ratio, reasons = None, Ratio(), []
+    if len(fits) > 1:
+        names = f"{run.record.baseline} fits {', '.join(map(name_of, fits))}"
+        several = f"no speedup: the baseline {names} (--baseline names one)"
+        reasons.append(Reason(WITHHELD, several, MARKED))
+    elif fits:
+        base = sides.baseline(fits[0])
+    if not run.is_fit:
+        reasons.append(Reason(MISSING, run.judgement.unfit or _no_time(run.record), MARKED))
+    elif base:
+        ratio = sides.ratio(run, base)
+        reasons += [ratio.reason] if ratio.reason else []
+    elif not fits:
+        reasons.append(Reason(MISSING, "no baseline (--baseline NAME)", MARKED))
+    shared = sides.partners.get(run.record.source)
+    if shared and not any(shared in reason.text for reason in reasons):
+        reasons.append(Reason(DOUBT, shared))
+    return _Beside(base and base.record, ratio, reasons)
 
 
 def _no_time(record: Record) -> str:
@@ -239,7 +184,6 @@ def _row(run: Run, convention: str | None) -> _Row:
     return _Row(row, [*missing, *judgement.told, *changed, *doubts])
 
 
-EFFICIENCY = ("efficiency",)  # the column of a ratio that ranks on shared cores do not have
 _USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints them"}
 
 

@@ -11,14 +11,14 @@ from analysis.runs.baseline import timed_baseline, usual_baseline
 from analysis.runs.fairness import (
     DEFAULT_TERMS,
     Terms,
-    differences,
     notes_on,
     question_of,
     scaling_of,
+    unfair,
 )
 from analysis.runs.judged import results
 from analysis.runs.ratio import INTERVALS, MARKED, Side, against, side_of
-from analysis.runs.repeats import by_configuration
+from analysis.runs.repeats import by_configuration, group_with
 from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import averages, time_doubts
 from base.errors import UsageError, by_reason
@@ -179,14 +179,14 @@ def report_of(
     scaling = terms.scaling or scaling_of([run.record for run in runs])
     fair = []
     for run in runs:
-        if unfair := differences(run.record, base, scaling, terms.any_commit):
-            left_out.append((name_of(run.record), f"invalid comparison: {'; '.join(unfair)}"))
+        if reason := unfair([run.record], base, scaling, terms.any_commit):
+            left_out.append((name_of(run.record), reason))
         else:
             fair.append(run)
     compared = [run.record for run in fair]
     groups, partners = by_configuration(fair), shared_cores(records)
     sides = {name: side_of(repeats, partners, name) for name, repeats in groups.items()}
-    start = next(n for n, repeats in groups.items() if any(r.record is base for r in repeats))
+    start = group_with(base, groups)
     found = curve(list(sides.values()), sides[start], scaling)
     for row in found.rows:
         repeats = [run.record for run in groups[row["run"]]]
