@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
 from base.errors import UsageError
-from base.files import shown
+from base.files import is_text, shown
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def checked(setting: Field, value: Any, name: str) -> Any:
     if kind is dict and get_args(setting.type):  # dict alone holds anything
         texts = [*parts, *value.values()]
     for text in texts:
-        if type(text) is not str or "\0" in text:
-            raise UsageError(f"{name}: {shown(text)} must be text without a zero byte")
+        if type(text) is not str or not is_text(text):
+            raise UsageError(f"{name}: {shown(text)} must be text in UTF-8 without a zero byte")
     if kind is list and (wrong := [part for part in parts if type(part) is not dict]):
         raise UsageError(f"{name} must be {_KINDS[list]}: {shown(wrong[0])} is no table")
     for part in parts:

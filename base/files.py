@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,14 +82,22 @@ def named_folder(text: str) -> Path:
     """Returns the folder that a flag names; argparse calls it.
 
     Raises:
-        argparse.ArgumentTypeError: the name is that of a file, or empty: Path would take an empty
-            one for the working directory.
+        argparse.ArgumentTypeError: the name is that of a file, no text, or empty: Path would take
+            an empty one for the working directory.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: name a folder")
     if os.path.exists(text) and not os.path.isdir(text):
         raise argparse.ArgumentTypeError(f"{text} is a file: name a folder")
+    if not is_text(text):
+        raise argparse.ArgumentTypeError(f"{text} is no UTF-8, as logs are: name another folder")
     return Path(text)
+
+
+def is_text(text: str) -> bool:
+    """Returns whether a text can be written into a file: it has no zero byte, and none of the
+    surrogates that stand for bytes of a file's name that are no UTF-8."""
+    return not re.search("[\0\ud800-\udfff]", text)
 
 
 def below(

@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from base.errors import Parser, UsageError, command_line, printable, warn
+from base.files import named_folder
 from parallel.measure import node_rates
 from parallel.measure.node_rates import IN_NODE, Measured
 from parallel.record.launch import Launch, detect, end_with_launcher, rendezvous_environment
@@ -207,7 +208,7 @@ def report(ranks: list[Measured], folder: Path, calibration: Path | None, precis
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parallel.bench", description=__doc__)
     about = "the folder of the run that a preflight is for"
-    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=about)
+    parser.add_argument("folder", nargs="?", type=named_folder, metavar="FOLDER", help=about)
     about = "of analysis.calibrate, for the GPUs' matrix products of a preflight"
     parser.add_argument("--calibration", type=Path, metavar="FILE", help=about)
     arguments = parser.parse_args(argv)

@@ -35,7 +35,7 @@ from base.errors import Parser, UsageError, command_line, warn
 from base.units import GIB
 from models import headroom
 from models.gpus import Gpu, card_memory, find_gpu, lacking, planning_gpu
-from parallel.config.engine_abilities import ENGINES
+from parallel import engines
 from parallel.config.layout import AXES, EXPERT_AXES
 from parallel.config.resolve import add_flags, from_flags
 from parallel.config.run_spec import RunSpec
@@ -88,7 +88,7 @@ def import_libraries(specs: Iterable[RunSpec]) -> None:
     warnings.simplefilter("ignore")  # of the libraries: what they miss is what no GPU machine lacks
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     for engine in sorted({spec.engine for spec in specs}):
-        importlib.import_module(ENGINES[engine].module)
+        engines.import_engine(engine)
     # After the engines: they redirect torch's factories, which the rehearsal redirects again.
     importlib.import_module("parallel.measure.rehearsal")
 
@@ -162,7 +162,6 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
     set_environment(spec, Launch(rank, layout.world_size, 0, 1, "none"))
     import torch
 
-    from parallel import engines
     from parallel.measure import ranges, step_parts
     from parallel.measure.rehearsal import HOST, Memory, without_storage
 

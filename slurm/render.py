@@ -27,7 +27,7 @@ from urllib.parse import quote as percent_encode
 
 from base.bounds import Bounds, Text, key, values_of
 from base.errors import Parser, UsageError, by_reason, command_line
-from base.files import ROOT, add_force_flag
+from base.files import ROOT, add_force_flag, named_folder
 from base.storage import check_output, output
 from parallel.config.clusters import CLUSTERS, OPTION, VARIABLE, Cluster
 from parallel.config.study import Study, load_study
@@ -315,7 +315,7 @@ def study_parser(command: str, doc: str) -> Parser:
     )
     parser.add_argument(
         "--logs",
-        type=Path,
+        type=named_folder,
         default=Path("logs"),
         metavar="DIR",
         help="runs are in DIR/<study>/<run>, below the repository's root (default: logs)",

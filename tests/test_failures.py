@@ -1,6 +1,7 @@
 """What goes wrong: a user's mistake is one line and exit 2; a dead rank ends the run as failed."""
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from base.errors import UsageError
-from parallel import sweep
+from parallel import bench, sweep, train
 from parallel.config.resolve import resolve
 from parallel.engines import devices
 from parallel.record.reader import read_run, read_status
+from slurm import render
 from tests.conftest import (
     ROOT,
     TRAIN,
@@ -56,6 +58,28 @@ def test_a_users_mistake_is_one_line_and_exit_2(flags, words, tokens, tmp_path):
     assert done.returncode == 2
     assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (bench.main, ["{folder}"]),
+        (sweep.main, ["slurm/parity.toml", "--logs", "{folder}"]),
+        (render.main, ["slurm/parity.toml", "--logs", "{folder}", "--list"]),
+        (render.main, ["{folder}.toml", "--list"]),
+        (train.main, ["--out", "{folder}"]),
+        (train.main, ["--data", "{folder}"]),
+    ],
+)
+def test_a_name_that_no_log_could_hold_is_refused(main, words, tmp_path, capsys):
+    """A command's line may hold bytes that are no UTF-8; train.log and preflights.csv may not."""
+    folder = tmp_path / "no\udcff"
+    shutil.copy("slurm/parity.toml", f"{folder}.toml")
+    with contextlib.suppress(SystemExit):
+        assert main([word.format(folder=folder) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert "UTF-8" in error and error.count("\n") == 1
+    assert not folder.exists()
 
 
 def test_a_mistake_that_every_rank_sees_is_printed_once(tokens, tmp_path):

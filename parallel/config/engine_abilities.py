@@ -7,14 +7,14 @@ from parallel.config.layout import RECOMPUTE, UNEVEN
 
 @dataclass(frozen=True)
 class Ability:
-    """The abilities of an engine; a run that asks for anything else is refused with a sentence.
+    """The abilities of the engine parallel/engines/NAME.py; a run that asks for anything else is
+    refused with a sentence.
 
-    module: its code. parts: those of PARTS that a model may have beyond a dense GPT. axes: those
-    that may be above 1. options: the settings that it reads and not every engine does. The other
-    fields hold the values that a setting may have.
+    parts: those of PARTS that a model may have beyond a dense GPT. axes: those that may be above 1.
+    options: the settings that it reads and not every engine does. The other fields hold the values
+    that a setting may have.
     """
 
-    module: str
     parts: tuple[str, ...] = ("experts",)
     axes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -41,14 +41,12 @@ _MEGATRON_KERNELS = ("te", "torch")  # what megatron-core's layers can be made o
 
 ENGINES: dict[str, Ability] = {
     "ddp": Ability(
-        module="parallel.engines.ddp",
         parts=("experts", "mla"),
         options=("compile", "reset_at_documents"),
         recompute=RECOMPUTE,
         implementations=("gpt", "hf"),
     ),
     "fsdp2": Ability(
-        module="parallel.engines.fsdp2",
         parts=("experts", "mla"),
         options=("compile", "reset_at_documents", "fsdp_shard", "reduce_each_micro_batch"),
         zero_stages=(2, 3),
@@ -56,7 +54,6 @@ ENGINES: dict[str, Ability] = {
         recompute=RECOMPUTE,
     ),
     "deepspeed_zero": Ability(
-        module="parallel.engines.deepspeed_zero",
         parts=("experts", "mla"),
         axes=("tp", "ep"),
         options=("reset_at_documents",),
@@ -66,13 +63,11 @@ ENGINES: dict[str, Ability] = {
         kernels=_MEGATRON_KERNELS,  # with tp > 1
     ),
     "deepspeed_pipe": Ability(
-        module="parallel.engines.deepspeed_pipe",
         axes=("tp", "pp"),
         zero_stages=(0, 1),
         kernels=_MEGATRON_KERNELS,
     ),
     "megatron": Ability(
-        module="parallel.engines.megatron",
         parts=("experts", "mla"),
         axes=("tp", "cp", "pp", "vpp", "ep", "etp"),
         options=(

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 from base.bounds import Bounds, Text, checked, key, values_of
 from base.errors import UsageError
-from base.files import read_toml
+from base.files import is_text, read_toml
 from models.config import preset
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
@@ -242,10 +242,10 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     """
     path = Path(path)
     table = read_toml(path, "study")
-    if path.stem.startswith(".") or not path.suffix:
+    if path.stem.startswith(".") or not path.suffix or not is_text(path.stem):
         raise UsageError(
             f"study {path}: its scripts and logs go to a folder called {path.stem!r}: call the file"
-            " NAME.toml, with a NAME that does not begin with a dot"
+            " NAME.toml, with a NAME in UTF-8 that does not begin with a dot"
         )
     _refuse_misplaced(table, _File, f"study {path}")
     file = _File(**values_of(_File, table, f"study {path}"))

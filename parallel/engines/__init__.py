@@ -10,10 +10,10 @@ devices.py, kernels.py, cpu.py.
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from base.errors import UsageError
-from parallel.config.engine_abilities import ENGINES
 from parallel.config.run_spec import RunSpec
 from parallel.record.facts import TRIED, tried, versions
 
@@ -78,6 +78,11 @@ class Engine(Protocol):
         """Frees what must be freed before the process group is destroyed."""
 
 
+def import_engine(name: str) -> ModuleType:
+    """Imports an engine, and so its library: the file of its name."""
+    return importlib.import_module(f"parallel.engines.{name}")
+
+
 def load(spec: RunSpec, device: Any, kernels: str, draws: bool = True) -> Engine:
     """Imports the engine's module (and so its library), and returns the engine, built on this rank.
     draws: whether its starting weights are drawn; they are NaN otherwise, for a checkpoint to
@@ -85,7 +90,7 @@ def load(spec: RunSpec, device: Any, kernels: str, draws: bool = True) -> Engine
     from models import gpt  # here: it needs torch
 
     try:
-        module = importlib.import_module(ENGINES[spec.engine].module)
+        module = import_engine(spec.engine)
         with contextlib.nullcontext() if draws else gpt.not_drawn():
             return module.build(spec, device, kernels)
     except ImportError as error:
