@@ -40,9 +40,9 @@ COMPLETE = Ends("COMPLETED")
 class Cluster(FakeSlurm):
     """Each sleep of the watch lets jobs that run end, and jobs that wait start."""
 
-    def __init__(self, logs, monkeypatch):
+    def __init__(self, folder, monkeypatch):
         super().__init__(monkeypatch)
-        self.logs, self.first = logs, 100
+        self.folder, self.logs, self.first = folder, folder / "logs", 100
         self.ends = {}  # of each run, of one job after another
         self.saves = {}  # of a job: the steps that it loads and saves
         self.reasons = {}  # why each run's jobs wait, of those that never start
@@ -50,6 +50,16 @@ class Cluster(FakeSlurm):
         self.away = self.most = self.rounds = self.refusals = 0
         self.limit = 40
         monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=self.sleep))
+        monkeypatch.setattr(submit.shutil, "which", lambda name: name)
+
+    def study(self, text=RUNS % [1], name="grid"):
+        """Write a study; the names of its runs."""
+        return list(load_study(study_file(self.folder / f"{name}.toml", text)).runs)
+
+    def watch(self, *studies, flags=("--watch",)):
+        """Submit studies, and watch them."""
+        paths = [str(self.folder / f"{name}.toml") for name in studies or ("grid",)]
+        return submit.main([*paths, "--no-preflight", "--logs", str(self.logs), *flags])
 
     def squeue(self, command, text):
         if self.away:
@@ -101,24 +111,7 @@ class Cluster(FakeSlurm):
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    return Cluster(tmp_path / "logs", monkeypatch)
-
-
-@pytest.fixture
-def watched(cluster, tmp_path, monkeypatch):
-    """A command that watches studies of tmp_path."""
-    monkeypatch.setattr(submit.shutil, "which", lambda name: name)
-
-    def run(*studies, flags=()):
-        paths = [str(tmp_path / f"{name}.toml") for name in studies or ("grid",)]
-        fixed = ["--watch", "--no-preflight", "--logs", str(cluster.logs), *flags]
-        return submit.main([*paths, *fixed])
-
-    return run
-
-
-def write(tmp_path, text, name="grid"):
-    return load_study(study_file(tmp_path / f"{name}.toml", text))
+    return Cluster(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -138,21 +131,19 @@ def write(tmp_path, text, name="grid"):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, Ends) else None,
 )
-def test_what_a_retry_can_mend_is_submitted_again(cluster, watched, tmp_path, end, tried_again):
-    (run,) = write(tmp_path, RUNS % "[1]").runs
+def test_what_a_retry_can_mend_is_submitted_again(cluster, end, tried_again):
+    (run,) = cluster.study(RUNS % "[1]")
     cluster.ends[run] = [end]
-    assert watched() == (0 if tried_again else 1)
+    assert cluster.watch() == (0 if tried_again else 1)
     assert len(cluster.jobs) == 1 + tried_again
     assert [row["try"] for row in cluster.tries()] == ["1", "2"][: 1 + tried_again]
 
 
-def test_a_time_limit_without_checkpoints_and_too_many_tries_end_it(
-    cluster, watched, tmp_path, capsys
-):
+def test_a_time_limit_without_checkpoints_and_too_many_tries_end_it(cluster, capsys):
     text = "[slurm]\nmax_restarts = 2\n[[sweep]]\nproduct = { seed = [1, 2] }\n"
-    first, second = write(tmp_path, text).runs
+    first, second = cluster.study(text)
     cluster.ends = {first: [Ends("TIMEOUT")], second: [Ends("NODE_FAIL")] * 9}
-    assert watched() == 1
+    assert cluster.watch() == 1
     out = capsys.readouterr().out
     assert "it has no save_interval" in out and "3 tries came to nothing (max_restarts 2)" in out
     tries = cluster.tries()
@@ -164,12 +155,12 @@ def test_a_time_limit_without_checkpoints_and_too_many_tries_end_it(
     assert "2.000 rank-hours used, 2.000 of them lost" in out  # one rank, four half hours
 
 
-def test_a_try_that_saved_a_later_step_is_no_try_in_vain(cluster, watched, tmp_path, capsys):
+def test_a_try_that_saved_a_later_step_is_no_try_in_vain(cluster, capsys):
     """Six time limits; then the run stays where it is."""
-    (run,) = write(tmp_path, "[slurm]\nmax_restarts = 2\n" + RUNS % [1]).runs
+    (run,) = cluster.study("[slurm]\nmax_restarts = 2\n" + RUNS % [1])
     cluster.ends[run] = [Ends("TIMEOUT")] * 9
     cluster.saves = {100 + n: (5 * n, 5 * n + 5) for n in range(6)} | {106: (30, 30)}
-    assert watched() == 1 and len(cluster.jobs) == 9
+    assert cluster.watch() == 1 and len(cluster.jobs) == 9
     assert "3 tries came to nothing (max_restarts 2)" in capsys.readouterr().out
     assert [row["try"] for row in cluster.tries()] == [str(n) for n in range(1, 10)]
 
@@ -190,10 +181,10 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_of_one_run_stops_nobody(cluster, watched, tmp_path, name, capsys):
+def test_a_damaged_file_of_one_run_stops_nobody(cluster, tmp_path, name, capsys):
     """It is named, and the healthy study beside it is submitted."""
-    (run,) = write(tmp_path, RUNS % [1], "old").runs
-    write(tmp_path, RUNS % [1])
+    (run,) = cluster.study(name="old")
+    cluster.study()
     folder = cluster.logs / "old" / run
     folder.mkdir(parents=True)
     (folder / "90.submitted").touch()
@@ -214,38 +205,34 @@ def test_a_damaged_file_of_one_run_stops_nobody(cluster, watched, tmp_path, name
         is_read,
         1 if damaged == "nodes.csv" else 2,
     )
-    assert watched("old", "grid") in (0, 1)
+    assert cluster.watch("old", "grid") in (0, 1)
     out = capsys.readouterr().out
     assert "grid/ddp-dp2: complete" in out and "tried again" not in out
     named = [line[9:] for line in out.splitlines() if damaged in line]
     assert bool(named) is is_read and len(named) == len({*named})
 
 
-def test_a_study_whose_runs_sbatch_refuses_stops_no_other(cluster, watched, tmp_path, capsys):
+def test_a_study_whose_runs_sbatch_refuses_stops_no_other(cluster, capsys):
     for name in ("first", "second"):
-        write(tmp_path, RUNS % [1, 2], name)
+        cluster.study(RUNS % [1, 2], name)
     cluster.refused = "first"
-    assert watched("first", "second") == 2
+    assert cluster.watch("first", "second") == 2
     captured = capsys.readouterr()
     assert "Invalid account" in captured.err and captured.out.count("tried again") == 1
     assert [job.state for job in cluster.jobs.values()] == ["COMPLETED"] * 2
-
-
-def test_a_run_whose_folder_cannot_be_made_stops_no_other_study(cluster, watched, tmp_path, capsys):
-    (run,) = write(tmp_path, RUNS % [1], "first").runs
-    write(tmp_path, RUNS % [1], "second")
-    (cluster.logs / "first").mkdir(parents=True)
-    (cluster.logs / "first" / run).touch()
-    assert watched("first", "second") == 2
+    # Nor does a run whose folder cannot be made.
+    cluster.refused, (run,) = "", cluster.study(name="third")
+    (cluster.logs / "third").mkdir()
+    (cluster.logs / "third" / run).touch()
+    cluster.study(name="second")
+    assert cluster.watch("third", "second") == 2
     captured = capsys.readouterr()
     assert f"slurm.submit: {run}: [Errno 17] File exists" in captured.err
     assert "second/ddp-dp2: complete" in captured.out
 
 
-def test_a_job_that_never_starts_ends_the_watch_and_its_reason_is_said(
-    cluster, watched, tmp_path, capsys
-):
-    blocked, held, free = write(tmp_path, RUNS % [1, 2, 3]).runs
+def test_a_job_that_never_starts_ends_the_watch_and_its_reason_is_said(cluster, capsys):
+    blocked, held, free = cluster.study(RUNS % [1, 2, 3])
     cluster.reasons = {blocked: "DependencyNeverSatisfied", held: "JobHeldUser"}
     sleep = watch.time.sleep
 
@@ -255,7 +242,7 @@ def test_a_job_that_never_starts_ends_the_watch_and_its_reason_is_said(
             cluster.reasons.pop(held)
 
     watch.time.sleep = released
-    assert watched(flags=["--at-most", "2"]) == 1
+    assert cluster.watch(flags=["--watch", "--at-most", "2"]) == 1
     out = capsys.readouterr().out
     why = "Slurm: PENDING DependencyNeverSatisfied; it never starts so: mend it, or scancel 100"
     assert out.count(f"{blocked}: pending (job 100): {why}") == 1
@@ -264,41 +251,43 @@ def test_a_job_that_never_starts_ends_the_watch_and_its_reason_is_said(
     assert "2 complete, 1 pending" in out and cluster.rounds > 8
 
 
-def test_a_job_that_squeue_does_not_list_is_not_submitted_again(cluster, watched, tmp_path, capsys):
+def test_a_job_that_squeue_does_not_list_is_not_submitted_again(cluster, capsys):
     """As sbatch may send it to another cluster."""
-    (run,) = write(tmp_path, RUNS % [1]).runs
+    (run,) = cluster.study()
     cluster.hidden = {100}
-    assert watched() == 0 and len(cluster.jobs) == 1
+    assert cluster.watch() == 0 and len(cluster.jobs) == 1
     out = capsys.readouterr().out
     assert out.count("unknown (job 100): Slurm here lists no job 100 (another cluster?)") == 1
     assert f"grid/{run}: complete (job 100)" in out
 
 
-def test_at_most_so_many_jobs_and_one_squeue_and_sacct_a_round(cluster, watched, tmp_path, capsys):
-    write(tmp_path, RUNS % list(range(7)))
-    assert watched(flags=["--at-most", "3"]) == 0
+def test_at_most_so_many_jobs_and_one_squeue_and_sacct_a_round(cluster, capsys):
+    cluster.study(RUNS % list(range(7)))
+    assert cluster.watch(flags=["--watch", "--at-most", "3"]) == 0
     assert cluster.most == 3 and len(cluster.jobs) == 7
     asked = [call[0] for call in cluster.calls if call[0] != "sbatch"]
     assert asked == ["squeue", "sacct"] * (cluster.rounds + 1)
     assert "7.000 rank-hours used, 0.000 of them lost" in capsys.readouterr().out
 
 
-def test_it_never_asks_for_more_than_the_budget(cluster, watched, tmp_path, capsys):
+def test_it_never_asks_for_more_than_the_budget(cluster, capsys):
     """Two ranks for an hour at worst, half an hour in truth."""
-    first, *_ = write(tmp_path, HOUR_EACH + RUNS % [1, 2, 3, 4, 5]).runs
+    first, *_ = cluster.study(HOUR_EACH + RUNS % [1, 2, 3, 4, 5])
     cluster.ends[first] = [Ends("NODE_FAIL")]
-    assert watched(flags=["--budget-gpu-hours", "4.5"]) == 1
+    assert cluster.watch(flags=["--watch", "--budget-gpu-hours", "4.5"]) == 1
     # 2 x 2 at first; when both have used 1 each, 1 more; 3 used then, and 2 more are too much.
     assert len(cluster.jobs) == 3
     out = capsys.readouterr().out
     assert "it may cost 2.00 rank-hours, and 3.00 of 4.5 are used or asked for" in out
     assert "submitted: not submitted" not in out and " was not submitted: it may cost 2.00" in out
     assert "3.000 rank-hours used, 1.000 of them lost" in out
-    assert watched(flags=["--budget-gpu-hours", "5"]) == 1 and len(cluster.jobs) == 4
+    assert (
+        cluster.watch(flags=["--watch", "--budget-gpu-hours", "5"]) == 1 and len(cluster.jobs) == 4
+    )
 
 
-def test_it_may_be_killed_and_started_again(cluster, watched, tmp_path, monkeypatch):
-    runs = list(write(tmp_path, "[slurm]\nmax_restarts = 1\n" + RUNS % [1, 2]).runs)
+def test_it_may_be_killed_and_started_again(cluster, monkeypatch):
+    runs = list(cluster.study("[slurm]\nmax_restarts = 1\n" + RUNS % [1, 2]))
     cluster.ends = {runs[0]: [Ends("NODE_FAIL")] * 9}
     sleep, kills, code = watch.time.sleep, 0, None
 
@@ -312,7 +301,7 @@ def test_it_may_be_killed_and_started_again(cluster, watched, tmp_path, monkeypa
     monkeypatch.setattr(watch.time, "sleep", killed)
     while code is None:
         try:
-            code = watched()
+            code = cluster.watch()
         except Killed:
             kills += 1
     assert kills >= 4 and code == 1
@@ -320,63 +309,60 @@ def test_it_may_be_killed_and_started_again(cluster, watched, tmp_path, monkeypa
     assert sorted(names) == [runs[0], runs[0], runs[1]]
 
 
-def test_it_waits_for_a_slurmctld_that_starts_again(cluster, watched, tmp_path, capsys):
-    write(tmp_path, RUNS % [1, 2])
+def test_it_waits_for_a_slurmctld_that_starts_again(cluster, capsys):
+    cluster.study(RUNS % [1, 2])
     cluster.away = 6
-    assert watched() == 0
+    assert cluster.watch() == 0
     assert capsys.readouterr().out.count("no Slurm answers") == 1
     assert len(cluster.jobs) == 2
 
 
-def test_it_ends_when_slurm_goes_on_refusing_and_nothing_runs(cluster, watched, tmp_path, capsys):
-    write(tmp_path, RUNS % [1])
+def test_it_ends_when_slurm_goes_on_refusing_and_nothing_runs(cluster, capsys):
+    cluster.study()
     cluster.refusals = 9
-    assert watched() == 0 and len(cluster.jobs) == 1
+    assert cluster.watch() == 0 and len(cluster.jobs) == 1
     assert capsys.readouterr().out.count("Socket timed out; tried again every 30 s") == 1
     cluster.refusals, cluster.jobs = 10, {}
     shutil.rmtree(cluster.logs)
-    assert watched() == 2
+    assert cluster.watch() == 2
     assert capsys.readouterr().err == "slurm.submit: ddp-dp2: sbatch: Socket timed out\n"
 
 
-def test_what_is_wrong_at_the_start_ends_the_watch(watched, tmp_path, monkeypatch, capsys):
-    write(tmp_path, '[slurm]\nafter = "nothere"\n' + RUNS % [1])
-    assert watched() == 2 and "nothere.toml: No such file" in capsys.readouterr().err
-    write(tmp_path, '[slurm]\nafter = "grid"\n' + RUNS % [1])
-    assert watched() == 2 and "names the study itself" in capsys.readouterr().err
+def test_what_is_wrong_at_the_start_ends_the_watch(cluster, monkeypatch, capsys):
+    cluster.study('[slurm]\nafter = "nothere"\n' + RUNS % [1])
+    assert cluster.watch() == 2 and "nothere.toml: No such file" in capsys.readouterr().err
+    cluster.study('[slurm]\nafter = "grid"\n' + RUNS % [1])
+    assert cluster.watch() == 2 and "names the study itself" in capsys.readouterr().err
     monkeypatch.setattr(submit.shutil, "which", lambda name: None)
-    assert watched() == 2 and "squeue is not found" in capsys.readouterr().err
+    assert cluster.watch() == 2 and "squeue is not found" in capsys.readouterr().err
 
 
-def test_a_study_waits_until_another_is_complete_and_its_condition_holds(
-    cluster, watched, tmp_path, capsys
-):
+def test_a_study_waits_until_another_is_complete_and_its_condition_holds(cluster, tmp_path, capsys):
     only_if = f"{tmp_path}/passed"
     asks = f'[slurm]\nafter = "first"\nonly_if = "test -e {only_if}"\n'
-    write(tmp_path, RUNS % [1], "first")
-    write(tmp_path, asks + RUNS % [1], "then")
+    cluster.study(name="first")
+    cluster.study(asks + RUNS % [1], "then")
     assert (
         submit.main([f"{tmp_path}/then.toml", "--no-preflight", "--logs", str(cluster.logs)]) == 2
     )
     assert "waits for first: 0 of 1 runs are complete; --watch waits" in capsys.readouterr().err
-    assert watched("then", "first") == 1
+    assert cluster.watch("then", "first") == 1
     assert len(cluster.jobs) == 1
     assert "was not submitted: only_if ended with status 1: test -e" in capsys.readouterr().out
     (tmp_path / "passed").touch()
-    assert watched("then") == 0 and len(cluster.jobs) == 2
+    assert cluster.watch("then") == 0 and len(cluster.jobs) == 2
 
 
 def test_a_condition_that_does_not_end_is_ended_with_all_that_it_started(
-    cluster, watched, tmp_path, monkeypatch, capsys
+    cluster, tmp_path, monkeypatch, capsys
 ):
     """While it runs, nobody else submits."""
     monkeypatch.setattr(watch, "ONLY_IF_S", 0.5)
     started = tmp_path / "started"
-    write(
-        tmp_path,
+    cluster.study(
         f'[slurm]\nonly_if = "sleep 300 & echo $! | tee {started}; cat; wait"\n' + RUNS % [1],
     )
-    assert watched() == 1 and not cluster.jobs
+    assert cluster.watch() == 1 and not cluster.jobs
     number = int(started.read_text())
     assert "only_if did not end within 0.5 s: sleep 300" in capsys.readouterr().out
     testbed.wait_for(lambda: not testbed.psutil.pid_exists(number), 10, "its end")
