@@ -1,5 +1,6 @@
 """What a run should get: published rows as runs, the nearest of them, and why a run is slower."""
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -9,9 +10,8 @@ import pytest
 from analysis import expect, plan, tflops
 from analysis.logs.published_csv import read_csv
 from analysis.logs.record import Record, steps_table
-from analysis.planner import ranking, runs
+from analysis.planner import runs
 from analysis.planner.calibration import from_data_sheet, load_calibration
-from analysis.planner.space import space
 from analysis.published.published_runs import read_published
 from analysis.runs.throughput import tflops_per_gpu
 from base.errors import Answer
@@ -32,6 +32,13 @@ t-6,page,H100,8,,4,64,8,,256,,,,,51200,2048,1,1,1,8,full,bf16,NeMo,1,,,ok,LINT: 
 """
 
 
+@pytest.fixture(autouse=True, scope="module")
+def tables_are_read_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expect, "_published", functools.cache(expect._published))
+        yield
+
+
 @pytest.fixture
 def published(tmp_path):
     (tmp_path / "t.csv").write_text(CSV)
@@ -41,11 +48,6 @@ def published(tmp_path):
 
 def rate(record):
     return tflops_per_gpu(record, record.totals["tokens_per_s"], "megatron")
-
-
-def table(capsys, *words):
-    assert expect.main([*map(str, words), "--format", "json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 LLAMA = ["--preset", "llama3-8b", "--gpu-type", "H100 SXM", "--gpus", "64", "--seq-len", "8192"]
@@ -93,23 +95,9 @@ def test_the_row_of_the_same_settings_is_nearest():
     assert len(set(tables)) == 4
 
 
-def test_the_prediction_is_the_planners(capsys):
-    rows = table(
-        capsys, "--preset", "18b", "--cluster", "selene", "--gpus", 64, "--tp", 8,
-        "--global-batch", 192, "--micro-batch", 3, "--recompute", "full", "--zero-stage", 1,
-    )  # fmt: skip
-    config, cluster = preset("18b"), load_calibration("selene")
-    x = space(config, cluster, 64, 192, config.max_seq_len)
-    wanted = (x.tp == 8) & (x.pp == 1) & (x.micro_batch == 3) & (x.recompute == 2)
-    wanted &= (x.zero_stage == 1) & ~x.sequence_parallel
-    (row,) = ranking.rows_of(ranking.rank(x, cluster, 0.06), wanted.nonzero()[0], config, "bf16")
-    for key in ("low_s", "predicted_s", "high_s", "tflops"):
-        assert rows[0][key] == pytest.approx(row[key], rel=1e-3)
-
-
-def test_a_model_with_experts_is_beside_models_with_experts(capsys):
+def test_a_model_with_experts_is_beside_models_with_experts(rows_of):
     words = ["--preset", "mixtral-8x7b", "--gpus", "64", "--ep", "8", "--gpu-type", "H100 SXM"]
-    rows = table(capsys, *words, "--global-batch", "256")
+    rows = rows_of(expect.main, *words, "--global-batch", "256")
     assert (
         rows[0]["run"] == "predicted" and rows[0]["low_s"] < rows[0]["step_s"] < rows[0]["high_s"]
     )
@@ -205,7 +193,7 @@ def test_a_log_has_one_price_whoever_asks(program, tmp_path, capsys, rows_of):
     log.write_text("".join(PROGRAMS[program].format(i=i) for i in range(1, 31)))
     flags = [str(log), *FACTS.split(), "--sequence-parallel"]
     (row,) = rows_of(tflops.main, *flags, "--predict", "dgx-h100")
-    rows = table(capsys, *flags, "--cluster", "dgx-h100")
+    rows = rows_of(expect.main, *flags, "--cluster", "dgx-h100")
     (guess,) = (of for of in rows if of["run"] == "predicted")
     assert row["engine"] == program and row["predicted_s"] == guess["predicted_s"]
     assert tflops.main([*flags[:-1], "--predict", "dgx-h100"]) == 0
@@ -262,26 +250,28 @@ def test_the_batch_is_among_what_differs(published):
     assert cause["cause"] == "global_batch" and cause["gain"] > 0.2
 
 
-def test_mfu_is_over_the_peak_of_the_format_that_is_priced(capsys):
+def test_mfu_is_over_the_peak_of_the_format_that_is_priced(rows_of):
     """fp32 on an A100 has 19.5 TFLOP/s, of which two thirds are reached; TF32 has 156."""
     flags = "--preset 1.7b --gpu-type A100 --gpus 8 --tp 1 --global-batch 64 --micro-batch 4"
     for precision, peak in (("fp32", 19.5), ("tf32", 156.0)):
-        (row, *_) = table(capsys, *flags.split(), "--precision", precision, "--top", 1)
+        (row, *_) = rows_of(expect.main, *flags.split(), "--precision", precision, "--top", 1)
         assert row["mfu"] == pytest.approx(row["tflops"] / peak) and row["mfu"] > 0.4
 
 
-def test_an_uneven_pipeline_that_plan_makes_is_priced_as_there(capsys, rows_of):
+UNEVEN = "--preset llama3-405b --cluster dgx-h100 --gpus 2048 --global-batch 512"
+EVEN = "--preset 18b --cluster selene --gpus 64 --global-batch 192"
+
+
+@pytest.mark.parametrize(("flags", "uneven"), [(UNEVEN, True), (EVEN, False)])
+def test_a_layout_that_plan_makes_is_priced_as_there(flags, uneven, rows_of):
     """405B has 126 layers: 7-8-7 on 16 stages, as Meta trained it."""
-    flags = "--preset llama3-405b --cluster dgx-h100 --gpus 2048 --global-batch 512"
-    rows = rows_of(plan.main, *flags.split())
-    row = next(row for row in rows if row["uneven"])
+    row = next(row for row in rows_of(plan.main, *flags.split()) if bool(row["uneven"]) is uneven)
     names = ("tp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "recompute")
     layout = [f"--{name.replace('_', '-')}={row[name]}" for name in names]
     layout += ["--sequence-parallel"] if row["sequence_parallel"] else []
-    (guess, *_) = table(capsys, *flags.split(), *layout, "--top", 1)
-    assert [guess[k] for k in ("predicted_s", "memory_gib", "stages")] == [
-        row[k] for k in ("predicted_s", "memory_gib", "stages")
-    ]
+    (guess, *_) = rows_of(expect.main, *flags.split(), *layout, "--top", 1)
+    keys = ("low_s", "predicted_s", "high_s", "tflops", "memory_gib", "stages")
+    assert [guess[key] for key in keys] == [row[key] for key in keys]
 
 
 def test_a_card_has_the_memory_that_its_name_states():
@@ -290,10 +280,12 @@ def test_a_card_has_the_memory_that_its_name_states():
         assert expect.cluster_of(run, None).value.gpu_memory_gb == gib
 
 
-def test_a_network_can_be_given_where_the_note_asks_for_it(capsys, refused, printed):
+def test_a_network_can_be_given_where_the_note_asks_for_it(refused, printed, rows_of):
     run = [*LLAMA, "--global-batch", "64", "--top", "1", "--micro-batch", "1"]
     assert "state yours with --network" in printed(expect.main, *run)
-    slow, fast = (table(capsys, *run, "--network", words)[0] for words in ("10 GbE", "8x NDR"))
+    slow, fast = (
+        rows_of(expect.main, *run, "--network", words)[0] for words in ("10 GbE", "8x NDR")
+    )
     assert slow["predicted_s"] > 2 * fast["predicted_s"]
     assert "8 GPUs of H100 SXM is one node" in refused(
         expect.main, *run[:4], "--gpus", "8", *run[6:], "--network", "10 GbE"

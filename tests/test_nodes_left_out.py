@@ -4,6 +4,7 @@ import json
 import os
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,8 @@ from slurm.nodes import Change
 from tests.conftest import study_file
 from tests.tools.fake_slurm import FakeJob, FakeSlurm
 
-ASKS = """[slurm]
-leave_out_nodes = true
+RUNS = """[slurm]
+leave_out_nodes = {}
 [[run]]
 engine = "ddp"
 gpus = 2
@@ -28,178 +29,177 @@ gpus = 6
 global_batch = 6
 """
 SMALL, WIDE = "ddp-dp2", "ddp-dp6"
+LOST = "step 1\nsrun: error: Node failure on {}\n"
+
+
+class Suspects:
+    """A study, the Slurm that it asks, and what it knows of nodes."""
+
+    def __init__(self, folder: Path, slurm: FakeSlurm):
+        self.slurm, self.logs, self.grid = slurm, folder / "logs", folder / "logs/grid"
+        self.study = load_study(study_file(folder / "grid.toml", RUNS.format("true")))
+        for run in (SMALL, WIDE):
+            (self.grid / run).mkdir(parents=True)
+
+    def job(self, number: int, run: str, log: str, verdict: str = "node failure") -> Path:
+        """A job of a run that has ended; its log."""
+        path = self.grid / run / f"{number}.out"
+        path.write_text(log)
+        if verdict:
+            path.with_suffix(".state").write_text(json.dumps({"verdict": verdict}))
+        return path
+
+    def suspect(self, *names: str, days: float = 0.0) -> None:
+        when = (datetime.now(UTC) - timedelta(days=days)).isoformat()
+        nodes.write_changes(self.grid, [Change(when, n, "suspected", "the reason") for n in names])
+
+    def update(self, *waiting: tuple[str, int]) -> list[str]:
+        """Look at all evidence; waiting: the run and the number of each job that waits."""
+        rows = [states.Row(run, "pending", job, 0, 1, None, "") for run, job in waiting]
+        return nodes.update(self.study, self.logs, rows)
+
+    def forgive(self, node: str) -> None:
+        nodes.forgive(self.grid, [node])
+
+    def changes(self) -> list[tuple[str, str]]:
+        return [(change.change, change.node) for change in nodes.read_changes(self.grid)]
+
+    def option(self, run: str = SMALL) -> list[str]:
+        """What sbatch is given."""
+        return nodes.option(self.study, self.logs, run)
+
+    def left_out(self, run: str = SMALL) -> list[str]:
+        text = "".join(self.option(run)).removeprefix("--exclude=")
+        return text.split(",") if text else []
 
 
 @pytest.fixture
-def cluster(monkeypatch):
-    return FakeSlurm(monkeypatch)
+def suspects(tmp_path, monkeypatch):
+    return Suspects(tmp_path, FakeSlurm(monkeypatch))
 
 
-@pytest.fixture
-def study(tmp_path):
-    (tmp_path / "logs/grid").mkdir(parents=True)
-    return load_study(study_file(tmp_path / "grid.toml", ASKS))
-
-
-def suspect(logs, *names: str, days: float = 0.0) -> None:
-    when = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    rows = [Change(when, name, "suspected", "the reason") for name in names]
-    nodes.write_changes(logs / "grid", rows)
-
-
-def row(run: str, job: int) -> states.Row:
-    return states.Row(run, "pending", job, 0, 1, None, "")
-
-
-def waiting(cluster, names: dict[int, str]) -> None:
+def waiting(slurm: FakeSlurm, names: dict[int, str]) -> None:
     """Jobs that wait, and the nodes that they leave out."""
-    cluster.jobs = {n: FakeJob("PENDING", "", excluded=each) for n, each in names.items()}
+    slurm.jobs = {n: FakeJob("PENDING", "", excluded=each) for n, each in names.items()}
 
 
-def excluded(cluster) -> dict[int, str]:
-    return {number: job.excluded for number, job in cluster.jobs.items()}
+def excluded(slurm: FakeSlurm) -> dict[int, str]:
+    return {number: job.excluded for number, job in slurm.jobs.items()}
 
 
-def left_out(study, logs, run: str) -> list[str]:
-    """The nodes of sbatch's option."""
-    text = "".join(nodes.option(study, logs, run)).removeprefix("--exclude=")
-    return text.split(",") if text else []
-
-
-def test_a_node_that_a_job_lost_is_suspected_and_forgiven_once(study, cluster, tmp_path, capsys):
-    logs = tmp_path / "logs"
-    folder = logs / "grid" / WIDE
-    folder.mkdir()
-    (folder / "7.out").write_text("step 1\nsrun: error: Node failure on node3\n")
-    nodes.update(study, logs, [])
-    assert left_out(study, logs, SMALL) == []  # nobody said that the job died of it
-    (folder / "7.state").write_text(json.dumps({"verdict": "node failure"}))
-    nodes.update(study, logs, [])
-    assert left_out(study, logs, SMALL) == ["node3"]
+def test_a_node_that_a_job_lost_is_suspected_and_forgiven_once(suspects, capsys):
+    suspects.job(7, WIDE, LOST.format("node3"), verdict="")
+    suspects.update()
+    assert suspects.left_out() == []  # nobody said that the job died of it
+    log = suspects.job(7, WIDE, LOST.format("node3"))
+    suspects.update()
+    assert suspects.left_out() == ["node3"]
     assert "node3: suspected: job 7 of ddp-dp6 lost it" in capsys.readouterr().out
-    nodes.update(study, logs, [])
-    nodes.forgive(logs / "grid", ["node3"])
-    nodes.update(study, logs, [])
-    os.utime(folder / "7.out", (now := time.time() + 9, now))  # a copy, or a line behind the end
-    nodes.update(study, logs, [])
-    kinds = [change.change for change in nodes.read_changes(logs / "grid")]
-    assert kinds == ["suspected", "forgiven"]
-    assert left_out(study, logs, SMALL) == []
+    suspects.update()
+    suspects.forgive("node3")
+    suspects.update()
+    os.utime(log, (now := time.time() + 9, now))  # a copy, or a line behind the end
+    suspects.update()
+    assert suspects.changes() == [("suspected", "node3"), ("forgiven", "node3")]
+    assert suspects.left_out() == []
     with pytest.raises(nodes.UsageError, match="node3 is not suspected; these are: none"):
-        nodes.forgive(logs / "grid", ["node3"])
+        suspects.forgive("node3")
 
 
-def test_the_only_node_of_a_job_that_died_of_its_node_is_the_one(study, cluster, tmp_path):
-    folder = tmp_path / "logs/grid" / SMALL
-    folder.mkdir()
+def test_the_only_node_of_a_job_that_died_of_its_node_is_the_one(suspects):
     for job, held in ((7, "node2"), (8, "node1,node3")):
-        (folder / f"{job}.out").write_text("GPU has fallen off the bus\n")
-        (folder / f"{job}.job").write_text(
-            f"   ReqNodeList=node4 ExcNodeList=\n   NodeList={held}\n"
-        )
-        (folder / f"{job}.state").write_text(json.dumps({"verdict": "node failure"}))
-    nodes.update(study, tmp_path / "logs", [])
-    assert [c.node for c in nodes.read_changes(tmp_path / "logs/grid")] == ["node2"]
+        log = suspects.job(job, SMALL, "GPU has fallen off the bus\n")
+        about = f"   ReqNodeList=node4 ExcNodeList=\n   NodeList={held}\n"
+        log.with_suffix(".job").write_text(about)
+    suspects.update()
+    assert suspects.changes() == [("suspected", "node2")]
 
 
-def test_a_restarted_job_remembers_the_node_that_it_lost(study, cluster, tmp_path):
-    folder = tmp_path / "logs/grid" / WIDE
-    folder.mkdir()
-    (folder / "7.out").write_text("srun: error: Node failure on node1\n")
-    (folder / "7.restart1.out").write_text("training\n")
-    nodes.update(study, tmp_path / "logs", [])
-    assert left_out(study, tmp_path / "logs", SMALL) == ["node1"]
-    nodes.forgive(tmp_path / "logs/grid", ["node1"])
-    (folder / "7.restart1.out").write_text("srun: error: Node failure on node1\n")  # again
-    nodes.update(study, tmp_path / "logs", [])
-    assert left_out(study, tmp_path / "logs", SMALL) == ["node1"]
+def test_a_restarted_job_remembers_the_node_that_it_lost(suspects):
+    log = suspects.job(7, WIDE, LOST.format("node1"), verdict="")
+    again = log.with_name("7.restart1.out")
+    again.write_text("training\n")
+    suspects.update()
+    assert suspects.left_out() == ["node1"]
+    suspects.forgive("node1")
+    again.write_text(LOST.format("node1"))
+    suspects.update()
+    assert suspects.left_out() == ["node1"]
 
 
-def test_a_node_that_a_preflight_found_slow_is_suspected(study, cluster, tmp_path, capsys):
-    logs = tmp_path / "logs"
+def test_a_node_that_a_preflight_found_slow_is_suspected(suspects, capsys):
     row = dict.fromkeys(node_rates.COLUMNS) | {"time_utc": utc_now(), "nodes": 1, "ranks": 1}
     row |= {"job": "7", "run": SMALL}
     rows = [row | {"node": "node1", "short": ""}, row | {"node": "node2", "short": "copy: 1 GB/s"}]
-    append_rows(logs / "grid" / node_rates.FILE, node_rates.COLUMNS, rows)
+    append_rows(suspects.grid / node_rates.FILE, node_rates.COLUMNS, rows)
     for _ in range(2):
-        nodes.update(study, logs, [])
+        suspects.update()
     said = "node node2: suspected: preflight of job 7, ddp-dp2: copy: 1 GB/s\n"
     assert capsys.readouterr().out == said
-    assert left_out(study, logs, SMALL) == ["node2"]
+    assert suspects.left_out() == ["node2"]
 
 
-def test_never_so_many_that_a_run_cannot_start(study, cluster, tmp_path, capsys):
-    logs = tmp_path / "logs"
-    suspect(logs, "node1", "node2", "node3", "node4")
-    assert left_out(study, logs, WIDE) == ["node1"]
-    assert left_out(study, logs, SMALL) == ["node1", "node2", "node3"]
-    cluster.nodes["node4"] = "down*"
-    assert left_out(study, logs, WIDE) == ["node4"]  # it takes no job anyway
-    cluster.nodes |= {"node3": "drain", "node2": "drng"}
-    assert left_out(study, logs, WIDE) == []
+def test_never_so_many_that_a_run_cannot_start(suspects, capsys):
+    suspects.suspect("node1", "node2", "node3", "node4")
+    assert suspects.left_out(WIDE) == ["node1"]
+    assert suspects.left_out(SMALL) == ["node1", "node2", "node3"]
+    suspects.slurm.nodes["node4"] = "down*"
+    assert suspects.left_out(WIDE) == ["node4"]  # it takes no job anyway
+    suspects.slurm.nodes |= {"node3": "drain", "node2": "drng"}
+    assert suspects.left_out(WIDE) == []
     capsys.readouterr()
-    assert nodes.option(study, logs, SMALL) == ["--exclude=node2,node3,node4"]
+    assert suspects.option(SMALL) == ["--exclude=node2,node3,node4"]
     assert capsys.readouterr().out.startswith("node node1: not left out: ")
 
 
-def test_a_name_that_slurm_does_not_know_is_not_given_to_it(study, cluster, tmp_path, capsys):
-    suspect(tmp_path / "logs", "login1.site", "node2")
-    assert nodes.option(study, tmp_path / "logs", SMALL) == ["--exclude=node2"]
+def test_a_name_that_slurm_does_not_know_is_not_given_to_it(suspects, capsys):
+    suspects.suspect("login1.site", "node2")
+    assert suspects.option() == ["--exclude=node2"]
     assert "node login1.site: not left out: unknown to Slurm" in capsys.readouterr().out
 
 
-def test_waiting_jobs_get_the_exclusion_and_lose_it(study, cluster, tmp_path, capsys):
-    logs = tmp_path / "logs"
-    waiting(cluster, {7: "", 8: "node4", 9: ""})
-    cluster.started = {7}
+def test_waiting_jobs_get_the_exclusion_and_lose_it(suspects, capsys):
+    slurm = suspects.slurm
+    waiting(slurm, {7: "", 8: "node4", 9: ""})
+    slurm.started = {7}
     # Job 10 has started before squeue was asked.
-    rows = [row(SMALL, 7), row(WIDE, 8), row(SMALL, 9), row(SMALL, 10)]
-    suspect(logs, "node2")
-    nodes.update(study, logs, rows)
-    del cluster.jobs[7]
-    assert excluded(cluster) == {8: "node2,node4", 9: "node2"}  # node4: not by this command
-    calls = len(cluster.calls)
-    nodes.update(study, logs, rows)
-    assert [c for c in cluster.calls[calls:] if c[0] == "scontrol"] == []
-    nodes.forgive(logs / "grid", ["node2"])
-    nodes.update(study, logs, rows)
-    assert excluded(cluster) == {8: "node4", 9: ""}
-    written = [c.change for c in nodes.read_changes(logs / "grid")]
+    rows = [(SMALL, 7), (WIDE, 8), (SMALL, 9), (SMALL, 10)]
+    suspects.suspect("node2")
+    suspects.update(*rows)
+    del slurm.jobs[7]
+    assert excluded(slurm) == {8: "node2,node4", 9: "node2"}  # node4: not by this command
+    calls = len(slurm.calls)
+    suspects.update(*rows)
+    assert [c for c in slurm.calls[calls:] if c[0] == "scontrol"] == []
+    suspects.forgive("node2")
+    suspects.update(*rows)
+    assert excluded(slurm) == {8: "node4", 9: ""}
+    written = [change for change, _ in suspects.changes()]
     assert written == ["suspected", *["left out"] * 2, "forgiven", *["put back"] * 2]
     assert capsys.readouterr().out.count("\n") == len(written)
 
 
-def test_the_first_suspicion_reaches_a_waiting_job_and_nobody_is_asked_without_need(
-    study, cluster, tmp_path
-):
-    folder = tmp_path / "logs/grid" / WIDE
-    folder.mkdir()
-    waiting(cluster, {9: ""})
-    nodes.update(study, tmp_path / "logs", [row(SMALL, 9)])
-    assert cluster.calls == []  # nothing is suspected
-    (folder / "7.out").write_text("srun: error: Node failure on node3\n")
-    (folder / "7.state").write_text(json.dumps({"verdict": "node failure"}))
-    nodes.update(study, tmp_path / "logs", [])
-    assert cluster.calls == []  # no job waits
-    (tmp_path / "logs/grid/nodes.csv").unlink()
-    nodes.update(study, tmp_path / "logs", [row(SMALL, 9)])
-    assert excluded(cluster) == {9: "node3"}
+def test_the_first_suspicion_reaches_a_waiting_job_and_nobody_is_asked_without_need(suspects):
+    waiting(suspects.slurm, {9: ""})
+    suspects.update((SMALL, 9))
+    assert suspects.slurm.calls == []  # nothing is suspected
+    suspects.job(7, WIDE, LOST.format("node3"))
+    suspects.update()
+    assert suspects.slurm.calls == []  # no job waits
+    (suspects.grid / "nodes.csv").unlink()
+    suspects.update((SMALL, 9))
+    assert excluded(suspects.slurm) == {9: "node3"}
 
 
-def test_evidence_expires(study, cluster, tmp_path):
-    logs = tmp_path / "logs"
-    suspect(logs, "node1", days=6.9)
-    suspect(logs, "node2", days=7.1)
-    nodes.update(study, logs, [])
-    assert left_out(study, logs, SMALL) == ["node1"]
-    assert [c.node for c in nodes.read_changes(logs / "grid") if c.change == "expired"] == ["node2"]
-    folder = logs / "grid" / SMALL
-    folder.mkdir()
-    (folder / "7.out").write_text("srun: error: Node failure on node3\n")
-    (folder / "7.state").write_text(json.dumps({"verdict": "node failure"}))
-    os.utime(folder / "7.out", (0, 0))
-    nodes.update(study, logs, [])
-    assert "node3" not in {change.node for change in nodes.read_changes(logs / "grid")}
+def test_evidence_expires(suspects):
+    suspects.suspect("node1", days=6.9)
+    suspects.suspect("node2", days=7.1)
+    suspects.update()
+    assert suspects.left_out() == ["node1"]
+    assert suspects.changes()[2:] == [("expired", "node2")]
+    os.utime(suspects.job(7, SMALL, LOST.format("node3")), (0, 0))
+    suspects.update()
+    assert "node3" not in {node for _, node in suspects.changes()}
 
 
 def test_only_nodes_that_the_jobs_can_have_count_as_usable(monkeypatch):
@@ -209,27 +209,22 @@ def test_only_nodes_that_the_jobs_can_have_count_as_usable(monkeypatch):
     assert nodes.nodes_of(cluster) == {"n1": True, "n2": False, "n3": False}
 
 
-def test_submit_leaves_nodes_out_where_the_study_asks(study, cluster, tmp_path):
-    logs = tmp_path / "logs"
-    suspect(logs, "node3")
-    submit.submit(study, SMALL, logs)
-    asks_not = load_study(study_file(tmp_path / "grid.toml", ASKS.replace("true", "false")))
-    submit.submit(asks_not, SMALL, logs)
-    sent = [given[2:] for given in cluster.given("sbatch")]
+def test_submit_leaves_nodes_out_where_the_study_asks(suspects, tmp_path):
+    suspects.suspect("node3")
+    for asks in ("true", "false"):
+        study = load_study(study_file(tmp_path / "grid.toml", RUNS.format(asks)))
+        submit.submit(study, SMALL, suspects.logs)
+    sent = [given[2:] for given in suspects.slurm.given("sbatch")]
     assert sent == [["--exclude=node3"], []]
 
 
-def test_while_a_ledger_is_damaged_no_node_is_left_out_and_nothing_is_added_to_it(
-    study, cluster, tmp_path
-):
-    logs = tmp_path / "logs"
-    suspect(logs, "node1")
-    with (logs / "grid/nodes.csv").open("a") as file:
-        file.write("yesterday,node2,suspected,why\n")
-    before = (logs / "grid/nodes.csv").read_text()
-    (line,) = nodes.update(study, logs, [row(SMALL, 9)])
+def test_while_a_ledger_is_damaged_no_node_is_left_out_and_nothing_is_added_to_it(suspects):
+    suspects.suspect("node1")
+    ledger = suspects.grid / "nodes.csv"
+    before = f"{ledger.read_text()}yesterday,node2,suspected,why\n"
+    ledger.write_text(before)
+    (line,) = suspects.update((SMALL, 9))
     assert "nodes.csv:3: " in line and "'yesterday'" in line and "no node is left out" in line
-    assert nodes.option(study, logs, SMALL) == []
-    assert (logs / "grid/nodes.csv").read_text() == before
+    assert suspects.option() == [] and ledger.read_text() == before
     with pytest.raises(nodes.UsageError, match="nodes.csv:3: .*'yesterday'"):
-        nodes.forgive(logs / "grid", ["node1"])
+        suspects.forgive("node1")
