@@ -51,39 +51,8 @@ def test_an_attention_that_crosses_documents_or_has_no_kernel_is_not_used(
 pytestmark = pytest.mark.filterwarnings("ignore:full scope")
 GPU = {"engine": "megatron", "precision": "bf16", "device": "cuda"}
 SPLIT = {"gpus": 2, "tp": 2, "sequence_parallel": True}
-NORMS = {"recompute": "selective"}
 OVERLAP = {"megatron": {"tp_comm_overlap": True}}
 GRAPHS = {"megatron": {"cuda_graph_impl": "local"}}
-LOSS = {"megatron": {"cross_entropy_fusion_impl": "te"}}
-REFUSED = [
-    (LOSS | {"precision": "fp16"}, "impl te needs precision bf16 or fp8, not deterministic"),
-    (LOSS | {"deterministic": True}, "impl te needs precision bf16 or fp8, not deterministic"),
-    (NORMS | {"device": "cpu"}, "recompute selective needs a GPU"),
-    (NORMS | {"kernels": "torch"}, "recompute selective needs kernels te"),
-    (NORMS | {"precision": "fp8"}, "recompute selective in fp8 needs fp8_recipe tensorwise"),
-    (OVERLAP | SPLIT | {"engine": "deepspeed_zero", "zero_stage": 1}, "zero has no megatron"),
-    (OVERLAP | SPLIT | {"device": "cpu"}, "megatron tp_comm_overlap needs a GPU"),
-    (
-        OVERLAP,
-        "overlap needs tp above 1 and sequence_parallel .tp is 1, sequence_parallel is False",
-    ),
-    (OVERLAP | SPLIT | {"precision": "fp32"}, "overlap needs precision bf16, fp16 or fp8"),
-    (OVERLAP | SPLIT | {"kernels": "torch"}, "megatron tp_comm_overlap needs kernels te"),
-    (GRAPHS | {"device": "cpu"}, "a CUDA graph of megatron needs a GPU"),
-    (GRAPHS | {"breakdown": True}, "one mask and times nothing: no breakdown"),
-    (GRAPHS | {"reset_at_documents": True, "end_of_text": 3}, "no reset_at_documents"),
-    ({"megatron": {"lr": 1.0}}, "megatron lr is decided by lr: set that"),
-    ({"megatron": {"tensor_model_parallel_size": 2}}, "size is decided by tp: set that"),
-    ({"megatron": {"optimizer": "sgd"}}, "cannot be set: every engine trains with AdamW"),
-    ({"megatron": {"bucket_size": {"a": 1}}}, "bucket_size must be a number, a text, true, false"),
-    ({"megatron": {"--lr": 1}}, "'--lr' is not the name of an option of megatron-core"),
-]
-
-
-@pytest.mark.parametrize(("settings", "why"), REFUSED)
-def test_what_megatron_core_cannot_combine_is_refused(settings, why):
-    with pytest.raises(UsageError, match=why):
-        resolve(("test", GPU | settings))
 
 
 @pytest.fixture
