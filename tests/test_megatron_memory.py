@@ -7,9 +7,9 @@ import pytest
 
 from analysis.planner.columns import columns
 from analysis.planner.memory import peak
-from analysis.planner.memory.activations import kept, routed_tokens
+from analysis.planner.memory.activations import kept, layer_goes_back, routed_tokens
 from analysis.planner.memory.model_states import attention_numbers, mlp_numbers
-from analysis.planner.memory.pipeline import in_flight, layer_numbers, stage_layers, stages
+from analysis.planner.memory.pipeline import layer_numbers, stages
 from base.files import ROOT
 from base.units import GIB
 from benchmarks.planner.published_rows import read_rows
@@ -154,10 +154,11 @@ def test_a_layer_of_experts_keeps_the_tokens_that_came_to_them():
 def test_the_first_layers_may_have_no_experts():
     """Of eight layers three, over four stages of two: both of the first stage, one of the next."""
     given = MIXTRAL | {"ffn": 96, "dense_layers": 3, "pp": 4, "n_micro": 4}
-    first, middle, last = (parts(number, **given)["weights"] / 2 for number in range(3))
+    first, second, third, last = (parts(n, **given)["weights"] / 2 for n in range(4))
     dense, routed = 3 * 64 * 96, 8 * 3 * 64 * 96 + 64 * 8
     layer = 4 * 64**2 + 2 * 64
-    assert middle == 2 * layer + dense + routed
+    assert second == 2 * layer + dense + routed
+    assert third == 2 * (layer + routed)
     assert first == 2 * (layer + dense) + WORDS + 32 * 64
     assert last == 2 * (layer + routed) + WORDS + 64
 
@@ -176,13 +177,30 @@ def test_latent_attention_has_deepseeks_parameters():
 
 
 def test_micro_batches_that_pp_does_not_divide_are_one_group():
-    """Interleaved on four stages of three chunks: of four 4 x 2 + 1 chunks, of five 5 x 2 + 1; and
-    where the logits take a layer's place, the last chunk is one layer shorter."""
+    """Interleaved on four stages of three chunks: of four 4 x 2 + 1 chunks, of five 5 x 2 + 1."""
     for n_micro, chunks in ((4, 9), (5, 11)):
-        found = in_flight(step(layers=12, pp=4, vpp=3, n_micro=n_micro))
-        assert found.last == pytest.approx(chunks / 3)
-    one = step(layers=6, pp=4, vpp=2, n_micro=4)  # 1 layer a chunk
-    assert stage_layers(one).last == 1 and in_flight(one).last == 4
+        last = stages(step(layers=12, pp=4, vpp=3, n_micro=n_micro))[-1]
+        assert last.moments[0].micro_batches == pytest.approx(chunks / 3)
+
+
+def test_the_last_chunk_has_the_logits_and_fewer_layers():
+    """Six layers and both ends on four stages of two chunks of one layer: the logits are alone in
+    the last chunk. Beside them the first one's group is kept, without them one more."""
+    for vocab, layers in ((128, 5), (100_000, 4)):
+        given = {
+            "layers": 6,
+            "pp": 4,
+            "vpp": 2,
+            "n_micro": 8,
+            "vocab": vocab,
+            "fused_gradients": True,
+        }
+        one, last = step(**given), stages(step(**given))[-1]
+        kept_layers = layers * kept(one).layer(routed=False) + 2 * kept(one).edge
+        found = parts(-1, **given)
+        goes_back = layer_goes_back(one, last) if layers == 5 else 0
+        assert found["activations"] == kept_layers + goes_back
+        assert (found["logits"] > 0) == (layers == 4)
 
 
 def test_only_what_every_tensor_is_counted_of_is_called_allocated():

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.planner.columns import columns
 from analysis.planner.memory import buffers, output
-from analysis.planner.memory.activations import computed_again, kept, stage_keeps
+from analysis.planner.memory.activations import computed_again, kept, layers_keep
 from analysis.planner.memory.model_states import (
     Parameters,
     gradients,
@@ -15,7 +15,7 @@ from analysis.planner.memory.model_states import (
     weights,
 )
 from analysis.planner.memory.peak import fullest, parts, peaks
-from analysis.planner.memory.pipeline import Stage, in_flight, stage_layers, stages
+from analysis.planner.memory.pipeline import InFlight, Stage, chunks, stage_layers, stages
 from models.config import PRESETS, parameter_shapes
 from models.headroom import CONSTANTS
 from parallel.config.layout import Layout
@@ -31,7 +31,7 @@ SBH = 32 * 64  # numbers in a layer's input
 PLAIN = 34 * SBH + 5 * 4 * 32 * 32  # bytes that a layer keeps in half precision [K eq. 1]
 
 
-LAYERS = Stage(1, 1, 1, False, False)  # a layer alone, in the middle of a pipeline
+LAYERS = Stage(1, 1, (InFlight(1, 1, 1, 1),), False, False)  # in the middle of a pipeline
 
 
 def step(**given):
@@ -58,7 +58,7 @@ def test_in_fp8_weights_are_held_twice_more_and_the_inputs_of_products_in_one_by
     assert low["fp8_copies"] == 2 * 3 * 12 * 8**2 and plain["fp8_copies"] == 0
     assert low["weights"] == plain["weights"]
     # Both norms' outputs and the second product's input halve; attention's output is there twice.
-    low, plain = (stage_keeps(step(**given, fp8=fp8), LAYERS) for fp8 in (True, False))
+    low, plain = (layers_keep(step(**given, fp8=fp8), 1, 1) for fp8 in (True, False))
     assert plain - low == 16 * (2 * 8 + 32 - 8)
     torchao, none = (fullest(step(**given, fp8=fp8, fsdp2=True)) for fp8 in (True, False))
     assert torchao == none  # its fp8 is another
@@ -69,7 +69,7 @@ def test_context_parallel_ranks_share_a_sequence_and_the_optimizer():
     for recompute in range(3):
         given = {"micro_batch": 4, "zero_stage": 3, "recompute": recompute}
         whole, shared = step(**given, dp=8), step(**given, dp=2, cp=4)
-        assert stage_keeps(shared, LAYERS) == pytest.approx(stage_keeps(whole, LAYERS) / 4)
+        assert layers_keep(shared, 1, 1) == pytest.approx(layers_keep(whole, 1, 1) / 4)
         assert output.logits(shared) == pytest.approx(output.logits(whole) / 4)
         assert kept(shared).scores == pytest.approx(kept(whole).scores / 4)
         assert states(LAYER, **given, dp=8) == states(LAYER, **given, dp=2, cp=4)
@@ -90,7 +90,7 @@ def test_a_micro_batch_has_one_mask_of_its_documents_and_repeats_keys_for_all_he
     assert rank(**given)["masks"] == 0
     # Kept for a token of 16 a head are 2 x 2 heads more, and not the product, of 4 + 2 x 2 heads,
     # of which the values were a view.
-    documents, plain = (stage_keeps(step(**given, documents=on), LAYERS) for on in (True, False))
+    documents, plain = (layers_keep(step(**given, documents=on), 1, 1) for on in (True, False))
     assert documents - plain == 2 * 32 * 16 * 2 * (2 * 2 - (4 + 2 * 2) + 2)
 
 
@@ -110,7 +110,10 @@ def test_weights_are_the_models_but_for_norms_biases_and_positions(name):
     config = PRESETS[name]
     whole, staged = columns(config).steps[0], columns(config, pp=2).steps[0]
     matrices = [s for n, s in parameter_shapes(config).items() if len(s) == 2]
-    first, middle = Stage(config.n_layer, config.n_layer, 1, True, False), LAYERS
+    first, middle = (
+        LAYERS._replace(layers=config.n_layer, dense=config.n_layer, has_embedding=True),
+        LAYERS,
+    )
     assert parameters(whole, first._replace(has_output=True)).total == sum(map(math.prod, matrices))
     # The embedding at one end, the output layer at the other.
     last = middle._replace(has_output=True)
@@ -198,7 +201,7 @@ def test_what_a_layer_keeps_for_backward():
         ({"recompute": 2, "width": 4, "micro_batch": 2, "tp": 4}, 8 * SBH),
         ({"recompute": 2, "host_checkpoints": True}, 0),
     ):
-        assert stage_keeps(step(**given), LAYERS) == pytest.approx(bytes_, rel=0.005)
+        assert layers_keep(step(**given), 1, 1) == pytest.approx(bytes_, rel=0.005)
 
 
 def test_a_recomputed_layer_works_on_what_it_would_have_kept():
@@ -211,8 +214,10 @@ def test_a_recomputed_layer_works_on_what_it_would_have_kept():
     ):
         assert computed_again(step(**given), LAYERS) == pytest.approx(working)
         one = step(**given)
-        found = parts(one, Stage(3, 3, 2, False, False), CONSTANTS | {"fragments": 1.0})
-        assert found["activations"] == pytest.approx(6 * stage_keeps(one, LAYERS) + working)
+        found = parts(
+            one, Stage(3, 3, (InFlight(2, 6, 6, 2),), False, False), CONSTANTS | {"fragments": 1.0}
+        )
+        assert found["activations"] == pytest.approx(6 * layers_keep(one, 1, 1) + working)
 
 
 @pytest.mark.parametrize(
@@ -224,39 +229,63 @@ def test_a_recomputed_layer_works_on_what_it_would_have_kept():
 )
 def test_stages_hold_as_many_chunks_as_the_schedule_lets_fly(pp, vpp, n_micro):
     events = pipeline.simulate("interleaved" if vpp > 1 else "1f1b", pp, n_micro, vpp)
-    flying = [pipeline.in_flight(events, stage) / vpp for stage in (0, pp - 1)]
-    for n, wanted in ((n_micro, flying), (1, [1, 1])):
-        found = in_flight(step(pp=pp, vpp=vpp, n_micro=n))
-        assert [found.first, found.last] == pytest.approx(wanted)
+    flying = [pipeline.in_flight(events, stage) / vpp for stage in range(pp)]
+    for n, wanted in ((n_micro, flying), (1, [1] * pp)):
+        found = stages(step(pp=pp, vpp=vpp, n_micro=n))
+        numbers = [*range(pp)][:2] + [*range(2, pp)][-1:]
+        assert [stage.moments[0].micro_batches for stage in found] == pytest.approx(
+            [wanted[i] for i in numbers]
+        )
 
 
 @pytest.mark.parametrize(
     ("layers", "pp", "vpp", "n_micro", "ends"),
     [(14, 4, 2, 16, BOTH), (6, 2, 4, 8, BOTH), (34, 4, 3, 12, BOTH), (10, 4, 1, 8, BOTH)]
-    + [(11, 4, 3, 16, LOSS)]
+    + [(11, 4, 3, 16, LOSS), (40, 4, 5, 4, {})]
     + [(16, 3, 2, 9, {"decoder_first_pipeline_num_layers": 4})]
     + [(7, 3, 1, 9, {"decoder_last_pipeline_num_layers": 1})],
 )
-def test_uneven_stages_hold_as_many_layers_as_the_schedule_lets_fly(layers, pp, vpp, n_micro, ends):
+def test_stages_have_the_layouts_chunks_and_hold_the_layers_that_the_schedule_lets_fly(
+    layers, pp, vpp, n_micro, ends
+):
+    """Of both kinds (three layers have no experts), on each stage, and beside the logits."""
     layout = Layout(pp=pp, vpp=vpp, n_micro=n_micro, **ends)
-    sizes = [len(chunk) for chunk in layout.chunks(layers)]
     first, last = layout.ends(layers)
-    split = {"pp": pp, "vpp": vpp, "n_micro": n_micro, "first_layers": first, "last_layers": last}
+    split = {"pp": pp, "vpp": vpp, "n_micro": n_micro, "experts": 8, "dense_layers": 3}
+    split |= {"first_layers": first, "last_layers": last} if ends else {}
     x = columns(**SMALL | {"layers": layers}, **split)
-    assert x.layout(0).ends(layers) == (first, last)
+    assert not ends or x.layout(0).ends(layers) == (first, last)
     (one,) = x.steps
-    cut, found = stage_layers(one), in_flight(one)
-    assert cut.middle == sum(sizes[1::pp])
+    cut = [(len(chunk), sum(layer < 3 for layer in chunk)) for chunk in layout.chunks(layers)]
+    assert [list(chunks(one, number)) for number in range(pp)] == [cut[n::pp] for n in range(pp)]
+
     events = pipeline.simulate("interleaved" if vpp > 1 else "1f1b", pp, n_micro, vpp)
-    sizes[-1] += 5  # the logits, in layers: they come and go with the last chunk
-    most = [pipeline.in_flight(events, stage, sizes[stage::pp]) for stage in (0, pp - 1)]
-    most[1] -= 5
-    assert [cut.first * found.first, cut.last * found.last] == pytest.approx(most)
+    found = stages(one)
+    for number, stage in enumerate(found):
+        number = number if number < len(found) - 1 else pp - 1
+        sizes, dense = zip(*cut[number::pp], strict=True)
+        assert (stage.layers, stage.dense) == (sum(sizes), sum(dense))
+        for name, each in (("layers", sizes), ("dense", dense)):
+            most = max(getattr(moment, name) for moment in stage.moments)
+            assert most == pipeline.in_flight(events, number, each)
+    logits = 1000  # in layers; they come and go with the last chunk
+    beside = pipeline.in_flight(events, pp - 1, [*sizes[:-1], sizes[-1] + logits]) - logits
+    assert found[-1].moments[0].layers == beside
+
+
+def test_only_middle_stages_that_may_be_the_fullest_are_looked_at():
+    """The first of them; with experts all until one has no other layers."""
+    given = {"layers": 16, "pp": 8, "n_micro": 8}
+    for more, most in ({}, 3), ({"experts": 4}, 3), ({"experts": 4, "dense_layers": 5}, 5):
+        assert len(stages(step(**given, **more))) == most
 
 
 def test_deepspeeds_last_stage_has_two_buffers():
     for pp, n_micro, held in ((1, 8, 1), (2, 8, 2), (4, 8, 2), (4, 1, 1)):
-        assert in_flight(step(pp=pp, n_micro=n_micro, deepspeed=True)).last == held
+        assert (
+            stages(step(pp=pp, n_micro=n_micro, deepspeed=True))[-1].moments[0].layers
+            == held * 8 / pp
+        )
 
 
 def test_logits_are_kept_in_compute_precision_and_in_fp32_beside_the_last_norm():

@@ -5,7 +5,7 @@ import torch
 
 from analysis.logs.published_csv import column_name, read_csv
 from analysis.planner.columns import columns
-from analysis.planner.memory.activations import kept, stage_keeps
+from analysis.planner.memory.activations import kept, layers_keep
 from analysis.planner.memory.peak import parts
 from analysis.planner.memory.pipeline import stages
 from base.files import ROOT
@@ -30,11 +30,11 @@ def test_activations_have_the_published_shares():
     for model, (hidden, heads) in shapes.items():
         sizes = {"hidden": hidden, "heads": heads, "layers": 1, "vocab": 51200, "seq": 2048}
         (one,) = columns(**sizes, tp=8).steps
-        whole = stage_keeps(one, stages(one)[0])
+        whole = layers_keep(one, 1, 1)
         for case, (recompute, sequence_parallel) in cases.items():
             x = columns(**sizes, tp=8, recompute=recompute, sequence_parallel=sequence_parallel)
             share = published[model].number(column_name(case)) / 100
-            found = stage_keeps(x.steps[0], stages(one)[0])
+            found = layers_keep(x.steps[0], 1, 1)
             assert found / whole == pytest.approx(share, rel=0.012)
 
 

@@ -138,6 +138,11 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     activation = F.gelu if fuses_activation else gelu
     if model.gated:
         activation = F.silu
+    first_layers = layout.decoder_first_pipeline_num_layers
+    # Of two stages the first's number leaves the last's: where both are stated, megatron-core 0.16
+    # divides by its number of middle stages.
+    states_last = layout.pp > 2 or first_layers is None
+    last_layers = layout.decoder_last_pipeline_num_layers if states_last else None
     return configured(
         MLATransformerConfig if model.mla else TransformerConfig,
         spec,
@@ -162,8 +167,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         account_for_embedding_in_pipeline_split=layout.account_for_embedding_in_pipeline_split,
         account_for_loss_in_pipeline_split=layout.account_for_loss_in_pipeline_split,
-        num_layers_in_first_pipeline_stage=layout.decoder_first_pipeline_num_layers,
-        num_layers_in_last_pipeline_stage=layout.decoder_last_pipeline_num_layers,
+        num_layers_in_first_pipeline_stage=first_layers,
+        num_layers_in_last_pipeline_stage=last_layers,
         context_parallel_size=layout.cp,
         sequence_parallel=layout.sequence_parallel,
         params_dtype=dtype,

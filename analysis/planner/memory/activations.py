@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from analysis.planner.columns import FULL, NONE, SELECTIVE, Step
-from analysis.planner.memory.pipeline import Stage
+from analysis.planner.memory.pipeline import InFlight, Stage
 
 
 class Kept(NamedTuple):
@@ -136,26 +136,26 @@ def _products(step: Step) -> float:
     return step.tokens * step.width * (inner / step.tp + 2.0 * step.hidden)
 
 
-def stage_keeps(step: Step, stage: Stage) -> float:
-    """Returns the bytes that a stage's layers keep of one micro-batch, as recomputation leaves."""
+def layers_keep(step: Step, layers: float, dense: float) -> float:
+    """Returns the bytes that layers, `dense` of them without experts, keep of one micro-batch, as
+    recomputation leaves."""
     layer = kept(step)
     edge = 0.0 if step.host_checkpoints else layer.edge
     if step.recompute == FULL:
-        return stage.layers * edge
+        return layers * edge
     if step.recompute == SELECTIVE and step.plain:
-        return stage.layers * (edge + _products(step))
+        return layers * (edge + _products(step))
     scores = layer.scores if step.recompute == NONE else 0.0
-    routed = stage.layers - stage.dense
-    feed_forwards = stage.dense * layer.dense + routed * layer.experts
-    return stage.layers * (layer.attention + scores) + feed_forwards
+    feed_forwards = dense * layer.dense + (layers - dense) * layer.experts
+    return layers * (layer.attention + scores) + feed_forwards
 
 
-def activations(step: Step, stage: Stage) -> float:
+def activations(step: Step, stage: Stage, in_flight: InFlight) -> float:
     """Returns the bytes of what the micro-batches in flight keep on a stage."""
-    edge, each = kept(step).edge, stage_keeps(step, stage)
+    edge = kept(step).edge
+    size = layers_keep(step, in_flight.layers, in_flight.dense)
     if step.counted and stage.has_embedding and step.dropout:
-        each += edge / 2  # the mask of the embedding's dropout
-    size = stage.in_flight * each
+        size += in_flight.in_first_chunk * edge / 2  # the mask of the embedding's dropout
     if step.counted and stage.has_output and step.pp > 1 and step.n_micro > 1:
         # Of the micro-batch before: the gradient that was sent, and the input that this is of.
         size += 2.0 * edge
@@ -164,6 +164,11 @@ def activations(step: Step, stage: Stage) -> float:
         # pipeline is full (peaks of the Ultra-Scale sweep at tp 8 to 32).
         size += stage.layers * step.tokens * step.hidden * step.width
     return size
+
+
+def most_activations(step: Step, stage: Stage) -> float:
+    """Returns the bytes of `activations` at the moment with the most."""
+    return max(activations(step, stage, moment) for moment in stage.moments)
 
 
 def computed_again(step: Step, stage: Stage) -> float:

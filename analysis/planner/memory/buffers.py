@@ -20,7 +20,7 @@ def masks(step: Step, stage: Stage) -> float:
     """Returns the bytes of the masks of documents, b s^2 numbers of each micro-batch in flight."""
     if not step.documents:
         return 0.0
-    return stage.in_flight * step.micro_batch * step.seq**2.0 * step.width
+    return stage.moments[0].micro_batches * step.micro_batch * step.seq**2.0 * step.width
 
 
 def buckets(step: Step) -> float:

@@ -13,7 +13,12 @@ import numpy as np
 
 from analysis.planner.columns import Array, Columns, Step
 from analysis.planner.memory import buffers, model_states
-from analysis.planner.memory.activations import activations, computed_again, layer_goes_back
+from analysis.planner.memory.activations import (
+    activations,
+    computed_again,
+    layer_goes_back,
+    most_activations,
+)
 from analysis.planner.memory.output import logits, output_goes_back
 from analysis.planner.memory.pipeline import Stage, stages
 from base.errors import UsageError
@@ -32,13 +37,14 @@ def parts(step: Step, stage: Stage, constants: Mapping[str, float] = CONSTANTS) 
     library = constants["library_gb"] * GIB
     if step.counted:
         library += buffers.workspaces(step)
-        layer = activations(step, stage)
-        back = layer_goes_back(step, stage)
-        head = output_goes_back(step) if stage.has_output else 0.0
-        layer, head = (layer + back, 0.0) if back > head else (layer, head)
+        layer = most_activations(step, stage) + layer_goes_back(step, stage)
+        if stage.has_output:
+            beside_head = activations(step, stage, stage.moments[0])
+            head = output_goes_back(step)
+            layer, head = (beside_head, head) if beside_head + head >= layer else (layer, 0.0)
     else:
         again = computed_again(step, stage)
-        layer = activations(step, stage) + again
+        layer = most_activations(step, stage) + again
         if stage.has_output:
             head = logits(step)
             if step.host_checkpoints:  # a layer's working memory and the logits take turns, too

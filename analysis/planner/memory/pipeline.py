@@ -5,6 +5,7 @@
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 from analysis.planner.columns import Columns, Step
@@ -18,34 +19,125 @@ class ByStage(NamedTuple):
     last: float
 
 
-class Stage(NamedTuple):
-    """A pipeline stage: its layers, those of them without experts, the micro-batches' worth of them
-    that it holds at its peak, and whether it has the embedding, and the output layer."""
+class Chunk(NamedTuple):
+    """A model chunk: its layers, and those of them without experts."""
 
     layers: float
     dense: float
-    in_flight: float
+
+
+class InFlight(NamedTuple):
+    """What is between forward and backward on a stage: the micro-batches' worth of its
+    chunks, their layers, those of them without experts, the micro-batches of its first chunk."""
+
+    micro_batches: float
+    layers: float
+    dense: float
+    in_first_chunk: int
+
+
+class Stage(NamedTuple):
+    """A pipeline stage: its layers, those of them without experts, what is in flight at the moments
+    at which that may be the most, and whether it has the embedding, and the output layer. At the
+    first of the moments the model's last chunk works."""
+
+    layers: float
+    dense: float
+    moments: tuple[InFlight, ...]
     has_embedding: bool
     has_output: bool
 
 
 def stages(step: Step) -> list[Stage]:
-    """Returns the first, the fullest middle and the last stage, of those that a pipeline has."""
-    cut, flying = stage_layers(step), in_flight(step)
-    before = ByStage(0, cut.first if step.pp > 1 else 0, step.layers - cut.last)
-    dense = cut
-    if step.experts:
-        dense = ByStage(
-            *(
-                min(max(step.dense_layers - begun, 0), layers)
-                for begun, layers in zip(before, cut, strict=True)
-            )
+    """Returns the first stage, the middle ones that may be the fullest, and the last, of those that
+    a pipeline has. A middle stage holds no less than the next one if it has no layers without
+    experts where others have them."""
+    found = []
+    number, end = 0, step.pp - 1
+    while number <= end:
+        parts = chunks(step, number)
+        layers, dense = (sum(sizes) for sizes in zip(*parts, strict=True))
+        found.append(
+            Stage(layers, dense, _moments(step, number, parts), number == 0, number == end)
         )
-    alone = step.pp == 1
-    first = Stage(cut.first, dense.first, flying.first, True, alone)
-    middle = Stage(cut.middle, dense.middle, flying.middle, False, False)
-    last = Stage(cut.last, dense.last, flying.last, alone, True)
-    return [first] if alone else [first, last] if step.pp == 2 else [first, middle, last]
+        goes_on = number in (0, end) or (step.experts and dense)
+        number = number + 1 if goes_on else end
+    return found
+
+
+def chunks(step: Step, number: int) -> tuple[Chunk, ...]:
+    """Returns the chunks of a stage: chunk c of stage r is number c pp + r of the model. Where the
+    embedding or the logits count as a layer, it is one of the model's first or last chunk."""
+    pp, vpp, cut = step.pp, step.vpp, stage_layers(step)
+    embedding = _has_lighter_chunk(step, cut.first)
+    logits = _has_lighter_chunk(step, cut.last)
+    first, middle, last = (cut.first + embedding) / vpp, cut.middle / vpp, (cut.last + logits) / vpp
+    size = first if number == 0 else last if number == pp - 1 else middle
+    turn = first + (pp - 2) * middle + last  # the layers of one chunk of every stage
+    begun = first + (number - 1) * middle if number else 0.0
+    sizes = [size] * vpp
+    begins = [begun + chunk * turn - embedding for chunk in range(vpp)]
+    if number == 0:
+        sizes[0], begins[0] = size - embedding, 0.0
+    if number == pp - 1:
+        sizes[-1] -= logits
+    if not step.experts:
+        return tuple(Chunk(layers, layers) for layers in sizes)
+    return tuple(
+        Chunk(layers, min(max(step.dense_layers - before, 0.0), layers))
+        for layers, before in zip(sizes, begins, strict=True)
+    )
+
+
+def _moments(step: Step, number: int, parts: tuple[Chunk, ...]) -> tuple[InFlight, ...]:
+    """Returns the moments of a stage with these chunks.
+
+    1F1B: pp - r micro-batches on stage r [N 2.2]; in DeepSpeed two or more
+    (TrainSchedule.num_pipe_buffers).
+    """
+    if step.vpp > 1:
+        return _interleaved(step.pp, step.n_micro, number, parts)
+    ahead = step.pp - number
+    if step.deepspeed and step.pp > 1:
+        ahead = max(ahead, 2)
+    ahead = min(ahead, step.n_micro)
+    ((layers, dense),) = parts
+    return (InFlight(ahead, ahead * layers, ahead * dense, ahead),)
+
+
+@cache
+def _interleaved(
+    pp: int, n_micro: int, number: int, parts: tuple[Chunk, ...]
+) -> tuple[InFlight, ...]:
+    """Returns the moments of a stage of an interleaved pipeline between which what is in flight
+    changes evenly, as megatron-core's schedules.py has them.
+
+    Stage r runs (vpp - 1) g + 2 (pp - r - 1) forwards, then a forward and a backward in turn: 1 +
+    (pp - 1) / (pp vpp) times pp micro-batches on the first stage [K 4]. Each chunk has a group of g
+    micro-batches before the next has it, backward in reverse; g is pp or, where pp does not divide
+    them, all micro-batches (microbatch_group_size_per_vp_stage).
+    """
+    vpp = len(parts)
+    group = n_micro if n_micro % pp else pp
+    period, total = group * vpp, n_micro * vpp
+    ahead = min((vpp - 1) * group + 2 * (pp - number - 1) + 1, total)
+    last = min(total - ahead, period)  # backwards, after which it is as before or forwards end
+    turns = {*range(0, last, group), *range(-ahead % group, last, group), last}
+
+    def passed(tasks: int, chunk: int) -> int:
+        """Returns the micro-batches of a chunk among the first so many forwards."""
+        rounds, rest = divmod(tasks, period)
+        return rounds * group + min(max(rest - chunk * group, 0), group)
+
+    moments = {}
+    for back in sorted(turns):
+        flying = [passed(ahead + back, c) - passed(back, vpp - 1 - c) for c in range(vpp)]
+        layers, dense = (
+            sum(n * size for n, size in zip(flying, sizes, strict=True))
+            for sizes in zip(*parts, strict=True)
+        )
+        moments[InFlight(sum(flying) / vpp, layers, dense, flying[0])] = None
+    return tuple(moments)
 
 
 def stage_layers(step: Step) -> ByStage:
@@ -100,32 +192,3 @@ def _has_lighter_chunk(step: Step, layers: float) -> bool:
     if step.vpp == 1:
         return False
     return layers % step.vpp != 0 if step.first_layers else _ends_count(step)
-
-
-def in_flight(step: Step) -> ByStage:
-    """Returns the micro-batches' worth of a stage's layers that the stages hold at their peak.
-
-    1F1B: min(pp, n_micro) and 1 (2 in DeepSpeed, TrainSchedule.num_pipe_buffers). Interleaved:
-    1 + (pp - 1) / (pp vpp) times pp on the first [K 4], where micro-batches go in groups of pp; if
-    pp does not divide them, they are one group (microbatch_group_size_per_vp_stage).
-    """
-    pp, vpp, n_micro = step.pp, step.vpp, step.n_micro
-    first, last = float(pp), 1.0
-    if vpp > 1:
-        group = n_micro if n_micro % pp else pp
-        last = (group * (vpp - 1.0) + 1.0) / vpp
-        first = last + 2.0 * (pp - 1.0) / vpp
-        cut = stage_layers(step)
-        if _has_lighter_chunk(step, cut.last):
-            chunk = (cut.last + 1.0) / vpp  # the logits take a layer's place in the last one
-            held = group * (vpp - 1.0) * chunk + chunk - 1.0
-            last = held / max(chunk * vpp - 1.0, 1.0)
-        if _has_lighter_chunk(step, cut.first):
-            deepest = 2.0 * pp - 1.0  # micro-batches of the first chunk, which has the embedding
-            chunk = (cut.first + 1.0) / vpp
-            held = (group * (vpp - 1.0) + deepest) * chunk - deepest
-            first = held / max(cut.first, 1.0)
-    if step.deepspeed and pp > 1:
-        last = max(last, 2.0)
-    first, last = min(first, n_micro), min(last, n_micro)
-    return ByStage(first, max(first - 1.0, last), last)
