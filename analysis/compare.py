@@ -6,12 +6,13 @@
 
 The ratio is that of the medians of both sides' runs, with the interval that all tables have. With
 three repeats or more on both sides the interval is of runs, and where a study ran them A B A B of
-pairs of neighbours. With fewer it is what the steady steps of each run allow: that cannot tell what
-changes from one run to the next, and says so. The verdict is plain: B is x times as fast, takes x
-times as long, or is within noise. On another number of GPUs nothing is
-faster as such: the ratio of times and of GPU-seconds is given. What differs, what no log states and
-what makes the noise unknown (running averages) is said. Runs whose fixed work differs, or whose
-commit does (unless --any-commit), are not compared: exit 1. Exits 2 when nothing could be read.
+pairs of neighbours. With fewer it is what the steady steps of each run allow, of which those of a
+run that drifts count as fewer (none where too few are left); it cannot tell what changes from one
+run to the next, and says so. The verdict is plain: B is x times as fast, takes x times as long, or
+is within noise. On another number of GPUs nothing is faster as such: the ratio of times and of
+GPU-seconds is given. What differs, what no log states and what makes the noise unknown (running
+averages) is said. Runs whose fixed work differs, or whose commit does (unless --any-commit), are
+not compared: exit 1. Exits 2 when nothing could be read.
 """
 
 import sys

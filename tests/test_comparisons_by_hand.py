@@ -93,9 +93,9 @@ def test_a_gain_is_found_with_its_size_and_one_within_the_spread_of_repeats_is_n
     assert sum(not comparison.is_noise for comparison in same) <= 12  # 5 expected
 
 
-@pytest.mark.parametrize(("n", "noise", "fewest"), [(12, 0.0, 98), (50, 0.6, 88)])
+@pytest.mark.parametrize(("n", "noise", "fewest"), [(12, 0.0, 98), (200, 0.9, 96)])
 def test_two_single_runs_of_one_speed_are_noise(n, noise, fewest):
-    """noise: how much of a step's deviation the next one keeps. 95 of 100 would be exact."""
+    """Or there is no verdict. noise: how much of a step's deviation the next one keeps."""
     rng = np.random.default_rng(0)
 
     def steps():
@@ -105,7 +105,8 @@ def test_two_single_runs_of_one_speed_are_noise(n, noise, fewest):
         return 1 + 0.01 * np.array(deviations[-n:])
 
     two = (judged([logged(step_s=steps(), n=n, **SAME) for _ in "ab"]) for _ in range(100))
-    assert sum(pair_of([a], [b]).comparison.is_noise for a, b in two) >= fewest
+    found = [pair_of([a], [b]).comparison for a, b in two]
+    assert sum(comparison is None or comparison.is_noise for comparison in found) >= fewest
 
 
 def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):

@@ -176,7 +176,7 @@ def test_each_table_of_times_says_what_is_doubtful_about_them(tmp_path, capsys, 
         (tmp_path / name).write_text(text)
     paths = [str(tmp_path / name) for name in ("jump.log", "twice.log")]
     for command in [paths] if main is not expect.main else ([path] for path in paths):
-        assert main(command) == 0
+        assert main(command) == (main is compare.main)  # whose noise is not known
     said = capsys.readouterr().out
     assert ": no steady time: steps took 1 s, then 1.6 s" in said
     assert ": 2 attempts in one log: the last is read, from line 62 on" in said

@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from parallel.measure.steady_time import MIN_STEADY, Window, median_ci95, steady, warmup_end
+from analysis.runs.ratio import Side, times_ratio
+from parallel.measure.steady_time import (
+    MIN_STEADY,
+    Window,
+    effective_size,
+    median_ci95,
+    steady,
+    warmup_end,
+)
 
 
 @pytest.mark.parametrize("warmup", range(11))
@@ -80,6 +88,55 @@ def test_the_interval_covers_the_median_nineteen_times_in_twenty():
             low, high = median_ci95(rng.lognormal(size=n))
             inside += low <= 1.0 <= high
         assert inside >= 935  # 950 less two standard errors
+
+
+def runs_that_drift(correlation, n, count, seed=0):
+    """Step times of runs, (count, n): 3 % of noise whose next step has so much of the last one's
+    (AR 1). Its sum of correlations makes n (1 - correlation) / (1 + correlation) independent."""
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(size=(n, count))
+    for i in range(1, n):
+        noise[i] = correlation * noise[i - 1] + math.sqrt(1 - correlation**2) * noise[i]
+    return np.exp(0.03 * noise.T)
+
+
+@pytest.mark.parametrize(
+    ("correlation", "n", "covered", "silent"),
+    [(0.0, 20, 0.99, 0.03), (0.0, 200, 0.99, 0.0), (0.6, 20, 0.95, 0.3), (0.6, 200, 0.98, 0.0)]
+    + [(0.9, 20, 0.7, 0.7), (0.9, 50, 0.9, 0.45), (0.9, 200, 0.97, 0.03), (0.9, 1000, 0.97, 0.0)],
+)
+def test_the_ratio_of_equal_runs_may_be_one_also_where_steps_follow_each_other(
+    correlation, n, covered, silent
+):
+    """docs/results.md has the shares of more runs. Of 200 steps with 0.9 it is 0.57 if all steps
+    count as independent."""
+    times = [steady(run, window=Window(0, n)) for run in runs_that_drift(correlation, n, 600)]
+    sides = [Side("", 1, (time.step_s,), time.ci95) for time in times]
+    ratios = [times_ratio(a, b) for a, b in zip(sides[::2], sides[1::2], strict=True)]
+    intervals = [ratio.interval for ratio in ratios if ratio.interval]
+    share = np.mean([interval.low <= 1 <= interval.high for interval in intervals])
+    assert share >= covered and 1 - len(intervals) / len(ratios) <= silent
+
+
+def test_steps_that_follow_each_other_count_as_fewer():
+    independent = np.random.default_rng(0).lognormal(size=1000)
+    assert effective_size(independent) > 700
+    for correlation, wanted in ((0.6, 250), (0.9, 53)):
+        found = np.median([effective_size(run) for run in runs_that_drift(correlation, 1000, 40)])
+        assert wanted < found < 2 * wanted  # signs follow each other less than the times do
+    spiked = independent.copy()
+    spiked[independent > 3] *= 100
+    assert effective_size(spiked) == effective_size(independent)
+    assert effective_size(np.arange(20.0)) < 4 and effective_size(np.ones(20)) == 20
+    # By hand: the signs + + + - - - have 6, 3, 0 and -3 as sums of products, a lag apart.
+    assert effective_size(np.array([3.0, 2, 4, 1, 0, 1])) == pytest.approx(6 / (2 * 1.5 - 1))
+    assert [effective_size(np.arange(n)) for n in (1, 2)] == [1, 2]
+
+
+def test_an_interval_of_fewer_points_is_between_their_quantiles():
+    values = np.arange(1.0, 101.0)
+    for effective, wanted in ((100, (40, 61)), (25, (30, 71)), (6.9, (8, 93)), (5.9, None)):
+        assert median_ci95(values, effective) == wanted
 
 
 @pytest.mark.parametrize("n", [*range(6, 30), 100, 999, 1000, 1001, 1500, 2501])

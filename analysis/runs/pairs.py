@@ -31,7 +31,7 @@ from analysis.runs.shared_hosts import busy, shared_cores
 from analysis.runs.verdict import time_doubts
 from base.errors import Reading, UsageError, by_reason
 from base.intervals import Interval
-from parallel.measure.steady_time import Window
+from parallel.measure.steady_time import MIN_STEADY, Window
 
 COLUMNS = [
     Column("a", "A"),
@@ -143,8 +143,8 @@ def _no_time(run: Run) -> str:
 
 
 def compared(a: Side, b: Side) -> Comparison | None:
-    """Returns A's time over B's with its interval. Returns None where a side has too few steps to
-    say what noise is."""
+    """Returns A's time over B's with its interval. Returns None where a side has too few
+    independent steps to say what noise is."""
     value, interval, unit = times_ratio(b, a)
     by_steps = unit == STEPS
     if by_steps and any(len(side.seconds) < FEW_REPEATS and not side.ci95 for side in (a, b)):
@@ -169,8 +169,8 @@ def pair_of(
     values = [f"{WORDS.get(name, name)} {old} -> {new}" for name, (old, new) in settings.items()]
     name_a, name_b = _names(first, second)
 
-    def refused(reason: str) -> Pair:
-        return Pair(name_a, name_b, None, [reason], values, second.gpus)
+    def refused(*reasons: str) -> Pair:
+        return Pair(name_a, name_b, None, [*reasons], values, second.gpus)
 
     for name, side in (("A", a), ("B", b)):
         differing = dict.fromkeys(
@@ -184,9 +184,29 @@ def pair_of(
         return refused(reason)
     comparison = compared(side_of(a, {}), side_of(b, {}))
     if comparison is None:
-        return refused("no verdict: too few points on one side to say what noise is")
+        reason = f"no verdict: too few points to say what noise is: {_points(a, b)}"
+        return refused(reason, *_of_times([*a, *b]))
     comparison = replace(comparison, gpus=settings.get("gpus"))
     return Pair(name_a, name_b, comparison, _doubts(a, b, comparison), values, second.gpus)
+
+
+def _points(a: list[Run], b: list[Run]) -> str:
+    """Returns how many steps the sides' runs without an interval have, in words."""
+    counts = []
+    for run in (*a, *b):
+        if not run.time.ci95:
+            count = f"{name_of(run.record)} has {run.time.n} steady iterations"
+            if run.time.n >= MIN_STEADY:
+                count += f", which tell as much as {run.time.independent:.1f} independent ones"
+            counts.append(count)
+    return f"{'; '.join(counts)} ({MIN_STEADY} needed)"
+
+
+def _of_times(runs: list[Run]) -> list[str]:
+    """Returns the doubts about the runs' times, with the runs' names."""
+    return by_reason(
+        (name_of(run.record), doubt) for run in runs for doubt in time_doubts(run.record, run.time)
+    )
 
 
 def _names(a: Record, b: Record) -> tuple[str, str]:
@@ -203,9 +223,7 @@ def _doubts(a: list[Run], b: list[Run], comparison: Comparison) -> list[str]:
     runs = [*a, *b]
     records = [run.record for run in runs]
     first, second = a[0].record, b[0].record
-    doubts = by_reason(
-        (name_of(run.record), doubt) for run in runs for doubt in time_doubts(run.record, run.time)
-    )
+    doubts = _of_times(runs)
     if comparison.gpus and first.global_batch and second.global_batch:
         if (work_ratio := second.global_batch / first.global_batch) != 1:
             doubts.append(f"weak scaling: a step of B is {work_ratio:g} times A's work")

@@ -35,6 +35,7 @@ class Steady:
     the first of them; spikes: how many of them are outliers above (evaluation, checkpoints).
     settled: False when its second half was still faster than its first: the warm-up was not over.
     risen: the medians of the halves, where the second is slower by more than noise and RISEN.
+    independent: how many independent iterations tell as much (`effective_size`).
     """
 
     step_s: float
@@ -44,6 +45,7 @@ class Steady:
     spikes: int
     settled: bool = True
     risen: tuple[float, float] | None = None
+    independent: float = math.inf
 
 
 def _spike_bound(step_s: np.ndarray) -> float:
@@ -87,15 +89,41 @@ def _median_rank(n: int) -> int:
     return max(rank, 1)
 
 
-def median_ci95(values: np.ndarray) -> Interval | None:
+def effective_size(values: np.ndarray) -> float:
+    """Returns how many independent values would tell the median as well as these n, in the order in
+    which they came: n / (1 + 2 sum of rho_k), n at most.
+
+    Whether the median's interval holds is a matter of how many values lie below the median, so
+    rho_k is the autocorrelation of the signs of value less median, k apart: n for independent
+    steps, few for a run that drifts. An outlier is a sign like any other. The sum is Geyer's
+    initial monotone sequence (1992, "Practical Markov Chain Monte Carlo", section 3.3): the pairs
+    rho_2m + rho_2m+1 up to the first that is not positive, none larger than the one before.
+    """
+    n = len(values)
+    signs = np.sign(values - np.median(values))
+    signs -= signs.mean()
+    if not signs.any():
+        return float(n)
+    spectrum = np.fft.rfft(signs, 2 * n)  # padded, so that no lag wraps around
+    covariances = np.fft.irfft(np.abs(spectrum) ** 2, 2 * n)[: n - n % 2]
+    pairs = np.minimum.accumulate(covariances.reshape(-1, 2).sum(axis=1) / covariances[0])
+    return n / max(2.0 * pairs[pairs > 0].sum() - 1.0, 1.0)
+
+
+def median_ci95(values: np.ndarray, effective: float | None = None) -> Interval | None:
     """Returns a 95 % interval on the median that assumes no distribution: from the k-th smallest to
     the k-th largest, with the largest k whose coverage is at least 95 %. The number of n
     independent points below the median is binomial(n, 1/2). None below six points, whose range
-    covers less."""
+    covers less.
+
+    `effective`: the `effective_size` of values that are not independent. The interval is between
+    the quantiles that so many points would have.
+    """
     n = len(values)
-    if n < MIN_STEADY:
+    size = n if effective is None else int(effective)
+    if size < MIN_STEADY:
         return None
-    rank = _median_rank(n)
+    rank = math.floor((_median_rank(size) - 0.5) * n / size + 0.5)
     ordered = np.sort(values)
     return Interval(float(ordered[rank - 1]), float(ordered[n - rank]))
 
@@ -122,8 +150,10 @@ def steady(
     falls, risen = _trend(times)
     settled = window is not None or not falls
     spikes = int(np.sum(times > _spike_bound(times)))
-    ci95, first = median_ci95(times), int(indices[0])
-    return Steady(float(np.median(times)), len(times), ci95, first, spikes, settled, risen)
+    median, n, first = float(np.median(times)), len(times), int(indices[0])
+    independent = effective_size(times)
+    ci95 = median_ci95(times, independent)
+    return Steady(median, n, ci95, first, spikes, settled, risen, independent)
 
 
 def steady_iterations(
@@ -153,6 +183,7 @@ def _trend(times: np.ndarray) -> tuple[bool, tuple[float, float] | None]:
     """Returns whether the second half is faster than the first by more than noise and FALLEN, and
     the medians of both halves where it is slower by more than noise and RISEN."""
     half = len(times) // 2
+    # As if the steps were independent: a trend is what makes them correlated.
     if (interval := median_ci95(times[:half])) is None:
         return False, None
     earlier, later = float(np.median(times[:half])), float(np.median(times[half:]))
