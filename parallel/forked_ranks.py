@@ -7,6 +7,7 @@ ranks end with their launcher. Torch-free, but for the server.
 
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -21,13 +22,14 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from parallel.record.launch import LAUNCHER
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_S = 10  # from SIGTERM to SIGKILL, for the ranks that are left
-_SERVE = "import sys; from parallel.forked_ranks import serve; serve(*sys.argv[1:4])"
+_SERVE = "import sys; from parallel.forked_ranks import serve; serve(*sys.argv[1:])"
 _RUN = "import sys; from parallel.forked_ranks import run; sys.exit(run(*sys.argv[1:]))"
 # What torch and deepspeed import only when an optimizer is built: 1 to 4 seconds of a core.
 _LATER = ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer")
@@ -47,7 +49,7 @@ def server(engine: str, threads: int) -> Path | None:
     """Returns the socket of a server of this process for an engine, its threads as
     OMP_NUM_THREADS."""
     path = Path(tempfile.mkdtemp(prefix="warm-")) / "socket"
-    process = start_server(engine, threads, path, os.getpid())
+    process = start_server([engine], threads, path, os.getpid())
     while not path.exists():
         if process.poll() is not None:
             return None
@@ -63,12 +65,12 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path}
 
 
-def start_server(engine: str, threads: int, path: Path, owner: int) -> subprocess.Popen:
+def start_server(engines: Iterable[str], threads: int, path: Path, owner: int) -> subprocess.Popen:
     """Starts a server, which makes the socket `path` when it is ready and ends with process
     `owner`; then it removes the folder of the socket."""
     on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _SERVE, str(path), engine, str(owner)],
+        [sys.executable, "-W", "ignore", "-c", _SERVE, str(path), str(owner), *engines],
         env=environment() | {"OMP_NUM_THREADS": str(threads)} | on_cpu,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -89,14 +91,17 @@ def run(path: str, ranks: str, *arguments: str) -> int:
     return int(answer) if answer else 1
 
 
-def serve(path: str, engine: str, owner: str) -> None:
-    """Imports an engine once, then forks a launcher for every connection, until the owner ends."""
-    later = _LATER if engine.startswith("deepspeed") else _LATER[:1]
-    for module in (f"parallel.engines.{engine}", "parallel.train", *later):
+def serve(path: str, owner: str, *engines: str) -> None:
+    """Imports engines once, then forks a launcher for every connection, until the owner ends."""
+    modules = [f"parallel.engines.{engine}" for engine in engines]
+    later = _LATER if any(engine.startswith("deepspeed") for engine in engines) else _LATER[:1]
+    for module in (*modules, "parallel.train", "parallel.trainer", *later):
         importlib.import_module(module)
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         raise RuntimeError(f"a fork would lose {len(threads) - 1} threads")
+    gc.collect()
+    gc.freeze()  # a rank that collected garbage would look at all that is imported, and copy it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers end by themselves
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, and for the ranks
     with socket.socket(socket.AF_UNIX) as listener:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import fcntl
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -47,8 +48,12 @@ if CLEAN not in os.environ:
     os.environ[CLEAN] = str(clean_copy(ROOT))
     atexit.register(shutil.rmtree, os.environ[CLEAN])
 CLEAN_ROOT = Path(os.environ[CLEAN])
-ENGINES = ("ddp", "fsdp2", "deepspeed_zero", "deepspeed_pipe", "megatron")
+# What loads together: PyTorch alone, and the libraries that patch it.
+SERVED = ("ddp", "fsdp2"), ("deepspeed_zero", "deepspeed_pipe", "megatron")
+ENGINES = (*SERVED[0], *SERVED[1])
 THREADS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+# The clean copy is ours: without bytecode there, each command would compile our modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["SCALING_CLUSTERS"] = ""  # the shipped clusters alone, whatever the user has
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
 
@@ -140,22 +145,30 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(os.environ[SERVERS], ignore_errors=True)
 
 
+def pytest_collection() -> None:
+    gc.disable()  # what is imported and collected stays until the end
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gc.freeze()
+    gc.enable()
     order = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(FIRST)))
 
 
 @functools.cache
 def warm_server(engine: str, threads: int = 1) -> Path:
-    """Like parallel.forked_ranks.server, but all processes of this test run share one server."""
-    folder = Path(os.environ[SERVERS]) / f"{engine}-{threads}"
+    """Like parallel.forked_ranks.server, but all processes of this test run share a server, and so
+    do the engines of SERVED."""
+    engines = next((alike for alike in SERVED if engine in alike), (engine,))
+    folder = Path(os.environ[SERVERS]) / f"{engines[0]}-{threads}"
     folder.mkdir(exist_ok=True)
     path = folder / "socket"
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             owner = int(os.environ[f"{SERVERS}_OWNER"])
-            server = forked_ranks.start_server(engine, threads, path, owner)
+            server = forked_ranks.start_server(engines, threads, path, owner)
             wait_for(path.exists, 300, f"the server of {engine}")
             server.returncode = 0  # it ends with the first process; Popen must not wait for it
     return path
