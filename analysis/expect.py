@@ -30,7 +30,6 @@ from analysis.logs.naming import name_of
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
-from analysis.logs.step_time import timed
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
 from analysis.planner.runs import ASSUMED, absent, assumed, priced
@@ -38,8 +37,8 @@ from analysis.planner.space import engine_of, pipelines
 from analysis.published.published_runs import read_published
 from analysis.runs import rank_times, run_table
 from analysis.runs.fairness import changes
+from analysis.runs.judged import judged
 from analysis.runs.run_options import unheeded
-from analysis.runs.verdict import time_doubts
 from base.bounds import check_flags
 from base.errors import Answer, Parser, UsageError, command_line, warn
 from base.files import ROOT
@@ -299,7 +298,7 @@ def report(
 ) -> list[Table]:
     """Returns the tables of one run: expected speeds and, if it is slow, causes. `claimed` is the
     preset that it is said to train, `count` the number of published rows beside it."""
-    notes = [f"in doubt: {words}" for words in time_doubts(record, timed(record))]
+    notes = [f"in doubt: {words}" for words in judged([record])[0].time_doubts]
     notes += _claim_notes(record, claimed)
     (forecast, reason), rows = prediction(record, cluster), nearest(record, count)
     needed = (cluster.value, config_of(record).value, record.gpus, record.global_batch)

@@ -75,7 +75,7 @@ def test_three_runs_a_side_are_compared_as_runs_and_fewer_by_their_steps():
 def test_two_short_repeats_do_not_say_what_noise_is():
     """Two repeats are all below two others in a third of all cases: their range is no 95 %. What
     the steps of each allow is the least that their noise is."""
-    short, long = (side_of(repeated("a", 1.0, (1, 2), n=n), {}) for n in (4, 40))
+    short, long = (side_of(repeated("a", 1.0, (1, 2), n=n)) for n in (4, 40))
     assert len(short.seconds) == len(long.seconds) == 2
     assert short.ci95 is None and compared(short, short) is compared(short, long) is None
     assert long.ci95.low < min(long.seconds) and max(long.seconds) < long.ci95.high

@@ -5,19 +5,22 @@ from typing import NamedTuple
 
 from analysis.logs.model import asked
 from analysis.logs.naming import name_of
-from analysis.logs.record import Record
+from analysis.logs.record import SCHEDULE, Record
 from analysis.logs.step_time import timed
+from analysis.runs.shared_hosts import shared_cores
 from analysis.runs.verdict import Judgement, judge, unfinished
 from base.errors import Reading, UsageError, by_reason
 from parallel.measure.steady_time import Steady, Window
 
 
 class Run(NamedTuple):
-    """A run, its steady step time, if it has one, and its verdict."""
+    """A run, its steady step time, if it has one, its verdict, and with which other runs it shared
+    its cores, in words, or ""."""
 
     record: Record
     time: Steady | None
     judgement: Judgement
+    shared: str = ""
 
     @property
     def unfit(self) -> str:
@@ -30,17 +33,26 @@ class Run(NamedTuple):
         return self.time is not None and not self.judgement.unfit
 
     @property
+    def time_doubts(self) -> list[str]:
+        """Returns what each table that shows the run's time must say of it."""
+        kinds = {"rising", *self.record.doubts} - {SCHEDULE}  # which is about the losses
+        return [doubt.text for doubt in self.judgement.doubts if doubt.kind in kinds]
+
+    @property
     def counts(self) -> bool:
         """Tells whether the run's time is one of those that the median of its repeats is of."""
         return self.is_fit and not unfinished(self.record)
 
 
 def judged(records: list[Record], window: Window | None = None) -> list[Run]:
-    """Returns each run with its time and its verdict."""
-    times = [timed(record, window) for record in records]
-    return [
-        Run(record, time, judge(record, time)) for record, time in zip(records, times, strict=True)
-    ]
+    """Returns each run with its time and its verdict. Only these are looked at for runs that
+    shared cores."""
+    partners, runs = shared_cores(records), []
+    for record in records:
+        time = timed(record, window)
+        shared = partners.get(record.source, "")
+        runs.append(Run(record, time, judge(record, time), shared))
+    return runs
 
 
 def results(
@@ -61,7 +73,7 @@ def results(
 
 def _no_result(run: Run) -> str:
     """Returns why a run has no place in a curve, or ""."""
-    record, time, judgement = run
+    record, time, judgement = run.record, run.time, run.judgement
     if record.copy_of:
         return f"the same evidence as {record.copy_of}"
     if run.unfit:

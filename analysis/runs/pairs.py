@@ -28,7 +28,6 @@ from analysis.runs.judged import Run, judged
 from analysis.runs.ratio import INTERVALS, STEPS, Side, side_of, times_ratio
 from analysis.runs.repeats import by_configuration, group_with, named, unlike
 from analysis.runs.shared_hosts import busy, shared_cores
-from analysis.runs.verdict import time_doubts
 from base.errors import Reading, UsageError, by_reason
 from base.intervals import Interval
 from parallel.measure.steady_time import MIN_STEADY, Window
@@ -182,7 +181,7 @@ def pair_of(
     scaling = scaling or scaling_of(records)
     if reason := unfair(records, first, scaling, any_commit):
         return refused(reason)
-    comparison = compared(side_of(a, {}), side_of(b, {}))
+    comparison = compared(side_of(a), side_of(b))
     if comparison is None:
         reason = f"no verdict: too few points to say what noise is: {_points(a, b)}"
         return refused(reason, *_of_times([*a, *b]))
@@ -204,9 +203,7 @@ def _points(a: list[Run], b: list[Run]) -> str:
 
 def _of_times(runs: list[Run]) -> list[str]:
     """Returns the doubts about the runs' times, with the runs' names."""
-    return by_reason(
-        (name_of(run.record), doubt) for run in runs for doubt in time_doubts(run.record, run.time)
-    )
+    return by_reason((name_of(run.record), doubt) for run in runs for doubt in run.time_doubts)
 
 
 def _names(a: Record, b: Record) -> tuple[str, str]:
@@ -264,7 +261,7 @@ def of_study(runs: list[Run], any_commit: bool = False) -> list[Pair]:
     names = [(base, name) for name in sorted(groups) if name != base]
     beside_base = len(names)
     sizes: dict[int, list[str]] = defaultdict(list)
-    step_s = {name: side_of(repeats, {}).step_s for name, repeats in groups.items()}
+    step_s = {name: side_of(repeats).step_s for name, repeats in groups.items()}
     for name in sorted(groups, key=step_s.__getitem__):
         if gpus := groups[name][0].record.gpus:
             sizes[gpus].append(name)

@@ -19,7 +19,6 @@ from analysis.logs.record import Record
 from analysis.runs.fairness import WORDS, changes, unfair
 from analysis.runs.judged import Run
 from analysis.runs.repeats import by_study, study_key
-from analysis.runs.shared_hosts import shared_cores
 from analysis.runs.verdict import unfinished
 from base.intervals import Interval
 
@@ -66,15 +65,10 @@ class Side:
         return Interval(min(self.seconds), max(self.seconds))
 
 
-def side_of(runs: Sequence[Run], partners: dict[str, str], name: str = "") -> Side:
-    """Returns the repeats of one configuration as one side. `partners` are those of
-    `shared_cores`."""
+def side_of(runs: Sequence[Run], name: str = "") -> Side:
+    """Returns the repeats of one configuration as one side."""
     first = runs[0]
-    shared = [
-        f"{name_of(run.record)} {partners[run.record.source]}"
-        for run in runs
-        if run.record.source in partners
-    ]
+    shared = [f"{name_of(run.record)} {run.shared}" for run in runs if run.shared]
     return Side(
         name,
         first.record.gpus,
@@ -156,7 +150,6 @@ class Sides:
 
     def __init__(self, runs: list[Run], scaling: str, any_commit: bool):
         self.scaling, self.any_commit = scaling, any_commit
-        self.partners = shared_cores([run.record for run in runs])
         self.repeats = by_study(runs)
 
     def baseline(self, record: Record) -> Run:
@@ -169,7 +162,7 @@ class Sides:
     def side(self, run: Run) -> Side:
         """Returns the repeats of a run that count; where none does, the run alone."""
         repeats = [repeat for repeat in self.repeats[study_key(run.record)] if repeat.counts]
-        return side_of(repeats or [run], self.partners)
+        return side_of(repeats or [run])
 
     def ratio(self, run: Run, base: Run) -> Ratio:
         """Returns the ratio of a run with a time to its baseline, or why it is withheld."""

@@ -116,9 +116,8 @@ def _beside(run: Run, fits: list[Record], sides: Sides) -> _Beside:
         reasons += [ratio.reason] if ratio.reason else []
     elif not fits:
         reasons.append(Reason(MISSING, "no baseline (--baseline NAME)", MARKED))
-    shared = sides.partners.get(run.record.source)
-    if shared and not any(shared in reason.text for reason in reasons):
-        reasons.append(Reason(DOUBT, shared))
+    if run.shared and not any(run.shared in reason.text for reason in reasons):
+        reasons.append(Reason(DOUBT, run.shared))
     return _Beside(base and base.record, ratio, reasons)
 
 
@@ -136,7 +135,7 @@ class _Row(NamedTuple):
 
 def _row(run: Run, convention: str | None) -> _Row:
     """Returns the row of a run by itself; `fit` says whether it can be compared with others."""
-    record, time, judgement = run
+    record, time, judgement = run.record, run.time, run.judgement
     values = summary(record, time, judgement)
     tokens_per_s = values["tokens_per_s"]
     missing = throughput.plain_missing(record)

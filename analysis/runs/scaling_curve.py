@@ -19,8 +19,8 @@ from analysis.runs.fairness import (
 from analysis.runs.judged import results
 from analysis.runs.ratio import INTERVALS, MARKED, Side, against, side_of
 from analysis.runs.repeats import by_configuration, group_with
-from analysis.runs.shared_hosts import busy, shared_cores
-from analysis.runs.verdict import averages, time_doubts
+from analysis.runs.shared_hosts import busy
+from analysis.runs.verdict import averages
 from base.errors import UsageError, by_reason
 from base.intervals import Interval
 from base.units import GIB
@@ -184,8 +184,8 @@ def report_of(
         else:
             fair.append(run)
     compared = [run.record for run in fair]
-    groups, partners = by_configuration(fair), shared_cores(records)
-    sides = {name: side_of(repeats, partners, name) for name, repeats in groups.items()}
+    groups = by_configuration(fair)
+    sides = {name: side_of(repeats, name) for name, repeats in groups.items()}
     start = group_with(base, groups)
     found = curve(list(sides.values()), sides[start], scaling)
     for row in found.rows:
@@ -201,7 +201,7 @@ def report_of(
     if not terms.baseline:
         shown.notes[0] += f"; the baseline: {which} (--baseline NAME takes another)"
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, terms.any_commit)
-    doubted = [(name_of(run.record), "; ".join(time_doubts(run.record, run.time))) for run in fair]
+    doubted = [(name_of(run.record), "; ".join(run.time_doubts)) for run in fair]
     shown.notes += [f"in doubt: {line}" for line in by_reason([d for d in doubted if d[1]])]
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown

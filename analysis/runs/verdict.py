@@ -15,7 +15,7 @@ import numpy as np
 from analysis.common.reasons import NOTE, Reason
 from analysis.logs.naming import name_of
 from analysis.logs.parsing.json_values import known
-from analysis.logs.record import SCHEDULE, Record
+from analysis.logs.record import Record
 from analysis.logs.step_time import UNTIMED, no_timing
 from parallel.config.layout import EXPERT_AXES
 from parallel.measure.steady_time import MIN_STEADY, Steady
@@ -88,12 +88,6 @@ def judge(record: Record, time: Steady | None = None) -> Judgement:
     ended = ending(record)
     notes = [reason for reason in record.reasons if reason.kind == NOTE]
     return Judgement(ended.proof, _doubts(record, time) + ended.reasons + notes, ended.line_no)
-
-
-def time_doubts(record: Record, time: Steady | None) -> list[str]:
-    """Returns what each table that shows the run's time must say of it."""
-    kinds = {"rising", *record.doubts} - {SCHEDULE}  # which is about the losses
-    return [doubt.text for doubt in judge(record, time).doubts if doubt.kind in kinds]
 
 
 def ending(record: Record) -> Judgement:
