@@ -1,6 +1,6 @@
-"""The host's work of a step: each engine's CPU time and operations beside a plain loop's.
+"""Measures the host's work of a step: each engine's CPU time and operations beside a plain loop's.
 
-    python benchmarks/host_time.py [--only ENGINE ...] [--rounds 15] [--layers 12]
+    python -m benchmarks.host_time [--only ENGINE ...] [--rounds 15] [--layers 12]
                                    [--micro-batches 1]
 
 One rank, gpt2-124m's layers with 16 channels and 8 tokens: nearly all CPU time is what a host
@@ -17,31 +17,28 @@ import os
 import pstats
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[0] = str(ROOT)
 os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from analysis.common.table import Column, Table, show  # noqa: E402
-from base.errors import Parser, command_line  # noqa: E402
-from parallel import engines  # noqa: E402
-from parallel.config.resolve import resolve  # noqa: E402
-from parallel.config.run_spec import RunSpec  # noqa: E402
-from parallel.engines import optim  # noqa: E402
-from parallel.engines.deepspeed_common import deepspeed  # noqa: E402, F401  (patched first)
-from parallel.engines.reference import build_reference  # noqa: E402
+from analysis.common.table import Column, Table, show
+from base.errors import Parser, command_line
+from parallel import engines
+from parallel.config.resolve import resolve
+from parallel.config.run_spec import RunSpec
+from parallel.engines import optim
+from parallel.engines.deepspeed_common import deepspeed  # noqa: F401  (patched first)
+from parallel.engines.reference import build_reference
 
 SIZES = {"hidden": 16, "n_head": 2, "vocab_size": 31, "max_seq_len": 8, "micro_batch": 1}
 ENGINES = {
@@ -66,7 +63,7 @@ COLUMNS = [
 
 
 class Operations(TorchDispatchMode):
-    """How many operations torch dispatches inside the block."""
+    """The number of operations that torch dispatches inside the block."""
 
     n = 0
 
@@ -76,7 +73,7 @@ class Operations(TorchDispatchMode):
 
 
 def plain_loop(spec: RunSpec) -> Callable[[], None]:
-    """A step as a tutorial has it."""
+    """Returns a step as a tutorial has it."""
     model = build_reference(spec, torch.device("cpu"))
     parameters = list(model.parameters())
     optimizer = optim.adamw(parameters, spec)
@@ -91,27 +88,27 @@ def plain_loop(spec: RunSpec) -> Callable[[], None]:
     return step
 
 
-def batches(spec: RunSpec):
+def batches(spec: RunSpec) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields the tokens and labels of each micro-batch of a step."""
     for first in range(spec.layout.n_micro):
         tokens = torch.arange(first, first + 8)[None] % 31
         yield tokens, tokens
 
 
-def step_of(name: str, spec: RunSpec) -> Callable[[], None]:
-    if name == "plain loop":
-        return plain_loop(spec)
+def engine_loop(spec: RunSpec) -> Callable[[], None]:
+    """Returns a step of an engine."""
     engine = engines.load(spec, torch.device("cpu"), "torch")
     return lambda: engine.step(batches(spec), spec.lr, bool)
 
 
 def measured(name: str, shape: dict[str, int], rounds: int) -> dict[str, Any]:
-    """The row of an engine; it and the plain loop make their steps in turn, in this process."""
+    """Returns the row of an engine, which makes its steps in turn with the plain loop."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     steps = []
-    for each, settings in (("plain loop", {}), (name, ENGINES.get(name, {}))):
+    for settings in ({}, ENGINES.get(name, {})):
         spec = resolve(("host_time.py", SIZES | shape | {"device": "cpu"} | settings))
-        steps.append(step_of(each, spec))
+        steps.append((engine_loop if settings else plain_loop)(spec))
         for _ in range(3):
             steps[-1]()
     with Operations() as counted:
@@ -134,9 +131,9 @@ def measured(name: str, shape: dict[str, int], rounds: int) -> dict[str, Any]:
     return dict(zip(keys, (name, *numbers, counted.n, calls), strict=True))
 
 
-@command_line("benchmarks/host_time.py")
+@command_line("benchmarks.host_time")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python benchmarks/host_time.py", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.host_time", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15, metavar="N")
     parser.add_argument("--layers", type=int, default=12, metavar="N")
     parser.add_argument("--micro-batches", type=int, default=1, metavar="N")

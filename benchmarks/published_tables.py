@@ -1,4 +1,4 @@
-"""Published tables (logs/published) beside the values recomputed from their own numbers.
+"""Shows published tables (logs/published) beside the values recomputed from their own numbers.
 
     python -m benchmarks.published_tables FILE.md... [--check]
 
@@ -17,13 +17,12 @@ import pandas
 from analysis import report
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
+from analysis.published.published_runs import record_of, stated_rate
 from analysis.runs.scaling_curve import karp_flatt
+from analysis.runs.throughput import tflops_per_gpu, utilisation
 from base.errors import UsageError, command_line
 from base.files import ROOT
 from base.storage import BYTES, state_bytes
-from models.config import GPTConfig
-from models.flops import tflops_per_gpu
-from models.gpus import mfu
 
 FOLDER = ROOT / "logs" / "published"
 JEAN_ZAY = "seed003_jeanzay_v100.csv"
@@ -33,7 +32,7 @@ CHECKPOINTS = "seed003_checkpoint_save.csv"
 
 
 def serial_share(speedup: float, ratio: float) -> float | None:
-    """`karp_flatt`, where it is a share (0 to 1); else None."""
+    """Returns `karp_flatt`, where it is a share (0 to 1); else None."""
     share = karp_flatt(speedup, ratio)
     return share if share is not None and 0 <= share <= 1 else None
 
@@ -43,26 +42,26 @@ def _rows(name: str) -> list[Row]:
 
 
 def _frame(rows: list[Row], *names: str) -> pandas.DataFrame:
-    """Columns of the rows as numbers, NaN where there is none."""
+    """Returns columns of the rows as numbers, NaN where there is none."""
     table = [[row.number(name) for name in names] for row in rows]
     return pandas.DataFrame(table, columns=names, dtype=float)
 
 
 def _line(row: Row) -> int:
-    """The line of the published document that the row was transcribed from."""
+    """Returns the line of the published document that the row was transcribed from."""
     return int(re.match(r"line (\d+)", row.text("table"))[1])
 
 
-def jean_zay(first: int, last: int) -> Table:
-    """The Jean Zay V100 rows from the document's lines `first` to `last`, recomputed.
+def jean_zay(lines: list[str]) -> Table:
+    """Recomputes the Jean Zay V100 rows from the document's lines, which are stated as FIRST-LAST.
 
     `published` is as printed; `8P tokens` its own rule on its own seconds; `megatron` model FLOPs
     from the shapes, which leave recomputation out, and MFU is theirs over the V100's peak.
-
-    Raises:
-        UsageError: no row stands on these lines.
     """
-    source = [row for row in _rows(JEAN_ZAY) if first <= _line(row) <= last]
+    first, dash, last = " ".join(lines).partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal()):
+        raise UsageError(f"jeanzay wants FIRST-LAST, not {' '.join(lines)!r}")
+    source = [row for row in _rows(JEAN_ZAY) if int(first) <= _line(row) <= int(last)]
     if not source:
         raise UsageError(f"{JEAN_ZAY} has no row from lines {first} to {last}")
     columns = [
@@ -90,34 +89,28 @@ def jean_zay(first: int, last: int) -> Table:
 
 
 def _jean_zay_row(row: Row) -> dict[str, Any]:
+    """Returns the cells of a row. The convention `seed` counts recomputation for a size that is
+    stated without a shape."""
     numbers = ("gpus", "params_b", "tp", "pp", "dp", "micro_batch", "gas", "global_batch")
     cells = {name: row.number(name) for name in (*numbers, "step_s", "zero_stage")}
     cells |= {name: row.text(name) or None for name in ("engine", "offload", "date", "notes")}
-    gpus, size, batch, step_s = (cells[k] for k in ("gpus", "params_b", "global_batch", "step_s"))
-    shape = [row.number(k) for k in ("layers", "hidden", "heads", "vocab", "seq_len")]
-    seq_len = shape[-1]
-    recomputed = megatron = utilisation = None
-    if size and batch and step_s and seq_len:
-        # By the convention `seed`, with recomputation, for a size that is stated without a shape.
-        recomputed = 8.0 * (size * 1e9) * (batch * seq_len) / (step_s * gpus * 1e12)
-    if None not in shape and batch and step_s:
-        layers, hidden, heads, vocab, seq_len = map(int, shape)
-        config = GPTConfig(layers, hidden, heads, vocab_size=vocab, max_seq_len=seq_len)
-        megatron = tflops_per_gpu(config, seq_len, batch * seq_len, step_s, int(gpus))
-        gpu = f"{row.text('gpu_type')} {row.text('cluster')}"
-        utilisation, _ = mfu(megatron, gpu, row.text("precision"), "megatron")
+    record = record_of(row, JEAN_ZAY)
+    rate = stated_rate(record, row) if cells["step_s"] else None
+    recomputed = tflops_per_gpu(record, rate, "seed").value
+    record.params = None  # a rounded size, beside which the shape counts
+    megatron = tflops_per_gpu(record, rate, "megatron").value
     return cells | {
         "line": _line(row),
         "status": row.text("status").replace("ok", "") or None,
         "published": row.number("tflops"),
         "recomputed": recomputed,
         "megatron": megatron,
-        "mfu": utilisation,
+        "mfu": utilisation(record, megatron, "megatron").value,
     }
 
 
 def checkpoints() -> Table:
-    """The time to save a checkpoint; the bytes and rates follow at 2 + 12 per parameter."""
+    """Shows the time to save a checkpoint; bytes and rates follow at 2 + 12 per parameter."""
     saves = _frame(_rows(CHECKPOINTS), "nodes", "gpus", "params_b", "save_ms")
     weights_gb, state_gb = saves.params_b * BYTES["bf16"], state_bytes(saves.params_b)
     saves["weights_tb"], saves["state_tb"] = weights_gb / 1000, state_gb / 1000
@@ -137,8 +130,8 @@ def checkpoints() -> Table:
 
 
 def gpt2() -> Table:
-    """The tables of GPT-2 124M: each run beside the first of its table, by tokens/s and by wall
-    clock. An efficiency by wall clock stands where no tokens/s are printed."""
+    """Shows the tables of GPT-2 124M: each run beside the first of its table, by tokens/s and by
+    wall clock. An efficiency by wall clock stands where no tokens/s are printed."""
     source = _rows(DATA_PARALLEL)
     names = ("gpus", "tokens", "tokens_per_s", "wall_s", "epoch_s", "steps")
     runs = _frame(source, *names, "speedup", "efficiency").add_suffix("_published")
@@ -178,7 +171,7 @@ def gpt2() -> Table:
 
 
 def epochs() -> Table:
-    """Each epoch's breakdown: the mean over ranks, as published, and the slowest rank, which
+    """Shows each epoch's breakdown: the mean over ranks, as published, and the slowest rank, which
     decides when the epoch ends (`slowest_...`)."""
     source = _rows(EPOCHS)
     phases = ("total_s", "compute_s", "comm_s", "loading_s", "movement_s")
@@ -211,15 +204,8 @@ def epochs() -> Table:
     return Table(columns, rows)
 
 
-def _jean_zay(arguments: list[str]) -> Table:
-    match = re.fullmatch(r"(\d+)-(\d+)", " ".join(arguments))
-    if not match:
-        raise UsageError(f"jeanzay wants FIRST-LAST, not {' '.join(arguments)!r}")
-    return jean_zay(int(match[1]), int(match[2]))
-
-
 report.BLOCKS |= {
-    "jeanzay": _jean_zay,
+    "jeanzay": jean_zay,
     "checkpoints": lambda _: checkpoints(),
     "gpt2": lambda _: gpt2(),
     "epochs": lambda _: epochs(),
@@ -228,7 +214,7 @@ report.BLOCKS |= {
 
 @command_line("published_tables")
 def main(argv: list[str] | None = None) -> int:
-    """analysis.report, which knows these blocks, too."""
+    """Runs analysis.report, which knows these blocks, too."""
     return report.main(argv)
 
 

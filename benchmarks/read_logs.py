@@ -1,6 +1,6 @@
-"""How fast each format's lines are read, compared with the perl one-liner that it replaces.
+"""Measures how fast each format's lines are read, beside the perl one-liner that it replaces.
 
-    python benchmarks/read_logs.py [--mb 60] [--log FILE --pattern PATTERN]
+    python -m benchmarks.read_logs [--mb 60] [--log FILE --pattern PATTERN]
 
 Repeats the line of each format in tests/log_lines.toml, with other numbers in each, until a log has
 so many megabytes; reads it both ways in turn, and prints the ratio of their CPU times: seconds
@@ -18,11 +18,11 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from analysis.common.table import Column, Table, show
 from analysis.logs.readers import read
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line
+from base.files import ROOT
 
 # The Jean Zay study's one-liner averages "elapsed time per iteration"; here any number.
 ONE_LINER = (
@@ -50,7 +50,7 @@ MORE = {"modded-nanogpt": "step:11/5100 train_loss:7.0123 train_time:1390ms step
 
 
 def make(path: Path, line: str, counter: str, pattern: str, mb: int) -> None:
-    """A log of `mb` megabytes: the line with another counter and another number each time."""
+    """Writes a log of `mb` megabytes: the line, each time with other numbers."""
     line = line.strip().splitlines()[-1] + "\n"
     value = re.search(pattern, line)
     before, after = line[: value.start(1)], line[value.end(1) :]
@@ -67,13 +67,13 @@ def make(path: Path, line: str, counter: str, pattern: str, mb: int) -> None:
 
 
 def cpu_s() -> tuple[float, float]:
-    """CPU seconds of this process and of those that it waited for."""
+    """Returns the CPU seconds of this process and of those that it waited for."""
     times = os.times()
     return times.user + times.system, times.children_user + times.children_system
 
 
 def ratio(path: Path, pattern: str) -> tuple[float, float, float]:
-    """Perl's seconds over ours, both read in turn, and the seconds: medians of three."""
+    """Returns perl's seconds over ours, both read in turn, and the seconds: medians of three."""
     pairs = []
     for _ in range(3):
         begin = cpu_s()
@@ -97,24 +97,21 @@ def main(argv: list[str] | None = None) -> int:
     if not shutil.which("perl"):
         raise UsageError("perl is not installed: there is nothing to compare with")
     if arguments.log:
-        print(
-            "{:.2f} x the one-liner's speed ({:.2f} s and {:.2f} s)".format(
-                *ratio(arguments.log, arguments.pattern)
-            )
-        )
+        speed, ours_s, perl_s = ratio(arguments.log, arguments.pattern)
+        print(f"{speed:.2f} x the one-liner's speed ({ours_s:.2f} s and {perl_s:.2f} s)")
         return 0
-    lines = tomllib.loads((Path(__file__).parents[1] / "tests/log_lines.toml").read_text())
+    lines = tomllib.loads((ROOT / "tests/log_lines.toml").read_text())
     lines = {kind: row["line"] for kind, row in lines.items()} | MORE
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for kind, (counter, pattern) in KINDS.items():
             log = Path(folder) / "made.out"
             make(log, lines[kind], counter, pattern, arguments.mb)
-            rows.append((kind, *ratio(log, pattern)))
-            print("{}: {:.2f} ({:.2f} s and {:.2f} s)".format(*rows[-1]), file=sys.stderr)
-    print("| format | speed, of the one-liner's |\n| --- | ---: |")
-    for kind, speed, _, _ in rows:
-        print(f"| {kind} | {speed:.2f} |")
+            speed, ours_s, perl_s = ratio(log, pattern)
+            rows.append({"format": kind, "speed": speed})
+            print(f"{kind}: {speed:.2f} ({ours_s:.2f} s and {perl_s:.2f} s)", file=sys.stderr)
+    columns = [Column("format", "format"), Column("speed", "speed, of the one-liner's", ".2f")]
+    show([Table(columns, rows)], "markdown")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Measures how fast a checkpoint is saved and exported, beside a plain sequential write.
 
-    python benchmarks/save_speed.py [--mib 512] [--repeats 8] [--out DIR]
+    python -m benchmarks.save_speed [--mib 512] [--repeats 8] [--out DIR]
 
 Each repeat writes a thing, and the bytes of its largest file again as one plain file (16 MiB blocks
 from memory, then fsync). The order alternates. The things are:
@@ -29,21 +29,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[0] = str(ROOT)
+import torch
 
-import torch  # noqa: E402
-
-from analysis.common.table import Column, Table  # noqa: E402
-from base.bounds import check_flags  # noqa: E402
-from base.errors import Parser, command_line  # noqa: E402
-from models.config import parameter_shapes  # noqa: E402
-from parallel.checkpoint import __main__ as checkpoint  # noqa: E402
-from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from parallel.checkpoint.contents import KINDS, State, unpadded  # noqa: E402
-from parallel.config.resolve import resolve  # noqa: E402
-from parallel.config.run_spec import RunSpec  # noqa: E402
-from parallel.ranks import Ranks  # noqa: E402
+from analysis.common.table import Column, Table
+from base.bounds import check_flags
+from base.errors import Parser, command_line
+from models.config import parameter_shapes
+from parallel.checkpoint import __main__ as checkpoint
+from parallel.checkpoint.checkpointer import Checkpointer
+from parallel.checkpoint.contents import KINDS, State, unpadded
+from parallel.config.resolve import resolve
+from parallel.config.run_spec import RunSpec
+from parallel.ranks import Ranks
 
 BAR = 0.7
 BLOCK = 1 << 24

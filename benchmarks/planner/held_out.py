@@ -1,8 +1,8 @@
 """Measures how far predictions of published runs are off that no fit has seen.
 
-    python -m benchmarks.planner.held_out [--out FILE.md]
+    python -m benchmarks.planner.held_out > logs/published/held_out.md
 
-Prints, and writes to FILE, three tables over the sets of `SETS`: errors of the time of a step by
+Prints three tables over the sets of `SETS`: errors of the time of a step by
 which rows the fit has not seen, errors by how many rows were fitted, and errors of memory with the
 runs that the memory model refuses.
 """
@@ -10,12 +10,11 @@ runs that the memory model refuses.
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.common.table import Column, Table
+from analysis.common.table import Column, Table, show
 from analysis.planner import fitting
 from analysis.planner.columns import Columns
 from analysis.planner.memory.peak import peaks, stage_peaks
@@ -68,18 +67,16 @@ class HeldOut(NamedTuple):
     def errors(self, truth: np.ndarray) -> dict[str, Any]:
         """Returns n, MAPE, median error, the share inside the 80 % interval, and the noise of
         identical runs."""
+        repeats = [truth[group].tolist() for group in self.rows.repeats(self.index)]
         truth = truth[self.index]
         error = np.abs(self.predicted / truth - 1)
         inside = np.abs(np.log(self.predicted / truth)) <= fitting.INTERVAL * self.spread
-        repeats: dict[tuple, list[float]] = {}
-        for i, value in zip(self.index, truth.tolist(), strict=True):
-            repeats.setdefault(self.rows.key(i), []).append(value)
         return {
             "n": len(truth),
             "mape": float(np.mean(error)),
             "median": float(np.median(error)),
             "inside": float(np.mean(inside)),
-            "noise": repeat_noise(repeats.values()),
+            "noise": repeat_noise(repeats),
         }
 
 
@@ -288,13 +285,8 @@ def by_memory() -> Table:
 
 @command_line("held_out")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="write the tables there, too")
-    arguments = parser.parse_args(argv)
-    text = "\n".join(table().render("markdown") for table in (by_split, by_count, by_memory))
-    if arguments.out:
-        arguments.out.write_text(text)
-    print(text, end="")
+    Parser(description=__doc__).parse_args(argv)
+    show([by_split(), by_count(), by_memory()], "markdown")
     return 0
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pandas
 
 from analysis.logs.published_csv import Row
 from analysis.planner.columns import Columns
@@ -103,10 +104,11 @@ class Rows:
         stages_without_layers = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
         return ~(x.nanotron & ((x.n_micro < x.pp - 1) | (stages_without_layers > 2)))
 
-    def key(self, i: int) -> tuple:
-        """Returns what rows share when they repeat one run."""
-        numbers = tuple(float(getattr(self.x, f.name)[i]) for f in fields(Columns))
-        return (*numbers, self.cluster_key[i], self.status[i])
+    def repeats(self, index: np.ndarray) -> list[np.ndarray]:
+        """Returns the rows of `index` in groups of those that repeat one run."""
+        runs = pandas.DataFrame({f.name: getattr(self.x, f.name)[index] for f in fields(Columns)})
+        runs = runs.assign(cluster=self.cluster_key[index], status=self.status[index])
+        return [index[places] for places in runs.groupby(list(runs)).indices.values()]
 
 
 def _modelled(name: str, row: Row) -> tuple:
@@ -171,25 +173,14 @@ def healthy(rows: Rows) -> np.ndarray:
     """
     x, t = rows.x, rows.measured
     slot = t / (x.micro_batch * (x.n_micro + (x.pp - 1) / x.vpp))
-    groups: dict[tuple, list[int]] = {}
-    same: dict[tuple, list[int]] = {}
-    for i in range(len(t)):
-        if np.isfinite(t[i]) and rows.fit[i] and rows.steady[i]:
-            key = (
-                int(x.layers[i]),
-                int(x.hidden[i]),
-                int(x.heads[i]),
-                int(x.seq[i]),
-                int(x.tp[i]),
-                int(x.pp[i]),
-            )
-            key += (int(x.vpp[i]), int(x.dp[i]), int(x.zero_stage[i]) == 3, int(x.recompute[i]))
-            key += (int(x.cp[i]), bool(x.fp8[i]), rows.cluster[i])
-            groups.setdefault(key, []).append(i)
-            same.setdefault(rows.key(i), []).append(i)
-    unsteady = {rows.cluster[g[0]] for g in same.values() if t[g].max() > SLOW * t[g].min()}
+    timed = np.flatnonzero(np.isfinite(t) & rows.fit & rows.steady)
+    names = "layers hidden heads seq tp pp vpp dp cp recompute fp8".split()
+    splits = pandas.DataFrame({name: getattr(x, name)[timed] for name in names})
+    splits = splits.assign(zero_3=x.zero_stage[timed] == 3, cluster=rows.cluster[timed])
+    unsteady = {rows.cluster[g[0]] for g in rows.repeats(timed) if t[g].max() > SLOW * t[g].min()}
     good = np.ones(len(t), bool)
-    for group in groups.values():
+    for places in splits.groupby(list(splits)).indices.values():
+        group = timed[places]
         if rows.cluster[group[0]] in unsteady:
             size, count = x.micro_batch[group], x.n_micro[group]
             more = (size >= size[:, None]) & (count >= count[:, None])  # [i, j]: j does, beside i

@@ -4,15 +4,11 @@
     python -m benchmarks.planner.record --check [--out FOLDER]
 
 LAYOUTS.csv has the columns of logs/published without results; a file of logs/predictions is one,
-too, so that a later model can predict it again. FOLDER/<name>.csv gets a row for each of its rows:
-id, seconds, low, high (they hold 80 %), fits (yes, no, - where what the row says leaves the memory
-open), why
-(what speaks against the run), predicted_gb (what PyTorch allocates at the peak, where every tensor
-is counted), and the layout. --fitted-on gives published rows of the same cards; the constants of
-each card are fitted on the times of at most --rows of its rows. Without it, and for other cards,
-the card's priors are used. With it the files are <name>-fitted.csv, without the layouts, and
-<name>-fitted.toml, the constants; with several cards <name>-fitted-CARD.toml. made.csv says of each
-file which model made it: a hash of the planner's code and constants, and the commit.
+too, so that a later model can predict it again. logs/predictions/README.md says what the columns
+of FOLDER/<name>.csv are. --fitted-on gives published rows of the same cards; the constants of each
+card are fitted on the times of at most --rows of its rows. Without it, and for other cards, the
+card's priors are used. With it the files are <name>-fitted.csv, without the layouts, and
+<name>-fitted.toml, the constants; with several cards <name>-fitted-CARD.toml.
 
 --check prints which files today's code would write otherwise.
 """

@@ -1,9 +1,9 @@
-"""How many layouts a second the planner makes, prices and ranks on one core.
+"""Measures how many layouts a second the planner makes, prices and ranks on one core.
 
-    python -m benchmarks.planner.speed [--out FILE.md]
+    python -m benchmarks.planner.speed > logs/2-core-cpu/plan_speed.md
 
 Each plan is made, predicted and sorted as `analysis.plan` does it, in turns, on one core of this
-machine. Prints, and writes to FILE, the layouts of each plan and the medians of layouts a second:
+machine. Prints the layouts of each plan and the medians of layouts a second:
 of the time model alone, of time, memory and ranking together, and with the making of the layouts.
 It is the process' CPU time; the load average stands below.
 """
@@ -12,16 +12,12 @@ import os
 import statistics
 import sys
 import time
-from pathlib import Path
 
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"  # before numpy is loaded
-
-from analysis.common.table import Column, Table  # noqa: E402
-from analysis.plan import Question, add_flags, question  # noqa: E402
-from analysis.planner import ranking  # noqa: E402
-from analysis.planner.space import space  # noqa: E402
-from base.errors import Parser, command_line  # noqa: E402
+from analysis.common.table import Column, Table, show
+from analysis.plan import Question, add_flags, question
+from analysis.planner import ranking
+from analysis.planner.space import space
+from base.errors import Parser, command_line
 
 ROUNDS = 9
 PLANS = {
@@ -41,7 +37,7 @@ COLUMNS = (
 
 
 def rates(ask: Question) -> dict[str, float]:
-    """Layouts of a plan, and how many of them a second."""
+    """Returns the layouts of a plan, and how many of them a second."""
     begin = time.process_time()
     x = space(ask.config, ask.cluster, ask.gpus, ask.global_batch, **ask.settings)
     made = time.process_time()
@@ -55,9 +51,7 @@ def rates(ask: Question) -> dict[str, float]:
 
 @command_line("speed")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="write the table there, too")
-    arguments = parser.parse_args(argv)
+    Parser(description=__doc__).parse_args(argv)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     flags = Parser()
     add_flags(flags)
@@ -68,10 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         for name in PLANS
     ]
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    text = Table(COLUMNS, rows, notes=[f"one core, {ROUNDS} rounds; load average {load}"])
-    if arguments.out:
-        arguments.out.write_text(text.render("markdown"))
-    print(text.render("markdown"), end="")
+    note = f"one core, {ROUNDS} rounds; load average {load}"
+    show([Table(COLUMNS, rows, notes=[note])], "markdown")
     return 0
 
 
