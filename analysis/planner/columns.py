@@ -119,22 +119,22 @@ class _Sizes:
 
     @property
     def nanotron(self) -> Any:
-        """Whether nanotron's code runs the step."""
+        """Returns whether nanotron's code runs the step."""
         return self.family == FAMILIES.index("nanotron")
 
     @property
     def replicas(self) -> Any:
-        """Ranks that hold the same parameters and add up their gradients."""
+        """Returns how many ranks hold the same parameters and add up their gradients."""
         return self.cp * self.dp
 
     @property
     def expert_replicas(self) -> Any:
-        """Ranks of a stage that hold the same experts."""
+        """Returns how many ranks of a stage hold the same experts."""
         return self.tp * self.replicas / (self.ep * self.etp)
 
     @property
     def tokens(self) -> Any:
-        """Tokens of a micro-batch on one rank, before sequence parallelism."""
+        """Returns the tokens of a micro-batch on one rank, before sequence parallelism."""
         return self.micro_batch * self.seq / self.cp
 
     @property
@@ -149,27 +149,28 @@ class Step(_Sizes, _Settings):
 
     @property
     def counted(self) -> bool:
-        """Whether every tensor of the step is known: of Megatron core in 16 bits, with Transformer
-        Engine's layers."""
+        """Returns whether every tensor of the step is known: of Megatron core in 16 bits, with
+        Transformer Engine's layers."""
         if not self.megatron or self.width != 2 or self.zero_stage > 1:
             return False
         return not (self.fp8 or self.documents or self.offload or self.mtp)
 
     @property
     def in_fp8(self) -> bool:
-        """Whether Transformer Engine runs the layers' products in fp8. FSDP2's fp8 is torchao's,
-        which keeps inputs and weights otherwise: its memory is counted as that of bf16."""
+        """Returns whether Transformer Engine runs the layers' products in fp8. FSDP2's fp8 is
+        torchao's, which keeps inputs and weights otherwise: its memory is counted as that of
+        bf16."""
         return self.fp8 and not self.fsdp2
 
     @property
     def autocast(self) -> bool:
-        """Whether fp32 weights compute in half precision, as DistributedDataParallel's do, and
-        norms in fp32, as nanotron's do."""
+        """Returns whether fp32 weights compute in half precision, as DistributedDataParallel's
+        do, and norms in fp32, as nanotron's do."""
         return self.plain and not self.deepspeed and not self.fsdp2 and self.width < 4
 
     @property
     def sequence_cut(self) -> int:
-        """Ranks that cut the sequence between the layers' products."""
+        """Returns how many ranks cut the sequence between the layers' products."""
         return self.tp if self.sequence_parallel else 1
 
 
@@ -200,7 +201,7 @@ class Columns(_Sizes, _Arrays):
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The rows, one by one."""
+        """Returns the rows, one by one."""
         numbers = (getattr(self, f.name).tolist() for f in fields(self))
         return [Step._make(row) for row in zip(*numbers, strict=True)]
 
@@ -216,7 +217,7 @@ class Columns(_Sizes, _Arrays):
 
     @property
     def routed(self) -> Array:
-        """The share of layers that have experts."""
+        """Returns the share of layers that have experts."""
         return np.where(self.experts > 0, 1.0 - self.dense_layers / self.layers, 0.0)
 
     def layout(self, i: int) -> Layout:

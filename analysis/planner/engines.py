@@ -75,26 +75,26 @@ def family_of(engine: str) -> int:
 
 
 def is_recipe(engine: str) -> bool:
-    """Whether NVIDIA's recipes for NeMo or Megatron-Bridge made the run."""
+    """Returns whether NVIDIA's recipes for NeMo or Megatron-Bridge made the run."""
     return bool(re.search("nemo|megatron-bridge", engine, re.IGNORECASE))
 
 
 def is_fsdp2(engine: str, zero_stage: int | None) -> bool:
-    """Whether PyTorch's FSDP2 runs the step, or Megatron's own, which cuts as it does."""
+    """Returns whether PyTorch's FSDP2 runs the step, or Megatron's own, which cuts as it does."""
     pytorch = bool(re.search("fsdp2|torchtitan", engine, re.IGNORECASE))
     return pytorch or (is_recipe(engine) and zero_stage == 3)
 
 
 def fuses_attention(engine: str) -> bool:
-    """Whether a program's attention is one kernel, on whatever card."""
+    """Returns whether a program's attention is one kernel, on whatever card."""
     programs = "torchtitan|nanotron|picotron|internevo|nemo|core|flash"
     return bool(re.search(programs, engine, re.IGNORECASE))
 
 
 def adds_in_16_bits(engine: str) -> bool:
-    """Whether gradients are accumulated in the weights' format: by Megatron-Bridge, as in its
-    makers' other recipes in logs/published, and by InternEvo, which adds and reduces `param.grad`
-    so (internlm/solver/optimizer/hybrid_zero_optim.py)."""
+    """Returns whether gradients are accumulated in the weights' format: by Megatron-Bridge, as
+    in its makers' other recipes in logs/published, and by InternEvo, which adds and reduces
+    `param.grad` so (internlm/solver/optimizer/hybrid_zero_optim.py)."""
     return bool(re.search("megatron-bridge|internevo", engine, re.IGNORECASE))
 
 

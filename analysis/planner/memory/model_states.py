@@ -71,7 +71,8 @@ def _shards(step: Step, stage: int) -> int:
 
 
 def _keeps_two_gradients(step: Step) -> bool:
-    """Whether bf16 gradients are there beside their fp32 sums, as in DeepSpeed and nanotron."""
+    """Returns whether bf16 gradients are there beside their fp32 sums, as in DeepSpeed and
+    nanotron."""
     return (step.deepspeed or step.nanotron) and step.grad_width > step.width
 
 

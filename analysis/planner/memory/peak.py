@@ -92,7 +92,7 @@ def allocated(step: Step, stage: Stage | None = None) -> float:
 
 
 def check_counted(config: GPTConfig, x: Columns, name: str) -> None:
-    """Refuse rows of a model with experts or latent attention whose bytes no formula counts; name:
+    """Refuses rows of a model with experts or latent attention whose bytes no formula counts; name:
     of the rows, in words.
 
     Raises:

@@ -12,7 +12,7 @@ from analysis.planner.columns import Columns, Step
 
 
 class ByStage(NamedTuple):
-    """Of the first, the fullest middle and the last stage of a pipeline; arrays of columns."""
+    """A number of the first, the fullest middle and the last stage; arrays of columns."""
 
     first: float
     middle: float
@@ -182,13 +182,13 @@ def layer_numbers(step: Step) -> float:
 
 
 def _ends_count(step: Step) -> bool:
-    """Whether embedding and logits count as a layer each when stages are cut."""
+    """Returns whether embedding and logits count as a layer each when stages are cut."""
     return step.layers % step.pp != 0 and (step.layers + 2) % step.pp == 0
 
 
 def _has_lighter_chunk(step: Step, layers: float) -> bool:
-    """Whether the chunks of a stage with the embedding or the logits, of so many layers, are not
-    equal, because these take a layer's place in one of them."""
+    """Returns whether the chunks of a stage with the embedding or the logits, of so many layers,
+    are not equal, because these take a layer's place in one of them."""
     if step.vpp == 1:
         return False
     return layers % step.vpp != 0 if step.first_layers else _ends_count(step)

@@ -22,6 +22,7 @@ def parameters(x: Columns) -> Array:
 
 
 def _parameters(step: Step) -> float:
+    """Returns `parameters` of one step."""
     first, middle, last = stage_layers(step)
     table = step.vocab * step.hidden * (2 if step.untied and step.pp == 1 else 1)
     if not (step.experts or step.kv_lora):

@@ -34,8 +34,8 @@ def stages(x: Columns, machine: Machine, c: dict) -> PipelineTimes:
 
 
 def stalls(x: Columns) -> Array:
-    """Whether a row is a pipeline of a kind whose runs stall in nanotron: of 110 on 512 GPUs 109
-    did, and nearly all whose tp groups span 4 nodes. Bool (n,)."""
+    """Returns whether a row is a pipeline of a kind whose runs stall in nanotron: of 110 on 512
+    GPUs 109 did, and nearly all whose tp groups span 4 nodes. Bool (n,)."""
     return (x.pp > 1) & ((x.gpus > STALL_GPUS) | (x.tp >= 4 * x.gpus_per_node))
 
 
