@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from parallel.record.ends import Kind, kind_of, kind_of_error
 from parallel.record.reader import find_runs, read_run, read_status
 from parallel.record.schema import STEP_COLUMNS
 from parallel.record.writer import RunFolder
+from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
 
 FACTS = {"run": "ddp"}
@@ -147,37 +149,13 @@ def test_a_consequence_makes_room_for_what_is_known_later(tmp_path):
         assert (run.kind, run.reason) == ((first, "first") if stays else ("time limit",) * 2)
 
 
+KINDS = tomllib.loads((ROOT / "tests" / "log_ends.toml").read_text())["kinds"]
+
+
 @pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("", Kind.UNKNOWN),
-        ("exit status 1: KeyError: 'a'", Kind.RAISED),
-        ("OutOfMemoryError: CUDA out of memory. Tried to (rank 0)", Kind.MEMORY),
-        ("OSError: [Errno 28] No space left on device (rank 0)", Kind.DISK),
-        ("no progress for 10 s: rank 3 hangs at nccl.py", Kind.HANG),
-        ("RuntimeError: [gloo/x.cc:537] Read error: Connection reset by peer", Kind.LOST_PEER),
-        ("rank 1 did not meet the other 1 ranks at a:1 within 3 s: ...", Kind.COMMUNICATION),
-        ("DistBackendError: NCCL error in: x.cpp:1 (rank 2)", Kind.COMMUNICATION),
-        ("SIGTERM: the launcher (process 7) is gone (rank 0)", Kind.SIGNAL),
-        ("time limit: stopped 60 s before it", Kind.TIME_LIMIT),
-        ("parallel.train: no token files at data/nccl-connection", Kind.REFUSED),
-        ("exit status 2: parallel.train: no token files at gloo: timed out", Kind.REFUSED),
-        ("UsageError: no token files at data/nccl-connection (rank 0)", Kind.REFUSED),
-        ("FileNotFoundError: [Errno 2] No such file: 'NCCL error' (rank 0)", Kind.RAISED),
-        ("ValueError: connection: gloo timed out", Kind.RAISED),
-        ("AssertionError", Kind.RAISED),
-        ("bash: data/gloo-connection: No such file or directory", Kind.REFUSED),
-        ("RuntimeError: Distributed package doesn't have NCCL built in", Kind.RAISED),
-        ("RuntimeError: Gloo connectFullMesh failed with [x] no error", Kind.COMMUNICATION),
-        ("torch.distributed.DistStoreError: 1/2 clients joined", Kind.COMMUNICATION),
-        ("parallel.train: rank 1 did not meet the other 1 ranks at a:1", Kind.COMMUNICATION),
-        ("parallel.train: loss is nan at the end", Kind.DIVERGED),
-        ("exit status 1: parallel.train: gradient norm is nan at the end", Kind.DIVERGED),
-        ("parallel.train: no progress for 3 s: rank 0 hangs", Kind.HANG),
-        ("parallel.train: OSError: [Errno 28] No space left on device", Kind.DISK),
-    ],
+    ("kind", "reason"), [(kind, line) for kind, lines in KINDS.items() for line in lines]
 )
-def test_a_status_of_before_there_was_a_kind_has_its_reasons(tmp_path, reason, kind):
+def test_a_status_of_before_there_was_a_kind_has_its_reasons(tmp_path, kind, reason):
     begun(tmp_path / "run")
     path = tmp_path / "run" / "status.json"
     for written in ({}, {"kind": "of a later version"}):
