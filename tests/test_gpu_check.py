@@ -186,50 +186,13 @@ def test_a_run_is_rehearsed_where_the_check_trains_it(tmp_path):
     assert list(peaks) == ["megatron"] and peaks["megatron"] > 10**6
 
 
-SMALL = """
-question = "?"
-baseline = "ddp"
-[defaults]
-preset = "tiny-llama"
-seq_len = 16
-steps = 4
-global_batch = 4
-eval_steps = 0
-device = "cpu"
-[[run]]
-[[run]]
-precision = "bf16"
-label = "bf16"
-[[run]]
-device = "cuda"
-label = "gpu"
-[[run]]
-engine = "megatron"
-gpus = 2
-tp = 2
-sequence_parallel = true
-load = "logs/small/megatron-tp2-sp/checkpoints/step-00000002"
-label = "resumed"
-[[run]]
-engine = "fsdp2"
-gpus = 2
-load = "logs/small/megatron-tp2-sp/checkpoints/step-00000002"
-label = "reshaped"
-[[run]]
-engine = "megatron"
-gpus = 2
-tp = 2
-sequence_parallel = true
-save_interval = 2
-"""
-
-
 @pytest.mark.slow
 def test_a_study_is_trained_saved_resumed_and_reshaped_in_one_table(
     tokens, tmp_path, monkeypatch, capfd
 ):
     """As far as a machine without a GPU can."""
-    (tmp_path / "small.toml").write_text(SMALL.replace("seq_len", f'data = "{tokens}"\nseq_len'))
+    text = (ROOT / "tests" / "studies" / "small_gpu_check.toml").read_text()
+    (tmp_path / "small.toml").write_text(text.replace("seq_len", f'data = "{tokens}"\nseq_len'))
     monkeypatch.chdir(tmp_path)
     assert gpu_check.main(["--cpu", "small.toml"]) == 0
     table = capfd.readouterr().out

@@ -9,75 +9,29 @@ from analysis.planner.messages import parameter_sizes, sent_bytes
 from base.errors import UsageError
 from parallel import rehearse
 from parallel.config.resolve import resolve
-from parallel.config.study import load_study
+from parallel.config.study import Study, load_study
 from tests.conftest import ROOT, run_module
 
-HEAD = """
-question = "Are the formulas right?"
-[defaults]
-preset = "1.7b"
-n_layer = 4
-seq_len = 2048
-micro_batch = 4
-grad_accum = 8
-"""
-EVERY_ENGINE = """
-[[sweep]]
-include = [
-  { engine = "ddp", gpus = 2, precision = "fp32" },
-  { engine = "megatron", gpus = 64, tp = 2, pp = 4, zero_stage = 1, precision = "bf16" },
-  { engine = "deepspeed_pipe", gpus = 16, tp = 2, pp = 4, zero_stage = 1, precision = "bf16" },
-  { engine = "deepspeed_zero", gpus = 8, zero_stage = 1, precision = "fp32" },
-  { engine = "deepspeed_zero", gpus = 4, zero_stage = 3, precision = "bf16" },
-  { engine = "fsdp2", gpus = 8, zero_stage = 3, precision = "fp32", fsdp_shard = 4, tied = false },
-  { engine = "fsdp2", gpus = 8, zero_stage = 2, precision = "fp32", recompute = "selective" },
-]
-"""
-MEGATRONS = """
-[[run]]
-engine = "megatron"
-preset = "llama3-8b"
-precision = "bf16"
-gpus = 64
-tp = 8
-pp = 2
-vpp = 2
-sequence_parallel = true
-recompute = "full"
-[[run]]
-engine = "megatron"
-precision = "bf16"
-n_layer = 6
-gpus = 2
-pp = 2
-vpp = 4
-account_for_embedding_in_pipeline_split = true
-account_for_loss_in_pipeline_split = true
-[[run]]
-engine = "megatron"
-preset = "llama3-8b"
-precision = "bf16"
-gpus = 8
-tp = 8
-data = "none"
-reset_at_documents = true
-end_of_text = 3
-"""
+STUDIES = ROOT / "tests" / "studies"
 
 
-@pytest.mark.parametrize(
-    ("runs", "n_ranks"),  # one of each stage
-    [(EVERY_ENGINE, 5 + 2 * 2), pytest.param(MEGATRONS, 1 + 2 * 2, marks=pytest.mark.slow)],
-    ids=["every engine", "megatrons"],
-)
-def test_messages_and_weights_are_those_of_the_planner(runs, n_ranks, tmp_path):
-    (tmp_path / "runs.toml").write_text(HEAD + runs)
-    study = load_study(tmp_path / "runs.toml")
+def counted(name: str) -> tuple[Study, list[dict]]:
+    """A study of tests/studies, and what was counted on its ranks."""
+    study = load_study(STUDIES / f"rehearsed_{name}.toml")
     command = ["parallel.rehearse", "--study", str(study.path), "--format", "json"]
     done = run_module(*command, timeout=1200)
     ranks = json.loads(done.stdout)["ranks"]
     assert not [rank["error"] for rank in ranks if rank["error"]]
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
+    return study, ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "n_ranks"),  # one of each stage
+    [("engines", 5 + 2 * 2), pytest.param("megatrons", 1 + 2 * 2, marks=pytest.mark.slow)],
+)
+def test_messages_and_weights_are_those_of_the_planner(name, n_ranks):
+    study, ranks = counted(name)
     assert len(ranks) == n_ranks
     for rank in ranks:
         spec, number = study.specs[rank["run"]], rank["rank"]
@@ -97,52 +51,13 @@ def test_messages_and_weights_are_those_of_the_planner(runs, n_ranks, tmp_path):
             assert shards * rank["peak"]["weights"] == pytest.approx(width * whole, rel=1e-3)
 
 
-EXPERTS = """
-question = "Are tokens sent to experts and back?"
-[defaults]
-engine = "megatron"
-preset = "mixtral-8x7b"
-n_layer = 2
-precision = "bf16"
-seq_len = 1024
-micro_batch = 1
-grad_accum = 2
-zero_stage = 1
-[[run]]
-gpus = 16
-ep = 8
-[[run]]
-gpus = 8
-ep = 2
-etp = 2
-tp = 2
-pp = 2
-sequence_parallel = true
-recompute = "full"
-[[run]]
-gpus = 4
-ep = 2
-moe_token_dispatcher_type = "allgather"
-[[run]]
-engine = "fsdp2"
-zero_stage = 2
-gpus = 4
-[[run]]
-engine = "deepspeed_zero"
-gpus = 4
-"""
 EXPERT, OUTSIDE = 3 * 4096 * 14336, 32000 * 4096  # numbers of an expert, and of the word table
 LAYER = 2 * 4096 * (4096 + 1024) + 2 * 4096 + 8 * 4096  # attention, norms, router
 
 
 @pytest.mark.slow
-def test_experts_are_rehearsed_with_as_many_tokens_each(tmp_path):
-    (tmp_path / "experts.toml").write_text(EXPERTS)
-    study = load_study(tmp_path / "experts.toml")
-    command = ["parallel.rehearse", "--study", str(study.path), "--format", "json"]
-    done = run_module(*command, timeout=1200)
-    ranks = json.loads(done.stdout)["ranks"]
-    assert done.returncode == 0, done.stderr + done.stdout
+def test_experts_are_rehearsed_with_as_many_tokens_each():
+    study, ranks = counted("experts")
     rows = {(rank["run"], rank["rank"]): rank for rank in ranks}
     for (run, number), rank in rows.items():
         sizes = parameter_sizes(study.specs[run], number)
@@ -236,6 +151,7 @@ def test_what_transformer_engine_alone_does_is_refused_with_the_planners_command
     assert "GiB on the fullest rank" in capsys.readouterr().out
     assert {"mbs=1", "zero=1", "sp=no", "recompute=full"} <= set(command.split()[-1].split(","))
     path = tmp_path / "long.toml"
-    path.write_text(HEAD + '[[run]]\nengine = "megatron"\ngpus = 8\ncp = 2\nprecision = "bf16"\n')
+    head = (STUDIES / "rehearsed_engines.toml").read_text().partition("[[")[0]
+    path.write_text(head + '[[run]]\nengine = "megatron"\ngpus = 8\ncp = 2\nprecision = "bf16"\n')
     assert rehearse.main(["--study", str(path), "--cluster", "dgx-h100"]) == 1
     assert f"python -m analysis.prune {path} --cluster dgx-h100\n" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm import nodes, squeue, states, submit
-from tests.conftest import wait_for
+from tests.conftest import ROOT, wait_for
 from tests.tools import testbed
 
 pytestmark = pytest.mark.slow
@@ -22,28 +22,6 @@ memory = "1000M"
 time = "00:05:00"
 options = ["--exclusive"]
 environment = { GLOO_SOCKET_IFNAME = "lo", SCALING_ONE_MACHINE = "1", SLOW_NODE = "node1" }
-"""
-STUDY = """question = "?"
-cluster = "single"
-[slurm]
-preflight = true
-leave_out_nodes = true
-[defaults]
-preset = "tiny"
-max_seq_len = 16
-device = "cpu"
-eval_steps = 0
-steps = 2
-nodes = 3
-data = "DATA"
-global_batch = 3
-engine = "ddp"
-[[run]]
-label = "first"
-[[run]]
-label = "second"
-[[run]]
-label = "third"
 """
 
 
@@ -74,7 +52,8 @@ def excluded(run: str, folder: Path) -> str:
 
 def test_a_slow_node_is_named_and_the_next_jobs_run_on_the_others(slurm, tokens, tmp_path, capsys):
     path, logs = tmp_path / "grid.toml", tmp_path / "logs"
-    path.write_text(STUDY.replace("DATA", str(tokens)))
+    text = (ROOT / "tests" / "studies" / "slow_node.toml").read_text()
+    path.write_text(text.replace("DATA", str(tokens)))
     flags = [str(path), "--logs", str(logs)]
     study = nodes.load_studies(nodes.study_parser("x", "").parse_args(flags))[0]
     first, second, third = study.runs
