@@ -1,5 +1,6 @@
-"""A command's end: one line for a mistake, quiet where nobody reads, one line on a full disk."""
+"""Commands: one boundary, one flag for one thing, one line for a mistake, also for bad input."""
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -8,14 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
 from analysis.runs import views
 from base.errors import UsageError, command_line, printable
+from parallel.config.run_spec import SETTINGS
 from tests.conftest import ROOT
+from tests.tools import bad_commands, bad_input
+from tests.tools.bad_commands import actions_of
 
-COMMANDS = sorted(
+PROGRAMS = sorted(
     path
     for room in ("analysis", "parallel", "slurm", "models", "benchmarks")
     for path in (ROOT / room).rglob("*.py")
@@ -62,7 +67,7 @@ def shell(toy, command: str, unbuffered: str = "") -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_command_has_the_one_boundary(path):
     """Those of VIEWS have it from the function that makes their `main`."""
     text, nodes = path.read_text(), ast.parse(path.read_text()).body
@@ -138,3 +143,86 @@ def test_a_reader_that_goes_away_ends_a_command_after_its_files_are_written(tmp_
     done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert done.returncode == 141 and (tmp_path / "x.toml").exists()
+
+
+def test_the_table_of_runs_is_a_script_that_starts_in_any_folder(tmp_path):
+    script = [sys.executable, str(ROOT / "analysis" / "tflops.py"), "--help"]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "python -m analysis.tflops" in done.stdout or "analysis/tflops.py" in done.stdout
+
+
+COMMANDS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for path in PROGRAMS
+    if not path.is_relative_to(ROOT / "benchmarks")
+)
+WITHOUT_FLAGS = {"slurm.forward_signals"}  # it parses no command line
+
+
+@pytest.fixture(scope="module")
+def actions() -> list[tuple[str, argparse.Action]]:
+    assert {command for command in COMMANDS if not actions_of(command)} == WITHOUT_FLAGS
+    return [(command, action) for command in COMMANDS for action in actions_of(command)]
+
+
+def test_every_flag_has_a_line_of_help(actions):
+    for command, action in actions:
+        what = (command, action.option_strings or action.metavar or action.dest)
+        assert action.help or isinstance(action, argparse._SubParsersAction), what
+
+
+def test_a_flag_that_is_a_setting_is_spelled_alike_everywhere(actions):
+    """A command that takes a setting of a run takes it under the trainer's name."""
+    flags = {f.metadata["help"]: "--" + name.replace("_", "-") for name, f in SETTINGS.items()}
+    assert len(flags) == len(SETTINGS)
+    for command, action in actions:
+        flag = flags.get((action.help or "").partition(" (default")[0])
+        assert flag is None or flag in action.option_strings, (command, flag)
+
+
+def test_a_flag_takes_one_kind_of_value_in_all_commands(actions):
+    """A switch, a number or a text."""
+    kinds: dict[str, set] = {}
+    for _, action in actions:
+        number = action.type in (int, float) or isinstance(action.type, partial)
+        for flag in action.option_strings:
+            kinds.setdefault(flag, set()).add((action.nargs == 0, number))
+    assert [flag for flag, kind in kinds.items() if len(kind) > 1] == []
+
+
+def test_words_of_a_flag_are_joined_by_dashes(actions):
+    joined = {flag for _, action in actions for flag in action.option_strings if "_" in flag}
+    assert joined == {"--local_rank"}  # as DeepSpeed's launcher spells it
+
+
+@pytest.mark.parametrize(
+    ("campaign", "n"), [("logs", 40), ("numbers", 250), ("neutral", 30), ("folders", 3)]
+)
+def test_bad_input_ends_in_no_traceback(campaign, n):
+    assert bad_input.findings(bad_input.run(campaign, "a few", n)) == []
+
+
+def test_every_command_is_given_bad_lines():
+    assert sorted(bad_commands.LINES) == [name for name in COMMANDS if name != "analysis"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("campaign", "n"),
+    [
+        ("logs", 200),
+        ("numbers", 4000),
+        ("neutral", 150),
+        ("folders", 20),
+        ("packed", 30),
+        ("texts", 30),
+        ("tokens", 30),
+        ("commands", 60),
+        ("output", 8),
+        ("not-runs", 600),
+    ],
+)
+def test_much_bad_input_ends_in_no_traceback(campaign, n):
+    """In processes of their own, which what a command changes of its process does not outlive."""
+    assert bad_input.findings(bad_input.run(campaign, "many", n, jobs=2)) == []
