@@ -52,41 +52,49 @@ def stages(step: Step) -> list[Stage]:
     """Returns the first stage, the middle ones that may be the fullest, and the last, of those that
     a pipeline has. A middle stage holds no less than the next one if it has no layers without
     experts where others have them."""
-    found = []
-    number, end = 0, step.pp - 1
-    while number <= end:
-        parts = chunks(step, number)
-        layers, dense = (sum(sizes) for sizes in zip(*parts, strict=True))
-        found.append(
-            Stage(layers, dense, _moments(step, number, parts), number == 0, number == end)
-        )
-        goes_on = number in (0, end) or (step.experts and dense)
-        number = number + 1 if goes_on else end
+    end = step.pp - 1
+    found = [_stage(step, 0)]
+    for number in range(1, end):
+        found.append(_stage(step, number))
+        if not (step.experts and found[-1].dense):
+            break  # the next middle stages have as many layers, and fewer micro-batches in flight
+    if end:
+        found.append(_stage(step, end))
     return found
+
+
+def _stage(step: Step, number: int) -> Stage:
+    """Returns a stage by its number, from 0."""
+    parts = chunks(step, number)
+    layers, dense = (sum(sizes) for sizes in zip(*parts, strict=True))
+    moments = _moments(step, number, parts)
+    return Stage(layers, dense, moments, number == 0, number == step.pp - 1)
 
 
 def chunks(step: Step, number: int) -> tuple[Chunk, ...]:
     """Returns the chunks of a stage: chunk c of stage r is number c pp + r of the model. Where the
     embedding or the logits count as a layer, it is one of the model's first or last chunk."""
     pp, vpp, cut = step.pp, step.vpp, stage_layers(step)
-    embedding = _has_lighter_chunk(step, cut.first)
-    logits = _has_lighter_chunk(step, cut.last)
+    embedding = 1 if _has_lighter_chunk(step, cut.first) else 0  # in layers
+    logits = 1 if _has_lighter_chunk(step, cut.last) else 0
     first, middle, last = (cut.first + embedding) / vpp, cut.middle / vpp, (cut.last + logits) / vpp
     size = first if number == 0 else last if number == pp - 1 else middle
-    turn = first + (pp - 2) * middle + last  # the layers of one chunk of every stage
-    begun = first + (number - 1) * middle if number else 0.0
     sizes = [size] * vpp
-    begins = [begun + chunk * turn - embedding for chunk in range(vpp)]
     if number == 0:
-        sizes[0], begins[0] = size - embedding, 0.0
+        sizes[0] -= embedding
     if number == pp - 1:
         sizes[-1] -= logits
     if not step.experts:
         return tuple(Chunk(layers, layers) for layers in sizes)
-    return tuple(
-        Chunk(layers, min(max(step.dense_layers - before, 0.0), layers))
-        for layers, before in zip(sizes, begins, strict=True)
-    )
+    round_layers = first + (pp - 2) * middle + last  # of one chunk of every stage
+    begun = first + (number - 1) * middle if number else 0.0
+    found = []
+    for chunk, layers in enumerate(sizes):
+        before = chunk * round_layers + begun
+        if chunk or number:
+            before -= embedding
+        found.append(Chunk(layers, min(max(step.dense_layers - before, 0.0), layers)))
+    return tuple(found)
 
 
 def _moments(step: Step, number: int, parts: tuple[Chunk, ...]) -> tuple[InFlight, ...]:
@@ -121,23 +129,21 @@ def _interleaved(
     group = n_micro if n_micro % pp else pp
     period, total = group * vpp, n_micro * vpp
     ahead = min((vpp - 1) * group + 2 * (pp - number - 1) + 1, total)
-    last = min(total - ahead, period)  # backwards, after which it is as before or forwards end
-    turns = {*range(0, last, group), *range(-ahead % group, last, group), last}
+    last = min(total - ahead, period)  # after a period all is as before
+    turns = {*range(0, last, group), *range(-ahead % group, last, group), last}  # of backwards
 
     def passed(tasks: int, chunk: int) -> int:
         """Returns the micro-batches of a chunk among the first so many forwards."""
         rounds, rest = divmod(tasks, period)
         return rounds * group + min(max(rest - chunk * group, 0), group)
 
-    moments = {}
-    for back in sorted(turns):
-        flying = [passed(ahead + back, c) - passed(back, vpp - 1 - c) for c in range(vpp)]
-        layers, dense = (
-            sum(n * size for n, size in zip(flying, sizes, strict=True))
-            for sizes in zip(*parts, strict=True)
-        )
-        moments[InFlight(sum(flying) / vpp, layers, dense, flying[0])] = None
-    return tuple(moments)
+    moments = []
+    for backwards in sorted(turns):
+        flying = [passed(ahead + backwards, c) - passed(backwards, vpp - 1 - c) for c in range(vpp)]
+        layers = sum(n * chunk.layers for n, chunk in zip(flying, parts, strict=True))
+        dense = sum(n * chunk.dense for n, chunk in zip(flying, parts, strict=True))
+        moments.append(InFlight(sum(flying) / vpp, layers, dense, flying[0]))
+    return tuple(dict.fromkeys(moments))
 
 
 def stage_layers(step: Step) -> ByStage:
