@@ -183,6 +183,14 @@ def test_micro_batches_that_pp_does_not_divide_are_one_group():
         assert last.moments[0].micro_batches == pytest.approx(chunks / 3)
 
 
+def test_the_embeddings_masks_are_those_of_the_first_chunk():
+    """Two stages of two chunks: five chunks are in flight on the first, four of them the first."""
+    given = {"pp": 2, "vpp": 2, "n_micro": 8, "dropout": True}
+    one, first = step(**given), stages(step(**given))[0]
+    kept_bytes = 5 * kept(one).layer(routed=False) + 4 * kept(one).edge / 2
+    assert parts(**given)["activations"] == kept_bytes + layer_goes_back(one, first)
+
+
 def test_the_last_chunk_has_the_logits_and_fewer_layers():
     """Six layers and both ends on four stages of two chunks of one layer: the logits are alone in
     the last chunk. Beside them the first one's group is kept, without them one more."""
