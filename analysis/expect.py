@@ -59,7 +59,7 @@ SPLIT = (*SET_AXES, *EXPERT_AXES, "zero_stage", "sequence_parallel")
 SIZE = ("params", "active")
 
 
-def of_flags(facts: dict[str, Any], preset_name: str | None) -> Record:
+def flagged_run(facts: dict[str, Any], preset_name: str | None) -> Record:
     """Returns the run that flags describe. What they leave out is as in parallel.train, and the
     engine, the vocabulary's padding and the stages of an uneven pipeline as in analysis.plan."""
     record = Record(FLAGS, FLAGS)
@@ -79,12 +79,9 @@ def of_flags(facts: dict[str, Any], preset_name: str | None) -> Record:
     return record
 
 
-def cluster_of(record: Record, name: str | None, network: str | None = None) -> Answer[Calibration]:
+def cluster_of(record: Record, name: str | None) -> Answer[Calibration]:
     """Returns the cluster of this name, else the data sheet of the run's card, or why there is
-    none. `network` replaces the one between its nodes."""
-    if network:
-        cluster, reason = cluster_of(record, name)
-        return Answer(cluster and cluster.on_network(network, record.gpus or math.inf), reason)
+    none."""
     if name:
         return Answer(load_calibration(name))
     if not record.gpu_type:
@@ -108,10 +105,8 @@ def prediction(record: Record, cluster: Answer[Calibration]) -> Answer[dict[str,
 def _size(record: Record) -> dict[str, Any]:
     """Returns whether the model has experts, its parameters, and of experts those that a token
     meets."""
-    config, experts = (
-        config_of(replace(record, params=None)).value,
-        bool(record.model.get("experts")),
-    )
+    config = config_of(replace(record, params=None)).value
+    experts = bool(record.model.get("experts"))
     return {
         "experts": experts,
         "params": config.n_params if config else record.params,
@@ -161,6 +156,7 @@ def nearest(record: Record, count: int) -> list[Record]:
 
 
 def _text(name: str, value: Any) -> str:
+    """Returns a fact in words; sizes are in billions."""
     return f"{name} {value / 1e9:.4g}B" if name in SIZE else f"{name} {value}"
 
 
@@ -356,8 +352,11 @@ def main(argv: list[str] | None = None) -> int:
         if claimed:
             read_name(record, claimed)
     else:
-        record = of_flags(facts, claimed)
-    cluster = cluster_of(record, arguments.cluster, arguments.network)
+        record = flagged_run(facts, claimed)
+    cluster = cluster_of(record, arguments.cluster)
+    if cluster.value:
+        gpus = record.gpus or math.inf
+        cluster = cluster._replace(value=cluster.value.on_network(arguments.network, gpus))
     if record.source == FLAGS and cluster.value:
         record.precision = record.precision or cluster.value.precision(None)
     show(report(record, cluster, claimed, arguments.top), arguments.format, arguments.columns)

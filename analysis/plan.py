@@ -138,8 +138,7 @@ def question(arguments: argparse.Namespace) -> Question:
         cluster = from_data_sheet(arguments.gpu_type, per_node, memory_gb=memory)
     else:
         cluster = load_calibration(arguments.cluster)
-    if arguments.network is not None:
-        cluster = cluster.on_network(arguments.network, arguments.gpus)
+    cluster = cluster.on_network(arguments.network, arguments.gpus)
     return Question(
         config=config,
         preset=name_of(config, arguments.preset),

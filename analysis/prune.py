@@ -39,10 +39,8 @@ def row_of(
         cluster.precision(spec.gemm_precision)
     except UsageError as error:
         return run | dict.fromkeys(_PREDICTED) | {"fits": False, "verdict": str(error)}
-    cluster_columns = cluster.columns(spec.engine, spec.layout.tp, spec.gpus)
-    if flash is not None:
-        cluster_columns["flash"] = flash
-    x = columns_of(spec, **cluster_columns)
+    stated = {} if flash is None else {"flash": flash}
+    x = columns_of(spec, **cluster.columns(spec.engine, spec.layout.tp, spec.gpus) | stated)
     check_counted(spec.model, x, f"{name}: {spec.engine} in {spec.precision} on {cluster.gpu}")
     r = ranking.rank(x, cluster, margin)
     (row,) = ranking.rows_of(r, np.array([0]), spec.model, spec.gemm_precision)
@@ -70,16 +68,15 @@ def report(
     study = load_study(path, submitted_to)
     if wanted is None and study.cluster is None:
         raise UsageError(f"{path} names no cluster: say where with --cluster NAME")
-    cluster = load_calibration(wanted or study.cluster.name)
-    if network is not None:
-        cluster = cluster.on_network(network, max(spec.gpus for spec in study.specs.values()))
+    most_gpus = max((spec.gpus for spec in study.specs.values()), default=0)
+    cluster = load_calibration(wanted or study.cluster.name).on_network(network, most_gpus)
     rows = [row_of(name, spec, cluster, margin, flash) for name, spec in study.specs.items()]
     fastest = sorted((r for r in rows if r["fits"]), key=lambda r: -r["tokens_per_s"])[:top]
     kept = [row["run"] for row in rows if row in fastest]
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source})",
         *ranking.width_note(rows, cluster),
-        *cluster.network_note(max((spec.gpus for spec in study.specs.values()), default=0)),
+        *cluster.network_note(most_gpus),
     ]
     if any(spec.reset_at_documents for spec in study.specs.values()):
         notes.append("reset_at_documents: GiB with its masks, of torch's attention; no time of it")
@@ -107,19 +104,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m analysis.prune", description=__doc__)
     add = parser.add_argument
     add("study", type=Path, metavar="TOML", help="the study file")
-    add(
-        "--cluster",
-        metavar="NAME|FILE",
-        help="a calibration or a cluster of clusters.toml (default: the study's own)",
-    )
+    where = "a calibration or a cluster of clusters.toml (default: the study's own)"
+    add("--cluster", metavar="NAME|FILE", help=where)
     add("--top", type=int, metavar="N", help="runs kept, the fastest (default: all)")
     ranking.add_flags(parser)
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
     check_flags(arguments, top=(1, 10_000), margin=ranking.MARGINS)
-    settings = arguments.cluster, arguments.top, arguments.margin, arguments.flash
-    shown = report(arguments.study, *settings, arguments.network)
-    show([shown], arguments.format, arguments.columns)
+    names = ("study", "cluster", "top", "margin", "flash", "network")
+    table = report(*(getattr(arguments, name) for name in names))
+    show([table], arguments.format, arguments.columns)
     return 0
 
 

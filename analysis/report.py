@@ -59,6 +59,7 @@ def _printed(name: str, arguments: list[str]) -> str:
 
 
 def _paths(arguments: list[str]) -> list[Path]:
+    """Returns the paths of a block, which are relative to the repository."""
     if not arguments:
         raise UsageError("name a PATH")
     return [ROOT / text for text in arguments]
@@ -86,6 +87,7 @@ def _audit(arguments: list[str]) -> str:
 
 
 def _file(arguments: list[str]) -> str:
+    """Returns the Markdown of the files at the paths."""
     return "\n".join(read_text(path, "table").strip() + "\n" for path in _paths(arguments))
 
 

@@ -104,6 +104,7 @@ class Table:
 
     @property
     def shown_texts(self) -> list[terminal.Shown]:
+        """Returns the shown columns as text."""
         return [
             terminal.Shown(c.heading, self.texts(c), self.is_numeric(c), c.long) for c in self.shown
         ]

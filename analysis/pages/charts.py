@@ -203,6 +203,7 @@ def tflops(rows: Rows) -> dict[str, Chart]:
 
 
 def _engine(row: Row) -> str:
+    """Returns the engine's name for the legend."""
     return row["engine"] or "unknown"
 
 

@@ -49,6 +49,7 @@ class Section:
 
     @property
     def empty(self) -> bool:
+        """Returns whether the section has nothing to show."""
         return not (self.words or self.charts or any(t.rows for t in self.tables.values()))
 
 

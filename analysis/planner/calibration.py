@@ -105,7 +105,7 @@ class Calibration:
 
     @property
     def is_host(self) -> bool:
-        """Tells whether this is a host CPU, whose cores count as GPUs."""
+        """Returns whether this is a host CPU, whose cores count as GPUs."""
         return self.machine_override is not None
 
     def columns(self, engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
@@ -144,10 +144,13 @@ class Calibration:
         return gemm_precision(precision, bool(peak_tflops(self._card(), "tf32")))
 
     def _card(self) -> str:
+        """Returns the card's name, or that of the host CPU."""
         return self.gpu if self.is_host else planning_gpu(self.gpu).name
 
-    def on_network(self, words: str, gpus: float) -> "Calibration":
-        """Returns the cluster with another network between its nodes, as --network has it."""
+    def on_network(self, words: str | None, gpus: float) -> "Calibration":
+        """Returns the cluster with another network between its nodes, where --network states it."""
+        if words is None:
+            return self
         if self.is_host or gpus <= self.joined:
             place = self.name if self.is_host else f"{gpus} GPUs of {self.name}"
             raise UsageError(f"--network: {place} is one node, and nothing leaves it")

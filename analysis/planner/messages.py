@@ -316,4 +316,5 @@ def _fully_sharded(spec: RunSpec) -> float:
 
 
 def _up(size: int, divisor: int) -> int:
+    """Returns the least multiple of the divisor that holds the size."""
     return -(-size // divisor) * divisor

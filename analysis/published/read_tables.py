@@ -81,15 +81,17 @@ class Line:
 
     @property
     def has_experts(self) -> bool:
+        """Returns whether the row's model has experts, by their number or by its name."""
         counts = [self.values[name].number for name in ("experts", "ep") if name in self.values]
         return max(counts, default=1) > 1 or bool(ACTIVE.search(self.words.get("model", "")))
 
     def states(self, name: str) -> bool:
-        """Tells whether the row states a fact. Words on routing may say what is dropped."""
+        """Returns whether the row states a fact. Words on routing may say what is dropped."""
         on_drops = name == "dropped" and re.search("drop|capacity", self.words.get("routing", ""))
         return bool(on_drops) or name in self.values or name in self.words
 
     def fact(self, name: str) -> object:
+        """Returns the number or the words of a column; "" where the row has neither."""
         return self.values[name].number if name in self.values else self.words.get(name, "")
 
 
