@@ -24,18 +24,18 @@ def _gemm(m: Array, n: Array, k: Array, peak: Array, c: dict) -> Array:
 def gemms(x: Columns, machine: Machine, c: dict) -> Array:
     """Returns the seconds of the four GEMMs of a layer, forward, one micro-batch: QKV, projection,
     MLP up and down; of a mean layer where some have experts."""
-    m = x.tokens
+    m, h = x.tokens, x.hidden
     peak = np.where(x.fp8, np.maximum(machine.peak, machine.fp8), machine.peak)
     qkv = x.head_dim * (x.heads + 2 * x.kv_heads) / x.tp
-    h, up = x.hidden, x.ffn * (1 + x.glu) / x.tp
     products = _gemm(m, qkv, h, peak, c) + _gemm(m, h, x.head_dim * x.heads / x.tp, peak, c)
-    dense = 1.0 - x.routed
     if x.kv_lora.any():
         products = np.where(x.kv_lora > 0, _latent_gemms(x, peak, c), products)
-    products = (
-        products + dense * _gemm(m, up, h, peak, c) + dense * _gemm(m, h, x.ffn / x.tp, peak, c)
-    )
-    return products + x.routed * _expert_gemms(x, peak, c) if x.experts.any() else products
+    dense = 1.0 - x.routed
+    products = products + dense * _gemm(m, x.ffn * (1 + x.glu) / x.tp, h, peak, c)
+    products = products + dense * _gemm(m, h, x.ffn / x.tp, peak, c)
+    if x.experts.any():
+        products = products + x.routed * _expert_gemms(x, peak, c)
+    return products
 
 
 def _latent_gemms(x: Columns, peak: Array, c: dict) -> Array:
@@ -57,13 +57,16 @@ def _latent_gemms(x: Columns, peak: Array, c: dict) -> Array:
 def _expert_gemms(x: Columns, peak: Array, c: dict) -> Array:
     """Returns the seconds of the router, the shared experts and the products of a rank's experts,
     forward: each takes its part of the tokens."""
-    m, h, gate = x.tokens, x.hidden, 1 + x.glu
-    own = np.maximum(x.experts / x.ep, 1)
-    each = np.maximum(x.each(routed_tokens) * x.imbalance / own, 1)
-    width, shared = (np.maximum(w, 1) for w in (x.moe_ffn / x.etp, x.shared_ffn / x.tp))
-    routed = own * (_gemm(each, width * gate, h, peak, c) + _gemm(each, h, width, peak, c))
-    always = _gemm(m, shared * gate, h, peak, c) + _gemm(m, h, shared, peak, c)
-    return routed + always * (x.shared_ffn > 0)
+    h, gate = x.hidden, 1 + x.glu
+
+    def feed_forward(m: Array, width: Array) -> Array:
+        return _gemm(m, width * gate, h, peak, c) + _gemm(m, h, width, peak, c)
+
+    own_experts = np.maximum(x.experts / x.ep, 1)
+    tokens_each = np.maximum(x.each(routed_tokens) * x.imbalance / own_experts, 1)
+    routed = own_experts * feed_forward(tokens_each, np.maximum(x.moe_ffn / x.etp, 1))
+    shared = feed_forward(x.tokens, np.maximum(x.shared_ffn / x.tp, 1))
+    return routed + shared * (x.shared_ffn > 0)
 
 
 def attention(x: Columns, machine: Machine, c: dict) -> Array:
@@ -103,15 +106,15 @@ def _permuted(x: Columns) -> Array:
     in ten passes, tokens sorted by expert before their messages and after, and back, and the
     activation. DeepEP's kernels do the first sorting and the last sum. A pass reads the experts'
     weights, and backward adds to their gradients."""
-    own = x.tokens / np.where(x.sequence_parallel, x.tp, 1)
-    scores = 40.0 * own * x.experts
-    sorting = np.where(x.deep_ep, 4.0, 6.0) * x.topk + 2.0
-    sorted_bytes = own * sorting * x.imbalance * x.hidden * x.width * x.etp
-    act = 2.0 * (1 + 0.5 * x.glu) * x.width
-    routed = x.each(routed_tokens) * x.imbalance * x.moe_ffn / x.etp
+    own_tokens = x.tokens / np.where(x.sequence_parallel, x.tp, 1)
+    scores = 40.0 * own_tokens * x.experts
+    times_moved = np.where(x.deep_ep, 4.0, 6.0) * x.topk + 2.0
+    sorting = own_tokens * times_moved * x.imbalance * x.hidden * x.width * x.etp
     weights = mlp_numbers(x, x.moe_ffn, x.etp) * x.experts / x.ep
-    held = weights * (2.0 * x.width + 2.0 * x.grad_width) / 3.0
-    return scores + sorted_bytes + held + act * (routed + x.tokens * x.shared_ffn / x.tp)
+    weights = weights * (2.0 * x.width + 2.0 * x.grad_width) / 3.0
+    routed_numbers = x.each(routed_tokens) * x.imbalance * x.moe_ffn / x.etp
+    activated = routed_numbers + x.tokens * x.shared_ffn / x.tp
+    return scores + sorting + weights + 2.0 * (1 + 0.5 * x.glu) * x.width * activated
 
 
 def ring_sums(x: Columns, machine: Machine, c: dict) -> Array:

@@ -35,15 +35,16 @@ def launch(x: Columns, c: dict) -> Array:
     """
     # Megatron's softmax kernel wants b a / t in fours (its fused_softmax.py, is_kernel_available).
     plain = ~x.flash & (x.micro_batch * x.heads / x.tp % 4 != 0)
-    more = 1.0 + plain * PLAIN_SOFTMAX
+    shares = 1.0 + plain * PLAIN_SOFTMAX  # of launching a plain layer
     if x.experts.any():
         chunks = np.where(x.deep_ep | x.padded, 0.0, CHUNK_LAUNCH * x.experts)
         routed = np.where(x.hybrid_ep, HYBRID_LAUNCH, ROUTED_LAUNCH)
-        more = more + x.routed * (routed + chunks + EXPERT_LAUNCH * x.experts / x.ep)
-    more = (more + LATENT_LAUNCH * (x.kv_lora > 0)) * (1.0 + HOST_SPREAD * (x.tp - 1))
+        shares = shares + x.routed * (routed + chunks + EXPERT_LAUNCH * x.experts / x.ep)
+    shares = (shares + LATENT_LAUNCH * (x.kv_lora > 0)) * (1.0 + HOST_SPREAD * (x.tp - 1))
     staged = (x.pp > 1) & (x.gpus > x.gpus_per_node)
-    each = c["launch"] * constant(x, "host") * more + constant(x, "stage_host") * x.tp * staged
-    return each * (passes(x) - 1.0)
+    each_pass = c["launch"] * constant(x, "host") * shares
+    each_pass = each_pass + constant(x, "stage_host") * x.tp * staged
+    return each_pass * (passes(x) - 1.0)
 
 
 def layer(x: Columns, machine: Machine, c: dict) -> Array:

@@ -62,22 +62,28 @@ def expert_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     All-to-all sends a token to each of its topk experts. DeepEP sends it once to a node, and there
     once to a rank; experts are drawn at random.
     """
-    k, n = x.topk, x.ep
-    near = np.clip(x.gpus_per_node // x.etp, 1, n)  # ranks of the group that share a node
-    nodes = n / near
-    beyond = np.where(x.deep_ep, nodes * (1.0 - (1.0 - 1.0 / nodes) ** k), k) * (nodes - 1) / nodes
-    ranks = np.where(x.deep_ep, n * (1.0 - (1.0 - 1.0 / n) ** k), k)
-    inside = ranks * (near - 1) / near * np.where(x.deep_ep, 1.0, near / n)
-    token = x.tokens / np.where(x.sequence_parallel, x.tp, 1) * x.hidden * x.width * x.imbalance
-    links = inside_rate(n, x.gpus_per_node, machine, c) * SENT
+    ranks = x.ep
+    near = np.clip(x.gpus_per_node // x.etp, 1, ranks)  # of them, those that share a node
+    nodes = ranks / near
+    # How often a token is sent to other nodes, and in the node to other ranks.
+    node_copies = np.where(x.deep_ep, _places_drawn(nodes, x.topk), x.topk)
+    outside = node_copies * (nodes - 1) / nodes
+    rank_copies = np.where(x.deep_ep, _places_drawn(ranks, x.topk), x.topk)
+    inside = rank_copies * (near - 1) / near * np.where(x.deep_ep, 1.0, near / ranks)
+    size = x.tokens / np.where(x.sequence_parallel, x.tp, 1) * x.hidden * x.width * x.imbalance
+    links = inside_rate(ranks, x.gpus_per_node, machine, c) * SENT
     network = machine.network * c["network"] * SENT / x.gpus_per_node
-    each = np.maximum(token * inside / links, token * beyond / network) + latency(n, c)
-    each = each * np.where(x.ep_overlap, SHOWN, 1.0) * (n > 1)
-    gathered = all_reduce(
-        x.etp, x.each(routed_tokens) * x.hidden * x.width, x.gpus_per_node, machine, c
-    )
+    all_to_all = np.maximum(size * inside / links, size * outside / network) + latency(ranks, c)
+    all_to_all = all_to_all * np.where(x.ep_overlap, SHOWN, 1.0) * (ranks > 1)
+    routed_size = x.each(routed_tokens) * x.hidden * x.width
+    gather = all_reduce(x.etp, routed_size, x.gpus_per_node, machine, c) / 2.0
     times = np.where(x.recompute == FULL, 6.0, 4.0)
-    return x.routed * times * (each + gathered / 2.0 * (x.etp > 1))
+    return x.routed * times * (all_to_all + gather * (x.etp > 1))
+
+
+def _places_drawn(places: Array, draws: Array) -> Array:
+    """Returns how many of so many places are drawn at least once, in the mean."""
+    return places * (1.0 - (1.0 - 1.0 / places) ** draws)
 
 
 def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:

@@ -91,22 +91,39 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 
 def _reduced(x: Columns, n: Array, numbers: Array, rate: Array, c: dict) -> Array:
     """Returns `data_parallel` of that many parameters, which n ranks hold."""
-    share = wire_bytes("all_gather", n, numbers)
-    grads = 2.0 * share * x.grad_width
-    gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
-    # DeepSpeed's stage 2 cannot accumulate whole gradients: it reduces every micro-batch.
-    times = np.where(x.zero_stage == 2, x.n_micro, 1)
+    numbers_sent = wire_bytes("all_gather", n, numbers)  # by a rank that gathers them all once
+    schedules = (_fsdp2, _zero_3, _reduced_once)
+    fsdp2, zero_3, once = (schedule(x, n, numbers_sent, rate, c) for schedule in schedules)
+    return np.select([x.fsdp2, x.zero_stage == 3], [fsdp2, zero_3], once)
+
+
+def _reduced_once(x: Columns, n: Array, numbers_sent: Array, rate: Array, c: dict) -> Array:
+    """Returns `_reduced` of gradients that stay on a rank until the last micro-batch, but for
+    DeepSpeed's stage 2: that cannot accumulate whole gradients and reduces every micro-batch."""
+    gradients = 2.0 * numbers_sent * x.grad_width
     # Elsewhere ZeRO-1 reduces to shards and gathers weights. DeepSpeed's stage 1 all-reduces.
     scatters = (x.zero_stage == 1) & ~x.deepspeed
-    grads = np.where(scatters, share * (x.grad_width + x.width), grads)
-    once = (grads * times + gathers) / rate * c["exposed"]
-    once = once + x.layers / x.pp * (n > 1) * latency(n, c)
-    calls = 3.0 * x.n_micro * x.layers * (n > 1) * latency(n, c) * np.where(x.deepspeed, MODULES, 1)
-    zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
-    rounds = np.where(x.zero_stage == 3, 2.0 * x.n_micro, 1.0)  # FSDP2's all-gathers of a layer
-    fsdp2 = (rounds + x.reductions) * x.layers / x.pp * (n > 1) * latency(n, c)
-    fsdp2 = fsdp2 + share * (rounds * x.width + x.reductions * x.grad_width) / rate * c["exposed"]
-    return np.select([x.fsdp2, x.zero_stage == 3], [fsdp2, zero3], once)
+    gradients = np.where(scatters, numbers_sent * (x.grad_width + x.width), gradients)
+    gathers = np.where(x.deepspeed & (x.zero_stage > 0), numbers_sent * x.width, 0.0)
+    times = np.where(x.zero_stage == 2, x.n_micro, 1)
+    transfer = (gradients * times + gathers) / rate * c["exposed"]
+    return transfer + x.layers / x.pp * (n > 1) * latency(n, c)
+
+
+def _zero_3(x: Columns, n: Array, numbers_sent: Array, rate: Array, c: dict) -> Array:
+    """Returns `_reduced` of DeepSpeed's ZeRO-3: two gathers and a reduction a micro-batch."""
+    modules = np.where(x.deepspeed, MODULES, 1)
+    calls = 3.0 * x.n_micro * x.layers * (n > 1) * latency(n, c) * modules
+    size = numbers_sent * (2.0 * x.width + x.grad_width)
+    return calls + size / rate * x.n_micro * c["exposed"]
+
+
+def _fsdp2(x: Columns, n: Array, numbers_sent: Array, rate: Array, c: dict) -> Array:
+    """Returns `_reduced` of FSDP2, which reduces as often as `reductions` says."""
+    gathers = np.where(x.zero_stage == 3, 2.0 * x.n_micro, 1.0)
+    calls = (gathers + x.reductions) * x.layers / x.pp * (n > 1) * latency(n, c)
+    size = numbers_sent * (gathers * x.width + x.reductions * x.grad_width)
+    return calls + size / rate * c["exposed"]
 
 
 def hidden(x: Columns, traffic_s: Array, micro_s: Array) -> Array:
