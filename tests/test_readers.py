@@ -464,7 +464,7 @@ def test_a_table_reads_each_log_once(log, monkeypatch, command):
 
 @pytest.mark.parametrize("jobs", (1, 2))
 def test_a_readers_own_defect_refuses_its_file_and_shows_the_others(log, monkeypatch, jobs):
-    monkeypatch.setitem(vars(nanogpt.FORMAT), "scan", lambda log, record: [][1])
+    monkeypatch.setitem(vars(nanogpt.FORMAT), "prepare", lambda *_: [][1])
     good, bad = log(RUN, "good.out"), log(FORMATS["nanoGPT"][0], "bad.out")
     records, (refusal,) = read_all([bad, good], jobs=jobs)
     assert [record.source for record in records] == [str(good)]

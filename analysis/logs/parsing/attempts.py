@@ -94,11 +94,15 @@ def _failed_starts(form: "Format", log: Log, first: int) -> list[int]:
     """Returns where each attempt ended that failed before its first step: the offsets behind a
     failure's line, where the program starts again later. first: the offset of the log's first
     entry."""
-    failures = []
-    for start, following in pairwise(log.places(form.starts, end=first)):
-        if sign := find_sign(log.slice(start, following)):
-            failures.append(start + sign.at + log.slice(start + sign.at, following).find(b"\n") + 1)
-    return failures
+    places = log.places(form.starts, end=first)
+    failures = set()
+    for mark in form.starts:  # between two different ones it is one start that goes on
+        of_mark = [at for at in places if log.slice(at, at + len(mark)) == mark]
+        for start, following in pairwise(of_mark):
+            if sign := find_sign(log.slice(start, following)):
+                line = log.slice(start + sign.at, following)
+                failures.add(start + sign.at + line.find(b"\n") + 1)
+    return sorted(failures)
 
 
 def _starts(form: "Format", log: Log, start: int, end: int) -> list[int]:

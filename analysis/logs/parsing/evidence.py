@@ -5,6 +5,7 @@ launcher, a scheduler or a framework prints, in its exact form, at the beginning
 """
 
 import re
+from collections.abc import Iterable
 
 from analysis.logs.parsing.logfile import Log
 
@@ -29,24 +30,18 @@ _LINES = (
     rb"[WEIC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} +\d+ [^\n]{1,300}\.py:\d+\] ",  # torch
     rb"\[[WEI]\d{3,9} \d\d:\d\d:\d\d\.\d{3,9} [\w.]+:\d+\] ",  # its C++
     _CLOCK + rb" ?\[(?:INFO|WARNING|ERROR)\] \[[\w.]+\.py:\d+:\w+\] ",  # DeepSpeed
-    rb"using world size: \d+",  # Megatron
-    rb"> initializing torch distributed \.\.\.",
-    rb"> padded vocab \(size: \d+\) with \d+ dummy",
-    rb"NeoXArgs\.configure_distributed_args\(\) using world size: \d+",
+    rb"> padded vocab \(size: \d+\) with \d+ dummy",  # Megatron
     rb"\[NeMo [IWE] \d{4}-\d\d-\d\d ",
     rb"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d \[[A-Z]+\|DP=\d",  # nanotron
     rb"\[titan\] ?" + _CLOCK,
     _CLOCK + rb"\[fairseq[\w.]*\]\[",
     _CLOCK + rb" \| [A-Z]+ \| fairseq",
     _CLOCK + rb" - nanochat\.\w+ - ",
-    rb"tokens per iteration will be: [\d,]+\s*?$",
-    rb"\*{5} Running training \*{5}\s*?$",
     rb"[\w.]{0,60}OutOfMemoryError: (?:CUDA|HIP) out of memory\. Tried to allocate \d",
     rb"=>> PBS: job killed: ",
     rb"Fatal Python error: ",
     rb"terminate called after throwing an instance of ",
 )
-_EVIDENCE = re.compile(_WHO + rb"(?:" + rb"|".join(_LINES) + rb")", re.MULTILINE)
 
 
 def is_page(log: Log) -> bool:
@@ -60,6 +55,9 @@ def is_source(log: Log) -> bool:
     return log.path.suffix.lower() in _SOURCES
 
 
-def is_of_a_run(log: Log) -> bool:
-    """Returns whether the log holds a line that only a run prints."""
-    return any(True for _ in log.matches(_EVIDENCE))
+def is_of_a_run(log: Log, starts: Iterable[bytes]) -> bool:
+    """Returns whether the log holds a line that only a run prints. starts: what programs print as
+    they start."""
+    lines = b"|".join([*_LINES, *map(re.escape, starts)])
+    evidence = re.compile(b"%b(?:%b)" % (_WHO, lines), re.MULTILINE)
+    return any(True for _ in log.matches(evidence))

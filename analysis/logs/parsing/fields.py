@@ -13,7 +13,7 @@ import numpy as np
 ANSI = rb"(?:\x1b\[[0-9;]{0,24}m)*"
 NUMBER = (
     rb"(-?(?:\d{1,25}(?:\.\d{0,24})?|\.\d{1,24})(?:[eE][-+]?\d{1,3})?(?!\d|[.,]\d)"
-    rb"|-?nan|-?inf|-?NaN)"
+    rb"|-?nan|-?inf|-?NaN|-?Infinity)"
 )
 # The same of a format that puts commas between thousands: a comma behind it may be one of these.
 THOUSANDS = NUMBER.replace(rb"\d{1,25}", rb"(?:\d{1,3}(?:,\d{3}){1,8}|\d{1,25})", 1)
@@ -21,12 +21,8 @@ THOUSANDS = THOUSANDS.replace(rb"[.,]\d)", rb"\.\d|,(?! ))", 1)
 # What stands behind a number: an end, and, of one that is never the last in its line, more of it.
 BEHIND = rb"(?=[\s|;)}\]\"'(]|,(?!\d)|\x1b|\Z)"
 NOT_LAST = rb"(?=[,;|)}]| {1,2}[(|])"
-# A number that float() takes between blanks, alone or before `/average`.
-_ALONE = re.compile(
-    rb"(?i)[ \t]{0,16}(-?(?:\d{1,24}(?:\.\d{0,20})?|\.\d{1,20})(?:e[-+]?\d{1,3})?|-?nan|-?inf)"
-    rb"(?:([KMGTP]?)FLOPS)?[ \t]{0,16}(?:/|\Z)"
-)
 SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
+SUFFIX |= {unit + b"FLOPS": scale / 1e12 for unit, scale in SUFFIX.items()}
 _ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}[mK]")
 _HUMAN = re.compile(THOUSANDS + rb"([KMGBTP]?)")
 
@@ -47,14 +43,6 @@ def number(text: bytes | None) -> float:
     what is no number."""
     match = _HUMAN.fullmatch(text.strip()) if text else None
     return float(match[1].replace(b",", b"")) * SUFFIX[match[2]] if match else math.nan
-
-
-def lone_number(text: bytes) -> float:
-    """Returns the number that fills a text up to a slash, FLOPS in tera; NaN where there is
-    none."""
-    match = _ALONE.match(text)
-    unit = b"T" if match is None or match[2] is None else match[2].upper()
-    return float(match[1]) * (SUFFIX[unit] / 1e12) if match else math.nan
 
 
 def is_nan(text: bytes | None) -> bool:

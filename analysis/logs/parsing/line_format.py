@@ -1,7 +1,4 @@
-"""The engine for formats whose entries are one line each: a format is a declaration.
-
-analysis/logs/readers/nanogpt.py is the shortest example of one.
-"""
+"""What a log format is: one declaration. analysis/logs/readers/nanogpt.py is the shortest."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +8,7 @@ import numpy as np
 
 from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.fields import BEHIND, NOT_LAST, number, positive, ranks_of_rates
-from analysis.logs.parsing.lines import Columns, Fields, table
+from analysis.logs.parsing.lines import Columns, Line, table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import HEADER, header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
@@ -24,20 +21,34 @@ class Format:
     """A log format.
 
     name: what records and tables show. marks: a file with all byte strings of one tuple may hold
-    its entries. banners: byte strings that name the tool even where no entry was printed. starts:
-    byte strings that it prints once as it starts, before its first entry; ends: those of the lines
-    that it prints at its end, where these tell of the whole run. counts_per_epoch: its counter of
-    iterations starts again with each epoch. embedded: other formats' logs hold its lines too.
-    reader: fills the record of a log, with no entries where the marks stand in something else.
+    its entries. starts: byte strings that the program prints once as it starts: they tell a log
+    without a step, prove that it is of a run, and a later one begins another attempt. ends: those
+    of the lines that it prints at its end, where these tell of the whole run.
+
+    lines: of these kinds, the first one that the log holds is read. facts: Record's fields (and
+    batch_tokens) -> what the text before training says; the last match counts. arguments: whether
+    argument dumps may stand there. averages: an entry is the mean since the entry before. first:
+    the number of the first iteration. counts_per_epoch: the counter of iterations starts again with
+    each epoch. embedded: other formats' logs hold its lines too.
+
+    prepare sees the columns before they become the record's, with the text before training; finish
+    sees the record. reader: reads a file that is a document, or whose entry is more than a line, in
+    place of all of these; it leaves no entries where the marks stand in something else.
     """
 
     name: str
     marks: tuple[tuple[bytes, ...], ...]
-    banners: tuple[bytes, ...] = ()
     starts: tuple[bytes, ...] = ()
     ends: tuple[bytes, ...] = ()
+    lines: tuple[Line, ...] = ()
+    facts: Mapping[str, bytes] = field(default_factory=dict)
+    arguments: bool = True
+    averages: bool = False
+    first: int = 1
     counts_per_epoch: bool = False
     embedded: bool = False
+    prepare: Callable[[Record, Columns, bytes], None] | None = None
+    finish: Callable[[Record, Log], None] | None = None
     reader: Callable[[Log, Record], None] | None = None
 
     def is_in(self, holds: Callable[[bytes], bool]) -> bool:
@@ -47,47 +58,20 @@ class Format:
     def read(self, log: Log) -> Record:
         """Returns what the log says, read as this format."""
         record = Record(source=str(log.path), format=self.name)
-        self.reader(log, record)
+        (self.reader or self._read_lines)(log, record)
         return record
 
-
-@dataclass(frozen=True, kw_only=True)
-class LineFormat(Format):
-    """A format whose entries are one line each.
-
-    lines: kinds of lines, of which the first one that the log holds is read. Each is (a pattern
-    where an entry starts, the patterns of its fields). Its named groups and fields are columns, of
-    Record's names, or
-        ms            a step's time in milliseconds
-        planned       how many iterations the run should take
-        global_batch  sequences in a step
-        seq_len       tokens in a sequence
-        batch_tokens  tokens in a step
-        per_gpu       tokens per second of one GPU
-        peak_gib      most memory that a rank held so far, GiB
-    facts: Record's fields (and batch_tokens) -> what the text before training says. The last match
-    counts. arguments: whether argument dumps may stand before training. averages: an entry is the
-    mean since the entry before. first: the number of the first iteration.
-
-    scan replaces `lines` where these are not enough: it returns columns, with `at` (where a line
-    is, bytes) among them. prepare sees the columns before they become the record's, with the text
-    before training; finish sees the record.
-    """
-
-    lines: tuple[tuple[re.Pattern[bytes], Fields], ...] = ()
-    facts: Mapping[str, bytes] = field(default_factory=dict)
-    arguments: bool = True
-    averages: bool = False
-    first: int = 1
-    scan: Callable[[Log, Record], Columns] | None = None
-    prepare: Callable[[Record, Columns, bytes], None] | None = None
-    finish: Callable[[Record, Log], None] | None = None
-
-    def read(self, log: Log) -> Record:
-        """Returns what the log says: its entries as steps, and the facts that the text before them
+    def _read_lines(self, log: Log, record: Record) -> None:
+        """Fills the record: the log's entries as steps, and the facts that the text before them
         states."""
-        record = Record(source=str(log.path), format=self.name, engine=self.name)
-        columns = (self.scan or self._first_kind)(log, record)
+        record.engine = self.name
+        columns: Columns = {"at": np.empty(0)}
+        for line in self.lines:
+            columns = table(log, line, record)
+            if line.derive:
+                columns = line.derive(columns, record, log)
+            if len(columns["at"]):
+                break
         first_at = int(columns["at"][0]) if len(columns["at"]) else None
         header = header_of(log, first_at)
         if first_at and first_at - log.begin > 2 * HEADER:
@@ -106,16 +90,6 @@ class LineFormat(Format):
         if self.finish:
             self.finish(record, log)
         judge_end(record, log)
-        return record
-
-    def _first_kind(self, log: Log, record: Record) -> Columns:
-        """Returns the columns of the first kind of lines that the log holds; empty ones where it
-        holds none."""
-        for start, fields in self.lines:
-            columns = table(log, start, fields, record)
-            if len(columns["at"]):
-                break
-        return columns
 
     def _is_cut(self, fact: str, header: bytes) -> bool:
         """Returns whether a fact that is never the last of its line stands at a line's end."""

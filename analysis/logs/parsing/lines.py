@@ -8,8 +8,9 @@ becomes numbers at once. No expression may therefore tell one digit from another
 import gc
 import math
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import repeat
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ _COMMA = re.compile(rb"-?\d{1,25},\d")  # where no thousands are: a decimal comm
 _REST = re.compile(rb"(?:\s|\0|\x1b\[[0-9;]{0,24}[mK])*\Z")
 _SHAPE = bytes.maketrans(b"123456789\r", b"000000000\n")
 _SHAPES = 1 << 12  # of lines in a log that are remembered
+_EXACT = 15  # digits of which a float64 holds every whole number
 _NO_ENTRY, _UNKNOWN = -1, -2  # in place of the number of a layout
 # What a start begins with; a character before a quantifier is not part of it.
 _LITERAL = re.compile(rb"(?:[\w :'\"/=<>-]|\\[{|\"])+(?![*+?{])")
@@ -66,16 +68,43 @@ class _Layout(NamedTuple):
     values: list[_Value]
 
 
-def table(log: Log, start: re.Pattern[bytes], fields: Fields, record: Record) -> Columns:
-    """Returns columns: `start`'s named groups, each field's first number, and `at`, where the line
-    begins.
+class Line(NamedTuple):
+    """A kind of line that a program prints for a step.
+
+    start: a pattern where the entry starts, best with words first. fields: a pattern for each of
+    its fields, which stand in any order. The named groups of `start` and the names of fields are
+    columns: those of Record's steps, or
+
+        ms            a step's time in milliseconds
+        planned       how many iterations the run should take
+        global_batch  sequences in a step
+        seq_len       tokens in a sequence
+        batch_tokens  tokens in a step
+        per_gpu       tokens per second of one GPU
+        peak_gib      most memory that a rank held so far, GiB
+
+    derive: makes other columns of these, in SI units, or leaves out rows that are no step. mark:
+    what each such line holds, where `start` does not begin with its words. closed: each field
+    counts only with what stands behind it, so a line that the file's end cuts off counts, too.
+    """
+
+    start: re.Pattern[bytes]
+    fields: Fields = {}
+    derive: Callable[[Columns, Record, Log], Columns] | None = None
+    mark: bytes = b""
+    closed: bool = False
+
+
+def table(log: Log, line: Line, record: Record) -> Columns:
+    """Returns columns: the named groups of `line.start`, each field's first number, and `at`, where
+    the line begins.
 
     A last line that the file's end cuts off counts when it has every field that the line before it
     has; a number that ends where the file does is none. A number at its line's end counts where
     most lines end in that field: in another line it is cut. A doubt counts those that are none.
     `nan_loss` is 1 where the loss was printed as NaN.
     """
-    reader = _Table(start, fields)
+    reader = _Table(line)
     collects = gc.isenabled()
     gc.disable()  # a block has many lines, without circles: looking at each takes time
     try:
@@ -92,11 +121,11 @@ class _Table:
     """A reader of one kind of entries: `read` takes the log's blocks in order, `columns` returns
     the numbers of all of them. It learns the shapes of lines as it goes."""
 
-    def __init__(self, start: re.Pattern[bytes], fields: Fields):
-        self.start, self.fields = start, fields
-        literal = _LITERAL.match(start.pattern)
-        self.mark = literal[0].replace(b"\\", b"") if literal else b""
-        self.names = [*dict.fromkeys([*start.groupindex, *fields, "nan_loss", "at"])]
+    def __init__(self, line: Line):
+        self.start, self.fields, self.closed = line.start, line.fields, line.closed
+        literal = _LITERAL.match(line.start.pattern)
+        self.mark = line.mark or (literal[0].replace(b"\\", b"") if literal else b"")
+        self.names = [*dict.fromkeys([*self.start.groupindex, *self.fields, "nan_loss", "at"])]
         self.parts: list[Columns] = []
         self.rows = 0  # that are in `parts`
         self.layouts: list[_Layout] = []
@@ -117,11 +146,12 @@ class _Table:
         lengths = np.fromiter(map(len, shapes), int, len(shapes))
         begins = np.cumsum(lengths + 1) - lengths - 1
         kinds = np.fromiter(map(self.shapes.get, shapes, repeat(_UNKNOWN)), int, len(shapes))
-        kinds[-1] = _UNKNOWN  # it has no end
+        if shapes[-1]:  # it has no end
+            kinds[-1] = _UNKNOWN
         odd = self._learn(block, at_end, shapes, begins, kinds)
         if (kinds >= 0).any() or odd:
             self._add(offset, block, begins, kinds, odd)
-        return bool((kinds[:-1] != _UNKNOWN).all()) and not shapes[-1]
+        return bool((kinds != _UNKNOWN).all())
 
     def _learn(
         self,
@@ -133,32 +163,39 @@ class _Table:
     ) -> list[_Entry]:
         """Learns the shapes of the lines that have an entry and are of no known kind, and fills
         their kinds. Returns the entries whose line must be read by itself."""
-        edges = np.flatnonzero(np.diff(kinds == _UNKNOWN, prepend=False, append=False))
-        ends = np.append(begins, len(block))[edges].tolist()
-        matches = [
-            match
-            for begin, end in zip(ends[::2], ends[1::2], strict=True)
-            for match in self.start.finditer(block, begin, end)
-        ]
-        places = [match.start() for match in matches]
-        lines = (np.searchsorted(begins, places, "right") - 1).tolist()
+        edges = np.flatnonzero(np.diff(kinds == _UNKNOWN, prepend=False, append=False)).tolist()
+        places = [*begins.tolist(), len(block)] if edges else []
         odd = []
-        for i, (match, line) in enumerate(zip(matches, lines, strict=True)):
-            shape, is_whole = shapes[line], line < len(shapes) - 1
-            if not is_whole or shape not in self.shapes:
-                entry = self._entry(block, match, [*places[i + 1 : i + 2], len(block)][0], at_end)
-                is_alone = line not in lines[max(i - 1, 0) : i] + lines[i + 1 : i + 2]
-                is_short = len(shape) < LINE and len(self.shapes) < _SHAPES
-                values = self._values(entry)
-                if not (
-                    is_whole and is_alone and is_short and all(v.text is not None for v in values)
-                ):
-                    odd.append(entry)
-                    continue
-                self.shapes[shape] = len(self.layouts)
-                self.layouts.append(_Layout(places[i] - int(begins[line]), values))
-            kinds[line] = self.shapes[shape]
+        for first, last in zip(edges[::2], edges[1::2], strict=True):
+            at, end = block.find(self.mark, places[first], places[last]), places[last]
+            while 0 <= at < end:
+                line = bisect_right(places, at, first, last) - 1
+                shape, following = shapes[line], places[line + 1]
+                if shape not in self.shapes or line == len(shapes) - 1:
+                    matches = list(self.start.finditer(block, places[line], following))
+                    stops = [match.start() for match in matches[1:]] + [following]
+                    entries = [
+                        self._entry(block, *pair, at_end)
+                        for pair in zip(matches, stops, strict=bool(matches))
+                    ]
+                    if line == len(shapes) - 1 or not self._remember(shape, places[line], entries):
+                        odd += entries
+                if line < len(shapes) - 1:
+                    kinds[line] = self.shapes.get(shape, _UNKNOWN)
+                at = block.find(self.mark, following, end)
         return odd
+
+    def _remember(self, shape: bytes, begin: int, entries: list[_Entry]) -> bool:
+        """Adds the shape of a line whose one entry has no field without a number. Returns whether
+        there is room for it, and it is such a line."""
+        if len(entries) != 1 or len(shape) >= LINE or len(self.shapes) >= _SHAPES:
+            return False
+        values = self._values(entries[0])
+        if any(value.text is None for value in values):
+            return False
+        self.shapes[shape] = len(self.layouts)
+        self.layouts.append(_Layout(entries[0].start.start() - begin, values))
+        return True
 
     def _entry(self, block: bytes, match: re.Match[bytes], following: int, at_end: bool) -> _Entry:
         """Returns an entry up to its line's end, or to the next entry where two stand on one
@@ -240,6 +277,8 @@ class _Table:
         that the row before it has, or ends within a number of its start."""
         if entry.start[0] == entry.text and entry.text[-1:] in b"0123456789.,eE+-":
             return False
+        if self.closed:
+            return True
         before = {name: numbers[row - 1] for name, numbers in columns.items()} if row else {}
         if not before and self.parts:
             before = {name: numbers[-1] for name, numbers in self.parts[-1].items()}
@@ -273,7 +312,12 @@ def _numbers(block: bytes, places: np.ndarray, value: _Value) -> np.ndarray | fl
     texts = np.ndarray((len(block) - width + 1, width), np.uint8, block, strides=(1, 1))[places]
     if (texts == texts[0]).all():
         return value._replace(text=texts[0].tobytes()).number
+    factor = SUFFIX.get(value.text[-1:], 1.0) * SUFFIX[value.unit]
+    kept = [at for at, byte in enumerate(value.text) if byte in b"0123456789"]
+    others = value.text.translate(None, b"0123456789,KMGBTP")
+    if others in (b"", b".") and len(kept) <= _EXACT:  # as float() rounds it, but all at once
+        whole = (texts[:, kept] - 48.0) @ 10.0 ** np.arange(len(kept) - 1, -1, -1)
+        return whole / 10.0 ** len(value.text.partition(b".")[2].rstrip(b"KMGBTP")) * factor
     kept = [at for at, byte in enumerate(value.text) if byte not in b",KMGBTP"]
     plain = np.ascontiguousarray(texts[:, kept]).view(f"S{len(kept)}")[:, 0].tolist()
-    numbers = np.fromiter(map(float, plain), float, len(plain))
-    return numbers * SUFFIX.get(value.text[-1:], 1.0) * SUFFIX[value.unit]
+    return np.fromiter(map(float, plain), float, len(plain)) * factor

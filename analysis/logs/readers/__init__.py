@@ -93,10 +93,10 @@ def _read_log(log: Log) -> Record:
             return record
         if not form.embedded:
             tried.append(record)
-    tried = tried or [_by_banner(log)]
+    tried = tried or [_by_start(log)]
     # A run that died before its first iteration is a run: its failure is what it shows.
     failed = next((record for record in tried if record.failure), None)
-    if failed is None or not is_of_a_run(log):
+    if failed is None or not is_of_a_run(log, _starts()):
         raise Refusal(str(log.path), _why_not(log, tried))
     if failed.format != UNKNOWN:
         read_header(failed, header_of(log, None))
@@ -126,11 +126,16 @@ def _formats() -> tuple[Format, ...]:
     return tuple(importlib.import_module(f"{__name__}.{name}").FORMAT for name in NAMES)
 
 
-def _by_banner(log: Log) -> Record:
-    """Returns what a log without iterations says, read as the format whose tool says its name
-    there."""
+def _starts() -> list[bytes]:
+    """Returns what programs print as they start."""
+    return [start for form in _formats() for start in form.starts]
+
+
+def _by_start(log: Log) -> Record:
+    """Returns what a log without iterations says, read as the format whose program says there that
+    it starts."""
     for form in _formats():
-        if any(map(log.contains, form.banners)):
+        if any(map(log.contains, form.starts)):
             return form.read(log)
     record = Record(source=str(log.path), format=UNKNOWN)
     judge_end(record, log, [])

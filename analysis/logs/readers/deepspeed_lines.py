@@ -15,8 +15,8 @@ import re
 import numpy as np
 
 from analysis.logs.parsing.fields import labelled, word
-from analysis.logs.parsing.line_format import Columns, LineFormat
-from analysis.logs.parsing.lines import table
+from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
@@ -47,22 +47,8 @@ _THROUGHPUT_FIELDS = {
 }
 
 
-def _scan(log: Log, record: Record) -> Columns:
-    """Returns the columns of the surest kind of lines that the log holds: the pipeline engine's,
-    DeepSpeed-Chat's, else the throughput timer's."""
-    columns = table(log, _PIPE, _PIPE_FIELDS, record)
-    for start in _CHAT:
-        if not len(columns["at"]):
-            columns = _chat(log, start, record)
-    for start in _THROUGHPUT:
-        if not len(columns["at"]):
-            columns = _throughput(log, start, record)
-    return columns
-
-
-def _throughput(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
+def _throughput(columns: Columns, record: Record, log: Log) -> Columns:
     """Returns the columns of the throughput timer's lines, which print samples per second alone."""
-    columns = table(log, start, _THROUGHPUT_FIELDS, record)
     if len(columns["at"]):
         if np.isnan(columns["samples_per_s"]).all():
             columns["samples_per_s"] = columns["running"]
@@ -101,10 +87,9 @@ def _finish(record: Record, log: Log) -> None:
             record.completed, record.last_at = True, at
 
 
-def _chat(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
+def _chat(columns: Columns, record: Record, log: Log) -> Columns:
     """Returns DeepSpeed-Chat's columns. Its line of a step carries no number, so the line of losses
     above it tells it from a line that was printed twice."""
-    columns = table(log, start, _CHAT_FIELDS, record)
     if not len(columns["at"]):
         return columns
     steps = [(at, match[0]) for at, match in log.matches(_CHAT_STEP)]
@@ -114,14 +99,17 @@ def _chat(log: Log, start: re.Pattern[bytes], record: Record) -> Columns:
     return once(columns, keys, record)
 
 
-FORMAT = LineFormat(
+FORMAT = Format(
     name="DeepSpeed",
     marks=((b"SamplesPerSec=",), (b"iter time (s): ",), (b"End-to-End => Latency: ",)),
-    banners=(b"DeepSpeed info: version",),
     starts=(b"DeepSpeed info: version",),
     counts_per_epoch=True,
     embedded=True,
-    scan=_scan,
+    lines=(  # the surest first
+        Line(_PIPE, _PIPE_FIELDS),
+        *(Line(start, _CHAT_FIELDS, _chat) for start in _CHAT),
+        *(Line(start, _THROUGHPUT_FIELDS, _throughput) for start in _THROUGHPUT),
+    ),
     facts={"gpus": rb"(?:dist_world_size=|>>> world_size ?= ?)(\d{1,6})"},
     prepare=_model,
     finish=_finish,

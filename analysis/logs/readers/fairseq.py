@@ -12,8 +12,8 @@ import re
 import numpy as np
 
 from analysis.logs.parsing.fields import NOT_LAST, labelled
-from analysis.logs.parsing.line_format import Columns, LineFormat
-from analysis.logs.parsing.lines import table
+from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 
@@ -38,17 +38,13 @@ _FIELDS = {
 }
 
 
-def _scan(log: Log, record: Record) -> Columns:
-    """Returns the columns of the first kind of fairseq's lines that the log holds."""
-    for start in _STARTS:
-        columns = table(log, start, _FIELDS, record)
-        if "updates" in columns:
-            counted = (columns["epoch"] - 1) * columns["updates"] + columns["within"]
-            numbered = np.isfinite(columns["iteration"])  # in 2018 its updates were not
-            columns["iteration"] = np.where(numbered, columns["iteration"], counted)
-        has_iteration = np.isfinite(columns["iteration"])
-        if has_iteration.any():
-            break
+def _numbered(columns: Columns, record: Record, log: Log) -> Columns:
+    """Returns the columns of the lines that say which update they are of."""
+    if "updates" in columns:
+        counted = (columns["epoch"] - 1) * columns["updates"] + columns["within"]
+        numbered = np.isfinite(columns["iteration"])  # in 2018 its updates were not
+        columns["iteration"] = np.where(numbered, columns["iteration"], counted)
+    has_iteration = np.isfinite(columns["iteration"])
     columns["samples_per_s"] = columns["batch"] * columns["ups"]
     return {name: values[has_iteration] for name, values in columns.items()}
 
@@ -61,12 +57,11 @@ def _finish(record: Record, log: Log) -> None:
         record.completed = log.contains(b"done training in", record.last_at) or None
 
 
-FORMAT = LineFormat(
+FORMAT = Format(
     name="fairseq",
     marks=((b"num_updates", b"wps", b"ups"), (b"| epoch ", b" loss=", b", wps=", b", wpb=")),
-    banners=(b"[fairseq", b"fairseq_cli.train"),
     starts=(b"distributed_world_size",),
-    scan=_scan,
+    lines=tuple(Line(start, _FIELDS, _numbered) for start in _STARTS),
     facts={
         "gpus": rb"'distributed_world_size': (\d{1,6})" + NOT_LAST,
         "planned_steps": rb"'max_update': (\d{1,9})" + NOT_LAST,

@@ -19,8 +19,8 @@ import numpy as np
 from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.fields import number
 from analysis.logs.parsing.json_values import document, integer, known, real, rows, steps_of
-from analysis.logs.parsing.line_format import Columns, Format, last_known, last_number
-from analysis.logs.parsing.lines import table
+from analysis.logs.parsing.line_format import Format, last_known, last_number
+from analysis.logs.parsing.lines import Columns, Line, table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
@@ -79,7 +79,7 @@ def _read(log: Log, record: Record) -> None:
             record.note("opens like a JSON document, but is none: read as a console log")
         else:
             return _read_document(log, record, content)
-    columns = table(log, _LOSS, _FIELDS, record)
+    columns = table(log, Line(_LOSS, _FIELDS), record)
     columns = once(columns, _keys(log, columns), record)
     ends = read_ends(record, log)
     header = header_of(log, min([*columns["at"][:1].astype(int), *ends[:1]], default=None))
@@ -308,7 +308,6 @@ def read_ends(record: Record, log: Log) -> list[int]:
 FORMAT = Format(
     name="HF Trainer",
     marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',)),
-    banners=(b"***** Running training *****",),
     starts=(b"***** Running training *****",),
     ends=(b"{'train_runtime'",),
     embedded=True,

@@ -10,7 +10,8 @@ import re
 import numpy as np
 
 from analysis.logs.parsing.fields import BEHIND, NUMBER, labelled, named_number, word
-from analysis.logs.parsing.line_format import LineFormat
+from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.lines import Line
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 
@@ -33,14 +34,14 @@ def _finish(record: Record, log: Log) -> None:
         record.note("main.log holds losses only: no times")
 
 
-FORMAT = LineFormat(
+FORMAT = Format(
     name="llm.c",
     marks=(
         (b"s:", b" trl:"),
         (b"step ", b"tok/s", b"| loss "),
         (b"step ", b"tok/s", b"train loss "),
     ),
-    lines=((_CONSOLE, _CONSOLE_FIELDS), (_MAIN, {"grad_norm": labelled(rb"norm")})),
+    lines=(Line(_CONSOLE, _CONSOLE_FIELDS), Line(_MAIN, {"grad_norm": labelled(rb"norm")})),
     starts=(b"| Parameter ",),
     arguments=False,
     finish=_finish,

@@ -12,8 +12,8 @@ import re
 import numpy as np
 
 from analysis.logs.parsing.fields import named_number, word
-from analysis.logs.parsing.line_format import Columns, LineFormat
-from analysis.logs.parsing.lines import table
+from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
@@ -33,10 +33,9 @@ _PROCESS = re.compile(rb"\| {1,8}(\d{1,3}) {1,4}N/A {1,4}N/A {1,12}\d{1,9} {1,8}
 _GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O[nf]")
 
 
-def _scan(log: Log, record: Record) -> Columns:
+def _clocked(columns: Columns, record: Record, log: Log) -> Columns:
     """Returns the columns of the training lines. A step's time is the difference of the cumulative
     train_time; the mean of the run is that of the last line."""
-    columns = table(log, _STEP, {}, record)
     if len(columns["at"]):  # a validation prints the mean of the steps before it, too
         last_average = float(columns["average_ms"][-1])
     trained = np.isnan(columns["validation"])
@@ -87,11 +86,11 @@ def _prepare(record: Record, columns: Columns, header: bytes) -> None:
         state(record, {"gpus": gpus, "gpu_type": gpu_type}, "log")
 
 
-FORMAT = LineFormat(
+FORMAT = Format(
     name="modded-nanogpt",
     marks=((b"train_time:", b"step_avg:"),),
     starts=(b"compiled for CUDA",),
-    scan=_scan,
+    lines=(Line(_STEP, derive=_clocked),),
     arguments=False,
     prepare=_prepare,
 )

@@ -7,7 +7,8 @@ step    12 | loss: 9.3 | lr 6.0e-04 | norm: 1.2 | dt: 95.21ms | tok/sec: 172000.
 import re
 
 from analysis.logs.parsing.fields import THOUSANDS, labelled, word
-from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
+from analysis.logs.parsing.line_format import Format, last_number
+from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 
@@ -37,12 +38,11 @@ def _split(record: Record, columns: Columns, header: bytes) -> None:
         state(record, {"micro_batch": rows, "seq_len": seq_len, "gpus": gpus}, "log")
 
 
-FORMAT = LineFormat(
+FORMAT = Format(
     name="nanochat",
     marks=((b"| dt: ", b"| tok/sec: "),),
-    banners=(b"nanochat.common",),
     starts=(b"istributed world size: ", b"otal batch size", b"otal desired batch size"),
-    lines=((_STEP, _FIELDS),),
+    lines=(Line(_STEP, _FIELDS),),
     facts={
         "gpus": rb"[Ww]orld size: (\d{1,6})",
         "planned_steps": rb"number of iterations:? ([\d,]{1,16})",

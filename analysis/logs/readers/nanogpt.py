@@ -10,7 +10,8 @@ import re
 import numpy as np
 
 from analysis.logs.parsing.fields import named_number, positive, ranks_of_rates, word
-from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
+from analysis.logs.parsing.line_format import Format, last_number
+from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 from base.errors import UsageError
@@ -62,12 +63,11 @@ _ITERATION = re.compile(
     + rb", time (?P<ms>[\d.]{1,20})ms(?:, mfu (?P<mfu>-?[\d.]{1,8})%)?"
 )
 
-FORMAT = LineFormat(
+FORMAT = Format(
     name="nanoGPT",
     marks=((b"iter ", b": loss ", b"ms, mfu "), (b"iter ", b": loss ", b", time ")),
-    banners=(b"tokens per iteration will be:",),
     starts=(b"tokens per iteration will be:",),
-    lines=((_ITERATION, {}),),
+    lines=(Line(_ITERATION),),
     facts={
         "planned_steps": rb"max_iters(?<!\wmax_iters) {0,3}= {0,3}(\d{1,9})",
         "params": rb"number of parameters: ([\d.,]{1,16}[KMBG]?)",

@@ -6,7 +6,8 @@ Numbers keep three digits and carry K, M, G or T. Newer versions say `time_per_i
 import re
 
 from analysis.logs.parsing.fields import NOT_LAST, labelled, word
-from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 
@@ -33,12 +34,11 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
     record.note("numbers are printed with three digits")
 
 
-FORMAT = LineFormat(
+FORMAT = Format(
     name="nanotron",
     marks=((b"iteration: ", b"time_per_iteration_ms: "),),
-    banners=(b"nanotron", b"|DP=0|PP=0|TP=0]"),
-    starts=(b"[Start training]",),
-    lines=((_ITERATION, _FIELDS),),
+    starts=(b"Config(general=GeneralArgs(", b"[Start training]"),
+    lines=(Line(_ITERATION, _FIELDS),),
     facts={
         "micro_batch": rb"\| mbs: (\d{1,9})" + NOT_LAST,
         "global_batch": rb"\| global_batch_size: (\d{1,9})" + NOT_LAST,

@@ -8,24 +8,35 @@ The surest kind that a log holds is read. NeMo's step timer prints the mean of i
 (five by default), so a slow first step lingers; it is noted.
 """
 
+import contextlib
 import json
-import math
 import re
 from typing import Any
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled
-from analysis.logs.parsing.json_values import integer, is_nan, mapping, real
-from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
-from analysis.logs.parsing.lines import table
+from analysis.logs.parsing.fields import NUMBER, labelled
+from analysis.logs.parsing.json_values import mapping
+from analysis.logs.parsing.line_format import Format, last_number
+from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.setting_names import read_settings, state
+from analysis.logs.parsing.setting_names import header_of, read_settings, state
 from analysis.logs.record import Record
 
 _JSON = re.compile(
-    rb"DLLL (\{[^\r\n]{1,20000}\})(?=(?:[ \t\0]|\x1b\[[\d;]{0,20}[mK])*(?:\r|\n|\Z))"
+    rb"DLLL \{(?=[^\r\n]{0,400}?\"step\": (?P<iteration>\d{1,15})[,}])"
+    rb"(?=[^\r\n]{1,4000}?\"train_step_timing in s\": )"
+    rb"(?=[^\r\n]{1,4000}\}(?:[ \t\0]|\x1b\[[\d;]{0,20}[mK])*(?:\r|\n|\Z))"
 )
+_PARAMETERS = re.compile(rb"DLLL (\{[^\r\n]{0,200}\"PARAMETER\"[^\r\n]{1,20000}\})")
+_JSON_FIELDS = {
+    name: re.compile(rb"\"%b\": (?:\"?%b\"?(?=[,}]))?" % (key, pattern))
+    for name, key, pattern in (
+        ("step_s", b"train_step_timing in s", NUMBER),
+        ("loss", b"reduced_train_loss", NUMBER),
+        ("grad_norm", b"grad_norm", NUMBER),
+    )
+}
 _DLL = re.compile(rb"DLL \d{4}-\d\d-\d\d [\d:.]{8,16} - (?P<iteration>\d{1,9}) ")
 _CONSOLE = re.compile(rb"Training epoch \d{1,9}, iteration \d{1,9}/(?P<last>\d{1,9}) \|")
 _VALUE = rb" ?[:=] ?"
@@ -39,19 +50,36 @@ _FIELDS = {
 _CONFIG = ("cfg", "trainer")  # what the names in DLLogger's parameter line begin with
 
 
-def _scan(log: Log, record: Record) -> Columns:
-    """Returns the columns of the surest kind of lines that the log holds: DLLogger's JSON, its
-    text, else the console's."""
-    columns = _dllogger(log, record) if log.contains(b"DLLL {") else {"at": np.empty(0)}
-    for start in (_DLL, _CONSOLE):
-        if len(columns["at"]):
-            return columns
-        columns = table(log, start, _FIELDS, record)
-        columns.setdefault("iteration", columns["global_step"])
-        used = ~np.isnan(columns["step_s"])
-        if start is _CONSOLE and not used.any():  # its timer can be off
-            used = ~np.isnan(columns["loss"])
-        columns = {name: values[used] for name, values in columns.items()}
+def _timed(columns: Columns, record: Record, log: Log) -> Columns:
+    """Returns the columns of the lines that print a step's time; of a console whose timer is off,
+    of those with a loss."""
+    is_console = "iteration" not in columns
+    if is_console:
+        columns["iteration"] = columns["global_step"]
+    used = np.isfinite(columns["iteration"]) & ~np.isnan(columns["step_s"])
+    if is_console and not used.any():
+        used = ~np.isnan(columns["loss"])
+    return {name: values[used] for name, values in columns.items()}
+
+
+def _of_dllogger(columns: Columns, record: Record, log: Log) -> Columns:
+    """Returns the columns of DLLogger's steps, and fills the settings of its parameter lines: the
+    last one before training counts."""
+    facts: dict[str, Any] = {}
+    header = header_of(log, next(iter(columns["at"].astype(int)), None))
+    for text in _PARAMETERS.findall(header):
+        with contextlib.suppress(ValueError):
+            data = mapping(mapping(json.loads(text)).get("data"))
+            paths = {path.partition("/"): value for path, value in data.items()}
+            facts |= read_settings(
+                record,
+                {
+                    name: [str(value)]
+                    for (group, _, name), value in paths.items()
+                    if group in _CONFIG and isinstance(value, str | int)
+                },
+            )
+    state(record, facts, "log")
     return columns
 
 
@@ -76,62 +104,15 @@ def _finish(record: Record, log: Log) -> None:
         record.completed = b"`Trainer.fit` stopped: `max_" in after or None
 
 
-def _dllogger(log: Log, record: Record) -> Columns:
-    """Returns the columns of DLLogger's JSON lines, and fills the settings of its parameter
-    lines."""
-    names = ("train_step_timing in s", "reduced_train_loss", "grad_norm")
-    rows: list[list[float]] = []
-    n_broken, facts = 0, {}
-    for offset, block in log.blocks():
-        matches = list(_JSON.finditer(block))
-        for match, content in zip(matches, _parsed([m[1] for m in matches]), strict=True):
-            if content is None:
-                n_broken += 1
-                continue
-            line = mapping(content)
-            data, step = mapping(line.get("data")), line.get("step")
-            if step == "PARAMETER":  # the last parameter line before training counts
-                settings = {}
-                for path, value in data.items():
-                    group, _, name = path.partition("/")
-                    if group in _CONFIG and isinstance(value, str | int):
-                        settings[name] = [str(value)]
-                facts |= read_settings(record, settings)
-            elif names[0] in data and integer(step) is not None:
-                step_s, loss, grad_norm = (real(data.get(name)) for name in names)
-                is_nan_loss = math.isnan(loss) and is_nan(data.get(names[1]))
-                rows.append([offset + match.start(), step, step_s, loss, grad_norm, is_nan_loss])
-    state(record, facts, "log")
-    if n_broken:
-        record.note(f"{n_broken} DLLogger lines are not JSON")
-    column_names = ("at", "iteration", "step_s", "loss", "grad_norm", "nan_loss")
-    return dict(zip(column_names, np.array(rows, float).reshape(-1, 6).T, strict=True))
-
-
-def _parsed(texts: list[bytes]) -> list[Any]:
-    """Returns what each text holds as JSON; None where it is no JSON. All are parsed at once where
-    all are JSON, which is quicker."""
-    try:
-        contents = json.loads(b"[%b]" % b",".join(texts))
-        if len(contents) == len(texts):
-            return contents
-    except ValueError:
-        pass
-    contents = []
-    for text in texts:
-        try:
-            contents.append(json.loads(text))
-        except ValueError:
-            contents.append(None)
-    return contents
-
-
-FORMAT = LineFormat(
+FORMAT = Format(
     name="NeMo",
     marks=((b"train_step_timing in s",), (b"Training epoch ", b"reduced_train_loss")),
-    banners=(b"nemo_logging:",),
-    starts=(b'"PARAMETER"', b"GPU available: "),
-    scan=_scan,
+    starts=(b"* Experiment configuration *", b'"PARAMETER"', b"GPU available: "),
+    lines=(  # the surest first
+        Line(_JSON, _JSON_FIELDS, _of_dllogger),
+        Line(_DLL, _FIELDS, _timed),
+        Line(_CONSOLE, _FIELDS, _timed),
+    ),
     facts={"planned_steps": rb"max_steps['\"]?[:=] ?(\d{1,9})"},
     first=0,
     prepare=_gpus,

@@ -12,7 +12,8 @@ import re
 
 from analysis.logs.parsing.expert_settings import parts_of
 from analysis.logs.parsing.fields import ANSI, NOT_LAST, THOUSANDS, labelled, number, word
-from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
+from analysis.logs.parsing.line_format import Format, last_number
+from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
@@ -147,12 +148,11 @@ def _finish(record: Record, log: Log) -> None:
         record.completed = b"Training completed" in after
 
 
-FORMAT = LineFormat(
+FORMAT = Format(
     name="torchtitan",
     marks=((b"step:", b"tps: ", b"memory: "), (b"step:", b"wps: ", b"memory: ")),
-    banners=(b"torchtitan", b"[titan]"),
-    starts=(b"Training starts at step", b"Trainer is initialized with"),
-    lines=((_STEP, _FIELDS),),
+    starts=(b"Starting job: ", b"Training starts at step", b"Trainer is initialized with"),
+    lines=(Line(_STEP, _FIELDS),),
     facts={
         "micro_batch": rb"local batch size {0,2}(\d{1,9})" + NOT_LAST,
         "global_batch": rb"global batch size {0,2}(\d{1,9})" + NOT_LAST,
