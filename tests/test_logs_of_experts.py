@@ -14,6 +14,7 @@ from analysis.logs.parsing.mlperf_tree import _CONFIG
 from analysis.logs.parsing.run_json import stated
 from analysis.published.audited import audit_paths
 from analysis.runs import fairness, run_table
+from analysis.runs.run_row import OF_EXPERTS
 from analysis.runs.throughput import per_token
 from models.config import PRESETS, Experts, LatentAttention
 from models.flops import CONVENTIONS
@@ -83,7 +84,7 @@ def test_a_dense_dump_has_no_word_of_experts(record_of):
     assert unknown == (None,) * 5 and same_model(record, "llama3-8b")
     assert not config_of(record).value.parts
     shown = {column.key for column in run_table.of_records([record]).shown}
-    assert not shown & {*run_table.OF_EXPERTS}
+    assert not shown & {*OF_EXPERTS}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from analysis.common.reasons import Reason
 from analysis.logs.fact_options import parse_window
 from analysis.logs.record import Failure
 from analysis.logs.step_time import describe_rule, no_timing, step_times, timed
-from analysis.runs.verdict import Judgement, averages, judge, summary, unfinished
+from analysis.runs.judged import Run
+from analysis.runs.run_row import row_of
+from analysis.runs.verdict import Judgement, averages, judge, unfinished
 from base.intervals import Interval
 from parallel.measure.steady_time import Steady
 from tests.fixture_runs import logged
@@ -52,7 +54,7 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
         judgement = judge(run)
         assert timed(run) is None and str(no_timing(run)) == why
         assert judgement.unfit and why in map(str, judgement.doubts)
-        assert summary(run, None, judgement)["samples_per_s"] is None
+        assert row_of(Run(run, None, judgement), None).values["samples_per_s"] is None
 
 
 @pytest.mark.parametrize(
@@ -181,13 +183,13 @@ def test_a_gradient_norm_of_zero_and_what_only_a_name_said_are_marked():
     assert flags(origin=origin, pp=4, tp=2, dp=8) == {"from name": "from name: pp 4, dp 8"}
 
 
-def test_a_summary_prefers_what_the_time_says_to_what_was_printed():
+def test_a_row_prefers_what_the_time_says_to_what_was_printed():
     """8 sequences of 100 tokens in 2 s: 4 samples and 400 tokens a second."""
     time = Steady(2.0, 40, Interval(1.9, 2.1), 0, 0)
 
     def rates(time=time, **known):
         run = record(**({"global_batch": 8, "seq_len": 100} | known))
-        found = summary(run, time, judge(run))
+        found = row_of(Run(run, time, judge(run)), None).values
         return found["samples_per_s"], found["tokens_per_s"]
 
     nines = np.full(40, 9.0)
@@ -203,7 +205,7 @@ def test_a_summary_prefers_what_the_time_says_to_what_was_printed():
     run = record(5)
     names = ("steps", "step_s_mean", "steady_step_s", "steady_n", "steady_ci95")
     for steady, values in ((time, (2.0, 40, [1.9, 2.1])), (None, (None, 0, None))):
-        row = summary(run, steady, judge(run))
+        row = row_of(Run(run, steady, judge(run)), None).values
         assert tuple(row[name] for name in names) == (5, 1.0, *values)
 
 

@@ -9,7 +9,7 @@ from analysis.logs.readers import read
 from analysis.runs import run_table as library
 from analysis.runs import throughput
 from analysis.runs.run_options import unheeded
-from analysis.runs.verdict import SUMMARY, judge
+from analysis.runs.verdict import judge
 from parallel.record.schema import CHECKPOINT_COLUMNS
 from tests.fixture_runs import facts, logged, write
 
@@ -63,7 +63,7 @@ def test_json_is_one_object_per_run_with_these_keys_and_marks_what_a_name_said(t
     path = tmp_path / "2B-mbs-2-pp4-dp-1-gas-8.out"
     path.write_text("".join(line.format(i) for i in range(1, 10)))
     (run,) = rows_of(tflops.main, path)
-    assert list(run) == [*SUMMARY, *library.ADDED]
+    assert list(run) == library.JSON_KEYS
     assert run["origin"]["pp"] == "from name" and run["tp"] is None
     assert any("from name: " in r and "pp 4" in r for r in run["reasons"])
     assert run["reasons"][0] == "line 9: 9 of 9 iterations"

@@ -2,8 +2,9 @@
 
 judged.py gives each run its time and its verdict; fairness.py says which may be compared,
 repeats.py which belong together, baseline.py what they are compared with; ratio.py makes sides of
-repeats and divides their times. On these stand the tables: run_table.py (a row a run),
-scaling_curve.py (a configuration), pairs.py (two of them) and submissions.py (MLPerf).
+repeats and divides their times. On these stand the tables: run_table.py (a row a run, of which
+run_row.py makes what the run says by itself), scaling_curve.py (a configuration), pairs.py (two of
+them) and submissions.py (MLPerf).
 throughput.py has TFLOP/s, loss_parity.py losses, rank_times.py and slowness.py ranks, gpu_hours.py
 and checkpoint_costs.py where the time went.
 """

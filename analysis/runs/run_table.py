@@ -15,15 +15,13 @@ from analysis.common.reasons import (
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.logs.step_time import describe_rule, no_timing
+from analysis.logs.step_time import describe_rule
 from analysis.runs import predictions, throughput
 from analysis.runs.baseline import baseline_of, fitting_baselines
 from analysis.runs.fairness import (
-    CHANGED,
     DEFAULT_TERMS,
     Terms,
     changed,
-    is_changed,
     notes_on,
     question_of,
     scaling_of,
@@ -32,18 +30,17 @@ from analysis.runs.judged import Run, judged
 from analysis.runs.loss_parity import NOT_VERIFIED, verify
 from analysis.runs.ratio import MARKED, Ratio, Sides
 from analysis.runs.repeats import study_key
+from analysis.runs.run_row import row_of
 from analysis.runs.shared_hosts import busy
-from analysis.runs.verdict import UNFIT, summary
-from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.layout import shown_axes
 
-# What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
-ADDED = ("run", "origin", "peak_gib", "convention", "tflops", "mfu", "speedup", "efficiency")
-ADDED = (*ADDED, "speedup_ci95", "parity", "missing", "precision", "gpu_type")
-# Where a run has experts.
-OF_RANKS = ("compute_s", "communication_s")  # where a log has them, of the slowest rank
-OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
+# What `--format json` prints of a row, in this order; where it is known, what the row has of ranks
+# and experts, too.
+JSON_KEYS = """source format verdict reasons engine steps step_s_mean step_s_median step_s_min
+    step_s_max steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp
+    cp pp vpp dp micro_batch global_batch seq_len model params run origin peak_gib convention tflops
+    mfu speedup efficiency speedup_ci95 parity missing precision gpu_type""".split()
 
 
 def rows(
@@ -52,7 +49,7 @@ def rows(
     terms: Terms = DEFAULT_TERMS,
     predict: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns one dict per record: `verdict.summary`'s facts and what the table adds to them.
+    """Returns one dict per record: its own row, and what it is beside its baseline.
 
     The speedup and the efficiency of a study's repeats are of their medians, and so are the same.
     convention: None takes for each run the first that its log has the facts for. `missing` says for
@@ -66,7 +63,7 @@ def rows(
     predicted = predictions.of_runs(records, predict)
     rows = []
     for run, fits, prediction in zip(runs, baselines, predicted, strict=True):
-        record, (row, reasons) = run.record, _row(run, convention)
+        record, (row, reasons) = run.record, row_of(run, convention)
         base, ratio, reasons_of_ratio = _beside(run, fits, sides)
         parity = parities.get(record.source)
         error = None
@@ -110,7 +107,8 @@ def _beside(run: Run, fits: list[Record], sides: Sides) -> _Beside:
     elif fits:
         base = sides.baseline(fits[0])
     if not run.is_fit:
-        reasons.append(Reason(MISSING, run.judgement.unfit or _no_time(run.record), MARKED))
+        untimed = run.judgement.unfit or throughput.time_missing(run.record)
+        reasons.append(Reason(MISSING, untimed, MARKED))
     elif base:
         ratio = sides.ratio(run, base)
         reasons += [ratio.reason] if ratio.reason else []
@@ -119,71 +117,6 @@ def _beside(run: Run, fits: list[Record], sides: Sides) -> _Beside:
     if run.shared and not any(run.shared in reason.text for reason in reasons):
         reasons.append(Reason(DOUBT, run.shared))
     return _Beside(base and base.record, ratio, reasons)
-
-
-def _no_time(record: Record) -> str:
-    """Returns why a run without a step time has none."""
-    return str(no_timing(record) or throughput.time_missing(record))
-
-
-class _Row(NamedTuple):
-    """The row of a run by itself, and why its values are unknown or in doubt."""
-
-    values: dict[str, Any]
-    reasons: list[Reason]
-
-
-def _row(run: Run, convention: str | None) -> _Row:
-    """Returns the row of a run by itself; `fit` says whether it can be compared with others."""
-    record, time, judgement = run.record, run.time, run.judgement
-    values = summary(record, time, judgement)
-    tokens_per_s = values["tokens_per_s"]
-    missing = throughput.plain_missing(record)
-    if time is None:
-        missing.append(Reason(MISSING, _no_time(record), ("step_s",)))
-    no_rate = ""
-    if tokens_per_s is None:
-        no_rate = str(no_timing(record) or throughput.tokens_missing(record, bool(time)))
-        missing.append(Reason(MISSING, no_rate, ("tokens_per_s",)))
-    tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
-    if {doubt.kind for doubt in judgement.doubts} & {*UNFIT} - {
-        "all skipped"
-    }:  # else only the optimizer was skipped
-        missing.append(Reason(MISSING, judgement.unfit, ("tflops",)))
-    else:
-        tflops, used, reason = throughput.throughput_of(
-            record, tokens_per_s, values["printed_tflops"], convention
-        )
-        if tflops is None:
-            no_rate = no_rate if no_rate == throughput.NO_RATE or not reason else ""
-            reason = "; ".join(filter(None, [reason, no_rate]))
-            missing.append(Reason(MISSING, reason, ("tflops",)))
-        elif reason:
-            doubts.append(Reason(DOUBT, f"TFLOP/s: {_USED[used]}, for {reason}"))
-    utilisation, reason = throughput.utilisation(record, tflops, used)
-    if utilisation is None:
-        missing.append(Reason(MISSING, reason, ("mfu",)))
-    doubts += throughput.above_peak(record, tflops, used) + throughput.printed_doubt(record)
-    changed = [Reason(ASIDE, CHANGED)] if is_changed(record) else []
-    row = {
-        **values,
-        "run": name_of(record),
-        "origin": {name: origin for name, origin in record.origin.items() if origin != "log"},
-        "step_s": time and time.step_s,
-        "convention": used,
-        "tflops": tflops,
-        "mfu": utilisation,
-        "precision": record.precision,
-        "gpu_type": record.gpu_type,
-        "peak_gib": record.peak_bytes and record.peak_bytes / GIB,
-        **{name: record.totals.get(name) for name in OF_RANKS},
-        **{name: getattr(record, name) for name in OF_EXPERTS},
-        "fit": run.is_fit,
-    }
-    return _Row(row, [*missing, *judgement.told, *changed, *doubts])
-
-
-_USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints them"}
 
 
 def _silent(run: Run) -> set[str]:

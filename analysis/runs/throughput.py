@@ -8,6 +8,7 @@ import numpy as np
 from analysis.common.reasons import DOUBT, MISSING, Reason
 from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import Record
+from analysis.logs.step_time import no_timing
 from base.errors import Answer
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import GPUS, find_gpu, mfu, peak_tflops
@@ -138,7 +139,10 @@ NO_RATE = "the log has neither a step time nor a rate"
 
 
 def time_missing(record: Record) -> str:
-    """Returns why a run has no time: which fact a printed rate lacks to be one."""
+    """Returns why a run has no time: none is taken from it, or which fact a printed rate lacks to
+    be one."""
+    if untimed := no_timing(record):
+        return untimed.text
     printed = {name: np.isfinite(record.steps[name]).any() for name in _OF_RATE}
     rates = {name: found or name in record.totals for name, found in printed.items()}
     needed = next((facts for name, facts in _OF_RATE.items() if rates[name]), ())
@@ -153,6 +157,8 @@ _OF_RATE["tokens_per_s_per_gpu"] = ("gpus", "global_batch", "seq_len")
 
 def tokens_missing(record: Record, timed: bool) -> str:
     """Returns why a run has no tokens/s; `timed`: whether it has a step time."""
+    if untimed := no_timing(record):
+        return untimed.text
     if np.isfinite(record.steps["tokens_per_s_per_gpu"]).any() and not record.gpus:
         return asked(["gpus"])
     if record.epochs and timed:

@@ -8,16 +8,13 @@ stopped early; end unknown; OOM, communication error, node failure, timeout, can
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from analysis.common.reasons import NOTE, Reason
 from analysis.logs.naming import name_of
-from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
 from analysis.logs.step_time import UNTIMED, no_timing
-from parallel.config.layout import EXPERT_AXES
 from parallel.measure.steady_time import MIN_STEADY, Steady
 
 # A failure's kind as the readers name it -> the verdict.
@@ -43,7 +40,8 @@ MANY_SKIPPED = 0.1  # share of skipped iterations that is flagged; fp16 skips on
 WIDE = 1.25  # high over low of a median's interval, from which the run is unsteady
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
-UNFIT = ("profiled", *UNTIMED, "all skipped")  # kinds of doubts that rule out a step time
+SKIPPED = "all skipped"
+UNFIT = ("profiled", *UNTIMED, SKIPPED)  # kinds of doubts that rule out a step time
 
 
 @dataclass
@@ -194,7 +192,7 @@ def _skipped(record: Record) -> list[Reason]:
     unit = "iterations" if record.interval == 1 else "entries"
     if entries and (skipped >= record.interval).all():
         text = f"all {entries} {unit} skipped: no optimizer step was timed"
-        return [Reason("all skipped", text)]
+        return [Reason(SKIPPED, text)]
     if (touched := (skipped > 0).sum()) > MANY_SKIPPED * entries:
         return [Reason("skipped", f"{touched} of {entries} {unit} skipped the optimizer")]
     return []
@@ -283,45 +281,3 @@ def _loss_doubt(record: Record) -> str:
     if parts[-1] > EXPLODED * min(parts[:-1]) and parts[-1] > parts[0] / 2:
         return f"exploding loss: {parts[-1]:.3g} at the end, {min(parts):.3g} before"
     return ""
-
-
-def _median(values: np.ndarray) -> float | None:
-    """Returns the median of the finite values; None where there are none."""
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else None
-
-
-# The keys of `summary`, in the order that JSON prints them.
-SUMMARY = tuple(
-    """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max
-    steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp cp pp vpp
-    dp micro_batch global_batch seq_len model params""".split()
-)
-
-
-def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[str, Any]:
-    """Returns one run as plain data: what `--format json` prints. Unknown is None; seconds,
-    tokens/s."""
-    logged, steps, seq_len = record.step_stats(), record.steps, record.seq_len
-    printed = (_median(steps[n]) or record.totals.get(n) for n in ("samples_per_s", "tokens_per_s"))
-    samples, tokens = (None, None) if no_timing(record) else printed
-    mean = record.mean_of and samples  # a printed rate of the whole run leaves padding out
-    if time is not None and time.step_s > 0 and record.global_batch and not mean:
-        samples = record.global_batch / time.step_s
-        tokens = None if seq_len else tokens
-    if samples and seq_len and not tokens:
-        tokens = samples * seq_len
-    computed = {
-        "verdict": judgement.verdict,
-        "reasons": [reason.text for reason in judgement.told],
-        "steps": logged.pop("n"),
-        **{f"step_s_{name}": seconds for name, seconds in logged.items()},
-        "steady_step_s": time and time.step_s,
-        "steady_n": time.n if time else 0,
-        "steady_ci95": list(time.ci95) if time and time.ci95 else None,
-        "tokens_per_s": known(tokens),
-        "samples_per_s": known(samples),
-        "printed_tflops": _median(steps["tflops"][time.first if time else 0 :]),
-    }
-    names = (*SUMMARY, *(axis for axis in EXPERT_AXES if (getattr(record, axis) or 1) > 1))
-    return {name: computed[name] if name in computed else getattr(record, name) for name in names}

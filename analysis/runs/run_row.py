@@ -1,0 +1,122 @@
+"""The row of one run by itself: its facts, rates, TFLOP/s and MFU, and why the unknown ones are."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.common.reasons import ASIDE, DOUBT, MISSING, Reason
+from analysis.logs.naming import name_of
+from analysis.logs.parsing.json_values import known
+from analysis.logs.record import Record
+from analysis.logs.step_time import no_timing
+from analysis.runs import throughput
+from analysis.runs.fairness import CHANGED, is_changed
+from analysis.runs.judged import Run
+from analysis.runs.verdict import SKIPPED, UNFIT
+from base.units import GIB
+from models.flops import DEFAULT_CONVENTION
+from parallel.measure.steady_time import Steady
+
+# What a row has of its record as it stands.
+_FACTS = """source format engine gpus tp cp pp vpp dp micro_batch global_batch seq_len model params
+    precision gpu_type""".split()
+OF_RANKS = ("compute_s", "communication_s")  # where a log has them, of the slowest rank
+OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
+_USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints them"}
+
+
+class Row(NamedTuple):
+    """The row of a run by itself, and why its values are unknown or in doubt."""
+
+    values: dict[str, Any]
+    reasons: list[Reason]
+
+
+def row_of(run: Run, convention: str | None) -> Row:
+    """Returns the row of a run; its `fit` says whether it can be compared with others.
+    `convention` None takes the first that its log has the facts for."""
+    record, time = run.record, run.time
+    rates = _rates(record, time)
+    printed_tflops = _median(record.steps["tflops"][time.first if time else 0 :])
+    missing = throughput.plain_missing(record)
+    if time is None:
+        missing.append(Reason(MISSING, throughput.time_missing(record), ("step_s",)))
+    no_tokens = ""
+    if rates.tokens_per_s is None:
+        no_tokens = throughput.tokens_missing(record, time is not None)
+        missing.append(Reason(MISSING, no_tokens, ("tokens_per_s",)))
+    rate = _throughput(run, rates.tokens_per_s, printed_tflops, convention)
+    mfu, no_mfu = throughput.utilisation(record, rate.tflops, rate.convention)
+    doubts = [Reason(ASIDE, CHANGED)] if is_changed(record) else []
+    if rate.tflops is None:
+        # That no rate is known says more than which facts the FLOPs lack.
+        also = no_tokens if no_tokens == throughput.NO_RATE or not rate.reason else ""
+        reason = "; ".join(filter(None, [rate.reason, also]))
+        missing.append(Reason(MISSING, reason, ("tflops",)))
+    elif rate.reason:
+        doubts.append(Reason(DOUBT, f"TFLOP/s: {_USED[rate.convention]}, for {rate.reason}"))
+    if mfu is None:
+        missing.append(Reason(MISSING, no_mfu, ("mfu",)))
+    doubts += throughput.above_peak(record, rate.tflops, rate.convention)
+    doubts += throughput.printed_doubt(record)
+    logged = record.step_stats()
+    values = {
+        **{name: getattr(record, name) for name in (*_FACTS, *OF_EXPERTS)},
+        **{name: record.totals.get(name) for name in OF_RANKS},
+        **{f"step_s_{name}": seconds for name, seconds in logged.items()},
+        "run": name_of(record),
+        "origin": {name: origin for name, origin in record.origin.items() if origin != "log"},
+        "verdict": run.judgement.verdict,
+        "fit": run.is_fit,
+        "steps": logged["n"],
+        "step_s": time and time.step_s,
+        "steady_step_s": time and time.step_s,
+        "steady_n": time.n if time else 0,
+        "steady_ci95": list(time.ci95) if time and time.ci95 else None,
+        "tokens_per_s": rates.tokens_per_s,
+        "samples_per_s": rates.samples_per_s,
+        "printed_tflops": printed_tflops,
+        "tflops": rate.tflops,
+        "convention": rate.convention,
+        "mfu": mfu,
+        "peak_gib": record.peak_bytes and record.peak_bytes / GIB,
+    }
+    return Row(values, [*missing, *run.judgement.told, *doubts])
+
+
+class _Rates(NamedTuple):
+    samples_per_s: float | None
+    tokens_per_s: float | None
+
+
+def _rates(record: Record, time: Steady | None) -> _Rates:
+    """Returns the rates of all GPUs: what the steady time says, else what the log prints."""
+    samples = tokens = None
+    if no_timing(record) is None:
+        samples, tokens = (
+            _median(record.steps[name]) or record.totals.get(name) for name in _Rates._fields
+        )
+    of_whole_run = record.mean_of and samples  # a printed rate of the whole run leaves padding out
+    if time is not None and time.step_s > 0 and record.global_batch and not of_whole_run:
+        samples = record.global_batch / time.step_s
+        tokens = None if record.seq_len else tokens
+    if samples and record.seq_len and not tokens:
+        tokens = samples * record.seq_len
+    return _Rates(known(samples), known(tokens))
+
+
+def _median(values: np.ndarray) -> float | None:
+    """Returns the median of the finite values; None where there are none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def _throughput(
+    run: Run, tokens_per_s: float | None, printed: float | None, convention: str | None
+) -> throughput.Throughput:
+    """Returns the run's TFLOP/s per GPU, or why there are none."""
+    unfit = {doubt.kind for doubt in run.judgement.doubts if doubt.kind in UNFIT}
+    if unfit - {SKIPPED}:  # where the optimizer alone was skipped, the rest took its time
+        used = convention or DEFAULT_CONVENTION
+        return throughput.Throughput(None, used, run.judgement.unfit)
+    return throughput.throughput_of(run.record, tokens_per_s, printed, convention)
