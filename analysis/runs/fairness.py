@@ -1,7 +1,7 @@
 """What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,12 @@ def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any,
         of_a, of_b = _details(a.facts), _details(b.facts)
         pairs = {name: (of_a[name], of_b[name]) for name in of_a if name in of_b} | pairs
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def changed_settings(a: Record, b: Record, without: Container[str] = ()) -> list[str]:
+    """Returns what `changes` finds, but for the names in `without`, each as "name a -> b"."""
+    pairs = changes(a, b).items()
+    return [f"{WORDS.get(n, n)} {old} -> {new}" for n, (old, new) in pairs if n not in without]
 
 
 def _sizes(a: Record, b: Record) -> dict[str, tuple[Any, Any]]:

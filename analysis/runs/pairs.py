@@ -15,7 +15,7 @@ from analysis.runs.baseline import baseline_of, has_baseline
 from analysis.runs.fairness import (
     ANY_COMMIT,
     CHANGED,
-    WORDS,
+    changed_settings,
     changes,
     is_changed,
     other_kernels,
@@ -164,8 +164,7 @@ def pair_of(
     """
     records = [run.record for run in (*a, *b)]
     first, second = a[0].record, b[0].record
-    settings = changes(first, second)
-    values = [f"{WORDS.get(name, name)} {old} -> {new}" for name, (old, new) in settings.items()]
+    values = changed_settings(first, second)
     name_a, name_b = _names(first, second)
 
     def refused(*reasons: str) -> Pair:
@@ -185,7 +184,7 @@ def pair_of(
     if comparison is None:
         reason = f"no verdict: too few points to say what noise is: {_points(a, b)}"
         return refused(reason, *_of_times([*a, *b]))
-    comparison = replace(comparison, gpus=settings.get("gpus"))
+    comparison = replace(comparison, gpus=changes(first, second).get("gpus"))
     return Pair(name_a, name_b, comparison, _doubts(a, b, comparison), values, second.gpus)
 
 

@@ -283,8 +283,7 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
             notes.append(f"{breakdown.name}: {reason}")
             continue
         ratio = against(_side(breakdown, partners), _side(fits[0], partners), scaling)
-        if ratio.reason:
-            notes.append(f"{breakdown.name}: {ratio.reason}")
+        notes += [f"{breakdown.name}: {reason}" for reason in ratio.reasons]
         if (efficiency := ratio.efficiency) is not None:
             row = {"run": breakdown.name, "gpus": breakdown.spec.gpus, "efficiency": efficiency}
             row |= {"lost": 1 - efficiency, "baseline": fits[0].name}

@@ -16,7 +16,7 @@ from analysis.common.reasons import DOUBT, MISSING, WITHHELD, Reason
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.runs.fairness import WORDS, changes, unfair
+from analysis.runs.fairness import changed_settings, unfair
 from analysis.runs.judged import Run
 from analysis.runs.repeats import by_study, study_key
 from analysis.runs.verdict import unfinished
@@ -104,13 +104,18 @@ def times_ratio(side: Side, base: Side) -> TimesRatio:
 
 
 class Ratio(NamedTuple):
-    """A speedup and an efficiency, with the speedup's interval where it is known, and the reason
-    why one is withheld or in doubt."""
+    """A speedup and an efficiency, with the speedup's interval where it is known, and the reasons
+    why they are withheld or in doubt."""
 
     speedup: float | None = None
     efficiency: float | None = None
     interval: Interval | None = None
-    reason: Reason | None = None
+    reasons: tuple[Reason, ...] = ()
+
+
+def withheld(reason: str) -> Ratio:
+    """Returns the ratio of sides that have none, for this reason."""
+    return Ratio(reasons=(Reason(WITHHELD, reason, MARKED),))
 
 
 def speedup(
@@ -130,7 +135,7 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
     """Returns the ratio of two sides' times. It is withheld where either side shared its machine;
     an efficiency above 1 is doubtful and gives its interval."""
     if shared := side.shared or (base.shared and f"the baseline {base.shared}"):
-        return Ratio(reason=Reason(WITHHELD, f"no speedup: {shared}", MARKED))
+        return withheld(f"no speedup: {shared}")
     times = times_ratio(side, base)
     ratio = speedup(1 / times.value, side.gpus, 1.0, base.gpus, scaling)
     interval, allowed = None, None
@@ -139,9 +144,12 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
         ends = [speedup(1 / end, side.gpus, 1.0, base.gpus, scaling) for end in times.interval]
         interval = Interval(*(end.speedup for end in ends))
         allowed = Interval(*(end.efficiency for end in ends))
-    apart = _settings_apart(base.record, side.record) if base.record and side.record else []
+    apart = []
+    if base.record and side.record:
+        apart = changed_settings(base.record, side.record, without=_FOLLOW)
     doubt = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, apart)
-    return ratio._replace(interval=interval, reason=Reason(DOUBT, doubt, MARKED) if doubt else None)
+    reasons = (Reason(DOUBT, doubt, MARKED),) if doubt else ()
+    return ratio._replace(interval=interval, reasons=reasons)
 
 
 class Sides:
@@ -167,17 +175,15 @@ class Sides:
     def ratio(self, run: Run, base: Run) -> Ratio:
         """Returns the ratio of a run with a time to its baseline, or why it is withheld."""
         if reason := self._no_ratio(run, base):
-            return Ratio(reason=Reason(WITHHELD, reason, MARKED))
+            return withheld(reason)
         ratio = against(self.side(run), self.side(base), self.scaling)
-        if ratio.efficiency is None:
-            return ratio
         if run.record.oversubscribed:  # as a doubt about the run says, too
             reason = Reason(MISSING, "the ranks share cores", ("efficiency",))
-            return Ratio(ratio.speedup, reason=reason)
-        if base.record.oversubscribed:
+        elif base.record.oversubscribed:
             reason = Reason(WITHHELD, "the baseline is oversubscribed", ("efficiency",))
-            return Ratio(ratio.speedup, reason=reason)
-        return ratio
+        else:
+            return ratio
+        return ratio if ratio.efficiency is None else Ratio(ratio.speedup, reasons=(reason,))
 
     def _no_ratio(self, run: Run, base: Run) -> str:
         """Returns why a run with a time has no ratio to its baseline, or ""."""
@@ -193,13 +199,6 @@ class Sides:
         if ended := unfinished(baseline):
             return f"no speedup: the baseline {name_of(baseline)} is {ended}"
         return unfair([record], baseline, self.scaling, self.any_commit)
-
-
-def _settings_apart(base: Record, record: Record) -> list[str]:
-    """Returns the settings, but for the number of GPUs, in which a run differs from its baseline,
-    each as "name baseline -> run"."""
-    pairs = changes(base, record).items()
-    return [f"{WORDS.get(n, n)} {old} -> {new}" for n, (old, new) in pairs if n not in _FOLLOW]
 
 
 def above_linear(

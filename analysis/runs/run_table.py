@@ -1,13 +1,12 @@
 """The table of runs: one row each with seconds, TFLOP/s, MFU, peak GiB, speedup and efficiency."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.common.reasons import (
     ASIDE,
     DOUBT,
     MISSING,
     NOTE,
-    WITHHELD,
     Reason,
     of_cells,
     sentences,
@@ -28,7 +27,7 @@ from analysis.runs.fairness import (
 )
 from analysis.runs.judged import Run, judged
 from analysis.runs.loss_parity import NOT_VERIFIED, verify
-from analysis.runs.ratio import MARKED, Ratio, Sides
+from analysis.runs.ratio import MARKED, Ratio, Sides, withheld
 from analysis.runs.repeats import study_key
 from analysis.runs.run_row import row_of
 from analysis.runs.shared_hosts import busy
@@ -64,12 +63,12 @@ def rows(
     rows = []
     for run, fits, prediction in zip(runs, baselines, predicted, strict=True):
         record, (row, reasons) = run.record, row_of(run, convention)
-        base, ratio, reasons_of_ratio = _beside(run, fits, sides)
+        base, ratio = _beside(run, fits, sides)
         parity = parities.get(record.source)
         error = None
         if prediction.value and row["step_s"]:  # positive: the run was faster than predicted
             error = prediction.value / row["step_s"] - 1
-        reasons += reasons_of_ratio
+        reasons += ratio.reasons
         reasons += [Reason(ASIDE, text) for text in busy([record])]
         if prediction.reason:
             reasons.append(Reason(MISSING, prediction.reason, ("predicted_s",)))
@@ -89,34 +88,27 @@ def rows(
     return rows
 
 
-class _Beside(NamedTuple):
-    """A run's baseline, if it has one, its ratio to it, and the reasons for what it is not."""
-
-    baseline: Record | None
-    ratio: Ratio
-    reasons: list[Reason]
-
-
-def _beside(run: Run, fits: list[Record], sides: Sides) -> _Beside:
-    """Returns the run beside its baseline. `fits` are the runs that may be it."""
-    base, ratio, reasons = None, Ratio(), []
+def _beside(run: Run, fits: list[Record], sides: Sides) -> tuple[Record | None, Ratio]:
+    """Returns a run's baseline, if it has one, and the ratio to it. `fits` are the runs that may be
+    the baseline."""
+    base, ratio = None, Ratio()
     if len(fits) > 1:
         names = f"{run.record.baseline} fits {', '.join(map(name_of, fits))}"
-        several = f"no speedup: the baseline {names} (--baseline names one)"
-        reasons.append(Reason(WITHHELD, several, MARKED))
+        ratio = withheld(f"no speedup: the baseline {names} (--baseline names one)")
     elif fits:
         base = sides.baseline(fits[0])
+    reasons = [*ratio.reasons]
     if not run.is_fit:
         untimed = run.judgement.unfit or throughput.time_missing(run.record)
         reasons.append(Reason(MISSING, untimed, MARKED))
     elif base:
         ratio = sides.ratio(run, base)
-        reasons += [ratio.reason] if ratio.reason else []
+        reasons += ratio.reasons
     elif not fits:
         reasons.append(Reason(MISSING, "no baseline (--baseline NAME)", MARKED))
     if run.shared and not any(run.shared in reason.text for reason in reasons):
         reasons.append(Reason(DOUBT, run.shared))
-    return _Beside(base and base.record, ratio, reasons)
+    return base and base.record, ratio._replace(reasons=tuple(reasons))
 
 
 def _silent(run: Run) -> set[str]:

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from analysis.common.reasons import MISSING, NOTE, Reason, of_cells
+from analysis.common.reasons import MISSING, NOTE, Reason, of_cells, sentences
 from analysis.common.table import Column, Table
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
@@ -94,14 +94,14 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
     fastest_s, slowest_s = min(side.seconds), max(side.seconds)
     times_gpus, interval = side.gpus / base.gpus, ratio.interval
     share = karp_flatt(ratio.speedup, times_gpus) if ratio.speedup else None
-    span, reason = None, ratio.reason
+    span, reasons = None, ratio.reasons
     if share is not None and interval:
         span = [karp_flatt(speedup, times_gpus) for speedup in (interval.high, interval.low)]
     if share is not None and not 0 <= share <= 1:
         no_share = "no serial share: the efficiency is 1 or too little above it to be sure of"
         if share > 1:
             no_share = "no serial share, slower than the baseline on more GPUs"
-        reason = reason or Reason(NOTE, no_share)
+        reasons = reasons or (Reason(NOTE, no_share),)
         share = span = None
     return {
         "run": side.name,
@@ -116,8 +116,8 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
         "efficiency": ratio.efficiency,
         "serial": share,
         "serial_ci95": span,
-        "note": reason and reason.text,
-        **of_cells([reason] if reason else []),
+        "note": "; ".join(sentences(reasons)) or None,
+        **of_cells(reasons),
     }
 
 
