@@ -1,9 +1,13 @@
 """Why a cell of a table is empty or in doubt, and what else is to be said of a run: one list of
 reasons for a run, and the words that tables, JSON and pages make of it."""
 
+from collections import defaultdict
 from collections.abc import Container, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from analysis.common.terminal import who
+
+UNKNOWN, DOUBTFUL = "-", "?"  # in place of a value, and after one
 # Kinds of reasons; any other kind is a doubt about the run, or proves how it ended.
 NOTE = "note"  # worth saying where a run has no result
 MISSING = "missing"  # why its columns are empty
@@ -26,7 +30,7 @@ class Reason(NamedTuple):
 
 def of_cells(reasons: Iterable[Reason]) -> dict[str, dict[str, str]]:
     """Returns why cells of a row are empty, `missing`, and in doubt, `doubtful`, each in words by
-    the key of the column: what `Table` prints below its rows."""
+    the key of the column: what `below_rows` prints."""
     cells: dict[str, dict[str, str]] = {"missing": {}, "doubtful": {}}
     for reason in reasons:
         is_missing = reason.kind in (MISSING, WITHHELD)
@@ -37,3 +41,18 @@ def of_cells(reasons: Iterable[Reason]) -> dict[str, dict[str, str]]:
 def sentences(reasons: Iterable[Reason], silent: Container[str] = (MISSING,)) -> list[str]:
     """Returns the reasons in words, but for those of the `silent` kinds."""
     return [reason.text for reason in reasons if reason.kind not in silent]
+
+
+def below_rows(rows: list[dict[str, Any]], headings: dict[str, str]) -> list[str]:
+    """Returns a line for each reason that the rows' `missing` and `doubtful` have for a column of
+    `headings`, which are by key: the columns, their mark, the reason, and the runs that have it."""
+    runs: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for group, mark in (("missing", UNKNOWN), ("doubtful", DOUBTFUL)):
+            reasons, columns = row.get(group) or {}, defaultdict(list)
+            for key, heading in headings.items():
+                if reason := reasons.get(key):
+                    columns[reason].append(heading)
+            for reason, names in columns.items():
+                runs[f"{', '.join(names)} {mark}: {reason}"].append(row["run"])
+    return [f"{reason}: {who(names, len(rows))}" for reason, names in runs.items()]

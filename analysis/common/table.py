@@ -8,18 +8,17 @@ import math
 import re
 import shutil
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.common import terminal
+from analysis.common.reasons import DOUBTFUL, UNKNOWN, below_rows
 from base.errors import UsageError, printable
 from base.storage import finite
 
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
-UNKNOWN, DOUBTFUL = "-", "?"  # in place of a value, and after one
 
 
 @dataclass(frozen=True)
@@ -74,18 +73,8 @@ class Table:
     def below(self) -> list[str]:
         """Returns every note, each one line."""
         explained = {key for column in self.shown for key in column.explains}
-        columns = [column for column in self.shown if column.key not in explained]
-        runs: dict[str, list[str]] = defaultdict(list)
-        for row in self.rows:
-            for mark, reasons in ((UNKNOWN, row.get("missing")), (DOUBTFUL, row.get("doubtful"))):
-                headings: dict[str, list[str]] = defaultdict(list)
-                for column in columns if reasons else ():
-                    if reason := reasons.get(column.key):
-                        headings[reason].append(column.heading)
-                for reason, names in headings.items():
-                    runs[f"{', '.join(names)} {mark}: {reason}"].append(row["run"])
-        total = len(self.rows)
-        reasons = [f"{reason}: {terminal.who(names, total)}" for reason, names in runs.items()]
+        headings = {c.key: c.heading for c in self.shown if c.key not in explained}
+        reasons = below_rows(self.rows, headings)
         return [printable(note) for note in (*self.notes, *self.doubts, *reasons)]
 
     def texts(self, column: Column) -> list[str]:

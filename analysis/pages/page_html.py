@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from analysis.common.table import UNKNOWN, Column, Table
+from analysis.common.reasons import UNKNOWN
+from analysis.common.table import Column, Table
 from analysis.common.terminal import cut_apart
 from analysis.pages.charts import DIGITS, scripts
 from analysis.pages.section import Page, Section
