@@ -171,11 +171,12 @@ def report_of(
     """Returns the scaling curve of runs. `refused` has a line for each file that could not be read.
     Without a baseline it is the study's, or the run on the fewest GPUs."""
     runs, left_out = results(records, refused, terms.window)
-    base, which = usual_baseline(runs)
-    try:
-        base = timed_baseline(terms.baseline, records, runs, left_out) if terms.baseline else base
-    except UsageError as error:
-        raise UsageError("; not read: ".join([str(error), *refused])) from None
+    base, whose = usual_baseline(runs)
+    if terms.baseline:
+        try:
+            base = timed_baseline(terms.baseline, records, runs, left_out)
+        except UsageError as error:
+            raise UsageError("; not read: ".join([str(error), *refused])) from None
     scaling = terms.scaling or scaling_of([run.record for run in runs])
     fair = []
     for run in runs:
@@ -183,25 +184,30 @@ def report_of(
             left_out.append((name_of(run.record), reason))
         else:
             fair.append(run)
-    compared = [run.record for run in fair]
     groups = by_configuration(fair)
     sides = {name: side_of(repeats, name) for name, repeats in groups.items()}
     start = group_with(base, groups)
     found = curve(list(sides.values()), sides[start], scaling)
     for row in found.rows:
-        repeats = [run.record for run in groups[row["run"]]]
-        mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
-        missing = [*throughput.plain_missing(repeats[0]), Reason(MISSING, no_mfu, ("mfu",))]
-        peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
-        row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu}
-        row["peak_gib"] = max(peaks) / GIB if peaks else None
-        row["missing"] |= of_cells(missing)["missing"]
+        _add_facts(row, [run.record for run in groups[row["run"]]])
     shown = table(found, scaling, f"{start} ({base.gpus} GPUs)")
     shown.title = question_of(records)
     if not terms.baseline:
-        shown.notes[0] += f"; the baseline: {which} (--baseline NAME takes another)"
+        shown.notes[0] += f"; the baseline: {whose} (--baseline NAME takes another)"
+    compared = [run.record for run in fair]
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, terms.any_commit)
     doubted = [(name_of(run.record), "; ".join(run.time_doubts)) for run in fair]
     shown.notes += [f"in doubt: {line}" for line in by_reason([d for d in doubted if d[1]])]
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown
+
+
+def _add_facts(row: dict[str, Any], repeats: list[Record]) -> None:
+    """Adds to a configuration's row the micro-batch, MFU and peak of memory of its repeats."""
+    first = repeats[0]
+    mfu, no_mfu = throughput.model_utilisation(first, row["step_s"])
+    peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
+    row |= {"micro_batch": first.micro_batch, "mfu": mfu}
+    row["peak_gib"] = max(peaks) / GIB if peaks else None
+    missing = [*throughput.plain_missing(first), Reason(MISSING, no_mfu, ("mfu",))]
+    row["missing"] |= of_cells(missing)["missing"]
