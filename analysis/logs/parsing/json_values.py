@@ -30,6 +30,15 @@ def document(source: str, text: str, title: str) -> dict[str, Any]:
     return content
 
 
+def opens_with_json(text: bytes) -> bool:
+    """Returns whether a JSON object stands behind the first word of a line."""
+    try:
+        line = text.partition(b" ")[2].decode("utf-8", "replace")
+        return isinstance(json.JSONDecoder().raw_decode(line)[0], dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def real(value: Any) -> float:
     """Returns a number, or that of a string; NaN for anything else."""
     if isinstance(value, bool):

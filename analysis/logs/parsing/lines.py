@@ -86,6 +86,7 @@ class Line(NamedTuple):
     derive: makes other columns of these, in SI units, or leaves out rows that are no step. mark:
     what each such line holds, where `start` does not begin with its words. closed: each field
     counts only with what stands behind it, so a line that the file's end cuts off counts, too.
+    valid: whether an entry is whole, by its text; it is asked once for lines of a shape.
     """
 
     start: re.Pattern[bytes]
@@ -93,6 +94,7 @@ class Line(NamedTuple):
     derive: Callable[[Columns, Record, Log], Columns] | None = None
     mark: bytes = b""
     closed: bool = False
+    valid: Callable[[bytes], bool] = bool
 
 
 def table(log: Log, line: Line, record: Record) -> Columns:
@@ -122,12 +124,14 @@ class _Table:
     the numbers of all of them. It learns the shapes of lines as it goes."""
 
     def __init__(self, line: Line):
-        self.start, self.fields, self.closed = line.start, line.fields, line.closed
+        self.start, self.fields = line.start, line.fields
+        self.closed, self.valid = line.closed, line.valid
         literal = _LITERAL.match(line.start.pattern)
         self.mark = line.mark or (literal[0].replace(b"\\", b"") if literal else b"")
         self.names = [*dict.fromkeys([*self.start.groupindex, *self.fields, "nan_loss", "at"])]
         self.parts: list[Columns] = []
         self.rows = 0  # that are in `parts`
+        self.damaged = 0  # entries that are not valid
         self.layouts: list[_Layout] = []
         self.shapes = {b"": _NO_ENTRY}  # the shape of a line -> the number of its layout
         # Of each field: values that are no number, those with a decimal comma; the rows whose line
@@ -175,9 +179,12 @@ class _Table:
                     matches = list(self.start.finditer(block, places[line], following))
                     stops = [match.start() for match in matches[1:]] + [following]
                     entries = [
-                        self._entry(block, *pair, at_end)
-                        for pair in zip(matches, stops, strict=bool(matches))
+                        self._entry(block, match, stop, at_end)
+                        for match, stop in zip(matches, stops, strict=False)
                     ]
+                    found = len(entries)
+                    entries = [entry for entry in entries if self.valid(entry.text)]
+                    self.damaged += found - len(entries)
                     if line == len(shapes) - 1 or not self._remember(shape, places[line], entries):
                         odd += entries
                 if line < len(shapes) - 1:
@@ -299,6 +306,8 @@ class _Table:
             cut_rows = np.unique(cut_rows[cut_rows < self.rows]).astype(int)
             columns[name][cut_rows] = math.nan
             self.none[name] += len(cut_rows)
+        if self.damaged:
+            record.note(f"{self.damaged} lines of steps are damaged: left out")
         record.doubt_numbers(self.none, "commas stand for decimal points: " if has_commas else "")
         return columns
 

@@ -17,8 +17,18 @@ import numpy as np
 
 from analysis.logs.parsing import rate_words
 from analysis.logs.parsing.failure_line import judge_end
-from analysis.logs.parsing.json_values import integer, is_nan, known, mapping, real, text
+from analysis.logs.parsing.fields import NUMBER
+from analysis.logs.parsing.json_values import (
+    integer,
+    is_nan,
+    known,
+    mapping,
+    opens_with_json,
+    real,
+    text,
+)
 from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.lines import Line, table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
@@ -51,11 +61,26 @@ _LOSSES = ("train_loss", "eval_loss")
 _SETTINGS = (*SET_AXES, *EXPERT_AXES, "routing", "dropped", "dispatcher")
 _SETTINGS += ("micro_batch", "seq_len", "precision", "recompute", "sequence_parallel")
 # `train_step_timing in s`, `train_step_time_ms`, `iteration_time`, `time_per_step (s)`
-_STEP_TIME = re.compile(
-    r"(?:(?:avg|average|mean|median|train|training)[ _]){0,2}"
-    r"(?:(?:step|iter|iteration)[ _](?:tim(?:e|ing)|duration)|time[ _]per[ _](?:step|iteration))"
-    r"(?:[ _]{0,2}[(]?(?:in[ _])?[mu]?s(?:ec|ecs|econds)?[)]?)?$",
-    re.IGNORECASE,
+_STEP_TIME = (
+    rb"(?i:(?:(?:avg|average|mean|median|train|training)[ _]){0,2}"
+    rb"(?:(?:step|iter|iteration)[ _](?:tim(?:e|ing)|duration)|time[ _]per[ _](?:step|iteration))"
+    rb"(?:[ _]{0,2}[(]?(?:in[ _])?[mu]?s(?:ec|ecs|econds)?[)]?)?)"
+)
+_END = rb"[ \t\0]{0,16}(?:\r|\n|\Z)"
+_COUNT = rb"\"metadata\": ?\{[^\r\n]{0,2000}?\"%b\": ?(\d{1,15})(?=[,}])"
+_TRACKED = Line(  # most lines of a log: they are read as other programs' steps are
+    re.compile(
+        rb":::MLLOG \{(?=[^\r\n]{0,4000}?\"key\": ?\"tracked_stats\")(?=[^\r\n]{0,4000}\}%b)" % _END
+    ),
+    {
+        "time_ms": re.compile(rb"\"time_ms\": ?\"?%b\"?(?=[,}])" % NUMBER),
+        "printed": re.compile(
+            rb"\"value\": ?\{[^{}\r\n]{0,2000}?\"%b\": ?\"?%b\"?(?=[,}])" % (_STEP_TIME, NUMBER)
+        ),
+        "step": re.compile(_COUNT % b"step"),
+        "samples": re.compile(_COUNT % b"samples_count"),
+    },
+    valid=opens_with_json,
 )
 _LINE = re.compile(rb":::MLLOG (?=(\{[^\r\n]*))")
 # The benchmark's rules fix the model and the length of its sequences: (our name of it, tokens).
@@ -84,7 +109,7 @@ class _Line(NamedTuple):
 def _read(log: Log, record: Record) -> None:
     """Reads one result log. What it says of the whole run is in `totals` and `submission`."""
     submission = record.submission = Submission()
-    lines = list(_lines(log, record))
+    lines, end = _lines(log, record)
     marks: dict[str, _Line] = {}
     for line in lines:
         marks.setdefault(line.key, line)
@@ -104,9 +129,11 @@ def _read(log: Log, record: Record) -> None:
         record.uncounted.append("frozen weights (LoRA)")
     if start:
         run = lines[lines.index(start) :]
+        steps = _tracked(log, start.at, end)
         words = "".join(f"{line.time_s:.3f} {line.key} {line.value}\n" for line in run)
-        record.whole_run, record.evidence = True, hashlib.sha256(words.encode()).hexdigest()
-        _time(record, log, run)
+        evidence = words.encode() + steps[1:].tobytes()
+        record.whole_run, record.evidence = True, hashlib.sha256(evidence).hexdigest()
+        _time(record, log, run, steps)
     losses = [line.value for line in lines if line.key in _LOSSES]
     losses = [real(loss) for loss in losses if is_nan(loss) or known(loss) is not None]
     if losses:
@@ -123,11 +150,22 @@ def _read(log: Log, record: Record) -> None:
         record.failure = Failure("stopped early", log.line_no(stop.at), words)
 
 
-def _lines(log: Log, record: Record) -> Iterator[_Line]:
-    """Yields the whole lines up to a second run's run_start, which is one too late to be another
-    rank's."""
+def _untracked(log: Log) -> Iterator[tuple[int, re.Match[bytes]]]:
+    """Yields (offset, match) of the log's entries but those of timed steps."""
+    for offset, block in log.blocks():
+        for line in block.split(b"\n"):
+            # Two ranks may write on one line.
+            if b'"tracked_stats"' not in line or line.count(b":::MLLOG ") > 1:
+                yield from ((offset + match.start(), match) for match in _LINE.finditer(line))
+            offset += len(line) + 1
+
+
+def _lines(log: Log, record: Record) -> tuple[list[_Line], int]:
+    """Returns the whole lines but those of timed steps, and where the run ends in the log: before a
+    second run's run_start, which is one too late to be another rank's."""
+    lines: list[_Line] = []
     decoder, started_s = json.JSONDecoder(), math.inf
-    for at, match in log.matches(_LINE):
+    for at, match in _untracked(log):
         try:  # two ranks may write on one line: the first object counts
             line = mapping(decoder.raw_decode(match[1].decode("utf-8", "replace"))[0])
         except (ValueError, RecursionError):
@@ -139,9 +177,10 @@ def _lines(log: Log, record: Record) -> Iterator[_Line]:
             if math.isfinite(started_s) and abs(time_s - started_s) > _LATE_S:
                 words = f"another run, from line {log.line_no(at)} on: the first is read"
                 record.doubt("attempts", words)
-                return
+                return lines, at
             started_s = min(started_s, time_s)
-        yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
+        lines.append(_Line(at, key, line.get("value"), time_s, mapping(line.get("metadata"))))
+    return lines, log.size
 
 
 def _settings(record: Record, log: Log, start: int | None) -> None:
@@ -153,11 +192,12 @@ def _settings(record: Record, log: Log, start: int | None) -> None:
         state(record, {name: getattr(dump, name) for name in _SETTINGS}, "log")
 
 
-def _time(record: Record, log: Log, run: list[_Line]) -> None:
-    """Fills the entries and the times of the whole run, from run_start on."""
+def _time(record: Record, log: Log, run: list[_Line], steps: np.ndarray) -> None:
+    """Fills the entries and the times of the whole run, from run_start on. steps: as `_tracked`
+    returns them."""
     submission, batch = record.submission, record.global_batch
     keys = [line.key for line in run]
-    steps, evaluations, blocks = _tracked(run), keys.count("eval_start"), keys.count("block_stop")
+    evaluations, blocks = keys.count("eval_start"), keys.count("block_stop")
     if "run_stop" in keys:  # what stands behind it is no training
         run = run[: keys.index("run_stop") + 1]
         record.totals["wall_s"] = run[-1].time_s - run[0].time_s
@@ -221,17 +261,16 @@ def _counts(run: list[_Line], trained_s: list[float], name: str) -> np.ndarray:
     return np.array(counts, float).T
 
 
-def _tracked(run: list[_Line]) -> np.ndarray:
-    """Returns the step times in tracked_stats, (4, n): the line's offset, the printed time, the
-    count in the line (0 where there is none), and when it was written, in seconds."""
-    steps = []
-    for line in (line for line in run if line.key == "tracked_stats"):
-        counts = (integer(line.metadata.get(key)) for key in ("step", "samples_count"))
-        count = next(filter(None, counts), 0)
-        for name, value in mapping(line.value).items():
-            if _STEP_TIME.match(name) and (known(value) or 0) > 0:
-                steps.append((line.at, known(value), count, line.time_s))
-    return np.array(steps, float).reshape(-1, 4).T
+def _tracked(log: Log, start: int, end: int) -> np.ndarray:
+    """Returns the step times in the tracked_stats of [start, end), (4, n): the line's offset, the
+    printed time, the count in the line (0 where there is none), and when it was written, in
+    seconds."""
+    columns = table(log, _TRACKED, Record(source=str(log.path), format="MLPerf"))
+    counts = np.where(columns["step"] > 0, columns["step"], columns["samples"])
+    counts = np.where(counts > 0, counts, 0.0)
+    steps = np.array([columns["at"], columns["printed"], counts, columns["time_ms"] / 1000])
+    is_step = (steps[0] >= start) & (steps[0] < end) & (steps[1] > 0)
+    return steps[:, is_step & np.isfinite(steps).all(axis=0)]
 
 
 def _samples(record: Record, counts: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.parsing.fields import NUMBER, labelled
-from analysis.logs.parsing.json_values import mapping
+from analysis.logs.parsing.json_values import mapping, opens_with_json
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
@@ -109,7 +109,7 @@ FORMAT = Format(
     marks=((b"train_step_timing in s",), (b"Training epoch ", b"reduced_train_loss")),
     starts=(b"* Experiment configuration *", b'"PARAMETER"', b"GPU available: "),
     lines=(  # the surest first
-        Line(_JSON, _JSON_FIELDS, _of_dllogger),
+        Line(_JSON, _JSON_FIELDS, _of_dllogger, valid=opens_with_json),
         Line(_DLL, _FIELDS, _timed),
         Line(_CONSOLE, _FIELDS, _timed),
     ),
