@@ -29,35 +29,40 @@ from models.headroom import CONSTANTS
 ALLOCATED = {"library_gb": 0.0, "fragments": 1.0}  # CONSTANTS of what PyTorch alone allocates
 
 
+def _comes_and_goes(step: Step, stage: Stage) -> tuple[float, float]:
+    """Returns the bytes of activations and of logits that a stage holds at its peak."""
+    most = most_activations(step, stage)
+    if not step.counted:
+        again = computed_again(step, stage)
+        head = logits(step) if stage.has_output else 0.0
+        if step.host_checkpoints:  # a layer's working memory and the logits take turns, too
+            head = max(head - again, 0.0)
+        return most + again, head
+    in_a_layer = most + layer_goes_back(step, stage)
+    if stage.has_output:
+        beside_head, head = activations(step, stage, stage.moments[0]), output_goes_back(step)
+        if beside_head + head >= in_a_layer:
+            return beside_head, head
+    return in_a_layer, 0.0
+
+
 def parts(step: Step, stage: Stage, constants: Mapping[str, float] = CONSTANTS) -> dict[str, float]:
     """Returns the bytes of a rank of a stage by part; constants: as models/headroom.py has them.
     They are nan of experts that are not `counted`."""
-    fragments, n = constants["fragments"], model_states.parameters(step, stage)
-    head = 0.0
+    n = model_states.parameters(step, stage)
+    layers, head = _comes_and_goes(step, stage)
     library = constants["library_gb"] * GIB
     if step.counted:
         library += buffers.workspaces(step)
-        layer = most_activations(step, stage) + layer_goes_back(step, stage)
-        if stage.has_output:
-            beside_head = activations(step, stage, stage.moments[0])
-            head = output_goes_back(step)
-            layer, head = (beside_head, head) if beside_head + head >= layer else (layer, 0.0)
-    else:
-        again = computed_again(step, stage)
-        layer = most_activations(step, stage) + again
-        if stage.has_output:
-            head = logits(step)
-            if step.host_checkpoints:  # a layer's working memory and the logits take turns, too
-                head = max(head - again, 0.0)
     sizes = {
         "weights": model_states.weights(step, n),
         "gradients": model_states.gradients(step, stage, n),
         "optimizer": model_states.optimizer(step, n),
         "fp8_copies": model_states.fp8_copies(step, stage),
-        "activations": layer * fragments,
+        "activations": layers * constants["fragments"],
         "keys_and_values": 0.0 if step.counted else buffers.received(step),
         "masks": buffers.masks(step, stage),
-        "logits": head * fragments,
+        "logits": head * constants["fragments"],
         "buckets": buffers.buckets(step),
         "library": library,
     }

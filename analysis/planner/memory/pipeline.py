@@ -27,8 +27,8 @@ class Chunk(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """What is between forward and backward on a stage: the micro-batches' worth of its
-    chunks, their layers, those of them without experts, the micro-batches of its first chunk."""
+    """What is between forward and backward on a stage: micro-batches, as if its chunks were equal;
+    layers, those of them without experts, and micro-batches of its first chunk."""
 
     micro_batches: float
     layers: float
