@@ -91,5 +91,10 @@ def timed_baseline(
         reason = dict(left_out).get(name_of(named), "no steady time")
         names = ", ".join(name_of(run.record) for run in runs)
         raise UsageError(f"the baseline {name_of(named)} is left out: {reason}; there are: {names}")
-    repeats = [run.record for run in groups[group]]
-    return named if any(record is named for record in repeats) else repeats[0]
+    return standing_for(named, groups[group]).record
+
+
+def standing_for(named: Record, repeats: list[Run]) -> Run:
+    """Returns the run that was named as the baseline, or, where it is none of these repeats, which
+    have a time, the first of them."""
+    return next((run for run in repeats if run.record is named), repeats[0])

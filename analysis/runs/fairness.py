@@ -135,8 +135,9 @@ def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any,
         pairs["params"] = (a.params, b.params)
     pairs = {name: pair for name, pair in pairs.items() if None not in pair}
     if settings:
-        of_a, of_b = _details(a.facts), _details(b.facts)
-        pairs = {name: (of_a[name], of_b[name]) for name in of_a if name in of_b} | pairs
+        details, others = _details(a.facts), _details(b.facts)
+        shared = [name for name in details if name in others]
+        pairs = {name: (details[name], others[name]) for name in shared} | pairs
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -151,13 +152,13 @@ def _sizes(a: Record, b: Record) -> dict[str, tuple[Any, Any]]:
     them."""
     sizes: dict[str, tuple[Any, Any]] = {}
     for name in (name for name in a.model if name in b.model):
-        of_a, of_b = a.model[name], b.model[name]
-        if isinstance(of_a, dict) and isinstance(of_b, dict):
-            sizes |= {key: (of_a[key], of_b[key]) for key in of_a if key in of_b}
+        size, other = a.model[name], b.model[name]
+        if isinstance(size, dict) and isinstance(other, dict):
+            sizes |= {key: (size[key], other[key]) for key in size if key in other}
         elif name == "vocab_size" and _same_token_ids(a, b):
-            sizes[PADDED] = of_a, of_b
+            sizes[PADDED] = size, other
         else:
-            sizes[name] = of_a, of_b
+            sizes[name] = size, other
     return sizes
 
 

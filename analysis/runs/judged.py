@@ -1,6 +1,7 @@
 """Runs with their steady time and their verdict, and which of them are results: what every table
 of ratios starts from."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from analysis.logs.model import asked
@@ -60,15 +61,20 @@ def results(
 ) -> Reading[list[Run]]:
     """Returns the runs whose times are results, and (name, reason) of all others. `refused` has a
     line for each file that could not be read."""
-    runs, left_out = [], [(line.partition(": ")[0], line.partition(": ")[2]) for line in refused]
-    for run in judged(records, window):
-        if reason := _no_result(run):
-            left_out.append((name_of(run.record), reason))
-        else:
-            runs.append(run)
+    runs, others = divided(judged(records, window), _no_result)
+    left_out = [(line.partition(": ")[0], line.partition(": ")[2]) for line in refused]
+    left_out += [(name_of(run.record), reason) for run, reason in others]
     if not runs:
         raise UsageError("; ".join(by_reason(left_out)))
     return Reading(runs, left_out)
+
+
+def divided(runs: list[Run], why_not: Callable[[Run], str]) -> Reading[list[Run]]:
+    """Returns the runs for which there is no reason why not, and (run, reason) of the others."""
+    reasons = [(run, why_not(run)) for run in runs]
+    return Reading(
+        [run for run, reason in reasons if not reason], [pair for pair in reasons if pair[1]]
+    )
 
 
 def _no_result(run: Run) -> str:

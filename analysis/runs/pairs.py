@@ -24,7 +24,7 @@ from analysis.runs.fairness import (
     unfair,
     unstated,
 )
-from analysis.runs.judged import Run, judged
+from analysis.runs.judged import Run, divided, judged
 from analysis.runs.ratio import INTERVALS, STEPS, Side, side_of, times_ratio
 from analysis.runs.repeats import by_configuration, group_with, named, unlike
 from analysis.runs.shared_hosts import busy, shared_cores
@@ -119,12 +119,8 @@ def timed_runs(
     """Returns the runs at the paths that have a steady step time, and one line for each run without
     one."""
     records, left_out = load(paths, facts)
-    runs = []
-    for run in judged(records, window):
-        if reason := _no_time(run):
-            left_out.append(f"{run.record.source}: {reason}")
-        else:
-            runs.append(run)
+    runs, others = divided(judged(records, window), _no_time)
+    left_out += [f"{run.record.source}: {reason}" for run, reason in others]
     if not runs:
         places = ", ".join(map(str, paths))
         raise UsageError("; ".join([f"{places}: nothing here was timed", *left_out]))

@@ -16,6 +16,7 @@ from analysis.common.reasons import DOUBT, MISSING, WITHHELD, Reason
 from analysis.common.statistics import FEW_REPEATS, are_pairs, ratio_of_medians
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
+from analysis.runs.baseline import standing_for
 from analysis.runs.fairness import changed_settings, unfair
 from analysis.runs.judged import Run
 from analysis.runs.repeats import by_study, study_key
@@ -163,14 +164,14 @@ class Sides:
     def baseline(self, record: Record) -> Run:
         """Returns the run that is a baseline, or, where it has no time that counts, a repeat of it
         that has."""
-        repeats = self.repeats[study_key(record)]
-        named = next(run for run in repeats if run.record is record)
-        return next((run for run in [named, *repeats] if run.counts), named)
+        return standing_for(record, self._counted(record) or self.repeats[study_key(record)])
 
     def side(self, run: Run) -> Side:
         """Returns the repeats of a run that count; where none does, the run alone."""
-        repeats = [repeat for repeat in self.repeats[study_key(run.record)] if repeat.counts]
-        return side_of(repeats or [run])
+        return side_of(self._counted(run.record) or [run])
+
+    def _counted(self, record: Record) -> list[Run]:
+        return [run for run in self.repeats[study_key(record)] if run.counts]
 
     def ratio(self, run: Run, base: Run) -> Ratio:
         """Returns the ratio of a run with a time to its baseline, or why it is withheld."""

@@ -16,7 +16,7 @@ from analysis.runs.fairness import (
     scaling_of,
     unfair,
 )
-from analysis.runs.judged import results
+from analysis.runs.judged import divided, results
 from analysis.runs.ratio import INTERVALS, MARKED, Side, against, side_of
 from analysis.runs.repeats import by_configuration, group_with
 from analysis.runs.shared_hosts import busy
@@ -178,12 +178,8 @@ def report_of(
         except UsageError as error:
             raise UsageError("; not read: ".join([str(error), *refused])) from None
     scaling = terms.scaling or scaling_of([run.record for run in runs])
-    fair = []
-    for run in runs:
-        if reason := unfair([run.record], base, scaling, terms.any_commit):
-            left_out.append((name_of(run.record), reason))
-        else:
-            fair.append(run)
+    fair, others = divided(runs, lambda run: unfair([run.record], base, scaling, terms.any_commit))
+    left_out += [(name_of(run.record), reason) for run, reason in others]
     groups = by_configuration(fair)
     sides = {name: side_of(repeats, name) for name, repeats in groups.items()}
     start = group_with(base, groups)
