@@ -1,6 +1,9 @@
 """Small run folders for tests, written by RunFolder as those of real runs are."""
 
+import csv
+import json
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,21 @@ def write(
     else:
         folder.complete({"schema_version": "2.0"}, "complete")
     return path
+
+
+def edit(path: Path, **values: Any) -> None:
+    """Give keys of a JSON file other values."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def edit_steps(folder: Path, change: Callable[[list[dict]], Iterable[dict]]) -> None:
+    """Let steps.csv have the rows that `change` makes of its own."""
+    path = folder / "steps.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(change(rows))
 
 
 def table_of(folder: Path) -> Table:

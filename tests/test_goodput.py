@@ -1,7 +1,5 @@
 """GPU-hours by part: the parts of each job add up to its time, whatever happened in it."""
 
-import csv
-import json
 import subprocess
 import time
 from datetime import UTC, datetime
@@ -12,7 +10,7 @@ import pytest
 from analysis import goodput as command
 from analysis.logs.readers import read
 from analysis.runs.gpu_hours import PARTS, Span, jobs_of, split, table
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import edit, edit_steps, facts, write
 
 START = 1_750_000_000.0
 
@@ -57,20 +55,18 @@ def test_steps_whose_clock_is_behind_the_jobs_end_do_not_add_to_it():
 def run(tmp_path):
     """Saved at step 4, killed after 6, went on from 4 and was complete after 10, on four GPUs."""
     folder = write(tmp_path, facts("s", None, gpus=4))
-    about = json.loads((folder / "run.json").read_text())
     utc = [datetime.fromtimestamp(START + s, UTC).isoformat() for s in (0, 100, 130)]
-    about |= {"started_utc": utc[1], "attempts": [{"started_utc": utc[0], "reason": "killed"}]}
-    (folder / "run.json").write_text(json.dumps(about))
-    status = json.loads((folder / "status.json").read_text()) | {"time_utc": utc[2]}
-    (folder / "status.json").write_text(json.dumps(status))
+    attempts = [{"started_utc": utc[0], "reason": "killed"}]
+    edit(folder / "run.json", started_utc=utc[1], attempts=attempts)
+    edit(folder / "status.json", time_utc=utc[2])
     ended = [10 + 2 * n for n in range(1, 7)] + [106 + 2 * n for n in range(1, 7)]
-    first, *rows = csv.DictReader((folder / "steps.csv").read_text().splitlines())
-    with (folder / "steps.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, first)
-        writer.writeheader()
-        for n, s in zip([*range(1, 7), *range(5, 11)], ended, strict=True):
-            number = {"step": n, "step_s": 2.0, "ended_unix_s": START + s}
-            writer.writerow([first, *rows][n - 1] | number)
+    edit_steps(
+        folder,
+        lambda rows: [
+            rows[n - 1] | {"step": n, "step_s": 2.0, "ended_unix_s": START + s}
+            for n, s in zip([*range(1, 7), *range(5, 11)], ended, strict=True)
+        ],
+    )
     return folder
 
 
@@ -91,9 +87,7 @@ def test_steps_that_were_done_again_are_no_useful_ones(run):
 def test_steps_of_a_run_that_came_to_nothing_are_failed(run):
     for name in ("RUN_COMPLETE.txt", "training_metrics.json"):
         (run / name).unlink(missing_ok=True)
-    status = json.loads((run / "status.json").read_text())
-    status |= {"state": "failed", "kind": "killed", "reason": "killed"}
-    (run / "status.json").write_text(json.dumps(status))
+    edit(run / "status.json", state="failed", kind="killed", reason="killed")
     row = table([read(run)], ask=False).content[0].rows[0]
     assert (row["useful"], 900 * row["failed"]) == (0, pytest.approx(10 * 2 + 12))
 

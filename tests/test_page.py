@@ -174,13 +174,11 @@ def test_the_first_screen_doubts_what_the_table_doubts(tmp_path):
         about = fixture_runs.facts("s", "ddp") | {"run": name}
         if name != "grows":
             about["load"] = {"cpu_s": 10.0, "machine_cpu_s": 90.0, "wall_s": 10.0}
-        path = fixture_runs.write(tmp_path, about) / "steps.csv"
-        if name == "grows":
-            head, *lines = path.read_text().splitlines()
-            rows = [line.split(",") for line in lines]
-            for row in rows:
-                row[1] = str(0.3 + 0.5 * int(row[0]) / 20)
-            path.write_text("\n".join([head, *map(",".join, rows)]) + "\n")
+        fixture_runs.write(tmp_path, about)
+    fixture_runs.edit_steps(
+        tmp_path / "grows",
+        lambda rows: [row | {"step_s": 0.3 + 0.5 * int(row["step"]) / 20} for row in rows],
+    )
     page = page_at([tmp_path])
     runs = next(section for section in page.sections if section.title == "Runs").tables["runs"]
     assert runs.doubts[0].startswith("the machine was busy") and runs.doubts[0] in page.summary[2]

@@ -10,7 +10,7 @@ from analysis.parity import main
 from analysis.runs.loss_parity import first_losses, verify
 from models import gpt
 from models.config import preset
-from tests.fixture_runs import facts, losses, write
+from tests.fixture_runs import edit_steps, facts, losses, write
 
 NORMS = [1.5 - 0.01 * i for i in range(20)]  # as `write` has them
 
@@ -62,9 +62,7 @@ def test_a_run_from_a_checkpoint_is_compared_with_the_baselines_last_steps(study
         about = facts("s", "ddp", engine="ddp", gpus=gpus)
         about["spec"]["load"] = load
         steps = [*losses()[:-1], losses()[-1] + off]
-        path = write(study, about, loss=steps) / "steps.csv"
-        head, *rows = path.read_text().splitlines(keepends=True)
-        path.write_text("".join([head, *rows[12:]]))
+        edit_steps(write(study, about, loss=steps), lambda rows: rows[12:])
     said = verdicts(study)
     assert said["ddp-dp2"] == "equal"
     assert said["ddp-dp4"].startswith("DIFFERS: loss by 3.0e-04 at step 20")
@@ -74,12 +72,8 @@ def test_a_run_from_a_checkpoint_is_compared_with_the_baselines_last_steps(study
 @pytest.mark.parametrize("gpus", [1, 2])  # the baseline's, and the run's that is compared with it
 @pytest.mark.parametrize(("key", "words"), [("loss", "loss"), ("grad_norm", "grad norm")])
 def test_a_step_without_a_loss_or_a_norm_is_not_equal_to_anything(tmp_path, gpus, key, words):
-    for n in (1, 2):
-        path = write(tmp_path, facts("s", "ddp", engine="ddp", gpus=n)) / "steps.csv"
-        if n == gpus:
-            head, *rows = (line.split(",") for line in path.read_text().splitlines())
-            rows[4][head.index(key)] = ""
-            path.write_text("".join(",".join(row) + "\n" for row in (head, *rows)))
+    runs = {n: write(tmp_path, facts("s", "ddp", engine="ddp", gpus=n)) for n in (1, 2)}
+    edit_steps(runs[gpus], lambda rows: [*rows[:4], rows[4] | {key: ""}, *rows[5:]])
     said = verdicts(tmp_path)["ddp-dp2"]
     assert said == f"not verified: {'ddp' if gpus == 1 else 'ddp-dp2'} has no {words} at step 5"
 

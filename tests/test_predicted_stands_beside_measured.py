@@ -13,6 +13,7 @@ from analysis.planner.calibration import load_calibration
 from analysis.planner.runs import priced, read_runs, row_of
 from analysis.runs import predictions
 from base.errors import UsageError
+from tests.fixture_runs import edit_steps
 
 RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
 HERE = ["--predict", "2-core-cpu"]
@@ -69,8 +70,7 @@ def test_a_calibrated_cpu_says_where_runs_are_of_another_processor():
 def test_a_calibration_takes_each_run_with_its_own_numbers_and_names_the_others(tmp_path):
     for name in ("ddp", "ddp-dp2"):
         shutil.copytree(RUNS / name, tmp_path / name)
-    path = shutil.copytree(RUNS / "ddp", tmp_path / "stopped") / "steps.csv"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    edit_steps(shutil.copytree(RUNS / "ddp", tmp_path / "stopped"), lambda rows: rows[:1])
     place = load_calibration("2-core-cpu").columns
     runs = read_runs([tmp_path], place)
     assert runs.ids == ["ddp (ddp)", "ddp-dp2"] and runs.x.dp.tolist() == [1, 2]

@@ -26,7 +26,7 @@ from parallel.record.reader import find_runs, read_run, read_status
 from parallel.record.schema import STEP_COLUMNS
 from parallel.record.writer import RunFolder
 from tests.conftest import ROOT
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import edit_steps, facts, write
 
 FACTS = {"run": "ddp"}
 METRICS = {"schema_version": "2.0"}
@@ -490,8 +490,7 @@ def test_a_damaged_file_is_refused_with_its_name_and_line(complete, name, conten
 
 def keep(run: Path, steps) -> None:
     """Leave these steps' rows alone in steps.csv."""
-    header, *rows = (run / "steps.csv").read_text().splitlines()
-    (run / "steps.csv").write_text("\n".join([header, *(rows[n - 1] for n in steps)]) + "\n")
+    edit_steps(run, lambda rows: [rows[n - 1] for n in steps])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A row shows a speedup only for the same work, and an efficiency only for ranks with own cores."""
 
 import csv
+import functools
 import io
 import json
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from analysis.runs.fairness import CHANGED, UNSTATED
 from analysis.runs.throughput import tflops_per_gpu
 from analysis.tflops import main
 from models.flops import CONVENTIONS
-from tests.fixture_runs import TINY, facts, table_of, write
+from tests.fixture_runs import TINY, edit, edit_steps, facts, table_of, write
 
 
 def rows(capsys, *argv):
@@ -60,8 +61,7 @@ def test_a_run_that_is_no_result_keeps_its_row_and_says_why(tmp_path, capsys):
     for gpus, end in ends.items():
         about = facts("s", "ddp", 16, engine="ddp", gpus=gpus)
         write(tmp_path, about, step_s=0.5 / gpus, **end)
-    steps = tmp_path / "ddp-dp8" / "steps.csv"
-    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:12]))
+    edit_steps(tmp_path / "ddp-dp8", lambda rows: rows[:11])
     found = rows(capsys, tmp_path)
     assert found["ddp"]["parity"] == "equal" and found["ddp-dp2"]["parity"] == "not verified"
     for name, verdict, timed, why in (
@@ -125,36 +125,21 @@ def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file):
         assert all(name in said for name in (str(tmp_path / "ddp-dp2"), file, "ddp-dp4"))
 
 
-def _edit(path, change):
-    """Give every row of a CSV file, as a dict, to `change`, and write what it leaves."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        change(row)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def test_times_and_steps_that_cannot_be_are_no_result(tmp_path, capsys):
     """The clock says 0.5 s a step."""
 
     def clocked(row, step_s=0.5):
-        row |= {"ended_unix_s": 1.7e9 + 0.5 * int(row["step"]), "step_s": step_s}
-
-    def late(row):
-        row["step"] = int(row["step"]) + 10**9
+        return row | {"ended_unix_s": 1.7e9 + 0.5 * int(row["step"]), "step_s": step_s}
 
     changes = {
         "ddp": clocked,
         "tenth": lambda row: clocked(row, 0.05),
         "endless": lambda row: clocked(row, 1e300 if row["step"] == "9" else 0.5),
-        "late": late,
+        "late": lambda row: row | {"step": int(row["step"]) + 10**9},
     }
     for name, change in changes.items():
-        write(tmp_path, facts("s", "ddp") | {"run": name})
-        _edit(tmp_path / name / "steps.csv", change)
+        run = write(tmp_path, facts("s", "ddp") | {"run": name})
+        edit_steps(run, functools.partial(map, change))
     long = write(tmp_path, facts("s", "ddp") | {"run": "long"}, loss=[5.0] * 50)
     assert len((long / "steps.csv").read_text().splitlines()) == 51
     found = rows(capsys, tmp_path)
@@ -180,7 +165,7 @@ def test_a_time_that_has_not_been_is_named_and_the_other_runs_are_shown(
     write(tmp_path, facts("s", "ddp"))
     bad = write(tmp_path, facts("s", "ddp") | {"run": "bad"})
     file = bad / ("status.json" if key == "time_utc" else "run.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {key: moment}))
+    edit(file, **{key: moment})
     assert main([str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert f"bad: {file.name} is damaged: {key} cannot be '{moment}'" in err
