@@ -9,7 +9,7 @@ under the names of Megatron-LM's flags; each engine says which of it it trains.
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -235,7 +235,10 @@ class GPTConfig:
         For GPT-2's architecture this is L(12h^2 + 13h) + Vh + Sh + 2h, the formula of Megatron-LM
         and of the Jean Zay study.
         """
-        return _count(self, _elements)
+        moe_blocks = self.expert_layers
+        blocks = (moe_blocks, True), (self.n_blocks - moe_blocks, False)
+        counts = (n * _elements(_block_shapes(self, experts)) for n, experts in blocks if n)
+        return _elements(_outer_shapes(self)) + sum(counts)
 
     @property
     def n_active(self) -> int:
@@ -245,11 +248,6 @@ class GPTConfig:
         unused = experts.num_experts - experts.moe_router_topk
         size = _elements({k: v for k, v in _block_shapes(self, True).items() if ".experts.0." in k})
         return self.n_params - self.expert_layers * unused * size
-
-    @property
-    def n_parameters(self) -> int:
-        """Returns how many tensors `n_params` counts: `parameter_shapes` has a name for each."""
-        return _count(self, len)
 
     def has_experts(self, layer: int) -> bool:
         """Returns whether a layer, counted from 0, has experts."""
@@ -302,13 +300,6 @@ class GPTConfig:
 def _elements(shapes: Shapes) -> int:
     """Returns how many numbers parameters of these shapes have together."""
     return sum(map(math.prod, shapes.values()))
-
-
-def _count(config: GPTConfig, measure: Callable[[Shapes], int]) -> int:
-    """Returns `measure` of the parameters outside the blocks and of each block, added up."""
-    kinds = {False: config.n_blocks - config.expert_layers, True: config.expert_layers}
-    blocks = sum(n * measure(_block_shapes(config, experts)) for experts, n in kinds.items() if n)
-    return measure(_outer_shapes(config)) + blocks
 
 
 # What a run may set otherwise than its preset has it.

@@ -34,7 +34,7 @@ import torch.distributed as dist
 from base.errors import Parser, UsageError, command_line, printable, warn
 from base.files import named_folder
 from parallel.measure import node_rates
-from parallel.measure.node_rates import IN_NODE, Measured
+from parallel.measure.node_rates import IN_NODE, RankRates
 from parallel.record.launch import Launch, detect, end_with_launcher, rendezvous_environment
 from parallel.record.reader import read_rows
 from parallel.record.writer import append_rows
@@ -154,7 +154,7 @@ def shared_calls(
     return calls
 
 
-def measure(launch: Launch, folder: Path | None = None) -> list[Measured]:
+def measure(launch: Launch, folder: Path | None = None) -> list[RankRates]:
     """Returns the rates that each rank has measured, on every rank."""
     torch.set_num_threads(1)
     node = os.environ.get("SLURMD_NODENAME") or platform.node()  # as Slurm calls it
@@ -181,14 +181,14 @@ def measure(launch: Launch, folder: Path | None = None) -> list[Measured]:
                 amount, call = calls[name]
                 rates[name].append(amount / seconds(call, device))
     counted = {name: values[1:] for name, values in rates.items() if calls[name][0]}
-    own_rates = Measured(launch.rank, node, place, counted)
-    ranks: list[Measured] = [own_rates] * launch.world_size
+    own_rates = RankRates(launch.rank, node, place, counted)
+    ranks: list[RankRates] = [own_rates] * launch.world_size
     dist.all_gather_object(ranks, own_rates, hosts)
     dist.destroy_process_group()
     return ranks
 
 
-def report(ranks: list[Measured], folder: Path, calibration: Path | None, precision: str) -> None:
+def report(ranks: list[RankRates], folder: Path, calibration: Path | None, precision: str) -> None:
     """Prints which nodes are slow, and adds their rates to preflights.csv beside the run."""
     path, earlier, expected = folder.parent / node_rates.FILE, [], node_rates.UNKNOWN
     try:

@@ -27,7 +27,7 @@ from parallel import sweep
 from parallel.config.run_spec import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.forked_ranks import environment
-from parallel.measure.node_rates import IN_NODE, Measured, slowest
+from parallel.measure.node_rates import IN_NODE, RankRates, slowest
 from parallel.measure.slower import SHARE, SPREADS
 from parallel.record import facts
 from parallel.record.ends import COMPLETE
@@ -96,7 +96,7 @@ def gpu_rows() -> list[Row]:
     ]
 
 
-def rate_rows(ranks: list[Measured], gpu: str | None) -> list[Row]:
+def rate_rows(ranks: list[RankRates], gpu: str | None) -> list[Row]:
     """Returns a row for each measure of bench: the slowest GPU's rate beside the card's sheet and
     the others. The rate of an all-reduce is its bus bandwidth."""
     sheet, rows = find_gpu(gpu), []
@@ -146,7 +146,7 @@ def bench_rows(gpu: str | None, nodes: int, gpus: int) -> list[Row]:
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         lines = [line for line in str(error.stderr).splitlines() if "Error" in line]
         return [Row("rates", FAILED, f"parallel.bench: {[*lines, error][0]}")]
-    ranks = [Measured(**rank) for rank in json.loads(done.stdout.strip().splitlines()[-1])]
+    ranks = [RankRates(**rank) for rank in json.loads(done.stdout.strip().splitlines()[-1])]
     return rate_rows(ranks, gpu)
 
 

@@ -43,9 +43,6 @@ from parallel.config.study import choose_runs
 from parallel.record.launch import Launch
 from parallel.train import set_environment
 
-# What a rank's bytes are: parallel/measure/rehearsal.py sorts them.
-KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary")
-
 
 class Messages(NamedTuple):
     """Calls of a rank, the bytes of their payloads, and those that it sends on the wire."""

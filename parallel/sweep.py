@@ -40,6 +40,7 @@ from parallel.config.run_spec import RunSpec, settings_of
 from parallel.config.study import Study, load_study
 from parallel.record import facts
 from parallel.record.ends import COMPLETE, kind_of
+from parallel.record.first_end import cause
 from parallel.record.launch import Launch
 from parallel.record.reader import read_run, read_status
 from parallel.record.writer import RunFolder
@@ -123,9 +124,8 @@ def start(
         launch = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
         run_folder.begin(facts.run_facts(spec, launch, facts.planned(study, name)))
         run_folder.close()
-    lines = console_out.read_bytes()[began_at:].decode(errors="replace").splitlines()
-    messages = [line for line in lines if line.startswith("parallel.train: ")]
-    line = messages[-1] if messages else f"exit status {status}"
+    printed = console_out.read_bytes()[began_at:].decode(errors="replace")
+    line = cause(printed) or f"exit status {status}"
     run_folder.fail(kind_of(line), line.removeprefix("parallel.train: "), rank=-1)
     return f"{read_status(folder).get('reason')} (see {console_out})"
 

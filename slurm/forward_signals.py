@@ -30,7 +30,7 @@ def below(pid: int) -> list[int]:
 
 
 def hears(pid: int, number: int) -> bool:
-    """Says whether a process has a handler of its own for a signal."""
+    """Returns whether a process has a handler of its own for a signal."""
     with contextlib.suppress(OSError):
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
         return bool(caught and int(caught[1], 16) >> (number - 1) & 1)

@@ -287,7 +287,7 @@ def study_script(study: Study) -> str:
 
 
 def estimate(study: Study, names: list[str]) -> list[str]:
-    """Says in lines what the named runs ask for, cost at worst and leave out."""
+    """Returns lines on what the named runs ask for, cost at worst and leave out."""
     cluster = cluster_of(study)
     jobs = [job_of(study, name) for name in names]
     for job in jobs:

@@ -39,7 +39,7 @@ class Job:
 
     @property
     def never_starts(self) -> bool:
-        """Tells whether the job waits for a change that somebody has to make."""
+        """Returns whether the job waits for a change that somebody has to make."""
         return self.state in PENDING and self.reason in NEVER_STARTS
 
     @property

@@ -21,7 +21,7 @@ from parallel.config.study import load_study
 from parallel.engines import devices, kernels, load
 from parallel.engines.kernels import attention_of
 from parallel.gpu_check import FAILED, NO_BAR, OK, rate_rows, rehearsed_peaks, run_row, version_rows
-from parallel.measure.node_rates import Measured
+from parallel.measure.node_rates import RankRates
 from parallel.record import facts
 from parallel.record.launch import Launch
 from parallel.record.reader import Run, read_run
@@ -31,7 +31,7 @@ RATES = {"bf16": 700e12, "fp32": 20e12, "memory": 3000e9, "copy": 50e9}
 SHARED = {"all-reduce of 512 MiB in the node": 100e9, "all-reduce of 1 MiB": 16e9}
 
 
-def measured(gpus: int, node: str = "node1", **slow: float) -> list[Measured]:
+def measured(gpus: int, node: str = "node1", **slow: float) -> list[RankRates]:
     """What the GPUs of a node measure in three rounds, the last of them at half speed; GPU 5 has
     shares of the rates."""
     ranks = []
@@ -41,7 +41,7 @@ def measured(gpus: int, node: str = "node1", **slow: float) -> list[Measured]:
             name: rate * (slow.get(name, 1) if gpu == 5 else 1) for name, rate in rates.items()
         }
         rounds = {name: [rate, rate, rate / 2] for name, rate in rates.items()}
-        ranks.append(Measured(gpu, node, f"{node} GPU {gpu}", rounds))
+        ranks.append(RankRates(gpu, node, f"{node} GPU {gpu}", rounds))
     return ranks
 
 

@@ -9,13 +9,13 @@ import pytest
 from base.errors import UsageError
 from parallel.bench import ROUNDS
 from parallel.measure import node_rates
-from parallel.measure.node_rates import COLUMNS, FILE, Measured
+from parallel.measure.node_rates import COLUMNS, FILE, RankRates
 from parallel.record.reader import read_rows
 from parallel.record.writer import append_rows
 from tests.conftest import run_module
 
 
-def ranks_of(noise: float = 0.02, seed: int = 0, nodes: int = 4, **slow: float) -> list[Measured]:
+def ranks_of(noise: float = 0.02, seed: int = 0, nodes: int = 4, **slow: float) -> list[RankRates]:
     """Two ranks on each node. All are slowed alike in some rounds; nodeN=0.8 alone."""
     draw = np.random.default_rng(seed)
     common = draw.uniform(0.5, 1, ROUNDS)
@@ -24,7 +24,7 @@ def ranks_of(noise: float = 0.02, seed: int = 0, nodes: int = 4, **slow: float) 
         name = f"node{n // 2}"
         rates = 1e12 * slow.get(name, 1.0) * common * (1 + noise * draw.standard_normal(ROUNDS))
         measured = {"matmul": list(rates), "copy": [1e10] * ROUNDS}
-        ranks.append(Measured(n, name, f"{name} rank {n}", measured))
+        ranks.append(RankRates(n, name, f"{name} rank {n}", measured))
         if n % 2 == 0:
             ranks[n].rates["write"] = [1e8] * ROUNDS
     ranks[0].rates["all"] = [1e9] * ROUNDS

@@ -1,6 +1,8 @@
 """Fills an engine from a checkpoint, of any layout and engine, or from weights alone."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +11,7 @@ from models.config import GPTConfig
 from models.hf_weights import open_hugging_face
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import changes, check_model
-from parallel.checkpoint.contents import slices_to_save
+from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.folders import IMPORTED, Damaged
 from parallel.checkpoint.rank_files import Reader
 from parallel.config.run_spec import TRAINING, RunSpec, settings_of
@@ -62,17 +64,7 @@ def _load_checkpoint(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> 
     files = reader.files[ranks.rank :: ranks.world]
     for problem in ranks.on_all(folders.damage, folder, files, ranks.tick):
         _refuse(folder, problem)
-    pieces = engine.state().pieces
-
-    def fill() -> int:
-        """Fills this rank's pieces; returns how many elements of them it would save."""
-        reader.fill(pieces, ranks.tick)
-        return sum(map(len, slices_to_save(pieces)))
-
-    filled = ranks.on_all(attempt, fill)
-    for _, problem in filled:
-        _refuse(folder, problem)
-    _check_all_filled(spec, folder, [elements for elements, _ in filled])
+    _refuse(folder, _fill(engine, spec, ranks, folder, partial(reader.fill, tick=ranks.tick)))
     engine.restore(manifest["adam_step"], manifest["scaler"])
     size = sum(file["bytes"] for file in reader.files)
     changed = _changed(spec, settings_of(manifest))
@@ -85,6 +77,24 @@ def _refuse(folder: Path, problem: str) -> None:
     """Raises Damaged where there is a problem, and says what to delete."""
     if problem:
         raise Damaged(f"{problem}; delete {folder} to take the one before")
+
+
+def _fill(
+    engine: Any, spec: RunSpec, ranks: Ranks, folder: Path, fill: Callable[[list[Piece]], None]
+) -> str:
+    """Has each rank `fill` its pieces; returns the problem of the first that could not, or ""."""
+
+    def fill_own() -> int:
+        """Fills this rank's pieces; returns how many elements of them it would save."""
+        pieces = engine.state().pieces
+        fill(pieces)
+        return sum(map(len, slices_to_save(pieces)))
+
+    filled = ranks.on_all(attempt, fill_own)
+    if problem := next((problem for _, problem in filled if problem), ""):
+        return problem
+    _check_all_filled(spec, folder, [elements for elements, _ in filled])
+    return ""
 
 
 def _check_all_filled(spec: RunSpec, folder: Path, elements: list[int]) -> None:
@@ -120,11 +130,9 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
     if problem:
         raise UsageError(problem)
     check_model(spec, folder, weights.config, "gpt")
-    pieces = engine.state().pieces
 
-    def fill() -> int:
-        """Fills this rank's weights from the rows of the files that hold them; returns how many
-        elements of them it would save."""
+    def fill(pieces: list[Piece]) -> None:
+        """Fills this rank's weights from the rows of the files that hold them."""
         for piece in pieces:
             first, *box = (slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
             width = math.prod(piece.part[1:])
@@ -133,12 +141,8 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
             values = weights.tensor(piece.name, (rows, *box)).reshape(-1)
             piece.tensors["param"].copy_(values[piece.start - first_row * width :][: len(piece)])
             ranks.tick()
-        return sum(map(len, slices_to_save(pieces)))
 
-    filled = ranks.on_all(attempt, fill)
-    for _, problem in filled:
-        if problem:
-            raise UsageError(problem)
-    _check_all_filled(spec, folder, [elements for elements, _ in filled])
+    if problem := _fill(engine, spec, ranks, folder, fill):
+        raise UsageError(problem)
     engine.restore(0, {})
     return Loaded(0, folder, weights.bytes)

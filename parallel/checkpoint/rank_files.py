@@ -1,9 +1,7 @@
 """One file per rank with the pieces that it saves; ranges of all files are read."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +13,6 @@ from models.tensor_files import write_safetensors
 from parallel.checkpoint.contents import KINDS, Piece, Shape
 from parallel.checkpoint.folders import Damaged
 
-_TOGETHER = 1 << 26  # elements of pieces that are read together: 0.8 GB, in host memory
 _BLOCK = 1 << 24  # bytes of one read
 
 
@@ -82,18 +79,12 @@ class Reader:
         Raises:
             Damaged: a file ends too early, or none holds all of a piece.
         """
-        ends = accumulate(map(len, pieces))
-        for _, group in groupby(zip(ends, pieces, strict=True), lambda row: row[0] // _TOGETHER):
-            wanted, copies = defaultdict(list), []
-            for _, piece in group:
-                host = {kind: tensor.to("cpu") for kind, tensor in piece.tensors.items()}
-                copies += zip(piece.tensors.values(), host.values(), strict=True)
-                for stored in self._ranges(piece):
-                    wanted[stored.file].append((stored, host))
-            for file in sorted(wanted):  # each is opened once
-                self._read(file, wanted[file], tick)
-            for live, tensor in copies:
-                live.copy_(tensor)  # nothing where it is on the host itself
+        for piece in pieces:
+            host = {kind: tensor.to("cpu") for kind, tensor in piece.tensors.items()}
+            for stored in self._ranges(piece):
+                self._read(stored, host, tick)
+            for kind, tensor in piece.tensors.items():
+                tensor.copy_(host[kind])  # nothing where it is on the host itself
 
     def _ranges(self, piece: Piece) -> Iterator[Stored]:
         """Yields where the elements of a piece are stored, for each file that has some."""
@@ -117,23 +108,21 @@ class Reader:
         if missing:
             raise Damaged(f"{self.folder} does not hold all of {piece.name}")
 
-    def _read(self, file: int, wanted: list[tuple[Stored, dict[str, Tensor]]], tick: Callable):
-        """Reads ranges of a file into tensors on the host. wanted: the ranges, and the piece's
-        tensor of each kind."""
-        with (self.folder / self.files[file]["path"]).open("rb", buffering=0) as stream:
+    def _read(self, stored: Stored, host: dict[str, Tensor], tick: Callable) -> None:
+        """Reads the ranges of one file into a piece's tensors on the host, by kind."""
+        with (self.folder / self.files[stored.file]["path"]).open("rb", buffering=0) as stream:
             data = 8 + int.from_bytes(stream.read(8), "little")
-            for stored, host in wanted:
-                for kind, tensor in host.items():
-                    numbers = memoryview(tensor.view(torch.uint8).numpy())
-                    begin = data + KINDS.index(kind) * stored.step
-                    for offset, first, n in stored.rows.tolist():
-                        stream.seek(begin + offset)
-                        target = numbers[4 * first : 4 * (first + n)]
-                        while n_bytes := len(target) and stream.readinto(target[:_BLOCK]):
-                            target = target[n_bytes:]
-                            tick()
-                        if len(target):
-                            raise Damaged(f"{stream.name} is damaged: it ends too early")
+            for kind, tensor in host.items():
+                numbers = memoryview(tensor.view(torch.uint8).numpy())
+                begin = data + KINDS.index(kind) * stored.step
+                for offset, first, n in stored.rows.tolist():
+                    stream.seek(begin + offset)
+                    target = numbers[4 * first : 4 * (first + n)]
+                    while n_bytes := len(target) and stream.readinto(target[:_BLOCK]):
+                        target = target[n_bytes:]
+                        tick()
+                    if len(target):
+                        raise Damaged(f"{stream.name} is damaged: it ends too early")
 
     def gathered(self, name: str, kind: str = "param") -> Tensor:
         """Returns a full parameter, or a moment of it, in fp32."""

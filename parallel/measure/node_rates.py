@@ -31,7 +31,7 @@ ENOUGH = 3  # earlier preflights of a node
 UNKNOWN = (math.nan, 0.0)  # what is expected, and its spread
 
 
-class Measured(NamedTuple):
+class RankRates(NamedTuple):
     """The rates that a rank measured, in FLOP/s or bytes/s: one for each round, by measure.
 
     A measure may be absent: only the first rank of a node has the all-reduce in the node, only rank
@@ -47,7 +47,7 @@ class Slowest(NamedTuple):
     """The rank with the lowest rate of a measure. short says in words by how much that is too low;
     it is "" where the rate is no lower than the others' rates vary."""
 
-    rank: Measured
+    rank: RankRates
     rate: float
     short: str
 
@@ -72,8 +72,8 @@ def expected_flops(path: Path, precision: str) -> tuple[float, float]:
 
 def slowest(
     measure: str,
-    own: list[Measured],
-    ranks: list[Measured],
+    own: list[RankRates],
+    ranks: list[RankRates],
     before: list[float] | None = None,
     expected: tuple[float, float] = UNKNOWN,
 ) -> Slowest:
@@ -105,7 +105,7 @@ def slowest(
 
 
 def report(
-    ranks: list[Measured],
+    ranks: list[RankRates],
     earlier: list[dict[str, Any]],
     job: str,
     run: str,

@@ -41,7 +41,6 @@ class Report(NamedTuple):
     ticks: int
     at: str
     waits: bool
-    gpu: GpuWork | None = None
 
 
 _waiting: set[int] = set()  # the threads in a block of `waiting_for_others`
@@ -149,8 +148,7 @@ class Watchdog:
         is_marked = threading.main_thread().ident in _waiting
         report = Report(self.rank, self._ticks, location(frames), waits(frames, gpu, is_marked))
         with aside.open("w") as file:
-            gpu_facts = {"gpu": gpu and gpu._asdict()}
-            print(json.dumps(report._asdict() | gpu_facts), file=file, flush=True)
+            print(json.dumps(report._asdict()), gpu or "", sep="\n", file=file, flush=True)
             faulthandler.dump_traceback(file)
         publish(aside, path)
         return path
