@@ -1,5 +1,5 @@
-"""Published numbers follow from published facts under the convention that each was made with. What
-logs/published/*.md show of the others is checked as it stands there (test_reports_cannot_drift.py)."""
+"""Published numbers follow from published facts under the convention that each was made with. Those
+that logs/published/*.md show are checked as they stand there: test_reports_cannot_drift.py."""
 
 import re
 
