@@ -94,8 +94,7 @@ def row_of(
     ours_s, plain_s = (statistics.median(side) for side in zip(*pairs, strict=True))
     low, middle, high = statistics.quantiles([p / o for o, p in pairs], method="inclusive")
     gb, quartiles = size / 1e9, f"{low:.2f} .. {high:.2f}"
-    rates = (gb / ours_s, gb / plain_s)
-    values = (name, size / n_params, gb, *rates, middle, quartiles)
+    values = (name, size / n_params, gb, gb / ours_s, gb / plain_s, middle, quartiles)
     return dict(zip((column.key for column in COLUMNS), values, strict=True))
 
 

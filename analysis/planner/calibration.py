@@ -8,7 +8,7 @@ its card's data sheet and the priors of analysis/planner/fitting.py.
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, field, make_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,39 +64,39 @@ class _Fitted:
     rows: tuple[str, ...] = key(())
 
 
-@dataclass(frozen=True)
-class _File:
-    """What a file states beside the covariance."""
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    """What a file says of the cluster itself, in the file's order."""
 
     gpu: str = key(MISSING)
+    processor: str = key("")  # of a host CPU, as its runs name it
     gpus_per_node: int = key(MISSING, "", Bounds(1, 10**9))
     gpu_memory_gb: float = key(MISSING, "", _POSITIVE)
+    network: str = key("")  # words that `network_rate` understands
+    flash: bool = key(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File(_Stated):
+    """What a file states beside the covariance."""
+
     constants: _Constants = key(MISSING)
     fit: _Fitted = key(MISSING)
-    processor: str = key("")
-    network: str = key("")
-    flash: bool = key(False)
     memory: _Memory | None = key(None)
     machine: _Rates | None = key(None)
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """What the planner needs of a cluster. network: words that `network_rate` understands."""
+@dataclass(frozen=True, kw_only=True)
+class Calibration(_Stated):
+    """What the planner needs of a cluster."""
 
     name: str
-    gpu: str
-    gpus_per_node: int
-    gpu_memory_gb: float
     fit: Fit
-    network: str = ""
     memory: dict[str, float] = field(default_factory=lambda: dict(CONSTANTS))
-    flash: bool = False
     max_gpus: int | None = None
     source: str = ""
     machine_override: Machine | None = None
     domain: int | None = None  # GPUs that fast links join, where a cluster states it
-    processor: str = ""  # of a host CPU, as its runs name it
 
     @property
     def joined(self) -> int:
@@ -254,11 +254,11 @@ def from_data_sheet(
     if memory_gb != card.memory_gb:
         rates = f"; rates of the card of {card.memory_gb:g} GB"
     return Calibration(
-        name or card.name,
-        gpu,
-        gpus_per_node,
-        memory_gb,
-        prior_fit(priors_of(card.name)),
+        name=name or card.name,
+        gpu=gpu,
+        gpus_per_node=gpus_per_node,
+        gpu_memory_gb=memory_gb,
+        fit=prior_fit(priors_of(card.name)),
         flash=card.name not in UNFUSED,
         source=f"data sheet and priors, fitted on no run{rates}",
     )
@@ -284,7 +284,7 @@ def _read(path: Path) -> Calibration:
         if words := stated.get("network"):
             check_network(words, stated["gpus_per_node"], f"{where}: network")
     return Calibration(
-        path.stem,
+        name=path.stem,
         **stated,
         fit=Fit(constants, covariance, fitted.sigma, fitted.n, gpus=gpus),
         memory=asdict(constants_of_memory or _Memory()),
@@ -296,11 +296,10 @@ def _read(path: Path) -> Calibration:
 def write(path: Path, cluster: Calibration, report: str, rows: list[str]) -> None:
     """Writes a calibration to a file, with the ids of the fitted rows and the report of the fit."""
     fit = cluster.fit
-    facts = ("gpu", "processor", "gpus_per_node", "gpu_memory_gb", "network", "flash")
     lines = [f"{MARK}. {report}"]
-    for name in facts:
-        if (value := getattr(cluster, name)) != "":
-            lines.append(f"{name} = {json.dumps(value)}")
+    for fact in fields(_Stated):
+        if (value := getattr(cluster, fact.name)) != "":
+            lines.append(f"{fact.name} = {json.dumps(value)}")
     lines += ["", "[constants]  # analysis/planner/fitting.py says what each is"]
     lines += [f"{n} = {float(fit.constants[n]):.6g}" for n in NAMES]
     lines += ["", "[memory]", *(f"{k} = {float(v):.4g}" for k, v in cluster.memory.items())]

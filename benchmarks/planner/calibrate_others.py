@@ -61,11 +61,11 @@ def here() -> Calibration:
     link = best["all-reduce of 4 MiB"] * 2 * (len(ranks) - 1) / len(ranks)  # of the bus
     rates = best["fp32"], best["memory"], link, link
     return Calibration(
-        "this machine",
-        "this machine",
-        HERE_CORES,
-        psutil.virtual_memory().total / GIB,
-        fitting.prior_fit(HERE_PRIORS),
+        name="this machine",
+        gpu="this machine",
+        gpus_per_node=HERE_CORES,
+        gpu_memory_gb=psutil.virtual_memory().total / GIB,
+        fit=fitting.prior_fit(HERE_PRIORS),
         memory={"library_gb": 0.6, "fragments": 1.05},
         machine_override=Machine(*rates, cores=HERE_CORES),
         processor=cpu_name(),
@@ -87,12 +87,12 @@ def published(files: list[Path], network: str, out: Path) -> Table:
     peaks = np.flatnonzero(rows.fit & (rows.status == "ok"))
     peaks = peaks if rows.has_step_memory[peaks].sum() > 2 else peaks[:0]  # two are too few
     cluster = Calibration(
-        card,
-        card,
-        per_node,
-        float(sizes.max() if len(sizes) else planning_gpu(card).memory_gb),
-        fit,
-        network if network_rate(network, per_node) else "",
+        name=card,
+        gpu=card,
+        gpus_per_node=per_node,
+        gpu_memory_gb=float(sizes.max() if len(sizes) else planning_gpu(card).memory_gb),
+        fit=fit,
+        network=network if network_rate(network, per_node) else "",
         memory=memory_constants(rows, peaks, MAX_ROWS),
         flash=bool(np.median(rows.x.flash[chosen])),
     )

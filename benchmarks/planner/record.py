@@ -119,9 +119,9 @@ def _fits(name: str, fitted_on: list[Path], count: int, out: Path) -> dict[str, 
     for card in cards.tolist():
         fits[card], chosen = fit_some(rows, known[rows.gpu[known] == card], count, card)
         i = chosen[0]
-        node, memory_gb = int(rows.gpus_per_node[i]), float(rows.gpu_memory_gb[i])
-        flash = bool(rows.x.flash[i])
-        cluster = calibration.Calibration(card, card, node, memory_gb, fits[card], flash=flash)
+        facts = {"gpus_per_node": int(rows.gpus_per_node[i]), "flash": bool(rows.x.flash[i])}
+        facts |= {"gpu": card, "gpu_memory_gb": float(rows.gpu_memory_gb[i])}
+        cluster = calibration.Calibration(name=card, fit=fits[card], **facts)
         source = f"fitted for predictions on record of {name}"
         of_card = f"-{card.replace(' ', '-')}" if len(cards) > 1 else ""
         calibration.write(

@@ -61,8 +61,9 @@ def main(argv: list[str] | None = None) -> int:
         {"plan": name} | {k: statistics.median(r[name][k] for r in rounds) for k in rounds[0][name]}
         for name in PLANS
     ]
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    note = f"one core, {ROUNDS} rounds; load average {load}"
+    note = "one core, {} rounds; load average {:.1f}, {:.1f}, {:.1f}".format(
+        ROUNDS, *os.getloadavg()
+    )
     show([Table(COLUMNS, rows, notes=[note])], "markdown")
     return 0
 
