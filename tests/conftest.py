@@ -51,6 +51,8 @@ CLEAN_ROOT = Path(os.environ[CLEAN])
 # What loads together: PyTorch alone, and the libraries that patch it.
 SERVED = ("ddp", "fsdp2"), ("deepspeed_zero", "deepspeed_pipe", "megatron")
 ENGINES = (*SERVED[0], *SERVED[1])
+# The engine whose libraries a command needs that names none.
+WARM = {TRAIN: "ddp", "parallel.bench": "ddp", "parallel.rehearse": "megatron"}
 THREADS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 # The clean copy is ours: without bytecode there, each command would compile our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -78,6 +80,7 @@ def seeded() -> None:
     numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+        torch.set_num_threads(1)  # a second thread would wait busily for its share of small work
 
 
 @pytest.fixture
@@ -175,11 +178,11 @@ def warm_server(engine: str, threads: int = 1) -> Path:
 
 
 def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environment: str):
-    """`python -m ...` from the repository root, on `ranks` ranks; the trainer starts warm."""
-    engine = "ddp"
+    """`python -m ...` from the repository root, on `ranks` ranks; what WARM names starts warm."""
+    engine = WARM.get(arguments[0])
     if "--engine" in arguments:
         engine = arguments[arguments.index("--engine") + 1]
-    if arguments[0] == TRAIN and engine in ENGINES:
+    if arguments[0] in WARM and engine in ENGINES:
         command = forked_ranks.prefix(engine, 1, ranks)
     else:
         command = [sys.executable]
@@ -211,13 +214,17 @@ def run_worker(module: str, engine: str, ranks: int, *words: object) -> str:
 
 
 @contextlib.contextmanager
-def training(folder: Path, tokens: Path, ranks: int, *flags: str) -> Iterator[subprocess.Popen]:
-    """parallel.train under torchrun in a new session; it is killed after the block."""
+def training(
+    folder: Path, tokens: Path, ranks: int, *flags: str, forked: bool = False
+) -> Iterator[subprocess.Popen]:
+    """parallel.train, forked or under torchrun, in a new session; it is killed after the block."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     # Once torchrun has asked how a rank ended, nobody else can: its peers get time to do so first.
-    command += ["--monitor-interval=1", f"--nproc-per-node={ranks}", "-m", TRAIN, *flags]
+    command += ["--monitor-interval=1", f"--nproc-per-node={ranks}"]
+    if forked:
+        command = forked_ranks.prefix("ddp", 1, ranks)
     launcher = subprocess.Popen(
-        [*command, "--data", str(tokens), "--out", str(folder)],
+        [*command, "-m", TRAIN, *flags, "--data", str(tokens), "--out", str(folder)],
         cwd=CLEAN_ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """The house: who may import whom, read from the source with ast."""
 
 import ast
+import functools
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -40,8 +41,11 @@ def module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-FILES = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
-TREES = {module(path): ast.parse(path.read_text()) for path in FILES}
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """The source of every module, parsed."""
+    files = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
+    return {module(path): ast.parse(path.read_text()) for path in files}
 
 
 def imported(nodes) -> set[str]:
@@ -54,7 +58,7 @@ def imported(nodes) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"relative import of {node.module}"
             of_it = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= of_it if of_it <= TREES.keys() else of_it | {node.module}
+            names |= of_it if of_it <= trees().keys() else of_it | {node.module}
     return names
 
 
@@ -65,8 +69,14 @@ def at_start(tree: ast.Module):
             yield from ast.walk(node) if isinstance(node, ast.If | ast.With | ast.Try) else [node]
 
 
-IMPORTS = {name: imported(ast.walk(tree)) for name, tree in TREES.items()}
-AT_START = {name: imported(at_start(tree)) for name, tree in TREES.items()}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    return {name: imported(ast.walk(tree)) for name, tree in trees().items()}
+
+
+@functools.cache
+def imports_at_start() -> dict[str, set[str]]:
+    return {name: imported(at_start(tree)) for name, tree in trees().items()}
 
 
 def root_of(name: str) -> str:
@@ -74,14 +84,14 @@ def root_of(name: str) -> str:
 
 
 def test_imports_follow_the_arrows():
-    for name, others in IMPORTS.items():
+    for name, others in imports().items():
         ours = {root_of(other) for other in others} & MAY_IMPORT.keys()
         assert ours <= MAY_IMPORT[root_of(name)], name
 
 
 @pytest.mark.parametrize("library", HOMES)
 def test_each_heavy_library_has_its_homes(library):
-    users = {name for name, others in IMPORTS.items() if library in map(root_of, others)}
+    users = {name for name, others in imports().items() if library in map(root_of, others)}
     assert users <= HOMES[library]
 
 
@@ -92,8 +102,8 @@ def loaded(start: str) -> set[str]:
         name = queue.pop()
         if name not in seen:
             seen.add(name)
-            queue += AT_START.get(name, ())
-            queue += [name.rpartition(".")[0]] if "." in name and name in TREES else []
+            queue += imports_at_start().get(name, ())
+            queue += [name.rpartition(".")[0]] if "." in name and name in trees() else []
     return {root_of(name) for name in seen}
 
 
@@ -107,7 +117,7 @@ TORCH_FREE += ("parallel.measure.wire", "parallel.measure.ranges", "parallel.mea
 def test_planning_and_reading_never_load_torch(part):
     """Of parallel.engines its own file alone."""
     rooms = () if part == "parallel.engines" else (f"{part}.",)
-    names = [name for name in TREES if name == part or name.startswith(rooms)]
+    names = [name for name in trees() if name == part or name.startswith(rooms)]
     assert names
     heavy = {"torch", "deepspeed", "megatron", "transformers", "vl_convert", "pandas"}
     assert {name: loaded(name) & heavy for name in names} == dict.fromkeys(names, set())
@@ -115,7 +125,7 @@ def test_planning_and_reading_never_load_torch(part):
 
 def test_what_submits_and_what_a_job_does_around_its_run_need_python_alone():
     """A login node, and a node outside its container, may have no package."""
-    names = [name for name in TREES if root_of(name) == "slurm"]
+    names = [name for name in trees() if root_of(name) == "slurm"]
     for name in [*names, "parallel.record.environment"]:
         assert loaded(name) <= {*MAY_IMPORT, *sys.stdlib_module_names}, name
 
@@ -135,12 +145,12 @@ def test_no_engine_loads_another_engines_library(engine):
 
 
 def test_every_module_says_what_it_is():
-    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []
 
 
 def test_no_files_import_each_other_in_a_circle():
     # prepare() raises CycleError, which names the files.
-    ours = {name: (others & TREES.keys()) - {name} for name, others in IMPORTS.items()}
+    ours = {name: (others & trees().keys()) - {name} for name, others in imports().items()}
     TopologicalSorter(ours).prepare()
 
 
@@ -174,9 +184,9 @@ def level(room: str, name: str) -> tuple[int, str]:
 @pytest.mark.parametrize("room", LEVELS)
 def test_the_rooms_inside_a_room_import_downwards(room):
     up = set()
-    for name in (name for name in TREES if name.startswith(f"{room}.")):
+    for name in (name for name in trees() if name.startswith(f"{room}.")):
         for other in (
-            other for other in IMPORTS[name] & TREES.keys() if other.startswith(f"{room}.")
+            other for other in imports()[name] & trees().keys() if other.startswith(f"{room}.")
         ):
             (mine, here), (theirs, there) = level(room, name), level(room, other)
             if theirs > mine or (theirs == mine and here != there):

@@ -1,6 +1,7 @@
 """What goes wrong: a user's mistake is one line and exit 2; a dead rank ends the run as failed."""
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -101,10 +102,10 @@ def test_a_mistake_that_every_rank_sees_is_printed_once(tokens, tmp_path):
 
 
 @contextlib.contextmanager
-def long_run(folder, tokens, engine: str, ranks: int, *flags: str, steps: int = 1):
+def long_run(folder, tokens, engine: str, ranks: int, *flags: str, steps: int = 1, **how):
     """A run without an end that has done some steps; it must end itself inside."""
     flags = ("--engine", engine, "--steps", "100000", "--device", "cpu", *flags)
-    with training(folder, tokens, ranks, *flags) as launcher:
+    with training(folder, tokens, ranks, *flags, **how) as launcher:
         wait_for(lambda: steps_so_far(folder) >= steps, 120, f"{steps} steps")
         yield launcher
         assert launcher.wait(timeout=90) != 0
@@ -134,8 +135,9 @@ def test_a_rank_that_dies_ends_the_run_as_failed(engine, flags, victim, number, 
 
 def test_sigterm_is_heard_and_written_down(tokens, tmp_path):
     folder = tmp_path / "run"
-    with long_run(folder, tokens, "ddp", 2) as launcher:
+    with long_run(folder, tokens, "ddp", 2, forked=True) as launcher:
         launcher.terminate()
+    wait_for(lambda: read_status(folder)["state"] != "running", 60, "the ranks' last word")
     status = read_status(folder)
     assert status["state"] == "failed" and "SIGTERM" in status["reason"]
 
@@ -143,10 +145,10 @@ def test_sigterm_is_heard_and_written_down(tokens, tmp_path):
 def test_a_run_killed_without_a_word_is_not_running_for_ever(tokens, tmp_path):
     """One rank, SIGKILL: nobody is left to write it down, so the reader looks for the process."""
     folder = tmp_path / "run"
-    with long_run(folder, tokens, "ddp", 1) as launcher:
+    with long_run(folder, tokens, "ddp", 1, forked=True):
         run = read_run(folder)
         assert run.state == "running" and run.facts["engine"] == {}  # what the library resolved
-        rank_process(launcher, 0).kill()
+        os.kill(read_status(folder)["pid"], signal.SIGKILL)
     run = read_run(folder)
     assert run.state == "failed" and "gone" in run.reason
 

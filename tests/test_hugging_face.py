@@ -14,26 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from base.errors import UsageError
 from models import gpt, hf_model, hf_weights
@@ -56,42 +39,42 @@ SMALL = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16,
 LLAMA = preset("tiny-llama", n_layer=2, hidden=32, vocab_size=61, max_seq_len=16, ffn_hidden=48)
 MIXTRAL = replace(LLAMA, experts=Experts(4, 2, moe_aux_loss_coeff=0.02))
 QWEN3_MOE = replace(LLAMA, qk_norm=True, experts=Experts(4, 3, 32))
-# name -> our config, its class
+# name -> our config, its class in transformers
 OURS = {
-    "gpt2": (SMALL, GPT2LMHeadModel),
-    "gpt2 untied": (replace(SMALL, tied=False, norm_eps=1e-6), GPT2LMHeadModel),
-    "llama": (LLAMA, LlamaForCausalLM),
-    "llama of one kv head, tied": (replace(LLAMA, n_kv_head=1, tied=True), LlamaForCausalLM),
-    "llama of all kv heads, biases": (replace(LLAMA, n_kv_head=4, bias=True), LlamaForCausalLM),
-    "llama 3.1": (replace(LLAMA, rope_theta=5e5, rope_scaling=8.0), LlamaForCausalLM),
-    "llama of large heads": (replace(LLAMA, kv_channels=12, norm_eps=1e-6), LlamaForCausalLM),
-    "qwen3": (replace(LLAMA, qk_norm=True, kv_channels=12), Qwen3ForCausalLM),
-    "qwen3 tied": (replace(LLAMA, qk_norm=True, n_kv_head=1, tied=True), Qwen3ForCausalLM),
-    "mixtral": (MIXTRAL, MixtralForCausalLM),
-    "qwen3 moe": (QWEN3_MOE, Qwen3MoeForCausalLM),
+    "gpt2": (SMALL, "GPT2LMHeadModel"),
+    "gpt2 untied": (replace(SMALL, tied=False, norm_eps=1e-6), "GPT2LMHeadModel"),
+    "llama": (LLAMA, "LlamaForCausalLM"),
+    "llama of one kv head, tied": (replace(LLAMA, n_kv_head=1, tied=True), "LlamaForCausalLM"),
+    "llama of all kv heads, biases": (replace(LLAMA, n_kv_head=4, bias=True), "LlamaForCausalLM"),
+    "llama 3.1": (replace(LLAMA, rope_theta=5e5, rope_scaling=8.0), "LlamaForCausalLM"),
+    "llama of large heads": (replace(LLAMA, kv_channels=12, norm_eps=1e-6), "LlamaForCausalLM"),
+    "qwen3": (replace(LLAMA, qk_norm=True, kv_channels=12), "Qwen3ForCausalLM"),
+    "qwen3 tied": (replace(LLAMA, qk_norm=True, n_kv_head=1, tied=True), "Qwen3ForCausalLM"),
+    "mixtral": (MIXTRAL, "MixtralForCausalLM"),
+    "qwen3 moe": (QWEN3_MOE, "Qwen3MoeForCausalLM"),
     "qwen3 moe, scores as they are": (
         replace(QWEN3_MOE, experts=Experts(4, 2, 32, norm_topk_prob=False)),
-        Qwen3MoeForCausalLM,
+        "Qwen3MoeForCausalLM",
     ),
 }
 _GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 61}
 _SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 61}
 _SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 16}
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, **LLAMA3_ROPE}
-# name -> the class, its configuration
+# name -> the class in transformers, its configuration
 THEIRS = {
-    "gpt2": (GPT2LMHeadModel, GPT2Config(**_GPT2, n_positions=16)),
-    "llama": (LlamaForCausalLM, LlamaConfig(**_SIZES)),
+    "gpt2": ("GPT2LMHeadModel", dict(**_GPT2, n_positions=16)),
+    "llama": ("LlamaForCausalLM", dict(**_SIZES)),
     "llama 3.1, tied": (
-        LlamaForCausalLM,
-        LlamaConfig(**_SIZES, tie_word_embeddings=True, rope_parameters=_LLAMA3),
+        "LlamaForCausalLM",
+        dict(**_SIZES, tie_word_embeddings=True, rope_parameters=_LLAMA3),
     ),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_SIZES, head_dim=12)),
-    "mistral": (MistralForCausalLM, MistralConfig(**_SIZES, sliding_window=None)),
-    "mixtral": (MixtralForCausalLM, MixtralConfig(**_SIZES)),
+    "qwen3": ("Qwen3ForCausalLM", dict(**_SIZES, head_dim=12)),
+    "mistral": ("MistralForCausalLM", dict(**_SIZES, sliding_window=None)),
+    "mixtral": ("MixtralForCausalLM", dict(**_SIZES)),
     "qwen3 moe": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
+        "Qwen3MoeForCausalLM",
+        dict(**_SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
     ),
 }
 
@@ -106,9 +89,10 @@ def exported(config: GPTConfig, folder) -> gpt.GPT:
 
 def theirs(folder, kind: str = "gpt2", **changes):
     """A random model of a class of Hugging Face's, saved by Hugging Face in several files."""
-    of, settings = THEIRS[kind]
-    ends = {"bos_token_id": 0, "eos_token_id": 0}
-    model = of(type(settings).from_dict(settings.to_dict() | ends | changes)).eval()
+    name, settings = THEIRS[kind]
+    cls, ends = getattr(transformers, name), {"bos_token_id": 0, "eos_token_id": 0}
+    config = cls.config_class(**settings).to_dict() | ends | changes
+    model = cls(cls.config_class.from_dict(config)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder, max_shard_size="1GB" if kind == "gpt2" else "20KB")
@@ -133,12 +117,12 @@ def assert_same_logits(reference: gpt.GPT, hugging_face, seq_len: int = 16):
 
 @pytest.mark.parametrize("kind", OURS)
 def test_an_exported_model_loads_in_transformers_with_the_same_logits(kind, tmp_path):
-    config, of = OURS[kind]
+    config, name = OURS[kind]
     model = exported(config, tmp_path / "theirs")
-    loaded, report = AutoModelForCausalLM.from_pretrained(
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "theirs", output_loading_info=True
     )
-    assert type(loaded) is of and not any(report.values())
+    assert type(loaded).__name__ == name and not any(report.values())
     assert loaded.num_parameters() == config.n_params
     assert_same_logits(model, loaded.eval())
     loaded.save_pretrained(tmp_path / "saved by them")
@@ -162,6 +146,8 @@ def test_an_imported_model_has_the_same_logits_and_comes_back_bit_for_bit(kind, 
 def test_experts_are_balanced_as_much_as_transformers_does(kind):
     """Its loss is a mean over layers and counts each of a token's k choices; ours is a sum over
     layers of shares."""
+    from transformers.models.mixtral import modeling_mixtral
+
     ours, _ = OURS[kind]
     ours = replace(ours, n_layer=6, experts=replace(ours.experts, moe_aux_loss_coeff=1e-3))
     theirs = hugging_face_config(ours)
@@ -170,7 +156,9 @@ def test_experts_are_balanced_as_much_as_transformers_does(kind):
     described = theirs | {"model_type": architecture(ours).model_type}
     assert config_of(described, Path("config.json"))[0] == ours
     logits_TE = torch.randn(100, E)
-    whole = theirs["router_aux_loss_coef"] * load_balancing_loss_func((logits_TE,) * 6, E, k)
+    whole = theirs["router_aux_loss_coef"] * modeling_mixtral.load_balancing_loss_func(
+        (logits_TE,) * 6, E, k
+    )
     scores_TE = logits_TE.softmax(-1)
     tokens_E = scores_TE.topk(k).indices.flatten().bincount(minlength=E)
     one = gpt.MixtureOfExperts.balance_loss(ours.experts, scores_TE, tokens_E)
@@ -225,7 +213,9 @@ def test_experts_of_no_presets_sizes_are_trained_from_a_directory_and_come_back(
     assert "have no checksums" in said
     assert_same_files(tmp_path / "theirs", tmp_path / "w")
     assert_same_logits(ours(tmp_path / "w"), model)
-    assert_same_logits(ours(tmp_path / "w"), AutoModelForCausalLM.from_pretrained(tmp_path / "w"))
+    assert_same_logits(
+        ours(tmp_path / "w"), transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "w")
+    )
 
 
 class CountsBytes:
@@ -305,18 +295,20 @@ def test_a_run_starts_from_a_sharded_directory_and_each_rank_reads_what_it_holds
 
 @pytest.mark.parametrize("kind", [kind for kind in OURS if not OURS[kind][0].experts])
 def test_hugging_faces_class_starts_from_the_reference_weights(kind):
-    config, of = OURS[kind]
+    config, name = OURS[kind]
     ours, theirs = gpt.GPT(config), hf_model.HuggingFaceGPT(config)
     gpt.initialise(ours, seed=3)
     hf_model.initialise(theirs, seed=3)
     tokens = torch.randint(config.vocab_size, (2, 16))
-    assert type(theirs.theirs) is of
+    assert type(theirs.theirs).__name__ == name
     assert torch.allclose(ours.logits(tokens), theirs.theirs(tokens).logits, atol=2e-6)
 
 
 def test_the_rotary_frequencies_of_llama_3_1_are_transformers():
     config = preset("llama3-8b", rope_scaling=8.0, max_seq_len=131072)
-    (wanted, scale) = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**hugging_face_config(config)))
+    (wanted, scale) = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](
+        transformers.LlamaConfig(**hugging_face_config(config))
+    )
     assert scale == 1.0
     found = gpt.rope_frequencies(config)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
@@ -370,8 +362,8 @@ RELEASED = {
 
 def test_a_released_config_json_is_the_preset_in_both_forms(tmp_path):
     for of, wanted in (
-        (LlamaConfig, preset("llama3-8b", rope_scaling=8.0, max_seq_len=131072)),
-        (Qwen3Config, preset("qwen3-0.6b", max_seq_len=40960)),
+        (transformers.LlamaConfig, preset("llama3-8b", rope_scaling=8.0, max_seq_len=131072)),
+        (transformers.Qwen3Config, preset("qwen3-0.6b", max_seq_len=40960)),
     ):
         (described,) = (r for r in RELEASED.values() if r["model_type"] == of.model_type)
         # and as transformers 5 writes it
@@ -394,10 +386,10 @@ def test_a_tokenizer_goes_along(tmp_path):
     our_door.write(tmp_path / "ck", foreign)
     words = ["export", str(tmp_path / "ck"), str(tmp_path / "gpt2"), "--dtype", "fp32"]
     assert checkpoint.main([*words, "--tokenizer", str(tmp_path / "data")]) == 0
-    model = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2")
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2")
     assert model.dtype == torch.float32
     assert model.config.eos_token_id == bpe.token_to_id("<|endoftext|>")
-    assert AutoTokenizer.from_pretrained(tmp_path / "gpt2")("the cat")["input_ids"]
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt2")("the cat")["input_ids"]
     original = (tmp_path / "data" / "tokenizer.json").read_bytes()
     assert (tmp_path / "gpt2" / "tokenizer.json").read_bytes() == original
 
@@ -456,14 +448,18 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(tmp_path):
     absent = {"num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "rope_parameters"}
     gpt2 = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 16}
     for of, sizes, missing in (
-        (LlamaConfig, llama, absent | {"tie_word_embeddings"}),
-        (MistralConfig, llama, {"head_dim", "tie_word_embeddings", "rope_parameters"}),
-        (GPT2Config, gpt2, GPT2Config().to_dict().keys() - {"model_type"}),
+        (transformers.LlamaConfig, llama, absent | {"tie_word_embeddings"}),
+        (transformers.MistralConfig, llama, {"head_dim", "tie_word_embeddings", "rope_parameters"}),
+        (
+            transformers.GPT2Config,
+            gpt2,
+            transformers.GPT2Config().to_dict().keys() - {"model_type"},
+        ),
     ):
         whole = of(**sizes).to_dict()
         part = {k: v for k, v in whole.items() if k not in missing}
         assert config_of(part | sizes, tmp_path) == config_of(whole, tmp_path)
-    mistral = MistralConfig().to_dict()
+    mistral = transformers.MistralConfig().to_dict()
     for whole, name, why in (
         (RELEASED["llama3-8b"], "hidden_size", "hidden_size is missing"),
         (RELEASED["llama3-8b"], "rms_norm_eps", "rms_norm_eps is missing"),
@@ -486,7 +482,7 @@ def test_a_llama_whose_hidden_size_its_heads_do_not_divide_has_no_class():
     config = replace(LLAMA, hidden=34, kv_channels=8)
     with pytest.raises(UsageError, match="hidden a multiple of n_head 4, not 34"):
         hugging_face_config(config)
-    Qwen3Config(**hugging_face_config(replace(config, qk_norm=True)))
+    transformers.Qwen3Config(**hugging_face_config(replace(config, qk_norm=True)))
 
 
 def test_old_names_and_a_repeated_output_layer_are_read(tmp_path):

@@ -122,7 +122,7 @@ for steps in ('1', '2'):  # the second goes on where the first ended
     drawn.clear()
 """
     flags = [*SMALL, "--save-interval", "1", "--data", str(tokens), "--out", str(tmp_path / "run")]
-    command = [sys.executable, "-W", "ignore", "-c", program, *flags]
+    command = [*forked_ranks.prefix("ddp", 1, 0), "-m", "tests.program_worker", program, *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     counts = [int(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("drawn")]
