@@ -46,7 +46,7 @@ FACTS = {
 }
 
 
-def test_an_archived_environment_tells_facts_and_no_secret(tmp_path):
+def test_an_archived_environment_tells_facts_and_no_secret():
     told = environment_facts(SECRETS | FACTS)
     assert FACTS.items() <= told.items()
     assert "ter2" not in str(told)

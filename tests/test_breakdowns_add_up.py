@@ -152,7 +152,7 @@ def in_autograds_thread(work) -> None:
     ],
 )
 def test_the_messages_of_a_save_in_the_background_are_no_part_of_a_step(
-    run, parts, clock, tmp_path, monkeypatch
+    run, parts, clock, tmp_path
 ):
     """Its threads are Python's; backward's, which are autograd's, are part of it."""
     spec = settings(gpus=2, steps=1)

@@ -164,7 +164,7 @@ def test_a_deletion_that_fails_is_told_and_the_save_stands(tmp_path, monkeypatch
     assert saved.bytes > 0 and "No space left" in deletion.problem
 
 
-def test_what_a_killed_save_did_not_delete_is_deleted_when_the_run_goes_on(tmp_path, monkeypatch):
+def test_what_a_killed_save_did_not_delete_is_deleted_when_the_run_goes_on(tmp_path):
     """The kill came between the save and the deletion; another run's folder loses nothing."""
     save_some(tmp_path, [1, 2, 3])
     assert saver_of(Engine(), tmp_path / "other", keep_last=1).load(tmp_path) == 3

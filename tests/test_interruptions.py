@@ -361,7 +361,7 @@ def test_a_strangers_master_port_ends_the_rank_in_time_and_words(tokens, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_timeout_reaches_every_process_group(tmp_path):
+def test_the_timeout_reaches_every_process_group():
     program = """
 import os, torch, torch.distributed as dist
 from parallel import engines

@@ -54,7 +54,7 @@ def test_no_two_steps_of_jobs_on_a_node_meet():
     assert max(ports) < 32768  # from there on Linux gives ports to connections
 
 
-def test_a_rank_ends_with_its_launcher(tmp_path):
+def test_a_rank_ends_with_its_launcher():
     """SIGKILL of the launcher; the rank hears SIGTERM and knows why."""
     rank = (
         "import signal, sys, time\n"

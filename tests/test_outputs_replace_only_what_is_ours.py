@@ -48,7 +48,7 @@ def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys, 
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_no_flag_replaces_the_evidence_that_is_read(tmp_path, runs, refused):
+def test_no_flag_replaces_the_evidence_that_is_read(runs, refused):
     for evidence in runs.rglob("steps.csv"):
         before = evidence.read_bytes()
         for given in (runs, evidence.parent):
@@ -83,7 +83,7 @@ def test_a_study_and_a_script_by_hand_are_not_replaced(tmp_path, capsys):
     assert render.main([str(own), "--force"]) == 2 and own.read_text() == STUDY  # means s.toml
 
 
-def test_a_full_disk_leaves_the_old_file(runs, tmp_path):
+def test_a_full_disk_leaves_the_old_file(runs):
     """A limit on the size of files stands for the disk."""
     assert page.main([str(runs)]) == page.main([str(runs)]) == 0  # it replaces what it wrote
     old = (runs / "study.html").read_bytes()

@@ -117,7 +117,7 @@ def test_a_cut_or_unknown_profile_is_one_line_and_the_rest_is_read(
     assert "16.8%" in printed.out and "520 calls" in printed.out
 
 
-def test_a_profiled_run_is_in_no_headline(tmp_path, capsys):
+def test_a_profiled_run_is_in_no_headline(tmp_path):
     spec = resolve(("test", {"profile_steps": "3-5"}))
     assert facts.profiler(spec, {}) == {"tool": "torch", "steps": "3-5", "ranks": "0"}
     assert facts.profiler(resolve(), {}) is None

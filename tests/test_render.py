@@ -41,7 +41,7 @@ def test_what_is_committed_is_what_the_study_renders_to(path):
 
 
 def test_a_job_trains_the_run_that_was_submitted_whatever_the_study_says_by_then(
-    tmp_path, refused, printed, monkeypatch
+    tmp_path, refused, printed
 ):
     path = study_file(tmp_path / "one.toml", "[[sweep]]\nrepeats = 2\n[defaults]\nsteps = 7\n")
     job, study = tmp_path / "9.submitted", load_study(path)

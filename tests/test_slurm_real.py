@@ -254,7 +254,7 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     assert not [*ROOT.glob("pwned"), *logs.parent.rglob("pwned")]
 
 
-def test_accounting_knows_what_the_queue_forgets(slurm, tmp_path, monkeypatch):
+def test_accounting_knows_what_the_queue_forgets(slurm, monkeypatch):
     """Three jobs, which end well, badly and by scancel."""
     if missing := testbed.missing_packages(accounting=True):
         pytest.skip(f"no accounting is here (apt-get install {' '.join(missing)})")
