@@ -36,15 +36,8 @@ def page_at(
     terms: Terms = DEFAULT_TERMS,
     predict: str | None = None,
 ) -> "Page":
-    """Makes the page of the runs and logs at paths.
-
-    Args:
-        facts: what the logs do not say, by Record's names.
-        convention, terms, predict: as of `run_table.of_records`.
-
-    Raises:
-        UsageError: nothing could be read, or there is no such baseline or calibration.
-    """
+    """Makes the page of the runs and logs at paths. `facts` are what the logs do not say, by
+    Record's names; the other settings are those of `run_table.of_records`."""
     from analysis.pages import SECTIONS, first_screen  # here: --help needs no charts
     from analysis.pages.section import Page, Study
 

@@ -123,11 +123,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 def question(arguments: argparse.Namespace) -> Question:
-    """Returns the flags as values of the library.
-
-    Raises:
-        UsageError: a wrong flag, or an unknown model or cluster.
-    """
+    """Returns the flags as values of the library."""
     _check_flags(arguments)
     named = {k: v for k, v in resolve.from_flags(arguments).items() if k in MODEL}
     if arguments.seq_len is not None:
@@ -159,11 +155,7 @@ def question(arguments: argparse.Namespace) -> Question:
 
 
 def answer(arguments: argparse.Namespace) -> Table:
-    """Returns the ranked table; files are written as flags say.
-
-    Raises:
-        UsageError: a wrong flag, or no layout is possible or fits.
-    """
+    """Returns the ranked table; files are written as flags say."""
     ask = question(arguments)
     if arguments.scale:
         shown = scale.table(ask, arguments.scale == "weak")
@@ -293,11 +285,7 @@ def time_limit(high_s: float) -> str:
 
 
 def explanation(ask: Question, layout: str) -> str:
-    """Returns one layout term by term, in words.
-
-    Raises:
-        UsageError: no possible layout is like that.
-    """
+    """Returns one layout term by term, in words."""
     r = ask.ranked()
     i, chosen = explain.chosen_row(r, layout)
     fits = r.used[i] <= r.limit

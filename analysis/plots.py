@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def drawn(paths: list[Path], baseline: str | None) -> "dict[str, Chart]":
-    """Returns the charts of the runs at paths by name; says on stderr which runs they leave out.
-
-    Raises:
-        UsageError: nothing could be read, or nothing of it can be drawn.
-    """
+    """Returns the charts of the runs at paths by name; says on stderr which runs they leave out."""
     from analysis.pages import charts  # here: --help needs no charts
 
     records, left_out = load(paths)

@@ -59,11 +59,7 @@ def report(
     network: str | None = None,
 ) -> Table:
     """Returns the study's runs and the command that submits those that are kept: the `top` fastest
-    of those that fit, or all that fit, in the study's order.
-
-    Raises:
-        UsageError: no such study or cluster, or the study names none and none is given.
-    """
+    of those that fit, or all that fit, in the study's order."""
     submitted_to = wanted if wanted and is_named(wanted) else None  # a cluster of Slurm
     study = load_study(path, submitted_to)
     if wanted is None and study.cluster is None:

@@ -205,11 +205,7 @@ def add_table_flags(parser: argparse.ArgumentParser) -> None:
 
 def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
     """Returns the tables with these columns alone, named by key or heading; a table that has none
-    of them is left out.
-
-    Raises:
-        UsageError: no table has such a column; it names those that there are.
-    """
+    of them is left out."""
     if names is None:
         return list(tables)
     keys = {c.heading: c.key for table in tables for c in table.columns}

@@ -210,11 +210,7 @@ def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
 
 
 def load_calibration(name: str) -> Calibration:
-    """Returns a calibration by its name or file.
-
-    Raises:
-        UsageError: no such name or file, or what it holds is no calibration.
-    """
+    """Returns a calibration by its name or file."""
     path = FOLDER / f"{name}.toml"
     if not path.exists():
         path = Path(name)

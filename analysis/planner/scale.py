@@ -18,11 +18,7 @@ BAND = {"kept": "efficiency", "worst": "low", "best": "high"}
 def table(ask: Question, weak: bool) -> Table:
     """Returns a table of the fastest layout on the GPUs asked for, on half of them and so on, while
     one fits; `weak` halves the batch, too. Efficiency is the tokens/s of a GPU over those of the
-    fewest; they err together.
-
-    Raises:
-        UsageError: fewer than two counts have a layout that fits.
-    """
+    fewest; they err together."""
     cluster = ask.cluster
     rankings, rows, stopped_by = [], [], ""
     while not stopped_by:

@@ -56,12 +56,7 @@ def space(
     finds nothing and which the engines can run.
 
     At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many. cps: the
-    context-parallel sizes. engines: those of `PLANNED` to plan for.
-
-    Raises:
-        UsageError: no split of the GPUs and the batch exists, with the numbers; or the engines can
-            run none; or the model has what no formula counts.
-    """
+    context-parallel sizes. engines: those of `PLANNED` to plan for."""
     if seq_len > config.max_seq_len:
         raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
     if cluster.max_gpus and gpus > cluster.max_gpus:
