@@ -212,8 +212,10 @@ def _doubts_of_time(record: Record, time: Steady) -> list[Reason]:
         text = f"no steady time: steps took {earlier:.4g} s, then {later:.4g} s"
         doubts.append(Reason("rising", text))
     elif time.independent < MIN_STEADY <= time.n:
-        text = f"drifting: {time.n} steady iterations tell as much as {time.independent:.1f}"
-        doubts.append(Reason("drifting", f"{text} independent ones, 95 % needs {MIN_STEADY}"))
+        points = (
+            f"{time.n}, which may drift, tell as much as {time.independent:.1f} independent ones"
+        )
+        doubts.append(Reason("few points", f"too few points: {points}, 95 % needs {MIN_STEADY}"))
     elif time.ci95 and time.ci95.high > WIDE * time.ci95.low:
         low, high = time.ci95
         text = f"unsteady: the median may be {low:.4g} to {high:.4g} s (95 %)"
