@@ -7,12 +7,12 @@ import functools
 import numpy as np
 import pytest
 
-from analysis.common.reasons import Reason
+from analysis.common.reasons import Reason, of_cells
 from analysis.logs.fact_options import parse_window
 from analysis.logs.parsing.rate_words import judge_rates, near, scale_of
 from analysis.logs.record import Failure
 from analysis.logs.step_time import describe_rule, no_timing, step_times, timed
-from analysis.runs.judged import Run
+from analysis.runs.judged import Run, judged
 from analysis.runs.run_row import row_of
 from analysis.runs.throughput import PRINTED, throughput_of
 from analysis.runs.verdict import Judgement, averages, judge, unfinished
@@ -108,6 +108,26 @@ def test_the_proof_stands_first_behind_its_line_and_is_said_once():
     failed = judge(record(planned_steps=40, failure=Failure("traceback", 900, "KeyError")))
     assert failed.verdict == "complete"
     assert "after the run completed, line 900: KeyError" in map(str, failed.told)
+
+
+def test_a_later_doubt_takes_an_earlier_ones_place_and_those_about_losses_are_not_of_times():
+    run = record()
+    for kind, text in (("restart", "a"), ("schedule", "rate"), ("restart", "b")):
+        run.doubt(kind, text)
+    run.note("odd")
+    assert [*run.reasons] == [("restart", "b", ()), ("schedule", "rate", ()), ("note", "odd", ())]
+    (judgement,) = judged([run])
+    assert judgement.time_doubts == ["b"]
+
+
+def test_steps_that_skipped_the_optimizer_alone_have_their_tflops():
+    known = {"tflops": np.full(40, 50.0), "skipped": np.ones(40)}
+    for extra, tflops in (({}, 50.0), ({"profiler": {"tool": "nsys"}}, None)):
+        (run,) = judged([record(**known, **extra)])
+        values, reasons = row_of(run, None)
+        assert values["tflops"] == tflops and not values["fit"]
+        missing = of_cells(reasons)["missing"].get("tflops", "")
+        assert ("profiled with nsys" in missing) == bool(extra)
 
 
 def test_iterations_that_count_from_zero_are_one_more_than_the_last():

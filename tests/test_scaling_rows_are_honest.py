@@ -190,7 +190,8 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys, prin
     row = rows(capsys, tmp_path)["ddp-dp2"]
     assert "at the same time" not in row["notes"]
     assert "superlinear: efficiency 2.50 (2.50 to 2.50)" in row["notes"]
-    assert "2.50?" in printed(main, tmp_path, "--columns", "run,efficiency")
+    out = printed(main, tmp_path, "--columns", "run,efficiency")
+    assert "2.50?" in out and "efficiency ?: superlinear: efficiency 2.50" in out
 
 
 def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashes(

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from analysis import breakdown, compare, page, parity, plots, report, scaling, tflops
-from analysis.logs.load import read_all
+from analysis.logs.load import load, read_all
+from analysis.runs import run_table
 from analysis.runs.fairness import ANY_COMMIT, CHANGED, Terms, other_kernels
 from parallel.config.study import load_study
 from parallel.record.facts import planned
@@ -159,6 +160,8 @@ def test_a_baseline_may_be_a_configuration_in_every_command(tmp_path, capsys, pr
         for command in (tflops, scaling, parity):
             assert command.main([str(tmp_path), "--baseline", name]) == 0, command
         assert page.page_at([tmp_path], terms=Terms(name)) and plots.drawn([tmp_path], name)
+        rows = run_table.rows(load([tmp_path]).content, terms=Terms(name))
+        assert {row["baseline"] for row in rows} == {"ddp-r2" if name == "ddp-r2" else "ddp-r1"}
     out = ["--out", str(tmp_path / "x")]
     for command, more in ((tflops, []), (scaling, []), (parity, []), (page, out), (plots, out)):
         assert command.main([str(tmp_path), "--baseline", "gone", *more]) == 2, command
