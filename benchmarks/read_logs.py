@@ -43,20 +43,28 @@ KINDS = {
     "llm.c": ("step +", r"([\d.]+) ms"),
     "nanotron": ("iteration: ", r"time_per_iteration_ms: ([\d.]+)"),
     "NeMo DLLogger": ('"step": ', r"train_step_timing in s\": ([\d.]+)"),
+    "MLPerf": ('"step": ', r"train_step_time\": ([\d.]+)"),
     "NeMo text": (" - ", r"train_step_timing in s : ([\d.]+)"),
     "fairseq": ('"num_updates": "', r"\"wps\": \"([\d.]+)"),
 }
-MORE = {"modded-nanogpt": "step:11/5100 train_loss:7.0123 train_time:1390ms step_avg:139.11ms\n"}
+MORE = {
+    "modded-nanogpt": "step:11/5100 train_loss:7.0123 train_time:1390ms step_avg:139.11ms\n",
+    "MLPerf": ':::MLLOG {"namespace": "", "time_ms": 1716000024351, "event_type": "POINT_IN_TIME", '
+    '"key": "tracked_stats", "value": {"train_step_time": 3.609028, "throughput": 508.97601}, '
+    '"metadata": {"file": "/workspace/callbacks.py", "lineno": 190, "step": 1}}\n',
+}
+# What stands once before the lines.
+HEADS = {"MLPerf": ':::MLLOG {"key": "run_start", "time_ms": 1716000020939, "value": null}\n'}
 
 
-def make(path: Path, line: str, counter: str, pattern: str, mb: int) -> None:
+def make(path: Path, line: str, counter: str, pattern: str, mb: int, head: str = "") -> None:
     """Writes a log of `mb` megabytes: the line, each time with other numbers."""
     line = line.strip().splitlines()[-1] + "\n"
     value = re.search(pattern, line)
     before, after = line[: value.start(1)], line[value.end(1) :]
     whole, point, _ = value[1].replace(",", "").partition(".")
     with path.open("w") as log:
-        size = step = 0
+        size, step = log.write(head), 0
         while size < mb << 20:
             step += 1
             decimals = f".{step % 89 + 10}" if point else ""
@@ -106,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for kind, (counter, pattern) in KINDS.items():
             log = Path(folder) / "made.out"
-            make(log, lines[kind], counter, pattern, arguments.mb)
+            make(log, lines[kind], counter, pattern, arguments.mb, HEADS.get(kind, ""))
             speed, ours_s, perl_s = ratio(log, pattern)
             rows.append({"format": kind, "speed": speed})
             print(f"{kind}: {speed:.2f} ({ours_s:.2f} s and {perl_s:.2f} s)", file=sys.stderr)

@@ -253,7 +253,11 @@ class _Table:
             chosen = np.flatnonzero(kinds == kind)
             rows = row_of[chosen]
             for value in self.layouts[kind].values:
-                columns[value.name][rows] = _numbers(block, starts[chosen] + value.at, value)
+                numbers = _numbers(block, starts[chosen] + value.at, value)
+                if len(rows) == len(order):  # as in most blocks
+                    columns[value.name] = np.broadcast_to(numbers, len(order))
+                else:
+                    columns[value.name][rows] = numbers
                 self._note(value, rows, columns)
         for row, entry in zip(row_of[len(lines) :].tolist(), odd, strict=True):
             values = self._values(entry)
