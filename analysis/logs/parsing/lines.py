@@ -27,6 +27,7 @@ _COMMA = re.compile(rb"-?\d{1,25},\d")  # where no thousands are: a decimal comm
 _REST = re.compile(rb"(?:\s|\0|\x1b\[[0-9;]{0,24}[mK])*\Z")
 _SHAPE = bytes.maketrans(b"123456789\r", b"000000000\n")
 _SHAPES = 1 << 12  # of lines in a log that are remembered
+_SPARSE = 1000  # bytes for an entry
 _EXACT = 15  # digits of which a float64 holds every whole number
 _NO_ENTRY, _UNKNOWN = -1, -2  # in place of the number of a layout
 # What a start begins with; a character before a quantifier is not part of it.
@@ -132,6 +133,7 @@ class _Table:
         self.parts: list[Columns] = []
         self.rows = 0  # that are in `parts`
         self.damaged = 0  # entries that are not valid
+        self.is_sparse = False  # the last block was: only lines with the mark are looked at
         self.layouts: list[_Layout] = []
         self.shapes = {b"": _NO_ENTRY}  # the shape of a line -> the number of its layout
         # Of each field: values that are no number, those with a decimal comma; the rows whose line
@@ -146,6 +148,12 @@ class _Table:
         the log ends with it."""
         if self.mark not in block:
             return False
+        size, n_rows, origins = len(block), self.rows, None
+        if self.is_sparse:
+            spans = _lines_with(block, self.mark)
+            block = b"".join(block[begin:end] for begin, end in spans)
+            origins = np.array([begin for begin, _ in spans])
+            starts = np.cumsum([0] + [end - begin for begin, end in spans[:-1]])
         shapes = block.translate(_SHAPE).split(b"\n")
         lengths = np.fromiter(map(len, shapes), int, len(shapes))
         begins = np.cumsum(lengths + 1) - lengths - 1
@@ -155,7 +163,12 @@ class _Table:
         odd = self._learn(block, at_end, shapes, begins, kinds)
         if (kinds >= 0).any() or odd:
             self._add(offset, block, begins, kinds, odd)
-        return bool((kinds != _UNKNOWN).all())
+            if origins is not None:
+                at = self.parts[-1]["at"]
+                line = np.searchsorted(starts, at - offset, "right") - 1
+                self.parts[-1]["at"] = at + (origins - starts)[line]
+        self.is_sparse = bool(self.mark) and (self.rows - n_rows) * _SPARSE < size
+        return origins is None and bool((kinds != _UNKNOWN).all())
 
     def _learn(
         self,
@@ -314,6 +327,16 @@ class _Table:
             record.note(f"{self.damaged} lines of steps are damaged: left out")
         record.doubt_numbers(self.none, "commas stand for decimal points: " if has_commas else "")
         return columns
+
+
+def _lines_with(block: bytes, mark: bytes) -> list[tuple[int, int]]:
+    """Returns where the lines that hold the mark begin and end."""
+    spans, at = [], block.find(mark)
+    while at >= 0:
+        end = block.find(b"\n", at) + 1 or len(block)
+        spans.append((block.rfind(b"\n", 0, at) + 1, end))
+        at = block.find(mark, end)
+    return spans
 
 
 def _numbers(block: bytes, places: np.ndarray, value: _Value) -> np.ndarray | float:
