@@ -158,8 +158,8 @@ def answer(arguments: argparse.Namespace) -> Table:
     """Returns the ranked table; files are written as flags say."""
     ask = question(arguments)
     if arguments.scale:
-        shown = scale.table(ask, arguments.scale == "weak")
-        return replace(shown, notes=[*shown.notes, _subject(ask)])
+        scaled = scale.table(ask, arguments.scale == "weak")
+        return replace(scaled, notes=[*scaled.notes, _subject(ask)])
     r = ask.ranked()
     if not len(r.order):
         raise UsageError(ranking.nothing_fits(r, ask.config, ask.gpus))

@@ -213,26 +213,26 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
     names = [name if name in possible else keys.get(name, name) for name in names]
     if unknown := [name for name in names if name not in possible]:
         raise UsageError(f"no column {', '.join(unknown)}; there are: {', '.join(possible)}")
-    shown = []
+    shortened = []
     for table in tables:
         columns = {c.key: replace(c, seldom=False, asked=False) for c in table.columns}
         kept = [columns[name] for name in names if name in columns]
         if kept:
-            shown.append(replace(table, columns=kept, chosen=True))
-    return shown
+            shortened.append(replace(table, columns=kept, chosen=True))
+    return shortened
 
 
 def show(tables: Sequence[Table], format: str, columns: Sequence[str] | None = None) -> None:
     """Prints tables. Text is fitted to a terminal; a file or a pipe gets it in full. Several JSON
     tables are one list, in which each row says its `table`."""
-    shown = chosen(tables, columns)
-    if format == "json" and len(shown) > 1:
-        rows = [{"table": table.title} | row for table in shown for row in _objects(table)]
+    printed = chosen(tables, columns)
+    if format == "json" and len(printed) > 1:
+        rows = [{"table": table.title} | row for table in printed for row in _objects(table)]
         print(json_objects(rows), end="")
         return
     width = shutil.get_terminal_size().columns
     fits = format == "text" and sys.stdout.isatty()
-    texts = [table.fitted(width) if fits else table.render(format) for table in shown]
+    texts = [table.fitted(width) if fits else table.render(format) for table in printed]
     print("\n".join(texts), end="")
 
 

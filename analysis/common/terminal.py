@@ -135,12 +135,12 @@ def _blocks(columns: list[Shown], width: int) -> list[_Block]:
 def lines(columns: list[Shown], widths: list[int]) -> list[str]:
     """Returns the headings, a rule and the rows; a cell of text that is longer than its width is
     cut."""
-    shown = []
+    columns_of_cells = []
     for column, size in zip(columns, widths, strict=True):
         if column.right:
             cells = [text.rjust(size) for text in (column.heading, *column.cells)]
         else:
             texts = [cut(column.heading, size), *cut_apart(column.cells, size)]
             cells = [text.ljust(size) for text in texts]
-        shown.append([cells[0], "-" * size, *cells[1:]])
-    return [(" " * GAP).join(line).rstrip() for line in zip(*shown, strict=True)]
+        columns_of_cells.append([cells[0], "-" * size, *cells[1:]])
+    return [(" " * GAP).join(line).rstrip() for line in zip(*columns_of_cells, strict=True)]

@@ -143,13 +143,13 @@ def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> Spec:
 def lines(rows: Rows, value: str, title: str, bar: float | None = None) -> Spec:
     """Draws a value of every step, one line a run. `bar` is a level that no line should cross; with
     it the axis is logarithmic, and a value of 0 has no mark."""
-    shown = [row for row in rows if row.get(value) is not None and (bar is None or row[value] > 0)]
+    marked = [row for row in rows if row.get(value) is not None and (bar is None or row[value] > 0)]
     scale = {"zero": False} if bar is None else {"type": "log"}
     y = _number(value, title=title, scale=scale, axis={} if bar is None else {"format": ".0e"})
     tips = [_name("run"), _number("iteration"), _number(value)]
     line = {"type": "line", "strokeWidth": 1.5, "opacity": 0.8, "point": bar is not None}
-    x, colour = _number("iteration", title="iteration"), _engines(shown)
-    layers = [_layer(line, shown, x=x, y=y, color=colour, detail=_name("run"), tooltip=tips)]
+    x, colour = _number("iteration", title="iteration"), _engines(marked)
+    layers = [_layer(line, marked, x=x, y=y, color=colour, detail=_name("run"), tooltip=tips)]
     if bar is not None:
         rule = {"type": "rule", "strokeDash": [4, 4], "color": GREY}
         layers.append(_layer(rule, [{"level": bar}], y=_number("level")))
@@ -209,19 +209,19 @@ def _engine(row: Row) -> str:
 
 def _bar_a_run(rows: Rows, value: str, title: str, ideal: dict[int, float]) -> Chart:
     """Draws one bar a run, by number of GPUs; `ideal` by number of GPUs is a tick."""
-    shown, sizes = ranked(rows), {row["gpus"] for row in rows}
-    if len(shown) > MOST:  # of each number of GPUs the fastest
+    drawn, sizes = ranked(rows), {row["gpus"] for row in rows}
+    if len(drawn) > MOST:  # of each number of GPUs the fastest
         limit = max(1, MOST // len(sizes))
-        shown = [row for n in sorted(sizes) for row in [r for r in shown if r["gpus"] == n][:limit]]
-    marks = [_bar(row, value, ideal.get(row["gpus"])) for row in shown]
-    if len({row["precision"] for row in shown}) > 1:
-        for mark, row in zip(marks, shown, strict=True):
+        drawn = [row for n in sorted(sizes) for row in [r for r in drawn if r["gpus"] == n][:limit]]
+    marks = [_bar(row, value, ideal.get(row["gpus"])) for row in drawn]
+    if len({row["precision"] for row in drawn}) > 1:
+        for mark, row in zip(marks, drawn, strict=True):
             mark["bar"] += f" {row['precision'] or '?'}"
     caption = f"{title[0].upper()}{title[1:]} by number of GPUs, the fastest first; the line is the"
     caption += " 95 % interval of the run's own median step"
     caption += ", the tick is ideal." if ideal else "."
-    if len(shown) < len(rows):
-        caption += f" The fastest {len(shown)} of {len(rows)} runs."
+    if len(drawn) < len(rows):
+        caption += f" The fastest {len(drawn)} of {len(rows)} runs."
     return Chart(bars(marks, value, title), caption)
 
 

@@ -45,9 +45,9 @@ def _fastest(rows: Rows, kind: str, unit: str) -> str:
             f"No run has a speedup against a baseline. {most['run']} has the most tokens/s:"
             f" {most['tokens_per_s']:.0f} on {_counted(most['gpus'] or '-', unit)}."
         )
-    shown = best if len(best) <= 4 else [best[0], best[len(best) // 2], best[-1]]
+    named = best if len(best) <= 4 else [best[0], best[len(best) // 2], best[-1]]
     texts = "; ".join(
-        f"on {_counted(row['gpus'], unit)} {row['run']}, {_ratio(row)}" for row in shown
+        f"on {_counted(row['gpus'], unit)} {row['run']}, {_ratio(row)}" for row in named
     )
     baselines = " / ".join(dict.fromkeys(row["baseline"] for row in best))
     return f"Fastest ({kind} scaling against {baselines}): {texts}."

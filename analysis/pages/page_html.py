@@ -26,8 +26,8 @@ def html_of(page: Page) -> str:
     """Returns the whole file; the same page gives the same text."""
     import jinja2
 
-    shown = [section for section in page.sections if not section.empty]
-    charts = [chart for section in shown for chart in section.charts]
+    filled = [section for section in page.sections if not section.empty]
+    charts = [chart for section in filled for chart in section.charts]
     numbers = {id(chart): number for number, chart in enumerate(charts)}
     # No < stands in the JSON, so that no text of a log can end the element.
     data = json.dumps([finite(c.spec, DIGITS) for c in charts], separators=(",", ":"))
@@ -40,7 +40,7 @@ def html_of(page: Page) -> str:
         js=(_HERE / "page.js").read_text(),
         title=printable(page.title),
         summary=[printable(sentence) for sentence in page.summary],
-        sections=[_section(section, numbers) for section in shown],
+        sections=[_section(section, numbers) for section in filled],
         data=data.replace("<", "\\u003c"),
         vega=scripts() if charts else "",
     )

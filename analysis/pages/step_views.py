@@ -27,20 +27,22 @@ _CURVES = (
 def every_step(study: Study) -> list[Section]:
     """Draws step time, loss and gradient norm of the first runs against the iteration."""
     logged = [record for record in study.records if len(record.steps)]
-    shown = logged[: charts.MOST]
-    if not shown:
+    chosen = logged[: charts.MOST]
+    if not chosen:
         return []
-    per_run = max(6, POINTS // len(shown))
+    per_run = max(6, POINTS // len(chosen))
     gaps = differences(study.records, study.base)
-    rows = [row for record in shown for row in _steps(record, per_run, gaps.get(record.source, {}))]
+    rows = [
+        row for record in chosen for row in _steps(record, per_run, gaps.get(record.source, {}))
+    ]
     section = Section("Every step")
     for key, title, bar in _CURVES:
         if stated := [row for row in rows if row.get(key) is not None]:
             spec = charts.lines(stated, key, title, bar)
             section.charts.append(Chart(spec, _caption(stated, key, bar)))
-    if len(logged) > len(shown):
-        section.words.append(f"The first {len(shown)} of {len(logged)} runs are shown.")
-    if thinned := sum(len(record.steps) > per_run for record in shown):
+    if len(logged) > len(chosen):
+        section.words.append(f"The first {len(chosen)} of {len(logged)} runs are shown.")
+    if thinned := sum(len(record.steps) > per_run for record in chosen):
         words = f"Of {thinned} long runs {per_run} steps each are shown, evenly spaced."
         section.words.append(words)
     return [section] if section.charts else []

@@ -29,8 +29,8 @@ def chosen_row(r: Ranking, layout: str) -> Chosen:
     wanted = {keys.get(name.lower(), name): value for name, _, value in pieces}
     names = {*KEYS, "sequence_parallel"} | ({*EXPERT_AXES} if r.x.experts.any() else set())
     if unknown := wanted.keys() - names:
-        known = ", ".join(sorted(names))
-        raise UsageError(f"--why: unknown {', '.join(sorted(unknown))!r}; known: {known}")
+        possible_names = ", ".join(sorted(names))
+        raise UsageError(f"--why: unknown {', '.join(sorted(unknown))!r}; known: {possible_names}")
     if not wanted:
         raise UsageError("--why: say which layout, as tp=8,pp=8,mbs=1")
     texts = {key: _texts(r.x, key) for key in wanted}

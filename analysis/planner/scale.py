@@ -54,9 +54,9 @@ def table(ask: Question, weak: bool) -> Table:
         *ranking.width_note(rows, cluster),
         *cluster.network_note(rows[-1]["gpus"]),
     ]
-    shown = ranking.table(rows, notes, "")
+    layouts = ranking.table(rows, notes, "")
     band = [Column(key, heading, ".1%") for key, heading in BAND.items()]
-    return replace(shown, columns=[Column("gpus", "GPUs", "d"), *shown.columns[1:], *band])
+    return replace(layouts, columns=[Column("gpus", "GPUs", "d"), *layouts.columns[1:], *band])
 
 
 def _knee(rankings: list[Ranking], rows: list[dict[str, Any]]) -> str:

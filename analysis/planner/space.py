@@ -200,9 +200,9 @@ def _no_layout(
         return f"no layout of {gpus} GPUs: no tp x cp x pp divides them; other --cp, or --leave N"
     batches = {dp * (global_batch // dp + more) for dp in dps for more in (0, 1)} - {0}
     near = sorted(sorted(batches, key=lambda batch: abs(batch - global_batch))[:2])
-    shown = ", ".join(map(str, dps if len(dps) < 8 else [*dps[:3], "...", *dps[-2:]]))
+    sizes = ", ".join(map(str, dps if len(dps) < 8 else [*dps[:3], "...", *dps[-2:]]))
     return (
-        f"no layout of {gpus} GPUs: the dp that tp and pp leave ({shown}) do not divide a global"
+        f"no layout of {gpus} GPUs: the dp that tp and pp leave ({sizes}) do not divide a global"
         f" batch of {global_batch}; {' or '.join(map(str, near))} would do, or --leave N for up to"
         " N idle GPUs"
     )

@@ -90,11 +90,11 @@ def evaluate(row: Line, expression: str) -> Value | None:
             interval, number = interval.over(operand.interval), number / operand.number
         else:
             interval, number = interval.times(operand.interval), number * operand.number
-        shown = operand.text if name.isdecimal() else f"{name} {operand.text}"
+        phrase = operand.text if name.isdecimal() else f"{name} {operand.text}"
         if words and operand.text:
-            words += f" / {shown}" if sign == "/" else f" x {shown}"
+            words += f" / {phrase}" if sign == "/" else f" x {phrase}"
         elif operand.text:
-            words = shown
+            words = phrase
     return Value(number, interval, "", words)
 
 

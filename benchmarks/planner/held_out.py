@@ -212,10 +212,10 @@ def refused(rows: Rows) -> dict[str, Any]:
         peaked = np.intersect1d(cluster, _has_peak(rows))
         constants = memory_constants(rows, peaked, fitting.MAX_ROWS)
         needed[cluster] = peaks(rows.x.take(cluster), constants) / GIB
-    known = np.isfinite(rows.gpu_memory_gb) & ~rows.x.fp8
+    comparable = np.isfinite(rows.gpu_memory_gb) & ~rows.x.fp8
     refuses = (needed > rows.gpu_memory_gb) | ~rows.can_start
-    crashed = known & np.isin(rows.status, CRASHED)
-    ran = known & (rows.status == "ok") & rows.fit
+    crashed = comparable & np.isin(rows.status, CRASHED)
+    ran = comparable & (rows.status == "ok") & rows.fit
     return {
         "crashed": int(crashed.sum()),
         "crashed_refused": int((crashed & refuses).sum()),

@@ -114,10 +114,10 @@ def _fits(name: str, fitted_on: list[Path], count: int, out: Path) -> dict[str, 
     """Returns the constants of each card, fitted on at most `count` of its rows in the tables
     `fitted_on`, and writes them to a file each."""
     rows, fits = read_rows(fitted_on), {}
-    known = scored(rows)
-    cards = np.unique(rows.gpu[known])
+    usable = scored(rows)
+    cards = np.unique(rows.gpu[usable])
     for card in cards.tolist():
-        fits[card], chosen = fit_some(rows, known[rows.gpu[known] == card], count, card)
+        fits[card], chosen = fit_some(rows, usable[rows.gpu[usable] == card], count, card)
         i = chosen[0]
         facts = {"gpus_per_node": int(rows.gpus_per_node[i]), "flash": bool(rows.x.flash[i])}
         facts |= {"gpu": card, "gpu_memory_gb": float(rows.gpu_memory_gb[i])}
