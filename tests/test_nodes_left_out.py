@@ -38,12 +38,12 @@ class Suspects:
     def __init__(self, folder: Path, slurm: FakeSlurm):
         self.slurm, self.logs, self.grid = slurm, folder / "logs", folder / "logs/grid"
         self.study = load_study(study_file(folder / "grid.toml", RUNS.format("true")))
-        for run in (SMALL, WIDE):
-            (self.grid / run).mkdir(parents=True)
+        self.grid.mkdir(parents=True)
 
     def job(self, number: int, run: str, log: str, verdict: str = "node failure") -> Path:
         """A job of a run that has ended; its log."""
         path = self.grid / run / f"{number}.out"
+        path.parent.mkdir(exist_ok=True)
         path.write_text(log)
         if verdict:
             path.with_suffix(".state").write_text(json.dumps({"verdict": verdict}))
