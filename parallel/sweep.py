@@ -36,6 +36,7 @@ from base.errors import Parser, UsageError, by_reason, command_line, printable
 from base.files import ROOT, named_folder
 from parallel import forked_ranks
 from parallel.checkpoint import attempts
+from parallel.config.changes import changes
 from parallel.config.run_spec import RunSpec, settings_of
 from parallel.config.study import Study, load_study
 from parallel.record import facts
@@ -56,7 +57,7 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
         return False
     before, git = run.facts, run.facts.get("git") or {}
     return (
-        not attempts.changes(settings_of(before), spec.settings())
+        not changes(settings_of(before), spec.settings())
         and before.get("inputs") == facts.inputs(spec)
         and facts.same_code(git, commit)
         and git.get("dirty") is commit["dirty"] is False

@@ -19,8 +19,7 @@ from typing import Any
 from base.errors import UsageError
 from base.files import read_json_if_whole
 from base.storage import write_json
-from parallel.checkpoint.attempts import changes
-from parallel.config.duration import CIRCUMSTANCES
+from parallel.config.changes import CIRCUMSTANCES, changes
 from parallel.config.run_spec import RunSpec, settings_of
 from parallel.config.study import Study
 from parallel.record import ends, reader, schema

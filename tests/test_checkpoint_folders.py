@@ -10,6 +10,7 @@ from base.errors import UsageError
 from base.storage import publish
 from parallel.checkpoint import attempts, folders
 from parallel.checkpoint.folders import FORMAT, MANIFEST, Damaged
+from parallel.config.changes import CIRCUMSTANCES
 from parallel.config.resolve import resolve
 from parallel.config.run_spec import settings_of
 from parallel.record.writer import RunFolder
@@ -159,7 +160,7 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     run = write(save, about, fail="stopped")
     some(run / "checkpoints", 10)
     settings = settings_of(about)
-    assert settings.keys() >= attempts.CIRCUMSTANCES
+    assert settings.keys() >= CIRCUMSTANCES
 
     def why(**changes):
         return attempts.why_anew(run, settings | changes)

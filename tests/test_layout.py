@@ -11,7 +11,7 @@ from analysis.logs.record import Record
 from analysis.planner.columns import FAMILIES, Columns, Step, columns, columns_of
 from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
-from parallel.checkpoint.attempts import changes
+from parallel.config.changes import changes
 from parallel.config.layout import (
     AXES,
     EXPERT_AXES,

@@ -422,8 +422,9 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(bench, capsys):
     for names in (("missing",), ("missing", f"{NAME}4")):  # job 4 runs
         assert study(submit, "--only", *names) == 0
         assert "nothing to submit" in capsys.readouterr().out
-    assert submit.main([str(study.path), "--logs", str(study.path)]) == 2
-    assert capsys.readouterr().err == f"slurm.submit: {study.path}/grid: Not a directory\n"
+    with pytest.raises(SystemExit, match="2"):
+        submit.main([str(study.path), "--logs", str(study.path)])
+    assert f"argument --logs: {study.path} is a file: name a folder" in capsys.readouterr().err
     assert study(submit, *SURE) == 0
     ended = [f"{NAME}{n}" for n in (1, 2, 5, 6)]
     assert len(study.slurm.given("sbatch")) == 4

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.fairness import FIXED, LAYOUT, POLICY, WORDS, changes
-from parallel.config.duration import CIRCUMSTANCES, WORK
+from parallel.config.changes import CIRCUMSTANCES
+from parallel.config.duration import WORK
 from parallel.config.run_spec import DEFAULTS, settings_of
 
 Run = TypeVar("Run", bound=tuple)  # whose first part is a Record

@@ -3,46 +3,21 @@ Torch-free."""
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from base.errors import UsageError
 from models.config import GPTConfig
 from models.hf_config import model_of
 from parallel.checkpoint import folders
+from parallel.config.changes import changes, matters
 from parallel.config.data_files import DEFAULT_FOLDER, describe
-from parallel.config.duration import CIRCUMSTANCES, WORK
-from parallel.config.run_spec import DEFAULTS, RunSpec, settings_of
+from parallel.config.run_spec import RunSpec, settings_of
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import holds_attempt, read_facts, read_run, read_status
 from parallel.record.writer import RunFolder
-
-
-class Change(NamedTuple):
-    """A setting that differs between two runs, or two attempts of one."""
-
-    name: str
-    before: Any
-    now: Any
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.before} not {self.now}"
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Returns the settings that differ between two runs, sorted by name. A setting that a run does
-    not state has its default."""
-    names = sorted(now.keys() | before.keys() & DEFAULTS.keys())
-    before, now = DEFAULTS | before, DEFAULTS | now
-    pairs = (Change(name, before.get(name), now.get(name)) for name in names)
-    return [change for change in pairs if change.before != change.now]
-
-
-def matters(change: Change) -> bool:
-    """Returns whether a run with this change is another run."""
-    return change.name not in CIRCUMSTANCES and change.name not in WORK
 
 
 def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:

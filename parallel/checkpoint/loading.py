@@ -10,10 +10,11 @@ from base.errors import Answer, UsageError
 from models.config import GPTConfig
 from models.hf_weights import open_hugging_face
 from parallel.checkpoint import folders
-from parallel.checkpoint.attempts import changes, check_model
+from parallel.checkpoint.attempts import check_model
 from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.folders import IMPORTED, Damaged
 from parallel.checkpoint.rank_files import Reader
+from parallel.config.changes import changes
 from parallel.config.run_spec import TRAINING, RunSpec, settings_of
 from parallel.ranks import Ranks, attempt
 

@@ -14,13 +14,6 @@ from base.errors import UsageError
 from parallel.config.data_files import training_tokens
 
 WORK = ("steps", "epochs", "train_tokens")  # what one layer of settings says replaces them all
-# Settings that may change between a run's attempts without making it another run. WORK may change
-# too, where the newest checkpoint is not beyond the new end.
-CIRCUMSTANCES = frozenset(
-    "save_interval save_grace_s async_save load resume keep_last keep_every"
-    " log_interval eval_interval eval_steps threads timeout_s hang_s breakdown"
-    " profile_steps".split()
-)
 
 
 def steps_of(work: dict[str, int], tokens_per_step: int, data: str) -> int:

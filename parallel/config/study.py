@@ -44,8 +44,9 @@ from base.errors import UsageError
 from base.files import is_text, read_toml
 from models.config import preset
 from parallel.config import clusters
+from parallel.config.changes import CIRCUMSTANCES
 from parallel.config.clusters import Cluster
-from parallel.config.duration import CIRCUMSTANCES, WORK
+from parallel.config.duration import WORK
 from parallel.config.resolve import COMMAND_LINE, check_setting, merge, resolve
 from parallel.config.run_names import IN_NAME, model_of, run_name, split_name
 from parallel.config.run_spec import DEFAULTS, SETTINGS, RunSpec
@@ -223,7 +224,7 @@ def choose_runs(
 
 def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
     """Returns the name of a run of no study: its split, then what else its flags say of it. How
-    long it trains and its circumstances are left out: with others it may go on (duration.py)."""
+    long it trains and its circumstances are left out: with others it may go on (changes.py)."""
     silent = IN_NAME | CIRCUMSTANCES | set(WORK)
     values = spec.values | {"vocab_size": flags.get("vocab_size")}  # the data's is not in the name
     named = [name for name in values if name in flags.keys() - silent and spec.asks_for(name)]
