@@ -38,7 +38,7 @@ from parallel.ranks import Ranks  # noqa: E402
 from tests import gathered_attention  # noqa: E402
 
 SIZES = {"n_layer": 4, "hidden": 32, "n_head": 4, "vocab_size": 257, "max_seq_len": 16}
-RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batch": 8}
+RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batch": 4}
 
 
 class Counting(np.random.PCG64DXSM):

@@ -247,5 +247,5 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
     for step, theirs in zip(run.steps, found["straight"][NAMES["gpt2"][0]][2:], strict=True):
         assert abs(step["loss"] - theirs[0]) <= 2e-4
     assert [(e["event"], e["step"]) for e in read_checkpoints(run.path)] == [("load", 2)]
-    differs = "at iteration 2; this run differs from it: global_batch 4 not 8, seed 7 not 1234\n"
-    assert differs in train(tmp_path / "smaller", global_batch=4, seed=7)
+    differs = "at iteration 2; this run differs from it: global_batch 2 not 4, seed 7 not 1234\n"
+    assert differs in train(tmp_path / "smaller", global_batch=2, seed=7)
