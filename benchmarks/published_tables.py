@@ -26,9 +26,6 @@ from base.storage import BYTES, state_bytes
 
 FOLDER = ROOT / "logs" / "published"
 JEAN_ZAY = "seed003_jeanzay_v100.csv"
-DATA_PARALLEL = "gpt2_data_parallel.csv"
-EPOCHS = "gpt_epochs.csv"
-CHECKPOINTS = "seed003_checkpoint_save.csv"
 
 
 def serial_share(speedup: float, ratio: float) -> float | None:
@@ -111,7 +108,7 @@ def _jean_zay_row(row: Row) -> dict[str, Any]:
 
 def checkpoints() -> Table:
     """Shows the time to save a checkpoint; bytes and rates follow at 2 + 12 per parameter."""
-    saves = _frame(_rows(CHECKPOINTS), "nodes", "gpus", "params_b", "save_ms")
+    saves = _frame(_rows("seed003_checkpoint_save.csv"), "nodes", "gpus", "params_b", "save_ms")
     weights_gb, state_gb = saves.params_b * BYTES["bf16"], state_bytes(saves.params_b)
     saves["weights_tb"], saves["state_tb"] = weights_gb / 1000, state_gb / 1000
     saves["gb_per_s"] = (state_gb + weights_gb) / (saves.save_ms / 1000)
@@ -132,7 +129,7 @@ def checkpoints() -> Table:
 def gpt2() -> Table:
     """Shows the tables of GPT-2 124M: each run beside the first of its table, by tokens/s and by
     wall clock. An efficiency by wall clock stands where no tokens/s are printed."""
-    source = _rows(DATA_PARALLEL)
+    source = _rows("gpt2_data_parallel.csv")
     names = ("gpus", "tokens", "tokens_per_s", "wall_s", "epoch_s", "steps")
     runs = _frame(source, *names, "speedup", "efficiency").add_suffix("_published")
     runs = runs.rename(columns={f"{name}_published": name for name in names})
@@ -173,7 +170,7 @@ def gpt2() -> Table:
 def epochs() -> Table:
     """Shows each epoch's breakdown: the mean over ranks, as published, and the slowest rank, which
     decides when the epoch ends (`slowest_...`)."""
-    source = _rows(EPOCHS)
+    source = _rows("gpt_epochs.csv")
     phases = ("total_s", "compute_s", "comm_s", "loading_s", "movement_s")
     ranks = _frame(source, "batch", "gpus", *phases).astype({"batch": int, "gpus": int})
     is_mean = np.array([row.text("rank") == "mean" for row in source])

@@ -18,6 +18,8 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+import numpy as np
+
 from analysis.common.table import Column, Table, show
 from analysis.logs.readers import read
 from base.bounds import check_flags
@@ -47,24 +49,24 @@ KINDS = {
     "NeMo text": (" - ", r"train_step_timing in s : ([\d.]+)"),
     "fairseq": ('"num_updates": "', r"\"wps\": \"([\d.]+)"),
 }
+# The last line is repeated, what stands before it is the head of the log.
 MORE = {
     "modded-nanogpt": "step:11/5100 train_loss:7.0123 train_time:1390ms step_avg:139.11ms\n",
-    "MLPerf": ':::MLLOG {"namespace": "", "time_ms": 1716000024351, "event_type": "POINT_IN_TIME", '
+    "MLPerf": ':::MLLOG {"key": "run_start", "time_ms": 1716000020939, "value": null}\n'
+    ':::MLLOG {"namespace": "", "time_ms": 1716000024351, "event_type": "POINT_IN_TIME", '
     '"key": "tracked_stats", "value": {"train_step_time": 3.609028, "throughput": 508.97601}, '
     '"metadata": {"file": "/workspace/callbacks.py", "lineno": 190, "step": 1}}\n',
 }
-# What stands once before the lines.
-HEADS = {"MLPerf": ':::MLLOG {"key": "run_start", "time_ms": 1716000020939, "value": null}\n'}
 
 
-def make(path: Path, line: str, counter: str, pattern: str, mb: int, head: str = "") -> None:
-    """Writes a log of `mb` megabytes: the line, each time with other numbers."""
-    line = line.strip().splitlines()[-1] + "\n"
+def make(path: Path, lines: str, counter: str, pattern: str, mb: int) -> None:
+    """Writes a log of `mb` megabytes: the last of the lines, each time with other numbers."""
+    *head, line = f"{lines.strip()}\n".splitlines(keepends=True)
     value = re.search(pattern, line)
     before, after = line[: value.start(1)], line[value.end(1) :]
     whole, point, _ = value[1].replace(",", "").partition(".")
     with path.open("w") as log:
-        size, step = log.write(head), 0
+        size, step = log.write("".join(head)), 0
         while size < mb << 20:
             step += 1
             decimals = f".{step % 89 + 10}" if point else ""
@@ -74,22 +76,16 @@ def make(path: Path, line: str, counter: str, pattern: str, mb: int, head: str =
             size += log.write(text)
 
 
-def cpu_s() -> tuple[float, float]:
-    """Returns the CPU seconds of this process and of those that it waited for."""
-    times = os.times()
-    return times.user + times.system, times.children_user + times.children_system
-
-
 def ratio(path: Path, pattern: str) -> tuple[float, float, float]:
     """Returns perl's seconds over ours, both read in turn, and the seconds: medians of three."""
     pairs = []
     for _ in range(3):
-        begin = cpu_s()
+        begin = os.times()
         read(path)
         command = ["perl", "-lne", ONE_LINER.format(pattern), path]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        end = cpu_s()
-        pairs.append((end[0] - begin[0], end[1] - begin[1]))
+        user, system, perl_user, perl_system, _ = np.subtract(os.times(), begin)
+        pairs.append((user + system, perl_user + perl_system))
     ours, perl = (statistics.median(column) for column in zip(*pairs, strict=True))
     return perl / ours, ours, perl
 
@@ -114,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for kind, (counter, pattern) in KINDS.items():
             log = Path(folder) / "made.out"
-            make(log, lines[kind], counter, pattern, arguments.mb, HEADS.get(kind, ""))
+            make(log, lines[kind], counter, pattern, arguments.mb)
             speed, ours_s, perl_s = ratio(log, pattern)
             rows.append({"format": kind, "speed": speed})
             print(f"{kind}: {speed:.2f} ({ours_s:.2f} s and {perl_s:.2f} s)", file=sys.stderr)

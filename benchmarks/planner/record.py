@@ -124,9 +124,8 @@ def _fits(name: str, fitted_on: list[Path], count: int, out: Path) -> dict[str, 
         cluster = calibration.Calibration(name=card, fit=fits[card], **facts)
         source = f"fitted for predictions on record of {name}"
         of_card = f"-{card.replace(' ', '-')}" if len(cards) > 1 else ""
-        calibration.write(
-            out / f"{name}{of_card}.toml", cluster, source, [rows.ids[k] for k in chosen]
-        )
+        ids = [rows.ids[k] for k in chosen]
+        calibration.write(out / f"{name}{of_card}.toml", cluster, source, ids)
     return fits
 
 
