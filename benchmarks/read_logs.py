@@ -45,21 +45,24 @@ KINDS = {
     "llm.c": ("step +", r"([\d.]+) ms"),
     "nanotron": ("iteration: ", r"time_per_iteration_ms: ([\d.]+)"),
     "NeMo DLLogger": ('"step": ', r"train_step_timing in s\": ([\d.]+)"),
-    "MLPerf": ('"step": ', r"train_step_time\": ([\d.]+)"),
+    "MLPerf": ('"time_ms": ', r"train_step_time\": ([\d.]+)"),
     "NeMo text": (" - ", r"train_step_timing in s : ([\d.]+)"),
     "fairseq": ('"num_updates": "', r"\"wps\": \"([\d.]+)"),
 }
 # The last line is repeated, what stands before it is the head of the log.
 MORE = {
     "modded-nanogpt": "step:11/5100 train_loss:7.0123 train_time:1390ms step_avg:139.11ms\n",
-    "MLPerf": ':::MLLOG {"key": "run_start", "time_ms": 1716000020939, "value": null}\n'
-    ':::MLLOG {"namespace": "", "time_ms": 1716000024351, "event_type": "POINT_IN_TIME", '
-    '"key": "tracked_stats", "value": {"train_step_time": 3.609028, "throughput": 508.97601}, '
+    "MLPerf": ':::MLLOG {"key": "run_start", "time_ms": 0}\n'
+    ':::MLLOG {"namespace": "", "time_ms": 1e5, "event_type": "POINT_IN_TIME", '
+    '"key": "tracked_stats", "value": {"train_step_time": 55.609028, "throughput": 508.97601}, '
     '"metadata": {"file": "/workspace/callbacks.py", "lineno": 190, "step": 1}}\n',
+}
+TAILS = {
+    "MLPerf": ':::MLLOG {"key": "run_stop", "time_ms": 1e13, "value": {"status": "success"}}\n'
 }
 
 
-def make(path: Path, lines: str, counter: str, pattern: str, mb: int) -> None:
+def make(path: Path, lines: str, counter: str, pattern: str, mb: int, tail: str) -> None:
     """Writes a log of `mb` megabytes: the last of the lines, each time with other numbers."""
     *head, line = f"{lines.strip()}\n".splitlines(keepends=True)
     value = re.search(pattern, line)
@@ -74,6 +77,7 @@ def make(path: Path, lines: str, counter: str, pattern: str, mb: int) -> None:
             if counter:
                 text = re.sub(rf"({counter})[\d.]+", rf"\g<1>{step}", text, count=1)
             size += log.write(text)
+        log.write(tail)
 
 
 def ratio(path: Path, pattern: str) -> tuple[float, float, float]:
@@ -110,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for kind, (counter, pattern) in KINDS.items():
             log = Path(folder) / "made.out"
-            make(log, lines[kind], counter, pattern, arguments.mb)
+            make(log, lines[kind], counter, pattern, arguments.mb, TAILS.get(kind, ""))
             speed, ours_s, perl_s = ratio(log, pattern)
             rows.append({"format": kind, "speed": speed})
             print(f"{kind}: {speed:.2f} ({ours_s:.2f} s and {perl_s:.2f} s)", file=sys.stderr)
