@@ -134,8 +134,9 @@ def _starts() -> list[bytes]:
 def _by_start(log: Log) -> Record:
     """Returns what a log without iterations says, read as the format whose program says there that
     it starts."""
+    found = log.held(_starts())
     for form in _formats():
-        if any(map(log.contains, form.starts)):
+        if found.intersection(form.starts):
             return form.read(log)
     record = Record(source=str(log.path), format=UNKNOWN)
     judge_end(record, log, [])
