@@ -18,6 +18,7 @@ import pytest
 from analysis import tflops
 from analysis.logs import readers
 from analysis.logs.load import load, read_all
+from analysis.logs.parsing import lines
 from analysis.logs.parsing.facts_elsewhere import from_name
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import NAMES, nanogpt, read
@@ -562,6 +563,22 @@ def test_bytes_that_say_nothing_change_nothing(log, kind):
     prefixes = {prefix: (rb"(?m)^(?=.)", prefix) for prefix in PREFIXES if kind in NUMBERED}
     for name, change in (CHANGES | prefixes).items():
         assert facts(log(re.sub(*change, text), "other.out")) == plain, name
+
+
+@pytest.mark.parametrize("bytes_a_step", [0, 10**9])  # every block has few steps, or none has
+def test_where_blocks_end_and_how_many_steps_they_have_changes_nothing(
+    log, monkeypatch, bytes_a_step
+):
+    noise = "".join(f"[rank{i}] something else is printed here\n" for i in range(40))
+    for kind, text in WHOLE.items():
+        path = log(text.replace("\n", "\n" + noise, 1) + noise, f"{len(kind)}.out")
+        whole = read(path)
+        with monkeypatch.context() as small:
+            small.setattr(Log.blocks, "__defaults__", (0, None, 700))
+            small.setattr(lines, "_SPARSE", bytes_a_step)
+            in_blocks = read(path)
+        assert in_blocks.steps.tobytes() == whole.steps.tobytes(), kind
+        assert str(in_blocks.reasons) == str(whole.reasons), kind
 
 
 def test_the_page_on_formats_shows_a_reader_as_it_is():
