@@ -189,15 +189,7 @@ class _Table:
                 line = bisect_right(places, at, first, last) - 1
                 shape, following = shapes[line], places[line + 1]
                 if shape not in self.shapes or line == len(shapes) - 1:
-                    matches = list(self.start.finditer(block, places[line], following))
-                    stops = [match.start() for match in matches[1:]] + [following]
-                    entries = [
-                        self._entry(block, match, stop, at_end)
-                        for match, stop in zip(matches, stops, strict=False)
-                    ]
-                    found = len(entries)
-                    entries = [entry for entry in entries if self.valid(entry.text)]
-                    self.damaged += found - len(entries)
+                    entries = self._entries(block, places[line], following, at_end)
                     if line == len(shapes) - 1 or not self._remember(shape, places[line], entries):
                         odd += entries
                 if line < len(shapes) - 1:
@@ -216,6 +208,16 @@ class _Table:
         self.shapes[shape] = len(self.layouts)
         self.layouts.append(_Layout(entries[0].start.start() - begin, values))
         return True
+
+    def _entries(self, block: bytes, begin: int, end: int, at_end: bool) -> list[_Entry]:
+        """Returns the entries of the line in [begin, end), without those that are damaged."""
+        matches = list(self.start.finditer(block, begin, end))
+        stops = [match.start() for match in matches[1:]] + [end]
+        pairs = zip(matches, stops, strict=False)
+        entries = [self._entry(block, match, stop, at_end) for match, stop in pairs]
+        valid = [entry for entry in entries if self.valid(entry.text)]
+        self.damaged += len(entries) - len(valid)
+        return valid
 
     def _entry(self, block: bytes, match: re.Match[bytes], following: int, at_end: bool) -> _Entry:
         """Returns an entry up to its line's end, or to the next entry where two stand on one
