@@ -28,8 +28,8 @@ from parallel.engines.optim import lr_at
 from parallel.measure import load_and_memory, profiler, ranges, training_metrics
 from parallel.measure.energy import Energy
 from parallel.measure.own_times import OwnTimes
+from parallel.measure.rank_judge import Verdict
 from parallel.measure.routing import Routing
-from parallel.measure.slow_ranks import Verdict
 from parallel.measure.step_parts import Breakdown
 from parallel.ranks import Ranks
 from parallel.record import facts, lines

@@ -21,7 +21,7 @@ import sys
 from base.bounds import check_flags
 from base.errors import UsageError, command_line, printable, warn
 from parallel.config.study import Study
-from slurm import preflight, states
+from slurm import sbatch, states, submit_checks
 from slurm.render import (
     ROOT,
     ask_of,
@@ -32,7 +32,7 @@ from slurm.render import (
     load_studies,
     study_parser,
 )
-from slurm.watch import Watch, submit
+from slurm.watch import Watch
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
@@ -80,18 +80,18 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
                 " nothing was submitted; give --yes"
             )
         for name in names:
-            print(f"submitted {name}: job {submit(study, name, arguments.logs)}", flush=True)
+            print(f"submitted {name}: job {sbatch.submit(study, name, arguments.logs)}", flush=True)
 
 
 def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None:
     """Refuses runs that something would end at their start."""
-    if arguments.no_preflight:
+    if arguments.no_checks:
         return
-    if problems := preflight.problems(study, cluster_of(study), ROOT / arguments.logs, names):
+    if problems := submit_checks.problems(study, cluster_of(study), ROOT / arguments.logs, names):
         for problem in problems:
             warn("slurm.submit", problem)
-        raise UsageError("nothing was submitted; --no-preflight submits all the same")
-    if line := preflight.slow_start(study, cluster_of(study), names):
+        raise UsageError("nothing was submitted; --no-checks submits all the same")
+    if line := submit_checks.slow_start(study, cluster_of(study), names):
         warn("slurm.submit", line)
 
 
@@ -120,7 +120,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--yes", action="store_true", help="submit whatever it costs")
     parser.add_argument(
-        "--no-preflight", action="store_true", help="submit although something seems to be missing"
+        "--no-checks",
+        "--no-preflight",
+        action="store_true",
+        help="submit although something seems to be missing",
     )
     parser.add_argument(
         "--watch", action="store_true", help="stay, and submit again what a retry can mend"

@@ -25,8 +25,8 @@ from parallel.record import reader
 from parallel.record.ends import RETRY_MENDS, Kind
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
-from slurm import nodes, squeue, states, status
-from slurm.render import ROOT, ask_of, cluster_of, job_of, load, planned_text, script, seconds
+from slurm import nodes, sbatch, squeue, states, status
+from slurm.render import ROOT, ask_of, cluster_of, job_of, load, seconds
 
 TRIES = "tries.csv"  # beside the runs of a study
 UNDERWAY = ("pending", "running", "unknown")
@@ -126,25 +126,6 @@ def _how_failed(command: str) -> str:
         printed.seek(0)
         words = " ".join(printed.read().decode(errors="replace").split())[-200:]
     return f"only_if {failure}: {command}" + (f": {words}" if words else "")
-
-
-def submit(study: Study, name: str, logs: Path) -> int:
-    """Submits a run and returns the number of its job."""
-    folder = ROOT / logs / study.name / name
-    left_out = nodes.option(study, ROOT / logs, name)
-    command = ["sbatch", "--parsable", f"--chdir={ROOT}", *left_out]
-    account = os.environ.get("SLURM_JOB_ACCOUNT")  # of sbatch --account NAME slurm/*.slurm
-    if account and not cluster_of(study).account and "SBATCH_ACCOUNT" not in os.environ:
-        command.append(f"--account={account}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        job = int(squeue.run(command, script(study, name, logs)).split(";")[0])
-        (folder / f"{job}.submitted").write_text(planned_text(study, name) + "\n")
-    except (UsageError, OSError) as error:
-        raise UsageError(f"{name}: {error}") from error
-    for text in left_out:
-        print(f"job {job}: {text}")
-    return job
 
 
 class Watch:
@@ -288,7 +269,7 @@ class Watch:
 
     def start(self, study: Study, row: states.Row) -> str:
         """Submits a run, writes the try down, and returns a line with its job and the reason."""
-        job = submit(study, row.run, self.arguments.logs)
+        job = sbatch.submit(study, row.run, self.arguments.logs)
         folder = self.logs / study.name
         # The new job has no end yet, and counts as a try that came to nothing until it has one.
         number = tries_of(folder / row.run)

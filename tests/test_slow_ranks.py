@@ -9,10 +9,10 @@ import torch
 from analysis import stragglers
 from base.errors import UsageError
 from parallel.config.study import load_study
-from parallel.measure import ranges, slow_ranks
+from parallel.measure import ranges, rank_judge, slow_ranks
 from parallel.measure.own_times import OwnTimes
-from parallel.measure.rank_judge import Judge
-from parallel.measure.slow_ranks import STEPS
+from parallel.measure.rank_judge import STEPS
+from parallel.measure.slow_windows import Judge
 from parallel.record.reader import read_run
 from parallel.record.schema import RUN, SLOW_COLUMNS, SLOW_RANKS, STATUS
 from parallel.record.writer import RunFolder
@@ -87,8 +87,8 @@ def test_windows_that_are_noisy_one_by_one_name_a_rank_together():
 def test_the_mean_of_three_windows_is_compared_with_three_times_its_noise(noise, slow):
     """0.2 with 3 x 0.11 / sqrt(3) = 0.19, and with 0.21."""
     rows = [{"last_step": last, "longer": 0.2, "noise": noise} for last in (5, 10, 15)]
-    assert slow_ranks.is_slow(rows) == slow
-    assert not slow_ranks.is_slow(rows[:2])
+    assert rank_judge.is_slow(rows) == slow
+    assert not rank_judge.is_slow(rows[:2])
 
 
 def test_a_link_is_slow_only_beyond_what_steps_differ_by_anyway():
@@ -160,7 +160,7 @@ def test_a_verdict_looks_at_each_window_a_few_times_however_long_the_run_is(tmp_
 
     monkeypatch.setattr(slow_ranks, "is_slow", noted)
     slow_ranks.verdicts(write_slow(tmp_path, 3, list(range(5, 505, 5)), longer=0.01))
-    assert len(looked_at) == 98 and max(looked_at) == slow_ranks.WINDOWS
+    assert len(looked_at) == 98 and max(looked_at) == rank_judge.WINDOWS
 
 
 def test_a_damaged_line_is_refused_with_its_number(tmp_path, refused):

@@ -381,7 +381,7 @@ class Bench(NamedTuple):
         return folder
 
 
-SURE = ("--yes", "--no-preflight")
+SURE = ("--yes", "--no-checks")
 
 
 @pytest.fixture
@@ -657,7 +657,7 @@ def test_above_the_budget_or_where_every_run_misses_something_nothing_is_submitt
     four.path.write_text(four.path.read_text().replace("gpus = 2,", "gpus = 2, data = '/no/data',"))
     assert four(submit, "--yes") == 2
     first, last = capsys.readouterr().err.splitlines()
-    assert "no token files at /no/data" in first and "--no-preflight" in last
+    assert "no token files at /no/data" in first and "--no-checks" in last
     assert not four.slurm.given("sbatch")
 
 

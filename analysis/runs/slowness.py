@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from analysis.common.table import Column, Table
-from parallel.measure import slow_ranks
+from parallel.measure import rank_judge
 
 _RANKS = [Column("run", "run"), Column("kind", "kind"), Column("rank", "rank", "d")]
 _RANKS += [Column("node", "node"), Column("longer", "longer by", ".0%")]
@@ -13,9 +13,9 @@ _NODES = [Column("node", "node"), Column("n", "slow in runs", "d"), Column("of",
 _NODES.append(Column("runs", "which"))
 
 
-def tables(slow: dict[str, list[slow_ranks.Verdict]]) -> list[Table]:
+def tables(slow: dict[str, list[rank_judge.Verdict]]) -> list[Table]:
     """Returns the slow ranks of each run, by name, and the nodes that have some."""
-    note = f"{len(slow)} runs read; windows of {slow_ranks.STEPS} steps"
+    note = f"{len(slow)} runs read; windows of {rank_judge.STEPS} steps"
     ranks, runs_of = Table(_RANKS, [], "Slow ranks", [note]), defaultdict(dict)
     for name, verdicts in slow.items():
         for verdict in verdicts:

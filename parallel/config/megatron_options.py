@@ -1,12 +1,17 @@
 """Options of megatron-core, which a run of `megatron` names as megatron-core does. Torch-free.
 
 Any field of its TransformerConfig, DistributedDataParallelConfig and OptimizerConfig is one, but
-those that a setting of ours decides. parallel/engines/megatron_config.py checks names and values
-against the installed version.
+those that a setting of ours decides. parallel/engines/megatron_config.py has `check_options` look
+at those of the installed version.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from importlib import metadata
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from base.errors import UsageError
 
 # A setting -> the fields that it decides.
 _DECIDES = {
@@ -71,3 +76,39 @@ def problems(options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterato
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(element, bool | int | float | str) for element in values):
             yield f"megatron {name} must be a number, a text, true, false or a list of these"
+
+
+def check_options(options: Mapping[str, Any], configurations: Iterable[type]) -> None:
+    """Refuses options that the installed megatron-core does not have, or of another type.
+
+    configurations: its dataclasses, whose fields are the options.
+    """
+    kinds = {
+        name: field.type
+        for configuration in configurations
+        for name, field in configuration.__dataclass_fields__.items()
+    }
+    for name, value in options.items():
+        if name not in kinds:
+            similar = get_close_matches(name, kinds, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            version = metadata.version("megatron-core")
+            raise UsageError(f"megatron-core {version} has no option {name}{hint}")
+        if not _takes(kinds[name], value):
+            kind = kinds[name]
+            wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+            wanted = wanted.replace("Literal", "one of ")
+            raise UsageError(f"megatron {name} must be {wanted}, not {value!r}")
+
+
+def _takes(kind: Any, value: Any) -> bool:
+    """Returns whether a field of this type may have the value. megatron-core judges what is neither
+    a plain type, a choice nor a list."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_takes(part, value) for part in get_args(kind))
+    if kind in (bool, int, float, str, NoneType):
+        return type(value) is kind or (kind is float and type(value) is int)
+    return origin is not list or isinstance(value, list)

@@ -6,12 +6,9 @@ megatron-core's does so by `configured`, which puts a run's options (`spec.megat
 # ruff: noqa: E402  (megatron-core is patched before its modules are imported)
 
 import importlib
-from collections.abc import Mapping
 from dataclasses import asdict
-from difflib import get_close_matches
-from importlib import metadata
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +17,13 @@ import torch.nn.functional as F
 from base.errors import UsageError
 from models.config import GPTConfig
 from models.gpt import gelu
-from parallel.config.megatron_options import NEED_GPU, captures_graphs, in_words, is_asked
+from parallel.config.megatron_options import (
+    NEED_GPU,
+    captures_graphs,
+    check_options,
+    in_words,
+    is_asked,
+)
 from parallel.config.run_spec import RunSpec
 from parallel.engines.cpu import import_megatron
 from parallel.engines.kernels import adds_up_gradients, compute_dtype
@@ -64,7 +67,7 @@ def configured(kind: type, spec: RunSpec, cuda: bool, **settings: Any) -> Any:
     """Returns a configuration of megatron-core's, `kind`, with our settings and the run's options
     of it. In a rehearsal, which has no GPU, options that need one are left out."""
     options = {name: value for name, value in spec.megatron.items() if cuda or name not in NEED_GPU}
-    check_options(options)
+    check_options(options, KINDS)
     options = {name: value for name, value in options.items() if name in kind.__dataclass_fields__}
     try:
         return kind(**settings | options)
@@ -72,35 +75,6 @@ def configured(kind: type, spec: RunSpec, cuda: bool, **settings: Any) -> Any:
         if not options:
             raise
         raise UsageError(f"megatron-core refuses {in_words(options)}: {error}") from error
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuses options that the installed megatron-core does not have, or of another type."""
-    kinds = {name: f.type for kind in KINDS for name, f in kind.__dataclass_fields__.items()}
-    for name, value in options.items():
-        if name not in kinds:
-            similar = get_close_matches(name, kinds, 1)
-            hint = f"; did you mean {similar[0]}?" if similar else ""
-            version = metadata.version("megatron-core")
-            raise UsageError(f"megatron-core {version} has no option {name}{hint}")
-        if not _takes(kinds[name], value):
-            kind = kinds[name]
-            wanted = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-            wanted = wanted.replace("Literal", "one of ")
-            raise UsageError(f"megatron {name} must be {wanted}, not {value!r}")
-
-
-def _takes(kind: Any, value: Any) -> bool:
-    """Returns whether a field of this type may have the value. megatron-core judges what is neither
-    a plain type, a choice nor a list."""
-    origin = get_origin(kind)
-    if origin is Literal:
-        return value in get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_takes(part, value) for part in get_args(kind))
-    if kind in (bool, int, float, str, NoneType):
-        return type(value) is kind or (kind is float and type(value) is int)
-    return origin is not list or isinstance(value, list)
 
 
 def share_buffers(spec: RunSpec) -> None:

@@ -4,7 +4,7 @@ On a CPU the rank's own computing is the CPU time of its main thread: gloo works
 threads, and a thread that waits or has lost its core has none. On CUDA it is the forward passes,
 between events in the compute stream that are read when the loop has synchronised as it always
 does; collectives in a forward pass (tp, ZeRO-3) are in it. Every STEPS steps all ranks gather their
-times, in host memory and behind the next step; then rank 0 judges (slow_ranks.py). On GPUs this was
+times, in host memory and behind the next step; then rank 0 judges (rank_judge.py). On GPUs this was
 not tried yet.
 """
 
@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from parallel.config.layout import Layout
 from parallel.measure import ranges
-from parallel.measure.rank_judge import Judge
-from parallel.measure.slow_ranks import STEPS, Verdict
+from parallel.measure.rank_judge import STEPS, Verdict
+from parallel.measure.slow_windows import Judge
 
 
 class OwnTimes:

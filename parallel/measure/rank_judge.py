@@ -1,88 +1,89 @@
-"""Judges windows of steps while a run trains, as slow_ranks.py describes. Torch-free."""
+"""When a rank of a run is slow, and in what: computing, loading data, or neither. Python alone.
 
-from collections import defaultdict, deque
+own_times.py gathers, for windows of STEPS steps, what each rank's step spent in its own computing
+and in waiting for its batches. A window counts against a rank
+
+compute   when it computes longer than the other ranks of its pipeline stage, by a share of their
+          time,
+data      when it waits longer for batches than they, by a share of a step,
+
+and slower.py says that this share stands out of its spread over the faster half of the ranks. It
+counts as
+
+link      when neither holds on any rank and a step takes longer for as much computing than in
+          earlier windows, by more than LINK: the network, or other work on the cores. No rank is
+          named.
+
+Steps are compared one by one, so what slows all ranks alike cancels. A rank is slow when NEED of
+WINDOWS windows in a row count against it and their mean stands out of the mean's noise. The noise
+of a window is the robust spread over its steps, divided by sqrt(STEPS). The noise of the mean of n
+windows is that of one, divided by sqrt(n). Of a link, the noise is the spread over earlier windows,
+and three windows do not lower it: other work on the cores lasts for many steps. A stage's only rank
+is compared with nobody.
+"""
+
+import math
 from collections.abc import Iterable
-from statistics import median
-from typing import Any
+from statistics import mean, median
+from typing import Any, NamedTuple
 
-import numpy as np
+from parallel.measure.slower import is_slower
 
-from parallel.measure.slow_ranks import (
-    ENOUGH,
-    LINK,
-    NEED,
-    NOBODY,
-    STEPS,
-    WINDOWS,
-    Verdict,
-    is_slow,
-    latest_windows,
-    verdict,
-)
-from parallel.measure.slower import OF_NORMAL, is_slower, spread
-from parallel.record.schema import utc_now
+STEPS, NEED, WINDOWS = 5, 3, 4
+LINK = 0.25  # of a step; the other bars are those of slower.py
+ENOUGH = 4  # earlier windows, to know how long a step takes for what is neither
+NOBODY = -1  # the rank of a window that counts as link
+
+_WORDS = {"compute": "computes", "data": "waits for data"}
 
 
-class Judge:
-    """The judge on rank 0: it remembers a run's windows and finds the ranks that are slow.
+class Verdict(NamedTuple):
+    """A rank that was slow in `n` of `windows` windows, steps `first` to `last`.
 
-    stages: the pipeline stage of each rank. nodes: the name of each rank's node.
+    longer: the median of the shares by which it took longer: shares of the others' computing
+    (compute), or of a step (data, link).
     """
 
-    def __init__(self, stages: list[int], nodes: list[str]):
-        self.groups = [np.flatnonzero(np.array(stages) == stage) for stage in sorted({*stages})]
-        self.nodes = nodes
-        self.rows: dict[tuple[str, int], deque] = defaultdict(lambda: deque(maxlen=WINDOWS))
-        self.rests: deque[float] = deque(maxlen=40)  # of windows that count against nobody
+    kind: str
+    rank: int
+    node: str
+    longer: float
+    n: int
+    windows: int
+    first: int
+    last: int
 
-    def window(self, times: np.ndarray, last: int) -> tuple[list[dict[str, Any]], list[Verdict]]:
-        """Judges the window that ends with step `last`.
-
-        times: seconds (ranks, STEPS, 3): computing, waiting for batches, the whole step.
-
-        Returns the rows of slow_ranks.csv, and the new verdicts: each slow rank is told once.
-        """
-        slow = {("compute", rank): excess for rank, *excess in self._longer(times, 0)}
-        slow |= {("data", rank): excess for rank, *excess in self._longer(times, 1)}
-        rest_share = _middle(1 - (times[:, :, 0] + times[:, :, 1]).max(0) / times[0, :, 2])
-        if not slow and len(self.rests) >= ENOUGH:
-            computing = max(1 - rest_share, 0.1)
-            share = (rest_share - median(self.rests)) / computing
-            if share > LINK:
-                noise = spread(self.rests) / computing
-                slow["link", NOBODY] = [share, noise * NEED**0.5]  # is_slow divides by sqrt(n)
-        if not slow:
-            self.rests.append(rest_share)
-        rows, new = [], []
-        for (kind, rank), (longer, noise) in slow.items():
-            node = "" if rank == NOBODY else self.nodes[rank]
-            row = {"time_utc": utc_now(), "first_step": last - STEPS + 1, "last_step": last}
-            row |= {"kind": kind, "rank": rank, "node": node}
-            rows.append(row | {"longer": float(longer), "noise": float(noise)})
-            earlier = self.rows[kind, rank]
-            was_slow = is_slow(earlier)
-            earlier.append(rows[-1])
-            if is_slow(earlier) and not was_slow:
-                new.append(verdict(latest_windows(earlier)))
-        return rows, new
-
-    def _longer(self, times: np.ndarray, column: int) -> Iterable[tuple[int, float, float]]:
-        """Yields (rank, share by which its seconds are too many, noise of that share).
-
-        column: that of `times`, 0 for computing or 1 for waiting for batches.
-        """
-        for ranks in self.groups:
-            if len(ranks) < 2:
-                continue
-            own_s = times[ranks, :, column]
-            usual = np.sort(own_s, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
-            longer = (own_s - usual) / (times[0, :, 2] if column == 1 else np.maximum(usual, 1e-9))
-            shares = _middle(longer)
-            usual_noise = OF_NORMAL * np.median(-shares[shares <= 0])  # of the faster half
-            for index in np.flatnonzero(is_slower(shares, usual_noise)):
-                yield int(ranks[index]), shares[index], spread(longer[index]) / STEPS**0.5
+    def __str__(self) -> str:
+        windows = f"in {self.n} of {self.windows} windows (steps {self.first}-{self.last})"
+        if self.kind == "link":
+            return (
+                f"slow link: a step takes {self.longer:.0%} longer on no rank's own account (the"
+                f" network, or other work on the cores), {windows}"
+            )
+        base = " of a step" if self.kind == "data" else ""
+        words = f"{_WORDS[self.kind]} {self.longer:.0%}{base} longer"
+        return f"slow rank: rank {self.rank} on node {self.node} {words}, {windows}"
 
 
-def _middle(values: np.ndarray) -> np.ndarray:
-    """Returns the median over steps; np.median takes ten times as long, in every window."""
-    return np.sort(values)[..., STEPS // 2]
+def verdict(rows: list[dict[str, Any]]) -> Verdict:
+    """Returns what rows of one kind and rank say together."""
+    first, last = rows[0]["first_step"], max(row["last_step"] for row in rows)
+    longer = median(row["longer"] for row in rows)
+    windows = round((last - first + 1) / STEPS)
+    kind, rank, node = (rows[-1][name] for name in ("kind", "rank", "node"))
+    return Verdict(kind, rank, node, longer, len(rows), windows, first, last)
+
+
+def latest_windows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows that are among the last WINDOWS windows."""
+    rows = list(rows)
+    return [row for row in rows if row["last_step"] > rows[-1]["last_step"] - WINDOWS * STEPS]
+
+
+def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
+    """Returns whether rows of one kind and rank are a verdict at the last of them."""
+    latest = latest_windows(rows) if rows else []
+    if len(latest) < NEED:
+        return False
+    noise = math.hypot(*(row["noise"] for row in latest)) / len(latest)
+    return is_slower(mean(row["longer"] for row in latest), noise)

@@ -5,7 +5,7 @@ launcher_metadata.json who started it, where, with what environment (secrets rem
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
 checkpoints.csv        one row per checkpoint saved, loaded or deleted, or why it was not
-slow_ranks.csv         one row per window that counts against a rank (measure/slow_ranks.py)
+slow_ranks.csv         one row per window that counts against a rank (measure/rank_judge.py)
 checkpoints/           the checkpoints themselves (parallel/checkpoint/folders.py)
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed

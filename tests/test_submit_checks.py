@@ -6,7 +6,7 @@ import pytest
 
 from parallel.config.clusters import Container
 from parallel.config.study import load_study
-from slurm import preflight
+from slurm import submit_checks
 from tests.conftest import study_file, write_prepared
 
 TWO = "[[sweep]]\nproduct = { seed = [1, 2] }\n"
@@ -21,7 +21,7 @@ def problems(tmp_path, monkeypatch):
     def found(text: str, where: str = "local-test", **changes) -> list[str]:
         path = study_file(tmp_path / "two.toml", f'[defaults]\ndata = "{data}"\n{text}')
         study = load_study(path, where)
-        return preflight.problems(
+        return submit_checks.problems(
             study, replace(study.cluster, **changes), tmp_path / "logs", study.runs
         )
 
@@ -46,12 +46,12 @@ def test_each_problem_is_found_once_for_all_runs(problems, text, words):
 
 def test_a_checkout_that_cannot_be_written_is_named(problems, monkeypatch):
     """On a disk that is mounted to be read, also for root."""
-    access = preflight.os.access
+    access = submit_checks.os.access
     monkeypatch.setattr(
-        preflight.os, "access", lambda p, mode: p != preflight.ROOT and access(p, mode)
+        submit_checks.os, "access", lambda p, mode: p != submit_checks.ROOT and access(p, mode)
     )
     (problem,) = problems(TWO)
-    assert problem == f"{preflight.ROOT} cannot be written: Slurm opens each job's log there"
+    assert problem == f"{submit_checks.ROOT} cannot be written: Slurm opens each job's log there"
 
 
 def test_a_folder_that_cannot_be_written_is_named(problems, tmp_path):
@@ -99,11 +99,11 @@ def test_an_import_that_is_slow_is_told_to_many_ranks(
         started.append(command)
         clock[0] += seconds
 
-    monkeypatch.setattr(preflight.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(preflight.subprocess, "run", run)
+    monkeypatch.setattr(submit_checks.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(submit_checks.subprocess, "run", run)
     monkeypatch.setenv("PYTHON", "theirs")
     run_ = f"[[run]]\nengine = 'ddp'\ngpus = {gpus}\nglobal_batch = 64\n"
     study = load_study(study_file(tmp_path / "wide.toml", run_), "dgx-h100")
-    line = preflight.slow_start(study, replace(study.cluster, **changes), study.runs)
+    line = submit_checks.slow_start(study, replace(study.cluster, **changes), study.runs)
     assert started == ([] if changes or gpus < 64 else [["theirs", "-c", "import torch"]])
     assert ("took 12 s" in line and "64 ranks" in line) if is_told else line == ""
