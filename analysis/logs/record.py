@@ -25,6 +25,7 @@ STEP = np.dtype(
         ("loss", float),
         ("grad_norm", float),
         ("tflops", float),  # as printed, per GPU
+        ("mfu", float),  # as printed, a share (1.52 is 152 %)
         ("samples_per_s", float),
         ("tokens_per_s", float),
         ("tokens_per_s_per_gpu", float),  # as printed; times the GPUs, it is the one above
@@ -147,6 +148,7 @@ class Record:
     dispatcher: str | None = None  # how tokens get to experts: alltoall, allgather, deepep ...
     gpu_type: str | None = None
     peak_tflops: float | None = None  # that was given, of a card that is not known
+    mfu_flops: float | None = None  # FLOP/s of a GPU that the printed MFU is over, where it says so
     commit: str | None = None
     code: str | None = None  # a name for the code that trained, which other commits may share
     oversubscribed: bool | None = None

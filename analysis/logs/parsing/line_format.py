@@ -78,6 +78,8 @@ class Format:
             words = "bytes before the first step, of which the middle was not searched for settings"
             record.doubt("header", f"{first_at - log.begin:,} {words}")
         self._settle_facts(record, columns, header)
+        if "mfu_pct" in columns:
+            columns["mfu"] = columns.pop("mfu_pct") / 100
         if "ms" in columns:
             printed_s = columns.get("step_s", np.nan)
             columns["step_s"] = np.where(np.isnan(printed_s), columns.pop("ms") / 1000, printed_s)
@@ -102,6 +104,7 @@ class Format:
         cut = {name: self._is_cut(name, header) for name in facts if facts[name] is None}
         record.doubt_numbers(cut)
         batch_tokens = facts.pop("batch_tokens", None)
+        record.mfu_flops = facts.pop("mfu_flops", None)
         if planned := last_known(columns.pop("planned", ())):
             facts["planned_steps"] = planned
         state(record, facts, "log")

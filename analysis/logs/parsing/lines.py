@@ -83,6 +83,7 @@ class Line(NamedTuple):
         batch_tokens  tokens in a step
         per_gpu       tokens per second of one GPU
         peak_gib      most memory that a rank held so far, GiB
+        mfu_pct       model FLOPs utilisation as printed, in percent
 
     derive: makes other columns of these, in SI units, or leaves out rows that are no step. mark:
     what each such line holds, where `start` does not begin with its words. closed: each field

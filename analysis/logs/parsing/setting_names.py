@@ -114,8 +114,8 @@ _SWITCH = re.compile(
     rb"|multi-latent-attention|no-weight-tying|moe-router-force-load-balancing|sequence-parallel)(?=[\s\\'\",]|\Z)"
 )
 _CARD = re.compile(
-    rb"(?:CUDA capacity: |\bGPU \d{1,3}: |\[GPU\] )((?:NVIDIA|AMD|Tesla) ?[\w .-]{1,40}?)"
-    rb"(?: with | \(UUID|[\r\n,])"
+    rb"(?:CUDA capacity: |\bGPU(?: \d{1,3})?: |\[GPU\] |\bDevice: |Peak flops undefined for: )"
+    rb"((?:NVIDIA|AMD|Tesla) ?[\w .-]{1,40}?)(?: with | \(UUID| \| |[\r\n,])"
 )
 # Each rank says how many ranks it is connected to; Megatron's largest such group is dp x cp.
 _GLOO = re.compile(rb"\[Gloo\][^\r\n]{0,80} number of connected peer ranks is : (\d{1,6})\b")

@@ -22,6 +22,7 @@ _CONSOLE = re.compile(
 _CONSOLE_FIELDS = {
     "loss": labelled(rb"loss", rb" {1,3}"),
     "grad_norm": labelled(rb"norm", rb" {1,3}"),
+    "mfu_pct": re.compile(rb"[|] {0,4}" + NUMBER + rb"% \w{2,8} MFU"),
     "ms": re.compile(rb"[|(] {0,4}" + NUMBER + rb" ms"),
     "tokens_per_s": re.compile(rb"[|,] {0,4}" + NUMBER + rb" tok/s"),
 }

@@ -21,13 +21,15 @@ _FIELDS = {
     "grad_norm": labelled(rb"(?:grad )?norm"),
     "ms": labelled(rb"dt", unit=rb"ms"),
     "tokens_per_s": labelled(rb"tok/sec", number=THOUSANDS),
+    "mfu_pct": labelled(rb"(?:bf16_)?mfu"),
 }
+_TOKEN_FLOPS = rb"Estimated FLOPs per token: ([\d.e+]{1,16})"
 _MICRO = re.compile(rb"Tokens / micro-batch / rank: (\d{1,6}) x (\d{1,8})")
 
 
 def _split(record: Record, columns: Columns, header: bytes) -> None:
-    """Fills the GPUs, from the tokens of a micro-batch on one rank and on all, and what all of
-    nanochat's models share."""
+    """Fills the GPUs, from the tokens of a micro-batch on one rank and on all, what all of
+    nanochat's models share, and the TFLOP/s that its MFU is of."""
     if b"nanochat" in header:  # its ancestor trains GPT-2
         shared_sizes = {"tied": False, "bias": False, "activation": "gelu"}
         state(record, shared_sizes | {"norm": "rmsnorm", "position": "rope"}, "log")
@@ -36,6 +38,9 @@ def _split(record: Record, columns: Columns, header: bytes) -> None:
         all_tokens = last_number(rb"Tokens / micro-batch: ([\d,]{1,16})", header)
         gpus = all_tokens // (rows * seq_len) if all_tokens and record.gpus is None else None
         state(record, {"micro_batch": rows, "seq_len": seq_len, "gpus": gpus}, "log")
+    if (token_flops := last_number(_TOKEN_FLOPS, header)) and record.gpus:
+        columns["tflops"] = columns["tokens_per_s"] * token_flops / record.gpus / 1e12
+        record.note("the printed TFLOP/s are its tokens/s times its FLOPs per token")
 
 
 FORMAT = Format(
@@ -48,6 +53,7 @@ FORMAT = Format(
         "planned_steps": rb"number of iterations:? ([\d,]{1,16})",
         "params": rb"[Nn]umber of parameters: ([\d,]{1,20})",
         "batch_tokens": rb"[Tt]otal (?:desired )?batch size:? ([\d,]{1,16})",
+        "mfu_flops": rb"Peak FLOPS \(BF16\): ([\d.e+]{1,16})",
     },
     first=0,
     prepare=_split,

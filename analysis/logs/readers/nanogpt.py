@@ -30,8 +30,8 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
     """Fills the model, where its defaults make the printed number of parameters, and the GPUs, from
     the first MFU."""
     record.n_micro = None  # its gradient_accumulation_steps are those of all ranks
-    mfu = columns.pop("mfu")
-    columns["tflops"] = np.where(mfu > 0, mfu / 100 * _A100, np.nan)
+    mfu = columns["mfu"] = positive(columns["mfu"])  # -100 % where there is none yet
+    columns["tflops"] = mfu * _A100
     if np.isfinite(columns["tflops"]).any():
         record.note("the printed TFLOP/s are running means: its MFU times 312")
     vocabulary = last_number(_VOCABULARY, header) or _DEFAULTS["vocab_size"]
@@ -60,7 +60,7 @@ _ITERATION = re.compile(
     word(b"iter ")
     + rb"(?P<iteration>\d{1,9}): loss "
     + named_number("loss")
-    + rb", time (?P<ms>[\d.]{1,20})ms(?:, mfu (?P<mfu>-?[\d.]{1,8})%)?"
+    + rb", time (?P<ms>[\d.]{1,20})ms(?:, mfu (?P<mfu_pct>-?[\d.]{1,8})%)?"
 )
 
 FORMAT = Format(

@@ -33,6 +33,7 @@ _FIELDS = {
     "loss": labelled(rb"loss"),
     "grad_norm": labelled(rb"grad_norm"),
     "tflops": labelled(rb"tflops"),
+    "mfu_pct": labelled(rb"mfu(?!: N/A)", unit=rb"%"),  # N/A: of 8 bits
     "tokens_per_s_per_gpu": labelled(rb"[tw]ps", number=THOUSANDS),
     "peak_gib": labelled(rb"memory", unit=rb"GiB"),  # reserved by PyTorch
 }
@@ -160,6 +161,7 @@ FORMAT = Format(
         "seq_len": rb"(?:sequence length|maximum context length) {0,2}(\d{1,9})" + NOT_LAST,
         "planned_steps": rb"total steps {0,2}(\d{1,9})" + NOT_LAST,
         "params": rb"size: {0,2}([\d,]{4,24}) total parameters",
+        "mfu_flops": rb"Peak FLOPS used for computing MFU: ([\d.e+]{1,16})",
     },
     averages=True,
     prepare=_derive,
