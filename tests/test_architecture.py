@@ -41,11 +41,13 @@ def module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+FILES = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
+
+
 @functools.cache
 def trees() -> dict[str, ast.Module]:
     """The source of every module, parsed."""
-    files = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
-    return {module(path): ast.parse(path.read_text()) for path in files}
+    return {module(path): ast.parse(path.read_text()) for path in FILES}
 
 
 def imported(nodes) -> set[str]:
