@@ -164,7 +164,7 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
     """Returns a row for each run, measured or published, beside `record`."""
     rows = run_table.rows(runs)
     for run, row in zip(runs, rows, strict=True):
-        row["tokens_per_gpu"] = (row["tokens_per_s"] or 0) / (run.gpus or math.inf) or None
+        row["tokens_per_s_gpu"] = (row["tokens_per_s"] or 0) / (run.gpus or math.inf) or None
         row["params_b"] = (_size(run)["params"] or 0) / 1e9 or None
         if run is not record:
             pairs = differing(record, run)
@@ -182,7 +182,7 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
         Column("step_s", "s/iter", "#.4g", seldom=True),
         Column("low_s", "low", "#.4g", seldom=True),
         Column("high_s", "high", "#.4g", seldom=True),
-        Column("tokens_per_gpu", "tokens/s/GPU", ".0f"),
+        Column("tokens_per_s_gpu", "tokens/s/GPU", ".0f"),
         Column("tflops", "TFLOP/s/GPU", ".4g"),
         Column("mfu", "MFU", ".1%"),
         Column("distance", "distance", ".2f", seldom=True),
@@ -281,12 +281,19 @@ def _claim_notes(record: Record, claimed: str | None) -> list[str]:
     return notes
 
 
-def _predicted_row(record: Record, cluster: Calibration, guess: dict[str, Any]) -> dict[str, Any]:
+def _predicted_row(
+    record: Record, cluster: Calibration, predicted: dict[str, Any]
+) -> dict[str, Any]:
     """Returns the row of what is predicted for the run."""
-    row = {"run": "predicted", "gpu_type": cluster.gpu, "seq_len": record.seq_len}
-    row |= {"precision": record.precision} | guess
-    row["tokens_per_gpu"] = guess["tokens_per_s"] / record.gpus
-    return row | {"params_b": config_of(record).value.n_params / 1e9}
+    return {
+        "run": "predicted",
+        "gpu_type": cluster.gpu,
+        "seq_len": record.seq_len,
+        "precision": record.precision,
+        **predicted,
+        "tokens_per_s_gpu": predicted["tokens_per_s"] / record.gpus,
+        "params_b": config_of(record).value.n_params / 1e9,
+    }
 
 
 def report(

@@ -16,8 +16,8 @@ from pathlib import Path
 from base.errors import command_line
 
 
-def below(pid: int) -> list[int]:
-    """Returns the processes that descend from one."""
+def descendants(pid: int) -> list[int]:
+    """Returns the processes that a process started, and those that they started."""
     children: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         return 127 if isinstance(error, FileNotFoundError) else 126
 
     def signal_ranks(*_) -> None:
-        for pid in [pid for pid in below(child.pid) if hears(pid, signal.SIGUSR1)]:
+        for pid in [pid for pid in descendants(child.pid) if hears(pid, signal.SIGUSR1)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
 

@@ -19,7 +19,7 @@ from models.hf_weights import to_hugging_face, write_hugging_face
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import doors, folders
 from parallel.checkpoint.contents import KINDS
-from parallel.checkpoint.doors import Foreign, ours, pickles, torch_dist
+from parallel.checkpoint.doors import WholeCheckpoint, ours, pickles, torch_dist
 from parallel.checkpoint.rank_files import Reader
 from tests.conftest import run_worker
 from tests.tools.tiny_checkpoint import SIZES, Engine, saver_of
@@ -37,7 +37,7 @@ def test_what_is_imported_is_a_checkpoint_in_files_of_a_size(
     file_bytes, files, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(ours, "FILE_BYTES", file_bytes)
-    foreign = Foreign(MODEL, 7, 6, KINDS, drawn, {"run": "imported from a test"})
+    foreign = WholeCheckpoint(MODEL, 7, 6, KINDS, drawn, {"run": "imported from a test"})
     written = ours.write(tmp_path / "in", foreign)
     (folder,) = folders.candidates(tmp_path / "in")
     manifest = folders.verify(folder)
@@ -56,7 +56,7 @@ def test_what_is_imported_is_a_checkpoint_in_files_of_a_size(
 
 
 def test_weights_alone_come_in_as_step_0_of_a_new_training(tmp_path, capsys):
-    foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
+    foreign = WholeCheckpoint(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
     torch_dist.write(tmp_path / "theirs", foreign, "stacked")
     table = tmp_path / "theirs" / "iter_0000007" / ".metadata"
     stored = pickle.loads(table.read_bytes())
@@ -89,7 +89,9 @@ def test_what_was_saved_without_checksums_is_read(tmp_path):
 def test_a_model_with_experts_is_not_written_as_torch_dist(tmp_path, capsys):
     model = preset("tiny-moe", vocab_size=64, hidden=16, ffn_hidden=32, n_head=2, n_kv_head=0)
     shapes = parameter_shapes(model)
-    foreign = Foreign(model, 1, 1, KINDS, lambda name, _: torch.zeros(shapes[name]), {"run": "r"})
+    foreign = WholeCheckpoint(
+        model, 1, 1, KINDS, lambda name, _: torch.zeros(shapes[name]), {"run": "r"}
+    )
     ours.write(tmp_path / "in", foreign)
     words = [str(tmp_path / "in"), str(tmp_path / "out"), "--format", "torch_dist"]
     assert checkpoint.main(["export", *words]) == 2
@@ -187,7 +189,7 @@ ARGUMENTS = {
 
 
 def test_megatron_lm_s_arguments_are_those_of_the_model(tmp_path):
-    foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
+    foreign = WholeCheckpoint(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
     torch_dist.write(tmp_path / "out", foreign, "stacked")
     common = tmp_path / "out" / "iter_0000007" / "common.pt"
     others = {"num_experts": 8, "bias_gelu_fusion": False, "rotary_percent": 0.5}
@@ -217,7 +219,7 @@ def test_megatron_lm_s_arguments_are_those_of_the_model(tmp_path):
     ids=str,
 )
 def test_what_megatron_core_does_not_save_beside_tensors_is_one_line(common, tmp_path, capsys):
-    foreign = Foreign(MODEL, 7, 7, ("param",), drawn, {"run": "r", "spec": {}})
+    foreign = WholeCheckpoint(MODEL, 7, 7, ("param",), drawn, {"run": "r", "spec": {}})
     write_hugging_face(tmp_path / "model", MODEL, lambda name: drawn(name, "param"))
     torch_dist.write(tmp_path / "out", foreign, "stacked")
     torch.save(common, tmp_path / "out" / "iter_0000007" / "common.pt")
@@ -229,7 +231,7 @@ def test_what_megatron_core_does_not_save_beside_tensors_is_one_line(common, tmp
 
 
 def test_what_is_damaged_or_may_run_code_is_one_line(tmp_path, capsys):
-    foreign = Foreign(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
+    foreign = WholeCheckpoint(MODEL, 7, 7, KINDS, drawn, {"run": "r", "spec": {}})
     torch_dist.write(tmp_path / "out", foreign, "stacked")
     folder = tmp_path / "out" / "iter_0000007"
     assert checkpoint.main(["verify", str(tmp_path / "out")]) == 2

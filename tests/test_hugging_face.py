@@ -27,7 +27,7 @@ from parallel import token_files
 from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint import attempts, loading
 from parallel.checkpoint.contents import NEVER_SAVED, Copy, Piece, State
-from parallel.checkpoint.doors import Foreign
+from parallel.checkpoint.doors import WholeCheckpoint
 from parallel.checkpoint.doors import ours as our_door
 from parallel.config.resolve import resolve
 from parallel.ranks import Ranks
@@ -382,7 +382,7 @@ def test_a_tokenizer_goes_along(tmp_path):
     config = replace(SMALL, vocab_size=bpe.get_vocab_size())
     weights = gpt.GPT(config).state_dict()
     facts = {"run": "imported from a test"}
-    foreign = Foreign(config, 7, 7, ("param",), lambda name, _: weights[name], facts)
+    foreign = WholeCheckpoint(config, 7, 7, ("param",), lambda name, _: weights[name], facts)
     our_door.write(tmp_path / "ck", foreign)
     words = ["export", str(tmp_path / "ck"), str(tmp_path / "gpt2"), "--dtype", "fp32"]
     assert checkpoint.main([*words, "--tokenizer", str(tmp_path / "data")]) == 0

@@ -105,7 +105,7 @@ def test_the_commands_of_a_page_run_as_typed_in_a_clone(page, tmp_path):
     clone = shutil.copytree(CLEAN_ROOT, tmp_path / "clone")
     (clone / "slurm" / "first.toml").write_text(study_of(ROOT / "README.md"))
     for line in lines:
-        command = [sys.executable, *words_of(line)[1:]]
+        command = [sys.executable, *words_of(line.partition(" > ")[0])[1:]]
         done = subprocess.run(
             command, cwd=clone, env=os.environ | THREADS, capture_output=True, text=True
         )

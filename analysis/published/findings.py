@@ -46,14 +46,14 @@ class Finding:
 
 def check(rows: list[Line]) -> tuple[list[Finding], set[int]]:
     """Returns the findings in the rows of one table, of each cell the first alone, and the lines
-    that could be checked. Fills in columns that a row does not print."""
+    that could be checked. It fills in columns that a row does not print."""
     lines: set[int] = set()
     findings = [*_identities(rows, lines), *_whole_numbers(rows, lines), *_bounds(rows)]
     doubtful = {finding.line for finding in findings}
     for row in rows:
         _derive(row)
-    sound = [row for row in rows if row.line_no not in doubtful]
-    findings += [*_same(sound, lines), *_equal(rows), *_repeats(rows)]
+    undoubted = [row for row in rows if row.line_no not in doubtful]
+    findings += [*_same(undoubted, lines), *_equal(rows), *_repeats(rows)]
     first: dict[tuple[int, str], Finding] = {}
     for finding in findings:
         first.setdefault((finding.line, finding.column), finding)
@@ -123,8 +123,8 @@ def _identities(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
 
 
 def _case(row: Line, identity: Identity) -> Case | None:
-    """Returns what an identity says of a row; None where it is of another TFLOP/s convention, or
-    the row lacks a column."""
+    """Returns what an identity says of a row; None where the row's TFLOP/s are of another
+    convention or called an estimate, or it lacks a column."""
     value, formula = row.values.get(identity.left), row.words.get("formula", "")
     if identity.formula and ("estimate" in formula or identity.formula.lower() not in formula):
         return None
@@ -179,24 +179,25 @@ def _same(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
 
 
 def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) -> Iterator[Finding]:
-    """Yields the rows of a group that most rows contradict. Two rows have no majority; where one of
-    them has speedup or efficiency 1, it is the baseline, and decides."""
+    """Yields the rows of a group that most rows contradict, and adds the lines of a group that has
+    a majority to `lines`. Two rows have none; where one of them has speedup or efficiency 1, it is
+    the baseline, and decides."""
     left = same.expression.split()[0]
-    point, sound = agreement([result.interval for _, result in members], same.slack)
+    agreed, agreeing = agreement([result.interval for _, result in members], same.slack)
     if len(members) == 2 and same.kind in ("speedup", "efficiency"):
         bases = [n for n, (row, _) in enumerate(members) if row.values[left].number == 1]
         if len(bases) != 1:
             return
-        if len(sound) < 2:
-            point, sound = members[bases[0]][1].interval.middle, set(bases)
-    elif len(members) < 3 or 2 * len(sound) <= len(members):
+        if len(agreeing) < 2:
+            agreed, agreeing = members[bases[0]][1].interval.middle, set(bases)
+    elif len(members) < 3 or 2 * len(agreeing) <= len(members):
         return
     lines |= {row.line_no for row, _ in members}
     for n, (row, result) in enumerate(members):
-        if n not in sound:
+        if n not in agreeing:
             words = (
-                f"{same.expression} is {figure(result.number)}, in {len(sound)} of"
-                f" {len(members)} rows {figure(point)}"
+                f"{same.expression} is {figure(result.number)}, in {len(agreeing)} of"
+                f" {len(members)} rows {figure(agreed)}"
             )
             yield _of_cell(row, row.values[left], same.kind, words)
 
@@ -224,8 +225,11 @@ def _equal(rows: list[Line]) -> Iterator[Finding]:
     remarks = (*REMARKS, "table", "commit", "formula")
     for key, members in groups.items():
         for first, second in combinations(members, 2):
-            before, after = _configuration(first, remarks), _configuration(second, remarks)
-            differ = [heading for heading in before if before[heading] != after.get(heading)]
+            settings, other_settings = (
+                _configuration(first, remarks),
+                _configuration(second, remarks),
+            )
+            differ = [name for name, text in settings.items() if text != other_settings.get(name)]
             if differ:
                 words = (
                     f"line {first.line_no} differs ({', '.join(differ[:3])}) and has equal results"

@@ -1,10 +1,11 @@
 """The ratio of two sides' times, by the one rule of every table: a side is the repeats of one
 configuration, and its time is their median.
 
-Three repeats or more a side tell what changes from run to run: the interval is that of
-`ratio_of_medians`. Fewer do not; the interval is the sides' own spans divided by each other. Two
-repeats alone cannot be 95 % sure of anything: of two equal sides one is whole below the other in a
-third of all cases. So their span holds what the steps of each allow, too.
+Three repeats or more a side tell what changes from run to run: the interval is Student's t, of
+`ratio_of_medians` in analysis/common/statistics.py. Fewer do not; the interval is the sides' own
+spans divided by each other. Two repeats alone cannot be 95 % sure of anything: of two equal sides
+one is whole below the other in a third of all cases. So their span holds what the steps of each
+allow, too.
 """
 
 import statistics

@@ -26,7 +26,9 @@ from models.config import in_words, preset
 from models.hf_config import model_of
 from parallel.checkpoint import folders
 
-FORMATS = ("hf", "torch_dist", "torch_dist-hybrid", "universal")
+# A format of Megatron-LM's -> the form of its layers, as doors/names.py has it.
+STORES = {"torch_dist": "stacked", "torch_dist-hybrid": "hybrid"}
+FORMATS = ("hf", *STORES, "universal")
 
 
 def _verify(folder: Path) -> str:
@@ -71,12 +73,13 @@ def _export(path: Path, out: Path, form: str, dtype: str | None, tokenizer: Path
         weights = partial(checkpoint.tensor, kind="param")
         n_bytes = write_hugging_face(out, checkpoint.config, weights, dtype, tokenizer_files)
         return f"{out}: {n_bytes} bytes of {folder}'s weights in {dtype}"
+    parts = checkpoint.config.parts
+    if form in STORES and parts:
+        raise UsageError(f"a model with {in_words(parts)} is not written as {form}: {folder}")
     if form == "universal":
         deepspeed.write(out, checkpoint)
-    elif parts := checkpoint.config.parts:
-        raise UsageError(f"a model with {in_words(parts)} is not written as {form}: {folder}")
     else:
-        torch_dist.write(out, checkpoint, form.partition("-")[2] or "stacked")
+        torch_dist.write(out, checkpoint, STORES[form])
     return f"{out}: {folder}'s weights and moments as {form}"
 
 
@@ -91,10 +94,10 @@ def _import(path: Path, out: Path, model: str) -> str:
     from parallel.checkpoint import doors
     from parallel.checkpoint.doors import ours
 
-    foreign = doors.read(path, config)
-    ours.write(out, foreign)
-    content = "weights and moments" if len(foreign.kinds) > 1 else "weights alone, as of step 0"
-    return f"{out}: {foreign.config.n_params:,} parameters, {content}, {foreign.facts['run']}"
+    checkpoint = doors.read(path, config)
+    ours.write(out, checkpoint)
+    content = "weights and moments" if len(checkpoint.kinds) > 1 else "weights alone, as of step 0"
+    return f"{out}: {checkpoint.config.n_params:,} parameters, {content}, {checkpoint.facts['run']}"
 
 
 @command_line("parallel.checkpoint")

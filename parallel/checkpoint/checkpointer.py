@@ -5,6 +5,7 @@ then writes the manifest and gives the folder its name (folders.py). Loading is 
 docs/checkpoints.md says why the libraries' own formats are not used.
 """
 
+import errno
 import os
 import shutil
 import time
@@ -198,7 +199,7 @@ class Checkpointer:
         aside.mkdir(parents=True)
         needed, free = self.predicted_bytes(), shutil.disk_usage(aside).free
         if free < needed:
-            raise OSError(28, f"{needed} bytes are needed, {free} are free", str(aside))
+            raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {free} are free", str(aside))
 
     def predicted_bytes(self) -> int:
         """Returns the bytes of one checkpoint's tensors; they do not depend on the layout."""

@@ -35,20 +35,20 @@ class Load:
     """
 
     def __init__(self) -> None:
-        self._start = _seconds()
+        self._start = _clocks()
 
     def facts(self, gather: Callable[[float], list[float]]) -> dict[str, float]:
         """Returns the part of run.json's `load` that is known at the end; every rank calls it.
         gather: returns every rank's value, given this rank's."""
-        wall_s, cpu_s, machine_cpu_s = map(operator.sub, _seconds(), self._start)
+        wall_s, cpu_s, machine_cpu_s = map(operator.sub, _clocks(), self._start)
         cpu_s = sum(gather(cpu_s))
         seconds = {"wall_s": wall_s, "cpu_s": cpu_s, "machine_cpu_s": machine_cpu_s}
         return {"end": load_average()} | seconds
 
 
-def _seconds() -> tuple[float, float, float]:
-    """Returns the wall clock, the CPU time of this rank, and that of all cores since the machine
-    started in which they were not idle, also where a hypervisor had them."""
+def _clocks() -> tuple[float, float, float]:
+    """Returns, in seconds, the wall clock, this rank's CPU time, and the busy time of all cores
+    since the machine started, time that a hypervisor took (steal) included."""
     spent = psutil.cpu_times()._asdict()
     # A guest's time is in user time already.
     machine_s = sum(spent.values()) - sum(spent.get(kind, 0.0) for kind in _NOT_WORK)

@@ -74,13 +74,13 @@ def slowest(
     measure: str,
     own: list[RankRates],
     ranks: list[RankRates],
-    before: list[float] | None = None,
+    earlier_rates: list[float] | None = None,
     expected: tuple[float, float] = UNKNOWN,
 ) -> Slowest:
     """Returns the slowest of the ranks `own`, compared with all `ranks` that have the measure.
 
-    Rounds of ranks are compared one by one: what slows all ranks alike cancels. before: rates of
-    earlier preflights. expected: a rate and its spread.
+    Rounds of ranks are compared one by one: what slows all ranks alike cancels. earlier_rates: of
+    preflights before. expected: a rate and its spread.
     """
     rank = min(own, key=lambda measured: median(measured.rates[measure]))
     rates = rank.rates[measure]
@@ -92,10 +92,12 @@ def slowest(
         by_round = zip(rates, zip(*others, strict=True), strict=True)
         ratios = [own_rate / median(other_rates) for own_rate, other_rates in by_round]
         comparisons.append((median(ratios), spread(ratios), "the others"))
-    if before and len(before) >= ENOUGH:
-        usual_rate = median(before)
-        noise = math.hypot(spread(before), spread(rates)) / usual_rate
-        comparisons.append((rate / usual_rate, noise, f"in {len(before)} earlier preflights"))
+    if earlier_rates and len(earlier_rates) >= ENOUGH:
+        usual_rate = median(earlier_rates)
+        noise = math.hypot(spread(earlier_rates), spread(rates)) / usual_rate
+        comparisons.append(
+            (rate / usual_rate, noise, f"in {len(earlier_rates)} earlier preflights")
+        )
     words = (
         f"{1 - ratio:.0%} less than {reference}"
         for ratio, noise, reference in comparisons
@@ -112,32 +114,37 @@ def report(
     expected: tuple[float, float] = UNKNOWN,
 ) -> Report:
     """Compares ranks with each other, with earlier preflights of their nodes in jobs of the same
-    size, and matrix products with (FLOP/s, spread) that are expected."""
+    size, and matrix products with (FLOP/s, spread) that are expected; returns what preflights.csv
+    and people get. Earlier preflights count where they had as many nodes and ranks and found
+    nothing slow."""
     nodes = list(dict.fromkeys(rank.node for rank in ranks))
     facts = {"time_utc": utc_now(), "job": job, "run": run, "short": ""}
     facts |= {"nodes": len(nodes), "ranks": len(ranks)}
-    rows, lines, of_no_node = [], [], []
+    must_match = ("node", "nodes", "ranks", "short")  # short is "" in `facts`: nothing was slow
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    lines_of_all_nodes: list[str] = []
     for node in nodes:
-        row, short = {**facts, "node": node, **dict.fromkeys(MEASURES)}, []
-        same = ("node", "nodes", "ranks", "short")
-        before = [old for old in earlier if all(old[name] == row[name] for name in same)]
+        row = {**facts, "node": node, **dict.fromkeys(MEASURES)}
+        reasons: list[str] = []
+        alike = [old for old in earlier if all(old[name] == row[name] for name in must_match)]
         for measure, words in MEASURES.items():
             measured = [rank for rank in ranks if measure in rank.rates]
             own = [rank for rank in measured if rank.node == node]
             if not own:
                 continue
-            usual = [old[measure] for old in before if old[measure]]
+            usual_rates = [old[measure] for old in alike if old[measure]]
             wanted = expected if measure == "matmul" else UNKNOWN
-            worst = slowest(measure, own, measured, usual, wanted)
+            worst = slowest(measure, own, measured, usual_rates, wanted)
             row[measure] = worst.rate
             if worst.short:
-                texts = of_no_node if measure == "all" else short
+                texts = lines_of_all_nodes if measure == "all" else reasons
                 rate = _shown(measure, worst.rate)
                 texts.append(f"{words}: {rate} on rank {worst.rank.rank}, {worst.short}")
-        rows.append(row | {"short": "; ".join(short)})
-        if short:
+        rows.append(row | {"short": "; ".join(reasons)})
+        if reasons:
             lines.append(f"node {node} is slow: {rows[-1]['short']}")
-    return Report(rows, lines + of_no_node)
+    return Report(rows, lines + lines_of_all_nodes)
 
 
 def _shown(measure: str, rate: float) -> str:

@@ -364,22 +364,23 @@ def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 _Kinds = Mapping[str, Callable[[str], Any]]
 
 
-def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[dict[str, Any]]:
+def read_rows(path: Path, kinds: _Kinds, optional: _Kinds | None = None) -> list[dict[str, Any]]:
     """Returns one dict for each row of a CSV file, unknown values None; [] where there is no file.
-    kinds: what makes a value of a cell's text, by column; seldom: the same of columns that may be
+    A last row that is cut short, which a killed writer leaves, is left out.
+
+    kinds: a column -> what turns its text into a value. optional: the same of columns that may be
     absent.
 
     Raises:
-        UsageError: it is damaged; it names the file and the line. A last row that is cut short,
-            which a killed writer leaves, is left out.
+        UsageError: it is damaged; it names the file and the line.
     """
     if not path.exists():
         return []
     rows, lines = [], _read_csv(path)
     _, header = next(lines, (1, []))
-    if not kinds.keys() <= set(header):  # an earlier version wrote more
+    if not kinds.keys() <= set(header):  # more columns are allowed: an earlier version wrote them
         raise UsageError(f"{path}:1: expected columns {', '.join(kinds)}")
-    kinds = {**kinds, **{name: kind for name, kind in (seldom or {}).items() if name in header}}
+    kinds = {**kinds, **{name: kind for name, kind in (optional or {}).items() if name in header}}
     for line_no, cells in lines:
         if len(cells) != len(header):
             # Only a killed writer leaves a short row, and only as the last one.
@@ -388,11 +389,11 @@ def read_rows(path: Path, kinds: _Kinds, seldom: _Kinds | None = None) -> list[d
             break
         row = dict(zip(header, cells, strict=True))
         try:
-            cells = {
+            values = {
                 name: kind(row[name]) if row[name] or kind is str else None
                 for name, kind in kinds.items()
             }
-            rows.append(cells)
+            rows.append(values)
         except ValueError as error:
             raise UsageError(f"{path}:{line_no}: {error}") from error
     return rows

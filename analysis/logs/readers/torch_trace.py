@@ -90,9 +90,12 @@ def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
     for name, event_s in durations:
         times[name].append(event_s)
     totals = sorted(((sum(events_s), name) for name, events_s in times.items()), reverse=True)
-    percent = 100 / (sum(total_s for total_s, _ in totals) or 1)
+    percent_per_s = 100 / (sum(total_s for total_s, _ in totals) or 1)
     keys = ("Time (%)", "Total Time (s)", "Instances", heading)
-    rows = [(percent * total_s, total_s, float(len(times[name])), name) for total_s, name in totals]
+    rows = [
+        (percent_per_s * total_s, total_s, float(len(times[name])), name)
+        for total_s, name in totals
+    ]
     return [dict(zip(keys, row, strict=True)) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of other programs, in and out: each is read as, and written from, one `Foreign`.
+"""Checkpoints of other programs, in and out, by way of one `WholeCheckpoint`.
 
 A format is a module here with `read` and `write`. pickles.py is the one reader of pickles, names.py
 knows what others call our parameters, ours.py reads and writes our own checkpoints.
@@ -16,8 +16,8 @@ from models.config import GPTConfig
 from parallel.checkpoint.folders import others_checkpoint
 
 
-class Foreign(NamedTuple):
-    """A checkpoint: the full parameters and moments of our GPT, read one at a time.
+class WholeCheckpoint(NamedTuple):
+    """The full parameters and moments of our GPT, as a checkpoint has them, read one at a time.
 
     step: iterations done. adam_step: AdamW's steps, of which none was skipped.
     kinds: ("param",), or contents.KINDS where it has AdamW's moments.
@@ -33,7 +33,7 @@ class Foreign(NamedTuple):
     facts: dict[str, Any]
 
 
-def read(path: Path, model: GPTConfig) -> Foreign:
+def read(path: Path, model: GPTConfig) -> WholeCheckpoint:
     """Opens the newest checkpoint at a path, in whichever of others' formats it is."""
     if newest := others_checkpoint(path):
         door = importlib.import_module(f"parallel.checkpoint.doors.{newest.form}")

@@ -29,7 +29,7 @@ from base.storage import new_folder, write_blocks
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import WITH_VOCABULARY
 from parallel.checkpoint.contents import KINDS
-from parallel.checkpoint.doors import Foreign, pickles
+from parallel.checkpoint.doors import WholeCheckpoint, pickles
 from parallel.checkpoint.doors.names import Named
 
 _FILES = {"param": "fp32", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
@@ -43,7 +43,7 @@ _GROUPS = 10_000
 Runs = dict[str, list[dict[str, Tensor]]]
 
 
-def read(folder: Path, model: GPTConfig) -> Foreign:
+def read(folder: Path, model: GPTConfig) -> WholeCheckpoint:
     """Opens a checkpoint; one parameter at a time is read.
 
     Raises:
@@ -80,7 +80,7 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
             return named.tensor(name, whole)
 
     facts = {"run": f"imported from {folder} of DeepSpeed {state.get('ds_version')}"}
-    return Foreign(model, max(int(steps_done), adam_step), adam_step, kinds, tensor, facts)
+    return WholeCheckpoint(model, max(int(steps_done), adam_step), adam_step, kinds, tensor, facts)
 
 
 def _zero(folder: Path, groups: list[dict]) -> tuple[Runs, Any]:
@@ -136,18 +136,18 @@ def _universal(folder: Path, shapes: dict[str, tuple[int, ...]]) -> tuple[Runs, 
     return runs, step
 
 
-def write(out: Path, foreign: Foreign) -> None:
+def write(out: Path, checkpoint: WholeCheckpoint) -> None:
     """Writes the universal form, which DeepSpeed's engines load at any stage and number of ranks,
     with our names and the padded vocabulary of one tp rank.
 
     Raises:
         UsageError: it cannot be written; nothing is left behind.
     """
-    config, step = foreign.config, torch.tensor(float(foreign.adam_step))
+    config, step = checkpoint.config, torch.tensor(float(checkpoint.adam_step))
     with new_folder(out) as aside:
-        folder = aside / f"global_step{foreign.step}"
-        for name, kind in product(parameter_shapes(config), foreign.kinds):
-            value = foreign.tensor(name, kind)
+        folder = aside / f"global_step{checkpoint.step}"
+        for name, kind in product(parameter_shapes(config), checkpoint.kinds):
+            value = checkpoint.tensor(name, kind)
             if name in WITH_VOCABULARY:
                 value = pad(value, (0, 0, 0, config.padded_vocab(1) - config.vocab_size))
             _save({"param": value.clone()}, folder / "zero" / name / f"{_FILES[kind]}.pt")
@@ -155,9 +155,15 @@ def write(out: Path, foreign: Foreign) -> None:
         adam = {"state": {0: {"step": step}}, "param_groups": [{}]}  # as stage 3 reads it
         groups = {"param_groups": [{}] * _GROUPS, "optimizer_state_dict": adam}
         _save(groups | {"ds_version": _VERSION}, folder / "zero" / "optimizer_state.pt")
-        state = {"global_steps": foreign.step, "skipped_steps": foreign.step - foreign.adam_step}
+        state = {
+            "global_steps": checkpoint.step,
+            "skipped_steps": checkpoint.step - checkpoint.adam_step,
+        }
         state |= {"dp_world_size": 1, "mp_world_size": 1, "ds_version": _VERSION, "module": None}
-        state |= {"lr_scheduler": {"last_batch_iteration": foreign.step - 1}, "param_shapes": None}
+        state |= {
+            "lr_scheduler": {"last_batch_iteration": checkpoint.step - 1},
+            "param_shapes": None,
+        }
         for stage in ("", "zero_pp_rank_0_"):
             _save(state, folder / f"{stage}mp_rank_00_model_states.pt")
         (aside / "latest_universal").write_text(folder.name)

@@ -35,7 +35,7 @@ from base.errors import UsageError
 from base.storage import new_folder, write_blocks, write_synced
 from models.config import GPTConfig, parameter_shapes
 from parallel.checkpoint.contents import KINDS
-from parallel.checkpoint.doors import Foreign, pickles
+from parallel.checkpoint.doors import WholeCheckpoint, pickles
 from parallel.checkpoint.doors.names import Named, Shape, megatron
 from parallel.checkpoint.folders import LATEST
 from parallel.config.run_spec import DEFAULTS
@@ -96,7 +96,7 @@ class _Store:
         return value
 
 
-def read(folder: Path, model: GPTConfig) -> Foreign:
+def read(folder: Path, model: GPTConfig) -> WholeCheckpoint:
     """Opens a checkpoint of torch_dist or DCP; one parameter at a time is read."""
     store = _Store(folder)
     common = _read_common(store)
@@ -136,7 +136,7 @@ def read(folder: Path, model: GPTConfig) -> Foreign:
     for name in named.repeated:
         if not tensor("embedding.word.weight", "param").equal(store.tensor(key_of("param", name))):
             raise UsageError(f"{folder}: {name} is not the embedding, to which the model ties it")
-    return Foreign(model, step, adam_step or step, kinds, tensor, {"run": run})
+    return WholeCheckpoint(model, step, adam_step or step, kinds, tensor, {"run": run})
 
 
 class _Common(NamedTuple):
@@ -199,17 +199,17 @@ def _check(args: dict[str, Any], model: GPTConfig, folder: Path) -> None:
             raise UsageError(f"{folder}: {name} is {args[name]!r:.40}, the model has {value!r}")
 
 
-def write(out: Path, foreign: Foreign, form: str) -> None:
+def write(out: Path, checkpoint: WholeCheckpoint, form: str) -> None:
     """Writes a checkpoint as Megatron-LM lays out its folder; form: see names.megatron."""
     with new_folder(out) as aside:
-        folder = aside / f"iter_{foreign.step:07d}"
+        folder = aside / f"iter_{checkpoint.step:07d}"
         folder.mkdir()
-        _write_store(folder, foreign, form)
+        _write_store(folder, checkpoint, form)
         backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
         backends |= {"sharded_backend_version": 1, "common_backend_version": 1}
         write_synced(folder / "metadata.json", json.dumps(backends))
-        torch.save(_optimizers(foreign), folder / _COMMON)
-        write_synced(aside / LATEST[0], f"{foreign.step}\n")
+        torch.save(_optimizers(checkpoint), folder / _COMMON)
+        write_synced(aside / LATEST[0], f"{checkpoint.step}\n")
 
 
 class _Box(NamedTuple):
@@ -233,7 +233,7 @@ def _box_of(config: GPTConfig, name: str, shape: Shape, layer: int | None) -> _B
     return _Box(torch.Size(tensor), torch.Size(offset), torch.Size(box))
 
 
-def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
+def _write_store(folder: Path, checkpoint: WholeCheckpoint, form: str) -> None:
     """Writes a file for each kind of each parameter, and the table of the store. The fp32 weights
     are in one file, which the table lists under every name under which a loader asks for them."""
     tensors: dict[str, TensorStorageMetadata] = {}
@@ -246,7 +246,7 @@ def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
         write_blocks(folder / place.relative_path, [stream.getbuffer()])
         return place
 
-    config = foreign.config
+    config = checkpoint.config
     # Each product has an object with Transformer Engine's fp8 scales: here there are none in it.
     fp8_scales = ["output_layer._extra_state/shard_0_1"]
     for name, shape in parameter_shapes(config).items():
@@ -255,7 +255,7 @@ def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
         box = _box_of(config, name, shape, layer)
         chunk = ChunkStorageMetadata(box.offset, box.shape)
         for kind in KINDS:
-            place = save(foreign.tensor(name, kind).view(box.shape))
+            place = save(checkpoint.tensor(name, kind).view(box.shape))
             prefixes = ["", *_MASTERS] if kind == "param" else [f"{_STATE}{kind}."]
             for prefix, tensor_name in itertools.product(prefixes, tensor_names):
                 key = prefix + tensor_name
@@ -275,10 +275,10 @@ def _write_store(folder: Path, foreign: Foreign, form: str) -> None:
     pickles.write_table(folder / _TABLE, Metadata(tensors | objects, storage_data=places))
 
 
-def _optimizers(foreign: Foreign) -> dict[str, Any]:
+def _optimizers(checkpoint: WholeCheckpoint) -> dict[str, Any]:
     """Returns what megatron-core's optimizers, of mixed precision and of fp32, ask for beside
     tensors. Settings that an imported checkpoint does not state are a run's defaults."""
-    spec, step = DEFAULTS | foreign.facts["spec"], foreign.adam_step
+    spec, step = DEFAULTS | checkpoint.facts["spec"], checkpoint.adam_step
     group = {"is_expert_parallel": False, "is_decoupled_lr": False, "default_config": True}
     group |= {"lr_mult": 1.0, "max_lr": spec["lr"], "min_lr": None, "lr": spec["lr"]}
     group |= {"betas": (spec["beta1"], spec["beta2"]), "eps": spec["adam_eps"]}
@@ -288,4 +288,4 @@ def _optimizers(foreign: Foreign) -> dict[str, Any]:
     ]
     adam = {"param_groups": groups, "state": {"common_step": torch.tensor(float(step))}}
     optimizer = adam | {"optimizer": adam, "param_state_sharding_type": "fully_reshardable"}
-    return {"iteration": foreign.step, "checkpoint_version": 3.0, "optimizer": optimizer}
+    return {"iteration": checkpoint.step, "checkpoint_version": 3.0, "optimizer": optimizer}
