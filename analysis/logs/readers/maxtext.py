@@ -1,0 +1,108 @@
+"""MaxText: `completed step: 5, seconds: 5.668, TFLOP/s/device: 134.909, Tokens/s/device: 8671.794,
+total_weights: 196608, loss: 10.879`.
+
+Rates are of one device, and their tokens include padding; total_weights counts those of all devices
+without it. The host runs ahead of the devices: of the first steps it times how long they take to
+enqueue, and a later one pays for them. Before July 2024 fewer fields are printed.
+"""
+
+import re
+from itertools import product
+
+import numpy as np
+
+from analysis.logs.parsing.fields import labelled, positive, ranks_of_rates, word
+from analysis.logs.parsing.line_format import Format, last_number
+from analysis.logs.parsing.lines import Columns, Line
+from analysis.logs.parsing.setting_names import read_settings, state
+from analysis.logs.record import Record
+
+_SETTING = re.compile(rb"Config param (\w{1,60}): ([^\r\n]{1,80})")
+# Its names -> those that argument dumps of others have.
+_NAMES = {
+    "num_decoder_layers": "num_layers",
+    "emb_dim": "hidden_size",
+    "mlp_dim": "ffn_hidden_size",
+}
+_NAMES |= {"num_query_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
+_NAMES |= {"max_target_length": "seq_length", "steps": "train_iters", "dtype": "torch_dtype"}
+_NAMES |= {"logits_via_embedding": "tie_word_embeddings", "shared_experts": "n_shared_experts"}
+_NAMES |= {"base_moe_mlp_dim": "moe_intermediate_size", "moe_mlp_dim": "moe_intermediate_size"}
+_NAMES |= {"first_num_dense_layers": "first_k_dense_replace"}
+_WINDOWS = ("sliding_window_size", "chunk_attn_window_size")
+_AXES = {"tp": ("tensor", "tensor_transpose", "tensor_sequence"), "pp": ("pipeline",)}
+_AXES |= {"cp": ("context",), "ep": ("expert",)}
+_BILLIONS = rb"number parameters: (\d{1,6}\.\d{1,4})(?= billion)"
+_TPU = re.compile(rb"TFRT (TPU v\w{1,4}(?: lite)?)")
+_EARLY, _ENQUEUED = 10, 0.5  # of the first steps, those below so much of the median were enqueued
+
+
+def _derive(record: Record, columns: Columns, header: bytes) -> None:
+    """Fills the settings and the devices. Removes the times that are of enqueueing."""
+    if tpu := _TPU.search(header):
+        state(record, {"gpu_type": tpu[1].decode()}, "log")
+    ours = {name.decode(): value.decode().strip() for name, value in _SETTING.findall(header)}
+    if ours:
+        _settings(record, ours)
+        billions = last_number(_BILLIONS, header)  # without settings, they may be of experts
+        state(record, {"params": billions and billions * 1e9}, "log")
+    weights, times = columns.pop("total_weights"), columns["step_s"]
+    if record.gpus is None and len(weights) > 2 and (weights == weights[0]).all():  # no padding
+        gpus = ranks_of_rates(weights / positive(times), columns["tokens_per_s_per_gpu"])
+        state(record, {"gpus": gpus}, "log")
+        record.note("the number of devices follows from total_weights and Tokens/s/device")
+    enqueued = times < _ENQUEUED * np.nanmedian(times) if np.isfinite(times).any() else times > 0
+    enqueued[_EARLY:] = False
+    if enqueued.any():
+        for name in ("step_s", "tflops", "tokens_per_s_per_gpu"):
+            columns[name][enqueued] = np.nan
+        record.note(f"{enqueued.sum()} early times are those to enqueue a step: unknown")
+
+
+def _settings(record: Record, ours: dict[str, str]) -> None:
+    """Fills the model, the precision, the batch and the split from MaxText's settings."""
+    settings = {_NAMES.get(name, name): [value] for name, value in ours.items()}
+    settings["multi_latent_attention"] = [str(ours.get("attention_type") == "mla")]
+    settings["moe_token_dropping"] = [str(not ours.get("capacity_factor", "").startswith("-"))]
+    if activations := ours.get("mlp_activations"):  # of two, one is the gate
+        settings["swiglu"] = [str("," in activations)]
+    quantization = ours.get("quantization", "").lower()
+    if "fp8" in quantization:
+        settings["fp8"] = [quantization]
+    elif "int" in quantization:
+        del settings["torch_dtype"]
+    record.uncounted += [f"{name} {ours[name]}" for name in _WINDOWS if ours.get(name, "0") != "0"]
+    facts = read_settings(record, settings)
+    for axis, names in _AXES.items():
+        sizes = [ours.get(f"{where}_{n}_parallelism", "1") for where, n in product(_WHERE, names)]
+        if all(map(str.isdigit, sizes)) and (axis != "ep" or "experts" in facts):  # -1: the rest
+            facts[axis] = int(np.prod([int(size) for size in sizes]))
+    each = last_number(rb"(\d{1,6}\.?\d{0,6})", ours.get("per_device_batch_size", "").encode())
+    batch = (each or 0) * (record.gpus or 0) * facts.get("n_micro", 1)
+    if batch and batch == int(batch):
+        facts["global_batch"] = int(batch)
+    state(record, facts, "log")
+
+
+_WHERE = ("ici", "dcn")  # within a slice of devices, and between slices
+_STEP = re.compile(word(b"completed step: ") + rb"(?P<iteration>\d{1,9}), seconds: ")
+_FIELDS = {
+    "step_s": labelled(rb"seconds"),
+    "tflops": labelled(rb"TFLOP/s(?:/device)?"),
+    "tokens_per_s_per_gpu": labelled(rb"Tokens/s/device"),
+    "total_weights": labelled(rb"total_weights"),
+    "loss": labelled(rb"loss", rb":? "),
+}
+
+FORMAT = Format(
+    name="MaxText",
+    marks=((b"completed step: ", b", seconds: ", b"TFLOP/s"),),
+    starts=(b"number parameters: ", b"Num_devices: "),
+    lines=(Line(_STEP, _FIELDS),),
+    facts={
+        "gpus": rb"Num_devices: (\d{1,7})(?=, shape)",
+    },
+    arguments=False,
+    first=0,
+    prepare=_derive,
+)
