@@ -76,6 +76,11 @@ def test_a_line_of_each_format_is_read(log, kind):
     assert found == pytest.approx(expected)
 
 
+def test_tokens_without_padding_give_a_rate_but_no_step_time(log):
+    record = read(log(FORMATS["torchtune"][0]), {"gpus": 2, "global_batch": 4, "seq_len": 256})
+    assert record.steps["tokens_per_s"].tolist() == [2 * 9077.15] and timed(record) is None
+
+
 def test_differences_of_a_cumulative_clock_are_step_times(log):
     line = "step:{}/3 train_loss:9.0 train_time:{}ms step_avg:{}ms\n"
     lines = [line.format(*numbers) for numbers in ((1, 35000, "nan"), (2, 200, 100), (3, 300, 100))]

@@ -38,6 +38,8 @@ STEP = np.dtype(
 
 # A doubt: its learning rate changed when it was resumed, so no single schedule has its loss curve.
 SCHEDULE = "schedule"
+# A doubt: its tokens/s leave out padding or prompts, so no step time follows from them.
+UNPADDED = "unpadded tokens"
 
 
 def steps_table(**columns: Sequence[float] | np.ndarray) -> np.ndarray:

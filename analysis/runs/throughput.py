@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.common.reasons import DOUBT, MISSING, Reason
 from analysis.logs.model import SIZES, asked, config_of
-from analysis.logs.record import Record
+from analysis.logs.record import UNPADDED, Record
 from analysis.logs.step_time import no_timing
 from base.errors import Answer
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
@@ -143,6 +143,8 @@ def time_missing(record: Record) -> str:
     be one."""
     if untimed := no_timing(record):
         return untimed.text
+    if UNPADDED in record.doubts:
+        return "no step was timed, and none follows from tokens/s without padding"
     printed = {name: np.isfinite(record.steps[name]).any() for name in _OF_RATE}
     rates = {name: found or name in record.totals for name, found in printed.items()}
     needed = next((facts for name, facts in _OF_RATE.items() if rates[name]), ())

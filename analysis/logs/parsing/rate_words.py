@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.logs.parsing.fields import positive
-from analysis.logs.record import Record
+from analysis.logs.record import UNPADDED, Record
 from models.gpus import find_gpu
 
 _AGREES = 1.1  # a factor: a rate and a time are rounded, and may be taken over other steps
@@ -62,7 +62,8 @@ def complete_rates(record: Record) -> None:
             steps[name] = values
 
     fill("tokens_per_s", positive(steps["tokens_per_s_per_gpu"]) * (record.gpus or np.nan))
-    fill("samples_per_s", steps["tokens_per_s"] / (record.seq_len or np.nan))
+    if UNPADDED not in record.doubts:
+        fill("samples_per_s", steps["tokens_per_s"] / (record.seq_len or np.nan))
     if not (record.per_epoch or np.isfinite(steps["step_s"]).any()):
         fill("step_s", step_s_of_rates(record))
         if np.isfinite(steps["step_s"]).any():
@@ -89,7 +90,8 @@ def step_s_of_rates(record: Record) -> np.ndarray:
     where one of them is unknown."""
     batch, steps = record.global_batch or np.nan, record.steps
     tokens_per_s = positive(steps["tokens_per_s"])
-    if record.seq_len and np.isfinite(tokens_per_s).any():
+    is_padded = UNPADDED not in record.doubts
+    if record.seq_len and is_padded and np.isfinite(tokens_per_s).any():
         return batch * record.seq_len / tokens_per_s
     return batch / positive(steps["samples_per_s"])
 
@@ -100,8 +102,9 @@ def judge_rates(record: Record) -> None:
     batch, seq_len = record.global_batch or 0, record.seq_len
     if batch > 0 and not record.per_epoch:  # an epoch times micro-steps
         _judge_rate(record, "samples_per_s", batch)
-        if seq_len:
+        if seq_len and UNPADDED not in record.doubts:
             _judge_rate(record, "tokens_per_s", batch * seq_len)
+        if seq_len:
             if (record.params or 0) > 0 and (record.gpus or 0) > 0:
                 _judge_tflops(record, 6.0 * record.params * batch * seq_len / record.gpus / 1e12)
     for name in ("tflops", "samples_per_s", "tokens_per_s"):

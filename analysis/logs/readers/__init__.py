@@ -27,8 +27,9 @@ from analysis.logs.record import Record, Refusal
 from base.errors import UsageError
 
 NAMES = tuple(
-    """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc maxtext metrics_file
-    megatron_golden nemo mlperf fairseq rank_epochs deepspeed_lines hf_trainer""".split()
+    """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc maxtext torchtune
+    metrics_file megatron_golden nemo mlperf fairseq rank_epochs deepspeed_lines
+    hf_trainer""".split()
 )
 UNKNOWN = "unknown"
 
