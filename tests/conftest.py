@@ -54,8 +54,6 @@ ENGINES = (*SERVED[0], *SERVED[1])
 # The engine whose libraries a command needs that names none.
 WARM = {TRAIN: "ddp", "parallel.bench": "ddp", "parallel.rehearse": "megatron"}
 THREADS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-# The clean copy is ours: without bytecode there, each command would compile our modules anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["SCALING_CLUSTERS"] = ""  # the shipped clusters alone, whatever the user has
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
 
