@@ -13,7 +13,7 @@ from parallel.config.study import load_study
 from parallel.measure import node_rates
 from parallel.record.schema import utc_now
 from parallel.record.writer import append_rows
-from slurm import nodes, squeue, states, submit
+from slurm import nodes, sbatch, squeue, states
 from slurm.nodes import Change
 from tests.conftest import study_file
 from tests.tools.fake_slurm import FakeJob, FakeSlurm
@@ -213,7 +213,7 @@ def test_submit_leaves_nodes_out_where_the_study_asks(suspects, tmp_path):
     suspects.suspect("node3")
     for asks in ("true", "false"):
         study = load_study(study_file(tmp_path / "grid.toml", RUNS.format(asks)))
-        submit.submit(study, SMALL, suspects.logs)
+        sbatch.submit(study, SMALL, suspects.logs)
     sent = [given[2:] for given in suspects.slurm.given("sbatch")]
     assert sent == [["--exclude=node3"], []]
 
