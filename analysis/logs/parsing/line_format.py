@@ -111,8 +111,8 @@ class Format:
         if self.arguments:
             read_header(record, header)
         peaks = columns.pop("peak_gib", np.empty(0))
-        if np.isfinite(peaks).any():
-            record.peak_bytes = int(np.nanmax(peaks) * GIB)
+        if len(peaks := peaks[np.isfinite(peaks)]):
+            record.peak_bytes = int(peaks.max() * GIB)
         stated = {name: last_known(columns.pop(name, ())) for name in ("global_batch", "seq_len")}
         if "per_gpu" in columns:
             stated["gpus"] = ranks_of_rates(columns["tokens_per_s"], columns["per_gpu"])

@@ -121,6 +121,19 @@ def table(log: Log, line: Line, record: Record) -> Columns:
     return reader.columns(record)
 
 
+def by_heading(columns: Columns, heading: np.ndarray) -> Columns:
+    """Returns one row for each heading, where an entry is a heading and lines of its values: the
+    first value of each name up to the next heading. heading: which rows are one."""
+    entry = np.cumsum(heading) - 1
+    merged = {}
+    for name, values in columns.items():
+        said = values > 0 if name == "nan_loss" else ~np.isnan(values)
+        rows = np.flatnonzero(said & (entry >= 0))[::-1]  # of a name, the first is put last
+        merged[name] = np.full(int(heading.sum()), 0.0 if name == "nan_loss" else np.nan)
+        merged[name][entry[rows]] = values[rows]
+    return merged
+
+
 class _Table:
     """A reader of one kind of entries: `read` takes the log's blocks in order, `columns` returns
     the numbers of all of them. It learns the shapes of lines as it goes."""

@@ -28,8 +28,8 @@ from base.errors import UsageError
 
 NAMES = tuple(
     """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc maxtext torchtune
-    metrics_file megatron_golden nemo mlperf fairseq rank_epochs deepspeed_lines
-    hf_trainer""".split()
+    composer olmo metrics_file megatron_golden nemo mlperf fairseq rank_epochs
+    deepspeed_lines hf_trainer""".split()
 )
 UNKNOWN = "unknown"
 

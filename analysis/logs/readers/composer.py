@@ -1,0 +1,107 @@
+"""Composer, which llm-foundry trains with: a heading and a line for each metric.
+
+    [batch=20/20]:
+         Train time/batch: 19
+         Train loss/train/total: 10.4162
+         Train throughput/tokens_per_sec: 222.2194
+
+time/batch and others count what was done before this batch. Rates are running means over a window
+of batches (100 by default), and absent until it is full; all numbers have four decimals. No step
+time is printed: it is the batch over samples/s, which has more digits than batches/s.
+"""
+
+import re
+
+import numpy as np
+
+from analysis.logs.parsing.fields import labelled, positive
+from analysis.logs.parsing.line_format import Format, last_known, last_number
+from analysis.logs.parsing.lines import Columns, Line, by_heading
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.setting_names import state
+from analysis.logs.record import UNPADDED, Record
+from base.units import GIB
+
+_LINE = re.compile(
+    rb"(?<!\])\[batch=(?P<iteration>\d{1,9})(?:/(?P<planned>\d{1,9}))?\]:?"
+    rb"|\[(?:epoch=\d{1,9}\]\[batch|token|sample|iteration|second)=(?P<other>\d{1,15})[/\]]"
+    rb"|\bTrain (?=[a-z\d_]{1,20}/)"
+)
+_FIELDS = {
+    name: labelled(label)
+    for name, label in (
+        ("done", b"time/batch"),
+        ("samples", b"time/sample"),
+        ("tokens", b"time/token"),
+        ("loss", b"loss/train/total"),
+        ("grad_norm", b"l2_norm/grad/global"),
+        ("samples_per_s", b"throughput/samples_per_sec"),
+        ("tokens_per_s", b"throughput/tokens_per_sec"),
+        ("per_gpu", b"throughput/device/tokens_per_sec"),
+        ("tflops", b"throughput/device/flops_per_sec"),
+        ("mfu", b"throughput/device/mfu"),
+        ("peak_gib", b"memory/peak_reserved_mem"),
+    )
+}
+_PRECISION = re.compile(rb"Using precision Precision\.(?:AMP_)?(BF16|FP16|FP32|FP8)\b")
+
+
+def _entries(columns: Columns, record: Record, log: Log) -> Columns:
+    """Returns a row for each heading that has metrics, with the batch that the counters tell."""
+    columns = by_heading(columns, np.isfinite(columns["iteration"]) | ~np.isnan(columns["other"]))
+    done, samples = columns.pop("done"), columns.pop("samples")
+    numbered = np.where(np.isnan(done), columns["iteration"], done + 1)  # a batch of all epochs
+    columns["iteration"] = numbered
+    columns["peak_gib"] *= 1e9 / GIB
+    columns["tflops"] /= 1e12
+    tokens = columns.pop("tokens") / positive(samples)
+    global_batch, seq_len = whole(samples / positive(done)), whole(tokens)
+    if np.isfinite(tokens).any() and seq_len is None:
+        record.doubt(UNPADDED, "its tokens/s leave out padding")
+    state(record, {"global_batch": global_batch, "seq_len": seq_len}, "log")
+    columns["step_s"] = (global_batch or np.nan) / positive(columns["samples_per_s"])
+    kept = np.isfinite(numbered) & ~(np.isnan(done) & np.isnan(columns["loss"]))
+    return {name: values[kept] for name, values in columns.items()}
+
+
+def whole(values: np.ndarray) -> int | None:
+    """Returns the number that all known values are, if it is one and a whole one."""
+    number = last_known(np.round(values))
+    known = values[np.isfinite(values)]
+    return number if number and (np.abs(known - number) < 1e-6 * number).all() else None
+
+
+def _facts(record: Record, columns: Columns, header: bytes) -> None:
+    """Fills the GPUs, which are nodes times GPUs of a node, and the precision."""
+    nodes, each = (
+        last_number(rb"\bnum_%b: (\d{1,6})" % name, header) for name in (b"nodes", b"gpus_per_node")
+    )
+    precision = next((name.decode().lower() for name in _PRECISION.findall(header)[-1:]), None)
+    state(record, {"gpus": nodes and each and nodes * each, "precision": precision}, "log")
+
+
+def _finish(record: Record, log: Log) -> None:
+    """Notes what its rates are."""
+    record.running_average = bool(np.isfinite(record.steps["step_s"]).any())
+    if record.running_average:
+        record.note("step times follow from samples/s, a running mean of the last batches")
+
+
+FORMAT = Format(
+    name="Composer",
+    marks=((b"[batch=", b"Train "), (b"=", b"Train time/batch: ")),
+    starts=(b": Run name: ", b"composer_version: "),
+    lines=(Line(_LINE, _FIELDS, _entries, mark=b":"),),
+    facts={
+        "global_batch": rb"(?<![\w.])global_train_batch_size: (\d{1,9})",
+        "micro_batch": rb"(?<![\w.])device_train_microbatch_size: (\d{1,9})",
+        "n_layer": rb"(?<![\w.])n_layers: (\d{1,6})",
+        "hidden": rb"(?<![\w.])d_model: (\d{1,7})",
+        "n_head": rb"(?<![\w.])n_heads: (\d{1,6})",
+        "vocab_size": rb"(?<![\w.])vocab_size: (\d{1,9})",
+        "params": rb"(?<![\w.])n_params: (\d{1,15})",
+    },
+    arguments=False,
+    prepare=_facts,
+    finish=_finish,
+)
