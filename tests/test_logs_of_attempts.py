@@ -5,6 +5,7 @@ import tomllib
 import pytest
 
 from analysis import compare, expect, scaling
+from analysis.logs.load import load
 from analysis.logs.readers import read
 from analysis.logs.step_time import timed
 from analysis.runs.verdict import judge
@@ -121,6 +122,40 @@ def test_step_times_that_rise_have_no_steady_time_and_it_is_said(read_log):
             flag.text for flag in judge(record, timed(record)).doubts if flag.kind == "rising"
         ]
         assert len(doubts) == (rise is not None) and all(rise in doubt for doubt in doubts)
+
+
+OVER = "[after training is done] datetime: 2026-03-25 10:00:00\n"
+RUNS = {  # what was written -> of each run: where it begins, its steps, GPUs and seconds of a step
+    "one after the other": (
+        "".join(started(n) + steps(40, ms) + OVER for n, ms in ((8, 9000), (16, 12000))),
+        [("job.out:1", 40, 8, 9.0), ("job.out:43", 40, 16, 12.0)],
+    ),
+    "the second was queued again": (
+        started(8) + steps(40) + OVER + started(8) + steps(9, 7000) + started(4) + steps(8, 2000),
+        [("job.out:1", 40, 8, 1.0), ("job.out:43", 8, 4, 2.0)],
+    ),
+    "it goes on behind its end": (
+        started(8) + steps(20) + OVER + started(8) + steps(40, 3000, first=21) + OVER,
+        [(None, 20, 8, 3.0)],
+    ),
+    "a program that says nothing at its end": (
+        "".join(
+            f"max_iters = 12\n{started(1024 * n, 'nanoGPT')}"
+            + steps(12, ms, line=FORMATS["nanoGPT"]["line"])
+            for n, ms in ((1, 1000), (2, 3000))
+        ),
+        [("job.out:1", 12, None, 1.00035), ("job.out:16", 12, None, 3.00035)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_runs_of_one_log_are_rows(tmp_path, case):
+    text, expected = RUNS[case]
+    (tmp_path / "job.out").write_text(text)
+    records = load([tmp_path / "job.out"]).content
+    assert [(r.run, len(r.steps), r.gpus, r.steps["step_s"][-1]) for r in records] == expected
+    assert all(("one log, from line" in " ".join(r.notes)) == (r.run is not None) for r in records)
 
 
 PREFIXES = {"srun -l": "{rank}: ", "torchrun": "[rank{rank}]:", "tee": "[default{rank}]:"}

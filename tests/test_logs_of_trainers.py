@@ -112,11 +112,14 @@ def test_a_resumed_run_with_one_loss_is_told_by_its_mean_loss(row):
     assert whole["steady_step_s"] == 1 and "it was resumed" not in whole["said"]
 
 
-def test_a_loss_behind_the_end_begins_another_run(row):
+def test_a_loss_behind_the_end_begins_another_run(row, rows_of, tmp_path):
     first, second = losses() + end(1000.0, 64.0), losses().replace("2.", "1.") + end(250.0, 256.0)
-    found = row(first + second, *FLAGS)
-    assert found["samples_per_s"] == 256 and found["steps"] == 100
-    assert "2 attempts in one log: the last is read, from line 102 on" in found["said"]
+    (tmp_path / "two.log").write_text(first + second)
+    rows = rows_of(tflops.main, tmp_path / "two.log", *FLAGS)
+    assert [(row["run"], row["samples_per_s"]) for row in rows] == [
+        ("two.log:1", 64),
+        ("two.log:102", 256),
+    ]
     same = row(first + losses() + end(250.0, 256.0), *FLAGS)  # to the last digit
     assert same["samples_per_s"] is None
     assert "its ends print runtimes of 250 to 1000 s, of several runs: unknown" in same["said"]

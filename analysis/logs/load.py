@@ -129,16 +129,17 @@ def read_all(
         bar = {"desc": "reading", "unit": "file", "disable": None}
         outcomes = process_map(read_one, logs, max_workers=jobs, chunksize=chunk, **bar)
     refused += [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
-    return Reading([outcome for outcome in outcomes if isinstance(outcome, Record)], refused)
+    read_runs = [outcome for outcome in outcomes if not isinstance(outcome, Refusal)]
+    return Reading([record for records in read_runs for record in records], refused)
 
 
-def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:
-    """Returns the record of one log, or why it cannot be read. It raises nothing, so that one bad
+def _attempt(path: Path, flags: dict[str, Any] | None) -> list[Record] | Refusal:
+    """Returns the runs of one log, or why it cannot be read. It raises nothing, so that one bad
     file does not stop the others."""
-    from analysis.logs.readers import read  # slow to load: not for --help
+    from analysis.logs.readers import read_file  # slow to load: not for --help
 
     try:
-        return read(path, flags)
+        return read_file(path, flags)
     except Refusal as refusal:
         return refusal
     except Exception as error:  # the other files are still shown, and this one is named

@@ -1,5 +1,6 @@
-"""Which attempt of a log is read. A job that is queued again appends to its log, often on other
-GPUs or with another batch: facts and steps of two attempts do not belong together.
+"""Which runs a log holds, and which attempt of each is read. A script may train one run after the
+other into one log. A job that is queued again appends to its log, often on other GPUs or with
+another batch: facts and steps of two attempts do not belong together.
 """
 
 from itertools import pairwise
@@ -17,15 +18,65 @@ if TYPE_CHECKING:  # a format is declared with this module's help
     from analysis.logs.parsing.line_format import Format
 
 
-def read_last_attempt(form: "Format", log: Log) -> Record:
+def read_runs(form: "Format", log: Log) -> list[Record]:
+    """Returns the records of the runs in the log, of each its last attempt.
+
+    Another run begins where the one before it was over, as its program says at its end
+    (`form.done`; where it says nothing, by the last planned step), and iterations do not go on.
+    Everything else that begins is another attempt at the same run.
+    """
+    whole = form.read(log)
+    begins = _begins(form, log, whole)
+    if not begins or (form.done and not log.places(form.done)):
+        return [_last_attempt(form, log, whole)]
+    spans = [Span(*span) for span in pairwise([log.begin, *begins, log.size])]
+    parts = [form.read(log.part(*span)) for span in spans]
+    runs = spans[:1]
+    for earlier, following, span in zip(parts[:-1], parts[1:], spans[1:], strict=True):
+        first = following.steps["at"][:1].astype(int).tolist() or [span.begin]
+        done = log.places(form.done, earlier.last_at or 0, first[0])
+        is_over = bool(done) if form.done else earlier.completed
+        if is_over and not _goes_on(earlier, following):
+            begin = max(log.line_end(done[-1]) if done else 0, span.begin)
+            runs[-1:] = [Span(runs[-1].begin, begin), Span(begin, span.end)]
+        else:
+            runs[-1] = Span(runs[-1].begin, span.end)
+    if len(runs) == 1:
+        return [_last_attempt(form, log, whole)]
+    records = []
+    for number, (begin, end) in enumerate(runs, 1):
+        part = log.part(begin, end)
+        record = _last_attempt(form, part, form.read(part))
+        line = log.line_no(begin)
+        record.run = f"{log.path.name}:{line}"
+        record.note(f"run {number} of {len(runs)} in one log, from line {line} on")
+        records.append(record)
+    return records
+
+
+class Span(NamedTuple):
+    """A part of a log: the offsets where it begins and ends, in bytes."""
+
+    begin: int
+    end: int
+
+
+def _goes_on(earlier: Record, following: Record) -> bool:
+    """Tells whether the following part goes on where the earlier one stopped, or has no steps."""
+    numbers = [part.steps["iteration"] for part in (earlier, following)]
+    return not all(map(len, numbers)) or bool(numbers[1][0] > numbers[0][-1])
+
+
+def _last_attempt(form: "Format", log: Log, first_attempt: Record) -> Record:
     """Returns the record of the last attempt in the log. A doubt in it says what was left out.
+    first_attempt: what was read of the whole log.
 
     Another attempt begins where the program prints between two entries what it prints as it starts
     (`form.starts`), or before the first entry, behind a failure; where an entry follows the end of
     a run; or where the iterations start again from the first. What the earlier header states is
     unknown then, unless the attempt states it itself.
     """
-    first_attempt = attempt = form.read(log)
+    attempt = first_attempt
     doubts, n_attempts = [], 0
     while begins := _begins(form, log, attempt):  # again: a line that was left out may stand first
         n_attempts = n_attempts or len(begins) + 1

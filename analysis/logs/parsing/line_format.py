@@ -23,7 +23,8 @@ class Format:
     name: what records and tables show. marks: a file with all byte strings of one tuple may hold
     its entries. starts: byte strings that the program prints once as it starts: they tell a log
     without a step, prove that it is of a run, and a later one begins another attempt. ends: those
-    of the lines that it prints at its end, where these tell of the whole run.
+    of the lines that it prints at its end, where these tell of the whole run. done: what it prints
+    when a run is over, where it does.
 
     lines: of these kinds, the first one that the log holds is read. facts: Record's fields (and
     batch_tokens) -> what the text before training says; the last match counts. arguments: whether
@@ -40,6 +41,7 @@ class Format:
     marks: tuple[tuple[bytes, ...], ...]
     starts: tuple[bytes, ...] = ()
     ends: tuple[bytes, ...] = ()
+    done: tuple[bytes, ...] = ()
     lines: tuple[Line, ...] = ()
     facts: Mapping[str, bytes] = field(default_factory=dict)
     arguments: bool = True

@@ -3,6 +3,7 @@
 A log may be cut or mixed, hold megabytes without a newline, or be no text: nothing is decoded.
 """
 
+import copy
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,20 @@ class Log(AbstractContextManager):
         if self.size == 0:
             self._file.close()
             raise Refusal(str(path), "empty file")
+
+    def part(self, begin: int, end: int) -> "Log":
+        """Returns the part of the log in [begin, end) as a log: what is read there is all that it
+        holds."""
+        part = copy.copy(self)
+        part.begin, part.size, part._skipped, part._places = begin, end, [], {}
+        for cached in ("head", "tail"):
+            part.__dict__.pop(cached, None)
+        return part
+
+    def line_end(self, offset: int) -> int:
+        """Returns the offset behind the line that holds the byte at `offset`."""
+        block = self.slice(offset, offset + SAMPLE)
+        return offset + (block.find(b"\n") + 1 or len(block))
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

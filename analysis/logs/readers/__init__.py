@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.parsing.attempts import read_last_attempt
+from analysis.logs.parsing.attempts import read_runs
 from analysis.logs.parsing.evidence import is_of_a_run, is_page, is_source
 from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
 from analysis.logs.parsing.failure_line import judge_end
@@ -35,7 +35,12 @@ UNKNOWN = "unknown"
 
 
 def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
-    """Returns the run that one log file or run folder holds.
+    """Returns the last of the runs that `read_file` returns."""
+    return read_file(path, flags)[-1]
+
+
+def read_file(path: Path | str, flags: dict[str, Any] | None = None) -> list[Record]:
+    """Returns the runs that one log file or run folder holds, in their order there.
 
     `flags` are Record's field names with the values to use where the log is silent.
 
@@ -45,55 +50,58 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
     path = Path(path)
     if os.path.isdir(path):
         try:
-            record = run_folder.read(path)
+            records = [run_folder.read(path)]
         except UsageError as error:
             raise Refusal(str(path), str(error).removeprefix(f"{path}/")) from error
     else:
         with Log(path) as log:
-            record = _read_page(log) if is_page(log) else _read_log(log)
-            record.last_line = log.line_no(record.last_at) if record.last_at is not None else 0
-    complete_from_elsewhere(record, path, flags or {})
-    complete_rates(record)
-    judge_rates(record)
-    return record
+            records = _read_page(log) if is_page(log) else _read_log(log)
+            for record in records:
+                if record.last_at is not None:
+                    record.last_line = log.line_no(record.last_at)
+    for record in records:
+        complete_from_elsewhere(record, path, flags or {})
+        complete_rates(record)
+        judge_rates(record)
+    return records
 
 
-def _read_page(page: Log) -> Record:
-    """Returns the one log in a fenced block of a Markdown page, as an excerpt: how its run went on
-    is not known."""
-    runs: dict[int, Record] = {}  # the first line of a block -> its record
+def _read_page(page: Log) -> list[Record]:
+    """Returns the runs of the one log in a fenced block of a Markdown page, as excerpts: how a run
+    went on is not known."""
+    logs: dict[int, list[Record]] = {}  # the first line of a block -> its runs
     for begin, end in page.fenced_blocks():
-        with Log(page.path) as block:
-            block.begin, block.size = begin, end
-            with contextlib.suppress(Refusal):
-                runs[page.line_no(begin)] = _read_log(block)
-    runs = {line: record for line, record in runs.items() if len(record.steps)}
-    if len(runs) != 1:
-        where = f"{len(runs)} fenced blocks of this page hold a log, at lines"
+        with contextlib.suppress(Refusal):
+            records = _read_log(page.part(begin, end))
+            if len(records[-1].steps):
+                logs[page.line_no(begin)] = records
+    if len(logs) != 1:
+        where = f"{len(logs)} fenced blocks of this page hold a log, at lines"
         reason = (
-            f"{where} {', '.join(map(str, runs))}" if runs else "no fenced block of it is a log"
+            f"{where} {', '.join(map(str, logs))}" if logs else "no fenced block of it is a log"
         )
         raise Refusal(str(page.path), f"{reason}; copy the log to a file of its own")
-    (record,) = runs.values()
-    record.doubt("page", "an excerpt on a page")
-    if not record.completed:
-        record.completed = record.planned_steps = None
-    return record
+    (records,) = logs.values()
+    for record in records:
+        record.doubt("page", "an excerpt on a page")
+        if not record.completed:
+            record.completed = record.planned_steps = None
+    return records
 
 
-def _read_log(log: Log) -> Record:
-    """Returns the run of a log file, by the first format that finds steps in it. Without steps, a
+def _read_log(log: Log) -> list[Record]:
+    """Returns the runs of a log file, by the first format that finds steps in it. Without steps, a
     run that died before its first one is a run, too."""
     if is_source(log) and not is_page(log):
         reason = f"{log.path.suffix} is code or a page by its name, which may quote a log"
         raise Refusal(str(log.path), f"{reason}; copy a log to a name in .log or .txt")
     tried = []
     for form in _candidates(log):
-        record = read_last_attempt(form, log)
-        if len(record.steps) or record.whole_run:
-            return record
+        records = read_runs(form, log)
+        if any(len(record.steps) or record.whole_run for record in records):
+            return records
         if not form.embedded:
-            tried.append(record)
+            tried += records
     tried = tried or [_by_start(log)]
     # A run that died before its first iteration is a run: its failure is what it shows.
     failed = next((record for record in tried if record.failure), None)
@@ -101,7 +109,7 @@ def _read_log(log: Log) -> Record:
         raise Refusal(str(log.path), _why_not(log, tried))
     if failed.format != UNKNOWN:
         read_header(failed, header_of(log, None))
-    return failed
+    return [failed]
 
 
 def _candidates(log: Log) -> Iterator[Format]:

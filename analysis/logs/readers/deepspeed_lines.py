@@ -83,7 +83,7 @@ def _finish(record: Record, log: Log) -> None:
     last word."""
     record.completed = bool(read_ends(record, log)) or None  # the engine under HF's Trainer
     if len(record.steps):  # the launcher says so for every rank
-        for at, _ in log.matches(re.compile(rb"exits successfully"), record.last_at):
+        for at in log.places(FORMAT.done[:1], record.last_at):
             record.completed, record.last_at = True, at
 
 
@@ -103,6 +103,7 @@ FORMAT = Format(
     name="DeepSpeed",
     marks=((b"SamplesPerSec=",), (b"iter time (s): ",), (b"End-to-End => Latency: ",)),
     starts=(b"DeepSpeed info: version",),
+    done=(b"exits successfully", b"{'train_runtime'"),
     counts_per_epoch=True,
     embedded=True,
     lines=(  # the surest first

@@ -310,6 +310,7 @@ FORMAT = Format(
     marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',)),
     starts=(b"***** Running training *****",),
     ends=(b"{'train_runtime'",),
+    done=(b"{'train_runtime'",),
     embedded=True,
     reader=_read,
 )

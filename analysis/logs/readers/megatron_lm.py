@@ -79,7 +79,6 @@ _PEAK = re.compile(
     rb"(?= {0,2}\|)"
 )
 _SOON = 1 << 20  # bytes behind the first iteration, in which it prints its memory
-_DONE = (b"[after training is done]", b"[exiting program at iteration", b"training finished")
 
 
 def _timed(columns: Columns, record: Record, log: Log) -> Columns:
@@ -125,7 +124,7 @@ def _finish(record: Record, log: Log) -> None:
     last words say that training is done, else False."""
     if len(record.steps) and not record.completed:
         tail = log.slice(record.last_at, record.last_at + (1 << 16))
-        record.completed = None if any(done in tail for done in _DONE) else False
+        record.completed = None if any(done in tail for done in FORMAT.done) else False
 
 
 FORMAT = Format(
@@ -138,6 +137,7 @@ FORMAT = Format(
         b" arguments ---",
         b" micro-batches of ",  # our own engines
     ),
+    done=(b"[after training is done]", b"[exiting program at iteration", b"training finished"),
     lines=(Line(_ITERATION, _FIELDS, _timed, mark=b"elapsed", closed=True),),
     averages=True,
     finish=_finish,

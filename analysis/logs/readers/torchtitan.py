@@ -146,13 +146,14 @@ def _finish(record: Record, log: Log) -> None:
     """Sets that the run completed where it says so behind its last step."""
     if len(record.steps) and not record.completed:
         after = log.slice(record.last_at, record.last_at + (1 << 16))
-        record.completed = b"Training completed" in after
+        record.completed = any(done in after for done in FORMAT.done)
 
 
 FORMAT = Format(
     name="torchtitan",
     marks=((b"step:", b"tps: ", b"memory: "), (b"step:", b"wps: ", b"memory: ")),
     starts=(b"Starting job: ", b"Training starts at step", b"Trainer is initialized with"),
+    done=(b"Training completed",),
     lines=(Line(_STEP, _FIELDS),),
     facts={
         "micro_batch": rb"local batch size {0,2}(\d{1,9})" + NOT_LAST,
