@@ -36,6 +36,7 @@ from analysis.planner.runs import ASSUMED, absent, assumed, priced
 from analysis.planner.space import engine_of, pipelines
 from analysis.published.published_runs import read_published
 from analysis.runs import rank_times, run_table
+from analysis.runs.denominators import denominator
 from analysis.runs.fairness import changes
 from analysis.runs.judged import judged
 from analysis.runs.run_options import unheeded
@@ -303,6 +304,8 @@ def report(
     preset that it is said to train, `count` the number of published rows beside it."""
     notes = [f"in doubt: {words}" for words in judged([record])[0].time_doubts]
     notes += _claim_notes(record, claimed)
+    if printed := denominator(record):
+        notes.append(printed.text)
     (forecast, reason), rows = prediction(record, cluster), nearest(record, count)
     needed = (cluster.value, config_of(record).value, record.gpus, record.global_batch)
     if record.source == FLAGS and not all((*needed, record.seq_len)):

@@ -22,7 +22,9 @@ efficiency, speedup_ci95, parity, missing (which fact each unknown value lacks),
 gpu_type, and with --predict predicted_s and predicted_error; where a run has experts ep, etp,
 routing (natural, or forced to balance), dropped (share of the tokens' choices), expert_load (an
 expert's most tokens over the mean in its worst layer) and dispatcher; where a log times them,
-compute_s and communication_s of the slowest rank. Exits 2 when nothing could be read.
+compute_s and communication_s of the slowest rank; where it prints an MFU printed_mfu, mfu_peak (the
+TFLOP/s that it is over) and restated_mfu (over the card's dense bf16 peak). Exits 2 when nothing
+could be read.
 """
 
 import sys

@@ -118,13 +118,16 @@ def test_nodes_times_gpus_in_one_cell_are_the_gpus(tmp_path):
         assert found(tmp_path, head + f"| {cell} | 0.8 | 20.0x |\n") == ["4 efficiency"]
 
 
-def test_mfu_without_a_precision_is_over_one_of_the_cards_peaks(tmp_path):
+def test_mfu_without_a_precision_is_over_the_cards_bf16_peak(tmp_path):
     head = "| GPU | TFLOP/s/GPU | MFU |\n|---|---|---|\n"
-    for card, tflops, mfu in (("H100 SXM", 460, 46.5), ("B200", 441, 19.6), ("B200", 900, 20.0)):
+    for card, tflops, mfu in (("H100 SXM", 460, 46.5), ("B200", 441, 19.6)):
         assert found(tmp_path, head + f"| {card} | {tflops} | {mfu}% |\n") == []
         assert found(tmp_path, head + f"| {card} | {tflops} | {mfu / 1.2:.1f}% |\n") == ["3 mfu"]
+    assert found(tmp_path, head + "| B200 | 900 | 20.0% |\n") == ["3 mfu"]  # fp8's 4,500
     stated = head.replace("| MFU |", "| MFU | precision |").replace("|\n|-", "|\n|---|-")
     assert found(tmp_path, stated + "| B200 | 900 | 20.0% | bf16 |\n") == ["3 mfu"]
+    assert found(tmp_path, stated + "| B200 | 900 | 20.0% | fp8 |\n") == []
+    assert found(tmp_path, stated + "| B200 | 900 | 288.5% | bf16 |\n") == ["3 mfu"]
 
 
 def test_a_share_far_above_one_can_only_be_percent(tmp_path):

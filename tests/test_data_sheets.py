@@ -31,6 +31,9 @@ H100 SXM   |   132 |  4096 |  1.83 |     256 |  1.98 | 5120 |  5.23 |  80 |    1
 H800       |   132 |  4096 |  1.83 |     256 |  1.98 | 5120 |  5.23 |  80 |     8 |   25
 H200 NVL   |     - |     - |     - |       - |     - | 6144 |  6.25 | 144 |    18 |   25
 H200       |   132 |  4096 |  1.83 |     256 |  1.98 | 6144 |  6.25 | 144 |    18 |   25
+H20        |     - |     - |     - |       - |     - | 6144 |  5.21 |  96 |    18 |   25
+RTX PRO 6000 Max-Q | 188 | 1024 | 2.28 |   256 |  2.28 |  512 |    28 |  96 |     - |    -
+RTX PRO 6000 | 188 |  1024 | 2.617 |     256 | 2.617 |  512 |    28 |  96 |     - |    -
 L4         |    58 |  1024 |  2.04 |     256 |  2.04 |  192 |  12.5 |  24 |     - |    -
 L40S       |   142 |     - |     - |     256 |  2.52 |  384 |    18 |  48 |     - |    -
 GB200      |     - |     - |     - |       - |     - | 8192 |     8 | 192 |    18 |   50
@@ -61,7 +64,7 @@ TENSOR, VECTOR = parts("units", "FLOPs", "GHz"), parts("units", "FLOPs32", "GHz3
 MEMORY, WIRES = parts("bus", "pin", "GB"), parts("links", "GB/s")
 # The generation of the PCI Express that the others share: 16 lanes, of which three quarters arrive.
 PCIE = {"T4": 3, "V100S PCIe": 3, "V100 PCIe": 3, "A10": 4, "A40": 4, "L4": 4, "L40S": 4}
-PCIE |= {"H100 PCIe": 5, "H100 NVL": 5}
+PCIE |= dict.fromkeys(("H100 PCIe", "H100 NVL", "RTX PRO 6000", "RTX PRO 6000 Max-Q"), 5)
 # Gb/s of all InfiniBand ports of the maker's node of eight
 DGX = {"V100 SXM2": 4 * 100, "A100": 8 * 200, "H100 SXM": 8 * 400, "H200": 8 * 400, "B200": 8 * 400}
 DGX |= {"B300": 8 * 800, "Gaudi 2": 8 * 3 * 100, "Gaudi 3": 8 * 3 * 200}

@@ -74,6 +74,7 @@ HEADINGS = {
     "formula": "tflops formula; formula; convention",
     "commit": "commit; revision",
     "cluster": "cluster; system",
+    "engine": "framework; program; trainer; training framework",
     "table": "table",
     "recompute": "act recompute",
     "speedup": "speedup vs 1 gpu",

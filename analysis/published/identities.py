@@ -59,8 +59,7 @@ IDENTITIES = (
     # Megatron's formulas, which add the attention and the output layer
     Identity("tflops", "tflops", (EIGHT,), 0.15, formula="Megatron eq.3 hardware"),
     Identity("tflops", "tflops", (EIGHT,), 0.15, formula="96*B*s*l*h^2"),
-    # 989 or 1000, 2450 or 2500; of 16 or 8 bits where no precision is stated
-    Identity("mfu", "mfu", ("tflops / peak_16", "tflops / peak_8", "tflops / peak"), 0.025),
+    Identity("mfu", "mfu", ("tflops / peak",), 0.025),  # 989 or 1000, 2450 or 2500
 )
 # Where a row does not print a column, it follows from others.
 DERIVED = (

@@ -12,13 +12,15 @@ from analysis.logs.published_csv import (
     PublishedTable,
     column_name,
     known_name,
+    number,
     read_csv,
     table_of,
 )
 from analysis.published.printed_numbers import BILLIONS, SECONDS, Value, read_value
 from base.errors import UsageError
 from base.intervals import Interval
-from models.gpus import usual_gpu
+from models.gpus import Gpu, usual_gpu
+from models.mfu_peaks import bf16_peak, printed_mfu
 
 SUFFIXES = (".csv", ".tsv", ".md", ".markdown")
 
@@ -34,7 +36,7 @@ UNITS = {
     "params_b": BILLIONS,
 }
 WORDS = ("gpu_type", "precision", "model", "formula", "commit", "cluster", "table", "recompute")
-WORDS += ("routing", "dropped")
+WORDS += ("routing", "dropped", "engine")
 COUNTS = (
     *("gpus", "nodes", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "micro_batch", "gas"),
     *("global_batch", "seq_len", "layers", "hidden", "heads", "ffn", "vocab", "steps", "experts"),
@@ -69,6 +71,7 @@ class Line:
     values: dict[str, Value]
     words: dict[str, str]
     cells: dict[str, str]
+    card: Gpu | None = None
 
     def operand(self, name: str) -> Value | None:
         """Returns the value of a column or number; cp and ep are 1 where they are not stated."""
@@ -84,6 +87,16 @@ class Line:
         """Returns whether the row's model has experts, by their number or by its name."""
         counts = [self.values[name].number for name in ("experts", "ep") if name in self.values]
         return max(counts, default=1) > 1 or bool(ACTIVE.search(self.words.get("model", "")))
+
+    @property
+    def denominator(self) -> str:
+        """Returns what the row's MFU is over, in words; "" where it has no MFU and TFLOP/s."""
+        mfu, tflops = self.values.get("mfu"), self.values.get("tflops")
+        if mfu is None or tflops is None:
+            return ""
+        over = tflops.interval.over(mfu.interval)
+        card = self.card and self.card.name
+        return printed_mfu(mfu.number, over, self.words.get("engine"), card).text
 
     def states(self, name: str) -> bool:
         """Returns whether the row states a fact. Words on routing may say what is dropped."""
@@ -179,14 +192,13 @@ def _understood(
             if name and text:
                 _put(line, name, heading, text)
         if card := usual_gpu(line.words.get("gpu_type", "")):
+            line.card = card
             precision = re.search(r"bf16|fp16|fp8|fp4|fp32|tf32", line.words.get("precision", ""))
-            most = card.peaks.get(precision[0]) if precision else max(card.peaks.values())
-            peaks = {"peak": most}
-            if not precision:
-                peaks |= {"peak_16": card.peaks["fp16"], "peak_8": card.peaks.get("fp8")}
-            for name, peak in peaks.items():
-                if peak:
-                    line.values[name] = Value(peak, Interval(peak, peak), card.name, f"{peak:g}")
+            peak = card.peaks.get(precision[0]) if precision else bf16_peak(card)
+            if peak:
+                unstated = "" if precision else " (in 16 bits, for no precision is stated)"
+                text = f"{peak:g}{unstated}"
+                line.values["peak"] = Value(peak, Interval(peak, peak), card.name, text)
         rows.append(line)
     _settle_rates(rows)
     _settle_percents(rows)
@@ -230,11 +242,13 @@ def _settle_rates(rows: list[Line]) -> None:
 
 
 def _settle_percents(rows: list[Line]) -> None:
-    """Divides MFU or efficiency by 100 where most numbers of the table are above 2: no share is."""
+    """Divides MFU or efficiency by 100 where most numbers of the table are above 2, which no share
+    is, and neither their heading nor their cell says that they are percent."""
     for name in ("mfu", "efficiency"):
         values = [row.values[name] for row in rows if name in row.values]
+        values = [value for value in values if value.number == number(value.text)]
         if values and median(value.number for value in values) > 2:
             for row in rows:
-                if value := row.values.get(name):
+                if (value := row.values.get(name)) in values:
                     share = Interval(*(end / 100 for end in value.interval))
                     row.values[name] = value._replace(number=value.number / 100, interval=share)

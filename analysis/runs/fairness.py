@@ -8,6 +8,7 @@ from typing import Any
 from analysis.common.terminal import who
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
+from analysis.runs.denominators import other_denominators
 from analysis.runs.verdict import EARLY, ending
 from models.config import PARTS
 from parallel.config.layout import AXES, EXPERT_AXES, FORCED
@@ -277,6 +278,7 @@ def _with_runs(runs: dict[str, list[str]], total: int) -> str:
 def notes_on(compared: list[Record], any_commit: bool = False) -> list[str]:
     """Returns what a table says of the runs that it compares."""
     notes = other_kernels(compared) + other_libraries(compared) + changed(compared)
+    notes += other_denominators(compared)
     if unknown := unstated(compared):
         notes.insert(0, UNSTATED + ", ".join(unknown))
     if any_commit:

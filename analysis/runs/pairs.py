@@ -12,6 +12,7 @@ from analysis.logs.load import load
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.baseline import baseline_of, has_baseline
+from analysis.runs.denominators import other_denominators
 from analysis.runs.fairness import (
     ANY_COMMIT,
     CHANGED,
@@ -238,7 +239,8 @@ def _doubts(a: list[Run], b: list[Run], comparison: Comparison) -> list[str]:
     doubts += [f"{name_of(r)}: {partners[r.source]}" for r in records if r.source in partners]
     if any(map(is_changed, records)):
         doubts.append(CHANGED)
-    return doubts + busy(records) + other_kernels(records) + other_libraries(records)
+    doubts += busy(records) + other_kernels(records) + other_libraries(records)
+    return doubts + other_denominators(records)
 
 
 def of_study(runs: list[Run], any_commit: bool = False) -> list[Pair]:

@@ -10,6 +10,7 @@ from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
 from analysis.logs.step_time import no_timing
 from analysis.runs import throughput
+from analysis.runs.denominators import denominator
 from analysis.runs.fairness import CHANGED, is_changed
 from analysis.runs.judged import Run
 from analysis.runs.verdict import SKIPPED, UNFIT
@@ -21,6 +22,7 @@ from parallel.measure.steady_time import Steady
 _FACTS = """source format engine gpus tp cp pp vpp dp micro_batch global_batch seq_len model params
     precision gpu_type""".split()
 OF_RANKS = ("compute_s", "communication_s")  # where a log has them, of the slowest rank
+OF_PRINTED_MFU = ("printed_mfu", "mfu_peak", "restated_mfu")
 OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
 _USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints them"}
 
@@ -59,6 +61,9 @@ def row_of(run: Run, convention: str | None) -> Row:
         missing.append(Reason(MISSING, no_mfu, ("mfu",)))
     doubts += throughput.above_peak(record, rate.tflops, rate.convention)
     doubts += throughput.printed_doubt(record)
+    printed = denominator(record, time.first if time else 0)
+    if printed:
+        doubts.append(Reason(ASIDE if printed.is_cards else DOUBT, printed.text))
     logged = record.step_stats()
     values = {
         **{name: getattr(record, name) for name in (*_FACTS, *OF_EXPERTS)},
@@ -79,6 +84,9 @@ def row_of(run: Run, convention: str | None) -> Row:
         "tflops": rate.tflops,
         "convention": rate.convention,
         "mfu": mfu,
+        "printed_mfu": printed and printed.share,
+        "mfu_peak": printed and known(printed.tflops),  # TFLOP/s that it is over
+        "restated_mfu": printed and printed.restated,
         "peak_gib": record.peak_bytes and record.peak_bytes / GIB,
     }
     return Row(values, [*missing, *run.judgement.told, *doubts])

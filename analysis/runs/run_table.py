@@ -17,6 +17,7 @@ from analysis.logs.record import Record
 from analysis.logs.step_time import describe_rule
 from analysis.runs import predictions, throughput
 from analysis.runs.baseline import baseline_of, fitting_baselines
+from analysis.runs.denominators import other_denominators
 from analysis.runs.fairness import (
     DEFAULT_TERMS,
     Terms,
@@ -34,8 +35,8 @@ from analysis.runs.shared_hosts import busy
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.layout import shown_axes
 
-# What `--format json` prints of a row, in this order; where it is known, what the row has of ranks
-# and experts, too.
+# What `--format json` prints of a row, in this order; where it is known, what the row has of ranks,
+# experts and a printed MFU, too.
 JSON_KEYS = """source format verdict reasons engine steps step_s_mean step_s_median step_s_min
     step_s_max steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp
     cp pp vpp dp micro_batch global_batch seq_len model params run origin peak_gib convention tflops
@@ -152,6 +153,9 @@ def of_records(
         Column("printed_tflops", "printed", ".3g", seldom=True),
         Column("peak_gib", "peak GiB", ".3g"),
         Column("mfu", "MFU", ".1%"),
+        Column("printed_mfu", "printed MFU", ".1%", asked=True),
+        Column("mfu_peak", "its peak", ".5g", asked=True),
+        Column("restated_mfu", "over the bf16 peak", ".1%", asked=True),
         Column("routing", "routing", seldom=True),
         Column("dropped", "dropped", ".2%", seldom=True),
         Column("expert_load", "expert load", ".2f", seldom=True),
@@ -183,5 +187,5 @@ def of_records(
     notes = [note, *predictions.notes_on(predict, errors, records)]
     doubts = [*busy(records), *notes_on(compared, terms.any_commit)]
     if not compared:
-        doubts += changed(records)
+        doubts += changed(records) + other_denominators(records)
     return Table(columns, run_rows, question_of(records), notes, doubts)

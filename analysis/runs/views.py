@@ -25,7 +25,7 @@ from analysis.runs import (
 from analysis.runs.baseline import baseline_of
 from analysis.runs.fairness import question_of
 from analysis.runs.run_options import LOGS, load_runs, parser_of, terms_of, unheeded
-from analysis.runs.run_row import OF_EXPERTS, OF_RANKS
+from analysis.runs.run_row import OF_EXPERTS, OF_PRINTED_MFU, OF_RANKS
 from base.errors import UsageError, command_line, warn
 from parallel.measure import slow_ranks
 from parallel.record.reader import is_run_folder
@@ -51,7 +51,7 @@ def tflops(options: Namespace) -> Result:
     keys = list(run_table.JSON_KEYS)
     if options.predict:
         keys += ["predicted_s", "predicted_error"]
-    seldom = (*OF_RANKS, *OF_EXPERTS)
+    seldom = (*OF_RANKS, *OF_EXPERTS, *OF_PRINTED_MFU)
     keys += [key for key in seldom if any(row[key] is not None for row in table.rows)]
     return Result([table], objects=[{key: row.get(key) for key in keys} for row in table.rows])
 

@@ -1,0 +1,170 @@
+"""Which peak a printed MFU is over: models/mfu_peaks.toml has what programs divide by.
+
+MFU x peak = TFLOP/s, so a line or a row that prints two of them says the third. Each printed MFU is
+restated over one peak, the card's dense one in bf16.
+"""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from base.files import read_toml
+from base.intervals import Interval
+from models.gpus import GPUS, Gpu, find_gpu
+
+ROUNDING = 0.001  # share; beyond the printed digits, programs average TFLOP/s and MFU apart
+SAME = 0.01  # share; 989 and 989.4, 1300 and 1307.4 are one peak
+_ALSO = 2  # as many entries of others are named
+
+
+class KnownPeak(NamedTuple):
+    """A line of models/mfu_peaks.toml, or a peak of models/gpus.toml, whose program is "".
+
+    cards: for which it is; empty where it is for any. why: what it is, in words. since, until: when
+    the program had it; "" where it had it before all, or has it.
+    """
+
+    tflops: float
+    program: str
+    why: str
+    cards: tuple[str, ...] = ()
+    since: str = ""
+    until: str = ""
+
+    def __str__(self) -> str:
+        since, until = self.since and f"since {self.since}", self.until and f"until {self.until}"
+        dates = ", ".join(filter(None, [since, until]))
+        owner = f"{self.program}'s" if self.program else "the"
+        return f"{owner} {self.why}" + (f" ({dates})" if dates else "")
+
+    def is_for(self, gpu: str | None) -> bool:
+        """Returns whether it is for a card of this name, or for any."""
+        return not self.cards or gpu in self.cards
+
+
+class PrintedMfu(NamedTuple):
+    """A printed MFU and what it is over.
+
+    share: as printed. tflops: the peak that it is over; infinite where the program prints 0, NaN
+    where nothing says it. text: all of this in a sentence. restated: MFU over the card's dense bf16
+    peak; None where that is not known. is_cards: it is over that peak, as it should be.
+    """
+
+    share: float
+    tflops: float
+    text: str
+    restated: float | None = None
+    is_cards: bool = False
+
+
+@cache
+def known_peaks() -> tuple[KnownPeak, ...]:
+    """Returns what models/mfu_peaks.toml says, then the peaks of models/gpus.toml."""
+    programs = read_toml(Path(__file__).with_name("mfu_peaks.toml"), "programs")
+    peaks = []
+    for program, table in programs.items():
+        for card, tflops in table.get("dense", ()):
+            peaks.append(KnownPeak(tflops, program, f"peak of the {card}", (card,)))
+        for entry in table.get("others", ()):
+            cards = tuple(entry.pop("cards", ()))
+            peaks.append(KnownPeak(program=program, cards=cards, **entry))
+    for card in GPUS:
+        dense = bf16_peak(card)
+        for precision, tflops in card.peaks.items():
+            is_twice = math.isclose(tflops, 2 * dense, rel_tol=SAME)
+            sparse = ", or in bf16 with sparsity" if is_twice else ""
+            why = f"{card.name}'s peak in {precision}{sparse}"
+            peaks.append(KnownPeak(tflops, "", why, (card.name,)))
+        if "fp8" not in card.peaks:
+            peaks.append(
+                KnownPeak(2 * dense, "", f"{card.name}'s peak with sparsity", (card.name,))
+            )
+    return tuple(peaks)
+
+
+def bf16_peak(card: Gpu) -> float:
+    """Returns a card's dense TFLOP/s in bf16; of a card without it (V100) in fp16."""
+    return card.peaks.get("bf16", card.peaks["fp16"])
+
+
+def _known(over: Interval, program: str | None, gpu: str | None) -> list[KnownPeak]:
+    """Returns the known peaks within `over`, the likeliest first: the program's own for this card,
+    its fallback, the card's own, those of other programs for it, other cards'."""
+
+    def order(peak: KnownPeak) -> tuple[bool, bool, bool, bool, float]:
+        is_own = peak.program == program
+        is_sheet = not peak.program and gpu in peak.cards
+        off = abs(math.log(peak.tflops / over.middle)) if math.isfinite(peak.tflops) else 0.0
+        return not is_own, not is_sheet, not peak.is_for(gpu), gpu not in peak.cards, off
+
+    return sorted((p for p in known_peaks() if over.low <= p.tflops <= over.high), key=order)
+
+
+def figure(tflops: float) -> str:
+    """Returns TFLOP/s for a sentence: 2,306.9, or 312."""
+    return f"{tflops:,.1f}".removesuffix(".0")
+
+
+def _words(over: Interval, peaks: list[KnownPeak], program: str | None, gpu: str | None) -> str:
+    """Returns the peak that a printed MFU is over, in words: whose it is, or may be, too."""
+    if not peaks:
+        return f"about {float(f'{over.middle:.4g}'):,.4g} TFLOP/s, which is no peak that is known"
+    first, *rest = peaks
+    number = f"{figure(first.tflops)} TFLOP/s, " if math.isfinite(first.tflops) else ""
+    if first.program == program:  # of a card that is not stated it may have the same number, too
+        others = [p for p in rest if p.program == program and gpu is None]
+    else:
+        others = [p for p in rest if p.program != first.program and p.is_for(gpu)]
+    words = [f"{p.program}'s" if p.why == first.why else str(p) for p in others]
+    also = list(dict.fromkeys(words))[:_ALSO]
+    return f"{number}{first}" + (f" (or {', or '.join(also)})" if also else "")
+
+
+def printed_mfu(
+    share: float,
+    over: Interval | None,
+    program: str | None = None,
+    gpu: str | None = None,
+    given_peak: float | None = None,
+) -> PrintedMfu:
+    """Returns what a printed MFU is over, and restates it.
+
+    share: the printed MFU (1.52: 152 %). over: TFLOP/s over MFU as far as the printed digits say
+    them, or the peak that the program states; None where MFU is all that is printed, so that the
+    program's one peak of all cards counts. program: its name in models/mfu_peaks.toml. given_peak:
+    dense TFLOP/s in bf16 of a card that is not known.
+    """
+    card = find_gpu(gpu)
+    gpu = card.name if card else gpu
+    program = next(
+        (p.program for p in known_peaks() if program and p.program.lower() == program.lower()), None
+    )
+    if share == 0:
+        over = Interval(math.inf, math.inf)
+    elif over is None:
+        own = {p.tflops for p in known_peaks() if program == p.program}
+        over = Interval(*own, *own) if len(own) == 1 else None
+    head = f"printed MFU {100 * share:.4g} %"
+    if over is None:
+        words = f"{head}: over an unknown peak, for no TFLOP/s stand beside it"
+        return PrintedMfu(share, math.nan, words)
+    if math.isfinite(over.high):
+        over = Interval(over.low * (1 - ROUNDING), over.high * (1 + ROUNDING))
+    peaks = _known(over, program, gpu)
+    tflops = peaks[0].tflops if peaks else over.middle
+    dense = bf16_peak(card) if card else given_peak
+    name = f"the {card.name}'s" if card else "the given"
+    if dense and abs(tflops / dense - 1) <= SAME:
+        words = f"{head}: over {figure(tflops)} TFLOP/s, {name} dense bf16 peak"
+        return PrintedMfu(share, tflops, words, share * tflops / dense, is_cards=True)
+    words = f"{head}: over {_words(over, peaks, program, gpu)}"
+    if not dense:
+        lacking = f"no peak of {gpu} is known" if gpu else "its card is not stated (gpu_type)"
+        return PrintedMfu(share, tflops, f"{words}; {lacking}")
+    if not math.isfinite(tflops):
+        return PrintedMfu(share, tflops, f"{words}; {name} is {figure(dense)}")
+    restated = share * tflops / dense
+    words += f"; over {name} {figure(dense)} it is {100 * restated:.1f} %"
+    words += ", which is impossible" if restated > 1 else ""
+    return PrintedMfu(share, tflops, words, restated)
