@@ -53,13 +53,13 @@ def fitted(
     """Fits at most `count` runs of a cluster that nobody has calibrated, writes the calibration to
     `out` and returns the report."""
     machine = Machine.stack(
-        [cluster.machine_for(runs.x.take([i])) for i in range(len(runs.measured))]
+        [cluster.machine_for(runs.steps.take([i])) for i in range(len(runs.measured))]
     )
-    chosen = fitting.choose(runs.x, count, fitting.slopes(runs.x, machine, priors))
+    chosen = fitting.choose(runs.steps, count, fitting.slopes(runs.steps, machine, priors))
     # Ranks that share a core take turns: each would take that much less time on a core of its own.
     seconds = runs.measured[chosen] / runs.crowd[chosen]
-    fit = fitting.fit(runs.x.take(chosen), machine.take(chosen), seconds, priors)
-    predicted = fit.seconds(runs.x, machine) * runs.crowd
+    fit = fitting.fit(runs.steps.take(chosen), machine.take(chosen), seconds, priors)
+    predicted = fit.seconds(runs.steps, machine) * runs.crowd
     return written(runs, predicted, chosen, replace(cluster, fit=fit), out)
 
 

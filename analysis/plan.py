@@ -160,31 +160,31 @@ def answer(arguments: argparse.Namespace) -> Table:
     if arguments.scale:
         scaled = scale.table(ask, arguments.scale == "weak")
         return replace(scaled, notes=[*scaled.notes, _subject(ask)])
-    r = ask.ranked()
-    if not len(r.order):
-        raise UsageError(ranking.nothing_fits(r, ask.config, ask.gpus))
+    ranked = ask.ranked()
+    if not len(ranked.order):
+        raise UsageError(ranking.nothing_fits(ranked, ask.config, ask.gpus))
     count = arguments.top or 10
-    top = ranking.to_measure(r, count) if arguments.study else r.best[:count]
-    rows = ranking.rows_of(r, top, ask.config, ask.gemms)
+    top = ranking.to_measure(ranked, count) if arguments.study else ranked.best[:count]
+    rows = ranking.rows_of(ranked, top, ask.config, ask.gemms)
     if arguments.study:
         _write_study(arguments.study, rows, ask, arguments.cluster or arguments.gpu_type)
-    notes = _notes(ask, r, rows, arguments)
+    notes = _notes(ask, ranked, rows, arguments)
     return ranking.table(rows, notes, ask.cluster.mfu(1.0, ask.gemms).reason)
 
 
 def _notes(
-    ask: Question, r: Ranking, rows: list[dict[str, Any]], arguments: argparse.Namespace
+    ask: Question, ranked: Ranking, rows: list[dict[str, Any]], arguments: argparse.Namespace
 ) -> list[str]:
     """Returns the notes on a plan: what was predicted, what was assumed, and what does not fit."""
-    cluster, x, precision = ask.cluster, r.x, ask.settings["precision"]
+    cluster, steps, precision = ask.cluster, ranked.steps, ask.settings["precision"]
     flash, card = arguments.flash, arguments.gpu_type
-    attention = "flash" if x.flash[0] else "unfused"
+    attention = "flash" if steps.flash[0] else "unfused"
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
         f" {ask.gemms} with {attention} attention",
         *ranking.width_note(rows, cluster),
     ]
-    notes += ranking.alike_note(r)
+    notes += ranking.alike_note(ranked)
     if card and not find_gpu(card):
         name = planning_gpu(card).name
         notes.append(f"--gpu-type {card} may be several cards: {name} is assumed")
@@ -211,10 +211,10 @@ def _notes(
     return [
         *notes,
         *cluster.network_note(ask.gpus),
-        f"{len(r.order)} of {len(x)} possible layouts fit in {r.limit / GIB:.1f} GiB"
+        f"{len(ranked.order)} of {len(steps)} possible layouts fit in {ranked.limit / GIB:.1f} GiB"
         f" ({cluster.gpu_memory_gb:.4g} GiB less --margin {ask.margin:g}{shared}); tight: less"
         f" than {ranking.TIGHT:.0%} of that is left",
-        *ranking.refusals(r),
+        *ranking.refusals(ranked),
     ]
 
 
@@ -286,17 +286,17 @@ def time_limit(high_s: float) -> str:
 
 def explanation(ask: Question, layout: str) -> str:
     """Returns one layout term by term, in words."""
-    r = ask.ranked()
-    i, chosen = explain.chosen_row(r, layout)
-    fits = r.used[i] <= r.limit
+    ranked = ask.ranked()
+    i, chosen = explain.chosen_row(ranked, layout)
+    fits = ranked.used[i] <= ranked.limit
     verdict = "fits in" if fits else "does NOT fit (nor does any with these settings) in"
     return (
-        f"{_subject(ask)}\n{explain.title(r.x, i)}\n{chosen}"
-        f"predicted {r.seconds[i]:.4g} s per iteration:\n"
-        f"{explain.bars(explain.seconds_of(r, i), 's')}"
-        f"predicted {r.used[i] / GIB:.1f} GiB on the fullest rank,"
-        f" {verdict} {r.limit / GIB:.1f} GiB:\n"
-        f"{explain.bars(ranking.gigabytes(r.x.take([i]), r.cluster), 'GiB')}"
+        f"{_subject(ask)}\n{explain.title(ranked.steps, i)}\n{chosen}"
+        f"predicted {ranked.seconds[i]:.4g} s per iteration:\n"
+        f"{explain.bars(explain.seconds_of(ranked, i), 's')}"
+        f"predicted {ranked.used[i] / GIB:.1f} GiB on the fullest rank,"
+        f" {verdict} {ranked.limit / GIB:.1f} GiB:\n"
+        f"{explain.bars(ranking.gigabytes(ranked.steps.take([i]), ranked.cluster), 'GiB')}"
     )
 
 

@@ -40,12 +40,12 @@ def row_of(
     except UsageError as error:
         return run | dict.fromkeys(_PREDICTED) | {"fits": False, "verdict": str(error)}
     stated = {} if flash is None else {"flash": flash}
-    x = columns_of(spec, **cluster.columns(spec.engine, spec.layout.tp, spec.gpus) | stated)
-    check_counted(spec.model, x, f"{name}: {spec.engine} in {spec.precision} on {cluster.gpu}")
-    r = ranking.rank(x, cluster, margin)
-    (row,) = ranking.rows_of(r, np.array([0]), spec.model, spec.gemm_precision)
-    fits = len(r.order) > 0
-    needs = f"needs {row['memory_gib']:.1f} GiB, has {r.limit / GIB:.1f}"
+    steps = columns_of(spec, **cluster.columns(spec.engine, spec.layout.tp, spec.gpus) | stated)
+    check_counted(spec.model, steps, f"{name}: {spec.engine} in {spec.precision} on {cluster.gpu}")
+    ranked = ranking.rank(steps, cluster, margin)
+    (row,) = ranking.rows_of(ranked, np.array([0]), spec.model, spec.gemm_precision)
+    fits = len(ranked.order) > 0
+    needs = f"needs {row['memory_gib']:.1f} GiB, has {ranked.limit / GIB:.1f}"
     predicted = {name: row[name] for name in _PREDICTED}
     return run | predicted | {"fits": fits, "verdict": "fits" if fits else needs}
 
@@ -67,7 +67,9 @@ def report(
     most_gpus = max((spec.gpus for spec in study.specs.values()), default=0)
     cluster = load_calibration(wanted or study.cluster.name).on_network(network, most_gpus)
     rows = [row_of(name, spec, cluster, margin, flash) for name, spec in study.specs.items()]
-    fastest = sorted((r for r in rows if r["fits"]), key=lambda r: -r["tokens_per_s"])[:top]
+    fastest = sorted((row for row in rows if row["fits"]), key=lambda row: -row["tokens_per_s"])[
+        :top
+    ]
     kept = [row["run"] for row in rows if row in fastest]
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source})",

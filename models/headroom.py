@@ -11,8 +11,10 @@ MARGIN = 0.06  # share of a card that is left free, because the bytes are estima
 
 
 def adam_bytes(width: int) -> float:
-    """Returns the bytes of AdamW's state of one parameter whose weight has `width` bytes: two
-    moments in fp32 and, in mixed precision, a master weight (Rajbhandari et al. 2020, section 3.1).
+    """Returns the bytes of AdamW's state of one parameter whose weight has `width` bytes.
+
+    They are two moments in fp32 and, in mixed precision, a master weight (Rajbhandari et al. 2020,
+    section 3.1).
     """
     return 8.0 if width == 4 else 12.0
 

@@ -27,7 +27,7 @@ MIXTRAL = {"layers": 8, "glu": True, "experts": 8, "topk": 2, "moe_ffn": 96, "bi
 
 
 def step(**given):
-    return columns(**SMALL | given).steps[0]
+    return columns(**SMALL | given).rows[0]
 
 
 def parts(number=0, **given):
@@ -59,17 +59,19 @@ def test_megatrons_own_tests_above_a_gigabyte(shared):
     known = off[np.isfinite(off)]
     assert len(known) == 298
     assert np.median(known) < 0.01 and np.mean(known < 0.05) > 0.9
-    uneven = (rows.x.layers % (rows.x.pp * rows.x.vpp) > 0) | (rows.x.first_layers > 0)
+    uneven = (rows.steps.layers % (rows.steps.pp * rows.steps.vpp) > 0) | (
+        rows.steps.first_layers > 0
+    )
     uneven = np.abs(errors(rows))[(rows.memory_gb > 1) & uneven]
     assert np.isfinite(uneven).sum() == 13 and np.nanmax(uneven) < 0.01
-    routed = np.abs(errors(rows))[(rows.memory_gb > 1) & (rows.x.experts > 0)]
+    routed = np.abs(errors(rows))[(rows.memory_gb > 1) & (rows.steps.experts > 0)]
     assert np.nanmedian(routed) < 0.025 and np.nanmax(routed) < 0.05
 
 
 def test_each_rank_of_a_pipeline_has_its_own_bytes():
     """The first and the last stage of Llama 3 70B, 66.55 and 62.97 GiB."""
     rows = simumax()
-    one = rows.x.steps[rows.ids.index("simumax_b200-001")]
+    one = rows.steps.rows[rows.ids.index("simumax_b200-001")]
     for number, gib in ((0, 66.55), (-1, 62.97)):
         allocated = peak.allocated(one, stages(one)[number])
         assert allocated / GIB == pytest.approx(gib, rel=3e-3)
@@ -169,9 +171,9 @@ def test_latent_attention_has_deepseeks_parameters():
     down = h * (1536 + 512 + 64)
     up = 1536 * heads * 192 + 512 * heads * 256 + heads * 128 * h
     for tp in (1, 8):
-        (one,) = columns(**DEEPSEEK, layers=4, vocab=102400, seq=4096, tp=tp).steps
+        (one,) = columns(**DEEPSEEK, layers=4, vocab=102400, seq=4096, tp=tp).rows
         assert attention_numbers(one) == down + up / tp
-    (llama,) = columns(PRESETS["llama3-70b"]).steps
+    (llama,) = columns(PRESETS["llama3-70b"]).rows
     ours = attention_numbers(llama) + mlp_numbers(llama, llama.ffn, llama.tp)
     assert ours == layer_numbers(llama)
 
@@ -220,4 +222,4 @@ def test_only_what_every_tensor_is_counted_of_is_called_allocated():
     unknown = columns(**SMALL | MIXTRAL | {"megatron": False})
     assert math.isnan(peak.peaks(unknown)[0])
     known = columns(**SMALL | MIXTRAL)
-    assert peak.peaks(known)[0] > peak.allocated(known.steps[0]) + 4 * GIB
+    assert peak.peaks(known)[0] > peak.allocated(known.rows[0]) + 4 * GIB

@@ -35,7 +35,7 @@ LAYERS = Stage(1, 1, (InFlight(1, 1, 1, 1),), False, False)  # in the middle of 
 
 
 def step(**given):
-    return columns(**SMALL | given).steps[0]
+    return columns(**SMALL | given).rows[0]
 
 
 def rank(number=0, constants=CONSTANTS, **given):
@@ -108,7 +108,7 @@ def test_layers_are_dealt_to_stages_as_bloom_and_deepspeed_do():
 @pytest.mark.parametrize("name", ["llama2-70b", "llama3-405b", "qwen3-0.6b", "qwen3-4b", "175b"])
 def test_weights_are_the_models_but_for_norms_biases_and_positions(name):
     config = PRESETS[name]
-    whole, staged = columns(config).steps[0], columns(config, pp=2).steps[0]
+    whole, staged = columns(config).rows[0], columns(config, pp=2).rows[0]
     matrices = [s for n, s in parameter_shapes(config).items() if len(s) == 2]
     first, middle = (
         LAYERS._replace(layers=config.n_layer, dense=config.n_layer, has_embedding=True),
@@ -255,7 +255,7 @@ def test_stages_have_the_layouts_chunks_and_hold_the_layers_that_the_schedule_le
     split |= {"first_layers": first, "last_layers": last} if ends else {}
     x = columns(**SMALL | {"layers": layers}, **split)
     assert not ends or x.layout(0).ends(layers) == (first, last)
-    (one,) = x.steps
+    (one,) = x.rows
     cut = [(len(chunk), sum(layer < 3 for layer in chunk)) for chunk in layout.chunks(layers)]
     assert [list(chunks(one, number)) for number in range(pp)] == [cut[n::pp] for n in range(pp)]
 

@@ -29,12 +29,12 @@ def test_activations_have_the_published_shares():
     cases |= {"seq_and_selective": (1, True), "full_recompute": (2, False)}
     for model, (hidden, heads) in shapes.items():
         sizes = {"hidden": hidden, "heads": heads, "layers": 1, "vocab": 51200, "seq": 2048}
-        (one,) = columns(**sizes, tp=8).steps
+        (one,) = columns(**sizes, tp=8).rows
         whole = layers_keep(one, 1, 1)
         for case, (recompute, sequence_parallel) in cases.items():
             x = columns(**sizes, tp=8, recompute=recompute, sequence_parallel=sequence_parallel)
             share = published[model].number(column_name(case)) / 100
-            found = layers_keep(x.steps[0], 1, 1)
+            found = layers_keep(x.rows[0], 1, 1)
             assert found / whole == pytest.approx(share, rel=0.012)
 
 
@@ -77,7 +77,7 @@ def test_states_and_activations_are_megatrons(name, tp, pp, vpp, dp, micro_batch
         n_micro=n_micro, zero_stage=int(dp > 1), recompute=1, sequence_parallel=tp > 1,
         grad_width=4,
     )  # fmt: skip
-    (step,) = x.steps
+    (step,) = x.rows
     found = parts(step, stages(step)[0], CONSTANTS | {"fragments": 1.0})
     states, activations = megatron_bytes(PRESETS[name], x)
     held = found["weights"] + found["gradients"] + found["optimizer"]
@@ -110,7 +110,7 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(name):
     more, what it computes in between."""
     config = PRESETS[name]
     x = columns(config, micro_batch=2, seq=128, width=4, flash=True, dropout=False, plain=True)
-    formula = kept(x.steps[0]).layer(routed=False)
+    formula = kept(x.rows[0]).layer(routed=False)
     formula += config.gated * 2 * 128 * 4 * config.hidden * 2
     block, angles, saved = Block(config), rope_angles(config, torch.arange(128)), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):

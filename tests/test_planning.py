@@ -134,18 +134,18 @@ def test_a_plan_of_mixtral_shows_and_writes_ep(tmp_path):
 def test_175b_on_512_gpus_is_planned_in_order_of_time():
     cluster = load_calibration("selene")
     r = ranking.rank(space(PRESETS["175b"], cluster, 512, 1536, 2048), cluster, 0.06)
-    assert len(r.x) > 3000 and len(r.order) > 100
+    assert len(r.steps) > 3000 and len(r.order) > 100
     assert (np.diff(r.seconds[r.order]) >= 0).all()
-    assert (r.x.gpus == 512).all() and (r.x.global_batch == 1536).all()
+    assert (r.steps.gpus == 512).all() and (r.steps.global_batch == 1536).all()
     best = int(r.order[0])
     assert sum(explain.seconds_of(r, best).values()) == pytest.approx(r.seconds[best])
-    gigabytes = sum(ranking.gigabytes(r.x.take([best]), cluster).values())
+    gigabytes = sum(ranking.gigabytes(r.steps.take([best]), cluster).values())
     assert gigabytes == pytest.approx(r.used[best] / GIB)
 
 
 def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(tmp_path):
     flags = f"{LLAMA3} --global-batch 16 --seq-len 32768 --top 3"
-    x = plan.question(ask(flags, "--cp 1 2 4")).ranked().x
+    x = plan.question(ask(flags, "--cp 1 2 4")).ranked().steps
     assert set(x.cp.tolist()) == {1, 2, 4} and (x.gpus == 64).all() and (x.global_batch == 16).all()
     assert not (x.deepspeed & (x.cp > 1)).any()
     assert "cp" not in [column.key for column in answer(flags).columns]
@@ -182,7 +182,7 @@ def test_a_plan_says_what_it_assumed_and_how_wide_its_interval_is():
 def test_layouts_to_measure_are_the_fastest_of_different_splits(tmp_path):
     flags = "--preset llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --cp 1 2"
     r = plan.question(ask(flags)).ranked()
-    splits = list(zip(r.x.tp[r.best], r.x.cp[r.best], r.x.pp[r.best], strict=True))
+    splits = list(zip(r.steps.tp[r.best], r.steps.cp[r.best], r.steps.pp[r.best], strict=True))
     first = list(dict.fromkeys(splits))[:3]
     assert len(set(splits[:3])) < 3  # the three fastest are not of three splits
     study = answer(flags, "--top 3 --study", tmp_path / "planned.toml")
@@ -193,7 +193,7 @@ def test_layouts_to_measure_are_the_fastest_of_different_splits(tmp_path):
     )
     five = ranking.to_measure(r, 5)
     assert len(set(five)) == 5 and (np.diff(r.seconds[five]) >= 0).all() and r.best[0] == five[0]
-    apart = r._replace(seconds=r.seconds + np.where(np.arange(len(r.x)) == r.best[0], 0, 9))
+    apart = r._replace(seconds=r.seconds + np.where(np.arange(len(r.steps)) == r.best[0], 0, 9))
     assert ranking.alike_note(apart) == []
 
 
@@ -201,7 +201,7 @@ def test_cp_is_listed_only_where_it_is_faster_or_smaller_than_dp():
     """cp 2 with two sequences of a micro-batch is cp 1 with one: the same tokens of a rank."""
     flags = "--preset llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --cp 1 2 4"
     r = plan.question(ask(flags)).ranked()
-    x = r.x.take(r.best)
+    x = r.steps.take(r.best)
     names = ("tp", "pp", "vpp", "replicas", "tokens", "zero_stage", "sequence_parallel", "fsdp2")
     table = np.array([getattr(x, name) for name in names]).T
     for split in np.unique(table, axis=0):

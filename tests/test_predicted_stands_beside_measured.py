@@ -73,7 +73,7 @@ def test_a_calibration_takes_each_run_with_its_own_numbers_and_names_the_others(
     edit_steps(shutil.copytree(RUNS / "ddp", tmp_path / "stopped"), lambda rows: rows[:1])
     place = load_calibration("2-core-cpu").columns
     runs = read_runs([tmp_path], place)
-    assert runs.ids == ["ddp (ddp)", "ddp-dp2"] and runs.x.dp.tolist() == [1, 2]
+    assert runs.ids == ["ddp (ddp)", "ddp-dp2"] and runs.steps.dp.tolist() == [1, 2]
     assert runs.measured == pytest.approx([0.2083, 0.1186], abs=1e-4)  # as README has them
     (why,) = runs.left_out
     assert why.startswith("ddp (stopped): no steady step time")

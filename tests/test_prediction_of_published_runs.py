@@ -95,10 +95,13 @@ def test_what_crashed_in_the_ultra_scale_sweep_is_refused_and_what_ran_is_not():
     assert (counts["crashed"], counts["ran"]) == (547, 1026)
     assert held_out.of_memory(table).errors(table.memory_gb)["mape"] <= 0.125
     assert counts["crashed_refused"] >= 0.85 * 547 and counts["ran_refused"] <= 0.02 * 1026
-    few = table.x.n_micro < table.x.pp - 1
+    few = table.steps.n_micro < table.steps.pp - 1
     assert few.sum() > 50 and not table.can_start[few].any()
     assert (~table.can_start & (np.array(table.status) == "ok")).sum() == 1
-    assert [table.x.untied[table.x.hidden == h].all() for h in (2048, 4096)] == [False, True]
+    assert [table.steps.untied[table.steps.hidden == h].all() for h in (2048, 4096)] == [
+        False,
+        True,
+    ]
 
 
 def test_the_h100_calibration_does_what_its_report_says():
@@ -106,7 +109,7 @@ def test_the_h100_calibration_does_what_its_report_says():
     facts = read_toml(calibration.FOLDER / "dgx-h100.toml", "calibration")["fit"]
     fit = calibration.load_calibration("dgx-h100").fit
     table = rows_of(PUBLISHED, "dgx_h100")
-    error = np.abs(fit.seconds(table.x, table.machine) / table.measured - 1)
+    error = np.abs(fit.seconds(table.steps, table.machine) / table.measured - 1)
     fitted = np.isin(table.ids, facts["rows"])
     assert fitted.sum() == facts["n"] == 20
     others = error[~fitted & rows.healthy(table) & table.fit]
@@ -119,7 +122,7 @@ def test_the_h100_calibration_does_what_its_report_says():
 def test_a_published_row_costs_what_a_log_of_the_same_facts_costs():
     """Of those that say nothing of gradients, of which no log says anything."""
     cluster, table = calibration.load_calibration("dgx-h100"), rows_of(PUBLISHED, "dgx_h100")
-    seconds = dict(zip(table.ids, cluster.fit.seconds(table.x, table.machine), strict=True))
+    seconds = dict(zip(table.ids, cluster.fit.seconds(table.steps, table.machine), strict=True))
     silent = [row for row in named_rows(PUBLISHED / "dgx_h100.csv") if not row[1].text("gradients")]
     assert len(silent) == 32
     for name, row in silent:
@@ -140,7 +143,7 @@ def one_row(tmp_path, **changed):
 
 def test_a_context_parallel_group_shares_its_sequences(tmp_path):
     """cp 2 leaves half as many replicas, and each of their ranks half of a sequence."""
-    alone, shared = one_row(tmp_path).x, one_row(tmp_path, cp=2, micro_batch=1).x
+    alone, shared = one_row(tmp_path).steps, one_row(tmp_path, cp=2, micro_batch=1).steps
     assert (shared.micro_batch, shared.dp, shared.n_micro) == (1, 2, 64)
     assert shared.gpus == alone.gpus == 64 and shared.global_batch == alone.global_batch == 128
     assert (alone.tokens, shared.tokens) == (2 * 8192, 4096)
@@ -153,9 +156,9 @@ def test_a_published_run_is_of_the_engine_that_it_names(tmp_path):
         ("Megatron-DeepSpeed", False, True, 4),
         ("InternEvo (Hybrid ZeRO)", False, False, 2),
     ):
-        x = one_row(tmp_path, engine=engine).x
+        x = one_row(tmp_path, engine=engine).steps
         assert [x.fsdp2, x.deepspeed, x.grad_width] == facts
-    assert one_row(tmp_path, notes="gradients in bf16").x.grad_width == 2
+    assert one_row(tmp_path, notes="gradients in bf16").steps.grad_width == 2
 
 
 def test_a_row_does_not_influence_its_own_prediction(shared):

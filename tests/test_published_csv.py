@@ -94,7 +94,7 @@ def test_no_hybrid_is_predicted_as_a_dense_model():
     assert len(rows.ids) == 18 and {name for name, _ in rows.left_out} == {
         f"bridge_moe_ablations-{n:03}" for n in (*range(7, 13), 18, 19, 20)
     }
-    assert set(rows.x.experts) == {0, 64, 128}
+    assert set(rows.steps.experts) == {0, 64, 128}
 
 
 def test_facts_of_a_layout_in_remarks_are_columns(tmp_path):

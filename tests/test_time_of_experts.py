@@ -84,7 +84,7 @@ def test_published_runs_with_experts_without_a_run_of_theirs(name):
 
 def test_five_layouts_of_qwen3_are_in_their_order():
     rows = held_out.rows_of("Qwen3-235B, Megatron-MoE-ModelZoo")
-    x, machine = rows.x.take(np.arange(5)), rows.machine.take(np.arange(5))
+    x, machine = rows.steps.take(np.arange(5)), rows.machine.take(np.arange(5))
     seconds = fitting.prior_fit(fitting.priors_of("H100 SXM")).seconds(x, machine)
     measured = rows.measured[:5]
     for i in range(5):

@@ -54,8 +54,8 @@ def memory_view(study: Study) -> list[Section]:
             continue
         if spec.model.parts:  # no formula has their memory
             continue
-        x = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
-        sizes = fullest(x.steps[0], ALLOCATED if on_host else CONSTANTS)
+        steps = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
+        sizes = fullest(steps.rows[0], ALLOCATED if on_host else CONSTANTS)
         parts = {part.replace("_", " "): size / GIB for part, size in sizes.items()}
         name, peak = name_of(record), record.peak_bytes / GIB
         rows.append({"run": name, "peak_gib": peak, "predicted_gib": sum(parts.values())} | parts)

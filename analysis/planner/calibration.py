@@ -184,9 +184,9 @@ class Calibration(_Stated):
             f" interconnect, as {NETWORK}"
         ]
 
-    def machine_for(self, x: Columns) -> Machine:
+    def machine_for(self, steps: Columns) -> Machine:
         """Returns `machine` for rows of one number format, which the first states."""
-        return self.machine(int(x.width[0]), bool(x.tf32[0]))
+        return self.machine(int(steps.width[0]), bool(steps.tf32[0]))
 
     def machine(self, width: int = 2, tf32: bool = False) -> Machine:
         """Returns the rates of one GPU, and of the network of all GPUs that fast links join, for

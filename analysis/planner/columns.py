@@ -186,11 +186,13 @@ class Columns(_Sizes, _Arrays):
     def take(self, chosen: Array | list[int]) -> "Columns":
         """Returns the rows that an index or a mask chooses. A column of one value stays one
         number."""
-        at = np.arange(len(self))[chosen]
+        indices = np.arange(len(self))[chosen]
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, array in arrays.items():
-            one = array.strides == (0,) and len(array)  # it was broadcast
-            arrays[name] = np.broadcast_to(array[:1], len(at)) if one else array[at]
+            if array.strides == (0,) and len(array):  # one value was broadcast
+                arrays[name] = np.broadcast_to(array[:1], len(indices))
+            else:
+                arrays[name] = array[indices]
         return Columns(**arrays)
 
     @classmethod
@@ -200,7 +202,7 @@ class Columns(_Sizes, _Arrays):
         return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def rows(self) -> list[Step]:
         """Returns the rows, one by one."""
         numbers = (getattr(self, f.name).tolist() for f in fields(self))
         return [Step._make(row) for row in zip(*numbers, strict=True)]
@@ -208,7 +210,7 @@ class Columns(_Sizes, _Arrays):
     def each(self, function: Callable[[Step], Any]) -> Array:
         """Returns a function's number, or numbers, of every row: (n,) or (n, numbers)."""
         if function not in self._numbers:
-            self._numbers[function] = np.array([function(step) for step in self.steps])
+            self._numbers[function] = np.array([function(step) for step in self.rows])
         return self._numbers[function]
 
     @cached_property
@@ -222,7 +224,7 @@ class Columns(_Sizes, _Arrays):
 
     def layout(self, i: int) -> Layout:
         """Returns row i as one Layout."""
-        step = self.steps[i]
+        step = self.rows[i]
         sizes = (*AXES, "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
         ends = Ends(step.first_layers, step.last_layers)
         return Layout(
@@ -254,11 +256,12 @@ def _of_model(config: GPTConfig) -> dict[str, Any]:
 
 
 def _of_parts(config: GPTConfig) -> dict[str, Any]:
-    """Returns the columns that experts and latent attention set; {} of a dense model."""
+    """Returns the columns that experts and latent attention set; {} of a dense model. Other parts
+    are refused."""
     sizes: dict[str, Any] = {}
-    if unknown := [part for part in config.parts if part not in ("experts", "mla")]:
-        parts = in_words(unknown)
-        raise UsageError(f"no formula has the memory and time of a model with {parts}")
+    if unknown := [name for name in config.parts if name not in ("experts", "mla")]:
+        words = in_words(unknown)
+        raise UsageError(f"no formula has the memory and time of a model with {words}")
     if latent := config.mla:
         sizes = {"q_lora": latent.q_lora_rank, "kv_lora": latent.kv_lora_rank}
         sizes |= {"rope_dim": latent.qk_pos_emb_head_dim, "value_dim": latent.v_head_dim}

@@ -63,9 +63,9 @@ CALLED = {
 }
 
 
-def constant(x: Columns, name: str) -> Array:
+def constant(steps: Columns, name: str) -> Array:
     """Returns the constant called `name` of each row's engine, (n,)."""
-    return TABLE[name][x.family]
+    return TABLE[name][steps.family]
 
 
 def family_of(engine: str) -> int:
@@ -92,9 +92,11 @@ def fuses_attention(engine: str) -> bool:
 
 
 def adds_in_16_bits(engine: str) -> bool:
-    """Returns whether gradients are accumulated in the weights' format: by Megatron-Bridge, as
-    in its makers' other recipes in logs/published, and by InternEvo, which adds and reduces
-    `param.grad` so (internlm/solver/optimizer/hybrid_zero_optim.py)."""
+    """Returns whether gradients are accumulated in the weights' format.
+
+    Megatron-Bridge does so, as in its makers' other recipes in logs/published, and InternEvo, which
+    adds and reduces `param.grad` so (internlm/solver/optimizer/hybrid_zero_optim.py).
+    """
     return bool(re.search("megatron-bridge|internevo", engine, re.IGNORECASE))
 
 

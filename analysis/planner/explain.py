@@ -21,19 +21,21 @@ class Chosen(NamedTuple):
     line: str
 
 
-def chosen_row(r: Ranking, layout: str) -> Chosen:
+def chosen_row(ranked: Ranking, layout: str) -> Chosen:
     """Returns the fastest row that has the settings of a text such as tp=8,pp=8,mbs=1 and fits, or
     the fastest if none fits; names as in the table or in a study."""
     keys = {heading.lower(): key for key, heading in HEADINGS.items()}
     pieces = [piece.partition("=") for piece in filter(None, re.split(r"[,\s]+", layout))]
     wanted = {keys.get(name.lower(), name): value for name, _, value in pieces}
-    names = {*KEYS, "sequence_parallel"} | ({*EXPERT_AXES} if r.x.experts.any() else set())
+    names = {*KEYS, "sequence_parallel"}
+    if ranked.steps.experts.any():
+        names |= {*EXPERT_AXES}
     if unknown := wanted.keys() - names:
         possible_names = ", ".join(sorted(names))
         raise UsageError(f"--why: unknown {', '.join(sorted(unknown))!r}; known: {possible_names}")
     if not wanted:
         raise UsageError("--why: say which layout, as tp=8,pp=8,mbs=1")
-    texts = {key: _texts(r.x, key) for key in wanted}
+    texts = {key: _texts(ranked.steps, key) for key in wanted}
     match = np.logical_and.reduce([texts[key] == value for key, value in wanted.items()])
     rows = np.flatnonzero(match)
     if not len(rows):
@@ -41,34 +43,35 @@ def chosen_row(r: Ranking, layout: str) -> Chosen:
         values = {k: sorted(set(texts[k]), key=lambda text: (len(text), text)) for k in wanted}
         possible = "; ".join(f"{k} {', '.join(texts)}" for k, texts in values.items())
         raise UsageError(f"--why: no possible layout has {words}; there are: {possible}")
-    n, fit = len(rows), rows[r.used[rows] <= r.limit]
+    n, fit = len(rows), rows[ranked.used[rows] <= ranked.limit]
     line = f"the fastest of {n} such layouts" + (f", {len(fit)} of which fit" if len(fit) else "")
     rows = fit if len(fit) else rows
-    return Chosen(int(rows[np.argmin(r.seconds[rows])]), f"{line}\n" if n > 1 else "")
+    return Chosen(int(rows[np.argmin(ranked.seconds[rows])]), f"{line}\n" if n > 1 else "")
 
 
-def _texts(x: Columns, key: str) -> np.ndarray:
+def _texts(steps: Columns, key: str) -> np.ndarray:
     """Returns a column as the table shows it, str (n,)."""
-    values = getattr(x, key).astype(int)
+    values = getattr(steps, key).astype(int)
     return np.array(WORDS[key])[values] if key in WORDS else values.astype(str)
 
 
-def seconds_of(r: Ranking, i: int) -> dict[str, float]:
+def seconds_of(ranked: Ranking, i: int) -> dict[str, float]:
     """Returns the seconds of a row by term of the step; the term of compute is split into kernels
     and the messages between tp, cp and ep ranks."""
-    terms = {name: float(values[i]) for name, values in r.terms.items()}
-    messages = message_seconds(r, [i])
+    terms = {name: float(values[i]) for name, values in ranked.terms.items()}
+    messages = message_seconds(ranked, [i])
     messages = {name: values.item() for name, values in messages.items()}
     return {"kernels": terms.pop("compute") - sum(messages.values())} | messages | terms
 
 
-def title(x: Columns, i: int) -> str:
+def title(steps: Columns, i: int) -> str:
     """Returns the layout of row `i` in one line."""
-    ends = f" (layers: first {x.first_layers[i]}, last {x.last_layers[i]})"
-    ends = ends if x.first_layers[i] else ""
+    step = steps.rows[i]
+    ends = f" (layers: first {step.first_layers}, last {step.last_layers})"
+    ends = ends if step.first_layers else ""
     return (
-        f"{engine_of(x.zero_stage[i], x.fsdp2[i])}: tp {x.tp[i]} cp {x.cp[i]} pp {x.pp[i]} vpp"
-        f" {x.vpp[i]}{ends} dp {x.dp[i]}, {policy(x, i)}, {x.n_micro[i]} micro-batches"
+        f"{engine_of(step.zero_stage, step.fsdp2)}: tp {step.tp} cp {step.cp} pp {step.pp} vpp"
+        f" {step.vpp}{ends} dp {step.dp}, {policy(steps, i)}, {step.n_micro} micro-batches"
     )
 
 

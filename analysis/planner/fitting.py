@@ -115,26 +115,26 @@ class Fit:
     at_priors: bool = False
     gpus: int = MOST_GPUS
 
-    def seconds(self, x: Columns, machine: Machine) -> Array:
-        return seconds(x, machine, self.constants)
+    def seconds(self, steps: Columns, machine: Machine) -> Array:
+        return seconds(steps, machine, self.constants)
 
-    def shared(self, x: Columns, machine: Machine) -> np.ndarray:
+    def shared(self, steps: Columns, machine: Machine) -> np.ndarray:
         """Returns the log seconds, (n, k), by one deviation of what rows share: constants, GPUs
         beyond runs."""
         theta = np.log([self.constants[name] for name in NAMES])
         root = np.linalg.cholesky(self.covariance)
-        beyond = GROWTH * np.log2(np.maximum(x.gpus / self.gpus, 1.0))
-        return np.column_stack([_with_slopes(x, machine, theta).slopes @ root, beyond])
+        beyond = GROWTH * np.log2(np.maximum(steps.gpus / self.gpus, 1.0))
+        return np.column_stack([_with_slopes(steps, machine, theta).slopes @ root, beyond])
 
-    def spread(self, x: Columns, machine: Machine) -> Array:
+    def spread(self, steps: Columns, machine: Machine) -> Array:
         """Returns the standard deviation of log seconds: the residuals', luck's and what rows
         share."""
-        own = self.sigma**2 + luck(x, machine, self.constants) ** 2
-        return np.sqrt(own + (self.shared(x, machine) ** 2).sum(axis=1))
+        own = self.sigma**2 + luck(steps, machine, self.constants) ** 2
+        return np.sqrt(own + (self.shared(steps, machine) ** 2).sum(axis=1))
 
-    def interval(self, seconds: Array, x: Columns, machine: Machine) -> Interval:
+    def interval(self, seconds: Array, steps: Columns, machine: Machine) -> Interval:
         """Returns the middle 80 % around predicted seconds."""
-        half = INTERVAL * self.spread(x, machine)
+        half = INTERVAL * self.spread(steps, machine)
         return Interval(seconds * np.exp(-half), seconds * np.exp(half))
 
 
@@ -145,12 +145,12 @@ class Sloped(NamedTuple):
     slopes: np.ndarray
 
 
-def _with_slopes(x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4) -> Sloped:
+def _with_slopes(steps: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4) -> Sloped:
     """Returns the log seconds of rows; all constants moved in one evaluation."""
     moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
     constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
-    logs = np.log(seconds(x, machine, constants))
-    return Sloped(logs[0], ((logs[1:] - logs[0]) / step).T)
+    log_seconds = np.log(seconds(steps, machine, constants))
+    return Sloped(log_seconds[0], ((log_seconds[1:] - log_seconds[0]) / step).T)
 
 
 def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
@@ -159,16 +159,16 @@ def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
     return Fit({n: priors[n][0] for n in NAMES}, np.diag((NARROWER * widths) ** 2), UNSEEN, 0)
 
 
-def soft_l1(r: np.ndarray) -> np.ndarray:
-    """Returns the soft-l1 loss of residuals as a square root, because it will be squared."""
-    return np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
+def soft_l1(misses: np.ndarray) -> np.ndarray:
+    """Returns the square roots of the soft-l1 losses of misses: who minimises squares them."""
+    return np.sqrt(2 * (np.sqrt(1 + misses * misses) - 1) + 1e-12)
 
 
 @dataclass(frozen=True)
 class _Problem:
     """What a fit minimises, as a function of z: how many prior widths each constant has moved."""
 
-    x: Columns
+    steps: Columns
     machine: Machine
     wanted: np.ndarray  # log of the measured seconds
     noise: np.ndarray  # of each: NOISE and, where runs stall or do not, that luck
@@ -183,17 +183,20 @@ class _Problem:
         """Returns the residuals whose squares are summed: soft-l1 of the measurements, and z, the
         distance from the priors."""
         theta = self.theta(z)
-        logs, grad = _with_slopes(self.x, self.machine, theta)
-        r, slopes = (logs - self.wanted) / self.noise, grad * self.width / self.noise[:, None]
-        robust = soft_l1(r)
-        flatter = np.abs(r) / (np.sqrt(1 + r * r) * robust)
-        rows = np.concatenate([np.sign(r) * robust, z])
-        return Sloped(rows, np.concatenate([slopes * flatter[:, None], np.eye(len(z))]))
+        log_seconds, slopes = _with_slopes(self.steps, self.machine, theta)
+        misses = (log_seconds - self.wanted) / self.noise
+        slopes = slopes * self.width / self.noise[:, None]
+        robust = soft_l1(misses)
+        flatter = np.abs(misses) / (np.sqrt(1 + misses * misses) * robust)  # slope of `soft_l1`
+        residuals = np.concatenate([np.sign(misses) * robust, z])
+        return Sloped(residuals, np.concatenate([slopes * flatter[:, None], np.eye(len(z))]))
 
     def solve(self) -> np.ndarray:
-        """Returns the logs of the constants at the least of three minima: a host that launches fast
-        enough to be hidden gives `launch` no slope, and messages that begin at once give `latency`
-        none, so the search starts from both sides of each."""
+        """Returns the logs of the constants at the least of three minima.
+
+        A host that launches fast enough to be hidden gives `launch` no slope, and messages that
+        begin at once give `latency` none, so the search starts from both sides of each.
+        """
         from scipy.optimize import least_squares  # 0.2 s to load: only where something is fitted
 
         evaluated = lru_cache(1)(lambda z: self.residuals(np.frombuffer(z)))  # asked for twice
@@ -227,76 +230,86 @@ class _Problem:
         return float(fitted - centres + np.log(wider.noise / self.noise).sum())
 
     def fit_at(self, theta: np.ndarray, at_priors: bool) -> Fit:
-        """Returns the fit whose constants' logs are `theta`, with their covariance and `sigma`.
+        """Returns the fit at the constants exp(theta): with their covariance and `sigma`.
 
         sigma: what each row's error would be, had the row been left out (its leverage taken
         out). Their middle 80 % give the width, together with `USUAL_ROWS` rows of the usual error.
         """
         n = len(self.wanted)
-        logs, grad = _with_slopes(self.x, self.machine, theta)
+        log_seconds, slopes = _with_slopes(self.steps, self.machine, theta)
         prior = np.diag(1 / self.width**2)
-        weighed = grad / self.noise[:, None]
-        covariance = np.linalg.inv(weighed.T @ weighed + prior)
-        leverage = np.einsum("ij,jk,ik->i", weighed, covariance, weighed)
-        unseen = np.abs(logs - self.wanted) / (1.0 - np.minimum(leverage, 0.9))
+        weighted = slopes / self.noise[:, None]
+        covariance = np.linalg.inv(weighted.T @ weighted + prior)
+        leverage = np.einsum("ij,jk,ik->i", weighted, covariance, weighted)
+        unseen = np.abs(log_seconds - self.wanted) / (1.0 - np.minimum(leverage, 0.9))
         scale = np.quantile(unseen, 0.8) / INTERVAL
         sigma = np.sqrt((n * scale**2 + USUAL_ROWS * UNSEEN**2) / (n + USUAL_ROWS))
-        weighed = grad / np.sqrt(self.noise**2 - NOISE**2 + sigma**2)[:, None]
-        covariance = np.linalg.inv(weighed.T @ weighed + prior)
+        # Rows that are off by `sigma`, and not by NOISE, leave the constants less sure.
+        weighted = slopes / np.sqrt(self.noise**2 - NOISE**2 + sigma**2)[:, None]
+        covariance = np.linalg.inv(weighted.T @ weighted + prior)
         constants = dict(zip(NAMES, np.exp(theta), strict=True))
-        return Fit(constants, covariance, float(sigma), n, at_priors, int(self.x.gpus.max()))
+        gpus = int(self.steps.gpus.max())
+        return Fit(constants, covariance, float(sigma), n, at_priors=at_priors, gpus=gpus)
 
 
 def fit(
-    x: Columns, machine: Machine, measured: Array, priors: dict[str, tuple[float, float]] = PRIORS
+    steps: Columns,
+    machine: Machine,
+    measured: Array,
+    priors: dict[str, tuple[float, float]] = PRIORS,
 ) -> Fit:
     """Returns constants from the measured seconds of a few runs."""
     if not len(measured):
         return prior_fit(priors)
     centre, width = np.array([priors[name] for name in NAMES]).T
-    noise = np.hypot(NOISE, luck(x, machine, dict(zip(NAMES, centre, strict=True))))
-    problem = _Problem(x, machine, np.log(measured), noise, np.log(centre), width)
+    noise = np.hypot(NOISE, luck(steps, machine, dict(zip(NAMES, centre, strict=True))))
+    problem = _Problem(steps, machine, np.log(measured), noise, np.log(centre), width)
     theta = problem.solve()
     at_priors = problem.log_odds(theta) < -STRONG
     return problem.fit_at(problem.centre if at_priors else theta, at_priors)
 
 
-def features(x: Columns) -> np.ndarray:
+def features(steps: Columns) -> np.ndarray:
     """Returns numbers that describe runs before they ran, (n, k); each column has unit spread."""
     sizes = "hidden layers tp pp dp micro_batch n_micro gpus vpp cp".split()
-    raw = [np.log2(getattr(x, name)) for name in sizes]
-    raw += [x.hidden / x.tp % 64 != 0, x.hidden / x.heads % 64 != 0, x.heads / x.tp]
-    raw += [3.0 * (x.zero_stage == 3), x.recompute, x.sequence_parallel, x.offload]
+    raw = [np.log2(getattr(steps, name)) for name in sizes]
+    raw += [
+        steps.hidden / steps.tp % 64 != 0,
+        steps.hidden / steps.heads % 64 != 0,
+        steps.heads / steps.tp,
+    ]
+    raw += [3.0 * (steps.zero_stage == 3), steps.recompute, steps.sequence_parallel, steps.offload]
     table = np.stack([np.asarray(v, float) for v in raw], axis=1)
     spread = table.std(axis=0)
     return table[:, spread > 0] / spread[spread > 0] if (spread > 0).any() else table[:, :1]
 
 
 def slopes(
-    x: Columns, machine: Machine, priors: dict[str, tuple[float, float]] = PRIORS
+    steps: Columns, machine: Machine, priors: dict[str, tuple[float, float]] = PRIORS
 ) -> np.ndarray:
     """Returns by how much one width of each prior changes each row's log time, (n, constants)."""
     theta = np.log([priors[name][0] for name in NAMES])
-    return _with_slopes(x, machine, theta).slopes * np.array([priors[name][1] for name in NAMES])
+    widths = np.array([priors[name][1] for name in NAMES])
+    return _with_slopes(steps, machine, theta).slopes * widths
 
 
-def likeness(x: Columns) -> np.ndarray:
+def likeness(steps: Columns) -> np.ndarray:
     """Returns the correlation, (n, n), of what no constant explains of rows: alike layouts err
     together."""
-    table = features(x)
+    table = features(steps)
     return np.exp(-2.0 * ((table[:, None, :] - table[None, :, :]) ** 2).mean(axis=2))
 
 
-def choose(x: Columns, count: int, known_of: np.ndarray) -> np.ndarray:
+def choose(steps: Columns, count: int, prior_slopes: np.ndarray) -> np.ndarray:
     """Returns the indices of `count` rows to calibrate with: those that leave least unknown of all
     rows.
 
-    Before any run, log times of two rows covary: by the priors (known_of: `slopes`), and by their
-    `likeness`. Measured times are not used, so these are the runs that one would submit.
+    Before any run, log times of two rows covary: by the priors (prior_slopes: `slopes`), and by
+    their `likeness`. Measured times are not used, so these are the runs that one would submit.
     """
-    if len(x) <= count:
-        return np.arange(len(x))
-    return telling(UNMODELLED**2 * likeness(x) + known_of @ known_of.T, count)
+    if len(steps) <= count:
+        return np.arange(len(steps))
+    return telling(UNMODELLED**2 * likeness(steps) + prior_slopes @ prior_slopes.T, count)
 
 
 def telling(covariance: np.ndarray, count: int) -> np.ndarray:

@@ -65,7 +65,7 @@ class Ranking(NamedTuple):
     again all it holds) or in whether cp or dp cuts the same tokens of a rank.
     """
 
-    x: Columns
+    steps: Columns
     cluster: Calibration
     crowd: np.ndarray
     terms: dict[str, np.ndarray]
@@ -77,33 +77,33 @@ class Ranking(NamedTuple):
 
 
 def rank(
-    x: Columns, cluster: Calibration, margin: float, threads_per_core: float | None = None
+    steps: Columns, cluster: Calibration, margin: float, threads_per_core: float | None = None
 ) -> Ranking:
     """Predicts the time and memory of every layout, and puts those that fit in order of time.
 
     `margin` is the share of memory to leave free. `threads_per_core` is that of runs on a host CPU;
     without it each rank has one thread."""
-    machine, crowd = cluster.machine_for(x), np.ones(len(x))
+    machine, crowd = cluster.machine_for(steps), np.ones(len(steps))
     if cluster.is_host:
-        crowd = np.maximum(crowd, threads_per_core or x.gpus / cluster.gpus_per_node)
-    terms = step_terms(x, machine, cluster.fit.constants)
-    terms = {name: np.broadcast_to(s, (len(x),)) * crowd for name, s in terms.items()}
+        crowd = np.maximum(crowd, threads_per_core or steps.gpus / cluster.gpus_per_node)
+    terms = step_terms(steps, machine, cluster.fit.constants)
+    terms = {name: np.broadcast_to(s, (len(steps),)) * crowd for name, s in terms.items()}
     seconds = sum(terms.values())
-    used, limit = peaks(x, cluster.memory), usable(cluster.gpu_memory_gb, margin)
+    used, limit = peaks(steps, cluster.memory), usable(cluster.gpu_memory_gb, margin)
     if cluster.is_host:  # whose memory its ranks share
-        limit /= int(x.gpus.max())
+        limit /= int(steps.gpus.max())
     fits = np.flatnonzero(used <= limit)
     order = fits[np.argsort(seconds[fits], kind="stable")]
     names = ("tp", "pp", "vpp", "replicas", "tokens", "zero_stage", "sequence_parallel", "fsdp2")
     names += tuple(EXPERT_AXES)
-    splits = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
+    splits = zip(*(getattr(steps, name)[order].tolist() for name in names), strict=True)
     least: dict[tuple, float] = {}  # bytes of a split's fastest and smallest layout so far
     best = []
     for i, split in zip(order.tolist(), splits, strict=True):
         if used[i] < least.get(split, np.inf):
             least[split] = used[i]
             best.append(i)
-    return Ranking(x, cluster, crowd, terms, seconds, used, limit, order, np.array(best, int))
+    return Ranking(steps, cluster, crowd, terms, seconds, used, limit, order, np.array(best, int))
 
 
 @dataclass(frozen=True)
@@ -127,86 +127,91 @@ class Question:
 
     def ranked(self) -> Ranking:
         """Returns the ranking of every possible layout; refuses a question that has none."""
-        x = space(self.config, self.cluster, self.gpus, self.global_batch, **self.settings)
-        return rank(x, self.cluster, self.margin)
+        steps = space(self.config, self.cluster, self.gpus, self.global_batch, **self.settings)
+        return rank(steps, self.cluster, self.margin)
 
 
-def message_seconds(r: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.ndarray]:
+def message_seconds(ranked: Ranking, chosen: np.ndarray | list[int]) -> dict[str, np.ndarray]:
     """Returns the seconds per step, (n,), of messages between tp, cp and ep ranks in the chosen
     rows. The term `compute` includes them."""
-    x, machine, c = r.x.take(chosen), r.cluster.machine_for(r.x), r.cluster.fit.constants
-    layers = x.n_micro * x.layers / x.pp * r.crowd[chosen]
+    steps = ranked.steps.take(chosen)
+    machine = ranked.cluster.machine_for(ranked.steps)
+    constants = ranked.cluster.fit.constants
+    layers = steps.n_micro * steps.layers / steps.pp * ranked.crowd[chosen]
     return {
-        "tensor parallel": layers * tensor_parallel(x, machine, c),
-        "context parallel": layers * context_parallel(x, machine, c),
-        "expert parallel": layers * expert_parallel(x, machine, c),
+        "tensor parallel": layers * tensor_parallel(steps, machine, constants),
+        "context parallel": layers * context_parallel(steps, machine, constants),
+        "expert parallel": layers * expert_parallel(steps, machine, constants),
     }
 
 
-def gigabytes(x: Columns, cluster: Calibration) -> dict[str, float]:
-    """Returns the GiB of each part of memory on the fullest rank of one layout; `x` has one row."""
-    return {name: b / GIB for name, b in fullest(x.steps[0], cluster.memory).items()}
+def gigabytes(steps: Columns, cluster: Calibration) -> dict[str, float]:
+    """Returns the GiB of each part of memory on the fullest rank of the only row of `steps`."""
+    return {name: b / GIB for name, b in fullest(steps.rows[0], cluster.memory).items()}
 
 
-def policy(x: Columns, i: int) -> str:
+def policy(steps: Columns, i: int) -> str:
     """Returns a row's micro-batch, recomputation, ZeRO stage and sequence parallelism in words."""
-    words = f"micro-batch {x.micro_batch[i]}, recompute {RECOMPUTE[x.recompute[i]]}"
-    return f"{words}, ZeRO {x.zero_stage[i]}" + (", sp" if x.sequence_parallel[i] else "")
+    words = f"micro-batch {steps.micro_batch[i]}, recompute {RECOMPUTE[steps.recompute[i]]}"
+    return f"{words}, ZeRO {steps.zero_stage[i]}" + (", sp" if steps.sequence_parallel[i] else "")
 
 
-def refusals(r: Ranking) -> list[str]:
-    """Returns the reason why layouts do not fit, a sentence for each tp: at which pp none fits, the
+def refusals(ranked: Ranking) -> list[str]:
+    """Returns why layouts do not fit, a sentence for each tp. It says at which pp none fits, the
     least that any of them needs, and the largest part of it."""
-    lines = []
-    for tp in sorted(set(r.x.tp.tolist())):
-        fitting = r.x.pp[r.order][r.x.tp[r.order] == tp]
-        refused = np.flatnonzero((r.x.tp == tp) & ~np.isin(r.x.pp, fitting))
+    steps, lines = ranked.steps, []
+    for tp in sorted(set(steps.tp.tolist())):
+        fitting_pps = steps.pp[ranked.order][steps.tp[ranked.order] == tp]
+        refused = np.flatnonzero((steps.tp == tp) & ~np.isin(steps.pp, fitting_pps))
         if not len(refused):
             continue
-        least = refused[np.argmin(r.used[refused])]
-        parts = gigabytes(r.x.take([least]), r.cluster)
-        part = max(parts, key=parts.get)
-        pps = ", ".join(map(str, np.unique(r.x.pp[refused])))
+        least = refused[np.argmin(ranked.used[refused])]
+        parts = gigabytes(steps.take([least]), ranked.cluster)
+        largest = max(parts, key=parts.get)
+        pps = ", ".join(map(str, np.unique(steps.pp[refused])))
         lines.append(
             f"tp {tp} x pp {pps}: all {len(refused)} layouts"
-            f" need more than {r.limit / GIB:.0f} GiB, the least"
-            f" {r.used[least] / GIB:.1f} GiB (pp {r.x.pp[least]}, {policy(r.x, least)}), of it"
-            f" {parts[part]:.1f} GiB {part}"
+            f" need more than {ranked.limit / GIB:.0f} GiB, the least"
+            f" {ranked.used[least] / GIB:.1f} GiB (pp {steps.pp[least]},"
+            f" {policy(steps, least)}), of it"
+            f" {parts[largest]:.1f} GiB {largest}"
         )
     return lines
 
 
-def nothing_fits(r: Ranking, config: GPTConfig, gpus: int) -> str:
+def nothing_fits(ranked: Ranking, config: GPTConfig, gpus: int) -> str:
     """Returns the line that says, where no layout fits, which one needs the least memory."""
-    x, least = r.x, int(np.argmin(r.used))
+    steps, least = ranked.steps, int(np.argmin(ranked.used))
     return (
         f"{config.n_params / 1e9:.1f}B parameters do not fit on {gpus} GPUs of"
-        f" {r.limit / GIB:.1f} GiB: the least of {len(x)} layouts needs"
-        f" {r.used[least] / GIB:.1f} GiB (tp {x.tp[least]}, pp {x.pp[least]},"
-        f" {policy(x, least)})"
+        f" {ranked.limit / GIB:.1f} GiB: the least of {len(steps)} layouts needs"
+        f" {ranked.used[least] / GIB:.1f} GiB (tp {steps.tp[least]}, pp {steps.pp[least]},"
+        f" {policy(steps, least)})"
     )
 
 
-def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> list[dict[str, Any]]:
+def rows_of(
+    ranked: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str
+) -> list[dict[str, Any]]:
     """Returns the printed values of the chosen layouts; `gemms` is the number format of GEMMs."""
-    x, used = r.x.take(chosen), r.used[chosen]
-    seconds, terms = r.seconds[chosen], {name: s[chosen] for name, s in r.terms.items()}
-    low, high = r.cluster.fit.interval(seconds, x, r.cluster.machine_for(x))
-    sent = sum(message_seconds(r, chosen).values())
+    steps, used = ranked.steps.take(chosen), ranked.used[chosen]
+    seconds, terms = ranked.seconds[chosen], {name: s[chosen] for name, s in ranked.terms.items()}
+    low, high = ranked.cluster.fit.interval(seconds, steps, ranked.cluster.machine_for(steps))
+    sent = sum(message_seconds(ranked, chosen).values())
     sent = sent + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
-    counted = x.each(allocated) / GIB
-    cut = x.each(stage_layers).astype(int).tolist()
+    counted = steps.each(allocated) / GIB
+    cut = steps.each(stage_layers).astype(int).tolist()
     rows = []
-    for i in range(len(x)):
-        layout, seq_len, step_s = x.layout(i), int(x.seq[i]), float(seconds[i])
+    for i in range(len(steps)):
+        layout, seq_len, step_s = steps.layout(i), int(steps.seq[i]), float(seconds[i])
         tokens, gpus = layout.global_batch * seq_len, layout.world_size
         tflops = tflops_per_gpu(config, seq_len, tokens, step_s, gpus)
         row = {
             "rank": i + 1,
             "gpus": gpus,
-            "engine": engine_of(layout.zero_stage, x.fsdp2[i]),
+            "engine": engine_of(layout.zero_stage, steps.fsdp2[i]),
             **{key: getattr(layout, key) for key in KEYS},
-            **{axis: int(getattr(x, axis)[i]) for axis in EXPERT_AXES if config.experts},
+            **{axis: int(getattr(steps, axis)[i]) for axis in EXPERT_AXES if config.experts},
             "stages": "-".join(map(str, cut[i])) if layout.uneven else None,
             "uneven": layout.uneven,
             "sequence_parallel": "yes" if layout.sequence_parallel else "",
@@ -214,11 +219,11 @@ def rows_of(r: Ranking, chosen: np.ndarray, config: GPTConfig, gemms: str) -> li
             "low_s": float(low[i]),
             "high_s": float(high[i]),
             "tflops": tflops,
-            "mfu": r.cluster.mfu(tflops, gemms).value,
+            "mfu": ranked.cluster.mfu(tflops, gemms).value,
             "tokens_per_s": tokens / step_s,
             "allocated_gib": float(counted[i]) if np.isfinite(counted[i]) else None,
             "memory_gib": float(used[i] / GIB),
-            "tight": "tight" if used[i] > (1 - TIGHT) * r.limit else "",
+            "tight": "tight" if used[i] > (1 - TIGHT) * ranked.limit else "",
             "bubble": float(terms["bubble"][i] / step_s),
             "communication": float(sent[i] / step_s),
         }
@@ -248,27 +253,30 @@ def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:
     return lines
 
 
-def to_measure(r: Ranking, count: int) -> np.ndarray:
+def to_measure(ranked: Ranking, count: int) -> np.ndarray:
     """Returns `count` rows of `best`: the fastest of up to TRIED splits by tp, cp and pp, and the
     fastest others. What the model does not know slows layouts of one split together."""
-    x, splits = r.x, {}
-    for i in r.best.tolist():
-        splits.setdefault((x.tp[i], x.cp[i], x.pp[i]), i)
+    steps = ranked.steps
+    splits: dict[tuple, int] = {}  # tp, cp and pp -> the row of the fastest layout
+    for i in ranked.best.tolist():
+        splits.setdefault((steps.tp[i], steps.cp[i], steps.pp[i]), i)
     tried = list(splits.values())[:TRIED]
-    others = [i for i in r.best.tolist() if i not in tried]
-    return np.array(sorted([*tried, *others][:count], key=r.seconds.__getitem__), int)
+    others = [i for i in ranked.best.tolist() if i not in tried]
+    return np.array(sorted([*tried, *others][:count], key=ranked.seconds.__getitem__), int)
 
 
-def alike_note(r: Ranking) -> list[str]:
+def alike_note(ranked: Ranking) -> list[str]:
     """Returns a note on the layouts whose predicted seconds are near the first's, and which of them
     to measure; [] where there is none."""
-    near = int(np.sum(r.seconds[r.best] <= r.seconds[r.best[:1]] * (1 + NEAR)))
+    near = int(np.sum(ranked.seconds[ranked.best] <= ranked.seconds[ranked.best[:1]] * (1 + NEAR)))
     if near < 2:
         return []
     line = f"{near} layouts are within {NEAR:.0%} of the first: measure some (--study) to choose"
-    x = r.x
-    axes = ("tp", "cp", "pp") if (x.cp > 1).any() else ("tp", "pp")
-    tried = [" ".join(f"{a} {getattr(x, a)[i]}" for a in axes) for i in to_measure(r, TRIED)]
+    steps = ranked.steps
+    axes = ("tp", "cp", "pp") if (steps.cp > 1).any() else ("tp", "pp")
+    tried = [
+        " ".join(f"{a} {getattr(steps, a)[i]}" for a in axes) for i in to_measure(ranked, TRIED)
+    ]
     *others, last = dict.fromkeys(tried)
     if others:
         line += f", at least the fastest of {', '.join(others)} and {last}"

@@ -86,10 +86,10 @@ def row_of(record: Record, place: Place) -> Columns:
 
 def counted_row_of(record: Record, place: Place) -> Columns:
     """Returns `row_of`; ValueError where no formula counts the bytes of the model's parts, too."""
-    x = row_of(record, place)
+    steps = row_of(record, place)
     name = f"{record.precision} of {record.engine} on {record.gpu_type}"
-    check_counted(config_of(record).value, x, name)
-    return x
+    check_counted(config_of(record).value, steps, name)
+    return steps
 
 
 def threads_per_core(record: Record) -> float | None:
@@ -112,18 +112,18 @@ def priced(record: Record, cluster: Calibration) -> Answer[dict[str, Any]]:
     """Returns a run's row in a plan of the cluster, with `fits`; without one, which of the facts
     are absent, or why it cannot be split so."""
     try:
-        x = counted_row_of(record, cluster.columns)
+        steps = counted_row_of(record, cluster.columns)
         cluster.precision(record.precision)
-        (step,) = x.steps
+        (step,) = steps.rows
         split = (step.gpus, step.global_batch) == (record.gpus, record.global_batch)
         if not split or step.pp > step.layers + 2:
             raise ValueError("its GPUs, layers or batch cannot be split so")
-        r = ranking.rank(x, cluster, ranking.MARGIN, threads_per_core(record))
+        ranked = ranking.rank(steps, cluster, ranking.MARGIN, threads_per_core(record))
         config = config_of(record).value
-        (row,) = ranking.rows_of(r, np.array([0]), config, record.precision)
+        (row,) = ranking.rows_of(ranked, np.array([0]), config, record.precision)
     except ValueError as error:
         return Answer(None, str(error))
-    return Answer(row | {"fits": len(r.order) > 0, "step_s": row["predicted_s"]})
+    return Answer(row | {"fits": len(ranked.order) > 0, "step_s": row["predicted_s"]})
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Runs:
     left_out: what has no time or lacks a fact, with the reason."""
 
     ids: list[str]
-    x: Columns
+    steps: Columns
     measured: np.ndarray
     crowd: np.ndarray
     left_out: list[str]
@@ -152,5 +152,5 @@ def read_runs(paths: list[Path], place: Place) -> Runs:
             left_out.append(f"{name}: {error}")
     if not runs:
         raise UsageError("; ".join(["no run with a time and all its settings", *left_out]))
-    ids, x, seconds, crowd = zip(*runs, strict=True)
-    return Runs(list(ids), Columns.stack(x), np.array(seconds), np.array(crowd), left_out)
+    ids, steps, seconds, crowd = zip(*runs, strict=True)
+    return Runs(list(ids), Columns.stack(steps), np.array(seconds), np.array(crowd), left_out)

@@ -24,21 +24,21 @@ def table(ask: Question, weak: bool) -> Table:
     while not stopped_by:
         gpus, batch = ask.gpus, ask.global_batch
         try:
-            r = ask.ranked()
-            stopped_by = "" if len(r.order) else ranking.nothing_fits(r, ask.config, gpus)
+            ranked = ask.ranked()
+            stopped_by = "" if len(ranked.order) else ranking.nothing_fits(ranked, ask.config, gpus)
         except UsageError as error:
             stopped_by = f"{gpus} GPUs: {error}"
         if not stopped_by:
-            rankings.insert(0, r)
-            (row,) = ranking.rows_of(r, r.best[:1], ask.config, ask.gemms)
+            rankings.insert(0, ranked)
+            (row,) = ranking.rows_of(ranked, ranked.best[:1], ask.config, ask.gemms)
             rows.insert(0, row | {"per_gpu": row["tokens_per_s"] / row["gpus"]})
             stopped_by = "the GPUs or their batch are odd" if gpus % 2 or weak and batch % 2 else ""
         ask = replace(ask, gpus=gpus // 2, global_batch=batch // 2 if weak else batch)
     if len(rows) < 2:
         raise UsageError(f"--scale compares two counts of GPUs or more: {stopped_by}")
-    x = Columns.stack([r.x.take(r.best[:1]) for r in rankings])
-    shared = cluster.fit.shared(x, cluster.machine_for(x))
-    covariance = cluster.fit.sigma**2 * fitting.likeness(x) + shared @ shared.T
+    steps = Columns.stack([ranked.steps.take(ranked.best[:1]) for ranked in rankings])
+    shared = cluster.fit.shared(steps, cluster.machine_for(steps))
+    covariance = cluster.fit.sigma**2 * fitting.likeness(steps) + shared @ shared.T
     variances = np.diag(covariance) + covariance[0, 0] - 2 * covariance[0]
     factors = np.exp(fitting.INTERVAL * np.sqrt(np.maximum(variances, 0.0)))
     for row, factor in zip(rows, factors, strict=True):
@@ -59,6 +59,12 @@ def table(ask: Question, weak: bool) -> Table:
     return replace(layouts, columns=[Column("gpus", "GPUs", "d"), *layouts.columns[1:], *band])
 
 
+def _seconds_a_token(ranked: Ranking, row: dict[str, Any]) -> dict[str, float]:
+    """Returns the seconds of the fastest layout, whose row it is, for a token of a GPU, by term."""
+    tokens = row["predicted_s"] * row["per_gpu"]
+    return {term: s / tokens for term, s in explain.seconds_of(ranked, ranked.best[0]).items()}
+
+
 def _knee(rankings: list[Ranking], rows: list[dict[str, Any]]) -> str:
     """Returns a line that says after which number of GPUs the tokens/s of a GPU fall, and which
     part of the step grows there."""
@@ -66,9 +72,8 @@ def _knee(rankings: list[Ranking], rows: list[dict[str, Any]]) -> str:
     i = next((i for i, kept in enumerate(keeps) if kept < KNEE), None)
     if i is None:
         return f"no knee: each doubling keeps {min(keeps):.1%} or more of the tokens/s of a GPU"
-    before, after = (explain.seconds_of(r, r.best[0]) for r in rankings[i : i + 2])
-    a, b = (row["predicted_s"] * row["per_gpu"] for row in rows[i : i + 2])  # tokens of a GPU
-    grown = {part: max(after[part] / b - before[part] / a, 0.0) for part in after}
+    fewer, more = (_seconds_a_token(rankings[n], rows[n]) for n in (i, i + 1))
+    grown = {term: max(more[term] - fewer[term], 0.0) for term in more}
     cause = max(grown, key=grown.get)
     return (
         f"knee at {rows[i]['gpus']} GPUs: {rows[i + 1]['gpus']} keep {keeps[i]:.1%} of a GPU's"

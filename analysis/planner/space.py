@@ -94,17 +94,17 @@ def space(
     settings |= cluster.columns(engine, tp, math.prod(settings[axis] for axis in RANK_AXES))
     if flash is not None:
         settings["flash"] = flash
-    x = columns(config, **settings)
-    keep = np.isin(engine, engines) & ~_cannot_run(x, precision)
-    x = x.take(keep)
-    check_counted(config, x, f"{precision} on {cluster.gpu}")
+    steps = columns(config, **settings)
+    keep = np.isin(engine, engines) & ~_cannot_run(steps, precision)
+    steps = steps.take(keep)
+    check_counted(config, steps, f"{precision} on {cluster.gpu}")
     if not keep.any():
         raise UsageError(
             f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"
             f" cp {', '.join(map(str, cps))}: a dp x cp of 1, cp above 1 (not in fp32) and fp8"
             " (GEMMs with sides in multiples of 16) are planned for megatron"
         )
-    return x
+    return steps
 
 
 def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]:
@@ -125,20 +125,27 @@ def _with_experts(config: GPTConfig, settings: dict[str, Any]) -> dict[str, Any]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _cannot_run(x: Columns, precision: str) -> np.ndarray:
+def _cannot_run(steps: Columns, precision: str) -> np.ndarray:
     """Returns which rows their engine does not run, or runs as another row, bool (n,)."""
-    sharded = x.zero_stage > 1  # DeepSpeed and FSDP2
-    megatron_only = (x.experts > 0) | (x.kv_lora > 0)  # planned for Megatron-LM
-    sequence_parts = np.where(x.sequence_parallel, x.tp, 1)
-    refused = x.sequence_parallel & ((x.tp < 2) | (x.seq // x.cp % x.tp != 0))
-    refused |= sharded & ((x.pp > 1) | (x.cp > 1) | x.fp8 | megatron_only)
-    refused |= (x.experts > 0) & (x.tp > 1) & ~x.sequence_parallel  # Megatron-LM demands it
-    refused |= (x.cp > 1) & (x.width == 4)  # attention of Transformer Engine has no fp32
-    refused |= x.fsdp2 & ((x.tp > 1) | (precision == "fp16"))
-    refused |= (x.zero_stage > 0) & (x.replicas == 1)  # nothing to shard over: as stage 0
-    head = x.head_dim / x.tp
-    sides = (x.hidden, x.heads * head, x.kv_heads * head, x.ffn / x.tp, x.tokens / sequence_parts)
-    return refused | x.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # cuBLAS
+    sharded = steps.zero_stage > 1  # DeepSpeed and FSDP2
+    megatron_only = (steps.experts > 0) | (steps.kv_lora > 0)  # planned for Megatron-LM
+    sequence_parts = np.where(steps.sequence_parallel, steps.tp, 1)
+    refused = steps.sequence_parallel & ((steps.tp < 2) | (steps.seq // steps.cp % steps.tp != 0))
+    refused |= sharded & ((steps.pp > 1) | (steps.cp > 1) | steps.fp8 | megatron_only)
+    # Megatron-LM demands it.
+    refused |= (steps.experts > 0) & (steps.tp > 1) & ~steps.sequence_parallel
+    refused |= (steps.cp > 1) & (steps.width == 4)  # attention of Transformer Engine has no fp32
+    refused |= steps.fsdp2 & ((steps.tp > 1) | (precision == "fp16"))
+    refused |= (steps.zero_stage > 0) & (steps.replicas == 1)  # nothing to shard over: as stage 0
+    head = steps.head_dim / steps.tp
+    sides = (
+        steps.hidden,
+        steps.heads * head,
+        steps.kv_heads * head,
+        steps.ffn / steps.tp,
+        steps.tokens / sequence_parts,
+    )
+    return refused | steps.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # cuBLAS
 
 
 def pipelines(config: GPTConfig) -> dict[int, list[tuple[int, int, int]]]:

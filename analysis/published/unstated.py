@@ -196,7 +196,8 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
     """Returns the planner's columns that no log states: what the run's program and card do, and
     what the row says of memory and experts."""
     engine, card, dispatcher = row.text("engine"), row.text("gpu_type"), row.text("dispatcher")
-    family, (first, last) = FAMILIES[family_of(engine)], ENDS.get(row.text("model"), (0, 0))
+    family = FAMILIES[family_of(engine)]
+    first, last = ENDS.get(row.text("model"), (0, 0))  # layers of the end stages
     # NVIDIA's containers of Megatron-Bridge take HybridEP but where tokens are dropped.
     hybrid_ep = "Megatron-Bridge" in engine and "container" in engine and not dispatcher
     hybrid_ep = "HybridEP" in dispatcher or (hybrid_ep and "drop" not in row.text("routing"))

@@ -94,11 +94,11 @@ def published(files: list[Path], network: str, out: Path) -> Table:
         fit=fit,
         network=network if network_rate(network, per_node) else "",
         memory=memory_constants(rows, peaks, MAX_ROWS),
-        flash=bool(np.median(rows.x.flash[chosen])),
+        flash=bool(np.median(rows.steps.flash[chosen])),
     )
     ids = [rows.ids[i] for i in index]
-    runs = Runs(ids, rows.x.take(index), rows.measured[index], np.ones(len(index)), [])
-    predicted = fit.seconds(runs.x, rows.machine.take(index))
+    runs = Runs(ids, rows.steps.take(index), rows.measured[index], np.ones(len(index)), [])
+    predicted = fit.seconds(runs.steps, rows.machine.take(index))
     return written(runs, predicted, np.flatnonzero(np.isin(index, chosen)), cluster, out)
 
 

@@ -109,7 +109,7 @@ def folds(rows: Rows, index: np.ndarray, split: str) -> Iterator[tuple[np.ndarra
         kinds = sorted({rows.model[i] for i in index})
         group = np.array([kinds.index(rows.model[i]) for i in index])
     elif split == "leave-tp-out":
-        group = rows.x.tp[index]
+        group = rows.steps.tp[index]
     elif len(index) <= 31:
         group = np.arange(len(index))
     else:
@@ -139,8 +139,8 @@ def of_time(rows: Rows, count: int, split: str) -> HeldOut:
 
     def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         fit, _ = fit_some(rows, known, count, rows.gpu[unknown[0]])
-        x, machine = rows.x.take(unknown), rows.machine.take(unknown)
-        return fit.seconds(x, machine), fit.spread(x, machine)
+        steps, machine = rows.steps.take(unknown), rows.machine.take(unknown)
+        return fit.seconds(steps, machine), fit.spread(steps, machine)
 
     return _held_out(rows, scored(rows), split, predict)
 
@@ -153,10 +153,10 @@ def fit_some(
     priors = fitting.priors_of(card)
     if count <= 0 or not len(known):
         return fitting.prior_fit(priors), known[:0]
-    x, machine = rows.x.take(known), rows.machine.take(known)
-    chosen = known[fitting.choose(x, count, fitting.slopes(x, machine, priors))]
-    x, machine = rows.x.take(chosen), rows.machine.take(chosen)
-    return fitting.fit(x, machine, rows.measured[chosen], priors), chosen
+    steps, machine = rows.steps.take(known), rows.machine.take(known)
+    chosen = known[fitting.choose(steps, count, fitting.slopes(steps, machine, priors))]
+    steps, machine = rows.steps.take(chosen), rows.machine.take(chosen)
+    return fitting.fit(steps, machine, rows.measured[chosen], priors), chosen
 
 
 def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
@@ -166,7 +166,7 @@ def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
     def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
         constants = memory_constants(rows, known, count)
         library = np.where(rows.tensors_alone[unknown], constants["library_gb"], 0.0)
-        gigabytes = stage_peaks(rows.x.take(unknown), 0, constants) / GIB
+        gigabytes = stage_peaks(rows.steps.take(unknown), 0, constants) / GIB
         return gigabytes - library, np.nan
 
     return _held_out(rows, _has_peak(rows), "random", predict)
@@ -175,17 +175,17 @@ def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
 def _has_peak(rows: Rows) -> np.ndarray:
     """Returns the rows whose published gigabytes can be predicted."""
     ran = rows.fit & (rows.status == "ok")
-    return np.flatnonzero(ran & ~rows.x.fp8 & np.isfinite(rows.memory_gb))
+    return np.flatnonzero(ran & ~rows.steps.fp8 & np.isfinite(rows.memory_gb))
 
 
 def memory_constants(rows: Rows, known: np.ndarray, count: int) -> dict[str, float]:
     """Returns CONSTANTS, moved by the published peaks of at most `count` of the known rows."""
     known = known[rows.has_step_memory[known]]
-    chosen = known[fitting.choose(rows.x.take(known), count, np.zeros((len(known), 1)))]
-    return fit_memory(rows.x.take(chosen), rows.memory_gb[chosen])
+    chosen = known[fitting.choose(rows.steps.take(known), count, np.zeros((len(known), 1)))]
+    return fit_memory(rows.steps.take(chosen), rows.memory_gb[chosen])
 
 
-def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
+def fit_memory(steps: Columns, gigabytes: np.ndarray) -> dict[str, float]:
     """Fits the constants of the memory model to peaks: by soft-l1 of their logs, and the priors."""
     from scipy.optimize import least_squares
 
@@ -197,7 +197,7 @@ def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
         return dict(zip(names, np.exp(centre + z * MEMORY_WIDTHS), strict=True))
 
     def residuals(z: np.ndarray) -> np.ndarray:
-        r = np.log(stage_peaks(x, 0, constants(z)) / GIB / gigabytes) / MEMORY_NOISE
+        r = np.log(stage_peaks(steps, 0, constants(z)) / GIB / gigabytes) / MEMORY_NOISE
         return np.concatenate([np.sign(r) * fitting.soft_l1(r), z])
 
     return constants(least_squares(residuals, np.zeros(len(names))).x)
@@ -211,8 +211,8 @@ def refused(rows: Rows) -> dict[str, Any]:
         cluster = np.flatnonzero(keys == key)
         peaked = np.intersect1d(cluster, _has_peak(rows))
         constants = memory_constants(rows, peaked, fitting.MAX_ROWS)
-        needed[cluster] = peaks(rows.x.take(cluster), constants) / GIB
-    comparable = np.isfinite(rows.gpu_memory_gb) & ~rows.x.fp8
+        needed[cluster] = peaks(rows.steps.take(cluster), constants) / GIB
+    comparable = np.isfinite(rows.gpu_memory_gb) & ~rows.steps.fp8
     refuses = (needed > rows.gpu_memory_gb) | ~rows.can_start
     crashed = comparable & np.isin(rows.status, CRASHED)
     ran = comparable & (rows.status == "ok") & rows.fit

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -40,7 +41,7 @@ class Rows:
     """
 
     ids: list[str]
-    x: Columns
+    steps: Columns
     machine: Machine
     measured: np.ndarray
     memory_gb: np.ndarray
@@ -57,7 +58,7 @@ class Rows:
     @cached_property
     def model(self) -> list[tuple[int, int]]:
         """Returns the layers and the hidden size of each row's model."""
-        return list(zip(self.x.layers.tolist(), self.x.hidden.tolist(), strict=True))
+        return list(zip(self.steps.layers.tolist(), self.steps.hidden.tolist(), strict=True))
 
     @cached_property
     def cluster_key(self) -> np.ndarray:
@@ -70,7 +71,7 @@ class Rows:
     def allocated(self) -> np.ndarray:
         """Returns the gigabytes, (n,), that PyTorch allocates on the rank of memory_gb; nan where
         no formula counts every tensor."""
-        ranks = zip(self.x.steps, self.is_last_stage, strict=True)
+        ranks = zip(self.steps.rows, self.is_last_stage, strict=True)
         sizes = [allocated(step, stages(step)[-1] if is_last else None) for step, is_last in ranks]
         return np.array(sizes) / GIB
 
@@ -82,13 +83,13 @@ class Rows:
         hold the weights in bf16 beside fp8.
         """
         full = self.memory_gb >= self.gpu_memory_gb
-        return np.isfinite(self.memory_gb) & ~full & ~self.x.fp8 & ~self.tensors_alone
+        return np.isfinite(self.memory_gb) & ~full & ~self.steps.fp8 & ~self.tensors_alone
 
     @property
     def tensors_alone(self) -> np.ndarray:
-        """Returns which rows' gigabytes are those of tensors, without CUDA's context and NCCL, bool
-        (n,): nanotron prints PyTorch's largest sum of allocated bytes."""
-        return self.x.nanotron
+        """Returns which rows' gigabytes count tensors alone, bool (n,). nanotron prints PyTorch's
+        largest sum of allocated bytes, in which CUDA's context and NCCL are not."""
+        return self.steps.nanotron
 
     @property
     def can_start(self) -> np.ndarray:
@@ -99,50 +100,54 @@ class Rows:
         in cutting stages: stage s begins at the layer at which s shares of the parameters are
         reached. Of 212 such runs of the Ultra-Scale sweep one ran.
         """
-        x = self.x
-        share = (x.layers + x.vocab * x.hidden / layer_numbers(x)) / x.pp  # in layers
-        stages_without_layers = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
-        return ~(x.nanotron & ((x.n_micro < x.pp - 1) | (stages_without_layers > 2)))
+        steps = self.steps
+        output_layers = steps.vocab * steps.hidden / layer_numbers(steps)
+        share = (steps.layers + output_layers) / steps.pp  # in layers
+        stages_without_layers = steps.pp - 1 - np.floor((steps.layers - 1) / share + 1e-9)
+        return ~(steps.nanotron & ((steps.n_micro < steps.pp - 1) | (stages_without_layers > 2)))
 
     def repeats(self, index: np.ndarray) -> list[np.ndarray]:
         """Returns the rows of `index` in groups of those that repeat one run."""
-        runs = pandas.DataFrame({f.name: getattr(self.x, f.name)[index] for f in fields(Columns)})
+        settings = {f.name: getattr(self.steps, f.name)[index] for f in fields(Columns)}
+        runs = pandas.DataFrame(settings)
         runs = runs.assign(cluster=self.cluster_key[index], status=self.status[index])
         return [index[places] for places in runs.groupby(list(runs)).indices.values()]
 
 
-def _modelled(name: str, row: Row) -> tuple:
-    """Returns the values of a row, in the order of the fields of Rows.
+def _modelled(name: str, row: Row) -> dict[str, Any]:
+    """Returns the values of a row, by the fields of Rows.
 
     Raises:
         ValueError: a number that cannot be, or one that the row lacks.
     """
     record = complete(record_of(row, name), row)
     columns = beside(record, row)
-    x = row_of(record, lambda engine, tp, gpus: columns)
+    steps = row_of(record, lambda engine, tp, gpus: columns)
     low = record.precision if record.precision in ("fp8", "fp4") else "fp8"
     card, node = row.text("gpu_type"), int(row.number("gpus_per_node") or GPUS_PER_NODE)
-    domain, width = columns["gpus_per_node"], int(x.width[0])
-    machine = machine_of(card, row.text("cluster"), node, width, low, domain, bool(x.tf32[0]))
+    domain, width = columns["gpus_per_node"], int(steps.width[0])
+    machine = machine_of(card, row.text("cluster"), node, width, low, domain, bool(steps.tf32[0]))
     status, step_s = row.text("status"), row.number("step_s")
     status = "ok" if status.lower() in ("", "ok") else status
     if not step_s and (rate := stated_rate(record, row)):
-        step_s = int(x.global_batch[0] * x.seq[0]) / rate
-    return (
-        name,
-        x,
-        machine,
-        (step_s if status == "ok" else None) or math.nan,
-        row.number("memory_gb") or math.nan,
-        row.number("gpu_memory_gb") or math.nan,
-        status,
-        not row.text("lint"),
-        not row.text("warm_up"),
-        row.text("cluster"),
-        node,
-        planning_gpu(card).name,
-        row.text("memory_of") == "the last rank",
-    )
+        step_s = int(steps.global_batch[0] * steps.seq[0]) / rate
+    if not step_s or status != "ok":
+        step_s = math.nan
+    return {
+        "ids": name,
+        "steps": steps,
+        "machine": machine,
+        "measured": step_s,
+        "memory_gb": row.number("memory_gb") or math.nan,
+        "gpu_memory_gb": row.number("gpu_memory_gb") or math.nan,
+        "status": status,
+        "fit": not row.text("lint"),
+        "steady": not row.text("warm_up"),
+        "cluster": row.text("cluster"),
+        "gpus_per_node": node,
+        "gpu": planning_gpu(card).name,
+        "is_last_stage": row.text("memory_of") == "the last rank",
+    }
 
 
 def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
@@ -157,9 +162,15 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
     if not modelled:
         reason = f" ({left_out[0][0]}: {left_out[0][1]})" if left_out else ""
         raise UsageError(f"{', '.join(map(str, paths))}: no row can be modelled{reason}")
-    ids, xs, machines, *facts = zip(*modelled, strict=True)
-    arrays = map(np.array, facts)
-    return Rows(list(ids), Columns.stack(xs), Machine.stack(machines), *arrays, left_out)
+    columns = {name: [row[name] for row in modelled] for name in modelled[0]}
+    ids, steps, machines = (columns.pop(name) for name in ("ids", "steps", "machine"))
+    return Rows(
+        ids=ids,
+        steps=Columns.stack(steps),
+        machine=Machine.stack(machines),
+        left_out=left_out,
+        **{name: np.array(values) for name, values in columns.items()},
+    )
 
 
 def healthy(rows: Rows) -> np.ndarray:
@@ -171,20 +182,23 @@ def healthy(rows: Rows) -> np.ndarray:
     micro-batches. The time of a sequence in a pipeline slot, t / (b (m + (pp - 1) / vpp)), does not
     grow with them.
     """
-    x, t = rows.x, rows.measured
-    slot = t / (x.micro_batch * (x.n_micro + (x.pp - 1) / x.vpp))
-    timed = np.flatnonzero(np.isfinite(t) & rows.fit & rows.steady)
+    steps, measured_s = rows.steps, rows.measured
+    slot = measured_s / (steps.micro_batch * (steps.n_micro + (steps.pp - 1) / steps.vpp))
+    timed = np.flatnonzero(np.isfinite(measured_s) & rows.fit & rows.steady)
     names = "layers hidden heads seq tp pp vpp dp cp recompute fp8".split()
-    splits = pandas.DataFrame({name: getattr(x, name)[timed] for name in names})
-    splits = splits.assign(zero_3=x.zero_stage[timed] == 3, cluster=rows.cluster[timed])
-    unsteady = {rows.cluster[g[0]] for g in rows.repeats(timed) if t[g].max() > SLOW * t[g].min()}
-    good = np.ones(len(t), bool)
+    splits = pandas.DataFrame({name: getattr(steps, name)[timed] for name in names})
+    splits = splits.assign(zero_3=steps.zero_stage[timed] == 3, cluster=rows.cluster[timed])
+    unsteady = set()
+    for repeats in rows.repeats(timed):
+        if measured_s[repeats].max() > SLOW * measured_s[repeats].min():
+            unsteady.add(rows.cluster[repeats[0]])
+    good = np.ones(len(measured_s), bool)
     for places in splits.groupby(list(splits)).indices.values():
         group = timed[places]
         if rows.cluster[group[0]] in unsteady:
-            size, count = x.micro_batch[group], x.n_micro[group]
+            size, count = steps.micro_batch[group], steps.n_micro[group]
             more = (size >= size[:, None]) & (count >= count[:, None])  # [i, j]: j does, beside i
-            slow = more & (t[group][:, None] > SLOW * t[group])
+            slow = more & (measured_s[group][:, None] > SLOW * measured_s[group])
             slow |= more.T & (slot[group][:, None] > SLOW * slot[group])
             good[group] = ~slow.any(axis=1)
     return good

@@ -62,20 +62,20 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
     predictions = {}
     limit = np.array([planning_gpu(name).memory_gb for name in rows.gpu])
     limit = np.where(np.isfinite(rows.gpu_memory_gb), rows.gpu_memory_gb, limit)
-    allocated, needed, can_start = rows.allocated, peaks(rows.x) / GIB, rows.can_start
+    allocated, needed, can_start = rows.allocated, peaks(rows.steps) / GIB, rows.can_start
     for card in np.unique(rows.gpu):
         index = np.flatnonzero(rows.gpu == card)
         fit = fits.get(card) or fitting.prior_fit(fitting.priors_of(card))
-        x, machine = rows.x.take(index), rows.machine.take(index)
-        seconds = fit.seconds(x, machine)
-        low, high = fit.interval(seconds, x, machine)
+        steps, machine = rows.steps.take(index), rows.machine.take(index)
+        seconds = fit.seconds(steps, machine)
+        low, high = fit.interval(seconds, steps, machine)
         for i, *times in zip(index, seconds, low, high, strict=True):
             fits_in, reason = "yes", ""
             if not can_start[i]:
                 fits_in, reason = "no", "its engine cannot start it"
             elif not np.isfinite(needed[i]):
                 fits_in, reason = "-", "no formula counts the bytes of its parts"
-            elif rows.x.fp8[i]:
+            elif rows.steps.fp8[i]:
                 fits_in, reason = "-", "fp8: whether its weights are in bf16, too, is not published"
             elif needed[i] > limit[i]:
                 fits_in, reason = "no", f"needs {needed[i]:.0f} of {limit[i]:.0f} GB"
@@ -119,7 +119,7 @@ def _fits(name: str, fitted_on: list[Path], count: int, out: Path) -> dict[str, 
     for card in cards.tolist():
         fits[card], chosen = fit_some(rows, usable[rows.gpu[usable] == card], count, card)
         i = chosen[0]
-        facts = {"gpus_per_node": int(rows.gpus_per_node[i]), "flash": bool(rows.x.flash[i])}
+        facts = {"gpus_per_node": int(rows.gpus_per_node[i]), "flash": bool(rows.steps.flash[i])}
         facts |= {"gpu": card, "gpu_memory_gb": float(rows.gpu_memory_gb[i])}
         cluster = calibration.Calibration(name=card, fit=fits[card], **facts)
         source = f"fitted for predictions on record of {name}"

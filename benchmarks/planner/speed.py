@@ -39,14 +39,14 @@ COLUMNS = (
 def rates(ask: Question) -> dict[str, float]:
     """Returns the layouts of a plan, and how many of them a second."""
     begin = time.process_time()
-    x = space(ask.config, ask.cluster, ask.gpus, ask.global_batch, **ask.settings)
+    steps = space(ask.config, ask.cluster, ask.gpus, ask.global_batch, **ask.settings)
     made = time.process_time()
-    ranking.rank(x, ask.cluster, ask.margin)
+    ranking.rank(steps, ask.cluster, ask.margin)
     ranked = time.process_time()
-    ask.cluster.fit.seconds(x, ask.cluster.machine())
+    ask.cluster.fit.seconds(steps, ask.cluster.machine())
     timed_s = time.process_time() - ranked
     seconds = {"time": timed_s, "ranked": ranked - made, "made": ranked - begin}
-    return {"layouts": len(x)} | {name: len(x) / s for name, s in seconds.items()}
+    return {"layouts": len(steps)} | {name: len(steps) / s for name, s in seconds.items()}
 
 
 @command_line("speed")

@@ -86,22 +86,24 @@ def _heads(step: Step) -> float:
     attention repeats keys and values for all heads. In fp8 attention keeps its output beside the
     projection's input.
     """
-    heads, kv_heads, d = step.heads, step.kv_heads, step.head_dim
-    size = 4.0 * d * (heads + kv_heads)
+    heads, kv_heads, head_dim = step.heads, step.kv_heads, step.head_dim
+    size = 4.0 * head_dim * (heads + kv_heads)
     if step.kv_lora:
-        size = 4.0 * heads * (d + step.rope_dim + step.value_dim)
+        size = 4.0 * heads * (head_dim + step.rope_dim + step.value_dim)
     if step.counted:
-        value = step.value_dim if step.kv_lora else d
-        return size + heads * (4.0 * step.flash + 2.0 * value * step.output_twice)
+        row_sum = 4.0 if step.flash else 0.0
+        value = step.value_dim if step.kv_lora else head_dim
+        second_output = 2.0 * value if step.output_twice else 0.0
+        return size + heads * (row_sum + second_output)
     repeated = step.documents and kv_heads < heads
     if step.qk_norm:
-        size += 2.0 * d * (heads + kv_heads)
+        size += 2.0 * head_dim * (heads + kv_heads)
     if step.rotary and not repeated:
-        size += 2.0 * d * (heads + kv_heads)
+        size += 2.0 * head_dim * (heads + kv_heads)
     if repeated:
-        size += 4.0 * d * (heads - kv_heads)
+        size += 4.0 * head_dim * (heads - kv_heads)
     if step.in_fp8:
-        size += d * heads
+        size += head_dim * heads
     return size
 
 
@@ -183,10 +185,12 @@ def computed_again(step: Step, stage: Stage) -> float:
 
 
 def layer_goes_back(step: Step, stage: Stage) -> float:
-    """Returns the bytes beside the kept ones while the last layer goes back: the gradients of its
-    output, of its activation and of a gate's two inputs, and the second matrix's where it is not
-    added up in the kernel; of experts, those that come back before and after their messages; and
-    what is computed again."""
+    """Returns the bytes beside the kept ones while the last layer goes back.
+
+    They are the gradients of its output, of its activation and of a gate's two inputs, and the
+    second matrix's where it is not added up in the kernel; of experts, those that come back before
+    and after their messages; and what is computed again.
+    """
     gate = 2.0 * (1 + step.glu)
     if stage.layers > stage.dense:
         back = routed_tokens(step) * (4.0 * step.hidden + gate * step.moe_ffn / step.etp)

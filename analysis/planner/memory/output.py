@@ -7,10 +7,12 @@ from analysis.planner.columns import Step
 
 
 def logits(step: Step) -> float:
-    """Returns the bytes of the last norm and of the logits when backward begins: in compute
-    precision, in fp32 and, as published peaks look, a gradient, which a loss compiled into FSDP2's
-    model is not; PyTorch's own loss holds three in fp32, Transformer Engine's two in compute
-    precision."""
+    """Returns the bytes of the last norm and of the logits when backward begins.
+
+    Logits are there in compute precision, in fp32 and, as published peaks look, as a gradient,
+    which a loss compiled into FSDP2's model does not hold. PyTorch's own loss holds three in fp32,
+    Transformer Engine's two in compute precision.
+    """
     edge = 2.0 * step.tokens * step.hidden * step.width / step.sequence_cut
     values = step.tokens * step.vocab / step.tp
     if step.plain:

@@ -8,6 +8,7 @@ allocator's would that does not use the freed blocks again.
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,40 +30,48 @@ from models.headroom import CONSTANTS
 ALLOCATED = {"library_gb": 0.0, "fragments": 1.0}  # CONSTANTS of what PyTorch alone allocates
 
 
-def _comes_and_goes(step: Step, stage: Stage) -> tuple[float, float]:
-    """Returns the bytes of activations and of logits that a stage holds at its peak."""
+class Passing(NamedTuple):
+    """The bytes of activations and of logits that a stage holds at its peak."""
+
+    activations: float
+    logits: float
+
+
+def _comes_and_goes(step: Step, stage: Stage) -> Passing:
+    """Returns what of a stage's peak comes and goes with micro-batches."""
     most = most_activations(step, stage)
     if not step.counted:
         again = computed_again(step, stage)
         head = logits(step) if stage.has_output else 0.0
         if step.host_checkpoints:  # a layer's working memory and the logits take turns, too
             head = max(head - again, 0.0)
-        return most + again, head
+        return Passing(most + again, head)
     in_a_layer = most + layer_goes_back(step, stage)
     if stage.has_output:
-        beside_head, head = activations(step, stage, stage.moments[0]), output_goes_back(step)
+        beside_head = activations(step, stage, stage.moments[0])
+        head = output_goes_back(step)
         if beside_head + head >= in_a_layer:
-            return beside_head, head
-    return in_a_layer, 0.0
+            return Passing(beside_head, head)
+    return Passing(in_a_layer, 0.0)
 
 
 def parts(step: Step, stage: Stage, constants: Mapping[str, float] = CONSTANTS) -> dict[str, float]:
     """Returns the bytes of a rank of a stage by part; constants: as models/headroom.py has them.
     They are nan of experts that are not `counted`."""
-    n = model_states.parameters(step, stage)
-    layers, head = _comes_and_goes(step, stage)
+    numbers = model_states.parameters(step, stage)
+    held = _comes_and_goes(step, stage)
     library = constants["library_gb"] * GIB
     if step.counted:
         library += buffers.workspaces(step)
     sizes = {
-        "weights": model_states.weights(step, n),
-        "gradients": model_states.gradients(step, stage, n),
-        "optimizer": model_states.optimizer(step, n),
+        "weights": model_states.weights(step, numbers),
+        "gradients": model_states.gradients(step, stage, numbers),
+        "optimizer": model_states.optimizer(step, numbers),
         "fp8_copies": model_states.fp8_copies(step, stage),
-        "activations": layers * constants["fragments"],
+        "activations": held.activations * constants["fragments"],
         "keys_and_values": 0.0 if step.counted else buffers.received(step),
         "masks": buffers.masks(step, stage),
-        "logits": head * constants["fragments"],
+        "logits": held.logits * constants["fragments"],
         "buckets": buffers.buckets(step),
         "library": library,
     }
@@ -77,15 +86,15 @@ def fullest(step: Step, constants: Mapping[str, float] = CONSTANTS) -> dict[str,
     return max(ranks, key=lambda sizes: sum(sizes.values()))
 
 
-def peaks(x: Columns, constants: Mapping[str, float] = CONSTANTS) -> Array:
+def peaks(steps: Columns, constants: Mapping[str, float] = CONSTANTS) -> Array:
     """Returns the peak bytes of every row's fullest rank: what must fit; nan where no formula has
     the model's parts."""
-    return np.array([sum(fullest(step, constants).values()) for step in x.steps])
+    return np.array([sum(fullest(step, constants).values()) for step in steps.rows])
 
 
-def stage_peaks(x: Columns, number: int, constants: Mapping[str, float] = CONSTANTS) -> Array:
+def stage_peaks(steps: Columns, number: int, constants: Mapping[str, float] = CONSTANTS) -> Array:
     """Returns the peak bytes of every row's stage of that number in `stages`: 0, or -1 the last."""
-    ranks = ((step, stages(step)[number]) for step in x.steps)
+    ranks = ((step, stages(step)[number]) for step in steps.rows)
     return np.array([sum(parts(step, stage, constants).values()) for step, stage in ranks])
 
 
@@ -96,14 +105,14 @@ def allocated(step: Step, stage: Stage | None = None) -> float:
     return sum(sizes.values()) if step.counted else math.nan
 
 
-def check_counted(config: GPTConfig, x: Columns, name: str) -> None:
+def check_counted(config: GPTConfig, steps: Columns, name: str) -> None:
     """Refuses rows of a model with experts or latent attention whose bytes no formula counts; name:
     of the rows, in words.
 
     Raises:
         UsageError: there is one.
     """
-    if config.parts and not all(step.counted for step in x.steps):
+    if config.parts and not all(step.counted for step in steps.rows):
         raise UsageError(
             f"the bytes of {in_words(config.parts)} are counted for Megatron-LM alone, in 16 bits"
             f" (--precision bf16), on cards with bf16, not for {name}"

@@ -53,14 +53,14 @@ def stages(step: Step) -> list[Stage]:
     a pipeline has. A middle stage holds no less than the next one if it has no layers without
     experts where others have them."""
     end = step.pp - 1
-    found = [_stage(step, 0)]
+    candidates = [_stage(step, 0)]
     for number in range(1, end):
-        found.append(_stage(step, number))
-        if not (step.experts and found[-1].dense):
+        candidates.append(_stage(step, number))
+        if not (step.experts and candidates[-1].dense):
             break  # the next middle stages have as many layers, and fewer micro-batches in flight
     if end:
-        found.append(_stage(step, end))
-    return found
+        candidates.append(_stage(step, end))
+    return candidates
 
 
 def _stage(step: Step, number: int) -> Stage:
@@ -77,9 +77,14 @@ def chunks(step: Step, number: int) -> tuple[Chunk, ...]:
     pp, vpp, cut = step.pp, step.vpp, stage_layers(step)
     embedding = 1 if _has_lighter_chunk(step, cut.first) else 0  # in layers
     logits = 1 if _has_lighter_chunk(step, cut.last) else 0
-    first, middle, last = (cut.first + embedding) / vpp, cut.middle / vpp, (cut.last + logits) / vpp
-    size = first if number == 0 else last if number == pp - 1 else middle
-    sizes = [size] * vpp
+    # Layers of a chunk of the first stage, of middle ones and of the last, with these.
+    first = (cut.first + embedding) / vpp
+    middle = cut.middle / vpp
+    last = (cut.last + logits) / vpp
+    if number == 0:
+        sizes = [first] * vpp
+    else:
+        sizes = [last if number == pp - 1 else middle] * vpp
     if number == 0:
         sizes[0] -= embedding
     if number == pp - 1:
@@ -87,14 +92,15 @@ def chunks(step: Step, number: int) -> tuple[Chunk, ...]:
     if not step.experts:
         return tuple(Chunk(layers, layers) for layers in sizes)
     round_layers = first + (pp - 2) * middle + last  # of one chunk of every stage
-    begun = first + (number - 1) * middle if number else 0.0
-    found = []
+    earlier_stages = first + (number - 1) * middle if number else 0.0  # layers in the same round
+    parts = []
     for chunk, layers in enumerate(sizes):
-        before = chunk * round_layers + begun
+        model_layers = chunk * round_layers + earlier_stages  # of the model, before this chunk
         if chunk or number:
-            before -= embedding
-        found.append(Chunk(layers, min(max(step.dense_layers - before, 0.0), layers)))
-    return tuple(found)
+            model_layers -= embedding
+        dense = min(max(step.dense_layers - model_layers, 0.0), layers)
+        parts.append(Chunk(layers, dense))
+    return tuple(parts)
 
 
 def _moments(step: Step, number: int, parts: tuple[Chunk, ...]) -> tuple[InFlight, ...]:
@@ -134,8 +140,8 @@ def _interleaved(
 
     def passed(tasks: int, chunk: int) -> int:
         """Returns the micro-batches of a chunk among the first so many forwards."""
-        rounds, rest = divmod(tasks, period)
-        return rounds * group + min(max(rest - chunk * group, 0), group)
+        rounds, tasks_of_round = divmod(tasks, period)
+        return rounds * group + min(max(tasks_of_round - chunk * group, 0), group)
 
     moments = []
     for backwards in sorted(turns):
@@ -165,8 +171,9 @@ def stage_layers(step: Step) -> ByStage:
         return ByStage(first, middle, last)
     if step.nanotron:
         share = (layers + step.vocab * step.hidden / layer_numbers(step)) / pp  # in layers
-        begun, cut = min(math.ceil(share * (pp - 1)), layers), min(math.ceil(share), layers)
-        return ByStage(cut, cut, layers - begun)
+        cut = min(math.ceil(share), layers)
+        last_begins = min(math.ceil(share * (pp - 1)), layers)
+        return ByStage(cut, cut, layers - last_begins)
     most = math.ceil(layers / pp)
     if layers % pp == 0:
         return ByStage(most, most, most)
@@ -175,9 +182,9 @@ def stage_layers(step: Step) -> ByStage:
     return ByStage(most, most, most - 1)
 
 
-def stages_of(x: Columns) -> ByStage:
+def stages_of(steps: Columns) -> ByStage:
     """Returns the layers of the stages of every row."""
-    return ByStage(*x.each(stage_layers).T)
+    return ByStage(*steps.each(stage_layers).T)
 
 
 def layer_numbers(step: Step) -> float:
@@ -193,8 +200,9 @@ def _ends_count(step: Step) -> bool:
 
 
 def _has_lighter_chunk(step: Step, layers: float) -> bool:
-    """Returns whether the chunks of a stage with the embedding or the logits, of so many layers,
-    are not equal, because these take a layer's place in one of them."""
+    """Returns whether one chunk of an end stage has a layer less than its others, because the
+    embedding or the logits take that layer's place. layers: of the whole stage."""
     if step.vpp == 1:
         return False
+    # Where stages are stated, by the layers that vpp does not divide; else by the BLOOM rule.
     return layers % step.vpp != 0 if step.first_layers else _ends_count(step)

@@ -5,7 +5,7 @@ memory), `links` (messages inside a layer), `layer` (both, and the host that lau
 `stages` (a pipeline), `replicas` (gradients, optimizer), and `step`, which has the bubble and adds
 all terms up.
 
-Everywhere x is a `Columns`, machine a `Machine`, c a dict of at most 15 constants (`NAMES` in
+Everywhere steps is a `Columns`, machine a `Machine`, constants a dict of at most 15 (`NAMES` in
 fitting.py). Letters: b sequences of a micro-batch, s sequence length, h hidden, f feed-forward, a
 heads of size d, V vocabulary, L layers. Times are seconds, sizes bytes, rates bytes/s and FLOP/s.
 

@@ -8,130 +8,142 @@ from analysis.planner.memory.model_states import mlp_numbers
 from analysis.planner.timemodel.machine import Machine
 
 
-def _gemm(m: Array, n: Array, k: Array, peak: Array, c: dict) -> Array:
+def _gemm(m: Array, n: Array, k: Array, peak: Array, constants: dict) -> Array:
     """Returns the seconds of a GEMM (m x k)(k x n) at peak x efficiency; longer where a side is
     short or ill aligned.
 
     Tensor cores want sides in multiples of 64 half-precision elements (NVIDIA, "Matrix
     Multiplication Background User's Guide", tile and wave quantisation).
     """
-    seconds = 2.0 * m * n * k / (peak * c["gemm"])
-    short = 1.0 + c["sat"] * (1.0 / m + 1.0 / n + 1.0 / k)
-    crooked = ((n % 64 != 0) | (k % 64 != 0)) * c["align"]
-    return seconds * (short + crooked)
+    seconds = 2.0 * m * n * k / (peak * constants["gemm"])
+    sides = 1.0 + constants["sat"] * (1.0 / m + 1.0 / n + 1.0 / k)
+    alignment = np.where((n % 64 != 0) | (k % 64 != 0), constants["align"], 0.0)
+    return seconds * (sides + alignment)
 
 
-def gemms(x: Columns, machine: Machine, c: dict) -> Array:
+def gemms(steps: Columns, machine: Machine, constants: dict) -> Array:
     """Returns the seconds of the four GEMMs of a layer, forward, one micro-batch: QKV, projection,
     MLP up and down; of a mean layer where some have experts."""
-    m, h = x.tokens, x.hidden
-    peak = np.where(x.fp8, np.maximum(machine.peak, machine.fp8), machine.peak)
-    qkv = x.head_dim * (x.heads + 2 * x.kv_heads) / x.tp
-    products = _gemm(m, qkv, h, peak, c) + _gemm(m, h, x.head_dim * x.heads / x.tp, peak, c)
-    if x.kv_lora.any():
-        products = np.where(x.kv_lora > 0, _latent_gemms(x, peak, c), products)
-    dense = 1.0 - x.routed
-    products = products + dense * _gemm(m, x.ffn * (1 + x.glu) / x.tp, h, peak, c)
-    products = products + dense * _gemm(m, h, x.ffn / x.tp, peak, c)
-    if x.experts.any():
-        products = products + x.routed * _expert_gemms(x, peak, c)
+    tokens, h = steps.tokens, steps.hidden
+    peak = np.where(steps.fp8, np.maximum(machine.peak, machine.fp8), machine.peak)
+    qkv = steps.head_dim * (steps.heads + 2 * steps.kv_heads) / steps.tp
+    heads = steps.head_dim * steps.heads / steps.tp
+    products = _gemm(tokens, qkv, h, peak, constants) + _gemm(tokens, h, heads, peak, constants)
+    if steps.kv_lora.any():
+        products = np.where(steps.kv_lora > 0, _latent_gemms(steps, peak, constants), products)
+    dense = 1.0 - steps.routed
+    up = steps.ffn * (1 + steps.glu) / steps.tp
+    products = products + dense * _gemm(tokens, up, h, peak, constants)
+    products = products + dense * _gemm(tokens, h, steps.ffn / steps.tp, peak, constants)
+    if steps.experts.any():
+        products = products + steps.routed * _expert_gemms(steps, peak, constants)
     return products
 
 
-def _latent_gemms(x: Columns, peak: Array, c: dict) -> Array:
+def _latent_gemms(steps: Columns, peak: Array, constants: dict) -> Array:
     """Returns the seconds of queries and keys and values of latent attention, down and up, and the
     projection (arXiv 2405.04434); tp ranks make the same latents."""
-    m, h, latent = x.tokens, x.hidden, np.maximum(x.q_lora, 1)
-    queries = x.heads * (x.head_dim + x.rope_dim) / x.tp
-    down = _gemm(m, latent, h, peak, c) * (x.q_lora > 0)
-    inner = np.maximum(x.kv_lora, 1)
+    tokens, h = steps.tokens, steps.hidden
+    # A size of 0 means that the model has no such latents; a product of side 0 has no time.
+    latent = np.maximum(steps.q_lora, 1)
+    queries = steps.heads * (steps.head_dim + steps.rope_dim) / steps.tp
+    down = np.where(steps.q_lora > 0, _gemm(tokens, latent, h, peak, constants), 0.0)
+    inner = np.maximum(steps.kv_lora, 1)
+    keys_and_values = steps.heads * (steps.head_dim + steps.value_dim) / steps.tp
+    values = np.maximum(steps.heads * steps.value_dim / steps.tp, 1)
     return (
         down
-        + _gemm(m, queries, np.where(x.q_lora > 0, latent, h), peak, c)
-        + _gemm(m, inner + x.rope_dim, h, peak, c)
-        + _gemm(m, x.heads * (x.head_dim + x.value_dim) / x.tp, inner, peak, c)
-        + _gemm(m, h, np.maximum(x.heads * x.value_dim / x.tp, 1), peak, c)
+        + _gemm(tokens, queries, np.where(steps.q_lora > 0, latent, h), peak, constants)
+        + _gemm(tokens, inner + steps.rope_dim, h, peak, constants)
+        + _gemm(tokens, keys_and_values, inner, peak, constants)
+        + _gemm(tokens, h, values, peak, constants)
     )
 
 
-def _expert_gemms(x: Columns, peak: Array, c: dict) -> Array:
+def _expert_gemms(steps: Columns, peak: Array, constants: dict) -> Array:
     """Returns the seconds of the router, the shared experts and the products of a rank's experts,
     forward: each takes its part of the tokens."""
-    h, gate = x.hidden, 1 + x.glu
+    h, gate = steps.hidden, 1 + steps.glu
 
     def feed_forward(m: Array, width: Array) -> Array:
-        return _gemm(m, width * gate, h, peak, c) + _gemm(m, h, width, peak, c)
+        return _gemm(m, width * gate, h, peak, constants) + _gemm(m, h, width, peak, constants)
 
-    own_experts = np.maximum(x.experts / x.ep, 1)
-    tokens_each = np.maximum(x.each(routed_tokens) * x.imbalance / own_experts, 1)
-    routed = own_experts * feed_forward(tokens_each, np.maximum(x.moe_ffn / x.etp, 1))
-    shared = feed_forward(x.tokens, np.maximum(x.shared_ffn / x.tp, 1))
-    return routed + shared * (x.shared_ffn > 0)
+    own_experts = np.maximum(steps.experts / steps.ep, 1)
+    tokens_each = np.maximum(steps.each(routed_tokens) * steps.imbalance / own_experts, 1)
+    routed = own_experts * feed_forward(tokens_each, np.maximum(steps.moe_ffn / steps.etp, 1))
+    shared = feed_forward(steps.tokens, np.maximum(steps.shared_ffn / steps.tp, 1))
+    return routed + shared * (steps.shared_ffn > 0)
 
 
-def attention(x: Columns, machine: Machine, c: dict) -> Array:
+def attention(steps: Columns, machine: Machine, constants: dict) -> Array:
     """Returns the seconds of scores and context of a layer, forward: 4 b s^2 a d FLOPs [N eq. 2].
     Flash attention skips the masked half. Without it, passes over the b a s^2 scores are added
     (write, softmax, dropout)."""
-    pairs = x.tokens * x.seq * x.heads / x.tp
-    latent = (x.head_dim + x.rope_dim + x.value_dim) / 2.0  # of keys and of values
-    width = np.where(x.kv_lora > 0, latent, x.head_dim)
-    flops = 4.0 * pairs * width * np.where(x.flash, 0.5, 1.0)
-    crooked = x.head_dim % 8 != 0
-    scores = np.where(x.flash, 0.0, 6.5 * x.width) * pairs
-    return flops / (machine.peak * c["attn"]) * (1 + crooked * c["align"]) + scores / (
-        machine.memory_rate * c["mem"]
-    )
+    pairs = steps.tokens * steps.seq * steps.heads / steps.tp
+    latent = (steps.head_dim + steps.rope_dim + steps.value_dim) / 2.0  # of keys and of values
+    width = np.where(steps.kv_lora > 0, latent, steps.head_dim)
+    flops = 4.0 * pairs * width * np.where(steps.flash, 0.5, 1.0)
+    alignment = np.where(steps.head_dim % 8 != 0, constants["align"], 0.0)
+    scores = np.where(steps.flash, 0.0, 6.5 * steps.width) * pairs
+    products = flops / (machine.peak * constants["attn"]) * (1 + alignment)
+    return products + scores / (machine.memory_rate * constants["mem"])
 
 
-def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
-    """Returns the bytes that one layer moves, forward, over the memory rate: norms, dropouts and
-    residuals (whole on every rank unless sequence-parallel [K]), GELU, biases and transposes (split
-    by tp)."""
-    sbh = x.tokens * x.hidden * x.width
-    replicated = 13.0 * sbh / np.where(x.sequence_parallel, x.tp, 1)
-    dense = 8.0 * x.ffn * (1.0 - x.routed) * (1 + 0.5 * x.glu) / (4.0 * x.hidden)
-    split = (6.0 + dense) * sbh / x.tp
+def elementwise(steps: Columns, machine: Machine, constants: dict) -> Array:
+    """Returns the seconds in which one layer's operators between products move their bytes,
+    forward. These are norms, dropouts and residuals (whole on every rank unless sequence-parallel
+    [K]), GELU, biases and transposes (split by tp)."""
+    sbh = steps.tokens * steps.hidden * steps.width
+    replicated = 13.0 * sbh / np.where(steps.sequence_parallel, steps.tp, 1)
+    dense = 8.0 * steps.ffn * (1.0 - steps.routed) * (1 + 0.5 * steps.glu) / (4.0 * steps.hidden)
+    split = (6.0 + dense) * sbh / steps.tp
     moved = replicated + split
-    if x.kv_lora.any():  # queries and keys are joined with their positions, values copied
-        joined = x.heads * (2 * (x.head_dim + x.rope_dim) + x.value_dim) * (x.kv_lora > 0)
-        moved = moved + 2.0 * x.tokens * joined * x.width / x.tp
-    if x.experts.any():
-        moved = moved + x.routed * _permuted(x)
-    return moved / (machine.memory_rate * c["mem"])
+    if steps.kv_lora.any():  # queries and keys are joined with their positions, values copied
+        head = 2 * (steps.head_dim + steps.rope_dim) + steps.value_dim
+        joined = np.where(steps.kv_lora > 0, steps.heads * head, 0)
+        moved = moved + 2.0 * steps.tokens * joined * steps.width / steps.tp
+    if steps.experts.any():
+        moved = moved + steps.routed * _permuted(steps)
+    return moved / (machine.memory_rate * constants["mem"])
 
 
-def _permuted(x: Columns) -> Array:
-    """Returns the bytes moved in the experts' part of a layer, forward: the router's scores in fp32
-    in ten passes, tokens sorted by expert before their messages and after, and back, and the
-    activation. DeepEP's kernels do the first sorting and the last sum. A pass reads the experts'
-    weights, and backward adds to their gradients."""
-    own_tokens = x.tokens / np.where(x.sequence_parallel, x.tp, 1)
-    scores = 40.0 * own_tokens * x.experts
-    times_moved = np.where(x.deep_ep, 4.0, 6.0) * x.topk + 2.0
-    sorting = own_tokens * times_moved * x.imbalance * x.hidden * x.width * x.etp
-    weights = mlp_numbers(x, x.moe_ffn, x.etp) * x.experts / x.ep
-    weights = weights * (2.0 * x.width + 2.0 * x.grad_width) / 3.0
-    routed_numbers = x.each(routed_tokens) * x.imbalance * x.moe_ffn / x.etp
-    activated = routed_numbers + x.tokens * x.shared_ffn / x.tp
-    return scores + sorting + weights + 2.0 * (1 + 0.5 * x.glu) * x.width * activated
+def _permuted(steps: Columns) -> Array:
+    """Returns the bytes moved in the experts' part of a layer, forward.
+
+    The router's scores are moved in fp32 in ten passes; tokens are sorted by expert before their
+    messages and after, and back; then there is the activation. DeepEP's kernels do the first
+    sorting and the last sum. A pass reads the experts' weights, and backward adds to their
+    gradients.
+    """
+    own_tokens = steps.tokens / np.where(steps.sequence_parallel, steps.tp, 1)
+    scores = 40.0 * own_tokens * steps.experts
+    times_moved = np.where(steps.deep_ep, 4.0, 6.0) * steps.topk + 2.0
+    sorting = own_tokens * times_moved * steps.imbalance * steps.hidden * steps.width * steps.etp
+    weights = mlp_numbers(steps, steps.moe_ffn, steps.etp) * steps.experts / steps.ep
+    weights = weights * (2.0 * steps.width + 2.0 * steps.grad_width) / 3.0
+    routed_numbers = steps.each(routed_tokens) * steps.imbalance * steps.moe_ffn / steps.etp
+    activated = routed_numbers + steps.tokens * steps.shared_ffn / steps.tp
+    return scores + sorting + weights + 2.0 * (1 + 0.5 * steps.glu) * steps.width * activated
 
 
-def ring_sums(x: Columns, machine: Machine, c: dict) -> Array:
-    """Returns the seconds of a layer, all passes, in which a cp rank adds what other ranks' keys
-    and values gave to what it has: outputs in forward, gradients of queries, keys and values in
-    backward. A sum reads two numbers and writes one (Transformer Engine's p2p); balanced over the
-    ranks, a causal mask leaves 3/4 of them."""
-    forward = x.heads * np.where(x.recompute > 0, 2.0, 1.0)
-    numbers = (forward + x.heads + 2 * x.kv_heads) * x.tokens * x.head_dim / x.tp
-    moved = 0.75 * (x.cp - 1) * 3.0 * numbers * x.width
-    return moved / (machine.memory_rate * c["mem"])
+def ring_sums(steps: Columns, machine: Machine, constants: dict) -> Array:
+    """Returns the seconds of a layer, all passes, in which a cp rank adds up what each rank's keys
+    and values gave: outputs in forward, gradients of queries, keys and values in backward. A sum
+    reads two numbers and writes one (Transformer Engine's p2p); balanced over the ranks, a causal
+    mask leaves 3/4 of them."""
+    forward = steps.heads * np.where(steps.recompute > 0, 2.0, 1.0)
+    heads = forward + steps.heads + 2 * steps.kv_heads
+    numbers = heads * steps.tokens * steps.head_dim / steps.tp
+    moved = 0.75 * (steps.cp - 1) * 3.0 * numbers * steps.width
+    return moved / (machine.memory_rate * constants["mem"])
 
 
-def logits(x: Columns, machine: Machine, c: dict) -> Array:
+def logits(steps: Columns, machine: Machine, constants: dict) -> Array:
     """Returns the seconds of the output layer and the loss of one micro-batch, forward and
     backward: never recomputed."""
-    m = x.tokens
-    gemm = 3.0 * _gemm(m, np.ceil(x.vocab / x.tp / 128) * 128, x.hidden, machine.peak, c)
-    loss = 60.0 * m * x.vocab / x.tp / (machine.memory_rate * c["mem"])  # fp32, about ten passes
-    return (gemm + loss) * c["head"]
+    tokens = steps.tokens
+    words = np.ceil(steps.vocab / steps.tp / 128) * 128
+    gemm = 3.0 * _gemm(tokens, words, steps.hidden, machine.peak, constants)
+    # In fp32, about ten passes.
+    loss = 60.0 * tokens * steps.vocab / steps.tp / (machine.memory_rate * constants["mem"])
+    return (gemm + loss) * constants["head"]

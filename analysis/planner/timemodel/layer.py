@@ -22,43 +22,46 @@ ROUTED_GAP = 0.5  # added share of the time in which the kernels of a layer star
 SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would be max()
 
 
-def passes(x: Columns) -> Array:
+def passes(steps: Columns) -> Array:
     """Returns the forward-equivalents of a layer in a step: 1 forward + 2 backward, + 1 when
     recomputed."""
-    return np.where(x.recompute == FULL, 4.0, 3.0)
+    return np.where(steps.recompute == FULL, 4.0, 3.0)
 
 
-def launch(x: Columns, c: dict) -> Array:
+def launch(steps: Columns, constants: dict) -> Array:
     """Returns the host seconds to launch one layer, all passes; backward launches about as much as
     forward. The ranks of a tp group of a node wait for their slowest host at each collective. In a
     pipeline nanotron's host takes longer for each rank of the group, but not in a run on one node.
     """
     # Megatron's softmax kernel wants b a / t in fours (its fused_softmax.py, is_kernel_available).
-    plain = ~x.flash & (x.micro_batch * x.heads / x.tp % 4 != 0)
+    plain = ~steps.flash & (steps.micro_batch * steps.heads / steps.tp % 4 != 0)
     shares = 1.0 + plain * PLAIN_SOFTMAX  # of launching a plain layer
-    if x.experts.any():
-        chunks = np.where(x.deep_ep | x.padded, 0.0, CHUNK_LAUNCH * x.experts)
-        routed = np.where(x.hybrid_ep, HYBRID_LAUNCH, ROUTED_LAUNCH)
-        shares = shares + x.routed * (routed + chunks + EXPERT_LAUNCH * x.experts / x.ep)
-    shares = (shares + LATENT_LAUNCH * (x.kv_lora > 0)) * (1.0 + HOST_SPREAD * (x.tp - 1))
-    staged = (x.pp > 1) & (x.gpus > x.gpus_per_node)
-    each_pass = c["launch"] * constant(x, "host") * shares
-    each_pass = each_pass + constant(x, "stage_host") * x.tp * staged
-    return each_pass * (passes(x) - 1.0)
+    if steps.experts.any():
+        chunks = np.where(steps.deep_ep | steps.padded, 0.0, CHUNK_LAUNCH * steps.experts)
+        routed = np.where(steps.hybrid_ep, HYBRID_LAUNCH, ROUTED_LAUNCH)
+        own_experts = EXPERT_LAUNCH * steps.experts / steps.ep
+        shares = shares + steps.routed * (routed + chunks + own_experts)
+    shares = (shares + LATENT_LAUNCH * (steps.kv_lora > 0)) * (1.0 + HOST_SPREAD * (steps.tp - 1))
+    staged = (steps.pp > 1) & (steps.gpus > steps.gpus_per_node)
+    each_pass = constants["launch"] * constant(steps, "host") * shares
+    each_pass = each_pass + constant(steps, "stage_host") * steps.tp * staged
+    return each_pass * (passes(steps) - 1.0)
 
 
-def layer(x: Columns, machine: Machine, c: dict) -> Array:
+def layer(steps: Columns, machine: Machine, constants: dict) -> Array:
     """Returns the seconds of one layer and micro-batch, forward and backward: the larger of GPU and
     host time, smooth."""
-    core = attention(x, machine, c) * np.where(x.flash, constant(x, "attention"), 1.0)
-    moved = elementwise(x, machine, c) * constant(x, "elementwise")
-    again = x.plain & (x.recompute == SELECTIVE)  # all but products and attention
-    gpu = passes(x) * (gemms(x, machine, c) + moved) + again * moved
-    gpu = gpu + np.where((x.recompute > 0) & ~again, 4.0, 3.0) * core
-    gpu = gpu + tensor_parallel(x, machine, c) + context_parallel(x, machine, c)
-    gpu = gpu + ring_sums(x, machine, c)
-    if x.experts.any():
-        gpu = gpu + expert_parallel(x, machine, c)
-    gaps = 1.0 + ROUTED_GAP * x.routed
-    gpu = gpu + c["gap"] * gaps * passes(x)  # kernels start and drain one by one
-    return (gpu**SHARPNESS + launch(x, c) ** SHARPNESS) ** (1 / SHARPNESS)
+    flash = np.where(steps.flash, constant(steps, "attention"), 1.0)
+    core = attention(steps, machine, constants) * flash
+    moved = elementwise(steps, machine, constants) * constant(steps, "elementwise")
+    again = steps.plain & (steps.recompute == SELECTIVE)  # all but products and attention
+    gpu = passes(steps) * (gemms(steps, machine, constants) + moved) + again * moved
+    gpu = gpu + np.where((steps.recompute > 0) & ~again, 4.0, 3.0) * core
+    gpu = gpu + tensor_parallel(steps, machine, constants)
+    gpu = gpu + context_parallel(steps, machine, constants)
+    gpu = gpu + ring_sums(steps, machine, constants)
+    if steps.experts.any():
+        gpu = gpu + expert_parallel(steps, machine, constants)
+    gaps = 1.0 + ROUTED_GAP * steps.routed
+    gpu = gpu + constants["gap"] * gaps * passes(steps)  # kernels start and drain one by one
+    return (gpu**SHARPNESS + launch(steps, constants) ** SHARPNESS) ** (1 / SHARPNESS)
