@@ -233,7 +233,7 @@ def test_what_is_not_given_is_one_rank_of_a_gpt_in_half_precision():
     one = {f: getattr(x, f)[0] for f in ("ffn", "kv_heads", "width", "grad_width", "gpus_per_node")}
     assert one == {"ffn": 384, "kv_heads": 6, "width": 2, "grad_width": 2, "gpus_per_node": 8}
     assert x.head_dim.tolist() == [16.0] and x.dropout.tolist() == [True]
-    (step,) = x.steps
+    (step,) = x.rows
     assert all(getattr(step, name) == usual for name, usual in Step._field_defaults.items())
     assert not step.slower and not step.output_twice
     y = columns(**SIZES, width=4, deepspeed=True, ffn=7, kv_heads=2, slower=False)

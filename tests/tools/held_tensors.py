@@ -38,7 +38,7 @@ def expected(spec: RunSpec) -> float:
 
     Gathered layers are gone when a backward pass has ended.
     """
-    (step,) = columns_of(spec).steps
+    (step,) = columns_of(spec).rows
     first = stages(step)[0]
     n = model_states.parameters(step, first)
     held = model_states.weights(step, n) - model_states.gathered(step, n.total)
