@@ -23,6 +23,7 @@ from parallel.config.clusters import Cluster
 from parallel.config.study import Study
 from parallel.measure import node_rates
 from parallel.measure.slow_ranks import slow_nodes
+from parallel.record.first_place import LOST_NODE
 from parallel.record.launch import hostnames
 from parallel.record.reader import read_job_end, read_rows
 from parallel.record.schema import utc_now
@@ -33,7 +34,6 @@ from slurm.render import ROOT, ask_of, cluster_of, each, job_of, load_studies, s
 LEDGER = "nodes.csv"  # beside the runs of a study
 SUSPECTED, LEFT_OUT, PUT_BACK = "suspected", "left out", "put back"
 FORGIVEN, EXPIRED = "forgiven", "expired"
-_LOST = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _ONLY_NODE = re.compile(r"^ +NodeList=([^\s,\[(]+)$", re.MULTILINE)
 _CLOSED = ("down", "dr", "fail", "unk", "inval")  # how the states of nodes that take no job begin
 
@@ -132,7 +132,7 @@ def _lost_nodes(folder: Path) -> Iterator[Change]:
         died = read_job_end(folder, job).get("verdict") == "node failure"
         if not died and not any(file.startswith(f"{job}.restart") for file in names):
             continue
-        lists = _LOST.findall(states.tail(folder / name))
+        lists = LOST_NODE.findall(states.tail(folder / name))
         if died and not lists:
             lists = _ONLY_NODE.findall(states.tail(folder / f"{attempt}.job"))
         ended = datetime.fromtimestamp((folder / name).stat().st_mtime, UTC).isoformat()

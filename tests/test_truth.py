@@ -17,10 +17,13 @@ from tests.conftest import SHARED
 TRUTH = SHARED / "logs" / "truth.csv"
 TOLERANCE = 0.002
 
-# Files that hold no training step with a time or a rate, and what their refusal must say.
+# Files that hold no training step with a time or a rate, and what their refusal must say, or
+# their row: a job's output without a step is a run.
+STEPLESS = (
+    "awslabs+awsome-distributed-training/slurm-esm1nv-train-102.out",
+    "deepspeedai+DeepSpeedExamples/fast_io__model_checkpoint__log_9_21_22__gpt2-unfused.txt",
+)
 REFUSED = {
-    "awslabs+awsome-distributed-training/slurm-esm1nv-train-102.out": "no iteration",
-    "deepspeedai+DeepSpeedExamples/fast_io__model_checkpoint__log_9_21_22__gpt2-unfused.txt": "no",
     "hpcaitech+ColossalAI/vilt_vanilla.txt": "only progress bars",
     "kadamrahul18+GPT2-Optimization/baseline_2026-01-26__nsys_stats_gn-0011.txt": "a profile",
 }
@@ -36,7 +39,7 @@ VERDICTS = {  # a word of the independent judgement -> ours
 
 needs_logs = pytest.mark.skipif(not TRUTH.exists(), reason=f"no real logs at {TRUTH.parent}")
 LINES = TRUTH.read_text().splitlines() if TRUTH.exists() else []
-ROWS = [row for row in csv.DictReader(LINES) if row["path"] not in REFUSED]
+ROWS = [row for row in csv.DictReader(LINES) if row["path"] not in (*REFUSED, *STEPLESS)]
 LAYOUT = {"world": "gpus", "tp": "tp", "pp": "pp", "dp": "dp", "mbs": "micro_batch"}
 LAYOUT |= {"gbs": "global_batch", "seq": "seq_len", "planned_iters": "planned_steps"}
 
@@ -77,3 +80,11 @@ def test_what_is_read_agrees(row):
 def test_a_file_without_steps_is_refused_with_its_reason(path):
     with pytest.raises(Refusal, match=REFUSED[path]):
         read(TRUTH.parent / path)
+
+
+@needs_logs
+@pytest.mark.parametrize("path", STEPLESS)
+def test_the_output_of_a_job_without_steps_is_a_row_without_numbers(path):
+    record = read(TRUTH.parent / path)
+    assert judge(record).verdict == "no data" and not len(record.steps)
+    assert "but holds no iteration that could be read" in "; ".join(record.notes)

@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.common.reasons import NOTE, Reason
 from base.errors import UsageError, printable
+from parallel.record.first_place import Place
 from parallel.record.reader import Run
 
 # Strongest evidence first.
@@ -54,12 +55,13 @@ def steps_table(**columns: Sequence[float] | np.ndarray) -> np.ndarray:
 @dataclass
 class Failure:
     """Why a run ended, and the line that proves it. `kind` is oom, nccl, node, timeout, cancelled,
-    traceback, diverged, launcher (nothing was trained) or aborted. `line_no` 0: no line of a log
-    says it."""
+    traceback, exited, diverged, launcher (nothing was trained) or aborted. `line_no` 0: no line of
+    a log says it. place: the rank and the node that failed first."""
 
     kind: str
     line_no: int
     line: str
+    place: Place = Place()
 
 
 class Refusal(UsageError):

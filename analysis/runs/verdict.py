@@ -1,9 +1,9 @@
 """Whether a run can be believed: how it ended, the line that proves it, what is doubtful about it.
 
 The verdicts: complete; diverged (the run reached its end, but the last loss is NaN or infinite);
-stopped early; end unknown; OOM, communication error, node failure, timeout, cancelled, traceback
-(how it failed); rows missing (complete, but steps.csv lacks steps); pending, running, interrupted
-(the state of one of our own runs); no data.
+stopped early; end unknown; OOM, communication error, node failure, timeout, cancelled, traceback,
+failed (how it failed); rows missing (complete, but steps.csv lacks steps); pending, running,
+interrupted (the state of one of our own runs); no data.
 """
 
 import math
@@ -25,6 +25,7 @@ VERDICTS = {
     "timeout": "timeout",
     "cancelled": "cancelled",
     "traceback": "traceback",
+    "exited": "failed",
     "diverged": "diverged",
     "launcher": "no data",
 }

@@ -13,6 +13,7 @@ from analysis.logs.load import load, load_own
 from analysis.logs.naming import name_of
 from analysis.runs import (
     checkpoint_costs,
+    failed_runs,
     gpu_hours,
     loss_parity,
     pairs,
@@ -135,6 +136,12 @@ def checkpoints(options: Namespace) -> Result:
     return Result([costs.table])
 
 
+def failures(options: Namespace) -> Result:
+    """Shows why runs failed, and on which nodes more often than by chance."""
+    causes, nodes = failed_runs.tables(load_runs("analysis.failures", options))
+    return Result([causes, nodes] if nodes.rows else [causes])
+
+
 def goodput(options: Namespace) -> Result:
     tables, refused = gpu_hours.table(load_runs("analysis.goodput", options))
     if not any(table.rows for table in tables):
@@ -160,6 +167,7 @@ VIEWS = {
     "breakdown": View(breakdown, ("baseline", "scaling", "table"), "run folder or study"),
     "stragglers": View(stragglers, ("table",), "run folder or study"),
     "checkpoints": View(checkpoints, ("table",), "run, log, folder"),
+    "failures": View(failures, ("table",)),
     "goodput": View(goodput, ("table",), "study or run folder"),
 }
 

@@ -66,7 +66,8 @@ _BROKEN = (
     r"NCCL error|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
     r"|DistBackendError|Watchdog caught collective operation timeout"
     r"|Some NCCL operations have failed or timed out|RCCL error|Connection reset by peer"
-    r"|Connection closed by peer|Socket Timeout|/gloo/transport/|MPI_ABORT was invoked"
+    r"|Connection closed by peer|Connection closed by remote peer|NET/IB : Got completion"
+    r"|Socket Timeout|/gloo/transport/|MPI_ABORT was invoked"
 )
 # Python's own exceptions that say by their name what they are. The others hold a library's or the
 # system's words.
@@ -169,9 +170,15 @@ _WORDS = {
 # --kill-on-bad-exit ends the step on the other nodes.
 _SENT = re.compile(rb"[^\r\n]*(?:closing signal SIGTERM|Signal 15 \(SIGTERM\)|exitcode +: -15 )")
 _STEP = re.compile(rb"[^\r\n]*\*\*\* STEP [^\r\n]* CANCELLED AT (?![^\r\n]*DUE TO)")
+_SIGNALS = rb"Killed|Segmentation fault|Aborted|Bus error"
 _BAD_EXIT = re.compile(
-    rb"srun: [^\r\n]*(?:: (?:Exited with exit code|Killed|Segmentation fault|Aborted|Bus error)"
-    rb"|Terminating (?:StepId|job step))"
+    rb"srun: [^\r\n]*(?:: (?:Exited with exit code|%b)|Terminating (?:StepId|job step))" % _SIGNALS
+)
+# The words of srun, and of a shell, on a process that ended. 143 is what SIGTERM makes of it.
+_EXITED = re.compile(
+    rb"srun: error: [^\r\n ]{1,300}: tasks? [\d,-]{1,300}: (?:Exited with exit code (?!143\b)|%b)"
+    rb"|^[^\r\n ]{1,200}: line \d{1,6}: {1,9}\d{1,9} (?:%b)" % (_SIGNALS, _SIGNALS),
+    re.MULTILINE,
 )
 # torchrun names the process that a signal ended first; its peers see a broken connection.
 # It sends SIGTERM itself, and SIGABRT (6) is what NCCL's watchdog ends a rank with.
@@ -197,7 +204,8 @@ _FAR = 1 << 20  # bytes from a traceback to its end, with other ranks' lines bet
 
 
 class Sign(NamedTuple):
-    """A sign in a log of how its run ended: oom, node, timeout, nccl, cancelled or traceback.
+    """A sign in a log of how its run ended: oom, node, timeout, nccl, cancelled, traceback or
+    exited.
 
     at: the byte of the text where it begins. raised: that where the line ends that closes a
     traceback.
@@ -273,6 +281,13 @@ def find_sign(text: bytes) -> Sign | None:
         if ends and not _PATTERNS[sign.kind].search(error[0]):
             return _raised(text, traceback)
     return sign
+
+
+def exit_sign(text: bytes) -> Sign | None:
+    """Returns the first word of srun or a shell on a process that ended, for a log that has no
+    other sign."""
+    exited = _EXITED.search(text)
+    return Sign("exited", exited.start()) if exited else None
 
 
 def _raised(text: bytes, traceback: re.Match[bytes]) -> Sign:

@@ -25,10 +25,12 @@ _LINES = (
     rb"[^\n]{0,80}File \"[^\"\n]{1,400}\", line \d{1,6}",
     rb"(?:slurmstepd|srun|slurmd|sbatch)(?:-[\w.]{1,60})?: ",
     rb"[\w./-]{1,200}: line \d{1,6}: [^\n]{1,300}: (?:command not found|No such file or directory)",
+    rb"[\w./-]{1,200}: line \d{1,6}: {1,9}\d{1,9} (?:Killed|Segmentation fault|Aborted|Bus error)",
     rb"(?:ba|da|z)?sh: (?:line )?\d{1,6}: [^\n]{1,300}: (?:command )?not found",
     rb"[\w./-]{0,200}python[\d.]{0,6}: can't open file ",
     rb"[WEIC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} +\d+ [^\n]{1,300}\.py:\d+\] ",  # torch
     rb"\[[WEI]\d{3,9} \d\d:\d\d:\d\d\.\d{3,9} [\w.]+:\d+\] ",  # its C++
+    rb"(?:\[\d{1,6}\] )?[\w.-]{1,80}:\d{1,9}:\d{1,9} \[\d{1,4}\] (?:\S{1,100} )?NCCL [IW]",
     _CLOCK + rb" ?\[(?:INFO|WARNING|ERROR)\] \[[\w.]+\.py:\d+:\w+\] ",  # DeepSpeed
     rb"> padded vocab \(size: \d+\) with \d+ dummy",  # Megatron
     rb"\[NeMo [IWE] \d{4}-\d\d-\d\d ",

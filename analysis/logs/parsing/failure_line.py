@@ -2,18 +2,20 @@
 say out of memory, a lost node and the like."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import LONGEST_LINE, Log
 from analysis.logs.record import Failure, Record
-from parallel.record.ends import find_sign, line_of
+from parallel.record.ends import Sign, exit_sign, find_sign, line_of
+from parallel.record.first_place import Place, place_of
 
 _LAUNCHER = re.compile(
     rb"(?:^|(?<=\r))[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)"
     rb"[^\r\n]{0,200}",
     re.MULTILINE,
 )
+_NEAR = 1 << 20  # bytes at either end of a log, where ranks and nodes are named
 _LINES_BACK = 4  # ranks are interleaved: the failing one may print before the last iteration line
 
 
@@ -30,18 +32,25 @@ def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> No
     if failure is None and not len(ends) and not record.whole_run:
         if first := next(iter(log.matches(_LAUNCHER)), None):  # nothing was trained at all
             failure = _failure(log, "launcher", first[0] + len(first[1][0]) - 1)
+    if failure is None and not record.completed:
+        failure = _find(log, ends[-1] if len(ends) else 0, exit_sign)
     if failure and record.completed:
         record.note(
             f"line {failure.line_no}: {failure.kind} after the run had completed: {failure.line}"
         )
-    else:
+    elif failure:
+        failure.place = _place(log, failure)
         record.failure = failure
 
 
 def find_failure(log: Log, start: int = 0) -> Failure | None:
     """Returns the evidence at or after `start`: a cause if there is one, else the first sign."""
+    return _find(log, start, find_sign)
+
+
+def _find(log: Log, start: int, sign_in: Callable[[bytes], Sign | None]) -> Failure | None:
     for offset, text in log.blocks(start, size=LONGEST_LINE):
-        if sign := find_sign(text):
+        if sign := sign_in(text):
             failure = _failure(log, sign.kind, offset + sign.at)
             if sign.raised is not None:
                 raised = _failure(log, sign.kind, offset + sign.raised)
@@ -58,3 +67,10 @@ def _failure(log: Log, kind: str, at: int) -> Failure:
     line = line_of(log.slice(first, at + 300), at - first)
     text = plain(line).replace(b"\0", b"").decode("utf-8", "replace").strip()
     return Failure(kind, log.line_no(at), text[:300])
+
+
+def _place(log: Log, failure: Failure) -> Place:
+    """Returns where the run failed first, by what its log says as it starts and as it ends."""
+    head = log.begin + _NEAR
+    text = log.slice(log.begin, head) + log.slice(max(head, log.size - _NEAR), log.size)
+    return place_of(failure.kind, failure.line, text.decode("utf-8", "replace"))

@@ -104,12 +104,14 @@ def _read_log(log: Log) -> list[Record]:
             tried += records
     tried = tried or [_by_start(log)]
     # A run that died before its first iteration is a run: its failure is what it shows.
-    failed = next((record for record in tried if record.failure), None)
-    if failed is None or not is_of_a_run(log, _starts()):
+    run = next((record for record in tried if record.failure), tried[0])
+    if not is_of_a_run(log, _starts()):
         raise Refusal(str(log.path), _why_not(log, tried))
-    if failed.format != UNKNOWN:
-        read_header(failed, header_of(log, None))
-    return [failed]
+    if run.failure is None:
+        run.note(f"{_why_not(log, tried)}; and no line says how it ended")
+    if run.format != UNKNOWN:
+        read_header(run, header_of(log, None))
+    return [run]
 
 
 def _candidates(log: Log) -> Iterator[Format]:

@@ -18,7 +18,7 @@ FORMAT = "run folder"
 
 # Slurm's verdict, then what the run knows of its end -> Failure's kind; other ends are a traceback.
 _VERDICTS = {"OOM": "oom", "timeout": "timeout", "node failure": "node", "cancelled": "cancelled"}
-_FAILURES = {
+FAILURES = {
     Kind.MEMORY: "oom",
     Kind.COMMUNICATION: "nccl",
     Kind.LOST_PEER: "nccl",
@@ -101,7 +101,7 @@ def _failure(run: Run) -> Failure | None:
     if run.kind == Kind.UNKNOWN:
         return None
     default_kind = "traceback" if run.steps or run.kind not in _BEFORE_A_STEP else "launcher"
-    kind = _FAILURES.get(run.kind, default_kind)
+    kind = FAILURES.get(run.kind, default_kind)
     if run.verdict and kind == "cancelled":  # Slurm would have said so: another rank died first
         kind = default_kind
     return Failure(kind, 0, run.reason)
