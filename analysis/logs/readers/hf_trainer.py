@@ -1,4 +1,5 @@
-"""Hugging Face Trainer: its console, trainer_state.json, train_results.json and all_results.json.
+"""Hugging Face Trainer: its console, trainer_state.json, train_results.json and all_results.json;
+and what Axolotl, ms-swift (logging.jsonl) and LLaMA-Factory (trainer_log.jsonl) add to them.
 
     {'loss': 2.5893, 'learning_rate': 5e-06, 'epoch': 0.01}
     {'train_runtime': 919.097, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017}
@@ -6,6 +7,7 @@
 The loss lines carry no step and no time; the end line, one per rank, is about the whole run. The
 mean step time is the runtime over the number of optimizer steps, where both are said. Of a resumed
 run the runtime is that of the last part, and the printed rates, which count all steps, are wrong.
+elapsed_time is a clock in whole seconds, of this start; train_speed is it over all steps so far.
 """
 
 import hashlib
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.parsing.failure_line import judge_end
-from analysis.logs.parsing.fields import number
+from analysis.logs.parsing.fields import number, positive
 from analysis.logs.parsing.json_values import document, integer, known, real, rows, steps_of
 from analysis.logs.parsing.line_format import Format, last_known, last_number
 from analysis.logs.parsing.lines import Columns, Line, table
@@ -25,21 +27,59 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
-from analysis.logs.record import Record, Refusal
+from analysis.logs.record import UNPADDED, Record, Refusal
+from base.units import GIB
 
 # A number counts only with what stands behind a value of a dict; newer versions print strings.
-_VALUE = rb"'?(-?(?:\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf))'?(?=, '|\})"
-_LOSS = re.compile(rb"\{'loss': ")
-_FIELDS = {
-    name: re.compile(rb"'%b': (?:" % name.encode() + _VALUE + rb")?")
-    for name in ("loss", "grad_norm", "epoch", "train_runtime", "num_input_tokens_seen")
+_VALUE = (
+    rb"['\"]?(-?(?:\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf|NaN|Infinity))['\"]?"
+    rb"(?=, ['\"]|\})"
+)
+_LOSSES = (  # the console's, and a file's with one JSON object a line
+    re.compile(rb"\{'loss': "),
+    re.compile(rb"\{\"(?<![^\r\n]..)(?=loss\": |current_steps\": )"),
+)
+_NAMES = {name: name for name in ("loss", "grad_norm", "epoch", "train_runtime")}
+_NAMES |= {"num_input_tokens_seen": "(?:num_input_tokens_seen|total_tokens)"}
+_NAMES |= {
+    "throughput": "throughput",
+    "peak_gib": r"memory(?:/max_(?:mem_)?allocated ?)?\([Gg]i[Bb]\)",
 }
-_FIELDS["global_step"] = re.compile(rb"'global_step/max_steps': '(\d{1,12})/\d{1,12}'")
-_FIELDS["planned"] = re.compile(rb"'global_step/max_steps': '\d{1,12}/(\d{1,12})'")
-_END = re.compile(rb"\{'train_runtime': " + _VALUE + rb"[^\r\n{}]{0,600}\}")
+_NAMES["tokens_per_s_per_gpu"] = "tokens(?:/train_per_sec|_per_second)_per_gpu"
+_FIELDS = {
+    name: re.compile(rb"['\"]%b['\"]: (?!null)(?:" % label.encode() + _VALUE + rb")?")
+    for name, label in _NAMES.items()
+}
+_COUNTER = rb"['\"](?:global_step/max_steps|iteration)['\"]: ['\"]"
+_FIELDS["global_step"] = re.compile(
+    rb"(?:" + _COUNTER + rb"|\"current_steps\": )(\d{1,12})(?=[/,])"
+)
+_FIELDS["planned"] = re.compile(
+    rb"(?:" + _COUNTER + rb"\d{1,12}/|\"total_steps\": )(\d{1,12})(?=['\",])"
+)
+# `1d 2h 3m 4s` or `1 day, 2:03:04`: a unit in seconds -> its count.
+_ELAPSED = rb"elapsed_time['\"]: ['\"]"
+_DAYS, _HOURS = rb"(?:\d{1,4}(?:d | days?, ))?", rb"(?:\d{1,2}(?:h |:))?"
+_UNITS = {
+    86400: rb"(\d{1,4})(?:d | days?, )",
+    3600: _DAYS + rb"(\d{1,2})(?:h |:\d\d:)",
+    60: _DAYS + _HOURS + rb"(\d{1,2})(?:m |:\d\d['\"])",
+    1: _DAYS + _HOURS + rb"(?:\d{1,2}(?:m |:))?(\d{1,2})s?['\"]",
+}
+_FIELDS |= {f"elapsed_{seconds}": re.compile(_ELAPSED + unit) for seconds, unit in _UNITS.items()}
+_FINE = 100  # seconds, of which a whole one is 1 %
+_PROGRAMS = {b"axolotl.": "Axolotl", b"[INFO:swift]": "ms-swift", b'"train_speed(': "ms-swift"}
+_PROGRAMS |= {b"'train_speed(": "ms-swift", b"llamafactory.": "LLaMA-Factory"}
+_PROGRAMS[b'"current_steps": '] = "LLaMA-Factory"
+_ADAPTERS = re.compile(
+    rb"trainable params: ([\d,]{1,20}) \|\| all params: (?!\1 )"
+    rb"|Params \([\d.]{1,16}M Trainable \[\d?\d\."
+)
+_END = re.compile(rb"\{['\"]train_runtime['\"]: " + _VALUE + rb"[^\r\n{}]{0,600}\}")
 _RATE = {
-    "samples_per_s": re.compile(rb"'train_samples_per_second': " + _VALUE),
-    "loss": re.compile(rb"'train_loss': " + _VALUE),
+    "samples_per_s": re.compile(rb"['\"]train_samples_per_second['\"]: " + _VALUE),
+    "loss": re.compile(rb"['\"]train_loss['\"]: " + _VALUE),
+    "steps_per_s": re.compile(rb"['\"]train_steps_per_second['\"]: " + _VALUE),
     "epoch": _FIELDS["epoch"],
     "num_input_tokens_seen": _FIELDS["num_input_tokens_seen"],
 }
@@ -62,7 +102,7 @@ _DEEPSPEED_RANKS = rb"config\.py:\d{1,5}:print\][ \t]{1,8}world_size \.{2,40} (\
 _RUN_CLM = 1024  # run_clm.py cuts longer contexts to it, unless --block_size is given
 _RENAMED = {"n_embd": "hidden", "n_positions": "max_seq_len"}
 _RESULTS = {"wall_s": "train_runtime", "samples_per_s": "train_samples_per_second"}
-_RESULTS |= {"loss": "train_loss", "steps_per_s": "train_steps_per_second"}
+_RESULTS |= {"loss": "train_loss"}
 _LEAST = 0.05  # steps per second, of which three decimals are 1 %
 _QUIET = np.errstate(invalid="ignore", divide="ignore", over="ignore")  # damaged numbers
 _SAME_TIME = 1.1  # a factor between the runtimes that the ranks of a run print
@@ -72,17 +112,26 @@ _SAME_LOSS = 0.8  # train_loss over the mean of the losses; a resumed run divide
 def _read(log: Log, record: Record) -> None:
     """Reads one log. The totals are filled where an end line stands in it."""
     record.engine = "HF Trainer"
-    if log.head[:1] == b"{" and log.head[:2] != b"{'":
+    is_lines = log.head[:2] == b"{'" or any(pattern.match(log.head) for pattern in _LOSSES)
+    if log.head[:1] == b"{" and not is_lines:
         try:
             content = document(str(log.path), log.text(), record.format)
         except Refusal:
             record.note("opens like a JSON document, but is none: read as a console log")
         else:
             return _read_document(log, record, content)
-    columns = table(log, Line(_LOSS, _FIELDS), record)
+    for pattern in _LOSSES:
+        if len((columns := table(log, Line(pattern, _FIELDS), record))["at"]):
+            break
+    at_goal = bool((columns["global_step"] >= columns["planned"]).any())
+    if pattern is _LOSSES[-1]:  # its last object is about the end, without a loss
+        has_loss = ~np.isnan(columns["loss"]) | (columns["nan_loss"] > 0)
+        columns = {name: values[has_loss] for name, values in columns.items()}
     columns = once(columns, _keys(log, columns), record)
     ends = read_ends(record, log)
-    header = header_of(log, min([*columns["at"][:1].astype(int), *ends[:1]], default=None))
+    first_at = min([*columns["at"][:1].astype(int), *ends[:1]], default=None)
+    header = header_of(log, first_at)
+    _read_children(record, columns, header + log.slice(first_at or 0, (first_at or 0) + 1000))
     facts = {name: last_number(pattern, header) for name, pattern in _SIZES.items()}
     facts["planned_steps"] = facts["planned_steps"] or last_known(columns["planned"])
     overrides = b"".join(_OVERRIDES.findall(header)[-1:])  # configs printed later do not count
@@ -106,9 +155,14 @@ def _read(log: Log, record: Record) -> None:
     early = _ended_early(record, header, at_end["epoch"])
     steps = _iterations(columns, 0 if early else record.planned_steps or 0, at_end)
     state(record, {"seq_len": _tokens_each(columns, steps, record.global_batch)}, "log")
-    columns["step_s"] = _clocked(steps, columns.pop("train_runtime"), before)
+    runtime_s = columns.pop("train_runtime")
+    columns["step_s"] = _clocked(steps, runtime_s, before)
+    if not np.isfinite(runtime_s).any():
+        columns["step_s"] = _by_seconds(record, steps, columns["elapsed_s"])
     columns["iteration"] = np.where(np.isnan(steps), columns["iteration"], steps)
     put_steps(record, columns, log, averages=bool(np.isfinite(columns["step_s"]).any()))
+    if at_goal:
+        record.completed = True
     if ends:
         record.last_at, record.completed, record.whole_run = ends[-1], True, True
         _doubt_epochs(record, log, columns, share)
@@ -116,6 +170,49 @@ def _read(log: Log, record: Record) -> None:
             _doubt_losses(record)
     _time(record, None if early else record.planned_steps, before)
     judge_end(record, log, None if len(record.steps) else ends)
+
+
+def _read_children(record: Record, columns: Columns, text: bytes) -> None:
+    """Fills what the programs that train through the Trainer print: their clock, rates and memory.
+    text: what stands before the first step, and that step."""
+    record.engine = next((name for mark, name in _PROGRAMS.items() if mark in text), record.engine)
+    units = {seconds: columns.pop(f"elapsed_{seconds}") for seconds in _UNITS}
+    parts = [np.nan_to_num(count) * seconds for seconds, count in units.items()]
+    columns["elapsed_s"] = np.where(np.isnan(units[1]), np.nan, sum(parts))
+    tokens, throughput = columns["num_input_tokens_seen"], columns.pop("throughput")
+    if np.isfinite(throughput).any():  # tokens so far over the runtime, to more digits than seconds
+        columns["train_runtime"] = tokens / positive(throughput)
+        since = np.diff(columns["train_runtime"], prepend=np.nan)
+        columns["tokens_per_s"] = np.diff(tokens, prepend=np.nan) / positive(since)
+        record.doubt(UNPADDED, "its batches are as long as their longest sequence")
+    peaks = columns.pop("peak_gib")
+    if len(peaks := peaks[np.isfinite(peaks)]):
+        record.peak_bytes = int(peaks.max() * GIB)
+    if np.isfinite(columns["tokens_per_s_per_gpu"]).any():
+        record.doubt(UNPADDED, "its tokens/s count trained tokens alone")
+    if ranks := re.findall(rb"gather_len_batches: \[([\d, ]{1,9000})\]", text):
+        state(record, {"gpus": len(ranks[-1].split(b","))}, "log")
+    if _ADAPTERS.search(text):
+        record.uncounted.append("frozen weights")
+
+
+def _by_seconds(record: Record, steps: np.ndarray, elapsed_s: np.ndarray) -> np.ndarray:
+    """Returns the step times by a clock in whole seconds, where these are fine enough between two
+    lines; else fills the mean since the first line of this start."""
+    known = np.flatnonzero(np.isfinite(steps) & np.isfinite(elapsed_s))
+    back = np.flatnonzero(np.diff(elapsed_s[known]) < 0)
+    known = known[back[-1] + 1 :] if len(back) else known
+    between = np.diff(elapsed_s[known])
+    if len(between) and np.median(between) >= _FINE:
+        return _clocked(steps, elapsed_s)
+    if between.sum() >= _FINE and (n_steps := int(steps[known[-1]] - steps[known[0]])) > 0:
+        record.totals["step_s_mean"] = float(between.sum() / n_steps)
+        record.mean_of = f"the time of its last {n_steps} steps"
+    elif len(between):
+        record.note(
+            f"its clock of whole seconds tells {between.sum():.0f} s: too few for a step time"
+        )
+    return np.full(len(steps), np.nan)
 
 
 def _keys(log: Log, columns: Columns) -> Iterable[Hashable]:
@@ -212,9 +309,10 @@ def _ended_early(record: Record, header: bytes, end_epoch: float) -> bool:
 
 
 def _time(record: Record, steps: int | None, before: int = 0) -> None:
-    """Fills the mean step time: the runtime over the steps that it covers. before: those of an
-    earlier part."""
-    if record.totals:
+    """Fills the mean step time: the runtime over the steps that it covers; where their number is
+    not said, by the printed steps per second. before: those of an earlier part."""
+    steps_per_s = record.totals.pop("steps_per_s", 0.0)
+    if record.totals and not record.mean_of:
         record.completed = record.whole_run = True
     if before:
         record.totals.pop("samples_per_s", None)
@@ -224,6 +322,9 @@ def _time(record: Record, steps: int | None, before: int = 0) -> None:
         record.totals["step_s_mean"] = record.totals["wall_s"] / (steps - before)
         part = f"the last {steps - before} of {steps} steps" if before else f"{steps} steps"
         record.mean_of = f"the runtime over {part}"
+    is_whole = "resumed" not in record.doubts and "early" not in record.doubts
+    if not (steps or timed or record.mean_of) and is_whole and steps_per_s >= _LEAST:
+        record.totals["step_s_mean"], record.mean_of = 1 / steps_per_s, "its steps per second"
 
 
 def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
@@ -244,13 +345,14 @@ def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
     record.steps = steps_of(**columns, step_s=_clocked(*map(np.array, clock)))
     facts = {"planned_steps": integer(content.get("max_steps"))}
     facts["micro_batch"] = integer(content.get("train_batch_size"))
-    steps_taken, steps_per_s = integer(content.get("global_step")), None
+    steps_taken = integer(content.get("global_step"))
     end_rows = [row for row in [*history, content] if "loss" not in row and "train_runtime" in row]
     for end in end_rows[-1:]:
         totals = {name: known(end.get(key)) for name, key in _RESULTS.items()}
-        steps_per_s = totals.pop("steps_per_s")
         record.totals = {name: value for name, value in totals.items() if value is not None}
         record.evidence = hashlib.sha256(repr(record.totals).encode()).hexdigest()
+        if steps_per_s := known(end.get("train_steps_per_second")):
+            record.totals["steps_per_s"] = steps_per_s
         steps_taken = integer(end.get("step")) or steps_taken
         if steps_taken and facts["planned_steps"] not in (None, steps_taken):
             record.doubt("early", f"it ended at step {steps_taken} of {facts['planned_steps']}")
@@ -260,8 +362,6 @@ def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
     if steps_taken and record.steps["iteration"][-1:] >= 0.9 * steps_taken:
         _doubt_losses(record)
     _time(record, steps_taken)
-    if not steps_taken and (steps_per_s or 0) >= _LEAST and record.totals:
-        record.totals["step_s_mean"], record.mean_of = 1 / steps_per_s, "its steps per second"
 
 
 def deepspeed_ranks(header: bytes) -> int | None:
@@ -291,7 +391,7 @@ def read_ends(record: Record, log: Log) -> list[int]:
     """Returns the offsets of the end lines: one per rank, all of the same run. Fills the run's
     rate, which is their mean, and its time, which is the longest. Where their times are of several
     runs, neither is known."""
-    ends = list(log.matches(_END)) if log.contains(b"{'train_runtime'") else []
+    ends = list(log.matches(_END)) if log.held(FORMAT.ends) else []
     times = [number(match[1]) for _, match in ends]
     if ends and max(times) > _SAME_TIME * min(times):
         words = f"its ends print runtimes of {min(times):g} to {max(times):g} s"
@@ -307,10 +407,16 @@ def read_ends(record: Record, log: Log) -> list[int]:
 
 FORMAT = Format(
     name="HF Trainer",
-    marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',)),
+    marks=(
+        (b"train_runtime",),
+        (b"{'loss': ", b"'learning_rate': "),
+        (b'"log_history"',),
+        (b'"current_steps": ', b'"total_steps": '),
+        (b'{"loss": ', b'"train_speed('),
+    ),
     starts=(b"***** Running training *****",),
-    ends=(b"{'train_runtime'",),
-    done=(b"{'train_runtime'",),
+    ends=(b"{'train_runtime'", b'{"train_runtime"'),
+    done=(b"{'train_runtime'", b'{"train_runtime"'),
     embedded=True,
     reader=_read,
 )
