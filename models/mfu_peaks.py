@@ -14,6 +14,7 @@ from base.intervals import Interval
 from models.gpus import GPUS, Gpu, find_gpu
 
 ROUNDING = 0.001  # share; beyond the printed digits, programs average TFLOP/s and MFU apart
+COUNTED = 1.15  # a factor; conventions of counting FLOPs differ by less, most peaks by more
 SAME = 0.01  # share; 989 and 989.4, 1300 and 1307.4 are one peak
 _ALSO = 2  # as many entries of others are named
 
@@ -127,31 +128,40 @@ def printed_mfu(
     program: str | None = None,
     gpu: str | None = None,
     given_peak: float | None = None,
+    counted_tflops: float | None = None,
 ) -> PrintedMfu:
     """Returns what a printed MFU is over, and restates it.
 
     share: the printed MFU (1.52: 152 %). over: TFLOP/s over MFU as far as the printed digits say
-    them, or the peak that the program states; None where MFU is all that is printed, so that the
-    program's one peak of all cards counts. program: its name in models/mfu_peaks.toml. given_peak:
-    dense TFLOP/s in bf16 of a card that is not known.
+    them, or the peak that the program states; None where MFU is all that is printed: then it is the
+    program's one peak of all cards, or that of the program or of the card that is nearest by
+    `counted_tflops`, TFLOP/s as they are counted here. program: its name in models/mfu_peaks.toml.
+    given_peak: dense TFLOP/s in bf16 of a card that is not known.
     """
     card = find_gpu(gpu)
     gpu = card.name if card else gpu
     program = next(
         (p.program for p in known_peaks() if program and p.program.lower() == program.lower()), None
     )
-    if share == 0:
-        over = Interval(math.inf, math.inf)
-    elif over is None:
-        own = {p.tflops for p in known_peaks() if program == p.program}
-        over = Interval(*own, *own) if len(own) == 1 else None
-    head = f"printed MFU {100 * share:.4g} %"
-    if over is None:
-        words = f"{head}: over an unknown peak, for no TFLOP/s stand beside it"
-        return PrintedMfu(share, math.nan, words)
-    if math.isfinite(over.high):
+    head, own_peaks = f"printed MFU {100 * share:.4g} %", None
+    if over is not None:
         over = Interval(over.low * (1 - ROUNDING), over.high * (1 + ROUNDING))
-    peaks = _known(over, program, gpu)
+    else:
+        own_peaks = [p for p in known_peaks() if p.program in ("", program) and p.is_for(gpu)]
+        every_card = {p.tflops for p in known_peaks() if p.program == program}
+        if share == 0:  # rounded, or over infinity, as some have it for an unknown card
+            over = Interval(math.inf, math.inf)
+        elif len(every_card) == 1:
+            over = Interval(*every_card, *every_card)
+        elif counted_tflops:
+            over = Interval(counted_tflops / COUNTED / share, counted_tflops * COUNTED / share)
+            head += " (by our count of FLOPs)"
+    peaks = _known(over, program, gpu) if over else []
+    if own_peaks is not None:  # too little is known to name one of others
+        peaks = [peak for peak in peaks if peak in own_peaks]
+        if not peaks:
+            words = f"{head}: over an unknown peak, for no TFLOP/s stand beside it"
+            return PrintedMfu(share, math.nan, words)
     tflops = peaks[0].tflops if peaks else over.middle
     dense = bf16_peak(card) if card else given_peak
     name = f"the {card.name}'s" if card else "the given"

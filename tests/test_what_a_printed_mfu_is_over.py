@@ -152,6 +152,8 @@ def test_a_program_that_prints_zero_knows_no_peak_of_its_card():
     zero = printed_mfu(0.0, None, "NeMo AutoModel", "RTX PRO 6000 Blackwell Max-Q")  # its #3598
     assert "infinity for a card that it does not know" in zero.text and "438.9" in zero.text
     assert zero.restated is None
+    rounded = printed_mfu(0.0, None, "torchtitan", "B200", counted_tflops=0.01)
+    assert "over an unknown peak" in rounded.text
 
 
 def test_runs_over_different_peaks_say_so_where_they_are_compared(tmp_path, printed):
@@ -194,5 +196,26 @@ def test_a_program_calls_no_other_number_a_cards_peak_than_its_dense_one():
     """Those that are more than 1 % off stand among the others, with why."""
     for peak in PEAKS:
         card = find_gpu(peak.cards[0]) if peak.why == f"peak of the {''.join(peak.cards)}" else None
-        if card and card.name != "Max 1550":  # at the clock that torchtitan takes
+        if card:
             assert peak.tflops == pytest.approx(bf16_peak(card), rel=0.01), peak
+
+
+def test_without_tflops_beside_it_the_programs_peak_that_is_nearest_by_our_count_is_named(
+    tmp_path, rows_of
+):
+    def read(mfu):
+        log = titan(tmp_path / "a.log", mfu, "1.00")
+        log.write_text(log.read_text().replace("tflops: 1.00  ", ""))
+        (row,) = rows_of(tflops.main, log, *BATCH, "--convention", "palm", *SIZES.split())
+        return row
+
+    counted = read("50.00")["tflops"]
+    # over no peak of torchtitan or of the MI350X
+    assert "mfu_peak" not in read(f"{100 * counted / 600:.2f}")
+    row = read(f"{100 * counted / 312 * 1.1:.2f}")  # a tenth more by its count
+    assert row["mfu_peak"] == 312 and f"torchtitan's {FALLBACK}" in row["reasons"][-1]
+    assert "(by our count of FLOPs)" in row["reasons"][-1]
+
+
+SIZES = "--n-layer 32 --hidden 4096 --n-head 32 --ffn-hidden 14336 --activation swiglu"
+SIZES += " --vocab-size 128256"

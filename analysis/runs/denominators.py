@@ -7,6 +7,7 @@ import numpy as np
 from analysis.common.terminal import who
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
+from analysis.runs.throughput import tflops_per_gpu
 from base.intervals import Interval
 from models.mfu_peaks import PrintedMfu, figure, printed_mfu
 
@@ -15,8 +16,8 @@ _STATED = 0.005  # share; programs state their peak with three digits or more
 
 def denominator(record: Record, first: int = 0) -> PrintedMfu | None:
     """Returns what the printed MFU is over: the peak that the program states, else its TFLOP/s over
-    its MFU, as far as their digits go. None where it prints no MFU. first: the entry that ends the
-    warm-up."""
+    its MFU, as far as their digits go, else by our count. None where it prints no MFU. first: the
+    entry that ends the warm-up."""
     mfu, tflops = record.steps["mfu"][first:], record.steps["tflops"][first:]
     if not np.isfinite(mfu).any():
         return None
@@ -31,7 +32,18 @@ def denominator(record: Record, first: int = 0) -> PrintedMfu | None:
         lows = (tflops - half_tflops) / (mfu + half_mfu)
         highs = (tflops + half_tflops) / np.maximum(mfu - half_mfu, mfu / 2)
         over = Interval(max(float(np.median(lows)), 1e-9), float(np.median(highs)))
-    return printed_mfu(share, over, record.format, record.gpu_type, record.peak_tflops)
+    counted = None if over else tflops_per_gpu(record, _tokens_per_s(record, first), "palm").value
+    program = record.engine or record.format
+    return printed_mfu(share, over, program, record.gpu_type, record.peak_tflops, counted)
+
+
+def _tokens_per_s(record: Record, first: int) -> float | None:
+    """Returns the median of the tokens per second that are printed, or that the times make."""
+    steps = record.steps[first:]
+    made = (record.global_batch or np.nan) * (record.seq_len or np.nan) / steps["step_s"]
+    rates = np.where(np.isnan(steps["tokens_per_s"]), made, steps["tokens_per_s"])
+    rates = rates[np.isfinite(rates)]
+    return float(np.median(rates)) if len(rates) else None
 
 
 def _half_unit(values: np.ndarray) -> float:
