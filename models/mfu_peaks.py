@@ -89,6 +89,13 @@ def bf16_peak(card: Gpu) -> float:
     return card.peaks.get("bf16", card.peaks["fp16"])
 
 
+def peak_on_every_card(program: str | None) -> float | None:
+    """Returns the TFLOP/s that a program divides by whatever the card is; None where it looks at
+    the card, or is not known."""
+    peaks = {peak.tflops for peak in known_peaks() if peak.program == program}
+    return peaks.pop() if len(peaks) == 1 else None
+
+
 def _known(over: Interval, program: str | None, gpu: str | None) -> list[KnownPeak]:
     """Returns the known peaks within `over`, the likeliest first: the program's own for this card,
     its fallback, the card's own, those of other programs for it, other cards'."""
@@ -148,11 +155,10 @@ def printed_mfu(
         over = Interval(over.low * (1 - ROUNDING), over.high * (1 + ROUNDING))
     else:
         own_peaks = [p for p in known_peaks() if p.program in ("", program) and p.is_for(gpu)]
-        every_card = {p.tflops for p in known_peaks() if p.program == program}
         if share == 0:  # rounded, or over infinity, as some have it for an unknown card
             over = Interval(math.inf, math.inf)
-        elif len(every_card) == 1:
-            over = Interval(*every_card, *every_card)
+        elif every_card := peak_on_every_card(program):
+            over = Interval(every_card, every_card)
         elif counted_tflops:
             over = Interval(counted_tflops / COUNTED / share, counted_tflops * COUNTED / share)
             head += " (by our count of FLOPs)"

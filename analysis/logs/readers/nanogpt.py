@@ -17,8 +17,8 @@ from analysis.logs.record import Record
 from base.errors import UsageError
 from models.config import GPTConfig
 from models.flops import palm
+from models.mfu_peaks import peak_on_every_card
 
-_A100 = 312.0  # TFLOP/s
 # What it trains unless its configuration or command line, which it prints, says otherwise.
 _DEFAULTS = {"n_layer": 12, "n_head": 12, "hidden": 768, "vocab_size": 50304, "max_seq_len": 1024}
 _ALWAYS = {"position": "learned", "norm": "layernorm", "activation": "gelu", "tied": True}
@@ -31,7 +31,7 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
     the first MFU."""
     record.n_micro = None  # its gradient_accumulation_steps are those of all ranks
     mfu = columns["mfu"] = positive(columns["mfu"])  # -100 % where there is none yet
-    columns["tflops"] = mfu * _A100
+    columns["tflops"] = mfu * peak_on_every_card("nanoGPT")
     if np.isfinite(columns["tflops"]).any():
         record.note("the printed TFLOP/s are running means: its MFU times 312")
     vocabulary = last_number(_VOCABULARY, header) or _DEFAULTS["vocab_size"]
