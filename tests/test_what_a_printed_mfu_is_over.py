@@ -115,6 +115,19 @@ def test_a_peak_that_the_program_states_counts_and_the_cards_own_is_no_note(tmp_
     said = "Peak FLOPS used for computing MFU: 4.500e+15\n"
     (row,) = rows_of(tflops.main, titan(log, "14.46", "650.69", "NVIDIA B200", said))
     assert row["mfu_peak"] == 4500 and "torchtitan's peak of the B200 with" in row["reasons"][-1]
+    log.write_text(log.read_text().replace("tflops: 650.69  ", ""))
+    (row,) = rows_of(tflops.main, log)
+    assert row["mfu_peak"] == 4500
+
+
+def test_digits_leave_open_which_peak_it_is(tmp_path, rows_of):
+    for mfu, rate, over in (
+        ("0.04", "0.13", 312),
+        ("0.041", "0.13", 312),
+        ("4.10", "13.00", 317.1),
+    ):
+        (row,) = rows_of(tflops.main, titan(tmp_path / "a.log", mfu, rate))
+        assert row["mfu_peak"] == pytest.approx(over, abs=0.05), mfu
 
 
 def test_the_table_says_the_note_only_where_the_peak_is_not_the_cards(tmp_path, printed):
