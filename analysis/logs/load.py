@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.naming import tell_apart
+from analysis.logs.parsing.files_of_runs import LogFile, Outcome, group_by_run, read_files
 from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
 from base.errors import Reading, UsageError
@@ -112,34 +113,42 @@ def read_all(
     paths: Iterable[Path | str], flags: dict[str, Any] | None = None, jobs: int | None = None
 ) -> Reading[list[Record]]:
     """Returns every run at or below `paths`, in the order of `find_logs`, and what was refused.
+    Several files of one run are one run.
 
     jobs: processes; None takes the cores at hand where there is enough to read, with a bar on a
     terminal.
     """
     logs, refused = find_logs(paths)
+    groups = group_by_run(logs)
     read_one = partial(_attempt, flags=flags)
-    many = len(logs) >= _MANY and STDIN not in logs  # another process has another standard input
+    many = len(groups) >= _MANY and STDIN not in logs  # another process has another standard input
     jobs = jobs or (len(os.sched_getaffinity(0)) if many else 1)
     if jobs == 1:
-        outcomes = list(map(read_one, logs))
+        read_groups = list(map(read_one, groups))
     else:
         from tqdm.contrib.concurrent import process_map  # slow to load, seldom needed
 
-        chunk = max(1, min(16, len(logs) // (4 * jobs)))
+        chunk = max(1, min(16, len(groups) // (4 * jobs)))
         bar = {"desc": "reading", "unit": "file", "disable": None}
-        outcomes = process_map(read_one, logs, max_workers=jobs, chunksize=chunk, **bar)
+        read_groups = process_map(read_one, groups, max_workers=jobs, chunksize=chunk, **bar)
+    outcomes = [outcome for of_group in read_groups for outcome in of_group]
     refused += [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
-    read_runs = [outcome for outcome in outcomes if not isinstance(outcome, Refusal)]
-    return Reading([record for records in read_runs for record in records], refused)
+    runs = [outcome for outcome in outcomes if not isinstance(outcome, Refusal)]
+    return Reading([record for records in runs for record in records], refused)
 
 
-def _attempt(path: Path, flags: dict[str, Any] | None) -> list[Record] | Refusal:
+def _attempt(files: list[LogFile], flags: dict[str, Any] | None) -> list[Outcome]:
+    """Returns the runs of each file, or why it cannot be read."""
+    return read_files(files, partial(_attempt_file, flags=flags))
+
+
+def _attempt_file(path: Path, beside: list[Path], flags: dict[str, Any] | None) -> Outcome:
     """Returns the runs of one log, or why it cannot be read. It raises nothing, so that one bad
     file does not stop the others."""
     from analysis.logs.readers import read_file  # slow to load: not for --help
 
     try:
-        return read_file(path, flags)
+        return read_file(path, flags, beside)
     except Refusal as refusal:
         return refusal
     except Exception as error:  # the other files are still shown, and this one is named

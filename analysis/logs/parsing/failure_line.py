@@ -1,6 +1,7 @@
 """Finds the line of a log that proves how a run failed. parallel/record/ends.py has the words that
 say out of memory, a lost node and the like."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ _LAUNCHER = re.compile(
     re.MULTILINE,
 )
 _NEAR = 1 << 20  # bytes at either end of a log, where ranks and nodes are named
+_CONSEQUENCES = ("nccl", "cancelled", "aborted")  # often: of another rank's end
 _LINES_BACK = 4  # ranks are interleaved: the failing one may print before the last iteration line
 
 
@@ -29,6 +31,8 @@ def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> No
     failure = find_failure(log, ends[-1] if len(ends) else 0)
     if failure is None and len(ends) and not record.completed:
         failure = find_failure(log, ends[-_LINES_BACK:][0])
+    if failure is None and not record.completed:
+        failure = _failure_beside(log)
     if failure is None and not len(ends) and not record.whole_run:
         if first := next(iter(log.matches(_LAUNCHER)), None):  # nothing was trained at all
             failure = _failure(log, "launcher", first[0] + len(first[1][0]) - 1)
@@ -41,6 +45,17 @@ def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> No
     elif failure:
         failure.place = _place(log, failure)
         record.failure = failure
+
+
+def _failure_beside(log: Log) -> Failure | None:
+    """Returns the evidence in the run's other files, with the file's name: the first that is no
+    consequence of another rank's end, if there is one."""
+    failures = []
+    for other in log.others():
+        if failure := find_failure(other):
+            failure.line = f"{os.path.relpath(other.path, log.path.parent)}: {failure.line}"
+            failures.append(failure)
+    return min(failures, key=lambda failure: failure.kind in _CONSEQUENCES, default=None)
 
 
 def find_failure(log: Log, start: int = 0) -> Failure | None:

@@ -6,8 +6,8 @@ A log may be cut or mixed, hold megabytes without a newline, or be no text: noth
 import copy
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -27,7 +27,8 @@ class Log(AbstractContextManager):
     """A readable, non-empty log: a file, one in an archive, or a stream; unpacked if gzipped.
 
     begin: the offset of the attempt that is read, in bytes. Earlier text is another attempt's, and
-    nothing here returns it, but offsets and lines are counted from the file's first byte.
+    nothing here returns it, but offsets and lines are counted from the file's first byte. beside:
+    other files of the same run, which state facts and how it ended.
 
     Raises:
         Refusal: it is missing, empty, damaged, no log's kind of file or may not be read.
@@ -36,6 +37,7 @@ class Log(AbstractContextManager):
     def __init__(self, path: Path):
         self.path = Path(path)
         self.begin = 0
+        self.beside: Sequence[Path] = ()
         self._skipped: list[tuple[int, int]] = []
         self._places: dict[tuple[bytes, ...], np.ndarray] = {}
         try:
@@ -49,11 +51,19 @@ class Log(AbstractContextManager):
             self._file.close()
             raise Refusal(str(path), "empty file")
 
+    def others(self) -> Iterator["Log"]:
+        """Yields the run's other files, opened, but those that cannot be read. Of a later attempt
+        there are none: which part of them is its own is not known."""
+        for path in [] if self.begin else self.beside:
+            with suppress(Refusal), Log(path) as other:
+                yield other
+
     def part(self, begin: int, end: int) -> "Log":
         """Returns the part of the log in [begin, end) as a log: what is read there is all that it
         holds."""
         part = copy.copy(self)
         part.begin, part.size, part._skipped, part._places = begin, end, [], {}
+        part.beside = ()  # which of its runs they are of is not known
         for cached in ("head", "tail"):
             part.__dict__.pop(cached, None)
         return part

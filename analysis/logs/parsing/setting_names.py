@@ -271,13 +271,14 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def header_of(log: Log, first: int | None) -> bytes:
-    """Returns the text before the first record, without colours; of a long one, its first and its
-    last HEADER bytes. It ends with the record's first byte, so that a number right before that
-    counts as cut."""
+    """Returns the text before the first record, without colours, behind that of the run's other
+    files; of a long one, its first and its last HEADER bytes. It ends with the record's first byte,
+    so that a number right before that counts as cut."""
     begin, end = log.begin, log.size if first is None else first + 1
+    beside = b"".join(o.slice(0, HEADER // len(log.beside)) + b"\n" for o in log.others())
     if end - begin <= 2 * HEADER:
-        return plain(log.slice(begin, end))
-    return plain(log.slice(begin, begin + HEADER) + b"\n" + log.slice(end - HEADER, end))
+        return plain(beside + log.slice(begin, end))
+    return plain(beside + log.slice(begin, begin + HEADER) + b"\n" + log.slice(end - HEADER, end))
 
 
 def state(record: Record, facts: dict[str, Any], origin: str) -> None:

@@ -8,7 +8,7 @@ order: one whose logs hold another's lines comes before it.
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -39,10 +39,13 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
     return read_file(path, flags)[-1]
 
 
-def read_file(path: Path | str, flags: dict[str, Any] | None = None) -> list[Record]:
+def read_file(
+    path: Path | str, flags: dict[str, Any] | None = None, beside: Sequence[Path] = ()
+) -> list[Record]:
     """Returns the runs that one log file or run folder holds, in their order there.
 
-    `flags` are Record's field names with the values to use where the log is silent.
+    `flags` are Record's field names with the values to use where the log is silent. beside: other
+    files of the same run, which state facts and how it ended.
 
     Raises:
         Refusal: missing, unreadable, empty, or no format that is known; it says which.
@@ -55,6 +58,7 @@ def read_file(path: Path | str, flags: dict[str, Any] | None = None) -> list[Rec
             raise Refusal(str(path), str(error).removeprefix(f"{path}/")) from error
     else:
         with Log(path) as log:
+            log.beside = beside
             records = _read_page(log) if is_page(log) else _read_log(log)
             for record in records:
                 if record.last_at is not None:
