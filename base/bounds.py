@@ -125,17 +125,17 @@ def checked(setting: Field, value: Any, name: str) -> Any:
         return value if type(value) is kind else kind(**values_of(kind, value, name))
     if type(value) not in _GIVEN_AS.get(kind, (kind,)):
         raise UsageError(f"{name} must be {_KINDS[kind]}, not {shown(value)}")
-    parts = list(value) if kind in (tuple, list, dict) else [value]
-    texts = parts if kind in (str, tuple) else []
+    elements = list(value) if kind in (tuple, list, dict) else [value]
+    texts = elements if kind in (str, tuple) else []
     if kind is dict and get_args(setting.type):  # dict alone holds anything
-        texts = [*parts, *value.values()]
+        texts = [*elements, *value.values()]
     for text in texts:
         if type(text) is not str or not is_text(text):
             raise UsageError(f"{name}: {shown(text)} must be text in UTF-8 without a zero byte")
-    if kind is list and (wrong := [part for part in parts if type(part) is not dict]):
+    if kind is list and (wrong := [element for element in elements if type(element) is not dict]):
         raise UsageError(f"{name} must be {_KINDS[list]}: {shown(wrong[0])} is no table")
-    for part in parts:
-        if problem := allowed and allowed.problem(name, part):
+    for element in elements:
+        if problem := allowed and allowed.problem(name, element):
             raise UsageError(problem)
     return kind(value)
 

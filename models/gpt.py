@@ -575,16 +575,16 @@ def mean_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
 def fill(
     model: nn.Module,
     value: Callable[[str, nn.Parameter, int, int], Tensor],
-    held: Callable[[nn.Parameter], Held] = undivided,
+    held_of: Callable[[nn.Parameter], Held] = undivided,
 ) -> None:
     """Sets what this rank holds of every parameter of a model, in place, to value(name, parameter,
     start, n): its elements [start, start + n), row-major."""
     for name, parameter in model.named_parameters():
-        tensor, start = held(parameter)
+        tensor, start = held_of(parameter)
         tensor.copy_(value(name, parameter, start, tensor.numel()).view(tensor.shape))
 
 
-def initialise(model: GPT, seed: int, held: Callable[[nn.Parameter], Held] = undivided) -> None:
+def initialise(model: GPT, seed: int, held_of: Callable[[nn.Parameter], Held] = undivided) -> None:
     """Gives a reference GPT its starting weights, in place."""
     shapes = parameter_shapes(model.config)
 
@@ -592,6 +592,6 @@ def initialise(model: GPT, seed: int, held: Callable[[nn.Parameter], Held] = und
         offset = (0,) * len(shapes[name])
         return starting_values(model.config, name, seed, offset, shapes[name], start, n)
 
-    fill(model, value, held)
+    fill(model, value, held_of)
     for buffer in model.buffers():
         buffer.zero_()

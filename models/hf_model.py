@@ -116,7 +116,7 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def initialise(
-    model: HuggingFaceGPT, seed: int, held: Callable[[nn.Parameter], Held] = undivided
+    model: HuggingFaceGPT, seed: int, held_of: Callable[[nn.Parameter], Held] = undivided
 ) -> None:
     """Gives a HuggingFaceGPT the reference GPT's starting weights, in place."""
     config = model.config
@@ -134,4 +134,4 @@ def initialise(
         name, part = parts_of_ours[name]
         return parts(name)[part].reshape(-1)[start : start + n]
 
-    fill(model, value, held)
+    fill(model, value, held_of)

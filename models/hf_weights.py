@@ -94,16 +94,16 @@ def from_hugging_face(config: GPTConfig, name: str, parts: list[Tensor]) -> Tens
 
 
 def _box(config: GPTConfig, name: str, box: Box, read: Callable[[int, Box], Tensor]) -> Tensor:
-    """Returns a box of a reference parameter. read(part, box) gives a box of the tensor that
-    has the name number `part` of `hugging_face_names`."""
+    """Returns a box of a reference parameter. read(number, box) gives a box of the tensor with
+    the name of that number in `hugging_face_names`."""
     shape, (rows, *columns) = parameter_shapes(config)[name], box
     transposed, boxes = _is_transposed(config, name, len(shape)), []
-    for part, stored in _stored_rows(config, name, range(shape[0])[rows]):
+    for number, stored in _stored_rows(config, name, range(shape[0])[rows]):
         stored_rows = slice(stored.start, stored.stop)
         if transposed:
-            boxes.append(read(part, (*(columns or [slice(None)]), stored_rows)).t())
+            boxes.append(read(number, (*(columns or [slice(None)]), stored_rows)).t())
         else:
-            boxes.append(read(part, (stored_rows, *columns)))
+            boxes.append(read(number, (stored_rows, *columns)))
     return torch.cat(boxes)
 
 

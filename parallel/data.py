@@ -213,11 +213,11 @@ def _write(folder: Path, files: list[Path], coder: Coder, text_key: str, source:
                 parts = {"train": ids[:cut], "val": ids[cut:]}
             else:
                 parts = {"train" if number % period else "val": ids}
-            for split, part in parts.items():
-                block = part.astype(dtype).tobytes()
+            for split, split_ids in parts.items():
+                block = split_ids.astype(dtype).tobytes()
                 written[split].write(block)
                 hashes[split].update(block)
-                counts[split] += len(part)
+                counts[split] += len(split_ids)
         for file in written.values():
             file.flush()
             os.fsync(file.fileno())

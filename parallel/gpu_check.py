@@ -74,7 +74,10 @@ def gpu_rows() -> list[Row]:
     cards = [torch.cuda.get_device_properties(i) for i in range(count)]
     name, sheet = cards[0].name, find_gpu(cards[0].name)
     free = [torch.cuda.mem_get_info(i)[0] / card.total_memory for i, card in enumerate(cards)]
-    alike, size = {card.name for card in cards} == {name}, f"{cards[0].total_memory / GIB:.0f} GiB"
+    all_alike, size = (
+        {card.name for card in cards} == {name},
+        f"{cards[0].total_memory / GIB:.0f} GiB",
+    )
     capability, builds = capability_of(0), torch.cuda.get_arch_list()
     is_amd = isinstance(capability, str)
     arch = capability.partition(":")[0] if is_amd else "sm_{}{}".format(*capability)
@@ -84,7 +87,7 @@ def gpu_rows() -> list[Row]:
     packages = [f"{package.name} {package.version}" for package in metadata.distributions()]
     flash = ", ".join(name for name in packages if name.startswith("flash"))
     return [
-        Row("GPUs", verdict_of(alike), f"{count} x {name}", "all alike"),
+        Row("GPUs", verdict_of(all_alike), f"{count} x {name}", "all alike"),
         Row("architecture", built, arch, "PyTorch has " + " ".join(builds)),
         Row(
             "free memory", verdict_of(min(free) >= FREE_BAR), f"{min(free):.0%} of {size}", ">= 90%"

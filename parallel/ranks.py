@@ -66,19 +66,23 @@ class Ranks:
         Raises:
             RuntimeError: on one rank the work raised what it should not.
         """
-        finished, own_outcome, outcomes, failure = threading.Event(), [], [], []
+        finished = threading.Event()
+        own_outcome: list[Any] = []  # one, once the work is done
+        outcomes: list[Any] = []  # of all ranks
+        failure: list[Exception] = []  # of the heartbeat
 
         def heartbeat() -> None:
             """Shares progress, on a thread: the main one's stack shows where work hangs."""
-            before = [0] * self.world
+            last_ticks = [0 for _ in range(self.world)]
             try:
                 while not outcomes:
                     finished.wait(HEARTBEAT_S)
                     reports = self.gather((self._ticks, list(own_outcome)))
                     ticks = [count for count, _ in reports]
-                    if any(count > earlier for count, earlier in zip(ticks, before, strict=True)):
+                    pairs = zip(ticks, last_ticks, strict=True)
+                    if any(count > last for count, last in pairs):
                         self.on_progress()
-                    before = ticks
+                    last_ticks = ticks
                     if all(outcome for _, outcome in reports):
                         outcomes.extend(outcome for _, (outcome,) in reports)
             except Exception as error:  # a rank died; raised below

@@ -28,8 +28,8 @@ def redirect(spec: RunSpec, in_host_memory: Callable[[torch.Tensor], None]) -> N
         if not engine.is_pipe_partitioned:
             return torch.empty(shape, dtype=dtype, requires_grad=True)
         tp = engine.grid.get_slice_parallel_world_size()
-        part = torch.empty(math.prod(shape) // tp, dtype=dtype)
-        return torch.empty(len(shape) + 4 + tp, dtype=torch.int64), part
+        own_part = torch.empty(math.prod(shape) // tp, dtype=dtype)
+        return torch.empty(len(shape) + 4 + tp, dtype=torch.int64), own_part
 
     def from_meta(meta: Any, local_part: torch.Tensor, group: Any, device: Any = None) -> Any:
         """Returns the tensor of this part, whose `meta` has no numbers that could be read."""

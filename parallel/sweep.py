@@ -55,12 +55,13 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
         run = read_run(folder)
     except UsageError:  # damaged: it is run again, and moves aside
         return False
-    before, git = run.facts, run.facts.get("git") or {}
+    git = run.facts.get("git") or {}
     return (
-        not changes(settings_of(before), spec.settings())
-        and before.get("inputs") == facts.inputs(spec)
+        not changes(settings_of(run.facts), spec.settings())
+        and run.facts.get("inputs") == facts.inputs(spec)
         and facts.same_code(git, commit)
-        and git.get("dirty") is commit["dirty"] is False
+        and git.get("dirty") is False  # None: no git was there
+        and commit["dirty"] is False
         and run.state == COMPLETE
         and not run.missing
     )
@@ -157,18 +158,18 @@ def sweep(
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def run(number: int, name: str, gpus: Sequence[str]) -> None:
-        spec, folder, before = study.run(name), out / name, time.monotonic()
+        """Trains one run on these GPUs and prints how it ended; a failed one goes into `failed`."""
+        began = time.monotonic()
         if name not in to_train:
             outcome = "already complete"
         else:
             try:
-                reason = start(study, name, spec, folder, srun, gpus)
+                reason = start(study, name, study.run(name), out / name, srun, gpus)
             except UsageError as error:
                 reason = str(error)
-            outcome = (
-                f"FAILED: {reason}" if reason else f"complete in {time.monotonic() - before:.0f} s"
-            )
+            outcome = f"complete in {time.monotonic() - began:.0f} s"
             if reason:
+                outcome = f"FAILED: {reason}"
                 failed.append(name)
         tqdm.write(printable(f"[{number}/{len(names)}] {name}: {outcome}"))
         sys.stdout.flush()

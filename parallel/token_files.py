@@ -81,9 +81,9 @@ class Tokens:
         """Returns the scan of the block from id number `first` on; ticks every 8 MiB or so."""
         largest, digest, stop, step = 0, hashlib.sha256(), first + self.block, 1 << 22
         for start in range(first, min(stop, len(self.ids)), step):
-            part = np.ascontiguousarray(self.ids[start : min(start + step, stop)])
-            largest = max(largest, int(part.max()))
-            digest.update(part)
+            block = np.ascontiguousarray(self.ids[start : min(start + step, stop)])
+            largest = max(largest, int(block.max()))
+            digest.update(block)
             tick()
         return Scan(largest, digest.hexdigest())
 

@@ -30,7 +30,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 STARTED = time.perf_counter()
 
@@ -87,15 +87,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict[str, Any], Path]:
-    """Returns the run that the flags and the study ask for, what is known of it before it starts
+class AskedRun(NamedTuple):
+    """The run that the flags and the study ask for, what is known of it before it starts
     (facts.OF_STUDY, or its name alone), and its folder."""
+
+    spec: RunSpec
+    plan: dict[str, Any]
+    folder: Path
+
+
+def choose(arguments: argparse.Namespace, launch: Launch) -> AskedRun:
+    """Returns the run that the flags and the study ask for."""
     # --check may ask about 512 GPUs from a laptop; a real run has the ranks that were started.
     gpus = None if arguments.check and launch.launcher == "none" else launch.world_size
     if arguments.study is not None and arguments.run is None:
         names = ", ".join(load_study(arguments.study, arguments.cluster).runs)
         raise UsageError(f"--run-name is missing; {arguments.study} has: {names}")
-    names, flags = arguments.run and [arguments.run], from_flags(arguments)
+    names = [arguments.run] if arguments.run else arguments.run
+    flags = from_flags(arguments)
     if path := arguments.planned:
         if flags or arguments.study or arguments.run or arguments.cluster:
             raise UsageError(f"--planned {path} is the whole run: give it --out or --check alone")
@@ -109,7 +118,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
                 f"{path} is of another version, with other settings"
                 f" ({', '.join(sorted(unknown)[:3])}): submit the run again"
             )
-        return spec, plan, arguments.out or path.parent
+        return AskedRun(spec, plan, arguments.out or path.parent)
     choice = choose_runs(arguments.study, names, flags, arguments.cluster, gpus, arguments.check)
     ((run, spec),), study = choice.runs.items(), choice.study
     if arguments.check and (needing := spec.needing_a_gpu):
@@ -122,7 +131,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
         )
     folder = arguments.out or Path("logs") / (study.name if study else "runs") / run
     plan = planned(study, run) if study else {"run": run, "configuration": run}
-    return spec, plan, folder
+    return AskedRun(spec, plan, folder)
 
 
 @command_line("parallel.train")

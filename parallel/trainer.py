@@ -287,8 +287,8 @@ class Trainer:
 
     def _lap(self, wait: bool = True) -> float:
         """Returns the seconds since the last lap."""
-        before, self.last_lap = self.last_lap, self._now(wait)
-        return self.last_lap - before
+        last_lap, self.last_lap = self.last_lap, self._now(wait)
+        return self.last_lap - last_lap
 
     def _end_of_other_work(self, wait: bool = True) -> float:
         """Leaves what happened since the last lap out of training; returns its seconds."""

@@ -99,14 +99,14 @@ def _days(study: Study) -> int:
 def evidence(study: Study, logs: Path) -> Reading[list[Change]]:
     """Returns the evidence against nodes in the runs and preflights of a study, and a line for each
     damaged file, which is left out."""
-    top, found = logs / study.name, Reading([], [])
+    top, reading = logs / study.name, Reading([], [])
     sources = [_slow_in_preflights(top), *(_slow_in_run(top / run) for run in study.runs)]
     for source in [*sources, *(_lost_nodes(top / run) for run in study.runs)]:
         try:
-            found.content.extend(source)
+            reading.content.extend(source)
         except UsageError as error:
-            found.left_out.append(f"{error}: no evidence against nodes is read from it")
-    return found
+            reading.left_out.append(f"{error}: no evidence against nodes is read from it")
+    return reading
 
 
 def _slow_in_preflights(top: Path) -> Iterator[Change]:
@@ -163,7 +163,11 @@ def nodes_of(cluster: Cluster) -> dict[str, bool]:
     command = ["sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f"]
     if partition:
         command.append(f"--partition={partition}")
-    kinds = [set(part.split("&")) for part in cluster.constraint.split("|") if part]
+    kinds = [
+        set(features_wanted.split("&"))
+        for features_wanted in cluster.constraint.split("|")
+        if features_wanted
+    ]
     nodes = {}
     for line in squeue.run(command).splitlines():
         node, group, state, features = line.strip().split("|")
@@ -205,10 +209,10 @@ def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> list[str]:
         changes, days = read_changes(logs / study.name), _days(study)
     except UsageError as error:
         return [f"{error}: until it is mended, or moved away, no node is left out"]
-    seen, found = set().union(*map(_marks, changes)), evidence(study, logs)
+    seen, reading = set().union(*map(_marks, changes)), evidence(study, logs)
     new = [
         change
-        for change in sorted(found.content)
+        for change in sorted(reading.content)
         if not seen & _marks(change) and change.age_days < days
     ]
     for node, change in suspects([*changes, *new]).items():
@@ -220,7 +224,7 @@ def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> list[str]:
     pending = [row for row in pending if ask_of(study, row.run).leave_out_nodes]
     if pending and (changes or new):
         write_changes(logs / study.name, _pending(study, pending, [*changes, *new]))
-    return found.left_out
+    return reading.left_out
 
 
 def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Iterator[Change]:
@@ -230,10 +234,10 @@ def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Ite
     printed = squeue.run(["squeue", "--noheader", "--array", f"--jobs={jobs}", "--format=%i|%x"])
     lists = dict(line.strip().split("|") for line in printed.splitlines())
     for row in (row for row in rows if row.job in lists):  # the others have started meanwhile
-        before = set(hostnames(lists[row.job]))
+        excluded = set(hostnames(lists[row.job]))
         nodes = set(left_out(suspected, job_of(study, row.run).nodes, takes_jobs))
-        nodes |= before - ours  # what somebody else left out stays
-        if nodes == before:
+        nodes |= excluded - ours  # what somebody else left out stays
+        if nodes == excluded:
             continue
         names = ",".join(sorted(nodes))
         try:
@@ -243,7 +247,7 @@ def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Ite
                 continue
             raise
         waiting_job = f"job {row.job} of {row.run}, which waits"
-        for node in sorted(nodes ^ before):
+        for node in sorted(nodes ^ excluded):
             yield Change(utc_now(), node, LEFT_OUT if node in nodes else PUT_BACK, waiting_job)
 
 

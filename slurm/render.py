@@ -87,10 +87,10 @@ def seconds(time: str) -> int:
     match = re.fullmatch(r"((\d+)-)?(\d+)(:[0-5]?\d)?(:[0-5]?\d)?", time)
     if match is None:
         raise UsageError(f"time limit {time!r} is none of Slurm's: M:S, H:M:S, D-H:M:S")
-    days, *parts = (int(part.strip(":")) for part in match.groups("0")[1:])
+    days, *numbers = (int(number.strip(":")) for number in match.groups("0")[1:])
     if match[1] is None and match[5] is None:  # M or M:S
-        parts = [0, *parts]
-    return ((days * 24 + parts[0]) * 60 + parts[1]) * 60 + parts[2]
+        numbers = [0, *numbers]
+    return ((days * 24 + numbers[0]) * 60 + numbers[1]) * 60 + numbers[2]
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,8 @@ def header(study: Study, job: Job, logs: Path) -> list[str]:
     added = {"sbatch": cluster.options, "srun": cluster.srun, "torchrun": cluster.torchrun}
     for command, options in added.items():
         for option in options:
-            alike = (own for own in ours[command] if _about(own).startswith(_about(option)))
-            if (own := next(alike, option)) != option:
+            same_option = (own for own in ours[command] if _about(own).startswith(_about(option)))
+            if (own := next(same_option, option)) != option:
                 raise UsageError(
                     f"cluster {cluster.name}: {command}'s option {option} contradicts {own}, which"
                     " each job gives: take it out"

@@ -105,8 +105,8 @@ def all_jobs() -> dict[int, Job]:
     )
     jobs = parse(accounts or "")
     for job in parse(queue).values():  # squeue is the fresher
-        before = jobs.get(job.job_id, job).elapsed_s  # of all restarts
-        jobs[job.job_id] = replace(job, elapsed_s=max(job.elapsed_s or 0, before or 0))
+        earlier_s = jobs.get(job.job_id, job).elapsed_s  # of all restarts
+        jobs[job.job_id] = replace(job, elapsed_s=max(job.elapsed_s or 0, earlier_s or 0))
     return jobs
 
 

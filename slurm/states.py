@@ -278,18 +278,18 @@ def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
 
 def changed_settings(folder: Path, spec: RunSpec) -> list[str]:
     """Returns the settings that a folder's run had and the study's file says otherwise by now."""
-    before = settings_of(read_json_if_whole(folder / "run.json"))
-    return _changed(before, spec) if before else []
+    earlier = settings_of(read_json_if_whole(folder / "run.json"))
+    return _changed(earlier, spec) if earlier else []
 
 
-def _changed(before: dict[str, Any], spec: RunSpec) -> list[str]:
+def _changed(earlier: dict[str, Any], spec: RunSpec) -> list[str]:
     """Returns the settings that differ, each with the value before and that of the study now."""
     now = spec.settings()
     for name in ("vocab_size", "end_of_text"):  # these may follow from data that are not here
-        now[name] = before.get(name) if now[name] is None else now[name]
+        now[name] = earlier.get(name) if now[name] is None else now[name]
     return [
         f"{change.name} {change.before}, now {change.now}"
-        for change in changes(before, now)
+        for change in changes(earlier, now)
         if change.name in now.keys() - CIRCUMSTANCES
     ]
 
@@ -310,7 +310,7 @@ def job_ids(study: Study, logs: Path, jobs: dict[int, Job]) -> dict[str, list[in
         is_ours = job.comment == comment and job.folder == str(ROOT) and job.name in ids
         if is_ours and job.state != "COMPLETED":  # a job that found nothing to do
             ids[job.name].add(job.job_id)
-    return {name: sorted(found) for name, found in ids.items()}
+    return {name: sorted(numbers) for name, numbers in ids.items()}
 
 
 def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
@@ -325,8 +325,8 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
         row = judge(name, folder, spec.steps, job, job_id)
         if row.state == "unknown" and jobs is None:
             row = replace(row, line="no Slurm answers; it was submitted")
-        if others := [str(i) for i in waiting if i != job_id]:
-            row = replace(row, line=f"{row.line}; job {', '.join(others)} of this run, too")
+        if other_ids := [str(i) for i in waiting if i != job_id]:
+            row = replace(row, line=f"{row.line}; job {', '.join(other_ids)} of this run, too")
         if job is not None:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
                 remember(folder, job, row)

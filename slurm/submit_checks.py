@@ -32,8 +32,8 @@ def problems(study: Study, cluster: Cluster, logs: Path, names: Collection[str])
             findings.setdefault(text.replace(str(folder), ""), []).append(text)
     problems = list(_of_cluster(cluster))
     for texts in findings.values():
-        some = f" ({len(texts)} of {len(names)} runs)" if len(texts) < len(names) else ""
-        problems.append(texts[0] + some)
+        share = f" ({len(texts)} of {len(names)} runs)" if len(texts) < len(names) else ""
+        problems.append(texts[0] + share)
     return problems
 
 
@@ -43,11 +43,11 @@ def slow_start(study: Study, cluster: Cluster, names: Collection[str]) -> str:
     if ranks < MANY_RANKS or cluster.container is not None or cluster.environment_tar:
         return ""
     python = os.environ.get("PYTHON") or cluster.python
-    before = time.perf_counter()
+    began = time.perf_counter()
     # A Python that is not there is a problem of its own.
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run([python, "-c", "import torch"], cwd=ROOT, capture_output=True, timeout=120)
-    if (seconds := time.perf_counter() - before) < SLOW_S:
+    if (seconds := time.perf_counter() - began) < SLOW_S:
         return ""
     return (
         f"importing torch took {seconds:.0f} s here, and {ranks} ranks will read its files at once:"

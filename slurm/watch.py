@@ -90,11 +90,11 @@ def awaited(studies: list[Study], cluster: str | None) -> dict[str, Study]:
     """Returns the studies and those that they wait for (`after`), by name."""
     by_name = {study.name: study for study in studies}
     for study in studies:
-        for after in {ask_of(study, run).after for run in study.runs} - {""}:
-            if after == study.name:
+        for name in {ask_of(study, run).after for run in study.runs} - {""}:
+            if name == study.name:
                 raise UsageError(f"{study.path}: `after` names the study itself")
-            if after not in by_name:
-                by_name[after] = load(study.path.with_name(f"{after}.toml"), cluster)
+            if name not in by_name:
+                by_name[name] = load(study.path.with_name(f"{name}.toml"), cluster)
     return by_name
 
 
@@ -273,9 +273,9 @@ class Watch:
         folder = self.logs / study.name
         # The new job has no end yet, and counts as a try that came to nothing until it has one.
         number = tries_of(folder / row.run)
-        before = "" if row.state == "missing" else row.job
+        earlier_job = "" if row.state == "missing" else row.job
         line = {"time_utc": utc_now(), "run": row.run, "try": number, "job": job}
-        line |= {"job_before": before, "state": row.state, "kind": row.kind, "why": row.line}
+        line |= {"job_before": earlier_job, "state": row.state, "kind": row.kind, "why": row.line}
         append_rows(folder / TRIES, line, [line])
         return f"submitted: job {job}, try {number}, after {row.line}"
 

@@ -30,20 +30,20 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     if not holds_attempt(run_folder):
         return ""
     try:
-        before = settings_of(read_facts(run_folder))
+        earlier = settings_of(read_facts(run_folder))
     except UsageError as error:
         return f"the earlier one cannot be read ({error})"
-    changed = changes(before, settings)
+    changed = changes(earlier, settings)
     reasons = [f"{name} changed from {was} to {now}" for name, was, now in changed]
     steps = settings["steps"]
     # The marker is written last: without it the run was stopped just before.
     state = read_status(run_folder).get("state")
     complete = state == COMPLETE and (run_folder / "RUN_COMPLETE.txt").exists()
-    if complete and steps <= before.get("steps", 0):
+    if complete and steps <= earlier.get("steps", 0):
         return " and ".join(["the earlier one is complete", *reasons])
     if any(map(matters, changed)):
         return " and ".join(reasons)
-    load, loaded = settings.get("load"), before.get("load")
+    load, loaded = settings.get("load"), earlier.get("load")
     if load is not None and not (loaded and os.path.abspath(load) == os.path.abspath(loaded)):
         return f"the earlier one began at {loaded or 'step 0'} and this one is to load {load}"
     if not settings.get("resume"):
@@ -88,17 +88,21 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
 
 
 def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
-    """Begins an attempt that goes on from the attempt before it, and returns the folder of its
-    checkpoints."""
-    before = read_facts(folder.path)
-    _check_own(spec, before, folder.path / folders.SAVES)
+    """Begins an attempt that goes on from the attempt before it; returns the folder of its
+    checkpoints. `facts` gets the attempt before, and its profiler."""
+    earlier_facts = read_facts(folder.path)
+    _check_own(spec, earlier_facts, folder.path / folders.SAVES)
     reason = "status.json is missing or damaged"
     if read_status(folder.path):
         reason = read_run(folder.path).reason  # a process that is gone, say
-    steps = before["spec"]["steps"]
-    earlier_attempt = {"started_utc": before.get("started_utc"), "reason": reason, "steps": steps}
-    facts["attempts"] = [*(before.get("attempts") or []), earlier_attempt]
-    facts["profiler"] = facts["profiler"] or before.get("profiler")
+    steps = earlier_facts["spec"]["steps"]
+    earlier_attempt = {
+        "started_utc": earlier_facts.get("started_utc"),
+        "reason": reason,
+        "steps": steps,
+    }
+    facts["attempts"] = [*(earlier_facts.get("attempts") or []), earlier_attempt]
+    facts["profiler"] = facts["profiler"] or earlier_facts.get("profiler")
     aside = folder.begin(facts, go_on=True)
     if aside is not None:
         folder.note(f"the result after {steps} steps is kept in {aside}")

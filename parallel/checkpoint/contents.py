@@ -96,7 +96,7 @@ def unpadded(
         return []
     inside = slice(first - start, last - start)
     flat = {kind: tensor.detach().view(-1)[inside] for kind, tensor in tensors.items()}
-    return [Piece(name, shape, offset, part, first, flat, copy)]
+    return [Piece(name, shape, offset, part, start=first, tensors=flat, copy=copy)]
 
 
 def is_split(parameter: Any) -> bool:

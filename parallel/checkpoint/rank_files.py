@@ -132,20 +132,29 @@ class Reader:
         return full.view(shape)
 
 
-def _shared(*boxes: tuple[Shape, Shape]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns the elements that two parts (offset, shape) of a parameter share, as ranges of n
-    neighbours in both: where each range begins in the first part, where in the second, and n."""
+class SharedRanges(NamedTuple):
+    """The elements that two parts of a parameter share, as ranges of neighbours in both: where each
+    range begins in the first part, where in the second, and how many elements each has."""
+
+    first: np.ndarray
+    second: np.ndarray
+    size: int
+
+
+def _shared(*boxes: tuple[Shape, Shape]) -> SharedRanges:
+    """Returns what two parts (offset, shape) of a parameter share."""
     (a_offset, a_part), (b_offset, b_part) = boxes
     sides = zip(a_offset, a_part, b_offset, b_part, strict=True)
+    # Of each axis, the indices that both parts have.
     axes = [range(max(i, j), min(i + n, j + m)) for i, n, j, m in sides]
     axis = len(axes) - 1
     while axis and a_part[axis] == b_part[axis] == len(axes[axis]):
         axis -= 1  # an axis that both have in full makes one range with the axis before it
     starts = []
-    for offset, part in boxes:
+    for offset, sizes in boxes:
         begins = np.zeros(1, np.int64)
-        for i, (indexes, first, size) in enumerate(zip(axes, offset, part, strict=True)):
-            steps = np.array(indexes if i < axis else indexes[:1], np.int64) - first
+        for i, (indices, first, size) in enumerate(zip(axes, offset, sizes, strict=True)):
+            steps = np.array(indices if i < axis else indices[:1], np.int64) - first
             begins = (begins[:, None] * size + steps).ravel()
         starts.append(begins)
-    return *starts, math.prod(map(len, axes[axis:]))
+    return SharedRanges(*starts, size=math.prod(map(len, axes[axis:])))

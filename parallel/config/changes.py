@@ -26,12 +26,12 @@ class Change(NamedTuple):
         return f"{self.name} {self.before} not {self.now}"
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def changes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Returns the settings that differ between two runs, sorted by name. A setting that a run does
     not state has its default."""
-    names = sorted(now.keys() | before.keys() & DEFAULTS.keys())
-    before, now = DEFAULTS | before, DEFAULTS | now
-    pairs = (Change(name, before.get(name), now.get(name)) for name in names)
+    names = sorted(now.keys() | earlier.keys() & DEFAULTS.keys())
+    earlier, now = DEFAULTS | earlier, DEFAULTS | now
+    pairs = (Change(name, earlier.get(name), now.get(name)) for name in names)
     return [change for change in pairs if change.before != change.now]
 
 

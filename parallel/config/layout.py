@@ -171,13 +171,17 @@ class Layout:
     def chunks(self, n_layer: int) -> list[range]:
         """Returns the layers of each model chunk, as megatron-core cuts them: chunk c is on stage c
         % pp. They are all layers where `problems` finds nothing."""
-        loss, last = self.account_for_loss_in_pipeline_split, self.decoder_last_pipeline_num_layers
+        # True where the loss or the embedding counts as a layer.
+        loss = self.account_for_loss_in_pipeline_split
         embedding = self.account_for_embedding_in_pipeline_split
-        stated = {0: self.decoder_first_pipeline_num_layers, self.pp - 1: last}
+        stated = {
+            0: self.decoder_first_pipeline_num_layers,
+            self.pp - 1: self.decoder_last_pipeline_num_layers,
+        }
         stated = {stage: layers for stage, layers in stated.items() if layers}
         remaining = n_layer + embedding + loss - sum(stated.values())
-        others = remaining // max(1, self.pp - len(stated))
-        sizes = [stated.get(stage, others) // self.vpp for stage in range(self.pp)] * self.vpp
+        usual = remaining // max(1, self.pp - len(stated))  # layers of a stage that states none
+        sizes = [stated.get(stage, usual) // self.vpp for stage in range(self.pp)] * self.vpp
         sizes[0] -= embedding
         sizes[-1] -= loss
         ends = itertools.accumulate(sizes)
@@ -210,7 +214,7 @@ class Layout:
             heads_of["heads of keys and values"] = config.n_kv_head
         for kind, heads in heads_of.items():
             if heads % self.tp:
-                fits = ", ".join(str(ways) for ways in range(1, heads + 1) if heads % ways == 0)
+                fits = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
                 problems.append(f"tp {self.tp} does not divide the {heads} {kind} ({fits} do)")
         if config.ffn_hidden % self.tp:
             problems.append(f"tp {self.tp} does not divide ffn_hidden {config.ffn_hidden}")
@@ -226,8 +230,8 @@ class Layout:
             chunks = f"{2 * self.cp} chunks, two for each rank"
             problems.append(f"cp {self.cp} cuts seq_len {seq_len} unevenly into {chunks}")
         elif self.sequence_parallel and seq_len // self.cp % self.tp:
-            part = f"seq_len {seq_len}" + (f" / cp {self.cp}" if self.cp > 1 else "")
-            problems.append(f"sequence_parallel: tp {self.tp} does not divide {part}")
+            tokens = f"seq_len {seq_len}" + (f" / cp {self.cp}" if self.cp > 1 else "")
+            problems.append(f"sequence_parallel: tp {self.tp} does not divide {tokens}")
         if seq_len > config.max_seq_len:
             problems.append(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
         if self.offload == "all" and self.zero_stage != 3:
@@ -261,7 +265,8 @@ class Layout:
 
     def _problems_of_experts(self, config: GPTConfig) -> list[str]:
         """Returns every reason why the experts cannot be split as ep and etp say."""
-        split = {axis: size for axis in EXPERT_AXES if (size := getattr(self, axis)) > 1}
+        sizes = {axis: getattr(self, axis) for axis in EXPERT_AXES}
+        split = {axis: size for axis, size in sizes.items() if size > 1}
         words = " x ".join(f"{axis} {size}" for axis, size in split.items())
         if not (experts := config.experts):
             return [f"{words} splits experts, and the model has none"] if split else []
@@ -278,8 +283,8 @@ class Layout:
                 experts.moe_shared_expert_intermediate_size,
             ),
         ):
-            if size % (ways := getattr(self, axis)):
-                problems.append(f"{axis} {ways} does not divide {name} {size}")
+            if size % getattr(self, axis):
+                problems.append(f"{axis} {getattr(self, axis)} does not divide {name} {size}")
         return problems
 
 

@@ -45,10 +45,11 @@ def refusals(spec: "RunSpec") -> list[str]:
 
 def _of_parts(spec: "RunSpec") -> Cases:
     """Yields the cases in which the engine does not train a part of the model."""
-    parts, engine, tp = set(spec.model.parts), spec.engine, spec.layout.tp
+    parts = set(spec.model.parts)
+    engine, tp = spec.engine, spec.layout.tp
     lacking = [part for part in spec.model.parts if part not in ENGINES[engine].parts]
-    others = ", ".join(name for name, able in ENGINES.items() if {*able.parts} >= parts)
-    engines = f"engines that do: {others}" if others else "no engine here does"
+    able_engines = ", ".join(name for name, able in ENGINES.items() if {*able.parts} >= parts)
+    engines = f"engines that do: {able_engines}" if able_engines else "no engine here does"
     yield bool(lacking), f"engine {engine} trains no model with {in_words(lacking)} ({engines})"
     words = in_words(spec.model.parts)
     is_hf = spec.implementation == "hf"
@@ -69,12 +70,12 @@ def _of_engine(spec: "RunSpec") -> Cases:
     engine, able, layout = spec.engine, ENGINES[spec.engine], spec.layout
     for axis in (*SET_AXES, *EXPERT_AXES):
         size = getattr(layout, axis)
-        others = ", ".join(name for name, ability in ENGINES.items() if axis in ability.axes)
-        reason = f"engine {engine} has no {axis} (asked: {size}; engines with {axis}: {others})"
+        names = ", ".join(name for name, ability in ENGINES.items() if axis in ability.axes)
+        reason = f"engine {engine} has no {axis} (asked: {size}; engines with {axis}: {names})"
         yield size > 1 and axis not in able.axes, reason
     for name in OPTIONS:
-        others = [key for key, ability in ENGINES.items() if name in ability.options]
-        have = f"{', '.join(others)} {'have' if len(others) > 1 else 'has'}"
+        able_engines = [key for key, ability in ENGINES.items() if name in ability.options]
+        have = f"{', '.join(able_engines)} {'have' if len(able_engines) > 1 else 'has'}"
         reason = f"engine {engine} has no {name} ({have})"
         yield spec.asks_for(name) and name not in able.options, reason
     for name, offered in able.values.items():

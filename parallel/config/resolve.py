@@ -107,9 +107,9 @@ def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
     model = model_of(folder)
     if model.parts and (name := name_of(model, "")):
         return {"preset": name}
-    if others := [part for part in model.parts if part != "experts"]:  # presets alone have them
-        parts = in_words(others)
-        raise UsageError(f"{folder} has {parts}, as no preset has them: it cannot be trained")
+    if parts := [name for name in model.parts if name != "experts"]:  # presets alone have them
+        words = in_words(parts)
+        raise UsageError(f"{folder} has {words}, as no preset has them: it cannot be trained")
     unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
     sizes = (name for name in OVERRIDES if name not in unused)
     return {name: getattr(model, name) for name in sizes}

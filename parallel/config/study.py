@@ -281,7 +281,16 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
         baseline = first
     if reason := named[baseline].reason:
         raise UsageError(f"study {path}: its baseline {baseline} cannot run: {reason}")
-    return Study(path.stem, path, file.question, baseline, runs, target, left_out, assumed)
+    return Study(
+        name=path.stem,
+        path=path,
+        question=file.question,
+        baseline=baseline,
+        runs=runs,
+        cluster=target,
+        left_out=left_out,
+        assumed=assumed,
+    )
 
 
 def _read_points(path: Path, file: _File, target: Cluster | None) -> list[Run]:
@@ -295,9 +304,9 @@ def _read_points(path: Path, file: _File, target: Cluster | None) -> list[Run]:
         raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
     points: list[Run] = []
     for number, (source, sweep) in enumerate(sweeps.items()):
-        before = [(f"{path} [defaults]", file.defaults), (f"{source} defaults", sweep.defaults)]
+        defaults = [(f"{path} [defaults]", file.defaults), (f"{source} defaults", sweep.defaults)]
         for settings in sweep.points():
-            layers = [*before, (source, settings)]
+            layers = [*defaults, (source, settings)]
             check_settings(layers)
             words = ", ".join(f"{name} {value}" for name, value in settings.items())
             title = f"{source.removeprefix(f'{path} ')}: {words or 'the only point'}"
@@ -354,11 +363,12 @@ def _point(
     layers: Layers, slurm: dict[str, Any], target: Cluster | None, source: str, title: str
 ) -> Run:
     """Returns the run of these layers; where it cannot run, `reason` holds every reason."""
-    label, nodes, plain = "", None, []
+    label, nodes = "", None
+    plain: Layers = []  # without the keys of a study that are no settings of a run
     for origin, settings in layers:
         label = settings.get("label", label)
         slurm = slurm | settings.get("slurm", {})
-        kept = {name: value for name, value in settings.items() if name not in _BESIDE}
+        run_settings = {name: value for name, value in settings.items() if name not in _BESIDE}
         if "gpus" in settings:
             nodes = None
         if "nodes" in settings:
@@ -367,8 +377,8 @@ def _point(
             if "gpus" in settings:
                 raise UsageError(f"{origin}: nodes and gpus say the same: give one")
             nodes = settings["nodes"]
-            kept["gpus"] = nodes * target.gpus_per_node
-        plain.append((origin, kept))
+            run_settings["gpus"] = nodes * target.gpus_per_node
+        plain.append((origin, run_settings))
     run = Run(None, "", {}, nodes, plain, slurm, label, source, title)
     try:
         if nodes is not None:
@@ -392,7 +402,8 @@ def _name_all(points: list[Run]) -> dict[str, Run]:
 
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
     """
-    stated = {name for point in points for _, settings in point.layers for name in settings}
+    layers = [settings for point in points for _, settings in point.layers]
+    stated = {name for settings in layers for name in settings}
     by_nodes = _differing(["nodes"], points, lambda run: (run.split(), run.label))
     candidates = [name for name in SETTINGS if name in stated - IN_NAME]
     differing = by_nodes + _differing(

@@ -135,15 +135,17 @@ def _gather_any_parts(original: Any) -> Any:
     its part to every rank, by all-to-all. original: the function that takes equal parts alone."""
 
     @functools.wraps(original)
-    def all_gather(parts: list[torch.Tensor], part: torch.Tensor, group: Any = None) -> None:
-        lengths = list(map(len, parts))
+    def all_gather(outputs: list[torch.Tensor], own: torch.Tensor, group: Any = None) -> None:
+        """Fills `outputs` with each rank's tensor, also where their lengths differ."""
+        lengths = list(map(len, outputs))
         if len(set(lengths)) == 1:
-            return original(parts, part, group)
-        received = part.new_empty((sum(lengths), *part.shape[1:]))
-        copies = torch.cat([part] * len(parts))  # one for each rank of the group
-        dist.all_to_all_single(received, copies, lengths, [len(part)] * len(parts), group)
-        for out, received_part in zip(parts, received.split(lengths), strict=True):
-            out.copy_(received_part)
+            return original(outputs, own, group)
+        ranks = len(outputs)
+        received = own.new_empty((sum(lengths), *own.shape[1:]))
+        copies = torch.cat([own for _ in range(ranks)])  # one for each rank of the group
+        dist.all_to_all_single(received, copies, lengths, [len(own) for _ in range(ranks)], group)
+        for output, tensor in zip(outputs, received.split(lengths), strict=True):
+            output.copy_(tensor)
 
     return all_gather
 

@@ -258,28 +258,31 @@ class DeepSpeedEngine:
         """Yields, for `pieces_of`, each parameter, this rank's fp32 tensors of it, and the number
         of their first element in the parameter.
 
-        ZeRO and bf16 train flat partitions, in which all parameters lie one after the other.
+        flat: the fp32 tensors of a whole partition, by kind. ZeRO and bf16 train flat partitions,
+        in which all parameters lie one after the other.
         """
         outer, adam, parameters = self.outer, self.adam, self.engine.module.parameters()
         if self.spec.layout.zero_stage == 3:
-            for p in parameters:
-                group, at, n = outer.grad_position[outer.get_param_id(p)]
-                start = dist.get_rank(p.ds_process_group) * n
+            for parameter in parameters:
+                group, at, size = outer.grad_position[outer.get_param_id(parameter)]
+                start = dist.get_rank(parameter.ds_process_group) * size
                 flat = optim.adam_tensors(adam, outer.fp32_partitioned_groups_flat[group])
-                n = min(n, p.ds_numel - start)  # the last partitions are padded
-                if n > 0:
-                    yield p, {kind: t.detach()[at : at + n] for kind, t in flat.items()}, start
+                size = min(size, parameter.ds_numel - start)  # the last partitions are padded
+                if size > 0:
+                    own = slice(at, at + size)
+                    yield parameter, {kind: t.detach()[own] for kind, t in flat.items()}, start
         elif hasattr(outer, "update_lp_params"):  # ZeRO 1 and 2, and DeepSpeed's bf16 optimizer
-            for p in parameters:
-                if (mapping := p._hp_mapping) is not None:
+            for parameter in parameters:
+                if (mapping := parameter._hp_mapping) is not None:
                     (partition,) = adam.param_groups[mapping.param_group_index]["params"]
-                    at, n = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
+                    fragment = mapping.hp_fragment_address
+                    own = slice(fragment.start, fragment.start + fragment.numel)
                     flat = optim.adam_tensors(adam, partition)
-                    tensors = {kind: t.detach()[at : at + n] for kind, t in flat.items()}
-                    yield p, tensors, mapping.lp_fragment_address.start
+                    tensors = {kind: t.detach()[own] for kind, t in flat.items()}
+                    yield parameter, tensors, mapping.lp_fragment_address.start
         else:
-            for p, master in self._masters():
-                yield p, optim.adam_tensors(adam, master), 0
+            for parameter, master in self._masters():
+                yield parameter, optim.adam_tensors(adam, master), 0
 
     def _masters(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Yields, without ZeRO, each parameter and what AdamW updates for it: its fp32 master, or

@@ -67,11 +67,18 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         self.facts |= megatron_config.options(config)
         for tied_weights in module.tied_comms.values():
             name_group(tied_weights["group"], "embedding")
-        parts = {schedule.ForwardPass: "forward", schedule.BackwardPass: "backward"}
-        parts[schedule.OptimizerStep] = "optimizer"
-        run = self.engine._INSTRUCTION_MAP
-        timed = {instruction: within(part)(run[instruction]) for instruction, part in parts.items()}
-        self.engine._INSTRUCTION_MAP = run | timed
+        # So that a breakdown sees the regions of a step.
+        regions = {
+            schedule.ForwardPass: "forward",
+            schedule.BackwardPass: "backward",
+            schedule.OptimizerStep: "optimizer",
+        }
+        methods = self.engine._INSTRUCTION_MAP
+        timed = {
+            instruction: within(region)(methods[instruction])
+            for instruction, region in regions.items()
+        }
+        self.engine._INSTRUCTION_MAP = methods | timed
 
     def _loss(self, logits_SBV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         """Returns the mean loss, whose gradient fp16's scale multiplies where DeepSpeed does

@@ -28,7 +28,7 @@ class TensorParallelGPT(nn.Module):
         super().__init__()
         from parallel.engines import layers
 
-        self.model = layers.gpt_model(spec, config, kernels, held=local_part)
+        self.model = layers.gpt_model(spec, config, kernels, held_of=local_part)
         self.positions_and_mask = partial(layers.positions_and_mask, spec)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:

@@ -166,9 +166,9 @@ def gpt_model(
     pre_process: bool = True,
     post_process: bool = True,
     vp_stage: int | None = None,
-    held: Callable[[nn.Parameter], Held] = gpt.undivided,
+    held_of: Callable[[nn.Parameter], Held] = gpt.undivided,
 ) -> nn.Module:
-    """Returns megatron-core's GPT, or one stage of it, with the reference weights. held: see
+    """Returns megatron-core's GPT, or one stage of it, with the reference weights. held_of: see
     gpt.fill.
 
     It is called as model(tokens_BS, *positions_and_mask(spec, tokens_BS), labels=labels_BS) and
@@ -212,7 +212,7 @@ def gpt_model(
         index = index_of(model.decoder.layers[int(number)])
         return layer_value(spec, index, inner, parameter, start, n)
 
-    fill(model, value, held)
+    fill(model, value, held_of)
     return model
 
 

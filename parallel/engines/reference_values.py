@@ -30,9 +30,11 @@ _EXPERT = re.compile(
 def reference_value(
     spec: RunSpec, parameter: nn.Parameter, start: int, n: int, *names: str
 ) -> Tensor:
-    """Returns the starting values, [n] from element `start` on, of `parameter`: this tp rank's
-    parts of the reference parameters `names`, one after the other (a gated model's fc1 is its part
-    of the gate, then its part of up).
+    """Returns the starting values, [n] from element `start` on, of `parameter`; marks it, and gives
+    it its `references`.
+
+    The values are this tp rank's parts of the reference parameters `names`, one after the other (a
+    gated model's fc1 is its part of the gate, then its part of up).
 
     Marks a parameter that is split, as megatron-core's own initialisation does. An unmarked one
     counts as a copy, and only tp rank 0's gradient of it enters the norm. An expert's is split over

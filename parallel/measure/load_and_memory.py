@@ -4,6 +4,7 @@ import operator
 import resource
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -40,16 +41,23 @@ class Load:
     def facts(self, gather: Callable[[float], list[float]]) -> dict[str, float]:
         """Returns the part of run.json's `load` that is known at the end; every rank calls it.
         gather: returns every rank's value, given this rank's."""
-        wall_s, cpu_s, machine_cpu_s = map(operator.sub, _clocks(), self._start)
-        cpu_s = sum(gather(cpu_s))
-        seconds = {"wall_s": wall_s, "cpu_s": cpu_s, "machine_cpu_s": machine_cpu_s}
-        return {"end": load_average()} | seconds
+        since_start = Clocks(*map(operator.sub, _clocks(), self._start))
+        seconds = since_start._replace(cpu_s=sum(gather(since_start.cpu_s)))
+        return {"end": load_average(), **seconds._asdict()}
 
 
-def _clocks() -> tuple[float, float, float]:
-    """Returns, in seconds, the wall clock, this rank's CPU time, and the busy time of all cores
-    since the machine started, time that a hypervisor took (steal) included."""
+class Clocks(NamedTuple):
+    """Seconds: the wall clock, this rank's CPU time, and the busy time of all cores since the
+    machine started, time that a hypervisor took (steal) included."""
+
+    wall_s: float
+    cpu_s: float
+    machine_cpu_s: float
+
+
+def _clocks() -> Clocks:
+    """Returns what the clocks say now."""
     spent = psutil.cpu_times()._asdict()
     # A guest's time is in user time already.
     machine_s = sum(spent.values()) - sum(spent.get(kind, 0.0) for kind in _NOT_WORK)
-    return time.perf_counter(), time.process_time(), machine_s
+    return Clocks(time.perf_counter(), time.process_time(), machine_s)

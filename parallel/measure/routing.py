@@ -32,7 +32,7 @@ class Routing:
         self.blocks = [name for name, has in spec.model.blocks.items() if has]
         shape = (len(self.blocks), experts.num_experts)
         self.tokens_LE = torch.zeros(shape, dtype=torch.int64, device=device)
-        layers = (m for part in modules for m in part.modules() if type(m).__name__ in ROUTERS)
+        layers = (m for module in modules for m in module.modules() if type(m).__name__ in ROUTERS)
         for index, layer in enumerate(layers):
             if block := getattr(layer, "block", ""):  # a pipeline stage has some alone
                 index = self.blocks.index(block)

@@ -81,11 +81,13 @@ def _median_rank(n: int) -> int:
     bracket the median with 95 % confidence."""
     if n > 1000:  # the normal approximation: from here on that rank or the one before
         return math.floor(n / 2 - 0.98 * math.sqrt(n))
-    ways, tail, rank = 1, 1, 0  # ways to have so many points below the median, and at most so many
+    # Of the 2^n ways in which points lie below the median or not: those with `rank` of them below,
+    # and those with at most so many.
+    rank, combinations, tail = 0, 1, 1
     while 2 * tail <= 0.05 * 2**n:
         rank += 1
-        ways = ways * (n - rank + 1) // rank
-        tail += ways
+        combinations = combinations * (n - rank + 1) // rank
+        tail += combinations
     return max(rank, 1)
 
 
@@ -111,10 +113,11 @@ def effective_size(values: np.ndarray) -> float:
 
 
 def median_ci95(values: np.ndarray, effective: float | None = None) -> Interval | None:
-    """Returns a 95 % interval on the median that assumes no distribution: from the k-th smallest to
-    the k-th largest, with the largest k whose coverage is at least 95 %. The number of n
-    independent points below the median is binomial(n, 1/2). None below six points, whose range
-    covers less.
+    """Returns a 95 % interval on the median that assumes no distribution; None below six points,
+    whose range covers less.
+
+    It goes from the k-th smallest to the k-th largest, with the largest k whose coverage is at
+    least 95 %: the number of n independent points below the median is binomial(n, 1/2).
 
     `effective`: the `effective_size` of values that are not independent. The interval is between
     the quantiles that so many points would have.
@@ -150,10 +153,17 @@ def steady(
     falls, risen = _trend(times)
     settled = window is not None or not falls
     spikes = int(np.sum(times > _spike_bound(times)))
-    median, n, first = float(np.median(times)), len(times), int(indices[0])
     independent = effective_size(times)
-    ci95 = median_ci95(times, independent)
-    return Steady(median, n, ci95, first, spikes, settled, risen, independent)
+    return Steady(
+        float(np.median(times)),
+        len(times),
+        median_ci95(times, independent),
+        int(indices[0]),
+        spikes=spikes,
+        settled=settled,
+        risen=risen,
+        independent=independent,
+    )
 
 
 def steady_iterations(
@@ -179,14 +189,21 @@ def steady_iterations(
     return index[warmup_end(step_s[index]) :]
 
 
-def _trend(times: np.ndarray) -> tuple[bool, tuple[float, float] | None]:
-    """Returns whether the second half is faster than the first by more than noise and FALLEN, and
-    the medians of both halves where it is slower by more than noise and RISEN."""
+class Trend(NamedTuple):
+    """Whether the second half is faster than the first by more than noise and FALLEN; the medians
+    of the two halves where it is slower by more than noise and RISEN."""
+
+    falls: bool
+    risen: tuple[float, float] | None
+
+
+def _trend(times: np.ndarray) -> Trend:
+    """Returns how the second half of times stands to the first."""
     half = len(times) // 2
     # As if the steps were independent: a trend is what makes them correlated.
     if (interval := median_ci95(times[:half])) is None:
-        return False, None
+        return Trend(False, None)
     earlier, later = float(np.median(times[:half])), float(np.median(times[half:]))
     falls = later < interval[0] and later / earlier < 1 - FALLEN
     rises = later > interval[1] and later / earlier > 1 + RISEN
-    return falls, (earlier, later) if rises else None
+    return Trend(falls, (earlier, later) if rises else None)

@@ -122,8 +122,8 @@ def _write_private(path: Path, text: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = errors.Parser(prog="python -m parallel.record.environment", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="the file to write")
-    others = {"nargs": "+", "default": [], "metavar": "OTHER", "help": "files to hide secrets in"}
-    parser.add_argument("--hide", type=Path, **others)
+    options = {"nargs": "+", "default": [], "metavar": "OTHER", "help": "files to hide secrets in"}
+    parser.add_argument("--hide", type=Path, **options)
     arguments = parser.parse_args(argv)
     for path in (arguments.file, *arguments.hide):
         if path.exists() and not path.is_file():  # a device's mode is not ours to change

@@ -74,11 +74,11 @@ def read_run(path: Path) -> Run:
         return _read_job(path)
     facts, source = read_facts(path), path / schema.STATUS
     status = _status(source) if source.exists() else None
-    state, kind, reason = _end_of(path, status)
+    end = _end_of(path, status)
     written = _read_steps(path / schema.STEPS)
     # After a kill, the steps since the last checkpoint are run again.
     steps = sorted({row["step"]: row for row in written}.values(), key=lambda row: row["step"])
-    run = Run(path, state, reason, facts, steps, written, status or {}, kind=kind)
+    run = Run(path, end.state, end.reason, facts, steps, written, status or {}, kind=end.kind)
     run.off_clock = _off_clock(written, facts)
     planned = (facts.get("spec") or {}).get("steps")
     if facts.get("attempts") and planned is not None:  # an earlier one may have planned more
@@ -119,19 +119,28 @@ def _status(path: Path) -> dict[str, Any]:
     return status
 
 
-def _end_of(path: Path, status: dict[str, Any] | None) -> tuple[str, str, str]:
-    """Returns (state, kind, reason) of a run, from its status.json and from what else is there."""
+class _End(NamedTuple):
+    """How a run stands or ended; `kind` and `reason` are "" where nothing ended it."""
+
+    state: str
+    kind: str
+    reason: str
+
+
+def _end_of(path: Path, status: dict[str, Any] | None) -> _End:
+    """Returns how a run stands, by its status.json and by what else is in its folder."""
     if status is None:
-        return FAILED, Kind.UNKNOWN, "no status.json"
+        return _End(FAILED, Kind.UNKNOWN, "no status.json")
     state = status.get("state", FAILED)
     if state not in (RUNNING, COMPLETE, INTERRUPTED, FAILED):
         raise UsageError(f"{path / schema.STATUS} is damaged: state cannot be {shown(state)}")
     missing = [name for name in (schema.MARKER, schema.METRICS) if not (path / name).exists()]
     if state == COMPLETE and missing:
-        return FAILED, Kind.UNKNOWN, f"status.json says complete, but {missing[0]} is missing"
+        reason = f"status.json says complete, but {missing[0]} is missing"
+        return _End(FAILED, Kind.UNKNOWN, reason)
     if state == RUNNING and ran_here(status) and not runs_here(status):
-        return FAILED, Kind.UNKNOWN, "the process is gone and left no word (killed?)"
-    return state, status.get("kind") or "", status.get("reason") or ""
+        return _End(FAILED, Kind.UNKNOWN, "the process is gone and left no word (killed?)")
+    return _End(state, status.get("kind") or "", status.get("reason") or "")
 
 
 def _missing(run: Run) -> str:
@@ -153,9 +162,9 @@ def _missing(run: Run) -> str:
             first = min(first, last - sum(counts) + 1)
     edges = pairwise([first - 1, *recorded, last + 1])
     gaps = [
-        str(before + 1) if after == before + 2 else f"{before + 1}-{after - 1}"
-        for before, after in edges
-        if after > before + 1
+        str(last_row + 1) if next_row == last_row + 2 else f"{last_row + 1}-{next_row - 1}"
+        for last_row, next_row in edges
+        if next_row > last_row + 1
     ]
     if not gaps:
         return ""
@@ -264,9 +273,9 @@ def _off_clock(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     follow the one before at once; no step takes longer than since the end of the one before.
     """
     gaps, spec = [], facts.get("spec") or {}
-    for before, row in pairwise(rows):
-        ends = before.get("ended_unix_s"), row.get("ended_unix_s")
-        if row["step"] != before["step"] + 1 or None in (*ends, row["step_s"]):
+    for earlier, row in pairwise(rows):
+        ends = earlier.get("ended_unix_s"), row.get("ended_unix_s")
+        if row["step"] != earlier["step"] + 1 or None in (*ends, row["step_s"]):
             continue
         gaps.append((ends[1] - ends[0], row["step_s"]))
         if row["step_s"] > gaps[-1][0] + CLOCKS_APART_S:
@@ -426,7 +435,7 @@ def find_runs(
     for top in map(Path, paths):
         if not top.exists():
             raise UsageError(f"{top}: no such folder")
-        before = len(runs)
+        n_before = len(runs)
         for folder, problem in below(top, is_run, "attempts".__eq__):
             if problem and folder == top:
                 raise UsageError(f"{top}: {problem}")
@@ -436,6 +445,6 @@ def find_runs(
                 print(f"{folder}: {problem}: left out", file=sys.stderr)
             elif folder.is_dir():
                 runs.append(folder)
-        if len(runs) == before:
+        if len(runs) == n_before:
             raise UsageError(f"{top}: no run folder here (a folder with run.json)")
     return runs

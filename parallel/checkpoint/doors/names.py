@@ -55,14 +55,16 @@ def megatron(form: str, config: GPTConfig, name: str) -> Iterator[Parts]:
         yield from (Parts((theirs,)) for theirs, ours in MEGATRON_TOP.items() if ours == name)
         return
     _, index, inner = name.split(".", 2)
-    number, is_mlp, join = int(index), inner.startswith(("norm2", "mlp")), itemgetter(0)
+    number = int(index)
+    is_mlp = inner.startswith(("norm2", "mlp"))
+    join = itemgetter(0)
     if inner.startswith(("mlp.gate", "mlp.up")) and config.gated:
         join = partial(_half, int(inner.startswith("mlp.up")))
         inner = inner.replace("gate", "up")
-    before = {"stacked": "", "layers": f"{number}.", "hybrid": f"{2 * number + is_mlp}."}[form]
+    layer_number = {"stacked": "", "layers": f"{number}.", "hybrid": f"{2 * number + is_mlp}."}
     layer = number if form == "stacked" else None
     for theirs in (theirs for theirs, ours in MEGATRON_LAYER.items() if ours == inner):
-        yield Parts((f"decoder.layers.{before}{theirs}",), join, layer)
+        yield Parts((f"decoder.layers.{layer_number[form]}{theirs}",), join, layer)
 
 
 _DIALECTS = [_ours, _hugging_face]
@@ -90,20 +92,25 @@ class Named:
             shape = shapes[self.prefix + name][layer is not None :]
             return torch.empty(shape, device="meta")
 
-        found = {name: tuple(self.tensor(name, empty).shape) for name in self.parts}
-        every = [parts for ways in ways_by_name.values() for parts in ways]
-        used = {self.prefix + name for parts in every for name in parts.names}
+        stored = {name: tuple(self.tensor(name, empty).shape) for name in self.parts}
+        used = {
+            self.prefix + name
+            for ways in ways_by_name.values()
+            for parts in ways
+            for name in parts.names
+        }
         self.repeated = [n for n in _REPEATED if config.tied and self.prefix + n in shapes]
         used |= {self.prefix + name for name in self.repeated}
-        found |= {n: shapes[n] for n in shapes if n.startswith(self.prefix) and n not in used}
-        if problems := differing(found, wanted):
+        # What no parameter of ours uses is a difference, too.
+        stored |= {n: shapes[n] for n in shapes if n.startswith(self.prefix) and n not in used}
+        if problems := differing(stored, wanted):
             raise UsageError(f"{where} does not hold this model: {problems}")
 
     def _find(
         self, dialect: Callable, shapes: Mapping[str, Shape], wanted: Mapping[str, Shape]
     ) -> tuple[str, dict[str, list[Parts]]]:
-        """Returns the prefix of all names in a dialect, and the stored ways of each of our
-        parameters."""
+        """Returns the prefix of all names in a dialect, and those ways to store each of our
+        parameters that the folder has."""
         try:
             ways_by_name = {name: list(dialect(self.config, name)) for name in wanted}
         except UsageError:  # no class of Hugging Face's has this model
@@ -117,8 +124,8 @@ class Named:
             theirs = [shapes.get(prefix + name) for name in parts.names]
             return all(theirs) and (parts.layer is None or theirs[0][0] == self.config.n_layer)
 
-        found = {name: list(filter(stored, ways)) for name, ways in ways_by_name.items()}
-        return prefix, {name: ways for name, ways in found.items() if ways}
+        stored_ways = {name: list(filter(stored, ways)) for name, ways in ways_by_name.items()}
+        return prefix, {name: ways for name, ways in stored_ways.items() if ways}
 
     def tensor(self, name: str, read: Callable[[str, int | None], Tensor]) -> Tensor:
         """Returns a parameter of ours in fp32, without the rows that pad the vocabulary. read:

@@ -120,8 +120,8 @@ def read(folder: Path, model: GPTConfig) -> WholeCheckpoint:
     run, kinds = f"imported from {folder}", KINDS
     missing = [name for name in names if not all(key_of(kind, name) for kind in KINDS)]
     if 0 < len(missing) < len(names):
-        rest = f"{len(missing)} of {len(names)} tensors, the first {missing[0]}"
-        raise UsageError(f"{folder} is incomplete: it has no moments of {rest}")
+        tensors = f"{len(missing)} of {len(names)} tensors, the first {missing[0]}"
+        raise UsageError(f"{folder} is incomplete: it has no moments of {tensors}")
     if missing:
         run, kinds = f"{run} without moments (its optimizer's form: {common.form})", ("param",)
     adam_step = common.adam_step
@@ -136,7 +136,14 @@ def read(folder: Path, model: GPTConfig) -> WholeCheckpoint:
     for name in named.repeated:
         if not tensor("embedding.word.weight", "param").equal(store.tensor(key_of("param", name))):
             raise UsageError(f"{folder}: {name} is not the embedding, to which the model ties it")
-    return WholeCheckpoint(model, step, adam_step or step, kinds, tensor, {"run": run})
+    return WholeCheckpoint(
+        config=model,
+        step=step,
+        adam_step=adam_step or step,
+        kinds=kinds,
+        tensor=tensor,
+        facts={"run": run},
+    )
 
 
 class _Common(NamedTuple):
@@ -250,8 +257,9 @@ def _write_store(folder: Path, checkpoint: WholeCheckpoint, form: str) -> None:
     # Each product has an object with Transformer Engine's fp8 scales: here there are none in it.
     fp8_scales = ["output_layer._extra_state/shard_0_1"]
     for name, shape in parameter_shapes(config).items():
-        ways = list(megatron(form, config, name))
-        tensor_names, layer = [parts.names[0] for parts in ways], ways[0].layer
+        stored = list(megatron(form, config, name))
+        tensor_names = [parts.names[0] for parts in stored]
+        layer = stored[0].layer
         box = _box_of(config, name, shape, layer)
         chunk = ChunkStorageMetadata(box.offset, box.shape)
         for kind in KINDS:
