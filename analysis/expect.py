@@ -244,29 +244,29 @@ def _difference(
     if cause in (*SIZE, "experts", "gpu_type"):  # no setting of this run
         return Cause(cause, ours, theirs, row.source, None)
     values = {name: pair[1] for name, pair in pairs.items()} | {"dp": None}
-    before = prediction(record, cluster).value
-    after = prediction(replace(record, **values), cluster).value
-    if not before or not after or after["tflops"] == before["tflops"]:
+    predicted = prediction(record, cluster).value
+    changed = prediction(replace(record, **values), cluster).value
+    if not predicted or not changed or changed["tflops"] == predicted["tflops"]:
         return Cause(cause, ours, theirs, row.source, None)
-    theirs += "" if after["fits"] else " (would not fit, as predicted)"
-    return Cause(cause, ours, theirs, row.source, after["tflops"] / before["tflops"] - 1)
+    theirs += "" if changed["fits"] else " (would not fit, as predicted)"
+    return Cause(cause, ours, theirs, row.source, changed["tflops"] / predicted["tflops"] - 1)
 
 
 def causes(record: Record, faster: list[Record], cluster: Answer[Calibration]) -> Table:
     """Returns what the run waited for, and what differs from the nearest faster row that differs
     in it."""
-    found = {cause.cause: cause for cause in _waited(record)}
+    by_cause = {cause.cause: cause for cause in _waited(record)}
     for row in faster:
         pairs = differing(record, row)
         groups = {name: {name: pair} for name, pair in pairs.items() if name not in SPLIT}
         if split := {name: pairs[name] for name in SPLIT if name in pairs}:
             groups["split"] = split
         for name, group in groups.items():
-            if name not in found:
-                found[name] = _difference(name, group, record, row, cluster)
+            if name not in by_cause:
+                by_cause[name] = _difference(name, group, record, row, cluster)
     columns = [Column(key, key) for key in ("cause", "here", "there")]
     columns += [Column("gain", "gain", "+.1%"), Column("run", "run")]
-    rows = [cause._asdict() for cause in sorted(found.values(), key=lambda cause: cause.order)]
+    rows = [cause._asdict() for cause in sorted(by_cause.values(), key=lambda cause: cause.order)]
     note = "gain: in TFLOP/s per GPU, as predicted with the row's value; of a wait, at most; -: no"
     note += " formula prices it, or the run cannot be split so"
     return Table(columns, rows, "why it is slower", [note])

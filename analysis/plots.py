@@ -64,8 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_force_flag(parser)
     flags = parser.parse_args(argv)
-    first, *others = flags.paths
-    if flags.out is None and others:
+    first, *more_paths = flags.paths
+    if flags.out is None and more_paths:
         raise UsageError(f"{len(flags.paths)} paths: say with --out FOLDER where the pictures go")
     folder = flags.out or (first if first.is_dir() else first.parent) / "plots"
     charts = drawn(flags.paths, flags.baseline)

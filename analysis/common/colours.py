@@ -53,5 +53,5 @@ def of_engines(labels: Iterable[str]) -> dict[str, str]:
     labels, which should be those of all runs of a study, share the rest in alphabetical order."""
     wanted = set(labels)
     fixed = {name: colour for name, colour in zip(ENGINES, _OWN, strict=False) if name in wanted}
-    others = enumerate(sorted(wanted - fixed.keys()))
-    return fixed | {name: _OTHERS[i % len(_OTHERS)] for i, name in others}
+    unfixed = enumerate(sorted(wanted - fixed.keys()))
+    return fixed | {name: _OTHERS[i % len(_OTHERS)] for i, name in unfixed}

@@ -44,8 +44,8 @@ def sentences(reasons: Iterable[Reason], silent: Container[str] = (MISSING,)) ->
 
 
 def below_rows(rows: list[dict[str, Any]], headings: dict[str, str]) -> list[str]:
-    """Returns a line for each reason that the rows' `missing` and `doubtful` have for a column of
-    `headings`, which are by key: the columns, their mark, the reason, and the runs that have it."""
+    """Returns a line for each reason that the rows' `missing` and `doubtful` have for a column. It
+    has the columns' `headings` (by key), their mark, the reason, and the runs that have it."""
     runs: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         for group, mark in (("missing", UNKNOWN), ("doubtful", DOUBTFUL)):

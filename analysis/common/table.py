@@ -113,7 +113,7 @@ def cell(value: Any, spec: str = "") -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return UNKNOWN
     if isinstance(value, list):
-        return "; ".join(cell(part, spec) for part in value)
+        return "; ".join(cell(element, spec) for element in value)
     if spec and isinstance(value, (int, float)) and not isinstance(value, bool):
         text = format(value, spec)
         # `.3g` of a B200's 2,431 TFLOP/s is 2.43e+03

@@ -33,34 +33,41 @@ def who(names: list[str], total: int, n: int | None = None) -> str:
     """Returns which of `total` runs a note is about: all, their names, or of many how many, and the
     first ones; `--format json` says it of each run. `n` counts them where `names` has only the
     first ones."""
-    n = len(names) if n is None else n
-    if n == total > 1:
+    count = len(names) if n is None else n
+    if count == total and total > 1:
         return "all"
-    if n <= FEW:
+    if count <= FEW:
         return ", ".join(names)
-    return f"{n} of {total} runs: {', '.join(names[:3])} ..."
+    return f"{count} of {total} runs: {', '.join(names[:3])} ..."
 
 
 def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:
     """Returns the table in lines of at most `width` characters; the first column names the rows."""
     width = max(width, NARROWEST)
-    names, *rest = columns
-    same = [c for c in rest if len(c.cells) > 1 and len(set(c.cells)) == 1 and not c.long]
-    sentences = [c for c in rest if c.long]
-    rest = [c for c in rest if c not in same and c.long != "below"]
-    for i, column in enumerate(rest):
+    names = columns[0]
+    constant: list[Shown] = []  # the same in every row
+    sentences: list[Shown] = []  # below the rows
+    beside: list[Shown] = []
+    for column in columns[1:]:
         if column.long:
-            words = [text.partition(": ")[0] for text in column.cells]
-            rest[i] = Shown(column.heading, words)
+            sentences.append(column)
+            if column.long != "below":
+                words = [text.partition(": ")[0] for text in column.cells]
+                beside.append(Shown(column.heading, words))
+        elif len(column.cells) > 1 and len(set(column.cells)) == 1:
+            constant.append(column)
+        else:
+            beside.append(column)
     rows = [BOLD.format(line) for line in wrapped(title, width)]
-    if same:
-        values = ", ".join(f"{c.heading} {c.cells[0]}" for c in same)
+    if constant:
+        values = ", ".join(f"{column.heading} {column.cells[0]}" for column in constant)
         rows += wrapped(f"same in every row: {values}", width)
-    for i, (block, widths) in enumerate(_blocks([names, *rest], width)):
-        if i:
+    for number, (block, widths) in enumerate(_blocks([names, *beside], width)):
+        if number:
             rows.append("")
-        headings, *others = lines(block, widths)
-        rows += [BOLD.format(headings), *others]
+        headings, *block_rows = lines(block, widths)
+        rows += [BOLD.format(headings), *block_rows]
+    # The first column whose cells tell all rows apart.
     named = next((c for c in columns if len(set(c.cells)) == len(c.cells)), names)
     for column in sentences:
         rows += _below(named.cells, column, width)
@@ -86,12 +93,12 @@ def cut_apart(cells: list[str], size: int) -> list[str]:
     texts: dict[str, list[str]] = {}
     for text in dict.fromkeys(cells):
         texts.setdefault(cut(text, size), []).append(text)
-    short = {}
-    for name, same in texts.items():
-        for i, text in enumerate(same, start=1):
-            mark = f"#{i}" if len(same) > 1 else ""
-            short[text] = cut(text, size - len(mark)) + mark if mark else name
-    return [short[text] for text in cells]
+    shortened = {}
+    for cut_text, full_texts in texts.items():
+        for number, text in enumerate(full_texts, start=1):
+            mark = f"#{number}" if len(full_texts) > 1 else ""
+            shortened[text] = cut(text, size - len(mark)) + mark if mark else cut_text
+    return [shortened[text] for text in cells]
 
 
 def _below(names: list[str], column: Shown, width: int) -> list[str]:

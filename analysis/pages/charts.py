@@ -100,21 +100,25 @@ def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> Spec:
     points."""
     log = {"type": "log", "nice": False}
     ticks = {"values": sorted({row["gpus"] for row in rows}), "format": "d"}
-    x = _number("gpus", title="GPUs", scale=log | {"base": 2, "padding": 30}, axis=ticks)
-    y = _number(value, title=value, scale=log | {"padding": 20})
+    axes = {
+        "x": _number("gpus", title="GPUs", scale=log | {"base": 2, "padding": 30}, axis=ticks),
+        "y": _number(value, title=value, scale=log | {"padding": 20}),
+    }
     middle = math.sqrt(min(row["gpus"] for row in names) * max(row["gpus"] for row in names))
     left = [row for row in names if row["gpus"] <= middle]
     right = [row for row in names if row["gpus"] > middle]
     tips = [_name(field) for field in ("run", "gpus", "speedup", "efficiency", "verdict")]
     line = {"type": "line", "strokeDash": [4, 4], "color": GREY}
-    point = {"type": "point", "filled": True, "size": 55, "opacity": 0.8}
-    after, before = {"align": "left", "dx": 8, "dy": -6}, {"align": "right", "dx": -8, "dy": -6}
+    dots = {"type": "point", "filled": True, "size": 55, "opacity": 0.8}
+    # A name stands on that side of its point where the picture has room.
+    name_right = {"type": "text", "align": "left", "dx": 8, "dy": -6}
+    name_left = {"type": "text", "align": "right", "dx": -8, "dy": -6}
     colour = _engines(rows)
     layers = [
-        _layer(line, ideal, x=x, y=y),
-        _layer(point, rows, x=x, y=y, color=colour, tooltip=tips, **_precisions(rows)),
-        _layer({"type": "text"} | after, left, x=x, y=y, text=_name("run")),
-        _layer({"type": "text"} | before, right, x=x, y=y, text=_name("run")),
+        _layer(line, ideal, **axes),
+        _layer(dots, rows, **axes, color=colour, tooltip=tips, **_precisions(rows)),
+        _layer(name_right, left, **axes, text=_name("run")),
+        _layer(name_left, right, **axes, text=_name("run")),
     ]
     return _spec(layers, 320)
 
@@ -187,7 +191,7 @@ def scaling(rows: Rows, kind: str) -> dict[str, Chart]:
         points = [{n: row[n] for n in names} | {"engine": _engine(row)} for row in compared]
         fastest = {row["run"] for row in winners(compared)}
         line = [{"gpus": n, ratio: value} for n, value in sorted(ideal.items())]
-        named = [point for point in points if point["run"] in fastest]
+        named = [row for row in points if row["run"] in fastest]
         caption = f"The fastest run of each number of GPUs has its name. Dashed: ideal {ratio}."
         charts["scaling"] = Chart(against_gpus(points, ratio, line, named), caption)
     if len(compared) > 1:

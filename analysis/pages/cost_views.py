@@ -22,13 +22,13 @@ def breakdown(study: Study) -> list[Section]:
     runs, problems = rank_times.breakdowns_of(study.own)
     if not runs:
         return []
-    bars = [
-        {"bar": f"{run.name}; rank {rank}", "part": part, "seconds": row[f"{part}_s"]}
-        for run in runs
-        for rank, row in sorted(run.ranks.items())
-        for part in (*CATEGORIES, *EXPERT_MESSAGE_AXES)
-        if row[f"{part}_s"]
-    ]
+    bars = []
+    for run in runs:
+        for rank, row in sorted(run.ranks.items()):
+            for name in (*CATEGORIES, *EXPERT_MESSAGE_AXES):
+                if seconds := row[f"{name}_s"]:
+                    bar = f"{run.name}; rank {rank}"
+                    bars.append({"bar": bar, "part": name, "seconds": seconds})
     spec = charts.parts(bars, "seconds", "seconds per step")
     section = Section("Breakdown per rank", [p for p in problems if rank_times.WITHOUT not in p])
     section.tables = {"times": rank_times.times(runs), "messages": rank_times.messages(runs)}

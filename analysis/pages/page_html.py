@@ -61,17 +61,19 @@ def _section(section: Section, numbers: dict[int, int]) -> dict[str, Any]:
 
 
 def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
-    """Lays out a table without the columns that are the same in every row, which are one line above
-    it; the results stand behind the first column, then the settings. Long notes of rows stand
-    below."""
-    first, *others = table.shown
-    alike, varied, unknown = [], [], []
-    for column in others:
+    """Returns a table as page.js draws it. Columns that are the same in every row are one line
+    above it. The results stand behind the first column, then the settings. Long notes of rows
+    stand below."""
+    first, *columns = table.shown
+    constant: list[str] = []
+    varied: list[Column] = []
+    unknown: list[str] = []
+    for column in columns:
         texts = set(table.texts(column))
         if texts == {UNKNOWN}:
             unknown.append(column.heading)
         elif len(texts) == 1 and len(table.rows) > 1 and not column.long:
-            alike.append(f"{column.heading} {texts.pop()}")
+            constant.append(f"{column.heading} {texts.pop()}")
         elif not column.long:
             varied.append(column)
     order = {key: place for place, key in enumerate(results)}
@@ -86,7 +88,7 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
     return {
         "name": name,
         "title": printable(table.title),
-        "same": ", ".join(alike),
+        "same": ", ".join(constant),
         "filter": len(table.rows) > FEW,
         "heads": [{"text": c.heading, "number": numeric[c.key]} for c in columns],
         "rows": [

@@ -129,9 +129,9 @@ class Calibration(_Stated):
             return "fp32"
         card = planning_gpu(self.gpu)
         if asked and lacking([asked], card.name):
-            others = [n for n in ("bf16", "fp16", "fp32") if n not in lacking([n], card.name)]
+            possible = [p for p in ("bf16", "fp16", "fp32") if not lacking([p], card.name)]
             raise UsageError(
-                f"the {card.name} of {self.name} has no {asked}: --precision {' or '.join(others)}"
+                f"the {card.name} of {self.name} has no {asked}: --precision {' or '.join(possible)}"
             )
         return asked or ("bf16" if "bf16" in card.peaks else "fp16")
 
@@ -160,12 +160,12 @@ class Calibration(_Stated):
     def processor_note(self, processors: Iterable[str | None]) -> list[str]:
         """Returns a line that names the runs' processors that are not the calibrated host CPU; none
         where all are it, or this is no host CPU."""
-        others = set(processors) - {None, self.processor}
-        if not (self.processor and others):
+        strangers = set(processors) - {None, self.processor}
+        if not (self.processor and strangers):
             return []
         return [
             f"{self.name} was calibrated on {self.processor}, and runs here are of"
-            f" {', '.join(sorted(others))}: their predicted times are of the other processor"
+            f" {', '.join(sorted(strangers))}: their predicted times are of the other processor"
         ]
 
     def network_note(self, gpus: float = math.inf) -> list[str]:
@@ -218,7 +218,9 @@ def load_calibration(name: str) -> Calibration:
         return _read(path)
     if clusters.is_named(name):
         return of_cluster(name)
-    names = {other for other, cluster in clusters.load_clusters().items() if cluster.gpu}
+    names = {
+        cluster_name for cluster_name, cluster in clusters.load_clusters().items() if cluster.gpu
+    }
     names |= {path.stem for path in FOLDER.glob("*.toml")}
     raise UsageError(f"no cluster or calibration {name!r}; known: {', '.join(sorted(names))}")
 

@@ -103,7 +103,17 @@ def rank(
         if used[i] < least.get(split, np.inf):
             least[split] = used[i]
             best.append(i)
-    return Ranking(steps, cluster, crowd, terms, seconds, used, limit, order, np.array(best, int))
+    return Ranking(
+        steps,
+        cluster,
+        crowd=crowd,
+        terms=terms,
+        seconds=seconds,
+        used=used,
+        limit=limit,
+        order=order,
+        best=np.array(best, int),
+    )
 
 
 @dataclass(frozen=True)
@@ -261,8 +271,8 @@ def to_measure(ranked: Ranking, count: int) -> np.ndarray:
     for i in ranked.best.tolist():
         splits.setdefault((steps.tp[i], steps.cp[i], steps.pp[i]), i)
     tried = list(splits.values())[:TRIED]
-    others = [i for i in ranked.best.tolist() if i not in tried]
-    return np.array(sorted([*tried, *others][:count], key=ranked.seconds.__getitem__), int)
+    untried = [i for i in ranked.best.tolist() if i not in tried]
+    return np.array(sorted([*tried, *untried][:count], key=ranked.seconds.__getitem__), int)
 
 
 def alike_note(ranked: Ranking) -> list[str]:
@@ -277,9 +287,9 @@ def alike_note(ranked: Ranking) -> list[str]:
     tried = [
         " ".join(f"{a} {getattr(steps, a)[i]}" for a in axes) for i in to_measure(ranked, TRIED)
     ]
-    *others, last = dict.fromkeys(tried)
-    if others:
-        line += f", at least the fastest of {', '.join(others)} and {last}"
+    *first_ones, last = dict.fromkeys(tried)
+    if first_ones:
+        line += f", at least the fastest of {', '.join(first_ones)} and {last}"
     return [line]
 
 

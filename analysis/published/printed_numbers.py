@@ -64,26 +64,33 @@ def read_value(
     return Value(number * factor, Interval(low, high), heading, text)
 
 
-def agreement(intervals: list[Interval], slack: float) -> tuple[float, set[int]]:
-    """Returns the point that most intervals include, and the indices of the intervals that include
-    it or miss it by at most `slack`.
+class Agreement(NamedTuple):
+    """The number on which most intervals agree, and the indices of those that do."""
 
-    Where not even half include a point, the numbers were averaged apart: three times the usual miss
-    is allowed, if that is little.
+    number: float
+    indices: set[int]
+
+
+def agreement(intervals: list[Interval], slack: float) -> Agreement:
+    """Returns the number that most intervals include; those agree that include it or miss it by at
+    most `slack`.
+
+    Where not even half include one number, they were averaged apart: three times the usual miss is
+    allowed, if that is little.
     """
     ends = sorted([(i.low, 0) for i in intervals] + [(i.high, 1) for i in intervals])
     depth = most = 0
-    point = 0.0
+    deepest = 0.0
     for end, is_high in ends:
         depth += -1 if is_high else 1
         if depth > most:
-            most, point = depth, end
-    exactly = [i for i in intervals if i.low <= point <= i.high]
-    point = Interval(max(i.low for i in exactly), min(i.high for i in exactly)).middle
-    misses = [interval.misses(Interval(point, point)) for interval in intervals]
+            most, deepest = depth, end
+    around = [i for i in intervals if i.low <= deepest <= i.high]
+    number = Interval(max(i.low for i in around), min(i.high for i in around)).middle
+    misses = [interval.misses(Interval(number, number)) for interval in intervals]
     usual = 3 * median(misses)
     allowed = max(slack, usual) if usual < MOST_AVERAGED else slack
-    return point, {n for n, miss in enumerate(misses) if miss <= allowed}
+    return Agreement(number, {n for n, miss in enumerate(misses) if miss <= allowed})
 
 
 def tolerance(misses: list[float]) -> float:

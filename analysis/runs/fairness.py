@@ -126,19 +126,19 @@ def _difference(name: str, value: object, base: object) -> str:
     return f"{WORDS.get(name, name)} {value} here, {base} in the baseline"
 
 
-def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
-    """Returns {name: (value of a, value of b)} of the facts that both state and that differ.
-    `settings` adds the details of run.json."""
-    pairs = {name: (getattr(a, name), getattr(b, name)) for name in _TIMED}
-    if a.model and b.model:
-        pairs |= _sizes(a, b)
+def changes(first: Record, second: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
+    """Returns {name: (value of the first, value of the second)} of the facts that both state and
+    that differ. `settings` adds the details of run.json."""
+    pairs = {name: (getattr(first, name), getattr(second, name)) for name in _TIMED}
+    if first.model and second.model:
+        pairs |= _sizes(first, second)
     else:
-        pairs["params"] = (a.params, b.params)
+        pairs["params"] = (first.params, second.params)
     pairs = {name: pair for name, pair in pairs.items() if None not in pair}
     if settings:
-        details, others = _details(a.facts), _details(b.facts)
-        shared = [name for name in details if name in others]
-        pairs = {name: (details[name], others[name]) for name in shared} | pairs
+        details, second_details = _details(first.facts), _details(second.facts)
+        shared = [name for name in details if name in second_details]
+        pairs = {name: (details[name], second_details[name]) for name in shared} | pairs
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -153,13 +153,13 @@ def _sizes(a: Record, b: Record) -> dict[str, tuple[Any, Any]]:
     them."""
     sizes: dict[str, tuple[Any, Any]] = {}
     for name in (name for name in a.model if name in b.model):
-        size, other = a.model[name], b.model[name]
-        if isinstance(size, dict) and isinstance(other, dict):
-            sizes |= {key: (size[key], other[key]) for key in size if key in other}
+        size_a, size_b = a.model[name], b.model[name]
+        if isinstance(size_a, dict) and isinstance(size_b, dict):
+            sizes |= {key: (size_a[key], size_b[key]) for key in size_a if key in size_b}
         elif name == "vocab_size" and _same_token_ids(a, b):
-            sizes[PADDED] = size, other
+            sizes[PADDED] = size_a, size_b
         else:
-            sizes[name] = size, other
+            sizes[name] = size_a, size_b
     return sizes
 
 
@@ -183,8 +183,8 @@ def _same_token_ids(a: Record, b: Record) -> bool:
 
 def _parts(record: Record) -> str:
     """Returns what the model has beyond a dense GPT, in words."""
-    words = [words for part, words in PARTS.items() if record.model.get(part)]
-    return " and ".join(words + record.uncounted) or "nothing beside a GPT"
+    parts = [words for name, words in PARTS.items() if record.model.get(name)]
+    return " and ".join(parts + record.uncounted) or "nothing beside a GPT"
 
 
 def unstated(records: list[Record]) -> list[str]:

@@ -227,7 +227,9 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
     run, steady = record.own, timed(record)
     if run.off_clock:
         raise UsageError(f"{run.path}: {run.off_clock}")
-    rows, spans, accounted, unknown = steps_of(run), [], 0, 0
+    rows = steps_of(run)
+    spans: list[Span] = []
+    accounted = unknown = 0
     attempts = recorded(run, rows)
     by_folder = noted(run.path, attempts)
     for job in reader.job_ids(run.path):
@@ -238,8 +240,9 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
         if not spans_of_job and (run.path / f"{job}.out").exists():
             unknown += 1
         spans += spans_of_job
-    others = [a for a in attempts if not any(s.start - 1 <= a.start <= s.end for s in spans)]
-    spans = sorted([*spans, *others])
+    # Attempts that began in none of these jobs.
+    jobless = [a for a in attempts if not any(s.start - 1 <= a.start <= s.end for s in spans)]
+    spans = sorted([*spans, *jobless])
     if not spans:
         raise UsageError(f"{run.path}: no job has begun, or run.json does not say when")
     evaluated_s = (run.metrics.get("summary") or {}).get("evaluation_time_sec") or 0.0
@@ -249,10 +252,11 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
         well = [a.went_well for a in attempts if span.start - 1 <= a.start <= span.end]
         newest = number == len(spans)
         done = [row for row in rows if newest or row["ended_unix_s"] <= span.end + 1]
-        rows, span = rows[len(done) :], span._replace(went_well=span.went_well or any(well[-1:]))
+        rows = rows[len(done) :]
+        span = span._replace(went_well=span.went_well or any(well[-1:]))
         evaluated = evaluated_s if newest else 0.0
         parts.append((span, split(span, done, evaluated, steady.step_s if steady else math.inf)))
-    return Jobs(parts, accounted, max(0, unknown - len(others)))
+    return Jobs(parts, accounted, max(0, unknown - len(jobless)))
 
 
 def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
@@ -260,7 +264,9 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
     that are known; and a line for each run that was refused. `ask` lets sacct be asked."""
     rows: list[dict[str, Any]] = []
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
-    refused, lacking, accounted_jobs = [], [], 0
+    refused: list[str] = []
+    lacking: list[str] = []
+    accounted_jobs = 0
     ours = {record.source: record for record in records if record.own}
     numbers = {job for source in ours for job in reader.job_ids(Path(source))} if ask else set()
     by_sacct = accounted(numbers) if numbers else {}

@@ -61,9 +61,9 @@ def results(
 ) -> Reading[list[Run]]:
     """Returns the runs whose times are results, and (name, reason) of all others. `refused` has a
     line for each file that could not be read."""
-    runs, others = divided(judged(records, window), _no_result)
+    runs, untimed = divided(judged(records, window), _no_result)
     left_out = [(line.partition(": ")[0], line.partition(": ")[2]) for line in refused]
-    left_out += [(name_of(run.record), reason) for run, reason in others]
+    left_out += [(name_of(run.record), reason) for run, reason in untimed]
     if not runs:
         raise UsageError("; ".join(by_reason(left_out)))
     return Reading(runs, left_out)

@@ -10,6 +10,7 @@ from analysis.common.table import Column, Table
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.baseline import fitting_baselines
+from base.intervals import Interval
 from models.config import INIT_STD, PARTS, GPTConfig
 from parallel.config.run_spec import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
@@ -133,7 +134,7 @@ def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
     ]
 
 
-def first_losses(model: dict[str, Any]) -> tuple[float, float]:
+def first_losses(model: dict[str, Any]) -> Interval:
     """Returns the lowest and highest loss, in nats, that a model of these sizes should start with.
 
     Logits of a new model are normal with variance hidden x std^2, for the last norm makes elements
@@ -145,9 +146,10 @@ def first_losses(model: dict[str, Any]) -> tuple[float, float]:
     vocab, hidden, p = model["vocab_size"], model["hidden"], REPEATS
     highest = math.log(vocab) + hidden * INIT_STD**2 / 2
     if not model["tied"]:
-        return highest, highest
+        return Interval(highest, highest)
     a = min(hidden * INIT_STD, math.log(max(1.0, p * (vocab - 1) / (1 - p))))
-    return math.log(vocab) + math.log1p(math.expm1(a) / vocab) - p * a, highest
+    lowest = math.log(vocab) + math.log1p(math.expm1(a) / vocab) - p * a
+    return Interval(lowest, highest)
 
 
 def _judge(run: Run, baseline: Run) -> Parity:
@@ -173,7 +175,15 @@ def _judge(run: Run, baseline: Run) -> Parity:
         pair = (run, baseline)
         wrong += [f"{side.name} {side.facts['go_on']}" for side in pair if side.facts.get("go_on")]
     verdict = Reason(DIFFERS, f"{DIFFERS}: {'; '.join(wrong)}") if wrong else Reason(EQUAL, EQUAL)
-    return Parity(run.name, verdict, len(steps), loss.loss, norm.grad_norm, first, ln_vocab)
+    return Parity(
+        run.name,
+        verdict,
+        len(steps),
+        loss.loss,
+        norm.grad_norm,
+        first_loss=first,
+        ln_vocab=ln_vocab,
+    )
 
 
 def _difference(value: float, base: float, relative: bool = False) -> float:

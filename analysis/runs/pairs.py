@@ -120,8 +120,8 @@ def timed_runs(
     """Returns the runs at the paths that have a steady step time, and one line for each run without
     one."""
     records, left_out = load(paths, facts)
-    runs, others = divided(judged(records, window), _no_time)
-    left_out += [f"{run.record.source}: {reason}" for run, reason in others]
+    runs, untimed = divided(judged(records, window), _no_time)
+    left_out += [f"{run.record.source}: {reason}" for run, reason in untimed]
     if not runs:
         places = ", ".join(map(str, paths))
         raise UsageError("; ".join([f"{places}: nothing here was timed", *left_out]))
@@ -138,36 +138,38 @@ def _no_time(run: Run) -> str:
     return "" if run.time and run.time.step_s > 0 else "no step was timed"
 
 
-def compared(a: Side, b: Side) -> Comparison | None:
+def compared(side_a: Side, side_b: Side) -> Comparison | None:
     """Returns A's time over B's with its interval. Returns None where a side has too few
     independent steps to say what noise is."""
-    value, interval, unit = times_ratio(b, a)
+    value, interval, unit = times_ratio(side_b, side_a)
     by_steps = unit == STEPS
-    if by_steps and any(len(side.seconds) < FEW_REPEATS and not side.ci95 for side in (a, b)):
+    if by_steps and any(
+        len(side.seconds) < FEW_REPEATS and not side.ci95 for side in (side_a, side_b)
+    ):
         return None
-    n_a, n_b = (side.steps if by_steps else len(side.seconds) for side in (a, b))
+    n_a, n_b = (side.steps if by_steps else len(side.seconds) for side in (side_a, side_b))
     comparison = Comparison(value, interval, unit, n_a, n_b)
-    averages = any(side.record and side.record.running_average for side in (a, b))
+    averages = any(side.record and side.record.running_average for side in (side_a, side_b))
     # The spread of running averages is not that of steps.
     return replace(comparison, interval=None) if by_steps and averages else comparison
 
 
 def pair_of(
-    a: list[Run], b: list[Run], any_commit: bool = False, scaling: str | None = None
+    runs_a: list[Run], runs_b: list[Run], any_commit: bool = False, scaling: str | None = None
 ) -> Pair:
     """Returns A beside B, if their work, machine and (unless `any_commit`) commit are the same.
 
     `scaling` is strong or weak; None takes what the runs are (fairness.py).
     """
-    records = [run.record for run in (*a, *b)]
-    first, second = a[0].record, b[0].record
+    records = [run.record for run in (*runs_a, *runs_b)]
+    first, second = runs_a[0].record, runs_b[0].record
     values = changed_settings(first, second)
     name_a, name_b = _names(first, second)
 
     def refused(*reasons: str) -> Pair:
-        return Pair(name_a, name_b, None, [*reasons], values, second.gpus)
+        return Pair(name_a, name_b, None, [*reasons], values=values, gpus=second.gpus)
 
-    for name, side in (("A", a), ("B", b)):
+    for name, side in (("A", runs_a), ("B", runs_b)):
         differing = dict.fromkeys(
             setting for run in side for setting in unlike(side[0].record, run.record, any_commit)
         )
@@ -177,12 +179,13 @@ def pair_of(
     scaling = scaling or scaling_of(records)
     if reason := unfair(records, first, scaling, any_commit):
         return refused(reason)
-    comparison = compared(side_of(a), side_of(b))
+    comparison = compared(side_of(runs_a), side_of(runs_b))
     if comparison is None:
-        reason = f"no verdict: too few points to say what noise is: {_points(a, b)}"
-        return refused(reason, *_of_times([*a, *b]))
+        reason = f"no verdict: too few points to say what noise is: {_points(runs_a, runs_b)}"
+        return refused(reason, *_of_times([*runs_a, *runs_b]))
     comparison = replace(comparison, gpus=changes(first, second).get("gpus"))
-    return Pair(name_a, name_b, comparison, _doubts(a, b, comparison), values, second.gpus)
+    doubts = _doubts(runs_a, runs_b, comparison)
+    return Pair(name_a, name_b, comparison, doubts, values=values, gpus=second.gpus)
 
 
 def _points(a: list[Run], b: list[Run]) -> str:
@@ -262,8 +265,8 @@ def of_study(runs: list[Run], any_commit: bool = False) -> list[Pair]:
     for name in sorted(groups, key=step_s.__getitem__):
         if gpus := groups[name][0].record.gpus:
             sizes[gpus].append(name)
-    for _, (fastest, *others) in sorted(sizes.items()):
-        names += [(fastest, name) for name in others if base not in (fastest, name)]
+    for _, (fastest, *slower) in sorted(sizes.items()):
+        names += [(fastest, name) for name in slower if base not in (fastest, name)]
     scaling = scaling_of(records)
     pairs = [
         replace(pair_of(groups[a], groups[b], any_commit, scaling), a=a, b=b) for a, b in names

@@ -141,15 +141,15 @@ def against(side: Side, base: Side, scaling: str) -> Ratio:
     times = times_ratio(side, base)
     ratio = speedup(1 / times.value, side.gpus, 1.0, base.gpus, scaling)
     interval, allowed = None, None
-    beside_itself = side.record is base.record is not None
+    beside_itself = side.record is base.record and base.record is not None
     if times.interval and not beside_itself:  # nothing is noise beside itself
         ends = [speedup(1 / end, side.gpus, 1.0, base.gpus, scaling) for end in times.interval]
         interval = Interval(*(end.speedup for end in ends))
         allowed = Interval(*(end.efficiency for end in ends))
-    apart = []
+    differing = []
     if base.record and side.record:
-        apart = changed_settings(base.record, side.record, without=_FOLLOW)
-    doubt = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, apart)
+        differing = changed_settings(base.record, side.record, without=_FOLLOW)
+    doubt = above_linear(ratio.efficiency, side.gpus / base.gpus, allowed, differing)
     reasons = (Reason(DOUBT, doubt, MARKED),) if doubt else ()
     return ratio._replace(interval=interval, reasons=reasons)
 

@@ -39,21 +39,21 @@ def _work(record: Record) -> dict[str, Any]:
     }
 
 
-def unlike(record: Record, other: Record, any_commit: bool = False) -> list[str]:
+def unlike(record: Record, repeat: Record, any_commit: bool = False) -> list[str]:
     """Returns the names of what differs between two runs of one side, which should be repeats of
     each other. What one of them does not state is not compared."""
-    work, other_work = _work(record), _work(other)
+    work, repeat_work = _work(record), _work(repeat)
     differing = [
         name
         for name, value in work.items()
-        if None not in (value, other_work[name]) and value != other_work[name]
+        if None not in (value, repeat_work[name]) and value != repeat_work[name]
     ]
     if any_commit and "commit" in differing:
         differing.remove("commit")
     if "settings" in differing:
         differing.remove("settings")
-        settings = dict(work["settings"]) | dict(other_work["settings"])  # each without defaults
-        differing += [name for name in changes(record, other) if name in settings]
+        settings = dict(work["settings"]) | dict(repeat_work["settings"])  # each without defaults
+        differing += [name for name in changes(record, repeat) if name in settings]
     return [WORDS.get(name, name) for name in dict.fromkeys(differing)]
 
 

@@ -139,10 +139,10 @@ _COLUMNS = [
 ]
 
 
-def table(found: Curve, scaling: str, baseline: str) -> Table:
+def table(scaled: Curve, scaling: str, baseline: str) -> Table:
     """Returns the table of a scaling curve; its notes give the serial share that a law fits."""
     law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
-    rows, share, interval = found
+    rows, share, interval = scaled
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
     if any(row["speedup_ci95"] for row in rows):
         notes.append(INTERVALS)
@@ -178,15 +178,17 @@ def report_of(
         except UsageError as error:
             raise UsageError("; not read: ".join([str(error), *refused])) from None
     scaling = terms.scaling or scaling_of([run.record for run in runs])
-    fair, others = divided(runs, lambda run: unfair([run.record], base, scaling, terms.any_commit))
-    left_out += [(name_of(run.record), reason) for run, reason in others]
+    fair, refused_runs = divided(
+        runs, lambda run: unfair([run.record], base, scaling, terms.any_commit)
+    )
+    left_out += [(name_of(run.record), reason) for run, reason in refused_runs]
     groups = by_configuration(fair)
     sides = {name: side_of(repeats, name) for name, repeats in groups.items()}
     start = group_with(base, groups)
-    found = curve(list(sides.values()), sides[start], scaling)
-    for row in found.rows:
+    scaled = curve(list(sides.values()), sides[start], scaling)
+    for row in scaled.rows:
         _add_facts(row, [run.record for run in groups[row["run"]]])
-    shown = table(found, scaling, f"{start} ({base.gpus} GPUs)")
+    shown = table(scaled, scaling, f"{start} ({base.gpus} GPUs)")
     shown.title = question_of(records)
     if not terms.baseline:
         shown.notes[0] += f"; the baseline: {whose} (--baseline NAME takes another)"

@@ -52,10 +52,10 @@ def shared_cores(records: list[Record]) -> dict[str, str]:
         ends = sorted(stay.ended for stay in stays)
         for stay in _crowded(stays):
             # Who began before this one ended, less who ended before it began.
-            before = bisect_left(begins, stay.ended)
-            others = (o for o in stays[:before] if o is not stay and stay.began < o.ended)
-            n = before - bisect_right(ends, stay.began) - 1
-            names = [name_of(partner.record) for partner in islice(others, FEW + 1)]
+            n_begun = bisect_left(begins, stay.ended)
+            meetings = (o for o in stays[:n_begun] if o is not stay and stay.began < o.ended)
+            n = n_begun - bisect_right(ends, stay.began) - 1
+            names = [name_of(partner.record) for partner in islice(meetings, FEW + 1)]
             partners[stay.record.source] = (
                 f"ran at the same time as {who(names, len(stays), n)} on {host_name}:"
                 " they may have shared its cores"

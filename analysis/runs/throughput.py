@@ -146,7 +146,7 @@ def time_missing(record: Record) -> str:
     if UNPADDED in record.doubts:
         return "no step was timed, and none follows from tokens/s without padding"
     printed = {name: np.isfinite(record.steps[name]).any() for name in _OF_RATE}
-    rates = {name: found or name in record.totals for name, found in printed.items()}
+    rates = {name: is_there or name in record.totals for name, is_there in printed.items()}
     needed = next((facts for name, facts in _OF_RATE.items() if rates[name]), ())
     absent = [name for name in needed if not getattr(record, name)]
     return asked(absent) if absent else "no step was timed"

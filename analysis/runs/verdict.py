@@ -92,10 +92,10 @@ def judge(record: Record, time: Steady | None = None) -> Judgement:
 def ending(record: Record) -> Judgement:
     """Returns how a run ended: decided once, and kept in the record."""
     if record.ending is None:
-        ended = _ended(record)
-        if ended.verdict in _FINE and (proof := _diverged(record)):
-            ended = Judgement(Reason("diverged", proof), ended.reasons, record.last_line)
-        record.ending = ended
+        judgement = _ended(record)
+        if judgement.verdict in _FINE and (proof := _diverged(record)):
+            judgement = Judgement(Reason("diverged", proof), judgement.reasons, record.last_line)
+        record.ending = judgement
     return record.ending
 
 
@@ -146,8 +146,8 @@ def _ended(record: Record) -> Judgement:
         proof = f"{planned} of {planned} iterations" if planned else "it says that it completed"
         judgement = _end("complete", proof, record.last_line)
         if failure is not None:
-            after = f"after the run completed, line {failure.line_no}"
-            judgement.reasons.append(Reason(NOTE, f"{after}: {failure.line.strip()}"))
+            place = f"after the run completed, line {failure.line_no}"
+            judgement.reasons.append(Reason(NOTE, f"{place}: {failure.line.strip()}"))
         return judgement
     if failure is not None:
         verdict = VERDICTS.get(failure.kind, failure.kind)
@@ -280,7 +280,7 @@ def _loss_doubt(record: Record) -> str:
     loss = steps["loss"]
     if len(loss) < 20:
         return ""
-    parts = [float(np.median(part)) for part in np.array_split(loss, 10)]
-    if parts[-1] > EXPLODED * min(parts[:-1]) and parts[-1] > parts[0] / 2:
-        return f"exploding loss: {parts[-1]:.3g} at the end, {min(parts):.3g} before"
+    medians = [float(np.median(tenth)) for tenth in np.array_split(loss, 10)]
+    if medians[-1] > EXPLODED * min(medians[:-1]) and medians[-1] > medians[0] / 2:
+        return f"exploding loss: {medians[-1]:.3g} at the end, {min(medians):.3g} before"
     return ""
