@@ -129,9 +129,10 @@ class Calibration(_Stated):
             return "fp32"
         card = planning_gpu(self.gpu)
         if asked and lacking([asked], card.name):
-            possible = [p for p in ("bf16", "fp16", "fp32") if not lacking([p], card.name)]
+            usual = ("bf16", "fp16", "fp32")
+            possible = " or ".join(name for name in usual if not lacking([name], card.name))
             raise UsageError(
-                f"the {card.name} of {self.name} has no {asked}: --precision {' or '.join(possible)}"
+                f"the {card.name} of {self.name} has no {asked}: --precision {possible}"
             )
         return asked or ("bf16" if "bf16" in card.peaks else "fp16")
 
