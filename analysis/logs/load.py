@@ -89,23 +89,23 @@ def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:
     logs: list[Path] = []
     refused: list[Refusal] = []
     for path in (STDIN if str(path) == "-" else Path(path) for path in paths):
-        found = []
+        files = []
         for place, reason in below(
             path, is_run_folder, lambda name: name[0] == "." or name in _NOT_LOGS
         ):
             if reason:
                 refused.append(Refusal(str(place), reason))
             elif place == path or place.is_dir() or _LOGS.search(place.name):
-                found.append(place)
-        if results := [place for place in found if is_result(place)]:
-            extras = {place for place in found if {"systems", "power"} & set(place.parts)}
-            if n_others := len(set(found) - extras - set(results)):
+                files.append(place)
+        if results := [place for place in files if is_result(place)]:
+            extras = {place for place in files if {"systems", "power"} & set(place.parts)}
+            if n_others := len(set(files) - extras - set(results)):
                 reason = f"{n_others} files that are no MLPerf results are not read: name them"
                 refused.append(Refusal(str(path), f"{reason} to read them"))
-            found = results
-        if not found and not (refused and refused[-1].source == str(path)):
+            files = results
+        if not files and not (refused and refused[-1].source == str(path)):
             refused.append(Refusal(str(path), "no logs in this folder"))
-        logs += found
+        logs += files
     return Reading(list(dict.fromkeys(logs)), refused)
 
 

@@ -18,35 +18,35 @@ if TYPE_CHECKING:  # a format is declared with this module's help
     from analysis.logs.parsing.line_format import Format
 
 
-def read_runs(form: "Format", log: Log) -> list[Record]:
+def read_runs(log_format: "Format", log: Log) -> list[Record]:
     """Returns the records of the runs in the log, of each its last attempt.
 
     Another run begins where the one before it was over, as its program says at its end
-    (`form.done`; where it says nothing, by the last planned step), and iterations do not go on.
-    Everything else that begins is another attempt at the same run.
+    (`log_format.done`; where it says nothing, by the last planned step), and iterations do not go
+    on. Everything else that begins is another attempt at the same run.
     """
-    whole = form.read(log)
-    begins = _begins(form, log, whole)
-    if not begins or (form.done and not log.places(form.done)):
-        return [_last_attempt(form, log, whole)]
+    whole = log_format.read(log)
+    begins = _begins(log_format, log, whole)
+    if not begins or (log_format.done and not log.places(log_format.done)):
+        return [_last_attempt(log_format, log, whole)]
     spans = [Span(*span) for span in pairwise([log.begin, *begins, log.size])]
-    parts = [form.read(log.part(*span)) for span in spans]
+    parts = [log_format.read(log.part(*span)) for span in spans]
     runs = spans[:1]
     for earlier, following, span in zip(parts[:-1], parts[1:], spans[1:], strict=True):
         first = following.steps["at"][:1].astype(int).tolist() or [span.begin]
-        done = log.places(form.done, earlier.last_at or 0, first[0])
-        is_over = bool(done) if form.done else earlier.completed
+        done = log.places(log_format.done, earlier.last_at or 0, first[0])
+        is_over = bool(done) if log_format.done else earlier.completed
         if is_over and not _goes_on(earlier, following):
             begin = max(log.line_end(done[-1]) if done else 0, span.begin)
             runs[-1:] = [Span(runs[-1].begin, begin), Span(begin, span.end)]
         else:
             runs[-1] = Span(runs[-1].begin, span.end)
     if len(runs) == 1:
-        return [_last_attempt(form, log, whole)]
+        return [_last_attempt(log_format, log, whole)]
     records = []
     for number, (begin, end) in enumerate(runs, 1):
-        part = log.part(begin, end)
-        record = _last_attempt(form, part, form.read(part))
+        own_log = log.part(begin, end)
+        record = _last_attempt(log_format, own_log, log_format.read(own_log))
         line = log.line_no(begin)
         record.run = f"{log.path.name}:{line}"
         record.note(f"run {number} of {len(runs)} in one log, from line {line} on")
@@ -62,31 +62,37 @@ class Span(NamedTuple):
 
 
 def _goes_on(earlier: Record, following: Record) -> bool:
-    """Tells whether the following part goes on where the earlier one stopped, or has no steps."""
-    numbers = [part.steps["iteration"] for part in (earlier, following)]
-    return not all(map(len, numbers)) or bool(numbers[1][0] > numbers[0][-1])
+    """Returns whether the following part goes on where the earlier one stopped, or either has no
+    steps."""
+    earlier_numbers = earlier.steps["iteration"]
+    numbers = following.steps["iteration"]
+    if not len(earlier_numbers) or not len(numbers):
+        return True
+    return bool(numbers[0] > earlier_numbers[-1])
 
 
-def _last_attempt(form: "Format", log: Log, first_attempt: Record) -> Record:
+def _last_attempt(log_format: "Format", log: Log, first_attempt: Record) -> Record:
     """Returns the record of the last attempt in the log. A doubt in it says what was left out.
     first_attempt: what was read of the whole log.
 
     Another attempt begins where the program prints between two entries what it prints as it starts
-    (`form.starts`), or before the first entry, behind a failure; where an entry follows the end of
-    a run; or where the iterations start again from the first. What the earlier header states is
+    (`log_format.starts`), or before the first entry, behind a failure; where an entry follows the
+    end of a run; or where the iterations start again from the first. What the earlier header states is
     unknown then, unless the attempt states it itself.
     """
     attempt = first_attempt
     doubts, n_attempts = [], 0
-    while begins := _begins(form, log, attempt):  # again: a line that was left out may stand first
+    while begins := _begins(
+        log_format, log, attempt
+    ):  # again: a line that was left out may stand first
         n_attempts = n_attempts or len(begins) + 1
         log.begin = begins[-1]
-        attempt = form.read(log)
-    entries = _entries(form, log, attempt).at
-    if len(entries) and (failures := _failed_starts(form, log, entries[0])):
+        attempt = log_format.read(log)
+    entries = _entries(log_format, log, attempt).at
+    if len(entries) and (failures := _failed_starts(log_format, log, entries[0])):
         n_attempts = (n_attempts or 1) + len(failures)
         log.begin = failures[-1]
-        attempt = form.read(log)
+        attempt = log_format.read(log)
     if n_attempts:
         opening = f"{n_attempts} attempts in one log: the last is read, from line"
         changed = [
@@ -96,7 +102,7 @@ def _last_attempt(form: "Format", log: Log, first_attempt: Record) -> Record:
         ]
         doubts = [f"{opening} {log.line_no(log.begin)} on", ", ".join(changed)]
         doubts = ["; before, ".join(filter(None, doubts))]
-    if len(entries) > 1 and (later_starts := log.places(form.starts, entries[-1])):
+    if len(entries) > 1 and (later_starts := log.places(log_format.starts, entries[-1])):
         line = log.line_no(later_starts[0])
         doubts.append(f"another attempt, from line {line} on, logs no step of its own")
     if doubts:
@@ -112,24 +118,24 @@ class _Entries(NamedTuple):
     is_step: np.ndarray
 
 
-def _entries(form: "Format", log: Log, record: Record) -> _Entries:
+def _entries(log_format: "Format", log: Log, record: Record) -> _Entries:
     """Returns where the record's steps and the ends of a run stand in the log."""
     steps = record.steps["at"][np.isfinite(record.steps["at"])]
-    offsets = np.concatenate([steps, log.places(form.ends)]).astype(int)
+    offsets = np.concatenate([steps, log.places(log_format.ends)]).astype(int)
     order = np.argsort(offsets, kind="stable")
     return _Entries(offsets[order], order < len(steps))
 
 
-def _begins(form: "Format", log: Log, record: Record) -> list[int]:
+def _begins(log_format: "Format", log: Log, record: Record) -> list[int]:
     """Returns the offsets at which each attempt but the first begins: behind the line of the last
     entry before it."""
-    entries, is_step = _entries(form, log, record)
+    entries, is_step = _entries(log_format, log, record)
     if len(entries) < 2:
         return []
-    firsts = np.searchsorted(entries, _starts(form, log, *entries[[0, -1]]))
+    firsts = np.searchsorted(entries, _starts(log_format, log, *entries[[0, -1]]))
     firsts = np.append(firsts, np.flatnonzero(is_step[1:] & ~is_step[:-1]) + 1)
     steps = record.steps[["at", "iteration"]][np.isfinite(record.steps["at"])]
-    if len(steps) and not form.counts_per_epoch:
+    if len(steps) and not log_format.counts_per_epoch:
         iteration = steps["iteration"]
         restarts = np.flatnonzero((iteration[1:] <= iteration[0]) & (np.diff(iteration) < 0)) + 1
         firsts = np.append(firsts, np.searchsorted(entries, steps["at"][restarts]))
@@ -141,13 +147,13 @@ def _begins(form: "Format", log: Log, record: Record) -> list[int]:
     return begins
 
 
-def _failed_starts(form: "Format", log: Log, first: int) -> list[int]:
+def _failed_starts(log_format: "Format", log: Log, first: int) -> list[int]:
     """Returns where each attempt ended that failed before its first step: the offsets behind a
     failure's line, where the program starts again later. first: the offset of the log's first
     entry."""
-    places = log.places(form.starts, end=first)
+    places = log.places(log_format.starts, end=first)
     failures = set()
-    for mark in form.starts:  # between two different ones it is one start that goes on
+    for mark in log_format.starts:  # between two different ones it is one start that goes on
         of_mark = [at for at in places if log.slice(at, at + len(mark)) == mark]
         for start, following in pairwise(of_mark):
             if sign := find_sign(log.slice(start, following)):
@@ -156,11 +162,11 @@ def _failed_starts(form: "Format", log: Log, first: int) -> list[int]:
     return sorted(failures)
 
 
-def _starts(form: "Format", log: Log, start: int, end: int) -> list[int]:
+def _starts(log_format: "Format", log: Log, start: int, end: int) -> list[int]:
     """Returns the offsets in [start, end) at which the program starts. A rank that prints no start
     before the first entry, where others do, is late; its line begins no attempt."""
-    starts = log.places(form.starts, start, end)
+    starts = log.places(log_format.starts, start, end)
     ranks = {at: rank_of(log, at) for at in starts}
-    header_starts = log.places(form.starts, 0, start) if any(ranks.values()) else []
+    header_starts = log.places(log_format.starts, 0, start) if any(ranks.values()) else []
     early_ranks = {rank_of(log, at) for at in header_starts}
     return [at for at in starts if not (early_ranks and ranks[at]) or ranks[at] in early_ranks]

@@ -51,14 +51,14 @@ def is_nan(text: bytes | None) -> bool:
 
 
 def labelled(
-    label: bytes, after: bytes = rb"[:=] {0,8}", unit: bytes = b"", number: bytes = NUMBER
+    label: bytes, separator: bytes = rb"[:=] {0,8}", unit: bytes = b"", number: bytes = NUMBER
 ) -> re.Pattern[bytes]:
     """Returns a pattern for the number (with K, M, G ... where there is one) that follows a label.
     The label begins where a word may: not within another, but after a colour. Without its unit, or
     with more behind it than an end, the number is none."""
     begin = rb"(?:(?<![\w.])|(?<=[0-9;\[]m))"
     whole = number + rb"([KMGBTP](?![A-Za-z]))?" + unit + BEHIND
-    return re.compile(begin + label + ANSI + after + ANSI + rb"(?:" + whole + rb")?")
+    return re.compile(begin + label + ANSI + separator + ANSI + rb"(?:" + whole + rb")?")
 
 
 def positive(values: np.ndarray) -> np.ndarray:

@@ -127,8 +127,8 @@ def by_heading(columns: Columns, heading: np.ndarray) -> Columns:
     entry = np.cumsum(heading) - 1
     merged = {}
     for name, values in columns.items():
-        said = values > 0 if name == "nan_loss" else ~np.isnan(values)
-        rows = np.flatnonzero(said & (entry >= 0))[::-1]  # of a name, the first is put last
+        stated = values > 0 if name == "nan_loss" else ~np.isnan(values)
+        rows = np.flatnonzero(stated & (entry >= 0))[::-1]  # of a name, the first is put last
         merged[name] = np.full(int(heading.sum()), 0.0 if name == "nan_loss" else np.nan)
         merged[name][entry[rows]] = values[rows]
     return merged
@@ -174,9 +174,9 @@ class _Table:
         kinds = np.fromiter(map(self.shapes.get, shapes, repeat(_UNKNOWN)), int, len(shapes))
         if shapes[-1]:  # it has no end
             kinds[-1] = _UNKNOWN
-        odd = self._learn(block, at_end, shapes, begins, kinds)
-        if (kinds >= 0).any() or odd:
-            self._add(offset, block, begins, kinds, odd)
+        single_entries = self._learn(block, at_end, shapes, begins, kinds)
+        if (kinds >= 0).any() or single_entries:
+            self._add(offset, block, begins, kinds, single_entries)
             if origins is not None:
                 at = self.parts[-1]["at"]
                 line = np.searchsorted(starts, at - offset, "right") - 1
@@ -196,7 +196,7 @@ class _Table:
         their kinds. Returns the entries whose line must be read by itself."""
         edges = np.flatnonzero(np.diff(kinds == _UNKNOWN, prepend=False, append=False)).tolist()
         places = [*begins.tolist(), len(block)] if edges else []
-        odd = []
+        single_entries = []
         for first, last in zip(edges[::2], edges[1::2], strict=True):
             at, end = block.find(self.mark, places[first], places[last]), places[last]
             while 0 <= at < end:
@@ -205,11 +205,11 @@ class _Table:
                 if shape not in self.shapes or line == len(shapes) - 1:
                     entries = self._entries(block, places[line], following, at_end)
                     if line == len(shapes) - 1 or not self._remember(shape, places[line], entries):
-                        odd += entries
+                        single_entries += entries
                 if line < len(shapes) - 1:
                     kinds[line] = self.shapes.get(shape, _UNKNOWN)
                 at = block.find(self.mark, following, end)
-        return odd
+        return single_entries
 
     def _remember(self, shape: bytes, begin: int, entries: list[_Entry]) -> bool:
         """Adds the shape of a line whose one entry has no field without a number. Returns whether
@@ -266,13 +266,14 @@ class _Table:
         block: bytes,
         begins: np.ndarray,
         kinds: np.ndarray,
-        odd: list[_Entry],
+        single_entries: list[_Entry],
     ) -> None:
-        """Adds the rows of a block: those of lines of known kinds, and the odd entries."""
+        """Adds the rows of a block: those of lines of known kinds, and the entries whose line was
+        read by itself."""
         lines = np.flatnonzero(kinds >= 0)
         kinds, begins = kinds[lines], begins[lines]
         starts = np.array([layout.begin for layout in self.layouts], int)[kinds] + begins
-        places = np.append(starts, [entry.start.start() for entry in odd]).astype(int)
+        places = np.append(starts, [entry.start.start() for entry in single_entries]).astype(int)
         order = np.argsort(places, kind="stable")
         row_of = np.empty(len(order), int)  # in the order of the file
         row_of[order] = np.arange(len(order))
@@ -288,7 +289,7 @@ class _Table:
                 else:
                     columns[value.name][rows] = numbers
                 self._note(value, rows, columns)
-        for row, entry in zip(row_of[len(lines) :].tolist(), odd, strict=True):
+        for row, entry in zip(row_of[len(lines) :].tolist(), single_entries, strict=True):
             values = self._values(entry)
             for value in values:
                 columns[value.name][row] = value.number
@@ -319,16 +320,21 @@ class _Table:
             return False
         if self.closed:
             return True
-        before = {name: numbers[row - 1] for name, numbers in columns.items()} if row else {}
-        if not before and self.parts:
-            before = {name: numbers[-1] for name, numbers in self.parts[-1].items()}
+        earlier_values = (
+            {name: numbers[row - 1] for name, numbers in columns.items()} if row else {}
+        )
+        if not earlier_values and self.parts:
+            earlier_values = {name: numbers[-1] for name, numbers in self.parts[-1].items()}
         absent = self.fields.keys() - {value.name for value in values}
-        return all(math.isnan(before.get(name, math.nan)) for name in absent)
+        return all(math.isnan(earlier_values.get(name, math.nan)) for name in absent)
 
     def columns(self, record: Record) -> Columns:
         """Returns the columns of the whole log, and puts the doubts about numbers in its record."""
         parts = self.parts or [{name: np.empty(0) for name in self.names}]
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in self.names}
+        columns = {
+            name: np.concatenate([block_columns[name] for block_columns in parts])
+            for name in self.names
+        }
         has_commas = any(2 * count > self.rows for count in self.decimal.values())
         for name in self.fields:
             n_numbers = np.isfinite(columns[name]).sum()
@@ -366,8 +372,8 @@ def _numbers(block: bytes, places: np.ndarray, value: _Value) -> np.ndarray | fl
         return value._replace(text=texts[0].tobytes()).number
     factor = SUFFIX.get(value.text[-1:], 1.0) * SUFFIX[value.unit]
     kept = [at for at, byte in enumerate(value.text) if byte in b"0123456789"]
-    others = value.text.translate(None, b"0123456789,KMGBTP")
-    if others in (b"", b".") and len(kept) <= _EXACT:  # as float() rounds it, but all at once
+    separators = value.text.translate(None, b"0123456789,KMGBTP")
+    if separators in (b"", b".") and len(kept) <= _EXACT:  # as float() rounds it, but all at once
         whole = (texts[:, kept] - 48.0) @ 10.0 ** np.arange(len(kept) - 1, -1, -1)
         return whole / 10.0 ** len(value.text.partition(b".")[2].rstrip(b"KMGBTP")) * factor
     kept = [at for at, byte in enumerate(value.text) if byte not in b",KMGBTP"]

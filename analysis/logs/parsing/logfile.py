@@ -61,12 +61,13 @@ class Log(AbstractContextManager):
     def part(self, begin: int, end: int) -> "Log":
         """Returns the part of the log in [begin, end) as a log: what is read there is all that it
         holds."""
-        part = copy.copy(self)
-        part.begin, part.size, part._skipped, part._places = begin, end, [], {}
-        part.beside = ()  # which of its runs they are of is not known
+        log = copy.copy(self)
+        log.begin, log.size = begin, end
+        log._skipped, log._places = [], {}
+        log.beside = ()  # which of its runs they are of is not known
         for cached in ("head", "tail"):
-            part.__dict__.pop(cached, None)
-        return part
+            log.__dict__.pop(cached, None)
+        return log
 
     def line_end(self, offset: int) -> int:
         """Returns the offset behind the line that holds the byte at `offset`."""
@@ -156,15 +157,16 @@ class Log(AbstractContextManager):
     def held(self, marks: Iterable[bytes], near: bytes = b"") -> set[bytes]:
         """Returns those of the marks that stand in the file. With `near`, only what is close to its
         first and last place in each block of a long file is searched."""
-        missing, found = set(marks), set()
+        missing = set(marks)
+        held_marks: set[bytes] = set()
         for _, block in self.blocks() if missing else ():
             if near and self.size > BLOCK:
                 places = sorted({block.find(near), block.rfind(near)} - {-1})
                 margin = SAMPLE // 4
                 block = b"\n".join(block[max(at - margin, 0) : at + margin] for at in places)
-            found |= {mark for mark in missing if mark in block}
-            missing -= found
-        return found
+            held_marks |= {mark for mark in missing if mark in block}
+            missing -= held_marks
+        return held_marks
 
     def contains(self, mark: bytes, start: int = 0) -> bool:
         """Returns whether `mark` stands anywhere in the file, at or behind `start`."""
@@ -178,13 +180,15 @@ class Log(AbstractContextManager):
         """Returns the offsets in [start, end) at which the marks stand, ascending. The file is
         searched once, from this attempt on."""
         if marks not in self._places:
-            found, begin = [], self.begin
+            offsets: list[int] = []
+            begin = self.begin
             for skipped, behind in [*sorted(self._skipped), (self.size, self.size)]:
                 for offset, block in self.blocks(begin, skipped):
-                    found += [offset + at for mark in marks for at in find_all(block, mark)]
+                    offsets += [offset + at for mark in marks for at in find_all(block, mark)]
                 begin = max(begin, behind)
-            self._places[marks] = np.array(sorted(found), int)
-        places, start = self._places[marks], max(start, self.begin)
+            self._places[marks] = np.array(sorted(offsets), int)
+        places = self._places[marks]
+        start = max(start, self.begin)
         within = slice(*np.searchsorted(places, [start, self.size if end is None else end]))
         return places[within].tolist()
 

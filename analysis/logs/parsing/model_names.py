@@ -32,7 +32,7 @@ _PRESETS = {_letters(name): name for name in PRESETS} | {_letters(k): v for k, v
 
 def read_name(record: Record, name: str) -> None:
     """Fills what the log does not say of its model from the preset that it names. Of another model
-    it fills the number of parameters that stands in the name.
+    it fills the number of parameters that stands in the name, if one does.
 
     Nothing is filled where the log states another size and no number of parameters that would show
     whether the rest is the preset's.

@@ -11,9 +11,10 @@ from parallel.config.run_spec import gemm_precision
 
 def stated(facts: dict[str, Any]) -> dict[str, Any]:
     """Returns Record's fields as run.json states them; None where it does not."""
-    tables = {part: mapping(facts.get(part)) for part in ("spec", "layout", "host", "model", "git")}
+    tables = {name: mapping(facts.get(name)) for name in ("spec", "layout", "host", "model", "git")}
     git, host, model = tables["git"], tables["host"], tables["model"]
-    commit, dirty_mark = git.get("commit"), "+dirty" if git.get("dirty") else ""
+    commit = git.get("commit")
+    dirty_mark = "+dirty" if git.get("dirty") else ""
     dispatcher = tables["spec"].get("moe_token_dispatcher_type")  # no other engine sends tokens
     fields = {
         name: tables[fact.run_json].get(name) for name, fact in SETTINGS.items() if fact.run_json
@@ -43,7 +44,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
 def sharing(facts: dict[str, Any]) -> str:
     """Returns in words why the ranks had to share cores or GPUs; empty when they did not, or when
     run.json does not say."""
-    spec, layout, host = (mapping(facts.get(part)) for part in ("spec", "layout", "host"))
+    spec, layout, host = (mapping(facts.get(name)) for name in ("spec", "layout", "host"))
     ranks = host.get("ranks_per_node") or layout.get("world_size")
     if not ranks:
         return ""

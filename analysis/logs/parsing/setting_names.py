@@ -92,10 +92,12 @@ def _setting() -> re.Pattern[bytes]:
         [*(fact.names for fact in FACTS.values()), *(rule.names for rule in _RULES), _OTHERS]
     ).split()
     names += expert_settings.NAMES
-    alike: dict[str, list[str]] = defaultdict(list)  # by their first letter: they are found sooner
+    endings: dict[str, list[str]] = defaultdict(
+        list
+    )  # by their first letter: they are found sooner
     for name in sorted(set(names)):
-        alike[name[0]].append(name[1:])
-    words = "|".join(f"{first}(?:{'|'.join(rests)})" for first, rests in alike.items())
+        endings[name[0]].append(name[1:])
+    words = "|".join(f"{first}(?:{'|'.join(rests)})" for first, rests in endings.items())
     return re.compile(
         (
             rf"\b(?<![./])(?<![a-z]-)({words.replace('_', '[-_]')})(?![\w-])"
@@ -155,17 +157,17 @@ def read_header(record: Record, header: bytes) -> None:
     record.uncounted += sorted({ENCODERS[name.decode()] for name in _ENCODER.findall(header)})
     header = _ENCODER.sub(b"", header)
     for match in _setting().finditer(header):
-        before = header[max(match.start() - 80, 0) : match.start()]
+        preceding = header[max(match.start() - 80, 0) : match.start()]
         # DeepSpeed's own world_size is the data-parallel one; its block_size is of bytes on disk.
-        is_of_ranks = match[1].endswith(b"world_size") and b"config.py:" in before
+        is_of_ranks = match[1].endswith(b"world_size") and b"config.py:" in preceding
         name, value = match[1].decode().replace("-", "_"), match[2].decode().partition("..")[0]
         separator = header[match.end(1) : match.start(2)].strip(b" \t")
-        is_prose = not separator and value[0].isalpha() and not before.endswith(b"--")
+        is_prose = not separator and value[0].isalpha() and not preceding.endswith(b"--")
         end = _JSON_END if separator[:1] in b"'\"" and b":" in separator else None
         end = _DUMP_END if separator.startswith(b"..") and b"[" not in separator else end
         if end and value.isdigit() and not end.match(header, match.end()):
             cut[name] += 1
-        elif not is_of_ranks and not is_prose and b"aio_config" not in before:
+        elif not is_of_ranks and not is_prose and b"aio_config" not in preceding:
             settings[name].append(value)
     record.doubt_numbers(cut)
     for name, value in expert_settings.LONG.findall(header):

@@ -129,6 +129,6 @@ def _printer(log: Log, offset: int) -> str:
 def _who(log: Log, offset: int) -> re.Match[bytes] | None:
     """Returns the match of what stands before the line's entry and names its printer, if anything
     does."""
-    before = log.slice(offset - 300, offset)
-    line = before[max(before.rfind(b"\n"), before.rfind(b"\r")) + 1 :]
+    preceding = log.slice(offset - 300, offset)
+    line = preceding[max(preceding.rfind(b"\n"), preceding.rfind(b"\r")) + 1 :]
     return _WHO.search(re.sub(rb"\x1b\[[0-9;]{0,20}m", b"", line))

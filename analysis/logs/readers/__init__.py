@@ -100,11 +100,11 @@ def _read_log(log: Log) -> list[Record]:
         reason = f"{log.path.suffix} is code or a page by its name, which may quote a log"
         raise Refusal(str(log.path), f"{reason}; copy a log to a name in .log or .txt")
     tried = []
-    for form in _candidates(log):
-        records = read_runs(form, log)
+    for log_format in _candidates(log):
+        records = read_runs(log_format, log)
         if any(len(record.steps) or record.whole_run for record in records):
             return records
-        if not form.embedded:
+        if not log_format.embedded:
             tried += records
     tried = tried or [_by_start(log)]
     # A run that died before its first iteration is a run: its failure is what it shows.
@@ -122,17 +122,22 @@ def _candidates(log: Log) -> Iterator[Format]:
     """Yields the formats whose marks the log holds: first by the ends of the file, then by all of
     it."""
     sample = log.head + log.tail
-    likely = [form for form in _formats() if form.is_in(sample.__contains__)]
+    likely = [log_format for log_format in _formats() if log_format.is_in(sample.__contains__)]
     # Other formats' logs hold the lines of an embedded one, too: look at what stands around these.
-    embedded = [form for form in likely if form.embedded]
-    likely = list(takewhile(lambda form: not form.embedded, likely))
+    embedded = [log_format for log_format in likely if log_format.embedded]
+    likely = list(takewhile(lambda log_format: not log_format.embedded, likely))
     yield from likely
-    rest = [form for form in _formats() if form not in likely]
-    near = next((marks[0] for form in embedded for marks in form.marks if marks[0] in sample), b"")
-    longest = {marks: max(marks, key=len) for form in rest for marks in form.marks}
-    found = log.held(set(longest.values()), near)
-    found |= log.held({m for marks, mark in longest.items() if mark in found for m in marks}, near)
-    yield from (form for form in rest if form in embedded or form.is_in(found.__contains__))
+    unlikely = [log_format for log_format in _formats() if log_format not in likely]
+    embedded_marks = [marks[0] for log_format in embedded for marks in log_format.marks]
+    near = next((mark for mark in embedded_marks if mark in sample), b"")
+    # All marks of a format stand in its logs; the longest of them is looked for first.
+    longest = {marks: max(marks, key=len) for log_format in unlikely for marks in log_format.marks}
+    held_marks = log.held(set(longest.values()), near)
+    likely_marks = {m for marks, mark in longest.items() if mark in held_marks for m in marks}
+    held_marks |= log.held(likely_marks, near)
+    for log_format in unlikely:
+        if log_format in embedded or log_format.is_in(held_marks.__contains__):
+            yield log_format
 
 
 @cache
@@ -143,16 +148,16 @@ def _formats() -> tuple[Format, ...]:
 
 def _starts() -> list[bytes]:
     """Returns what programs print as they start."""
-    return [start for form in _formats() for start in form.starts]
+    return [start for log_format in _formats() for start in log_format.starts]
 
 
 def _by_start(log: Log) -> Record:
     """Returns what a log without iterations says, read as the format whose program says there that
     it starts."""
-    found = log.held(_starts())
-    for form in _formats():
-        if found.intersection(form.starts):
-            return form.read(log)
+    starts = log.held(_starts())
+    for log_format in _formats():
+        if starts.intersection(log_format.starts):
+            return log_format.read(log)
     record = Record(source=str(log.path), format=UNKNOWN)
     judge_end(record, log, [])
     return record

@@ -67,8 +67,8 @@ def _entries(columns: Columns, record: Record, log: Log) -> Columns:
 def whole(values: np.ndarray) -> int | None:
     """Returns the number that all known values are, if it is one and a whole one."""
     number = last_known(np.round(values))
-    known = values[np.isfinite(values)]
-    return number if number and (np.abs(known - number) < 1e-6 * number).all() else None
+    known_values = values[np.isfinite(values)]
+    return number if number and (np.abs(known_values - number) < 1e-6 * number).all() else None
 
 
 def _facts(record: Record, columns: Columns, header: bytes) -> None:

@@ -73,12 +73,13 @@ def _read(log: Log, record: Record) -> None:
     record.whole_run = record.per_epoch = True
     epochs = rows(content.get("epochs"))
     record.steps = steps_of(
-        iteration=[e.get("epoch_idx", i + 1) for i, e in enumerate(epochs)],
-        step_s=[e.get("step_time_mean_sec") for e in epochs],
-        loss=[e.get("train_loss_avg_global") for e in epochs],
-        tokens_per_s=[e.get("tokens_per_sec_global") for e in epochs],
+        iteration=[epoch.get("epoch_idx", i + 1) for i, epoch in enumerate(epochs)],
+        step_s=[epoch.get("step_time_mean_sec") for epoch in epochs],
+        loss=[epoch.get("train_loss_avg_global") for epoch in epochs],
+        tokens_per_s=[epoch.get("tokens_per_sec_global") for epoch in epochs],
     )
-    medians = [value for e in epochs if (value := known(e.get("step_time_p50_sec"))) is not None]
+    stated = [known(epoch.get("step_time_p50_sec")) for epoch in epochs]
+    medians = [value for value in stated if value is not None]
     if medians:
         record.totals["step_s_median"] = float(np.mean(medians))
     _settings(record, content, "log")
@@ -101,12 +102,17 @@ def _read(log: Log, record: Record) -> None:
 
 def _short_form(record: Record, content: dict[str, Any]) -> None:
     """Reads the short form: a list of epochs' times, and of their losses and rates."""
-    names = {"step_s": _EPOCHS, "loss": "train_loss_per_epoch"}
-    names["tokens_per_s_per_gpu"] = "train_throughput"
+    names = {
+        "step_s": _EPOCHS,
+        "loss": "train_loss_per_epoch",
+        "tokens_per_s_per_gpu": "train_throughput",
+    }
     columns = {name: content.get(key) for name, key in names.items()}
     columns = {name: values if isinstance(values, list) else [] for name, values in columns.items()}
     n_epochs = len(columns["step_s"])
-    columns = {name: (values + n_epochs * [None])[:n_epochs] for name, values in columns.items()}
+    for name, values in columns.items():  # as many values as epochs, unknown ones None
+        absent = [None for _ in range(n_epochs - len(values))]
+        columns[name] = [*values, *absent][:n_epochs]
     record.steps = steps_of(iteration=range(1, n_epochs + 1), **columns)
     record.epochs = record.completed = True
 

@@ -160,9 +160,16 @@ def _untracked(log: Log) -> Iterator[tuple[int, re.Match[bytes]]]:
             offset += len(line) + 1
 
 
-def _lines(log: Log, record: Record) -> tuple[list[_Line], int]:
-    """Returns the whole lines but those of timed steps, and where the run ends in the log: before a
-    second run's run_start, which is one too late to be another rank's."""
+class _Lines(NamedTuple):
+    """A run's whole lines but those of timed steps, and where the run ends in the log."""
+
+    lines: list[_Line]
+    end: int
+
+
+def _lines(log: Log, record: Record) -> _Lines:
+    """Returns the lines of the first run. It ends before a second run's run_start, which is one too
+    late to be another rank's; a doubt in the record says so."""
     lines: list[_Line] = []
     decoder, started_s = json.JSONDecoder(), math.inf
     for at, match in _untracked(log):
@@ -177,10 +184,10 @@ def _lines(log: Log, record: Record) -> tuple[list[_Line], int]:
             if math.isfinite(started_s) and abs(time_s - started_s) > _LATE_S:
                 words = f"another run, from line {log.line_no(at)} on: the first is read"
                 record.doubt("attempts", words)
-                return lines, at
+                return _Lines(lines, at)
             started_s = min(started_s, time_s)
         lines.append(_Line(at, key, line.get("value"), time_s, mapping(line.get("metadata"))))
-    return lines, log.size
+    return _Lines(lines, log.size)
 
 
 def _settings(record: Record, log: Log, start: int | None) -> None:

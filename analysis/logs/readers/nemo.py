@@ -99,9 +99,9 @@ def _finish(record: Record, log: Log) -> None:
     record.running_average = not np.isnan(record.steps["step_s"]).all()
     timer = "step times are NeMo's running means of the last few steps"
     record.note(timer if record.running_average else "no step time is printed")
-    after = log.slice(record.last_at, record.last_at + (1 << 16))
+    following = log.slice(record.last_at, record.last_at + (1 << 16))
     if not record.completed:
-        record.completed = b"`Trainer.fit` stopped: `max_" in after or None
+        record.completed = b"`Trainer.fit` stopped: `max_" in following or None
 
 
 FORMAT = Format(

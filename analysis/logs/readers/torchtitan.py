@@ -145,8 +145,8 @@ def _mesh(header: bytes) -> dict[str, int | None]:
 def _finish(record: Record, log: Log) -> None:
     """Sets that the run completed where it says so behind its last step."""
     if len(record.steps) and not record.completed:
-        after = log.slice(record.last_at, record.last_at + (1 << 16))
-        record.completed = any(done in after for done in FORMAT.done)
+        following = log.slice(record.last_at, record.last_at + (1 << 16))
+        record.completed = any(done in following for done in FORMAT.done)
 
 
 FORMAT = Format(
