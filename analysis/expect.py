@@ -239,7 +239,7 @@ def _difference(
     cluster: Answer[Calibration],
 ) -> Cause:
     """Returns a cause whose settings differ, `pairs`, with the gain that is predicted for the run
-    if it had the row's values; no gain where none can be predicted."""
+    if it had the row's values. Where none can be predicted it has no gain."""
     ours, theirs = (", ".join(_text(k, pair[i]) for k, pair in pairs.items()) for i in (0, 1))
     if cause in (*SIZE, "experts", "gpu_type"):  # no setting of this run
         return Cause(cause, ours, theirs, row.source, None)

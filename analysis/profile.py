@@ -144,8 +144,8 @@ def table(title: str, profile: Profile, top: int) -> Table:
 
 
 def notes(profile: Profile) -> list[str]:
-    """Says the longest range of all-reduce (libraries mark the same again inside), how often the
-    communication library was asked for one, and its share of the GPU's time."""
+    """Says the longest range of all-reduce, how often the communication library was asked for one,
+    and its share of the GPU's time. (Libraries mark the same all-reduce again inside a range.)"""
     lines = []
     if reduces := profile.matching("range", _ALL_REDUCE):
         calls = sum(row["instances"] for row in reduces if _LIBRARY.search(row["name"]))

@@ -93,8 +93,8 @@ _GIVEN_AS = {float: (int, float), tuple: (list,)}  # what TOML and JSON hold for
 
 
 def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] = ()) -> Any:
-    """Returns the field of a dataclass that holds a user's setting: its default, what --help says
-    of it, and what `checked` allows for it (or for each text or name in it)."""
+    """Returns the field of a dataclass that holds a user's setting: its default and what --help
+    says of it. `allowed` is what `checked` allows for it, or for each text or name in it."""
     if type(allowed) is tuple:
         allowed = Words(allowed) if allowed else None
     meta = {"help": help, "allowed": allowed}

@@ -95,8 +95,8 @@ def named_folder(text: str) -> Path:
 
 
 def is_text(text: str) -> bool:
-    """Returns whether a text can be written into a file: it has no zero byte, and none of the
-    surrogates that stand for bytes of a file's name that are no UTF-8."""
+    """Returns whether a text can be written into a file: it has no zero byte and no surrogate. (A
+    file's name in bytes that are no UTF-8 has surrogates.)"""
     return not re.search("[\0\ud800-\udfff]", text)
 
 
@@ -104,7 +104,7 @@ def below(
     top: Path, is_leaf: Callable[[Path], bool], skip: Callable[[str], bool]
 ) -> Iterator[tuple[Path, str]]:
     """Yields (path, "") of each file at or below `top`, and of each folder there that `is_leaf`
-    accepts, in name order; and (folder, reason) of each folder that cannot be read.
+    accepts, in name order. Of a folder that cannot be read it yields (folder, reason).
 
     Leaves are not entered, and names that `skip` accepts are left out. A folder is entered once,
     under its own name rather than a link's: links may form a loop.

@@ -104,8 +104,8 @@ def as_json(content: Any) -> str:
 
 
 def finite(value: Any, digits: int = 17) -> Any:
-    """Returns a value for JSON: each float in it is rounded to `digits` significant digits (17 keep
-    it as it is), and None stands for a float that is not finite."""
+    """Returns a value for JSON. Each float in it is rounded to `digits` significant digits (17 keep
+    it as it is); None stands for one that is not finite."""
     if isinstance(value, dict):
         return {k: finite(v, digits) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -41,9 +41,11 @@ def batches(tokens: Tokens, spec: RunSpec, dp_rank: int, step: int) -> Iterator[
 
 def attended_seq_len(tokens: Tokens, spec: RunSpec) -> float:
     """Returns the length of whole sequences in which attention would do as much work as in this
-    run's documents, where it ends with each: the mean over sequences of the sum of the squares of
-    the documents' lengths, over seq_len. It is measured on the sequences of the run's first
-    steps."""
+    run's documents, where it ends with each.
+
+    It is the mean over sequences of the sum of the squares of the documents' lengths, over seq_len,
+    as measured on the sequences of the run's first steps.
+    """
     global_batch, squares = spec.layout.global_batch, []
     for step in range(min(spec.steps, -(-MEASURED // global_batch))):
         for start in offsets(len(tokens.ids), spec.seq_len, global_batch, spec.seed, step):
@@ -55,8 +57,8 @@ def attended_seq_len(tokens: Tokens, spec: RunSpec) -> float:
 
 def unread(spec: RunSpec, stage: int, device: torch.device) -> Batch | None:
     """Returns what pipeline stage `stage` (from 0) takes in place of every micro-batch, made once
-    on its device: the stages between first and last read no tokens and no labels. None where this
-    one does; where documents end, all of them read the tokens."""
+    on its device; None where it reads micro-batches. The stages between first and last read no
+    tokens and no labels; where documents end, all of them read the tokens."""
     if stage in (0, spec.layout.pp - 1) or spec.end_of_text is not None:
         return None
     zeros_BS = torch.zeros(spec.layout.micro_batch, spec.seq_len, dtype=torch.int64, device=device)

@@ -37,9 +37,9 @@ _started: list[subprocess.Popen] = []  # servers of this process, which end with
 
 
 def prefix(engine: str, threads: int, ranks: int) -> list[str] | None:
-    """Returns what stands before `-m MODULE ARG...` to run it in forks on `ranks` ranks (0: no
-    group, as plain `python`); None where the engine cannot be imported. The working directory or
-    PYTHONPATH must be the repository."""
+    """Returns what stands before `-m MODULE ARG...` to run it in forks on `ranks` ranks; None where
+    the engine cannot be imported. 0 ranks form no group, as plain `python`. The working directory
+    or PYTHONPATH must be the repository."""
     path = server(engine, threads)
     return [sys.executable, "-S", "-c", _RUN, str(path), str(ranks)] if path else None
 

@@ -69,8 +69,8 @@ class Rehearsal:
 
 def shortened(spec: RunSpec, stage: int) -> RunSpec:
     """Returns the run with as many micro-batches a step as this stage needs to reach its peak of
-    memory: those in flight, and one that adds to gradients that are there already. All experts get
-    equally many tokens: no number is computed that a router could choose by."""
+    memory. These are those in flight, and one that adds to gradients that are there already. All
+    experts get equally many tokens: no number is computed that a router could choose by."""
     layout, n_micro = spec.layout, 2
     if layout.pp > 1:
         n_micro = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
@@ -91,9 +91,9 @@ def import_libraries(specs: Iterable[RunSpec]) -> None:
 
 
 def unrehearsed(spec: RunSpec, study: Path | None = None, place: str = "") -> str:
-    """Returns the reason why no rank of a run is rehearsed, though it may train, and the planner's
-    command where that counts its bytes; "" where each can be rehearsed. place: as `planners_count`
-    takes it."""
+    """Returns why no rank of a run is rehearsed, though it may train; "" where each can be. Where
+    the planner counts the run's bytes, its command is named. place: as `planners_count` takes
+    it."""
     if spec.engine == "deepspeed_zero" and spec.layout.ep > 1:
         return "DeepSpeed's AutoEP needs the numbers of tokens"
     asked = [f"cp {spec.layout.cp}"] if spec.layout.cp > 1 else []
@@ -105,7 +105,7 @@ def unrehearsed(spec: RunSpec, study: Path | None = None, place: str = "") -> st
 
 
 def planners_count(spec: RunSpec, study: Path | None, place: str) -> str:
-    """Returns the command by which the planner counts the bytes of a run; place: --cluster or
+    """Returns the command by which the planner counts the bytes of a run. place: --cluster or
     --gpu-type with its name, or "" where the study names the cluster."""
     if study:
         return f"python -m analysis.prune {study} {place}".strip()

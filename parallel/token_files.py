@@ -173,9 +173,9 @@ def scanned(data: Data, vocab_size: int, ranks: Ranks) -> Data:
 
 
 def kept_scan(name: str, tokens: Tokens, scan: Scan | None = None) -> Scan | None:
-    """Returns the scan of a split, from the file beside its token file where that one has not
-    changed since; else `scan`, or that of a small split, which is kept there. None where there is
-    none.
+    """Returns the scan of a split; None where there is none. It is read from the file beside the
+    token file where that one has not changed since; else it is `scan`, or that of a small split,
+    which is kept there.
 
     The time of a file's last change (ctime) is compared too: no program can set it back.
     """

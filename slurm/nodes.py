@@ -180,8 +180,8 @@ def nodes_of(cluster: Cluster) -> dict[str, bool]:
 
 def option(study: Study, logs: Path, run: str) -> list[str]:
     """Returns sbatch's option that leaves nodes out of new jobs, with those of the cluster's own
-    option; none where the study does not ask for it, or nodes.csv is damaged, which `update` has
-    said. A line says which suspected nodes stay in use."""
+    option. It is none where the study does not ask for it, or nodes.csv is damaged, which `update`
+    has said. A line says which suspected nodes stay in use."""
     if not ask_of(study, run).leave_out_nodes:
         return []
     try:

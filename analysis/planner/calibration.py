@@ -191,7 +191,7 @@ class Calibration(_Stated):
 
     def machine(self, width: int = 2, tf32: bool = False) -> Machine:
         """Returns the rates of one GPU, and of the network of all GPUs that fast links join, for
-        weights of `width` bytes; those of 4 are multiplied in fp32, or in TF32."""
+        weights of `width` bytes. Weights of 4 bytes are multiplied in fp32, or in TF32."""
         if self.machine_override is not None:
             return self.machine_override
         node = self.gpus_per_node

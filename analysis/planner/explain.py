@@ -22,8 +22,8 @@ class Chosen(NamedTuple):
 
 
 def chosen_row(ranked: Ranking, layout: str) -> Chosen:
-    """Returns the fastest row that has the settings of a text such as tp=8,pp=8,mbs=1 and fits, or
-    the fastest if none fits; names as in the table or in a study."""
+    """Returns the fastest row that has the settings of a text such as tp=8,pp=8,mbs=1. One that
+    fits goes first. Names are those of the table or of a study."""
     keys = {heading.lower(): key for key, heading in HEADINGS.items()}
     pieces = [piece.partition("=") for piece in filter(None, re.split(r"[,\s]+", layout))]
     wanted = {keys.get(name.lower(), name): value for name, _, value in pieces}

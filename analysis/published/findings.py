@@ -139,7 +139,7 @@ def _case(row: Line, identity: Identity) -> Case | None:
 
 def _whole_numbers(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
     """Yields values of which a count follows that is no whole number, as the GPUs of a layout over
-    tp, and adds the lines of the rows that were checked to `lines`."""
+    tp. The lines of the rows that were checked are added to `lines`."""
     for kind, expression, without in WHOLE:
         left = expression.split()[0]
         for row in rows:

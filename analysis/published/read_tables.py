@@ -243,7 +243,7 @@ def _settle_rates(rows: list[Line]) -> None:
 
 def _settle_percents(rows: list[Line]) -> None:
     """Divides MFU or efficiency by 100 where most numbers of the table are above 2, which no share
-    is, and neither their heading nor their cell says that they are percent."""
+    is. Numbers whose heading or cell says that they are percent are no part of it."""
     for name in ("mfu", "efficiency"):
         values = [row.values[name] for row in rows if name in row.values]
         values = [value for value in values if value.number == number(value.text)]

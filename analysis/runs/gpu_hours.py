@@ -117,7 +117,7 @@ def noted(path: Path, attempts: list[Span]) -> dict[int, Span]:
 
 def _zone_shift(jobs: list[Span], attempts: list[Span]) -> float:
     """Returns the seconds to add to jobs' times that were read in this machine's zone, and written
-    in the cluster's: it is another one where attempts, whose times are UTC, do not begin in their
+    in the cluster's. The zones differ where attempts, whose times are UTC, do not begin in their
     jobs."""
 
     def delays(shift_s: float) -> list[float]:

@@ -247,8 +247,8 @@ def _doubts(a: list[Run], b: list[Run], comparison: Comparison) -> list[str]:
 
 
 def of_study(runs: list[Run], any_commit: bool = False) -> list[Pair]:
-    """Returns each configuration of a study beside the baseline's, in the order the names have;
-    then at each number of GPUs the fastest beside the others, the faster first."""
+    """Returns each configuration of a study beside the baseline's, in the order the names have.
+    Then follows, at each number of GPUs, the fastest beside the others, the faster first."""
     groups = by_configuration(sorted(runs, key=lambda run: run.record.repeat or 0))
     if len(groups) < 2:
         raise UsageError(f"two things are compared, but there is only {next(iter(groups))}")

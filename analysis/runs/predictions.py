@@ -24,8 +24,8 @@ def of_runs(records: list[Record], cluster: str | None) -> list[Answer[float]]:
 def notes_on(
     cluster: str | None, errors: Iterable[float | None], records: Iterable[Record]
 ) -> list[str]:
-    """Returns a table's notes on predictions: what they were fitted on, their MAPE, and, where
-    `cluster` is a calibrated host CPU, which runs are of another processor."""
+    """Returns a table's notes on predictions: what they were fitted on, and their MAPE. Where
+    `cluster` is a calibrated host CPU, they name the runs of another processor."""
     if not cluster:
         return []
     from analysis.planner.calibration import load_calibration

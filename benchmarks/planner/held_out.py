@@ -97,8 +97,8 @@ def rows_of(name: str) -> Rows:
 
 
 def scored(rows: Rows) -> np.ndarray:
-    """Returns the rows whose time is a fact about their layout: a steady time, of a model of known
-    width, that nothing in the row contradicts, on a network that was not slow."""
+    """Returns the rows whose time is a fact about their layout. It is a steady time, of a model of
+    known width, that nothing in the row contradicts, on a network that was not slow."""
     return np.flatnonzero(healthy(rows) & rows.fit & rows.steady & np.isfinite(rows.measured))
 
 

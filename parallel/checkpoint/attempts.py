@@ -184,8 +184,8 @@ def nothing_to_train(spec: RunSpec, checkpoint: str) -> str:
 
 
 def other_schedules(attempts: list[dict[str, Any]], steps: int, first: int) -> str:
-    """Returns, in words, which steps from `first` on were trained with the learning rates of a run
-    of another number of steps than `steps`; "" where none were.
+    """Returns, in words, which steps from `first` on had the learning rates of a run of another
+    number of steps than `steps`; "" where none had.
 
     attempts: the earlier ones, oldest first: the `steps` of each and, where the next one loaded a
     checkpoint, its step, `kept_to`.

@@ -163,7 +163,7 @@ class RunSpec:
 
     @property
     def fuses_loss(self) -> bool:
-        """Returns whether megatron-core's layers take its fused cross-entropy, which rounds its
+        """Returns whether megatron-core's layers take its fused cross-entropy. It rounds its
         gradient to bf16, whatever the logits are, and is not deterministic (Megatron-LM)."""
         return self.precision in ("bf16", "fp8") and not self.deterministic
 
@@ -277,8 +277,8 @@ class RunSpec:
         return range(int(first), int(last if dash else first) + 1)
 
     def settings(self) -> dict[str, Any]:
-        """Returns all settings as plain data: of a dense model without those of experts, of equal
-        stages without those of uneven ones, and of other engines without megatron's options."""
+        """Returns the settings as plain data. A dense model has none of experts, equal stages none
+        of uneven ones, and only megatron has megatron's options."""
         silent = set() if self.model.experts else {*_OF_EXPERTS}
         silent |= {name for name in UNEVEN if not getattr(self.layout, name)}
         silent |= {"megatron"} if self.engine != "megatron" else set()

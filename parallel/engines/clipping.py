@@ -11,8 +11,9 @@ from parallel.config.run_spec import RunSpec
 
 
 def summed_over(group: Any) -> Callable[[Tensor], Tensor]:
-    """Returns a hook for a parameter of which each rank of the group has the whole and applies it
-    to a part of its own (a norm of heads, to its heads): the hook sums their gradients."""
+    """Returns a hook that sums a parameter's gradients over the ranks of a group. It is for a
+    parameter of which each rank has the whole and applies it to a part of its own (a norm of heads,
+    to its heads)."""
 
     def sum_over_ranks(gradient: Tensor) -> Tensor:
         dist.all_reduce(total := gradient.clone(), group=group)

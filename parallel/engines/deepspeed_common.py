@@ -83,8 +83,8 @@ def config(spec: RunSpec) -> dict[str, Any]:
 
 
 def auto_ep(spec: RunSpec) -> dict[str, Any]:
-    """Returns the configuration of DeepSpeed's AutoEP: the names under which it finds the reference
-    GPT's experts, and how their router chooses and weights them."""
+    """Returns the configuration of DeepSpeed's AutoEP: the names of the reference GPT's experts,
+    and how their router chooses and weights them."""
     experts = spec.model.experts
     assert experts is not None
     return {
@@ -227,7 +227,7 @@ class DeepSpeedEngine:
         return self.outer.loss_scale_config if self.unfused else self.outer.loss_scaler
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns the loss, whose gradient is multiplied by fp16's scale: without ZeRO, DeepSpeed
+        """Returns the loss with its gradient multiplied by fp16's scale. Without ZeRO, DeepSpeed
         0.19 divides the gradients by the scale but multiplies no loss with it."""
         if self.unfused and loss.requires_grad:
             scale = self._scaler().cur_scale

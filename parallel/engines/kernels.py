@@ -51,8 +51,8 @@ def compute_dtype(spec: RunSpec) -> torch.dtype:
 
 
 def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
-    """Returns what computes attention in a run, for run.json: Transformer Engine, or torch and the
-    kernel that it picks for the run's shapes, precision, mask and device."""
+    """Returns what computes attention in a run, for run.json. It is Transformer Engine, or torch
+    and the kernel that it picks for the run's shapes, precision, mask and device."""
     if packs_documents(spec, kernels):
         return "Transformer Engine, of packed documents"
     if kernels == "te" and spec.end_of_text is None:
@@ -71,9 +71,9 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
 
 @functools.cache
 def packs_documents(spec: RunSpec, kernels: str) -> bool:
-    """Returns whether Transformer Engine's attention over documents that lie one after another
-    gives what PyTorch's gives for each, with the run's heads and precision. Not every card has a
-    kernel for it."""
+    """Returns whether Transformer Engine's attention can be trusted with documents that lie one
+    after another. It must give what PyTorch's gives for each, with the run's heads and precision;
+    not every card has a kernel for it."""
     if kernels != "te" or spec.end_of_text is None or spec.engine != "megatron" or spec.model.mla:
         return False
     heads, key_heads = spec.model.n_head // spec.layout.tp, spec.model.kv_heads // spec.layout.tp

@@ -236,8 +236,9 @@ def rotary(model: GPTConfig) -> RotaryEmbedding | None:
 
 
 def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns the positions [B, S] of `gpt.positions`, and what is added to the scores, [B, 1, S,
-    S], or None for causal attention alone: as megatron-core takes them."""
+    """Returns what megatron-core's GPT takes beside the tokens: the positions [B, S] of
+    `gpt.positions`, and what is added to the scores, [B, 1, S, S]. The latter is None for causal
+    attention alone."""
     position_ids, mask = positions(tokens_BS, spec.end_of_text)
     mask = None if mask is None else gpt.additive(mask, compute_dtype(spec))
     return position_ids.expand_as(tokens_BS), mask
@@ -245,8 +246,8 @@ def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor
 
 def packed(spec: RunSpec, tokens_BS: Tensor, labels_BS: Tensor) -> dict[str, Any]:
     """Returns what megatron-core's GPT takes of a micro-batch whose documents lie one after another
-    in one row, [1, B * S], as Transformer Engine's attention has them. No score between two
-    documents is computed. It waits for the device: the kernels need the number of documents."""
+    in one row, [1, B * S]. Transformer Engine's attention then computes no score between two
+    documents. It waits for the device: the kernels need the number of documents."""
     begins_BS = F.pad(tokens_BS[:, :-1] == spec.end_of_text, (1, 0), value=True)
     starts, n_tokens = begins_BS.flatten().nonzero().flatten(), tokens_BS.numel()
     ends = F.pad(starts, (0, 1), value=n_tokens)

@@ -145,7 +145,7 @@ class MegatronEngine:
         return torch.zeros((), device=self.device)  # a copy to there would wait for all its work
 
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
-        """Runs one micro-batch through a model chunk, and returns its output and the function that
+        """Runs one micro-batch through a model chunk. Returns its output and the function that
         makes the loss of it, as megatron-core's schedules ask for them."""
         tokens_BS, labels_BS = next(batches)
         if self.packs:

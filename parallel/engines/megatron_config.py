@@ -78,8 +78,8 @@ def configured(kind: type, spec: RunSpec, cuda: bool, **settings: Any) -> Any:
 
 
 def share_buffers(spec: RunSpec) -> None:
-    """Makes Transformer Engine hold the buffers, [tokens of a cp rank, H] each, through which tp
-    ranks exchange parts of a tensor while a GEMM works on others."""
+    """Makes Transformer Engine allocate the buffers, [tokens of a cp rank, H] each, for overlap.
+    Through them tp ranks exchange parts of a tensor while a GEMM works on others."""
     library = importlib.import_module("transformer_engine.pytorch.module.base")
     library.initialize_ub(
         shape=[spec.layout.micro_batch * spec.seq_len // spec.layout.cp, spec.model.hidden],

@@ -113,8 +113,8 @@ def adamw(
 
 
 def fuse(adam: torch.optim.Optimizer) -> None:
-    """Lets torch's AdamW that a library made pass once over weights, gradients and moments, not a
-    dozen times: those were a quarter of a GPT-2 124M step of 512 tokens on one core."""
+    """Lets torch's AdamW that a library made pass once over weights, gradients and moments. Its
+    dozen passes were a quarter of a GPT-2 124M step of 512 tokens on one core."""
     if isinstance(adam, torch.optim.Adam):
         for settings in (adam.defaults, *adam.param_groups):
             settings["fused"] = True

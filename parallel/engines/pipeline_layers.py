@@ -120,7 +120,7 @@ class FinalNorm(nn.Module):
 
 def scale_balance(scale: Tensor) -> None:
     """Multiplies the gradient of the `balance_loss` of each layer and micro-batch by `scale`, a
-    scalar: a pipeline stage adds it in backward, where the loss of the whole model is not known."""
+    scalar. A pipeline stage adds it in backward, where the loss of the whole model is not known."""
     MoEAuxLossAutoScaler.set_loss_scale(scale)
 
 

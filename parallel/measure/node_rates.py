@@ -113,10 +113,11 @@ def report(
     run: str,
     expected: tuple[float, float] = UNKNOWN,
 ) -> Report:
-    """Compares ranks with each other, with earlier preflights of their nodes in jobs of the same
-    size, and matrix products with (FLOP/s, spread) that are expected; returns what preflights.csv
-    and people get. Earlier preflights count where they had as many nodes and ranks and found
-    nothing slow."""
+    """Returns what preflights.csv and people get: ranks compared with each other, with earlier
+    preflights of their nodes, and matrix products with (FLOP/s, spread) that are expected.
+
+    Earlier preflights count where they had as many nodes and ranks and found nothing slow.
+    """
     nodes = list(dict.fromkeys(rank.node for rank in ranks))
     facts = {"time_utc": utc_now(), "job": job, "run": run, "short": ""}
     facts |= {"nodes": len(nodes), "ranks": len(ranks)}

@@ -257,7 +257,7 @@ class Memory(TorchDispatchMode):
         return super().__enter__()
 
     def _resizing(self, resize: Callable) -> Callable:
-        """Returns `resize`, counted: it changes the storages of FSDP2's tensor, or of the outputs
+        """Returns `resize`, counted. It changes the storages of FSDP2's tensor, or of the outputs
         that megatron-core computes again, and is no operator that is dispatched."""
 
         def resizing(owner: Any, *args: Any) -> None:

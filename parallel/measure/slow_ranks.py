@@ -45,8 +45,8 @@ def verdicts(folder: Path) -> list[Verdict]:
 
 def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:
     """Returns (node, evidence, run, time of the first window) of each rank that was slow in at
-    least half of a run's steps, of a running one all that it is to do; none where the run folder
-    has no slow_ranks.csv."""
+    least half of a run's steps; none where the run folder has no slow_ranks.csv. Of a running run
+    all steps count that it is to do."""
     if not (path / SLOW_RANKS).exists():
         return []
     slow = [verdict for verdict in verdicts(path) if verdict.kind != "link"]

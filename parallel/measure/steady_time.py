@@ -172,9 +172,12 @@ def steady_iterations(
     iteration: np.ndarray | None = None,
     window: Window | None = None,
 ) -> np.ndarray:
-    """Returns the indices of the iterations that `steady` takes the median of: all of the window
-    or, without one, those after the warm-up, less those that skipped the optimizer (an fp16
-    overflow) unless every one did. Empty where nothing was timed."""
+    """Returns the indices of the iterations that `steady` takes the median of; empty where nothing
+    was timed.
+
+    They are all of the window or, without one, those after the warm-up, less those that skipped the
+    optimizer (an fp16 overflow) unless every one did.
+    """
     step_s = np.asarray(step_s, dtype=float)
     kept = np.isfinite(step_s)
     if not kept.any():

@@ -144,8 +144,8 @@ def training_metrics(
 
 
 def ended_in_nan(steps: list[dict[str, Any]], validations: list[tuple[int, float]]) -> str:
-    """Returns why a training that did all its steps has failed all the same, or "": at its end its
-    loss, or the gradient that its last update was made of, is no number.
+    """Returns why a training that did all its steps has failed all the same, or "". At its end the
+    loss, or the gradient of its last update, is no number.
 
     One skipped step at the end is none of it: fp16 skips such a step and lowers its scale.
     """

@@ -246,7 +246,7 @@ def _first_in_lines(pattern: re.Pattern[bytes], word: bytes, text: bytes) -> int
 
 def first_sign(text: bytes, kind: str) -> Sign | None:
     """Returns the first sign of a broken connection (nccl), of a cancelled run or of Slurm's own
-    word on it (scancel) that does not follow from the end of another process."""
+    word on it (scancel). One that follows from the end of another process is none."""
     if not any(word in text for word in _WORDS[kind].split(b"|")):
         return None
     for match in _PATTERNS[kind].finditer(text):

@@ -62,9 +62,11 @@ def tried(installed: Mapping[str, str | None]) -> str:
 
 
 def git(folder: Path) -> dict[str, Any]:
-    """Returns the commit of the repository at `folder`; `code`, a hash of what trains (TRAINS),
-    which stays the same over commits that change a figure or a log; and `dirty`, whether what
-    trains was changed since. None outside git."""
+    """Returns the state of the repository at `folder`; None outside git.
+
+    It has `commit`; `code`, a hash of what trains (TRAINS), which stays the same over commits that
+    change a figure or a log; and `dirty`, whether what trains was changed since.
+    """
 
     def ask(*words: str) -> str | None:
         try:

@@ -113,7 +113,7 @@ class Watchdog:
             end_process(1, f"{reason} (stacks: {self.folder})")
 
     def _verdict(self, own_report: Path) -> str:
-        """Returns what the first of the ranks that wrote a report finds in all of them; the others
+        """Returns what the first of the ranks that wrote a report finds in all of them. The others
         read it from there, for each of 1,024 ranks would open 1,024 files."""
         path = self.folder / "verdict.txt"
         files = sorted(self.folder.glob("rank-*.txt"))

@@ -424,9 +424,10 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 def find_runs(
     paths: list[Path], is_run: Callable[[Path], bool] = has_run, unread: list[str] | None = None
 ) -> list[Path]:
-    """Returns the run folders at or below each path, in name order; earlier attempts are left out,
-    and unless `is_run` says otherwise jobs that died before there was a run. A folder that cannot
-    be read is named in `unread`, or on stderr.
+    """Returns the run folders at or below each path, in name order.
+
+    Earlier attempts are left out, and unless `is_run` says otherwise jobs that died before there
+    was a run. A folder that cannot be read is named in `unread`, which is filled, or on stderr.
 
     Raises:
         UsageError: a path does not exist, or has no run folder at or below it.

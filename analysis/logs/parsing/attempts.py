@@ -77,8 +77,8 @@ def _last_attempt(log_format: "Format", log: Log, first_attempt: Record) -> Reco
 
     Another attempt begins where the program prints between two entries what it prints as it starts
     (`log_format.starts`), or before the first entry, behind a failure; where an entry follows the
-    end of a run; or where the iterations start again from the first. What the earlier header states is
-    unknown then, unless the attempt states it itself.
+    end of a run; or where the iterations start again from the first. What the earlier header states
+    is unknown then, unless the attempt states it itself.
     """
     attempt = first_attempt
     doubts, n_attempts = [], 0

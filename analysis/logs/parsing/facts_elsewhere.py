@@ -29,8 +29,8 @@ _ENTRY = re.compile(r"""^\s{0,40}(\w{2,60}): {0,3}["']?([\w.-]{1,60})""", re.MUL
 
 
 def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -> None:
-    """Fills what the log left out: from run.json and the configuration beside it, a sidecar TOML,
-    flags and the file's name, and then what follows from the facts together.
+    """Fills what the log left out. First come run.json and the configuration beside it, a sidecar
+    TOML, flags and the file's name, then what follows from the facts together.
 
     The configuration is the one that the log's own tool saves (`_CONFIGURATIONS`). The sidecar of
     `name.out` is `name.out.toml` or `name.toml`; its keys are Record's fields and GPTConfig's.

@@ -36,9 +36,9 @@ def near(value: float, expected: float, within: float = _AGREES) -> bool:
 
 
 def scale_of(step_s: float, counted_s: float, by: str) -> Scale:
-    """Returns the scale that makes the printed step times agree with `counted_s`, the seconds a
-    step that something else in the log counts (0 where nothing does). by: that something, in words.
-    """
+    """Returns the scale that makes the printed step times agree with `counted_s`. That is the
+    seconds of a step by something else in the log (0 where nothing counts them). by: that
+    something, in words."""
     comparison = f"steps of {step_s:.6g}, {counted_s:.6g} s a step by {by}"
     for factor, unit in ((1.0, ""), (1e-3, "ms"), (1e-6, "us")):
         if near(step_s * factor, counted_s, WHOLE_RUN):
@@ -73,8 +73,8 @@ def complete_rates(record: Record) -> None:
 
 
 def _mean_of_rate(record: Record) -> None:
-    """Fills the mean step time from the rate of the whole run, where the log prints that alone: the
-    tokens or samples of a global batch over tokens/s or samples/s. Tokens/s go first."""
+    """Fills the mean step time from the rate of the whole run, where the log prints that alone. It
+    is the tokens or samples of a global batch over tokens/s or samples/s. Tokens/s go first."""
     samples, totals = record.global_batch or 0, record.totals
     tokens = samples * (record.seq_len or 0)
     for name, amount in (("tokens_per_s", tokens), ("samples_per_s", samples)):
@@ -130,7 +130,7 @@ def _judge_rate(record: Record, name: str, amount: float) -> None:
 
 def _agrees(record: Record, name: str, measured: float, amount: float, within: float) -> bool:
     """Returns whether a rate times seconds, `done`, is the `amount` of a step within the factor
-    `within`; where it is not, the record gets a doubt with both numbers."""
+    `within`. Where it is not, the record gets a doubt with both numbers."""
     if near(measured, amount, within):
         return True
     words = f"{name} x seconds a step is {measured:.6g}, but a step is {amount:.6g}"
@@ -159,8 +159,9 @@ def _judge_tflops(record: Record, counted_tflops: float) -> None:
 
 
 def _judge_speed(record: Record, name: str) -> None:
-    """Removes the column where it would need more TFLOP/s than the card has: for a forward pass
-    alone; of printed TFLOP/s half, for full attention counts twice what a causal kernel does."""
+    """Removes the column where it would need more TFLOP/s than the card has, for a forward pass
+    alone. Of printed TFLOP/s half counts, for full attention counts twice what a causal kernel
+    does."""
     values, seq_len = record.steps[name], record.seq_len or 0
     positive_values = values[np.isfinite(values) & (values > 0)]
     unusual = record.uncounted or record.per_epoch or "experts" in record.model

@@ -257,9 +257,9 @@ _SPLITS[b"pipeline-model"] = "pp"
 
 
 def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the GPUs and the sizes of their split in Megatron's `using world size: 64,
-    data-parallel-size: 1, tensor-model-parallel size: 4`; without it, the GPUs by how many ranks
-    are connected."""
+    """Returns the GPUs and the sizes of their split from Megatron's `using world size: 64,
+    data-parallel-size: 1, tensor-model-parallel size: 4`. Without it, the GPUs are as many as the
+    ranks that say they are connected."""
     if worlds := _USING_WORLD.findall(header):
         world, sizes = worlds[-1]
         split = {_SPLITS[kind]: int(size) for kind, size in _USING_SIZES.findall(sizes)}

@@ -283,7 +283,7 @@ def _doubt_epochs(record: Record, log: Log, columns: Columns, share: float) -> N
 
 
 def _doubt_losses(record: Record) -> None:
-    """Removes the time and the rate of a run whose printed mean loss is too low for its losses: it
+    """Removes the time and the rate of a run whose printed mean loss is too low for its losses. It
     was resumed, for this mean is the sum since then over all steps."""
     logged, printed = record.steps["loss"], record.totals.get("loss")
     mean = float(logged.mean()) if len(logged) else 0.0

@@ -269,9 +269,9 @@ def _counts(run: list[_Line], trained_s: list[float], name: str) -> np.ndarray:
 
 
 def _tracked(log: Log, start: int, end: int) -> np.ndarray:
-    """Returns the step times in the tracked_stats of [start, end), (4, n): the line's offset, the
-    printed time, the count in the line (0 where there is none), and when it was written, in
-    seconds."""
+    """Returns the step times in the tracked_stats of [start, end), (4, n). The rows are the line's
+    offset, the printed time, the count in the line (0 where there is none), and when it was
+    written, in seconds."""
     columns = table(log, _TRACKED, Record(source=str(log.path), format="MLPerf"))
     counts = np.where(columns["step"] > 0, columns["step"], columns["samples"])
     counts = np.where(counts > 0, counts, 0.0)
