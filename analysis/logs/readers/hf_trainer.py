@@ -244,7 +244,9 @@ def _iterations(columns: Columns, planned: int, at_end: dict[str, float]) -> np.
 def _tokens_each(columns: Columns, steps: np.ndarray, batch: int | None) -> int | None:
     """Returns the tokens of a sequence; None where they are not said, or not always the same."""
     tokens = columns["num_input_tokens_seen"] / (steps * (batch or np.nan))
-    is_constant = len(tokens) and 1 <= tokens[0] < math.inf and (tokens == np.round(tokens[0])).all()
+    is_constant = (
+        len(tokens) and 1 <= tokens[0] < math.inf and (tokens == np.round(tokens[0])).all()
+    )
     return int(tokens[0]) if is_constant else None
 
 
