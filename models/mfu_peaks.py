@@ -40,8 +40,8 @@ class KnownPeak(NamedTuple):
         return f"{owner} {self.why}" + (f" ({dates})" if dates else "")
 
     def is_for(self, gpu: str | None) -> bool:
-        """Returns whether it is for a card of this name, or for any."""
-        return not self.cards or gpu in self.cards
+        """Returns whether it is for a card that the name may mean, or for any."""
+        return not self.cards or not _meant(gpu).isdisjoint(self.cards)
 
 
 class PrintedMfu(NamedTuple):
@@ -84,6 +84,18 @@ def known_peaks() -> tuple[KnownPeak, ...]:
     return tuple(peaks)
 
 
+@cache
+def _meant(gpu: str | None) -> frozenset[str]:
+    """Returns the cards of known peaks that a name may mean: the one that gpus.toml knows it as,
+    else those whose words it has ("NVIDIA RTX A6000"), or that have its words ("NVIDIA H100").
+    Without a name any is meant."""
+    if card := find_gpu(gpu):
+        return frozenset([card.name])
+    words = set((gpu or "").split()) - {"NVIDIA", "AMD", "Instinct", "Tesla"}
+    cards = {card for peak in known_peaks() for card in peak.cards}
+    return frozenset(c for c in cards if words <= set(c.split()) or words >= set(c.split()))
+
+
 def bf16_peak(card: Gpu) -> float:
     """Returns a card's dense TFLOP/s in bf16; of a card without it (V100) in fp16."""
     return card.peaks.get("bf16", card.peaks["fp16"])
@@ -101,10 +113,12 @@ def _known(over: Interval, program: str | None, gpu: str | None) -> list[KnownPe
     its fallback, the card's own, those of other programs for it, other cards'."""
 
     def order(peak: KnownPeak) -> tuple[bool, bool, bool, bool, float]:
-        is_own = peak.program == program
-        is_sheet = not peak.program and gpu in peak.cards
+        is_for = peak.is_for(gpu)
+        is_own = is_for and peak.program == program
+        is_sheet = is_for and not peak.program and gpu is not None
+        is_general = bool(peak.cards) == (gpu is None)  # than what would be said first
         off = abs(math.log(peak.tflops / over.middle)) if math.isfinite(peak.tflops) else 0.0
-        return not is_own, not is_sheet, not peak.is_for(gpu), gpu not in peak.cards, off
+        return not is_own, not is_sheet, not is_for, is_general, off
 
     return sorted((p for p in known_peaks() if over.low <= p.tflops <= over.high), key=order)
 
@@ -159,7 +173,7 @@ def printed_mfu(
             over = Interval(math.inf, math.inf)
         elif every_card := peak_on_every_card(program):
             over = Interval(every_card, every_card)
-        elif counted_tflops:
+        elif counted_tflops and gpu:
             over = Interval(counted_tflops / COUNTED / share, counted_tflops * COUNTED / share)
             head += " (by our count of FLOPs)"
     peaks = _known(over, program, gpu) if over else []

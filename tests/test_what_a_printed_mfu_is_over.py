@@ -5,6 +5,7 @@ import tomllib
 import pytest
 
 from analysis import audit, compare, expect, tflops
+from base.intervals import Interval
 from models.gpus import find_gpu
 from models.mfu_peaks import bf16_peak, known_peaks, printed_mfu
 from tests.conftest import ROOT
@@ -159,6 +160,20 @@ def test_nanochats_mfu_is_over_its_flops_per_token(tmp_path, rows_of):
         (row,) = rows_of(tflops.main, log, "--gpu-type", "A100")
         assert row["mfu_peak"] == over and row["printed_tflops"] == pytest.approx(231.3, abs=0.05)
         assert row["restated_mfu"] == pytest.approx(0.7413, abs=3e-4)
+
+
+def test_a_name_of_several_cards_means_one_of_these_and_no_other():
+    """A bare H100 is an SXM, a PCIe or an NVL; torchtitan's fallback is for none of them."""
+    bare = printed_mfu(0.4, Interval(988, 990), "torchtitan", "NVIDIA H100").text
+    assert "torchtitan's peak of the H100 SXM; no peak of NVIDIA H100 is known" in bare
+    known = printed_mfu(0.4, Interval(154.8, 154.9), "torchtitan", "NVIDIA RTX A6000").text
+    assert "torchtitan's peak of the A6000;" in known
+    other = printed_mfu(0.4, Interval(311, 313), "torchtitan", "NVIDIA GeForce GTX 1660").text
+    assert f"torchtitan's {FALLBACK};" in other
+    silent = printed_mfu(0.4, Interval(311, 313), "torchtitan").text
+    assert f"torchtitan's {FALLBACK} (or torchtitan's peak of the A100)" in silent
+    sheet = printed_mfu(0.2, Interval(1978, 1980), "torchtitan", "H100 SXM").text
+    assert "the H100 SXM's peak in fp8, or in bf16 with sparsity" in sheet
 
 
 def test_a_program_that_prints_zero_knows_no_peak_of_its_card():
