@@ -1,6 +1,7 @@
 """Did every split train the same model? Per-step losses and grad norms beside the baseline's.
 
     python -m analysis.parity PATH... [--baseline NAME] [--check] [--format text|markdown|csv|json]
+    python -m analysis.parity A.log B.log...     logs of any program, each beside the first
 
 A run is `equal` when at every step |loss - baseline loss| <= 2e-4, the grad norms differ by at
 most 2e-3 of the baseline's, and its first loss is within 0.3 of an untrained model's:
@@ -9,6 +10,11 @@ that began from a checkpoint is compared at its own steps. Only fp32 runs of the
 and schedule can be compared; of the others it says what differs. Without --baseline each run is
 compared with the one that its run.json names. Exits 1 when a run DIFFERS (with --check also when
 one is not verified or cannot be read), 2 when nothing could be read.
+
+Of logs, all steps that two of them print are compared, by the same bars and by what the printed
+digits hide. Where they differ, each sentence says from which step, and how: by a constant factor
+(a ratio that stays within 2 %) with the facts of the two runs that have this value, by a shift of
+steps, as rounding does, or as other data or another model do.
 """
 
 import sys

@@ -38,7 +38,15 @@ class Parity:
     baseline: Run | None = None  # beside which it was judged
 
 
-def _not_verified(reason: str) -> Reason:
+class Bars(NamedTuple):
+    """By how much losses (in nats) and gradient norms (relative) of equal runs may differ."""
+
+    loss: float = LOSS_BAR
+    grad_norm: float = GRAD_NORM_BAR
+
+
+def not_verified(reason: str) -> Reason:
+    """Returns the verdict on a run that cannot be compared."""
     return Reason(NOT_VERIFIED, f"{NOT_VERIFIED}: {reason}")
 
 
@@ -69,7 +77,7 @@ def _work(run: Run) -> dict[str, Any]:
 def compare(run: Run, baseline: Run | None) -> Parity:
     """Compares one run with its baseline, step by step in full precision."""
     if reason := _incomparable(run, baseline):
-        return Parity(run.name, _not_verified(reason), len(run.steps))
+        return Parity(run.name, not_verified(reason), len(run.steps))
     return _judge(run, baseline)
 
 
@@ -208,13 +216,13 @@ def verify(records: list[Record], baseline: Record | None = None) -> dict[str, P
         parity = compare(record.own, base_run)
         if len(fits) > 1 and record.own.state == COMPLETE:
             sources = ", ".join(fit.source for fit in fits)
-            reason = _not_verified(f"the baseline is one of {sources}")
+            reason = not_verified(f"the baseline is one of {sources}")
             parity = Parity(parity.run, reason, len(record.own.steps))
         parities[record.source] = replace(parity, run=name_of(record), baseline=base_run)
     return parities
 
 
-_COLUMNS = [
+COLUMNS = [
     Column("run", "run"),
     Column("steps", "steps", "d"),
     Column("max_loss_diff", "max |loss - baseline|", ".1e"),
@@ -227,7 +235,7 @@ _COLUMNS = [
 
 def table(parities: Iterable[Parity], baseline: str) -> Table:
     """Returns the parity table. `baseline` has the names of the runs' baselines, for the note."""
-    rows = [{c.key: getattr(parity, c.key) for c in _COLUMNS} for parity in parities]
+    rows = [{c.key: getattr(parity, c.key) for c in COLUMNS} for parity in parities]
     for row in rows:
         row["verdict"] = str(row["verdict"])
     note = (
@@ -237,4 +245,4 @@ def table(parities: Iterable[Parity], baseline: str) -> Table:
     judged = [row for row in rows if row["verdict"] == EQUAL]
     if any(abs(row["first_loss"] - row["ln_vocab"]) > FIRST_LOSS_BAR for row in judged):
         note += " and of what the model's width, or a tied output layer, adds to it"
-    return Table(_COLUMNS, rows, notes=[f"{note}; baseline: {baseline}" if baseline else note])
+    return Table(COLUMNS, rows, notes=[f"{note}; baseline: {baseline}" if baseline else note])

@@ -197,7 +197,7 @@ def _points(a: list[Run], b: list[Run]) -> str:
             if run.time.n >= MIN_STEADY:
                 count += f", which tell as much as {run.time.independent:.1f} independent ones"
             counts.append(count)
-    return f"{'; '.join(counts)} ({MIN_STEADY} needed)"
+    return f"{'; '.join(dict.fromkeys(counts))} ({MIN_STEADY} needed)"
 
 
 def _of_times(runs: list[Run]) -> list[str]:

@@ -1,6 +1,7 @@
 """What the commands on runs share: their flags, and how they read the runs at their paths."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ from analysis.runs.fairness import Terms
 from base.errors import Parser, warn, warn_at_end
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import peak_tflops
+
+
+def _share(text: str) -> float:
+    """Returns the share that `3%` states; it is an argparse `type`."""
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,3})? ?%", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share in percent, as 3%")
+    return float(text.rstrip("% ")) / 100
+
 
 LOGS = "log, run or folder; - is standard input"
 GROUPS = {"times": add_time_options, "facts": add_fact_options, "table": add_table_flags}
@@ -34,6 +43,27 @@ OWN = {
         "help": "the formula for FLOPs; docs/read-logs.md says which program prints which (default:"
         f" {DEFAULT_CONVENTION}; where a log does not state the model's sizes, 6n; where neither"
         " can be computed, as it prints them)",
+    },
+    "at_most": {
+        "type": _share,
+        "metavar": "SHARE%",
+        "help": "a gate: exit 1 only where B is slower by more than this beyond the noise of both,"
+        " 2 where that cannot be known, else 0; their commits may differ (docs/ci-gate.md)",
+    },
+    "golden": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "the reference, in A's place: written from B's runs where there is no such file",
+    },
+    "loss_bar": {
+        "type": float,
+        "metavar": "NATS",
+        "help": "of logs: by how much losses of equal runs may differ (default: that of fp32 runs)",
+    },
+    "grad_norm_bar": {
+        "type": float,
+        "metavar": "SHARE",
+        "help": "of logs: by which share gradient norms of equal runs may differ",
     },
     "check": {
         "action": "store_true",

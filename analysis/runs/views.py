@@ -2,9 +2,11 @@
 analysis.NAME` prints a view, and the block NAME of a report holds it.
 """
 
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Table, show, show_objects
@@ -14,7 +16,9 @@ from analysis.logs.naming import name_of
 from analysis.runs import (
     checkpoint_costs,
     failed_runs,
+    gate,
     gpu_hours,
+    log_parity,
     loss_parity,
     pairs,
     rank_times,
@@ -28,6 +32,7 @@ from analysis.runs.fairness import question_of
 from analysis.runs.run_options import LOGS, load_runs, parser_of, terms_of, unheeded
 from analysis.runs.run_row import OF_EXPERTS, OF_PRINTED_MFU, OF_RANKS
 from base.errors import UsageError, command_line, warn
+from base.files import below
 from parallel.measure import slow_ranks
 from parallel.record.reader import is_run_folder
 
@@ -72,26 +77,54 @@ def scaling(options: Namespace) -> Result:
 
 def compare(options: Namespace) -> Result:
     """Shows which of two runs, or of a study's pairs, is faster, and whether that is noise."""
-    if len(options.paths) > 2:
-        raise UsageError(f"two things are compared, but {len(options.paths)} were given")
+    golden, n_paths = options.golden, len(options.paths)
+    if n_paths > (1 if golden else 2):
+        wanted = "NEW is compared with --golden" if golden else "two things are compared"
+        raise UsageError(f"{wanted}, but {n_paths} paths were given")
+    gated = options.at_most is not None
+    if gated and not golden and n_paths == 1:
+        raise UsageError("--at-most compares OLD NEW, or NEW with --golden FILE, not a study")
+    any_commit = options.any_commit or gated or golden is not None  # a gate is for other code
     sides = []
     for path in options.paths:
         runs, left_out = pairs.timed_runs([path], facts_of(options), options.window)
         warn("analysis.compare", *left_out)
         sides.append(runs)
+    if golden and not os.path.lexists(golden):
+        table = gate.keep(sides[0], golden)  # nothing was compared, so no gate has passed
+        return Result([table], gate.UNKNOWN if gated else gate.PASSED)
+    if golden:
+        sides.insert(0, gate.kept(golden))
     if len(sides) == 1:
-        compared = pairs.of_study(sides[0], options.any_commit)
+        compared = pairs.of_study(sides[0], any_commit)
     else:
-        compared = [pairs.pair_of(*sides, options.any_commit)]
-    table = pairs.table(compared, options.any_commit)
+        compared = [pairs.pair_of(*sides, any_commit)]
+    table = pairs.table(compared, any_commit)
     if len(sides) == 2 and compared[0].values:
         table.notes.append(f"they differ in: {', '.join(compared[0].values)}")
     table.title = question_of([run.record for side in sides for run in side])
+    if gated:
+        verdict = gate.judge(compared[0], options.at_most)
+        table.notes.append(verdict.sentence)
+        table.rows[0] |= {"at_most": options.at_most, "gate": verdict.sentence}
+        return Result([table], verdict.status)
     return Result([table], int(not all(pair.comparison for pair in compared)))
 
 
 def parity(options: Namespace) -> Result:
     """Shows whether the losses of each run equal those of its baseline."""
+    bars = {"loss": options.loss_bar, "grad_norm": options.grad_norm_bar}
+    bars = {name: bar for name, bar in bars.items() if bar is not None}
+    if any(map(_is_log, options.paths)):
+        records, damaged = load(options.paths)
+        warn("analysis.parity", *damaged)
+        baseline = baseline_of(options.baseline, records) if options.baseline else None
+        table = log_parity.of_logs(records, baseline, loss_parity.Bars(**bars))
+        return Result(
+            [table], _parity_status(options, {row["kind"] for row in table.rows}, damaged)
+        )
+    if bars:
+        raise UsageError("--loss-bar and --grad-norm-bar are for logs; run folders have fixed bars")
     records, damaged = load_own(options.paths, is_run_folder)
     warn("analysis.parity", *damaged)
     baseline = baseline_of(options.baseline, records) if options.baseline else None
@@ -99,9 +132,20 @@ def parity(options: Namespace) -> Result:
     baselines = sorted({record.baseline for record in records} - {None})
     table = loss_parity.table(parities, options.baseline or ", ".join(baselines))
     kinds = {parity.verdict.kind for parity in parities}
+    return Result([table], _parity_status(options, kinds, damaged))
+
+
+def _is_log(path: Path) -> bool:
+    """Tells whether a path is a log, or a folder with no run folder below it."""
+    places = below(path, is_run_folder, "attempts".__eq__)
+    return str(path) == "-" or (path.exists() and not any(place.is_dir() for place, _ in places))
+
+
+def _parity_status(options: Namespace, kinds: set[str], damaged: list[str]) -> int:
+    """Returns the exit status of verdicts of these kinds."""
     if options.check:
-        return Result([table], int(bool(damaged or kinds - {loss_parity.EQUAL})))
-    return Result([table], int(loss_parity.DIFFERS in kinds))
+        return int(bool(damaged or kinds - {loss_parity.EQUAL}))
+    return int(loss_parity.DIFFERS in kinds)
 
 
 def breakdown(options: Namespace) -> Result:
@@ -162,8 +206,16 @@ _RATIOS = ("baseline", "scaling", "any_commit", "times", "facts")
 VIEWS = {
     "tflops": View(tflops, (*_RATIOS, "predict", "table", "convention")),
     "scaling": View(scaling, (*_RATIOS, "table")),
-    "compare": View(compare, ("any_commit", "times", "facts", "table"), "A B, or a study"),
-    "parity": View(parity, ("baseline", "table", "check"), "run folder or study"),
+    "compare": View(
+        compare,
+        ("at_most", "golden", "any_commit", "times", "facts", "table"),
+        "A B, or a study",
+    ),
+    "parity": View(
+        parity,
+        ("baseline", "loss_bar", "grad_norm_bar", "table", "check"),
+        "run folder or study; or logs of any program, of which A is the first",
+    ),
     "breakdown": View(breakdown, ("baseline", "scaling", "table"), "run folder or study"),
     "stragglers": View(stragglers, ("table",), "run folder or study"),
     "checkpoints": View(checkpoints, ("table",), "run, log, folder"),

@@ -13,7 +13,7 @@ import numpy as np
 ANSI = rb"(?:\x1b\[[0-9;]{0,24}m)*"
 NUMBER = (
     rb"(-?(?:\d{1,25}(?:\.\d{0,24})?|\.\d{1,24})(?:[eE][-+]?\d{1,3})?(?!\d|[.,]\d)"
-    rb"|-?nan|-?inf|-?NaN|-?Infinity)"
+    rb"|-?(?i:nan|infinity|inf))"
 )
 # The same of a format that puts commas between thousands: a comma behind it may be one of these.
 THOUSANDS = NUMBER.replace(rb"\d{1,25}", rb"(?:\d{1,3}(?:,\d{3}){1,8}|\d{1,25})", 1)

@@ -32,7 +32,7 @@ _TOOLS = (
 # A colour is read as blanks are.
 _BLANKS = rb"(?:[ \t]|\x1b\[[0-9;]{0,24}m){0,16}+"
 _VALUE = (
-    rb"(-?(?:\d{1,24}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?NaN|-?inf)"
+    rb"(-?(?:\d{1,24}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?(?i:nan|inf))"  # .6E: NAN
     rb"([KMGTP]?FLOPS)?"
 )
 _NUMBER = rb"(?:%b%b%b(?=[|/])|%b(?=[^|\s\x1b]))(?=[^|\r\n]*\|)" % (
