@@ -60,7 +60,8 @@ def judge(pair: Pair, at_most: float) -> Verdict:
         return Verdict(UNKNOWN, f"cannot be known: {reasons}")
     longer = Interval(1, 1).over(comparison.interval)
     low, high = longer.low - 1, longer.high - 1
-    found = f"its step takes {1 / comparison.ratio - 1:+.1%} ({low:+.1%} to {high:+.1%})"
+    shares = (f"{100 * share:+.1f} %" for share in (1 / comparison.ratio - 1, low, high))
+    found = "its step takes {} ({} to {})".format(*shares)
     if low > at_most:
         return Verdict(SLOWER, f"NEW is slower by more than {bar}: {found}")
     if high > at_most:

@@ -1,6 +1,6 @@
 """How often `analysis.compare --at-most 3%` fails a change of code, by how much slower it is.
 
-    python tests/tools/gate_campaign.py [--trials 1000] [--steps 60]
+    python -m tests.tools.gate_campaign [--trials 1000] [--steps 60]
 
 Both sides are made: steps of one second whose noise is 5 %, independent or with 0.6 of a step's
 deviation in the next one; runs differ from each other by 0 or 1 %. The seed is fixed. Prints the
@@ -10,19 +10,15 @@ much longer, and of those with equal sides that exit with 2.
 
 import sys
 from collections import Counter
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[0] = str(ROOT)
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-from analysis.common.table import Column, Table, show  # noqa: E402
-from analysis.runs import gate  # noqa: E402
-from analysis.runs.judged import Run, judged  # noqa: E402
-from analysis.runs.pairs import pair_of  # noqa: E402
-from base.errors import Parser, command_line  # noqa: E402
-from tests.fixture_runs import logged  # noqa: E402
+from analysis.common.table import Column, Table, show
+from analysis.runs import gate
+from analysis.runs.judged import Run, judged
+from analysis.runs.pairs import pair_of
+from base.errors import Parser, command_line
+from tests.fixture_runs import logged
 
 AT_MOST, NOISE = 0.03, 0.05
 SLOWER = (0.0, 0.03, 0.06, 0.1)
@@ -60,7 +56,7 @@ def statuses(
 
 @command_line("tests.tools.gate_campaign")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python tests/tools/gate_campaign.py", description=__doc__)
+    parser = Parser(prog="python -m tests.tools.gate_campaign", description=__doc__)
     for name, default in (("trials", 1000), ("steps", 60)):
         parser.add_argument(f"--{name}", type=int, default=default)
     flags = parser.parse_args(argv)
