@@ -91,9 +91,9 @@ def _meant(gpu: str | None) -> frozenset[str]:
     Without a name any is meant."""
     if card := find_gpu(gpu):
         return frozenset([card.name])
-    words = set((gpu or "").split()) - {"NVIDIA", "AMD", "Instinct", "Tesla"}
-    cards = {card for peak in known_peaks() for card in peak.cards}
-    return frozenset(c for c in cards if words <= set(c.split()) or words >= set(c.split()))
+    words = set((gpu or "").lower().split()) - {"nvidia", "amd", "instinct", "tesla"}
+    names = {card: set(card.lower().split()) for peak in known_peaks() for card in peak.cards}
+    return frozenset(card for card, name in names.items() if words <= name or name <= words)
 
 
 def bf16_peak(card: Gpu) -> float:
@@ -131,7 +131,7 @@ def figure(tflops: float) -> str:
 def _words(over: Interval, peaks: list[KnownPeak], program: str | None, gpu: str | None) -> str:
     """Returns the peak that a printed MFU is over, in words: whose it is, or may be, too."""
     if not peaks:
-        return f"about {float(f'{over.middle:.4g}'):,.4g} TFLOP/s, which is no peak that is known"
+        return f"about {float(f'{over.middle:.3g}'):,.0f} TFLOP/s, which is no peak that is known"
     first, *rest = peaks
     number = f"{figure(first.tflops)} TFLOP/s, " if math.isfinite(first.tflops) else ""
     if first.program == program:  # of a card that is not stated it may have the same number, too

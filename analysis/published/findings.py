@@ -63,7 +63,7 @@ def check(rows: list[Line]) -> tuple[list[Finding], set[int]]:
 def _of_cell(row: Line, value: Value, kind: str, words: str) -> Finding:
     """Returns the finding about a row's printed value; `words` say what contradicts it."""
     message = f"{value.heading} {value.text}, but {words}"
-    if row.values.get("mfu") is value and row.denominator:
+    if row.denominator and (kind == "mfu" or row.values.get("mfu") is value):
         message += f"; {row.denominator}"
     return Finding(row.file, row.line_no, kind, message, value.heading, value.text)
 

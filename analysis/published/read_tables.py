@@ -95,8 +95,8 @@ class Line:
         if mfu is None or tflops is None:
             return ""
         over = tflops.interval.over(mfu.interval)
-        card = self.card and self.card.name
-        return printed_mfu(mfu.number, over, self.words.get("engine"), card).text
+        gpu = self.card.name if self.card else self.words.get("gpu_type")
+        return printed_mfu(mfu.number, over, self.words.get("engine"), gpu).text
 
     def states(self, name: str) -> bool:
         """Returns whether the row states a fact. Words on routing may say what is dropped."""
