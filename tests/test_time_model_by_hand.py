@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from analysis.planner import engines
-from analysis.planner.columns import FAMILIES, columns
+from analysis.planner.columns import FAMILIES, columns, columns_of
+from analysis.planner.messages import sent_bytes
 from analysis.planner.timemodel import compute, links, replicas, stages, step
 from analysis.planner.timemodel import layer as layer_time
 from analysis.planner.timemodel import machine as machines
 from analysis.planner.timemodel.machine import Machine
 from models import flops
 from models.config import GPTConfig
+from parallel.config.resolve import resolve
 
 # Every efficiency one, every latency and penalty none: what is left are the model's own numbers.
 IDEAL = {"gemm": 1.0, "attn": 1.0, "mem": 1.0, "link": 1.0, "network": 1.0, "head": 1.0}
@@ -93,6 +95,7 @@ def test_a_ring_moves_keys_and_values_once_a_pass_and_hides_them_behind_attentio
     assert moved(cp=2, tp=2, kv_heads=2) == pytest.approx(3 / 2 / 2 / 2)
     for recompute in (1, 2):
         assert moved(cp=2, recompute=recompute) == pytest.approx(4 / 2)
+    assert moved(cp=2, recompute=1, our_megatron=True) == pytest.approx(3 / 2)  # of norms alone
     waits = moved(latency=1.0, cp=4) - moved(cp=4)
     assert waits * 3 * KV / 1e9 == pytest.approx(3 * 3)  # for three sends in three passes
     slow = Machine(1e9, np.inf, 1e9, 1e9)  # attention of 1/4 of the sequence, three times of four
@@ -134,6 +137,28 @@ def test_a_context_parallel_group_beyond_a_node_has_its_share_of_the_network():
     assert moved(cp=2, dp=4) * 1e9 == pytest.approx(1)  # inside
     assert moved(cp=2, tp=8) == pytest.approx(8 * 2**links.CROWD / 4e8 / 8)
     assert moved(cp=16) / 15 * 8 == pytest.approx(2**links.CROWD / 4e8)  # 8 of it in a node
+
+
+def test_ends_of_a_model_add_up_their_words():
+    """The embedding's words, and the gradient of the logits' input: an all-reduce each."""
+    machine = Machine(np.inf, np.inf, 1e9, 1e9)
+    each = 2 / 2 * SBH * 2 / 1e9
+    for pp, layers in ((1, 4), (2, 2), (4, 1)):
+        found = stages.stages(x_of(tp=2, pp=pp), machine, IDEAL)
+        assert one(found.micro_batch) == pytest.approx((4 * layers + (2 if pp == 1 else 1)) * each)
+        assert one(found.slot) == pytest.approx((4 * 4 + 2) / pp * each)
+    assert one(stages.word_messages(x_of(), machine, ideal(latency=1.0))) == 0
+
+
+def test_experts_that_etp_cuts_are_gathered_and_added_up():
+    """In fp32 by our engine, in 16 bits by default."""
+    machine = Machine(np.inf, np.inf, 1e9, 1e9)
+    sizes = {"experts": 4, "topk": 2, "moe_ffn": 512, "tp": 2, "sequence_parallel": True}
+    for ours, width in ((False, 2), (True, 4)):
+        x = x_of(**sizes, our_megatron=ours)
+        routed = 2 * SBH / 2 * 2  # of two ranks, two choices a token
+        found = one(links.expert_parallel(x, machine, IDEAL)) * 1e9
+        assert found == pytest.approx(2 * routed * (2 + width) / 2)
 
 
 def test_launching_is_the_hosts():
@@ -194,13 +219,64 @@ def test_stages_send_their_hidden_states_and_the_gradients_of_them():
         ({}, 0),
         ({"pp": 2}, 2),
         ({"pp": 2, "micro_batch": 3, "width": 4, "vpp": 2}, 2 * 3 * 2 * 2),
-        ({"pp": 2, "tp": 2}, 1),  # Megatron scatters, and gathers inside the node
-        ({"pp": 2, "tp": 2, "deepspeed": True}, 2),
-        ({"pp": 2, "tp": 2, "deepspeed": True, "sequence_parallel": True}, 1),
+        ({"pp": 2, "tp": 2}, 2),  # megatron-core sends the whole
+        ({"pp": 2, "tp": 2, "sequence_parallel": True}, 1),
+        ({"pp": 2, "tp": 2, "sequence_parallel": True, "scattered": True}, 1),
         ({"pp": 16}, 2 * 8 / 0.8),  # beyond a node each GPU has its share of 80 % of the network
     ):
         seconds = one(stages.p2p(x_of(**given), MACHINE, IDEAL))
         assert seconds / 0.4 * 1e9 / (SBH * 2) == pytest.approx(sent)
+
+
+def test_what_stages_scatter_is_gathered():
+    """Of tp 4 a quarter is sent, each way; DeepSpeed's has 11 numbers of 8 bytes beside it."""
+    half, deepspeed = 3 / 4 * SBH * 2, {"scattered": True, "deepspeed": True}
+    for pp, given, described, gathers in (
+        (2, {"scattered": True}, 0, 1),
+        (3, {"scattered": True}, 0, 2),
+        (2, deepspeed, 88, 2),
+        (3, deepspeed, 88, 3),
+        (2, deepspeed | {"whole_gradients": True}, 88, 1),
+        (3, deepspeed | {"whole_gradients": True}, 88, 2),
+    ):
+        whole = "whole_gradients" in given
+        found = one(stages.p2p(x_of(pp=pp, tp=4, gpus_per_node=12, **given), MACHINE, IDEAL))
+        part = SBH * 2 / 4 + described
+        sent = part + (SBH * 2 if whole else part)
+        assert found * 1e9 == pytest.approx(0.4 * sent + gathers * half)
+
+
+def test_programs_scatter_what_their_stages_send():
+    for name in ("Megatron-LM", "Megatron-DeepSpeed (microsoft)", "deepspeed_pipe", "InternEvo"):
+        assert engines.scatters(name)
+    for name in ("megatron", "NeMo 24.07 (Megatron core)", "nanotron"):
+        assert not engines.scatters(name)
+
+
+PIPELINES = (
+    {"engine": "megatron"},
+    {"engine": "megatron", "sequence_parallel": True},
+    {"engine": "megatron", "vpp": 2, "precision": "bf16"},
+    {"engine": "deepspeed_pipe"},
+)
+
+
+@pytest.mark.parametrize("given", PIPELINES, ids=lambda given: "-".join(map(str, given.values())))
+def test_stages_send_in_the_model_what_a_run_sends(given):
+    """A stage in the middle: sent_bytes is what test_parity.py and test_rehearsal.py count. What
+    sequence parallelism gathers beside a product takes no time."""
+    sizes = {"n_layer": 8, "hidden": 64, "n_head": 4, "device": "cuda"}
+    split = {"gpus": 8, "tp": 2, "pp": 4, "grad_accum": 4}
+    spec = resolve(("test", {"preset": "tiny"} | sizes | split | given))
+    x = columns_of(spec, flash=True)
+    sent, m = sent_bytes(spec, 2), spec.layout.n_micro
+    slow = Machine(np.inf, np.inf, 1.0, 1.0)  # one byte a second
+    gathers = {"deepspeed_pipe": 3}.get(spec.engine, 0) * one(links.hidden_states(x, slow, IDEAL))
+    found = one(stages.p2p(x, slow, IDEAL)) - gathers / 2
+    assert found / 0.4 * m == pytest.approx(sent["pp"])
+    if not spec.layout.sequence_parallel:
+        layers = 2 * one(links.tensor_parallel(x, slow, IDEAL))
+        assert (layers + gathers / 2) * m == pytest.approx(sent["tp"])
 
 
 def test_parameters_of_the_fullest_rank():
@@ -217,7 +293,7 @@ N = 4 * LAYER + WORDS  # parameters of x_of() on one GPU
 
 
 def test_data_parallelism_moves_gradients_and_gathers_weights():
-    """Bytes per parameter, of which (n - 1)/n are sent."""
+    """Bytes per parameter, of which (n - 1)/n are sent. FSDP2 gathers words once a micro-batch."""
     for given, numbers in (
         ({}, 2 * 2),  # reduce-scatter and all-gather of two-byte gradients
         ({"zero_stage": 1}, 2 * 2),  # the same bytes [R 7]
@@ -230,9 +306,18 @@ def test_data_parallelism_moves_gradients_and_gathers_weights():
         ({"fsdp2": True, "zero_stage": 3, "n_micro": 5, "reductions": 5}, 5 * (2 * 2 + 2)),
     ):
         found = one(replicas.data_parallel(x_of(dp=4, **given), MACHINE, IDEAL))
-        assert found * 1e9 / (3 / 4 * N) == pytest.approx(numbers)
+        again = 5 * 2 * WORDS if "fsdp2" in given and given["zero_stage"] == 3 else 0
+        assert found * 1e9 / (3 / 4) == pytest.approx(numbers * N - again)
         half = one(replicas.data_parallel(x_of(dp=4, **given), MACHINE, ideal(exposed=0.5)))
         assert half == pytest.approx(found / 2)
+
+
+def test_copies_of_fsdp2_add_up_the_gradients_of_a_shard():
+    """Two copies of four shards each: three quarters are scattered and gathered, a quarter is
+    added up by two."""
+    given = {"fsdp2": True, "zero_stage": 2, "grad_width": 4, "dp": 8, "shards": 4}
+    found = one(replicas.data_parallel(x_of(**given), MACHINE, IDEAL))
+    assert found * 1e9 == pytest.approx(3 / 4 * N * (2 + 4) + N / 4 * 4)
 
 
 def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch():

@@ -49,6 +49,8 @@ class _Settings(NamedTuple):
     family: int  # position in FAMILIES
     grad_width: int  # bytes of an accumulated gradient
     slower: bool  # micro-batches take a fit's factor `engine` longer
+    # Stages cut what they send over tp without sequence parallelism, too, and gather it.
+    scattered: bool
     bucket: int  # elements of all buckets of DeepSpeed's that live at a time
     output_twice: bool  # attention keeps its output in two orders
     # --- the model, where it is no plain GPT
@@ -90,7 +92,11 @@ class _Settings(NamedTuple):
     reductions: int = 1  # of a gradient in FSDP2's step
     # --- the engine
     megatron: bool = False  # Megatron-LM with Transformer Engine, whose every tensor is known
+    # Our engine of that name, whose selective recomputation repeats norms and not attention, and
+    # which adds up in fp32 what experts that etp cuts give (moe_router_dtype).
+    our_megatron: bool = False
     deepspeed: bool = False
+    whole_gradients: bool = False  # of what stages send, only activations are scattered
     fsdp2: bool = False
     plain: bool = False  # PyTorch's own operators compute gates and the loss, not fused ones
     gelu_written_out: bool = False  # in five operators, as Hugging Face's GPT-2 has it
@@ -136,6 +142,13 @@ class _Sizes:
     def tokens(self) -> Any:
         """Returns the tokens of a micro-batch on one rank, before sequence parallelism."""
         return self.micro_batch * self.seq / self.cp
+
+    @property
+    def attention_again(self) -> Any:
+        """Returns whether backward computes attention again. Selective recomputation of PyTorch's
+        own operators keeps what attention gave."""
+        selective = (self.recompute == SELECTIVE) & (self.plain == 0) & (self.our_megatron == 0)
+        return (self.recompute == FULL) | selective
 
     @property
     def global_batch(self) -> Any:
@@ -289,6 +302,7 @@ def _usual(values: dict[str, Array]) -> dict[str, Any]:
         "dropout": ~values["glu"].astype(bool),
         "grad_width": values["width"],
         "slower": engines[1],
+        "scattered": engines[1],
         # As published runs had them: two that overlap and one to gather with, none in a pipeline.
         "bucket": np.where(values["pp"] > 1, 0, 3 * BUCKET),
         "shards": values["dp"] * values["cp"],
@@ -345,6 +359,7 @@ def columns_of(spec: "RunSpec", **stated: object) -> Columns:
         "documents": spec.reset_at_documents,
         "fp8": spec.precision == "fp8",
         "tf32": spec.tf32,
+        "our_megatron": spec.engine == "megatron",
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
     }

@@ -100,6 +100,18 @@ def adds_in_16_bits(engine: str) -> bool:
     return bool(re.search("megatron-bridge|internevo", engine, re.IGNORECASE))
 
 
+def scatters(engine: str) -> bool:
+    """Returns whether stages cut what they send over tp without sequence parallelism, too, and
+    gather it.
+
+    So do Megatron-LM of 2021 and 2022 (SC'21, section 4.1), which left it out with its core in
+    January 2023, DeepSpeed's pipeline (`pipe_partitioned` and `grad_partitioned` are True unless
+    its JSON says otherwise), and InternEvo.
+    """
+    scattering = [FAMILIES.index(family) for family in ("megatron", "deepspeed")]
+    return family_of(engine) in scattering or "internevo" in engine.lower()
+
+
 def families(engines: Any) -> Array:
     """Returns `family_of` of one name or of many."""
     names = np.atleast_1d(engines)

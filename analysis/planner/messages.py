@@ -1,7 +1,8 @@
 """Bytes that one rank sends in a training step, exactly, along each axis of its split.
 
 A breakdown counts them, and these formulas say what it should count. The time model has the same
-messages by a layer and a mean rank, without what is small: padding, the loss, norms' gradients.
+messages by a layer and a mean rank, without what is small: padding, the loss, norms' gradients. It
+takes what stages send from here.
 
 Letters: b sequences of a micro-batch, s their length, h hidden, m micro-batches of a step, n ranks
 of a group, e bytes of an activation's number (4 in fp32, else 2). A half is what an all-gather or a
@@ -13,6 +14,9 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from models.config import parameter_shapes
 from parallel.config.run_spec import RunSpec
@@ -136,10 +140,8 @@ def _tensor_parallel(spec: RunSpec, rank: int) -> float:
             summed += routed * experts.num_experts * (model.hidden + model.bias)
     else:
         halves = 2 * (split * (1 + passes) + first + last)
-    if spec.engine == "deepspeed_pipe":
-        # What its stages send is cut over tp (`pipe_partitioned`, `grad_partitioned`) and must be
-        # gathered: a stage's input; its own output, which it had cut, and that output's gradient.
-        halves += (not first) + 2 * (not last)
+    deepspeed = spec.engine == "deepspeed_pipe"
+    halves += int(stage_gathers(first, last, scattered=deepspeed, deepspeed=deepspeed))
     sent = m * halves * wire_bytes("all_gather", n, _hidden_bytes(spec))
     if spec.engine == "megatron":
         sent += wire_bytes("all_reduce", n, GRAD_BYTES * summed)
@@ -158,17 +160,37 @@ def _pipeline(spec: RunSpec, rank: int) -> float:
     With vpp chunks per rank there are pp * vpp - 1 boundaries: rank r sends forward from every
     chunk but the model's last, and backward from every chunk but the first.
     """
-    layout = spec.layout
+    layout, deepspeed = spec.layout, spec.engine == "deepspeed_pipe"
     stage = layout.coords(rank)["pp"]
-    message = _hidden_bytes(spec)
-    if spec.engine == "deepspeed_pipe" and layout.tp > 1:
-        # 1/tp of the tensor and a description in int64: its three sizes and their number, the
-        # number of parts, which one it is, and tp + 1 boundaries.
-        message = message / layout.tp + 8 * (3 + 3 + layout.tp + 1)
-    elif layout.sequence_parallel:
-        message /= layout.tp
+    cut = layout.sequence_parallel or deepspeed
+    message = float(stage_message(_hidden_bytes(spec), layout.tp, cut, deepspeed))
     crossings = layout.vpp - (stage == layout.pp - 1) + layout.vpp - (stage == 0)
     return layout.n_micro * crossings * wire_bytes("send", 2, message)
+
+
+def stage_message(hidden: Any, tp: Any, cut: Any, deepspeed: Any) -> Any:
+    """Returns the bytes that a rank sends over one boundary of stages for one micro-batch, whose
+    hidden states are `hidden` bytes; numbers or arrays. cut: over tp, by sequence parallelism
+    (megatron-core's get_tensor_shapes), or `Columns.scattered`.
+
+    DeepSpeed's pipeline describes each part in int64: the three sizes of the whole and their
+    number, the number of parts, which one it is, and tp + 1 boundaries.
+    """
+    description = np.where(deepspeed & (tp > 1), 8.0 * (3 + 3 + tp + 1), 0.0)
+    return hidden / np.where(cut, tp, 1) + description
+
+
+def stage_gathers(
+    first: Any, last: Any, scattered: Any, deepspeed: Any, whole_gradients: Any = False
+) -> Any:
+    """Returns how many all-gathers over tp a stage makes of a micro-batch where stages scatter what
+    they send (`Columns.scattered`, `Columns.whole_gradients`); numbers or arrays.
+
+    Of its input, and of its output's gradient. DeepSpeed's pipeline also gathers the output that it
+    had cut itself.
+    """
+    of_output = np.where(whole_gradients, 0, 1) + np.where(deepspeed, 1, 0)
+    return np.where(scattered, np.where(first, 0, 1) + np.where(last, 0, of_output), 0)
 
 
 def _context_parallel(spec: RunSpec, rank: int) -> float:

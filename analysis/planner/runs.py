@@ -16,7 +16,7 @@ from analysis.logs.step_time import timed
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns, columns
-from analysis.planner.engines import adds_in_16_bits, is_fsdp2
+from analysis.planner.engines import adds_in_16_bits, is_fsdp2, scatters
 from analysis.planner.memory.peak import check_counted
 from base.errors import Answer, UsageError
 from parallel.config.layout import AXES, MODEL_AXES, OFFLOAD, RECOMPUTE, UNEVEN, Layout
@@ -69,8 +69,10 @@ def row_of(record: Record, place: Place) -> Columns:
         "grad_width": 4 if fp32_sums else width,
         "fp8": precision in ("fp8", "fp4"),
         "tf32": precision == "tf32",
+        "our_megatron": record.engine == "megatron",
         "deepspeed": "deepspeed" in engine,
         "fsdp2": is_fsdp2(engine, record.zero_stage),
+        "scattered": scatters(engine),
         "shards": layout.get("fsdp_shard") or dp * split["cp"],
         "reductions": layout.get("reductions") or 1,
     }

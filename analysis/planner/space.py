@@ -89,6 +89,7 @@ def space(
         "fp8": precision == "fp8",
         "tf32": cluster.gemm_precision(precision) == "tf32",
         "reductions": np.where((fsdp2 == 1) & (zero_stage == 3), settings["n_micro"], 1),
+        "our_megatron": engine == "megatron",
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
     settings |= cluster.columns(engine, tp, math.prod(settings[axis] for axis in RANK_AXES))

@@ -214,6 +214,7 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
         "host_checkpoints": "deepspeed" in engine.lower()
         and record.zero_stage == 3
         and record.recompute == "full",
+        "whole_gradients": record.pp > 1 and _sends_whole_gradients(engine, row.text("date")),
         "hybrid_ep": hybrid_ep,
         "deep_ep": hybrid_ep or "DeepEP" in dispatcher,
         "padded": "token drop" in row.text("routing"),
@@ -228,6 +229,13 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
     if row.text("gradients"):
         columns["grad_width"] = 4 if "32" in row.text("gradients") else 2
     return columns | _megatron_columns(record, row, columns["flash"])
+
+
+def _sends_whole_gradients(engine: str, date: str) -> bool:
+    """Returns whether DeepSpeed's stages scattered activations alone, as on Jean Zay until its
+    branch megatron2.4-3d cut gradients, too, on June 11, 2021 (a096d32d7). A date without a year is
+    of that table."""
+    return "DeepSpeed" in engine and bool(re.fullmatch(r"\d\d-\d\d", date)) and date < "06-11"
 
 
 def _megatron_columns(record: Record, row: Row, flash: bool) -> dict[str, Any]:
@@ -255,6 +263,7 @@ def _megatron_columns(record: Record, row: Row, flash: bool) -> dict[str, Any]:
         cut = (row.number("divisible") or 128) * record.tp
         columns["vocab"] = math.ceil(model["vocab_size"] / cut) * cut
         columns["positions"] = 0 if row.text("position") else record.seq_len
+        columns["scattered"] = False  # the pipeline is Megatron core's
         if not transformer_engine:  # its own attention keeps a buffer of scores
             workspaces += tokens * heads * record.seq_len**2 * 2 / record.tp / 2**20
     return columns | {

@@ -56,7 +56,7 @@ def layer(steps: Columns, machine: Machine, constants: dict) -> Array:
     moved = elementwise(steps, machine, constants) * constant(steps, "elementwise")
     again = steps.plain & (steps.recompute == SELECTIVE)  # all but products and attention
     gpu = passes(steps) * (gemms(steps, machine, constants) + moved) + again * moved
-    gpu = gpu + np.where((steps.recompute > 0) & ~again, 4.0, 3.0) * core
+    gpu = gpu + np.where(steps.attention_again, 4.0, 3.0) * core
     gpu = gpu + tensor_parallel(steps, machine, constants)
     gpu = gpu + context_parallel(steps, machine, constants)
     gpu = gpu + ring_sums(steps, machine, constants)

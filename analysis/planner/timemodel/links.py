@@ -45,20 +45,26 @@ def all_reduce(
     return latency(n, constants) + wire_bytes("all_reduce", n, size) / rate
 
 
+def hidden_states(steps: Columns, machine: Machine, constants: dict) -> Array:
+    """Returns the seconds of one all-reduce of a micro-batch's hidden states over tp."""
+    size = 1.0 * steps.tokens * steps.hidden * steps.width
+    return all_reduce(steps.tp, size, steps.gpus_per_node, machine, constants)
+
+
 def tensor_parallel(steps: Columns, machine: Machine, constants: dict) -> Array:
     """Returns the seconds of the collectives of a layer, all passes.
 
     An all-reduce of b s h per sub-block is in forward and in backward [N 2.3], again in
     recomputation; with sequence parallelism the same bytes go as all-gather and reduce-scatter
-    [K 4.2]. Ring: 2 (n-1)/n of the bytes.
+    [K 4.2]. Ring: 2 (n-1)/n of the bytes. The further gather of a product's input, for its weight's
+    gradient, travels beside the product of the input's, and takes no time (megatron-core's
+    tensor_parallel/layers.py).
     """
     n_all_reduce = np.where(steps.recompute == FULL, 6.0, 4.0)
-    size = 1.0 * steps.tokens * steps.hidden * steps.width
     # In a pipeline the host is slower than these hops (`launch`).
     nodes = steps.tp / steps.gpus_per_node
     hops = np.where((steps.pp == 1) & (steps.tp > steps.gpus_per_node), nodes, 0.0)
-    each = all_reduce(steps.tp, size, steps.gpus_per_node, machine, constants)
-    each = each + constant(steps, "hop") * hops
+    each = hidden_states(steps, machine, constants) + constant(steps, "hop") * hops
     if steps.experts.any():  # experts take a rank's own part of a sequence, shared ones the whole
         each = each * (1.0 - 0.5 * steps.routed * (steps.shared_ffn == 0))
     return np.where(steps.tp > 1, n_all_reduce * each, 0.0)
@@ -88,6 +94,8 @@ def expert_parallel(steps: Columns, machine: Machine, constants: dict) -> Array:
     all_to_all = all_to_all + latency(ranks, constants)
     all_to_all = all_to_all * np.where(steps.ep_overlap, SHOWN, 1.0) * (ranks > 1)
     routed_size = steps.each(routed_tokens) * steps.hidden * steps.width
+    both_ways = np.where(steps.our_megatron, (1.0 + 4.0 / steps.width) / 2.0, 1.0)
+    routed_size = routed_size * both_ways
     gather = all_reduce(steps.etp, routed_size, steps.gpus_per_node, machine, constants) / 2.0
     times = np.where(steps.recompute == FULL, 6.0, 4.0)
     return steps.routed * times * (all_to_all + gather * (steps.etp > 1))
@@ -112,7 +120,7 @@ def context_parallel(steps: Columns, machine: Machine, constants: dict) -> Array
     outside = np.minimum(within, outside_rate(n / together, machine, constants) * share)
     rate = np.where(together < n, outside, within)
     # Once in forward, twice in backward (their gradients, too), once more where it is recomputed.
-    times = np.where(steps.recompute > 0, 4.0, 3.0)
+    times = np.where(steps.attention_again, 4.0, 3.0)
     wait = (n - 1) * constants["latency"]
     hidden = (n - 1) / n * attention(steps, machine, constants)
     shown = times * (wait - hidden) + times * (n - 1) / n * keys_and_values(steps) / rate

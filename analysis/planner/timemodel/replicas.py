@@ -1,5 +1,7 @@
 """Ranks that hold the same parameters: gradients, ZeRO's messages, the optimizer."""
 
+from typing import Any
+
 import numpy as np
 
 from analysis.planner.columns import Array, Columns, Step
@@ -21,10 +23,16 @@ def parameters(steps: Columns) -> Array:
     return steps.each(_parameters)
 
 
+def _words(steps: Any) -> Any:
+    """Returns the weights, whole, of the words at an end of a pipeline: with one stage those of an
+    output layer of its own, too; of a step and of columns."""
+    return steps.vocab * steps.hidden * (1 + (steps.untied & (steps.pp == 1)))
+
+
 def _parameters(step: Step) -> float:
     """Returns `parameters` of one step."""
     first, middle, last = stage_layers(step)
-    table = step.vocab * step.hidden * (2 if step.untied and step.pp == 1 else 1)
+    table = _words(step)
     if not (step.experts or step.kv_lora):
         layer = layer_numbers(step)
         return max(middle * layer, max(first, last) * layer + table) / step.tp
@@ -86,23 +94,39 @@ def data_parallel(steps: Columns, machine: Machine, constants: dict) -> Array:
     every micro-batch. FSDP2 reduces `reductions` times a step, and at stage 2 gathers once a step.
     Experts have rings of their own.
     """
-    rate = ring_rate(steps, steps.tp, steps.replicas, machine, constants)
-    shared = _reduced(steps, steps.replicas, parameters(steps), rate, constants)
+    shards = np.where(steps.fsdp2, steps.shards, steps.replicas)
+    rate = ring_rate(steps, steps.tp, shards, machine, constants)
+    words = _words(steps) / steps.tp
+    shared = _reduced(steps, shards, parameters(steps), words, rate, constants)
+    if (shards < steps.replicas).any():
+        shared = shared + _between_copies(steps, shards, machine, constants)
     if not steps.experts.any():
         return shared
     n, apart = steps.expert_replicas, steps.ep * steps.etp
     rate = ring_rate(steps, apart, n, machine, constants)
-    experts = _reduced(steps, n, expert_parameters(steps), rate, constants)
+    experts = _reduced(steps, n, expert_parameters(steps), np.zeros(1), rate, constants)
     return shared + np.where(steps.experts > 0, experts, 0.0)
 
 
-def _reduced(steps: Columns, n: Array, numbers: Array, rate: Array, constants: dict) -> Array:
-    """Returns `data_parallel` of that many parameters, which n ranks hold."""
-    numbers_sent = wire_bytes("all_gather", n, numbers)  # by a rank that gathers them all once
-    schedules = (_fsdp2, _zero_3, _reduced_once)
-    fsdp2, zero_3, once = (
-        schedule(steps, n, numbers_sent, rate, constants) for schedule in schedules
-    )
+def _between_copies(steps: Columns, shards: Array, machine: Machine, constants: dict) -> Array:
+    """Returns the seconds in which FSDP2's copies of the model add up the gradients of a shard."""
+    copies = steps.replicas / shards
+    rate = ring_rate(steps, steps.tp * shards, copies, machine, constants)
+    size = wire_bytes("all_reduce", copies, steps.grad_width * parameters(steps) / shards)
+    calls = steps.layers * (copies > 1) * latency(copies, constants)
+    return calls + size / rate * constants["exposed"]
+
+
+def _reduced(
+    steps: Columns, n: Array, numbers: Array, words: Array, rate: Array, constants: dict
+) -> Array:
+    """Returns `data_parallel` of that many parameters, which n ranks hold; `words` of them are
+    outside layers."""
+    # By a rank that gathers them all once.
+    numbers_sent, words_sent = (wire_bytes("all_gather", n, size) for size in (numbers, words))
+    schedules = (_zero_3, _reduced_once)
+    zero_3, once = (schedule(steps, n, numbers_sent, rate, constants) for schedule in schedules)
+    fsdp2 = _fsdp2(steps, n, numbers_sent, words_sent, rate, constants)
     return np.select([steps.fsdp2, steps.zero_stage == 3], [fsdp2, zero_3], once)
 
 
@@ -129,11 +153,15 @@ def _zero_3(steps: Columns, n: Array, numbers_sent: Array, rate: Array, constant
     return calls + size / rate * steps.n_micro * constants["exposed"]
 
 
-def _fsdp2(steps: Columns, n: Array, numbers_sent: Array, rate: Array, constants: dict) -> Array:
-    """Returns `_reduced` of FSDP2, which reduces as often as `reductions` says."""
+def _fsdp2(
+    steps: Columns, n: Array, numbers_sent: Array, words_sent: Array, rate: Array, constants: dict
+) -> Array:
+    """Returns `_reduced` of FSDP2, which reduces as often as `reductions` says. What is outside
+    layers stays whole from a micro-batch's forward to its backward."""
     gathers = np.where(steps.zero_stage == 3, 2.0 * steps.n_micro, 1.0)
     calls = (gathers + steps.reductions) * steps.layers / steps.pp * (n > 1) * latency(n, constants)
     size = numbers_sent * (gathers * steps.width + steps.reductions * steps.grad_width)
+    size = size - np.where(steps.zero_stage == 3, words_sent * steps.width * steps.n_micro, 0.0)
     return calls + size / rate * constants["exposed"]
 
 

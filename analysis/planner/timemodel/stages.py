@@ -7,9 +7,10 @@ import numpy as np
 from analysis.planner.columns import Array, Columns
 from analysis.planner.engines import constant
 from analysis.planner.memory.pipeline import stages_of
+from analysis.planner.messages import stage_gathers, stage_message
 from analysis.planner.timemodel.compute import logits
 from analysis.planner.timemodel.layer import layer
-from analysis.planner.timemodel.links import SENT, SHOWN, inside_rate
+from analysis.planner.timemodel.links import SENT, SHOWN, hidden_states, inside_rate
 from analysis.planner.timemodel.machine import Machine
 
 STALL_GPUS = 360  # nanotron's runs on 512 GPUs stall; of those on 256 and fewer, some do
@@ -24,13 +25,23 @@ class PipelineTimes(NamedTuple):
 
 def stages(steps: Columns, machine: Machine, constants: dict) -> PipelineTimes:
     """Returns the seconds of forward and backward, with what a stalling pipeline waits."""
-    layer_s, head_s = layer(steps, machine, constants), logits(steps, machine, constants)
+    layer_s, words_s = layer(steps, machine, constants), word_messages(steps, machine, constants)
+    head_s = logits(steps, machine, constants) + words_s
     first, middle, last = stages_of(steps)
-    slowest = np.maximum(np.maximum(first, middle) * layer_s, last * layer_s + head_s)
-    mean = ((steps.layers + steps.mtp) * layer_s + (1 + steps.mtp) * head_s) / steps.pp
+    front = first * layer_s + words_s
+    back = last * layer_s + head_s + words_s * (steps.pp == 1)  # one stage has both ends
+    slowest = np.maximum(np.maximum(front, middle * layer_s), back)
+    mean = (steps.layers + steps.mtp) * layer_s + (1 + steps.mtp) * head_s + words_s
+    mean = mean / steps.pp
     slowest = np.maximum(slowest, mean * (steps.mtp > 0))
     each, slot = (wait * stalls(steps) for wait in pipeline_stall(steps))
     return PipelineTimes(slowest + constants["micro"] + each, mean + constants["micro"] + slot)
+
+
+def word_messages(steps: Columns, machine: Machine, constants: dict) -> Array:
+    """Returns the seconds that tp ranks add up the embedding of their words, and as much again the
+    gradient of the logits' input."""
+    return np.where(steps.tp > 1, hidden_states(steps, machine, constants), 0.0)
 
 
 def stalls(steps: Columns) -> Array:
@@ -49,17 +60,24 @@ def pipeline_stall(steps: Columns) -> PipelineTimes:
 
 def p2p(steps: Columns, machine: Machine, constants: dict) -> Array:
     """Returns the seconds that sending activations and their gradients between stages adds to a
-    micro-batch.
+    micro-batch, with the gathers of what was scattered.
 
     Every GPU of a node sends at once, so each has its share of the node's network.
     """
-    volume = 2.0 * steps.tokens * steps.hidden * steps.width
-    scattered = steps.sequence_parallel | ~steps.deepspeed  # Megatron's scatter-gather [N 4.1]
-    volume = volume / np.where(scattered, steps.tp, 1)
+    hidden = 1.0 * steps.tokens * steps.hidden * steps.width
+    cut = steps.sequence_parallel | steps.scattered
+    activations = stage_message(hidden, steps.tp, cut, steps.deepspeed)
+    volume = activations + np.where(steps.whole_gradients, hidden, activations)
     inside = steps.gpus <= steps.gpus_per_node
     network = machine.network * SENT / steps.gpus_per_node
     rate = np.where(inside, machine.link * constants["link"], network)
-    return np.where(steps.pp > 1, steps.vpp * volume / rate * SHOWN, 0.0)
+    scattered = steps.scattered & ~steps.sequence_parallel & (steps.tp > 1)
+    # The stage that gathers most: one in the middle, or the first of two.
+    ends = steps.pp == 2, False
+    gathers = stage_gathers(*ends, scattered, steps.deepspeed, steps.whole_gradients)
+    gather_s = hidden_states(steps, machine, constants) / 2.0
+    seconds = steps.vpp * (volume / rate * SHOWN + gathers * gather_s)
+    return np.where(steps.pp > 1, seconds, 0.0)
 
 
 def tied_embedding(steps: Columns, machine: Machine, constants: dict) -> Array:
