@@ -35,7 +35,7 @@ def errors(folder, *names, split="random", count=20):
 
 # Bars on the mean absolute error, and on its growth where the model or the tp is not among what is
 # fitted. (tr3m is of one model size, with two runs of another tp. Without any run of its tp,
-# vTrain's eight nodes are 10.6 % off and not 5.8 %: no all-reduce of such a group is fitted.)
+# vTrain's eight nodes are 10.0 % off and not 5.4 %: no all-reduce of such a group is fitted.)
 @pytest.mark.parametrize(
     ("names", "bar", "ratio"),
     [
