@@ -147,6 +147,8 @@ def test_ends_of_a_model_add_up_their_words():
         found = stages.stages(x_of(tp=2, pp=pp), machine, IDEAL)
         assert one(found.micro_batch) == pytest.approx((4 * layers + (2 if pp == 1 else 1)) * each)
         assert one(found.slot) == pytest.approx((4 * 4 + 2) / pp * each)
+    uneven = stages.stages(x_of(tp=2, pp=4, layers=9), machine, IDEAL)  # 3 layers, and 2 at last
+    assert one(uneven.micro_batch) == pytest.approx((4 * 3 + 1) * each)
     assert one(stages.word_messages(x_of(), machine, ideal(latency=1.0))) == 0
 
 
