@@ -60,16 +60,21 @@ class PrintedMfu(NamedTuple):
 
 
 @cache
+def _programs() -> dict[str, dict]:
+    """Returns the tables of models/mfu_peaks.toml, by program."""
+    return read_toml(Path(__file__).with_name("mfu_peaks.toml"), "programs")
+
+
+@cache
 def known_peaks() -> tuple[KnownPeak, ...]:
     """Returns what models/mfu_peaks.toml says, then the peaks of models/gpus.toml."""
-    programs = read_toml(Path(__file__).with_name("mfu_peaks.toml"), "programs")
     peaks = []
-    for program, table in programs.items():
+    for program, table in _programs().items():
         for card, tflops in table.get("dense", ()):
             peaks.append(KnownPeak(tflops, program, f"peak of the {card}", (card,)))
         for entry in table.get("others", ()):
-            cards = tuple(entry.pop("cards", ()))
-            peaks.append(KnownPeak(program=program, cards=cards, **entry))
+            cards = tuple(entry.get("cards", ()))
+            peaks.append(KnownPeak(**{**entry, "program": program, "cards": cards}))
     for card in GPUS:
         dense = bf16_peak(card)
         for precision, tflops in card.peaks.items():
@@ -161,9 +166,7 @@ def printed_mfu(
     """
     card = find_gpu(gpu)
     gpu = card.name if card else gpu
-    program = next(
-        (p.program for p in known_peaks() if program and p.program.lower() == program.lower()), None
-    )
+    program = next((name for name in _programs() if name.lower() == (program or "").lower()), None)
     head, own_peaks = f"printed MFU {100 * share:.4g} %", None
     if over is not None:
         over = Interval(over.low * (1 - ROUNDING), over.high * (1 + ROUNDING))
@@ -180,8 +183,9 @@ def printed_mfu(
     if own_peaks is not None:  # too little is known to name one of others
         peaks = [peak for peak in peaks if peak in own_peaks]
         if not peaks:
-            words = f"{head}: over an unknown peak, for no TFLOP/s stand beside it"
-            return PrintedMfu(share, math.nan, words)
+            unknown = "an unknown peak, for no TFLOP/s stand beside it"
+            measured = _programs().get(program, {}).get("measured", unknown)
+            return PrintedMfu(share, math.nan, f"{head}: over {measured}")
     tflops = peaks[0].tflops if peaks else over.middle
     dense = bf16_peak(card) if card else given_peak
     name = f"the {card.name}'s" if card else "the given"

@@ -162,6 +162,21 @@ def test_nanochats_mfu_is_over_its_flops_per_token(tmp_path, rows_of):
         assert row["restated_mfu"] == pytest.approx(0.7413, abs=3e-4)
 
 
+def test_ms_swift_measures_what_its_mfu_is_over(tmp_path, rows_of):
+    line = (
+        "{{'loss': 1.2, 'grad_norm': 0.5, 'learning_rate': 6.8e-07, 'MFU': 0.3412, 'epoch': 0.{i},"
+    )
+    line += (
+        " 'global_step/max_steps': '{i}/9', 'elapsed_time': '{i}m 0s', 'train_speed(s/it)': 60.0}}"
+    )
+    log = tmp_path / "a.log"
+    log.write_text("".join(line.format(i=i) + "\n" for i in range(1, 10)))
+    (row,) = rows_of(tflops.main, log)
+    assert (
+        row["printed_mfu"] == 0.3412 and "over a rate that ms-swift measures" in row["reasons"][-1]
+    )
+
+
 def test_a_name_of_several_cards_means_one_of_these_and_no_other():
     """A bare H100 is an SXM, a PCIe or an NVL; torchtitan's fallback is for none of them."""
     bare = printed_mfu(0.4, Interval(988, 990), "torchtitan", "NVIDIA H100").text

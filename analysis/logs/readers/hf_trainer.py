@@ -45,6 +45,7 @@ _NAMES |= {
     "throughput": "throughput",
     "peak_gib": r"memory(?:/max_(?:mem_)?allocated ?)?\([Gg]i[Bb]\)",
 }
+_NAMES["mfu"] = "MFU"  # of ms-swift
 _NAMES["tokens_per_s_per_gpu"] = "tokens(?:/train_per_sec|_per_second)_per_gpu"
 _FIELDS = {
     name: re.compile(rb"['\"]%b['\"]: (?!null)(?:" % label.encode() + _VALUE + rb")?")
