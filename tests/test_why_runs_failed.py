@@ -10,6 +10,7 @@ import pytest
 from analysis import failures, tflops
 from analysis.logs.readers import read
 from analysis.runs.failed_runs import CHANCE, chance_of
+from tests import fixture_runs
 from tests.conftest import ROOT
 from tests.test_readers import RUN
 
@@ -83,3 +84,24 @@ def test_chance_is_that_of_the_binomial_distribution_and_its_false_alarms_are_fe
         most = max(map(first.count, first))
         alarms += chance_of(most, [1 / 12] * 14, 12) <= CHANCE
     assert alarms <= CHANCE * 1000
+
+
+def test_a_jobs_errors_beside_its_output_are_one_run_with_one_place(tmp_path, rows_of):
+    """The traceback is in one file, srun's word on the node in the other."""
+    raised, told = PLACES["ecc"]["log"].split("srun:", 1)
+    (tmp_path / "slurm-7.out").write_text(f"loading\n{raised}")
+    (tmp_path / "slurm-7.err").write_text(f"srun:{told}")
+    (row,) = rows_of(failures.main, tmp_path)
+    assert (row["cause"], row["rank"], row["node"], row["runs"]) == ("node failure", 5, "n17", 1)
+    (tmp_path / "slurm-7.out").write_text("loading\n")
+    (tmp_path / "slurm-7.err").write_text(PLACES["module"]["log"])
+    (row,) = rows_of(failures.main, tmp_path)
+    assert (row["cause"], row["rank"], row["node"]) == ("ModuleNotFoundError", 9, "n17")
+
+
+def test_a_run_folder_names_the_rank_of_its_reason(tmp_path, rows_of):
+    about = fixture_runs.facts("s", None) | {"scheduler": {"job_id": "9"}}
+    folder = fixture_runs.write(tmp_path, about, fail="ValueError: the data are gone (rank 1)")
+    (folder / "9.out").write_text("srun: error: n2: task 1: Exited with exit code 1\n")
+    (row,) = rows_of(failures.main, folder)
+    assert (row["cause"], row["rank"], row["node"]) == ("ValueError", 1, "n2")

@@ -4,6 +4,7 @@ say out of memory, a lost node and the like."""
 import os
 import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import LONGEST_LINE, Log
@@ -11,12 +12,13 @@ from analysis.logs.record import Failure, Record
 from parallel.record.ends import Sign, exit_sign, find_sign, line_of
 from parallel.record.first_place import Place, place_of
 
-_LAUNCHER = re.compile(
-    rb"(?:^|(?<=\r))[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)"
+_LAUNCHER = re.compile(  # but for srun's word on tasks, which follows from something else
+    rb"(?:^|(?<=\r))(?![^\r\n]{0,20}srun: error: [^\r\n ]{1,300}: tasks? )"
+    rb"[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)"
     rb"[^\r\n]{0,200}",
     re.MULTILINE,
 )
-_NEAR = 1 << 20  # bytes at either end of a log, where ranks and nodes are named
+_NEAR = 1 << 18  # bytes at either end of a log, where ranks and nodes are named
 _CONSEQUENCES = ("nccl", "cancelled", "aborted")  # often: of another rank's end
 _LINES_BACK = 4  # ranks are interleaved: the failing one may print before the last iteration line
 
@@ -43,7 +45,8 @@ def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> No
             f"line {failure.line_no}: {failure.kind} after the run had completed: {failure.line}"
         )
     elif failure:
-        failure.place = _place(log, failure)
+        if failure.place == Place():
+            failure.place = _place(failure, log)
         record.failure = failure
 
 
@@ -53,6 +56,7 @@ def _failure_beside(log: Log) -> Failure | None:
     failures = []
     for other in log.others():
         if failure := find_failure(other):
+            failure.place = _place(failure, other, log)
             failure.line = f"{os.path.relpath(other.path, log.path.parent)}: {failure.line}"
             failures.append(failure)
     return min(failures, key=lambda failure: failure.kind in _CONSEQUENCES, default=None)
@@ -84,8 +88,10 @@ def _failure(log: Log, kind: str, at: int) -> Failure:
     return Failure(kind, log.line_no(at), text[:300])
 
 
-def _place(log: Log, failure: Failure) -> Place:
-    """Returns where the run failed first, by what its log says as it starts and as it ends."""
-    head = log.begin + _NEAR
-    text = log.slice(log.begin, head) + log.slice(max(head, log.size - _NEAR), log.size)
-    return place_of(failure.kind, failure.line, text.decode("utf-8", "replace"))
+def _place(failure: Failure, *logs: Log) -> Place:
+    """Returns where the run failed first, by what its files say as they begin and as they end."""
+    texts = []
+    for log in chain(logs, logs[0].others()):
+        head = log.begin + _NEAR
+        texts += [log.slice(log.begin, head), log.slice(max(head, log.size - _NEAR), log.size)]
+    return place_of(failure.kind, failure.line, b"\n".join(texts).decode("utf-8", "replace"))

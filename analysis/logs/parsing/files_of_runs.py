@@ -97,6 +97,8 @@ def read_files(files: list[LogFile], read: Callable[[Path, list[Path]], Outcome]
         return outcomes
     main = chosen[0]
     outcome = read(files[main].path, beside[main]) if main else outcomes[0]
+    if isinstance(outcome, Refusal):
+        return [outcome]
     return [_told(outcome, files[main], files)]
 
 

@@ -1,5 +1,6 @@
 """Our own run folder: facts from run.json, steps from steps.csv, the end from status.json."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.run_json import peak_bytes, sharing, stated
 from analysis.logs.record import SCHEDULE, Failure, Record, Refusal
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
-from parallel.record.reader import Run, read_run, read_saves
+from parallel.record.first_place import place_of
+from parallel.record.reader import Run, job_ids, read_run, read_saves
 from parallel.record.schema import LOG
 
 FORMAT = "run folder"
@@ -97,11 +99,19 @@ def _printed_peak(path: Path) -> int | None:
 def _failure(run: Run) -> Failure | None:
     """Returns why a failed run ended; None where only that it ended is known."""
     if kind := _VERDICTS.get(run.verdict):
-        return Failure(kind, 0, run.reason)
+        return Failure(kind, 0, run.reason, place_of(kind, run.reason, _end_of_log(run.path)))
     if run.kind == Kind.UNKNOWN:
         return None
     default_kind = "traceback" if run.steps or run.kind not in _BEFORE_A_STEP else "launcher"
     kind = FAILURES.get(run.kind, default_kind)
     if run.verdict and kind == "cancelled":  # Slurm would have said so: another rank died first
         kind = default_kind
-    return Failure(kind, 0, run.reason)
+    return Failure(kind, 0, run.reason, place_of(kind, run.reason, _end_of_log(run.path)))
+
+
+def _end_of_log(path: Path) -> str:
+    """Returns the end of what the run's last job printed, "" where no job ran it."""
+    job = max(job_ids(path), default=None)
+    with contextlib.suppress(Refusal), Log(path / f"{job}.out") as log:
+        return log.tail.decode("utf-8", "replace")
+    return ""
