@@ -74,8 +74,8 @@ def tables(records: list[Record]) -> list[Table]:
 
 def _has_failed(record: Record) -> bool:
     """Returns whether a run failed, by a line of its log or its own word."""
-    is_told = record.failure is not None or record.state == FAILED
-    return ending(record).verdict == "diverged" or bool(is_told and unfinished(record))
+    is_stated = record.failure is not None or record.state == FAILED
+    return ending(record).verdict == "diverged" or bool(is_stated and unfinished(record))
 
 
 def _run(record: Record) -> dict[str, Any]:
