@@ -90,7 +90,10 @@ def _finish(record: Record, log: Log) -> None:
 FORMAT = Format(
     name="Composer",
     marks=((b"[batch=", b"Train "), (b"=", b"Train time/batch: ")),
-    starts=(b": Run name: ", b"composer_version: "),
+    starts=(
+        b"composer.trainer.trainer: Run name: ",
+        b"[composer.trainer.trainer][INFO] - Run name: ",
+    ),
     lines=(Line(_LINE, _FIELDS, _entries, mark=b":"),),
     facts={
         "global_batch": rb"(?<![\w.])global_train_batch_size: (\d{1,9})",

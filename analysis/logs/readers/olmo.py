@@ -96,7 +96,7 @@ def _finish(record: Record, log: Log) -> None:
 FORMAT = Format(
     name="OLMo",
     marks=tuple((b"[step=", b"train/", b"throughput/" + part) for part in (b"total", b"device/")),
-    starts=(b"Building transformer with ", b"Starting epoch "),
+    starts=(b"Building transformer with ",),
     lines=(Line(_LINE, _FIELDS, _entries, mark=b"="),),
     facts={
         "seq_len": rb"\bsequence_length=(\d{1,9})",

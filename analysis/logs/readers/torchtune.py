@@ -67,7 +67,7 @@ def _clocked(record: Record, log: Log) -> None:
 FORMAT = Format(
     name="torchtune",
     marks=((b"Step ", b" | loss:", b" lr:"), (b"|Loss: ", b"%|")),
-    starts=(b" with resolved config:", b"Writing logs to "),
+    starts=(b" with resolved config:",),
     lines=(Line(_STEP, _FIELDS), Line(_LOSS, mark=b"|Loss: ")),
     facts={
         "micro_batch": rb"(?<![\w.])batch_size: (\d{1,6})",
