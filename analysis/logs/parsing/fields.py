@@ -87,3 +87,10 @@ def ranks_of_rates(total: np.ndarray, each: np.ndarray, rounded: float = 0.01) -
     ranks = round(middle)
     sure = ranks >= 1 and rounded * middle < 0.5 and abs(middle - ranks) <= rounded * middle
     return ranks if sure else None
+
+
+def whole(values: np.ndarray) -> int | None:
+    """Returns the whole number that all known values are; None where they are not one."""
+    known = values[np.isfinite(values)]
+    number = round(float(known[-1])) if len(known) else 0
+    return number if number and (np.abs(known - number) < 1e-6 * number).all() else None

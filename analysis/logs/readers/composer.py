@@ -14,8 +14,8 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled, positive
-from analysis.logs.parsing.line_format import Format, last_known, last_number
+from analysis.logs.parsing.fields import labelled, positive, whole
+from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.lines import Columns, Line, by_heading
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import state
@@ -62,13 +62,6 @@ def _entries(columns: Columns, record: Record, log: Log) -> Columns:
     columns["step_s"] = (global_batch or np.nan) / positive(columns["samples_per_s"])
     kept = np.isfinite(numbered) & ~(np.isnan(done) & np.isnan(columns["loss"]))
     return {name: values[kept] for name, values in columns.items()}
-
-
-def whole(values: np.ndarray) -> int | None:
-    """Returns the number that all known values are, if it is one and a whole one."""
-    number = last_known(np.round(values))
-    known_values = values[np.isfinite(values)]
-    return number if number and (np.abs(known_values - number) < 1e-6 * number).all() else None
 
 
 def _facts(record: Record, columns: Columns, header: bytes) -> None:

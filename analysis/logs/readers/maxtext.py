@@ -6,25 +6,23 @@ without it. The host runs ahead of the devices: of the first steps it times how 
 enqueue, and a later one pays for them. Before July 2024 fewer fields are printed.
 """
 
+import math
 import re
 from itertools import product
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled, positive, ranks_of_rates, word
+from analysis.logs.parsing.fields import labelled, number, positive, ranks_of_rates, whole, word
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.setting_names import read_settings, state
 from analysis.logs.record import Record
 
-_SETTING = re.compile(rb"Config param (\w{1,60}): ([^\r\n]{1,80})")
+_SETTING = re.compile(rb"Config param (\w{1,60}): ([ -~]{1,80})")
 # Its names -> those that argument dumps of others have.
-_NAMES = {
-    "num_decoder_layers": "num_layers",
-    "emb_dim": "hidden_size",
-    "mlp_dim": "ffn_hidden_size",
-}
-_NAMES |= {"num_query_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
+_NAMES = {"num_decoder_layers": "num_layers", "emb_dim": "hidden_size"}
+_NAMES |= {"mlp_dim": "ffn_hidden_size", "num_query_heads": "num_attention_heads"}
+_NAMES |= {"num_kv_heads": "num_key_value_heads"}
 _NAMES |= {"max_target_length": "seq_length", "steps": "train_iters", "dtype": "torch_dtype"}
 _NAMES |= {"logits_via_embedding": "tie_word_embeddings", "shared_experts": "n_shared_experts"}
 _NAMES |= {"base_moe_mlp_dim": "moe_intermediate_size", "moe_mlp_dim": "moe_intermediate_size"}
@@ -34,7 +32,9 @@ _AXES = {"tp": ("tensor", "tensor_transpose", "tensor_sequence"), "pp": ("pipeli
 _AXES |= {"cp": ("context",), "ep": ("expert",)}
 _BILLIONS = rb"number parameters: (\d{1,6}\.\d{1,4})(?= billion)"
 _TPU = re.compile(rb"TFRT (TPU v\w{1,4}(?: lite)?)")
-_EARLY, _ENQUEUED = 10, 0.5  # of the first steps, those below so much of the median were enqueued
+_WHERE = ("ici", "dcn")  # within a slice of devices, and between slices
+# The first steps; so much of the median is too little for one of them.
+_EARLY, _ENQUEUED = 5, 0.5
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
@@ -46,13 +46,16 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
         _settings(record, ours)
         billions = last_number(_BILLIONS, header)  # without settings, they may be of experts
         state(record, {"params": billions and billions * 1e9}, "log")
-    weights, times = columns.pop("total_weights"), columns["step_s"]
+    weights, times = columns.pop("total_weights"), positive(columns["step_s"])
     if record.gpus is None and len(weights) > 2 and (weights == weights[0]).all():  # no padding
-        gpus = ranks_of_rates(weights / positive(times), columns["tokens_per_s_per_gpu"])
+        gpus = ranks_of_rates(weights / times, columns["tokens_per_s_per_gpu"])
         state(record, {"gpus": gpus}, "log")
+    if record.gpus and b"Num_devices: " not in header:
         record.note("the number of devices follows from total_weights and Tokens/s/device")
-    enqueued = times < _ENQUEUED * np.nanmedian(times) if np.isfinite(times).any() else times > 0
-    enqueued[_EARLY:] = False
+    if not np.isfinite(times).any():
+        return
+    enqueued = times < _ENQUEUED * np.nanmedian(times)
+    enqueued &= columns["iteration"] < np.nanmin(columns["iteration"]) + _EARLY
     if enqueued.any():
         for name in ("step_s", "tflops", "tokens_per_s_per_gpu"):
             columns[name][enqueued] = np.nan
@@ -70,21 +73,20 @@ def _settings(record: Record, ours: dict[str, str]) -> None:
     if "fp8" in quantization:
         settings["fp8"] = [quantization]
     elif "int" in quantization:
-        del settings["torch_dtype"]
-    record.uncounted += [f"{name} {ours[name]}" for name in _WINDOWS if ours.get(name, "0") != "0"]
+        settings.pop("torch_dtype", None)
+    windows = [name for name in _WINDOWS if ours.get(name, "0") not in ("0", "None")]
+    record.uncounted += [f"a {name} of {ours[name]}" for name in windows]
     facts = read_settings(record, settings)
     for axis, names in _AXES.items():
         sizes = [ours.get(f"{where}_{n}_parallelism", "1") for where, n in product(_WHERE, names)]
-        if all(map(str.isdigit, sizes)) and (axis != "ep" or "experts" in facts):  # -1: the rest
-            facts[axis] = int(np.prod([int(size) for size in sizes]))
-    each = last_number(rb"(\d{1,6}\.?\d{0,6})", ours.get("per_device_batch_size", "").encode())
-    batch = (each or 0) * (record.gpus or 0) * facts.get("n_micro", 1)
-    if batch and batch == int(batch):
-        facts["global_batch"] = int(batch)
-    state(record, facts, "log")
+        is_stated = all(size.isdigit() and len(size) < 6 for size in sizes)  # -1: the rest
+        if is_stated and (axis != "ep" or "experts" in facts):
+            facts[axis] = math.prod(map(int, sizes))
+    of_device = number(ours.get("per_device_batch_size", "").encode())  # 0.5 where two share one
+    batch = of_device * (record.gpus or np.nan) * facts.get("n_micro", 1)
+    state(record, facts | {"global_batch": whole(np.array([batch]))}, "log")
 
 
-_WHERE = ("ici", "dcn")  # within a slice of devices, and between slices
 _STEP = re.compile(word(b"completed step: ") + rb"(?P<iteration>\d{1,9}), seconds: ")
 _FIELDS = {
     "step_s": labelled(rb"seconds"),
@@ -99,9 +101,7 @@ FORMAT = Format(
     marks=((b"completed step: ", b", seconds: ", b"TFLOP/s"),),
     starts=(b"number parameters: ", b"Num_devices: "),
     lines=(Line(_STEP, _FIELDS),),
-    facts={
-        "gpus": rb"Num_devices: (\d{1,7})(?=, shape)",
-    },
+    facts={"gpus": rb"Num_devices: (\d{1,7})(?=, shape)"},
     arguments=False,
     first=0,
     prepare=_derive,

@@ -15,12 +15,11 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import THOUSANDS, labelled, positive, ranks_of_rates
+from analysis.logs.parsing.fields import THOUSANDS, labelled, positive, ranks_of_rates, whole
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.lines import Columns, Line, by_heading
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import state
-from analysis.logs.readers.composer import whole
 from analysis.logs.record import Record
 
 _LINE = re.compile(
