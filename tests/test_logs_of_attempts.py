@@ -109,8 +109,14 @@ def test_facts_count_wherever_they_stand_before_the_first_step(read_log):
     start = started(2048, "an argument dump")
     record = read_log(noise + start + noise + steps(8))
     assert len(noise) > 1 << 20 and record.gpus == 2048 and not record.doubts
-    record = read_log(5 * noise + start + 5 * noise + steps(8))
-    assert record.gpus is None and "the middle was not searched" in record.doubts["header"]
+    record = read_log(5 * noise + start + 5 * noise + steps(8))  # between the first and last 4 MiB
+    assert record.gpus == 2048 and not record.doubts
+    letters = str.maketrans("0123456789", "abcdefghij")
+    others = "".join(f"{rank}: NCCL INFO ready\n" for rank in range(460_000)).translate(letters)
+    record = read_log(others + start + 5 * noise + steps(8))
+    assert (
+        record.gpus is None and "bytes before the first step, of which" in record.doubts["header"]
+    )
 
 
 def test_step_times_that_rise_have_no_steady_time_and_it_is_said(read_log):

@@ -10,7 +10,7 @@ from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.fields import BEHIND, NOT_LAST, number, positive, ranks_of_rates
 from analysis.logs.parsing.lines import Columns, Line, table
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.setting_names import HEADER, header_of, read_header, state
+from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Record
 from base.units import GIB
@@ -76,9 +76,9 @@ class Format:
                 break
         first_at = int(columns["at"][0]) if len(columns["at"]) else None
         header = header_of(log, first_at)
-        if first_at and first_at - log.begin > 2 * HEADER:
-            words = "bytes before the first step, of which the middle was not searched for settings"
-            record.doubt("header", f"{first_at - log.begin:,} {words}")
+        if log.unsearched:
+            words = f"bytes before the first step, of which {log.unsearched:,} were not searched"
+            record.doubt("header", f"{(first_at or log.size) - log.begin:,} {words} for settings")
         self._settle_facts(record, columns, header)
         if "mfu_pct" in columns:
             columns["mfu"] = columns.pop("mfu_pct") / 100

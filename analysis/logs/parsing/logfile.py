@@ -28,7 +28,8 @@ class Log(AbstractContextManager):
 
     begin: the offset of the attempt that is read, in bytes. Earlier text is another attempt's, and
     nothing here returns it, but offsets and lines are counted from the file's first byte. beside:
-    other files of the same run, which state facts and how it ended.
+    other files of the same run, which state facts and how it ended. unsearched: bytes of its header
+    in which nobody looked for facts.
 
     Raises:
         Refusal: it is missing, empty, damaged, no log's kind of file or may not be read.
@@ -38,6 +39,7 @@ class Log(AbstractContextManager):
         self.path = Path(path)
         self.begin = 0
         self.beside: Sequence[Path] = ()
+        self.unsearched = 0
         self._skipped: list[tuple[int, int]] = []
         self._places: dict[tuple[bytes, ...], np.ndarray] = {}
         try:

@@ -140,6 +140,8 @@ _PATTERN = re.compile(
     rb"(?<!\w)hybrid[-_](?:layer|override)[-_]pattern[ .:='\"]{1,60}+([-*+A-Z|/]{1,2000}+)(?![\w.])"
 )
 HEADER = 1 << 22
+MOST_BETWEEN = 1 << 28  # bytes, so that a log without a step takes no minute
+_ALIKE = bytes.maketrans(b"123456789", b"000000000")
 # Of a model that reads more than text, Hugging Face's configuration has one for each part.
 ENCODERS = {"vision_config": "an encoder of images", "audio_config": "an encoder of sound"}
 _ENCODER = re.compile(
@@ -274,13 +276,31 @@ def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
 
 def header_of(log: Log, first: int | None) -> bytes:
     """Returns the text before the first record, without colours, behind that of the run's other
-    files; of a long one, its first and its last HEADER bytes. It ends with the record's first byte,
-    so that a number right before that counts as cut."""
+    files. It ends with the record's first byte, so that a number right before that counts as cut.
+
+    Of a long one the first and the last HEADER bytes are whole. Of the lines between them that
+    differ in digits alone, as those of ranks do, the last one stands.
+    """
+    log.unsearched = 0
     begin, end = log.begin, log.size if first is None else first + 1
     beside = b"".join(o.slice(0, HEADER // len(log.beside)) + b"\n" for o in log.others())
     if end - begin <= 2 * HEADER:
         return plain(beside + log.slice(begin, end))
-    return plain(beside + log.slice(begin, begin + HEADER) + b"\n" + log.slice(end - HEADER, end))
+    between = _distinct_lines(log, begin + HEADER, end - HEADER)
+    parts = [log.slice(begin, begin + HEADER), between, log.slice(end - HEADER, end)]
+    return plain(beside + b"\n".join(parts))
+
+
+def _distinct_lines(log: Log, begin: int, end: int) -> bytes:
+    """Returns the last of all lines in [begin, end) that differ in digits alone. It stops where
+    there are too many, and `log.unsearched` counts the bytes behind."""
+    lines: dict[bytes, bytes] = {}
+    for offset, block in log.blocks(begin, end):
+        lines |= zip(block.translate(_ALIKE).split(b"\n"), block.split(b"\n"), strict=True)
+        log.unsearched = end - offset - len(block)
+        if sum(map(len, lines)) > HEADER or offset - begin > MOST_BETWEEN:
+            break
+    return b"\n".join(lines.values())
 
 
 def state(record: Record, facts: dict[str, Any], origin: str) -> None:
