@@ -14,6 +14,7 @@ from functools import partial
 import pytest
 
 from analysis.runs import views
+from analysis.runs.run_options import percent
 from base.errors import UsageError, command_line, printable
 from parallel.config.run_spec import SETTINGS
 from tests.conftest import ROOT
@@ -185,7 +186,7 @@ def test_a_flag_takes_one_kind_of_value_in_all_commands(actions):
     """A switch, a number or a text."""
     kinds: dict[str, set] = {}
     for _, action in actions:
-        number = action.type in (int, float) or isinstance(action.type, partial)
+        number = action.type in (int, float, percent) or isinstance(action.type, partial)
         for flag in action.option_strings:
             kinds.setdefault(flag, set()).add((action.nargs == 0, number))
     assert [flag for flag, kind in kinds.items() if len(kind) > 1] == []

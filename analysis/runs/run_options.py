@@ -17,7 +17,7 @@ from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import peak_tflops
 
 
-def _share(text: str) -> float:
+def percent(text: str) -> float:
     """Returns the share that `3%` states; it is an argparse `type`."""
     if not re.fullmatch(r"\d{1,3}(\.\d{1,3})? ?%", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no share in percent, as 3%")
@@ -45,7 +45,7 @@ OWN = {
         " can be computed, as it prints them)",
     },
     "at_most": {
-        "type": _share,
+        "type": percent,
         "metavar": "SHARE%",
         "help": "a gate: exit 1 only where B is slower by more than this beyond the noise of both,"
         " 2 where that cannot be known, else 0; their commits may differ (docs/ci-gate.md)",
