@@ -96,6 +96,11 @@ def joined(name: str | None, gpus_per_node: int) -> int:
     return max(card.domain if card else 0, gpus_per_node)
 
 
+def bf16_peak(card: Gpu) -> float:
+    """Returns a card's dense TFLOP/s in bf16; of a card without it (V100) in fp16."""
+    return card.peaks.get("bf16", card.peaks["fp16"])
+
+
 def peak_tflops(name: str | None, precision: str | None) -> float | None:
     """Returns a card's dense TFLOP/s at `precision` (fp32, tf32, fp16, bf16, fp8, fp4), or None."""
     card = find_gpu(name)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from base.files import read_toml
 from base.intervals import Interval
-from models.gpus import GPUS, Gpu, find_gpu
+from models.gpus import GPUS, bf16_peak, find_gpu
 
 ROUNDING = 0.001  # share; beyond the printed digits, programs average TFLOP/s and MFU apart
 COUNTED = 1.15  # a factor; conventions of counting FLOPs differ by less, most peaks by more
@@ -99,11 +99,6 @@ def _meant(gpu: str | None) -> frozenset[str]:
     words = set((gpu or "").lower().split()) - {"nvidia", "amd", "instinct", "tesla"}
     names = {card: set(card.lower().split()) for peak in known_peaks() for card in peak.cards}
     return frozenset(card for card, name in names.items() if words <= name or name <= words)
-
-
-def bf16_peak(card: Gpu) -> float:
-    """Returns a card's dense TFLOP/s in bf16; of a card without it (V100) in fp16."""
-    return card.peaks.get("bf16", card.peaks["fp16"])
 
 
 def peak_on_every_card(program: str | None) -> float | None:

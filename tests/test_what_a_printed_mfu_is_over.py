@@ -6,8 +6,8 @@ import pytest
 
 from analysis import audit, compare, expect, tflops
 from base.intervals import Interval
-from models.gpus import find_gpu
-from models.mfu_peaks import bf16_peak, known_peaks, printed_mfu
+from models.gpus import bf16_peak, find_gpu
+from models.mfu_peaks import known_peaks, printed_mfu
 from tests.conftest import ROOT
 
 TABLE = tomllib.loads((ROOT / "models" / "mfu_peaks.toml").read_text())
@@ -212,6 +212,15 @@ def test_runs_over_different_peaks_say_so_where_they_are_compared(tmp_path, prin
 
 def test_expect_says_it_too(tmp_path, printed):
     assert "over 312 TFLOP/s" in printed(expect.main, titan(tmp_path / "a.log", "152.00", "474.24"))
+
+
+def test_without_a_precision_a_log_is_judged_by_its_cards_bf16_peak(tmp_path, rows_of):
+    log = titan(tmp_path / "a.log", "60.00", "3000.00", "NVIDIA B200")
+    above = "3000.0 TFLOP/s is above the B200's 2250 in bf16, and no precision is stated"
+    (row,) = rows_of(tflops.main, log)
+    assert any(above in reason for reason in row["reasons"])
+    (row,) = rows_of(tflops.main, log, "--precision", "fp8")
+    assert not any("is above" in reason for reason in row["reasons"])
 
 
 def test_without_a_precision_a_row_is_judged_by_its_cards_bf16_peak(tmp_path, capsys):

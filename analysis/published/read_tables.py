@@ -19,8 +19,8 @@ from analysis.logs.published_csv import (
 from analysis.published.printed_numbers import BILLIONS, SECONDS, Value, read_value
 from base.errors import UsageError
 from base.intervals import Interval
-from models.gpus import Gpu, usual_gpu
-from models.mfu_peaks import bf16_peak, printed_mfu
+from models.gpus import Gpu, bf16_peak, usual_gpu
+from models.mfu_peaks import printed_mfu
 
 SUFFIXES = (".csv", ".tsv", ".md", ".markdown")
 

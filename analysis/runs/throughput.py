@@ -11,7 +11,7 @@ from analysis.logs.record import UNPADDED, Record
 from analysis.logs.step_time import no_timing
 from base.errors import Answer
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
-from models.gpus import GPUS, find_gpu, mfu, peak_tflops
+from models.gpus import GPUS, bf16_peak, find_gpu, mfu, peak_tflops
 
 PRINTED = "printed"  # TFLOP/s that the log prints and that no convention here can compute
 
@@ -191,7 +191,12 @@ def _parts(name: str) -> list[str]:
 
 
 def above_peak(record: Record, tflops: float | None, convention: str) -> list[Reason]:
-    """Returns what is wrong with more TFLOP/s than the card's peak; [] where there are not."""
+    """Returns what is wrong with more TFLOP/s than the card's peak; [] where there are not. Without
+    a precision it is the peak in bf16."""
+    card = find_gpu(record.gpu_type)
+    if record.precision is None and card and tflops and tflops > bf16_peak(card):
+        above = f"{tflops:.1f} TFLOP/s is above the {card.name}'s {bf16_peak(card):g} in bf16"
+        return [Reason(DOUBT, f"{above}, and no precision is stated (--precision)")]
     peak = peak_tflops(record.gpu_type, record.precision) or record.peak_tflops
     if not (peak and tflops and tflops > peak):
         return []

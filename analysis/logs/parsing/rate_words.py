@@ -184,6 +184,6 @@ def _judge_speed(record: Record, name: str) -> None:
         record.doubt(
             f"contradictory {name}",
             f"{name} {median:.4g} would need {needed:.4g} TFLOP/s of a GPU, above the {fastest:.5g}"
-            f" of {card.name if card else 'any card'}: unknown",
+            f" of {f'{card.name} in any precision' if card else 'any card'}: unknown",
         )
         values[:] = np.nan
