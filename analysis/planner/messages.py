@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -115,10 +115,11 @@ def _tensor_parallel(spec: RunSpec, rank: int) -> float:
     A norm of queries or keys sees its rank's heads alone, so its gradient is summed over tp:
     megatron does so once a step in fp32, the DeepSpeed engines in every backward pass.
     """
-    layout, n, model = spec.layout, spec.layout.tp, spec.model
-    stage, m = layout.coords(rank)["pp"], layout.n_micro
+    layout, tp, model = spec.layout, spec.layout.tp, spec.model
+    stage = layout.coords(rank)["pp"]
     first, last = stage == 0, stage == layout.pp - 1
-    blocks, experts = list(blocks_of(spec, rank).values()), model.experts
+    experts = model.experts
+    blocks = list(blocks_of(spec, rank).values())  # whether each has experts
     layers, routed = len(blocks), sum(blocks)
     # Attention, and the feed-forwards but for experts, which tp does not split.
     split = 2 * layers
@@ -128,6 +129,8 @@ def _tensor_parallel(spec: RunSpec, rank: int) -> float:
     head_vectors = 2 * layers * vectors * model.qk_norm  # whose gradients are summed over tp
     summed = head_vectors * model.head_dim
     passes = _forward_passes(spec)
+    # halves: a micro-batch's messages of hidden states, each half of an all-reduce: an all-gather
+    # or a reduce-scatter.
     if layout.sequence_parallel:
         # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
         # scattered gradient, per row-parallel layer the gathered gradient.
@@ -142,13 +145,15 @@ def _tensor_parallel(spec: RunSpec, rank: int) -> float:
         halves = 2 * (split * (1 + passes) + first + last)
     deepspeed = spec.engine == "deepspeed_pipe"
     halves += int(stage_gathers(first, last, scattered=deepspeed, deepspeed=deepspeed))
-    sent = m * halves * wire_bytes("all_gather", n, _hidden_bytes(spec))
+    n_micro = layout.n_micro
+    sent = n_micro * halves * wire_bytes("all_gather", tp, _hidden_bytes(spec))
     if spec.engine == "megatron":
-        sent += wire_bytes("all_reduce", n, GRAD_BYTES * summed)
+        sent += wire_bytes("all_reduce", tp, GRAD_BYTES * summed)
     elif summed:
-        sent += m * head_vectors * wire_bytes("all_reduce", n, _width(spec) * model.head_dim)
+        head_bytes = _width(spec) * model.head_dim
+        sent += n_micro * head_vectors * wire_bytes("all_reduce", tp, head_bytes)
     if last:
-        sent += m * 3 * wire_bytes("all_reduce", n, 4 * _tokens(spec))
+        sent += n_micro * 3 * wire_bytes("all_reduce", tp, 4 * _tokens(spec))
     return sent
 
 
@@ -211,42 +216,52 @@ def _expert_parallel(spec: RunSpec, layers: int) -> dict[str, float]:
     ep and etp with megatron-core's dispatchers. Tokens travel to their experts and back (GShard,
     Lepikhin et al. 2020, arXiv 2006.16668, section 3.2).
 
-    alltoall: the ep ranks exchange the hidden states of each token's C choices, and their weights
+    alltoall: the ep ranks exchange the hidden states of each token's choices, and their weights
     in fp32; the etp ranks of an expert gather these of all, and add up its output in fp32.
     allgather: the ep x etp ranks gather all tokens, with a weight and a truth value for each
     expert, and add up the outputs in fp32. Backward does the converse.
     """
     assert (experts := spec.model.experts)
-    layout, h, e = spec.layout, spec.model.hidden, _width(spec)
-    E, C = experts.num_experts, experts.moe_router_topk
-    ep, etp, group = layout.ep, layout.etp, layout.ep * layout.etp
+    layout, ep, etp = spec.layout, spec.layout.ep, spec.layout.etp
+    group = ep * etp  # ranks that have all experts together
+    n_experts, choices = experts.num_experts, experts.moe_router_topk
+    state = _width(spec) * spec.model.hidden  # bytes of a token's hidden state, ...
+    fp32_state = 4 * spec.model.hidden  # ... and of an expert's output for it
     joint = "ep" if ep > 1 else "etp"  # the axis of messages between all ep x etp ranks
     tokens = _tokens(spec) // layout.tp
     forward = layout.n_micro * layers * _forward_passes(spec)
     passes = forward + layout.n_micro * layers
     if spec.moe_token_dispatcher_type == "allgather":
-        gathered = group * tokens * ((4 * E + e * h + 4 * h) * passes + E * forward)
+        # A weight in fp32 for each expert; in forward a truth value of one byte, too.
+        token = (4 * n_experts + state + fp32_state) * passes + n_experts * forward
+        gathered = group * tokens * token
         return {joint: wire_bytes("all_gather", group, gathered)}
     sent = {axis: 0.0 for axis in ("ep", "etp") if getattr(layout, axis) > 1}
-    if 8 * E * group > CONTROL_BYTES:  # how many tokens go to each expert
-        sent[joint] += forward * wire_bytes("all_gather", group, 8 * E * group)
+    counts = 8 * n_experts * group  # bytes: how many tokens go to each expert, in int64
+    if counts > CONTROL_BYTES:
+        sent[joint] += forward * wire_bytes("all_gather", group, counts)
     if ep > 1:
-        exchanged = C * tokens * (e * h + 4 + e * h)
+        exchanged = choices * tokens * (state + 4 + state)  # to the experts, and back
         sent["ep"] += passes * wire_bytes("all_to_all", ep, exchanged)
     if etp > 1:
-        gathered = etp * C * tokens * (e * h + 4 + 4 * h)
+        gathered = etp * choices * tokens * (state + 4 + fp32_state)
         sent["etp"] += passes * wire_bytes("all_gather", etp, gathered)
     return sent
 
 
-def parameter_sizes(
-    spec: RunSpec, rank: int, experts: bool | None = None
-) -> list[tuple[int, bool]]:
-    """Returns (elements, whether it is a matrix) of every parameter that a rank holds. `experts`
-    selects the parameters of experts, or all others."""
+class ParameterSize(NamedTuple):
+    """The elements of a parameter, and whether it is a matrix."""
+
+    elements: int
+    is_matrix: bool
+
+
+def parameter_sizes(spec: RunSpec, rank: int, experts: bool | None = None) -> list[ParameterSize]:
+    """Returns the size of every parameter that a rank holds. `experts` selects the parameters of
+    experts (True), or all others (False)."""
     model, layout = spec.model, spec.layout
     stage, last = layout.coords(rank)["pp"], layout.pp - 1
-    # megatron-core's fc1 is the gate and up in one
+    # megatron-core's fc1 is the gate and up in one.
     fused = model.gated and (layout.tp > 1 or spec.engine in ("megatron", "deepspeed_pipe"))
     on_stage = {"embedding": stage == 0, **dict.fromkeys(("norm", "output"), stage == last)}
     on_stage |= dict.fromkeys(blocks_of(spec, rank), True)
@@ -256,17 +271,22 @@ def parameter_sizes(
         block, number = _BLOCK.match(name), _EXPERT.search(name)
         if not on_stage.get(block[0] if block else name.split(".")[0]):
             continue
-        if fused and ".gate." in name or experts not in (None, bool(number)):
+        if fused and ".gate." in name:  # it is counted with up
             continue
-        if name.endswith(".expert_bias"):  # which no gradient trains
+        if experts is not None and experts != bool(number):  # it is not asked for
             continue
-        if number and int(number[1]) >= own_experts:  # this rank's are as large as the first
+        if name.endswith(".expert_bias"):  # no gradient trains it
             continue
-        ways = layout.etp if number else layout.tp
-        size = math.prod(shape) // (1 if WHOLE.search(name) else ways)
-        sizes.append((size * (2 if fused and ".up." in name else 1), len(shape) == 2))
-    if model.tied and stage == last > 0 and not experts:
-        sizes.append((spec.padded_vocab // layout.tp * model.hidden, True))
+        if number and int(number[1]) >= own_experts:  # this rank's are as large as the first ones
+            continue
+        ranks = layout.etp if number else layout.tp  # that share the parameter
+        elements = math.prod(shape) // (1 if WHOLE.search(name) else ranks)
+        if fused and ".up." in name:
+            elements *= 2
+        sizes.append(ParameterSize(elements, len(shape) == 2))
+    # The last stage has a copy of a tied embedding, as its output layer.
+    if model.tied and layout.pp > 1 and stage == last and not experts:
+        sizes.append(ParameterSize(spec.padded_vocab // layout.tp * model.hidden, True))
     return sizes
 
 
@@ -289,7 +309,7 @@ def _data_parallel(spec: RunSpec, rank: int, experts: bool = False) -> float | N
     """
     if spec.engine == "fsdp2":
         return _fully_sharded(spec)
-    layout, e = spec.layout, _width(spec)
+    layout, width = spec.layout, _width(spec)
     n = layout.expert_copies if experts else layout.dp * layout.cp
     sizes = parameter_sizes(spec, rank, experts if spec.engine == "megatron" else None)
     gradients = wire_bytes("all_reduce", n, GRAD_BYTES * sum(size for size, _ in sizes))
@@ -297,20 +317,22 @@ def _data_parallel(spec: RunSpec, rank: int, experts: bool = False) -> float | N
         if layout.zero_stage == 0:
             return gradients
         padded = _up(sum(_up(size, 64) for size, _ in sizes), math.lcm(n, 128))
-        return wire_bytes("all_gather", n, (GRAD_BYTES + e) * padded)
+        return wire_bytes("all_gather", n, (GRAD_BYTES + width) * padded)
     if spec.precision == "fp16":
         return None  # which of its buffers are fp32 then depends on further settings
     if layout.zero_stage == 0:
         return gradients
     if layout.zero_stage < 3:
-        groups = [sum(s for s, matrix in sizes if matrix == kind) for kind in (True, False)]
-        padded = sum(_up(size, 2 * n) for size in groups)
+        # The two groups of the optimizer: matrices, and all else.
+        matrices = sum(size.elements for size in sizes if size.is_matrix)
+        vectors = sum(size.elements for size in sizes if not size.is_matrix)
+        padded = _up(matrices, 2 * n) + _up(vectors, 2 * n)
         times = layout.n_micro if layout.zero_stage == 2 else 1
-        return times * gradients + wire_bytes("all_gather", n, e * padded)
+        return times * gradients + wire_bytes("all_gather", n, width * padded)
     if max(size for size, _ in sizes) >= PERSISTENT:
         return None
     padded = sum(_up(size, n) for size, _ in sizes)
-    return wire_bytes("all_gather", n, (GRAD_BYTES * layout.n_micro + e) * padded)
+    return wire_bytes("all_gather", n, (GRAD_BYTES * layout.n_micro + width) * padded)
 
 
 def _fully_sharded(spec: RunSpec) -> float:
