@@ -66,14 +66,14 @@ def make(path: Path, lines: str, counter: str, pattern: str, mb: int, tail: str)
     """Writes a log of `mb` megabytes: the last of the lines, each time with other numbers."""
     *head, line = f"{lines.strip()}\n".splitlines(keepends=True)
     value = re.search(pattern, line)
-    before, after = line[: value.start(1)], line[value.end(1) :]
-    whole, point, _ = value[1].replace(",", "").partition(".")
+    line_start, line_end = line[: value.start(1)], line[value.end(1) :]
+    whole, decimal_point, _ = value[1].replace(",", "").partition(".")
     with path.open("w") as log:
         size, step = log.write("".join(head)), 0
         while size < mb << 20:
             step += 1
-            decimals = f".{step % 89 + 10}" if point else ""
-            text = f"{before}{int(whole) + step % 90}{decimals}{after}"
+            decimals = f".{step % 89 + 10}" if decimal_point else ""
+            text = f"{line_start}{int(whole) + step % 90}{decimals}{line_end}"
             if counter:
                 text = re.sub(rf"({counter})[\d.]+", rf"\g<1>{step}", text, count=1)
             size += log.write(text)

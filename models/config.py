@@ -356,35 +356,35 @@ class _Module(NamedTuple):
 def _block_shapes(config: GPTConfig, experts: bool) -> Shapes:
     """Returns the parameters of one block, with experts or with a feed-forward: name in it ->
     shape, in the order of the model."""
-    h, d = config.hidden, config.head_dim
+    hidden, head_dim = config.hidden, config.head_dim
     norm = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
     linear = ("weight", "bias") if config.bias else ("weight",)
-    modules = {"norm1": _Module((h,), norm)}
+    modules = {"norm1": _Module((hidden,), norm)}
     if config.mla:
         modules |= _latent_modules(config, config.mla, norm, linear)
     else:
-        rows = (config.n_head + 2 * config.kv_heads) * d
-        modules["attn.qkv"] = _Module((rows, h), linear)
+        rows = (config.n_head + 2 * config.kv_heads) * head_dim
+        modules["attn.qkv"] = _Module((rows, hidden), linear)
         if config.qk_norm:
-            modules |= {f"attn.{kind}_norm": _Module((d,), norm) for kind in "qk"}
-        modules["attn.out"] = _Module((h, config.n_head * d), linear)
+            modules |= {f"attn.{kind}_norm": _Module((head_dim,), norm) for kind in "qk"}
+        modules["attn.out"] = _Module((hidden, config.n_head * head_dim), linear)
     if config.softmax_type == "learnable":
         modules["attn.sinks"] = _Module((config.n_head,), ("weight",))
-    modules["norm2"] = _Module((h,), norm)
+    modules["norm2"] = _Module((hidden,), norm)
     widths = {"mlp": config.ffn_hidden}
     if experts and (sizes := config.experts):
-        modules["mlp.router"] = _Module((sizes.num_experts, h), linear)
+        modules["mlp.router"] = _Module((sizes.num_experts, hidden), linear)
         if sizes.moe_router_enable_expert_bias:
-            modules["mlp.router"] = _Module((sizes.num_experts, h), (*linear, "expert_bias"))
-        f = sizes.moe_ffn_hidden_size or config.ffn_hidden
-        widths = {f"mlp.experts.{i}": f for i in range(sizes.num_experts)}
+            modules["mlp.router"] = _Module((sizes.num_experts, hidden), (*linear, "expert_bias"))
+        width = sizes.moe_ffn_hidden_size or config.ffn_hidden
+        widths = {f"mlp.experts.{i}": width for i in range(sizes.num_experts)}
         if sizes.moe_shared_expert_intermediate_size:
             widths["mlp.shared"] = sizes.moe_shared_expert_intermediate_size
-    for name, f in widths.items():
+    for name, width in widths.items():
         if config.gated:
-            modules[f"{name}.gate"] = _Module((f, h), linear)
-        modules[f"{name}.up"] = _Module((f, h), linear)
-        modules[f"{name}.down"] = _Module((h, f), linear)
+            modules[f"{name}.gate"] = _Module((width, hidden), linear)
+        modules[f"{name}.up"] = _Module((width, hidden), linear)
+        modules[f"{name}.down"] = _Module((hidden, width), linear)
     return {
         f"{name}.{kind}": shape if kind == "weight" else shape[:1]
         for name, (shape, kinds) in modules.items()
@@ -397,17 +397,22 @@ def _latent_modules(
 ) -> dict[str, _Module]:
     """Returns latent attention's matrices by name: down to the latents, which are normed, and up to
     the heads. The part of a key with positions is one for all heads."""
-    h, a, q, kv = config.hidden, config.n_head, mla.q_lora_rank, mla.kv_lora_rank
-    if q:
-        modules = {"attn.q_down": _Module((q, h), linear), "attn.q_norm": _Module((q,), norm)}
-        modules["attn.q_up"] = _Module((a * config.head_dim, q), linear)
+    hidden, heads = config.hidden, config.n_head
+    queries = heads * config.head_dim
+    q_rank, kv_rank = mla.q_lora_rank, mla.kv_lora_rank
+    if q_rank:
+        modules = {
+            "attn.q_down": _Module((q_rank, hidden), linear),
+            "attn.q_norm": _Module((q_rank,), norm),
+            "attn.q_up": _Module((queries, q_rank), linear),
+        }
     else:
-        modules = {"attn.q": _Module((a * config.head_dim, h), linear)}
+        modules = {"attn.q": _Module((queries, hidden), linear)}
     return modules | {
-        "attn.kv_down": _Module((kv + mla.qk_pos_emb_head_dim, h), linear),
-        "attn.kv_norm": _Module((kv,), norm),
-        "attn.kv_up": _Module((a * (mla.qk_head_dim + mla.v_head_dim), kv), linear),
-        "attn.out": _Module((h, a * mla.v_head_dim), linear),
+        "attn.kv_down": _Module((kv_rank + mla.qk_pos_emb_head_dim, hidden), linear),
+        "attn.kv_norm": _Module((kv_rank,), norm),
+        "attn.kv_up": _Module((heads * (mla.qk_head_dim + mla.v_head_dim), kv_rank), linear),
+        "attn.out": _Module((hidden, heads * mla.v_head_dim), linear),
     }
 
 

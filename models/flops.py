@@ -61,13 +61,16 @@ DEFAULT_CONVENTION = "megatron"
 
 def _attention(config: GPTConfig) -> int:
     """Returns the multiply-adds of one token in the matrices of one attention, forward."""
-    h, queries = config.hidden, config.n_head * config.head_dim
+    hidden = config.hidden
+    queries = config.n_head * config.head_dim
     if not (latent := config.mla):
-        return 2 * h * (queries + config.kv_heads * config.head_dim)  # q and out; k and v
-    q, kv, values = latent.q_lora_rank, latent.kv_lora_rank, config.n_head * latent.v_head_dim
-    up = kv * (config.n_head * latent.qk_head_dim + values)
-    from_token = q * (h + queries) if q else h * queries
-    return from_token + h * (kv + latent.qk_pos_emb_head_dim) + up + values * h
+        return 2 * hidden * (queries + config.kv_heads * config.head_dim)  # q and out; k and v
+    q_rank, kv_rank = latent.q_lora_rank, latent.kv_lora_rank
+    values = config.n_head * latent.v_head_dim
+    for_queries = q_rank * (hidden + queries) if q_rank else hidden * queries
+    down = hidden * (kv_rank + latent.qk_pos_emb_head_dim)
+    up = kv_rank * (config.n_head * latent.qk_head_dim + values)
+    return for_queries + down + up + values * hidden
 
 
 def _scores(config: GPTConfig, seq_len: float, causal: bool) -> float:

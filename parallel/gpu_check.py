@@ -74,10 +74,8 @@ def gpu_rows() -> list[Row]:
     cards = [torch.cuda.get_device_properties(i) for i in range(count)]
     name, sheet = cards[0].name, find_gpu(cards[0].name)
     free = [torch.cuda.mem_get_info(i)[0] / card.total_memory for i, card in enumerate(cards)]
-    all_alike, size = (
-        {card.name for card in cards} == {name},
-        f"{cards[0].total_memory / GIB:.0f} GiB",
-    )
+    all_alike = {card.name for card in cards} == {name}
+    size = f"{cards[0].total_memory / GIB:.0f} GiB"
     capability, builds = capability_of(0), torch.cuda.get_arch_list()
     is_amd = isinstance(capability, str)
     arch = capability.partition(":")[0] if is_amd else "sm_{}{}".format(*capability)

@@ -22,13 +22,11 @@ def main(argv: list[str] | None = None) -> int:
     for name in arguments.only or ():
         studies[0].run(name)
     jobs = squeue.all_jobs()
-    ids = [
-        str(job_id)
-        for study in studies
-        for run, of_run in states.job_ids(study, ROOT / arguments.logs, jobs).items()
-        if arguments.only is None or run in arguments.only
-        for job_id in squeue.active(of_run, jobs)
-    ]
+    ids = []
+    for study in studies:
+        for run, job_ids in states.job_ids(study, ROOT / arguments.logs, jobs).items():
+            if arguments.only is None or run in arguments.only:
+                ids += [str(job_id) for job_id in squeue.active(job_ids, jobs)]
     if ids:
         squeue.run(["scancel", *ids])
     print(f"cancelled {len(ids)} jobs" + (f": {' '.join(ids)}" if ids else ""))

@@ -127,7 +127,17 @@ def job_of(study: Study, name: str) -> Job:
     job_gpus = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
     attempts = 1 + ask.max_restarts if ask.requeue else 1
     gpu_hours = attempts * job_gpus * limit_s / 3600
-    return Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, job_gpus, gpu_hours)
+    return Job(
+        run=name,
+        cluster=cluster,
+        ask=ask,
+        nodes=nodes,
+        ranks_per_node=spec.gpus // nodes,
+        time=time,
+        lead_s=lead_s,
+        gpus=job_gpus,
+        gpu_hours=gpu_hours,
+    )
 
 
 def cluster_of(study: Study) -> Cluster:

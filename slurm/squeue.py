@@ -126,7 +126,16 @@ def parse(text: str) -> dict[int, Job]:
             if job_id in jobs:  # sacct has a line for each restart
                 elapsed_s += jobs[job_id].elapsed_s or 0
         state = state.partition(" ")[0]
-        jobs[job_id] = Job(job_id, state, status, reason, name, comment, folder, elapsed_s)
+        jobs[job_id] = Job(
+            job_id,
+            state,
+            exit=status,
+            reason=reason,
+            name=name,
+            comment=comment,
+            folder=folder,
+            elapsed_s=elapsed_s,
+        )
     return jobs
 
 

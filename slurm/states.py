@@ -154,7 +154,8 @@ def restarts(folder: Path, job_id: int | None) -> int:
 
 
 def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:
-    """Judges a run's last job, by Slurm and the run folder. `job` None: Slurm knows none.
+    """Returns what a run's last job is doing or how it ended, by Slurm and the run folder. `job`
+    None: Slurm knows none.
 
     What an earlier job, or a sweep without Slurm, left in the folder says nothing about this one.
     """
@@ -167,7 +168,16 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     eta_s = max(0, steps - step) * step_s if end.state == "running" and step_s is not None else None
     kind = end.kind or FAILURES.get(end.state, "")
     line = " ".join(end.line.split())[:300]
-    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind))
+    return Row(
+        run=run,
+        state=end.state,
+        job_id=job_id,
+        step=step,
+        steps=steps,
+        eta_s=eta_s,
+        line=line,
+        kind=str(kind),
+    )
 
 
 def _doing(folder: Path, status: dict, job: Job, job_id: int | None) -> End | None:

@@ -129,42 +129,46 @@ def _held_out(
     predicted, spread = np.full((2, len(rows.ids)), np.nan)
     keys = rows.cluster_key
     for key in np.unique(keys[index]):
-        for known, unknown in folds(rows, index[keys[index] == key], split):
-            predicted[unknown], spread[unknown] = predict(known, unknown)
+        for seen, unknown in folds(rows, index[keys[index] == key], split):
+            predicted[unknown], spread[unknown] = predict(seen, unknown)
     return HeldOut(rows, index, predicted[index], spread[index])
 
 
 def of_time(rows: Rows, count: int, split: str) -> HeldOut:
     """Predicts seconds of a step, by constants that were fitted on at most `count` other rows."""
 
-    def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        fit, _ = fit_some(rows, known, count, rows.gpu[unknown[0]])
+    def predict(seen: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        fit, _ = fit_some(rows, seen, count, rows.gpu[unknown[0]])
         steps, machine = rows.steps.take(unknown), rows.machine.take(unknown)
         return fit.seconds(steps, machine), fit.spread(steps, machine)
 
     return _held_out(rows, scored(rows), split, predict)
 
 
-def fit_some(
-    rows: Rows, known: np.ndarray, count: int, card: str
-) -> tuple[fitting.Fit, np.ndarray]:
-    """Returns constants from the priors of a card and at most `count` of the known rows, and the
-    indices of these rows."""
+class SomeFit(NamedTuple):
+    """A fit, and the indices of the rows on which it was fitted."""
+
+    fit: fitting.Fit
+    chosen: np.ndarray
+
+
+def fit_some(rows: Rows, seen: np.ndarray, count: int, card: str) -> SomeFit:
+    """Returns constants from the priors of a card and at most `count` of the rows that are seen."""
     priors = fitting.priors_of(card)
-    if count <= 0 or not len(known):
-        return fitting.prior_fit(priors), known[:0]
-    steps, machine = rows.steps.take(known), rows.machine.take(known)
-    chosen = known[fitting.choose(steps, count, fitting.slopes(steps, machine, priors))]
+    if count <= 0 or not len(seen):
+        return SomeFit(fitting.prior_fit(priors), seen[:0])
+    steps, machine = rows.steps.take(seen), rows.machine.take(seen)
+    chosen = seen[fitting.choose(steps, count, fitting.slopes(steps, machine, priors))]
     steps, machine = rows.steps.take(chosen), rows.machine.take(chosen)
-    return fitting.fit(steps, machine, rows.measured[chosen], priors), chosen
+    return SomeFit(fitting.fit(steps, machine, rows.measured[chosen], priors), chosen)
 
 
 def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
     """Predicts the gigabytes of rank 0, whose memory logs print, by constants of at most `count`
     other rows."""
 
-    def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
-        constants = memory_constants(rows, known, count)
+    def predict(seen: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
+        constants = memory_constants(rows, seen, count)
         library = np.where(rows.tensors_alone[unknown], constants["library_gb"], 0.0)
         gigabytes = stage_peaks(rows.steps.take(unknown), 0, constants) / GIB
         return gigabytes - library, np.nan
@@ -178,10 +182,10 @@ def _has_peak(rows: Rows) -> np.ndarray:
     return np.flatnonzero(ran & ~rows.steps.fp8 & np.isfinite(rows.memory_gb))
 
 
-def memory_constants(rows: Rows, known: np.ndarray, count: int) -> dict[str, float]:
-    """Returns CONSTANTS, moved by the published peaks of at most `count` of the known rows."""
-    known = known[rows.has_step_memory[known]]
-    chosen = known[fitting.choose(rows.steps.take(known), count, np.zeros((len(known), 1)))]
+def memory_constants(rows: Rows, seen: np.ndarray, count: int) -> dict[str, float]:
+    """Returns CONSTANTS, moved by the published peaks of at most `count` of the seen rows."""
+    seen = seen[rows.has_step_memory[seen]]
+    chosen = seen[fitting.choose(rows.steps.take(seen), count, np.zeros((len(seen), 1)))]
     return fit_memory(rows.steps.take(chosen), rows.memory_gb[chosen])
 
 

@@ -379,7 +379,17 @@ def _point(
             nodes = settings["nodes"]
             run_settings["gpus"] = nodes * target.gpus_per_node
         plain.append((origin, run_settings))
-    run = Run(None, "", {}, nodes, plain, slurm, label, source, title)
+    run = Run(
+        spec=None,
+        reason="",
+        named={},
+        nodes=nodes,
+        layers=plain,
+        slurm=slurm,
+        label=label,
+        source=source,
+        title=title,
+    )
     try:
         if nodes is not None:
             named = DEFAULTS | merge(*plain) | {"dp": 1, "nodes": nodes}
