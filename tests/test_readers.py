@@ -135,6 +135,13 @@ def test_a_loss_of_nan_outside_of_iteration_lines_is_counted_and_diverged(log):
         assert judged.verdict == "diverged" and count in flag, name
 
 
+@pytest.mark.parametrize("loss", ["NaN", "Infinity"])
+def test_a_last_loss_that_is_jsons_nan_or_infinity_is_diverged(log, loss):
+    line, _ = FORMATS["NeMo DLLogger"]
+    later = line.replace('"step": 4', '"step": 5').replace("11.0", loss)
+    assert judge(read(log(line + later))).verdict == "diverged"
+
+
 PREFIXES = (b"1: ", b"vm-07: ", b"[default7]:", b"2024-05-14 10:22:15,123 INFO ", b"\xff\xfe\x00 ")
 PREFIXES += (b"\x1b[32m[rank-7/8]\x1b[0m ", b"\x1b[32m")
 NUMBERED = ("Megatron-LM", "Megatron-LM in seconds", "Megatron-DeepSpeed", "GPT-NeoX", "nanotron")
@@ -333,6 +340,18 @@ def test_what_a_log_states_is_read(log, case):
     record = read(log(text))
     assert {name: getattr(record, name) for name in facts} == facts
     assert all(word in " ".join(record.notes) for word in words)
+
+
+CLOCKS = {
+    "MaxText's host enqueues step 1; total_weights of all devices": [np.nan, 5.658, 5.402],
+    "LLaMA-Factory's throughput is a finer clock": [0.3, 0.2, 0.2],
+    "OLMo's GPUs follow from the tokens of a batch": [1 / 0.0869, 1 / 0.0865],
+}
+
+
+@pytest.mark.parametrize("case", CLOCKS)
+def test_step_times_follow_from_what_a_log_states(log, case):
+    np.testing.assert_allclose(times(read(log(STATED[case]["text"]))), CLOCKS[case])
 
 
 DIED = {
