@@ -135,6 +135,10 @@ def test_repeats_of_ours_are_kept_with_what_makes_them_comparable(tmp_path, caps
         (lambda c: c | {"runs": [c["runs"][0] | {"ci95": [5.0, 6.0]}]}, "is not within [5.0, 6.0]"),
         (lambda c: c | {"facts": {"gpus": "many"}}, "facts.gpus cannot be 'many'"),
         (lambda c: c | {"facts": 3}, "facts cannot be 3"),
+        (
+            lambda c: c | {"run_json": {"spec": {"threads": {}}}},
+            "run_json.spec.threads cannot be {}",
+        ),
     ],
 )
 def test_a_damaged_golden_file_is_refused_in_one_line(damage, words, log, tmp_path, capsys):

@@ -22,6 +22,7 @@ from base.files import read_json
 from base.intervals import Interval
 from base.storage import write_json
 from parallel.measure.steady_time import Steady
+from parallel.record.schema import RUN_FACTS
 
 PASSED, SLOWER, UNKNOWN = 0, 1, 2  # exit statuses
 MARK = "golden step times of analysis.compare"
@@ -31,10 +32,10 @@ _SECONDS = Bounds(0, 1e9, above=True)
 _RUN = {"run": str, "step_s": _SECONDS, "ci95": [_SECONDS], "n": COUNT, "independent": _SECONDS}
 _RUN |= {"verdict": str, "doubts": [str]}
 _FACTS = {name: fact.allowed for name, fact in SETTINGS.items()}
-_FACTS |= {"model": dict, "token_ids": [COUNT], "uncounted": [str], "code": str}
+_FACTS |= {"model": RUN_FACTS["model"], "token_ids": [COUNT], "uncounted": [str], "code": str}
 _FACTS |= {"interval": COUNT, "running_average": bool}
-_RUN_JSON = dict.fromkeys(("spec", "layout", "versions", "inputs", "host"), dict)
-_RUN_JSON |= {"kernels": object, "attention": str}
+_TABLES = ("spec", "layout", "versions", "inputs", "host", "kernels", "attention")
+_RUN_JSON = {name: RUN_FACTS.get(name, dict) for name in _TABLES}
 _FILE = {"holds": str, "facts": _FACTS, "run_json": _RUN_JSON, "runs": [_RUN]}
 
 
@@ -111,7 +112,7 @@ def kept(path: Path) -> list[Run]:
         UsageError: the file is unreadable or no golden file, or a value in it cannot be.
     """
     content = read_json(path)
-    if content.get("holds") != MARK or not content.get("runs"):
+    if content.get("holds") != MARK or not (content.get("runs") and content.get("facts")):
         raise UsageError(f"{path} holds no {MARK}: remove it, and it is written again")
     if problem := misfit(content, _FILE):
         raise UsageError(f"{path} is damaged: {problem}")
@@ -122,8 +123,9 @@ def _run(path: Path, content: dict[str, Any], times: dict[str, Any]) -> Run:
     """Returns one run of a golden file. It has no number of a repeat: it ran in turns with none."""
     if missing := [name for name in ("step_s", "n", "independent") if times.get(name) is None]:
         raise UsageError(f"{path} is damaged: a run has no {', '.join(missing)}")
-    facts = {name: content.get("facts", {}).get(name) for name in _FACTS}
-    stated = {name: value for name, value in facts.items() if value is not None}
+    stated = {name: value for name in _FACTS if (value := content["facts"].get(name)) is not None}
+    if model := stated.get("model"):
+        stated["model"] = {name: value for name, value in model.items() if value is not None}
     record = Record(str(path), "golden file", **stated, facts=content.get("run_json") or {})
     ends = times.get("ci95")
     if ends is not None and not (len(ends) == 2 and ends[0] <= times["step_s"] <= ends[1]):

@@ -125,7 +125,7 @@ _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidde
 _SPLIT = ("micro_batch", "n_micro", "world_size", "global_batch", "fsdp_shard")
 _SPLIT = (*AXES, *EXPERT_AXES, *_SPLIT)
 _ATTEMPT = {"started_utc": Moment(), "reason": str, "steps": COUNT, "kept_to": COUNT}
-_FACTS = {
+RUN_FACTS = {
     **dict.fromkeys(_NAMES.split(), str),
     "started_utc": Moment(),
     "repeat": COUNT,
@@ -166,7 +166,7 @@ def checked(content: dict[str, Any], allowed: dict[str, Any], path: Path) -> dic
 
 def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     """Returns run.json's content, or <jobid>.submitted's."""
-    checked(facts, _FACTS, path)
+    checked(facts, RUN_FACTS, path)
     if not facts.get("run"):
         raise UsageError(f"{path} is damaged: it names no run")
     _check_version(facts, SCHEMA_VERSION, path)
