@@ -185,6 +185,7 @@ _EXITED = re.compile(
 _KILLED = re.compile(
     rb"failed \(exitcode: -(?!15\)|6\)|2\))\d{1,2}\) local_rank: \d+ \(pid: (\d+)\)"
 )
+_FAILED = re.compile(rb"failed \(exitcode: (?!-15\)|-2\))-?\d{1,3}\) local_rank: \d")
 _TRACEBACK = re.compile(
     rb"Traceback \(most recent call last\)|Fatal Python error|Segmentation fault"
     rb"|terminate called after throwing"
@@ -296,6 +297,8 @@ def _raised(text: bytes, traceback: re.Match[bytes]) -> Sign:
     last = None
     if traceback[0].startswith(b"Traceback"):
         last = _LAST_LINE.search(text, begin, begin + _FAR)
+        if last is None and (failed := _FAILED.search(text)):
+            return Sign("traceback", failed.start())  # the traceback is torchrun's own
     # The last byte of the match, which may begin with the end of the line before.
     raised = last.start() + len(last[0].rstrip()) - 1 if last else None
     return Sign("traceback", begin, raised)
