@@ -41,7 +41,7 @@ MODEL = sorted(
         *(ROOT / "analysis/planner").glob("timemodel/*.py"),
         *(
             ROOT / f"analysis/planner/{name}.py"
-            for name in ("engines", "fitting", "columns", "runs")
+            for name in ("engines", "fitting", "columns", "messages", "runs")
         ),
         *(ROOT / "models" / name for name in ("gpus.py", "gpus.toml", "headroom.py")),
         ROOT / "analysis/logs/published_csv.py",
