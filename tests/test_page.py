@@ -182,7 +182,7 @@ def test_the_first_screen_doubts_what_the_table_doubts(tmp_path):
     runs = next(section for section in page.sections if section.title == "Runs").tables["runs"]
     assert runs.doubts[0].startswith("the machine was busy") and runs.doubts[0] in page.summary[2]
     assert "no steady time (grows)" in page.summary[2]
-    assert "no steady time: steps took 0.4375 s, then 0.6875 s" in runs.rows[-1]["notes"]
+    assert "no steady time: steps went from 0.325 s to 0.8 s" in runs.rows[-1]["notes"]
     quiet = tmp_path / "quiet"
     fixture_runs.write(quiet, fixture_runs.facts("s", "ddp"))
     page = page_at([quiet])

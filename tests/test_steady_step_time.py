@@ -63,23 +63,33 @@ def test_a_spike_is_five_robust_deviations_above_and_a_twentieth():
         assert warmup_end(np.array([*[highest] * 4, *[100.0] * 42])) == 4 * spikes
 
 
-def test_a_second_half_that_is_two_percent_faster_says_that_the_warmup_is_not_over():
+def test_a_run_that_gets_two_percent_faster_says_that_the_warmup_is_not_over():
     for later, settled in ((0.985, True), (0.975, False), (1.1, True)):
         x = np.r_[np.ones(10), np.full(10, later)]
         assert steady(x).settled is steady(10 * x).settled is steady(x / 10).settled is settled
         assert steady(x, window=Window(0, 30)).settled  # whoever states a window knows better
-        assert steady(x[4:15]).settled  # five and six points: too few for an interval
+        assert steady(x[4:15]).settled  # eleven points are too few
         assert steady(x[4:16]).settled is settled
     noisy = np.r_[np.linspace(0.9, 1.1, 10), np.linspace(0.87, 1.07, 10)]
     assert steady(noisy).settled  # 3 % faster, which is less than its noise
 
 
-def test_a_second_half_that_is_a_fifth_slower_is_told_with_both_medians():
-    for later, risen in ((1.19, None), (1.21, (1.0, 1.21)), (0.5, None)):
-        assert steady(np.r_[np.ones(10), np.full(10, later)]).risen == risen
-    noisy = np.r_[np.linspace(0.5, 1.5, 10), np.linspace(0.75, 1.75, 10)]
-    assert steady(noisy).risen is None  # a quarter slower, which is less than its noise
-    assert steady(np.r_[np.ones(5), np.full(5, 2.0)]).risen is None  # too few for an interval
+def test_a_change_of_more_than_a_fifth_leaves_no_single_time_but_in_a_window():
+    for later, single in ((1.19, True), (1.21, False), (0.82, False), (0.84, True)):
+        x = np.r_[np.ones(18), np.full(12, later)]
+        time = steady(x)
+        assert time.change == (1.0, later, 18) and time.single is single
+        assert steady(x, window=Window(0, 30)).single
+    assert steady(np.r_[np.ones(5), np.full(5, 2.0)]).change is None  # too few
+
+
+def test_halves_that_are_a_fifth_apart_are_told_where_no_place_is_sure():
+    """The second half is slower by more than its noise, but eighteen steps cannot tell where."""
+    rough = np.array([0.9, 1.1, 0.95, 1.2, 0.8, 1.05, 1, 0.92, 1.1])
+    for times, risen in ((1.3 * rough, (1.0, 1.3)), (1.1 * rough, None), (0.9 * rough, None)):
+        time = steady(np.r_[rough, times])
+        assert time.change is None and time.single
+        assert time.risen == (risen and pytest.approx(risen))
 
 
 def test_the_interval_covers_the_median_nineteen_times_in_twenty():

@@ -146,7 +146,7 @@ def read_runs(paths: list[Path], place: Place) -> Runs:
     for record in records:
         time, name = timed(record), name_of(record)
         try:
-            if time is None or not time.step_s > 0:
+            if time is None or not time.single or not time.step_s > 0:
                 raise ValueError("no steady step time")
             crowding = max(1.0, threads_per_core(record) or 1.0)
             runs.append((name, counted_row_of(record, place), time.step_s, crowding))

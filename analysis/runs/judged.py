@@ -9,7 +9,7 @@ from analysis.logs.naming import name_of
 from analysis.logs.record import SCHEDULE, Record
 from analysis.logs.step_time import timed
 from analysis.runs.shared_hosts import shared_cores
-from analysis.runs.verdict import Judgement, judge, unfinished
+from analysis.runs.verdict import REGIMES, Judgement, judge, unfinished
 from base.errors import Reading, UsageError, by_reason
 from parallel.measure.steady_time import Steady, Window
 
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     @property
     def time_doubts(self) -> list[str]:
         """Returns what each table that shows the run's time must say of it."""
-        kinds = {"rising", *self.record.doubts} - {SCHEDULE}  # which is about the losses
+        kinds = {REGIMES, "rising", *self.record.doubts} - {SCHEDULE}  # which is about the losses
         return [doubt.text for doubt in self.judgement.doubts if doubt.kind in kinds]
 
     @property
@@ -52,7 +52,9 @@ def judged(records: list[Record], window: Window | None = None) -> list[Run]:
     for record in records:
         time = timed(record, window)
         shared = partners.get(record.source, "")
-        runs.append(Run(record, time, judge(record, time), shared))
+        judgement = judge(record, time)
+        single = time if time and time.single else None
+        runs.append(Run(record, single, judgement, shared))
     return runs
 
 

@@ -8,12 +8,11 @@ from analysis.common.reasons import ASIDE, DOUBT, MISSING, Reason
 from analysis.logs.naming import name_of
 from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
-from analysis.logs.step_time import no_timing
 from analysis.runs import throughput
 from analysis.runs.denominators import denominator
 from analysis.runs.fairness import CHANGED, is_changed
 from analysis.runs.judged import Run
-from analysis.runs.verdict import SKIPPED, UNFIT
+from analysis.runs.verdict import REGIMES, SKIPPED, UNFIT
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.measure.steady_time import Steady
@@ -38,14 +37,17 @@ def row_of(run: Run, convention: str | None) -> Row:
     """Returns the row of a run; its `fit` says whether it can be compared with others.
     `convention` None takes the first that its log has the facts for."""
     record, time = run.record, run.time
-    rates = _rates(record, time)
-    printed_tflops = _median(record.steps["tflops"][time.first if time else 0 :])
+    untimed = "" if time else run.judgement.unfit
+    rates = _Rates(None, None) if untimed else _rates(record, time)
+    is_mixed = any(doubt.kind == REGIMES for doubt in run.judgement.doubts)
+    printed = record.steps["tflops"][time.first if time else 0 :]
+    printed_tflops = None if is_mixed else _median(printed)
     missing = throughput.plain_missing(record)
     if time is None:
-        missing.append(Reason(MISSING, throughput.time_missing(record), ("step_s",)))
+        missing.append(Reason(MISSING, untimed or throughput.time_missing(record), ("step_s",)))
     no_tokens = ""
     if rates.tokens_per_s is None:
-        no_tokens = throughput.tokens_missing(record, time is not None)
+        no_tokens = untimed or throughput.tokens_missing(record, time is not None)
         missing.append(Reason(MISSING, no_tokens, ("tokens_per_s",)))
     rate = _throughput(run, rates.tokens_per_s, printed_tflops, convention)
     mfu, no_mfu = throughput.utilisation(record, rate.tflops, rate.convention)
@@ -99,11 +101,9 @@ class _Rates(NamedTuple):
 
 def _rates(record: Record, time: Steady | None) -> _Rates:
     """Returns the rates of all GPUs: what the steady time says, else what the log prints."""
-    samples = tokens = None
-    if no_timing(record) is None:
-        samples, tokens = (
-            _median(record.steps[name]) or record.totals.get(name) for name in _Rates._fields
-        )
+    samples, tokens = (
+        _median(record.steps[name]) or record.totals.get(name) for name in _Rates._fields
+    )
     of_whole_run = record.mean_of and samples  # a printed rate of the whole run leaves padding out
     if time is not None and time.step_s > 0 and record.global_batch and not of_whole_run:
         samples = record.global_batch / time.step_s

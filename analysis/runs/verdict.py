@@ -42,7 +42,8 @@ WIDE = 1.25  # high over low of a median's interval, from which the run is unste
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
 SKIPPED = "all skipped"
-UNFIT = ("profiled", *UNTIMED, SKIPPED)  # kinds of doubts that rule out a step time
+REGIMES = "regimes"  # the kind of a doubt: no single time is the run's
+UNFIT = ("profiled", *UNTIMED, SKIPPED, REGIMES)  # kinds of doubts that rule out a step time
 
 
 @dataclass
@@ -205,19 +206,23 @@ def _doubts_of_time(record: Record, time: Steady) -> list[Reason]:
     if time.n < MIN_STEADY and len(record.steps) and not record.mean_of:
         text = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
         doubts.append(Reason("few points", text))
-    if not time.settled:
-        text = "warm-up not over: the second half of the steady iterations is faster"
-        doubts.append(Reason("warm-up", text))
-    if time.risen:
-        earlier, later = time.risen
-        text = f"no steady time: steps took {earlier:.4g} s, then {later:.4g} s"
-        doubts.append(Reason("rising", text))
-    elif time.independent < MIN_STEADY <= time.n:
+    changes = _change_words(time)
+    if not time.single:
+        text = f"no steady time: {changes} (--window FIRST:LAST takes the time of one part)"
+        doubts.append(Reason(REGIMES, text))
+    elif not time.settled:
+        doubts.append(Reason("warm-up", f"warm-up not over: {changes}"))
+    elif time.change:
+        doubts.append(Reason("rising", f"not steady: {changes}"))
+    elif time.risen:
+        doubts.append(Reason("rising", f"no steady time: {changes}"))
+    has_one = time.single and not time.risen  # how sure the median is matters where it has a sense
+    if has_one and time.independent < MIN_STEADY <= time.n:
         points = (
             f"{time.n}, which may drift, tell as much as {time.independent:.1f} independent ones"
         )
         doubts.append(Reason("few points", f"too few points: {points}, 95 % needs {MIN_STEADY}"))
-    elif time.ci95 and time.ci95.high > WIDE * time.ci95.low:
+    elif has_one and time.ci95 and time.ci95.high > WIDE * time.ci95.low:
         low, high = time.ci95
         text = f"unsteady: the median may be {low:.4g} to {high:.4g} s (95 %)"
         doubts.append(Reason("wide", text))
@@ -226,7 +231,24 @@ def _doubts_of_time(record: Record, time: Steady) -> list[Reason]:
         if time.spikes > UNEVEN * time.n:
             text = f"uneven: {text.removesuffix('spikes')}well above the median"
         doubts.append(Reason("spikes", text))
+    if period := time.period:
+        nth = f"one step in {period.every}, as {period.first} and {period.first + period.every},"
+        times = f"takes {period.long_s:.4g} s, {period.longer:.0%} longer than the others"
+        text = f"{nth} {times}: logging, garbage collection or evaluation"
+        doubts.append(Reason("period", text))
     return doubts
+
+
+def _change_words(time: Steady) -> str:
+    """Returns how the step times changed, in words."""
+    if time.risen:
+        return "steps took {:.4g} s, then {:.4g} s".format(*time.risen)
+    if time.change is None:
+        return "the second half of the steady iterations is faster"
+    before_s, after_s, at = time.change
+    if at is None:
+        return f"steps went from {before_s:.4g} s to {after_s:.4g} s"
+    return f"steps took {before_s:.4g} s, then {after_s:.4g} s from iteration {at} on"
 
 
 def _facts_from(origin: str, record: Record) -> str:

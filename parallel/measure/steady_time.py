@@ -12,11 +12,11 @@ import numpy as np
 
 from base.intervals import Interval
 from parallel.measure.slower import OF_NORMAL
+from parallel.measure.step_changes import FEWEST, NOTABLE, Change, Period, change_of, period_of
 
 SPIKE_MADS = 5.0  # robust standard deviations above the median that make a step a spike
 SPIKE_SHARE = 0.05  # and at least this share above it, or a very even run has "spikes" of noise
-FALLEN = 0.02  # how much faster the second half may be before the warm-up is not over
-RISEN = 0.2  # how much slower it may be before no single time is the run's
+RISEN = 0.2  # how far step times may change before no single time is the run's
 MIN_STEADY = 6  # the fewest points of which min and max bracket the median with 95 % confidence
 
 
@@ -33,9 +33,13 @@ class Steady:
 
     step_s: median seconds per iteration; n: how many logged iterations it is of; first: index of
     the first of them; spikes: how many of them are outliers above (evaluation, checkpoints).
-    settled: False when its second half was still faster than its first: the warm-up was not over.
-    risen: the medians of the halves, where the second is slower by more than noise and RISEN.
+    settled: False where the steps were still getting faster: the warm-up was not over.
+    risen: the medians of the halves, where the second is slower by more than noise and RISEN, and
+    no single change explains it.
     independent: how many independent iterations tell as much (`effective_size`).
+    change, period: what the steps do beside noise (`step_changes`).
+    single: False where they change by more than RISEN, so that no one time is the run's. Whoever
+    states a window gets its time.
     """
 
     step_s: float
@@ -46,6 +50,9 @@ class Steady:
     settled: bool = True
     risen: tuple[float, float] | None = None
     independent: float = math.inf
+    change: Change | None = None
+    period: Period | None = None
+    single: bool = True
 
 
 def _spike_bound(step_s: np.ndarray) -> float:
@@ -61,7 +68,8 @@ def warmup_end(step_s: np.ndarray) -> int:
     reduction in simulation output"): the number d of iterations to drop, up to half of all n, that
     minimises the standard error of the mean of the rest, sum of squares / (n - d)^2, with spikes
     cut to the bound that the last half sets. Then only up to the last of these iterations that is
-    slow enough to be a spike of the rest: a run that slows down later keeps its fast start.
+    slow enough to be a spike of the rest, and not where three in four up to there are faster than
+    the rest: a run that slows down later keeps its fast start, also one with spikes.
     """
     n = len(step_s)
     if n < 4:
@@ -71,8 +79,11 @@ def warmup_end(step_s: np.ndarray) -> int:
     total, squares = np.cumsum(capped[::-1])[::-1], np.cumsum(capped[::-1] ** 2)[::-1]
     error = (squares - total**2 / remaining) / remaining.astype(float) ** 2
     dropped = int(np.argmin(error[: n // 2 + 1]))
-    slow = np.flatnonzero(step_s[:dropped] > _spike_bound(step_s[dropped:]))
-    return int(slow[-1]) + 1 if len(slow) else 0
+    start, rest = step_s[:dropped], step_s[dropped:]
+    ends = np.flatnonzero(start > _spike_bound(rest)) + 1
+    fast = np.cumsum(start < float(np.median(rest)) / (1 + NOTABLE))
+    ends = ends[(ends < FEWEST) | (4 * fast[ends - 1] < 3 * ends)]
+    return int(ends[-1]) if len(ends) else 0
 
 
 @cache
@@ -150,19 +161,25 @@ def steady(
     if not len(indices):
         return None
     times = step_s[indices]
-    falls, risen = _trend(times)
-    settled = window is not None or not falls
+    numbers = (np.arange(len(step_s)) if iteration is None else np.asarray(iteration))[indices]
+    change = change_of(times, numbers)
+    earlier, later = change[:2] if change else _halves(times)
+    ends = sorted((earlier, later))
+    is_far = ends[1] > (1 + RISEN) * ends[0]
     spikes = int(np.sum(times > _spike_bound(times)))
     independent = effective_size(times)
     return Steady(
-        float(np.median(times)),
-        len(times),
-        median_ci95(times, independent),
-        int(indices[0]),
+        step_s=float(np.median(times)),
+        n=len(times),
+        ci95=median_ci95(times, independent),
+        first=int(indices[0]),
         spikes=spikes,
-        settled=settled,
-        risen=risen,
+        settled=window is not None or not (later < earlier and (change or is_far)),
+        risen=(earlier, later) if is_far and later > earlier and not change else None,
         independent=independent,
+        change=change,
+        period=period_of(times, numbers),
+        single=window is not None or not (change and is_far),
     )
 
 
@@ -192,21 +209,14 @@ def steady_iterations(
     return index[warmup_end(step_s[index]) :]
 
 
-class Trend(NamedTuple):
-    """Whether the second half is faster than the first by more than noise and FALLEN; the medians
-    of the two halves where it is slower by more than noise and RISEN."""
-
-    falls: bool
-    risen: tuple[float, float] | None
-
-
-def _trend(times: np.ndarray) -> Trend:
-    """Returns how the second half of times stands to the first."""
+def _halves(times: np.ndarray) -> tuple[float, float]:
+    """Returns the medians of the first and the second half where they differ by more than noise,
+    else that of all twice."""
     half = len(times) // 2
     # As if the steps were independent: a trend is what makes them correlated.
-    if (interval := median_ci95(times[:half])) is None:
-        return Trend(False, None)
-    earlier, later = float(np.median(times[:half])), float(np.median(times[half:]))
-    falls = later < interval[0] and later / earlier < 1 - FALLEN
-    rises = later > interval[1] and later / earlier > 1 + RISEN
-    return Trend(falls, (earlier, later) if rises else None)
+    if interval := median_ci95(times[:half]):
+        earlier, later = float(np.median(times[:half])), float(np.median(times[half:]))
+        if not interval.low <= later <= interval.high:
+            return earlier, later
+    middle = float(np.median(times))
+    return middle, middle

@@ -1,0 +1,99 @@
+"""How often a steady run is called changing or periodic, and how often a change is found.
+
+    python tests/tools/steady_campaign.py [--runs 1000]
+
+Made runs of 20 to 1,000 steps of 1 s have 2 % of noise: white; AR 0.6 (its next step has so much of
+the last one's); heavy-tailed (Student's t of 3 degrees of freedom, scaled to that spread); or white
+with an outlier of 5 to 50 spreads in every fiftieth step, by chance. Nothing else is in the clean
+ones: each doubt of theirs is a false alarm. The others have one change of 3 spreads: a jump at a
+place in the middle 60 %, a growth from the first step to the last, or one longer step in every
+2nd to so many that eight or more are in the run (100 at most). A jump or growth is found when the
+run is said to change, a period when its length is right. Prints a Markdown table.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[0] = str(ROOT)
+
+import numpy as np  # noqa: E402
+
+from analysis.common.table import Column, Table, by_key, show  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
+from parallel.measure.steady_time import Steady, steady  # noqa: E402
+
+SPREAD = 0.02  # of a step of 1 s
+CHANGE = 3 * SPREAD
+STEPS = (20, 50, 200, 1000)
+OCCURRENCES = 8  # long steps that a run with a period has, at least
+LONGEST = 100  # period
+
+
+def noise(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns n values of noise, whose robust standard deviation is 1."""
+    values = rng.standard_t(3, size=n) / 1.134 if kind == "heavy-tailed" else rng.normal(size=n)
+    if kind == "AR 0.6":
+        for i in range(1, n):
+            values[i] = 0.6 * values[i - 1] + math.sqrt(1 - 0.6**2) * values[i]
+    if kind == "outliers":
+        values += (rng.random(n) < 0.02) * rng.uniform(5, 50, n)
+    return values
+
+
+def _jump(n: int, rng: np.random.Generator) -> np.ndarray:
+    return CHANGE * (np.arange(n) >= rng.uniform(0.2, 0.8) * n)
+
+
+def _changes(run: Steady) -> bool:
+    return run.change is not None or run.risen is not None or not run.settled
+
+
+def _shares(kind: str, n: int, runs: int) -> dict[str, float]:
+    """Returns a row's shares of `runs` runs."""
+    rng = np.random.default_rng([n, len(kind)])
+
+    def made(change: np.ndarray | float = 0.0) -> Steady:
+        time = steady(1 + SPREAD * noise(kind, n, rng) + change)
+        assert time is not None
+        return time
+
+    clean = [made() for _ in range(runs)]
+    shares = {"false_change": sum(map(_changes, clean)) / runs}
+    shares["false_period"] = sum(run.period is not None for run in clean) / runs
+    shares["jump"] = sum(_changes(made(_jump(n, rng))) for _ in range(runs)) / runs
+    shares["growth"] = sum(_changes(made(np.linspace(0, CHANGE, n))) for _ in range(runs)) / runs
+    shares["period"] = 0.0
+    for _ in range(runs):
+        every = int(rng.integers(2, min(LONGEST, n // OCCURRENCES) + 1))
+        period = made(CHANGE * (np.arange(n) % every == rng.integers(every))).period
+        shares["period"] += (period is not None and period.every == every) / runs
+    return shares
+
+
+def rows(runs: int, lengths: tuple[int, ...] = STEPS) -> list[dict[str, object]]:
+    """Returns a row for each kind of noise and length: shares of `runs` runs."""
+    found = []
+    for kind in ("white", "AR 0.6", "heavy-tailed", "outliers"):
+        for n in lengths:
+            row: dict[str, object] = {"noise": kind, "n": n}
+            found.append(row | _shares(kind, n, runs))
+    return found
+
+
+@command_line("tests.tools.steady_campaign")
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="python tests/tools/steady_campaign.py", description=__doc__)
+    parser.add_argument("--runs", type=int, default=1000, help="runs of each kind ")
+    options = parser.parse_args(argv)
+    columns = [*by_key(("noise",)), Column("n", "steps", "d")]
+    columns.append(Column("false_change", "false: changes", ".1%"))
+    columns.append(Column("false_period", "false: period", ".1%"))
+    columns += by_key(("jump", "growth", "period"), ".1%")
+    show([Table(columns, rows(options.runs))], "markdown")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
