@@ -18,8 +18,8 @@ NOTABLE = 0.02  # a change or a period below this share is not worth a word
 CLIP = 2.5  # spreads beside the median to which outliers are cut
 FEWEST = 12  # a run of fewer steps has no change or period
 SIDE = 4  # the fewest steps before and after a jump, and of a period's long ones
-# Where no jump is, the largest F of all places exceeds this in 1 % of runs (Andrews 1993, "Tests
-# for parameter instability and structural change", table 1, the outer 5 % left out).
+# Where no jump is, the largest F of all places but the outer 5 % exceeds this in 1 % of runs
+# (Andrews 1993, "Tests for parameter instability and structural change", table 1).
 JUMP_F = 13.0
 GROWTH_F = SPREADS**2  # F of one slope is the square of its distance from 0 in standard deviations
 # So many more steps would make a known correlation of one estimated; from the campaign.
@@ -70,10 +70,10 @@ def change_of(times: np.ndarray, numbers: np.ndarray) -> Change | None:
     total = float(clipped @ clipped)
     if total <= 0:
         return None
-    side = max(SIDE, n // 20)
-    splits = np.arange(side, n - side + 1)
-    sums = np.cumsum(clipped)[splits - 1]
+    splits = np.arange(1, n)
+    sums = np.cumsum(clipped)[:-1]
     split = int(splits[np.argmax(sums**2 / splits + sums**2 / (n - splits))])
+    has_sides = max(SIDE, n // 20) <= min(split, n - split)  # else it is a few slow steps
     is_later = np.arange(n) >= split
     step = np.where(is_later, clipped[split:].mean(), clipped[:split].mean())
     place = np.arange(n) - (n - 1) / 2
@@ -85,7 +85,7 @@ def change_of(times: np.ndarray, numbers: np.ndarray) -> Change | None:
         rho = (n * _neighbours(rest) + 1) / (n - fitted)  # the estimate is too low by about so much
         rho = min(max(rho, 0.0), 0.95)
         f = (total - left) / left * (n - fitted) * (1 - rho) / (1 + rho)
-        if f > bar * (1 + FEW_STEPS / n):
+        if f > bar * (1 + FEW_STEPS / n) and (has_sides or fit is line):
             found.append((left, fit is step))
     if not found:
         return None
