@@ -109,6 +109,8 @@ def test_repeats_of_ours_are_kept_with_what_makes_them_comparable(tmp_path, caps
         return str(tmp_path / name)
 
     assert main([study("old", 1.0), "--golden", golden]) == 0
+    kept = json.loads((tmp_path / "golden.json").read_text())["facts"]
+    assert kept["sequence_parallel"] is False and "repeat" not in kept  # ran in turns with nobody
     capsys.readouterr()
     for name, status, words in (
         ("same", 0, "NEW is not slower by more than 3 %"),

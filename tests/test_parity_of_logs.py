@@ -96,6 +96,10 @@ CASES = {
         "the loss diverges from step 22: 7.164429 in A, 7.174429 in B; by up to 1.9e-01",
     ),
     "nan": (dict(loss=after(30, LOSS, LOSS * np.nan)), "the loss diverges from step 31: "),
+    "one step is no shift": (
+        dict(loss=np.array([12.0, 11.5, LOSS[0]]), norm=NORM[:3]),
+        "the loss says different data or a different model from step 1: 10.80629 in A, 12 in B",
+    ),
     "middle": (
         dict(loss=moved(LOSS, 5)[20:], norm=NORM[20:], start=21),
         "the loss differs from the first shared step, step 21: ",
