@@ -52,7 +52,8 @@ def test_a_log_that_states_nothing_names_every_missing_fact_and_the_flag_that_gi
     (row,) = shown.rows
     flags = {name: re.findall(r"\((--[a-z-]+)", why) for name, why in row["missing"].items()}
     batch = ["--global-batch", "--seq-len"]
-    assert flags == {
+    split = ("gpus", "tp", "pp", "dp")
+    assert flags == dict.fromkeys(split, [f"--{name}" for name in split]) | {
         "micro_batch": ["--micro-batch"],
         "peak_gib": [],
         "tokens_per_s": batch,

@@ -1,6 +1,7 @@
 """A run's verdict names its proof, and doubtful numbers say what is doubtful about them."""
 
 import json
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from analysis.runs.run_options import unheeded
 from analysis.runs.verdict import judge
 from parallel.record.schema import CHECKPOINT_COLUMNS
 from tests.fixture_runs import facts, logged, write
+from tests.test_readers import FORMATS
 
 ITERATIONS = {
     "Megatron-LM": " iteration {i}/ 5 | elapsed time per iteration (ms): 9.0 | lm loss: {loss} |\n",
@@ -150,3 +152,31 @@ def test_a_card_that_is_not_known_has_the_peak_that_is_given():
     assert str(why) == "101.0 TFLOP/s is above the peak of 100 (X1)"
     (line,) = unheeded([known], {"peak_tflops": 100.0})
     assert line.startswith("--peak-tflops 100.0 is not used for") and line.endswith("989.4")
+
+
+# What fills a cell: of the facts that are no part of the model, GPT-2's small one.
+GIVEN = "--gpus 8 --tp 1 --pp 1 --dp 8 --micro-batch 1 --global-batch 64 --seq-len 1024"
+GIVEN += " --n-layer 4 --hidden 64 --vocab-size 1000 --activation gelu --precision bf16"
+FLAGS = dict(zip(GIVEN.split()[::2], GIVEN.split()[1::2], strict=True)) | {"--gpu-type": "H100 SXM"}
+UNMEASURED = (throughput.NO_RATE, throughput.OF_EPOCHS, "no step was timed", "TFLOP/s is unknown")
+UNMEASURED += ("the log has no peak", "the TFLOP/s are the log's own count, for the model has")
+CELLS = "gpus tp pp dp micro_batch steady_step_s tokens_per_s tflops mfu".split()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_empty_cell_names_the_flag_that_fills_it(tmp_path, capsys, kind):
+    (tmp_path / "job.log").write_text(FORMATS[kind][0])
+    given, asked = {}, {"--gpus": "8"}
+    while asked:
+        given |= asked
+        words = [word for flag in given.items() for word in flag]
+        assert tflops.main([str(tmp_path / "job.log"), "--format", "json", *words]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        reasons = row["missing"]
+        named = re.findall(r"\((--[a-z-]+)\)", " ".join(reasons.values()))
+        assert not set(named) & set(given), "a flag that was given is asked for again"
+        asked = {flag: FLAGS[flag] for flag in named}
+    for cell in CELLS:
+        reason = reasons.get(cell.removeprefix("steady_"), "")
+        assert row[cell] is not None or reason.startswith(UNMEASURED)
+    assert None not in [row[name] for name in CELLS[:5]]

@@ -60,6 +60,8 @@ def row_of(run: Run, convention: str | None) -> Row:
     elif rate.reason:
         doubts.append(Reason(DOUBT, f"TFLOP/s: {_USED[rate.convention]}, for {rate.reason}"))
     if mfu is None:
+        if rate.convention == throughput.PRINTED:
+            no_mfu = f"{no_mfu}, for {rate.reason}"
         missing.append(Reason(MISSING, no_mfu, ("mfu",)))
     doubts += throughput.above_peak(record, rate.tflops, rate.convention)
     doubts += throughput.printed_doubt(record)

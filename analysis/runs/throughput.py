@@ -53,7 +53,7 @@ def per_token(record: Record, convention: str) -> Answer[float]:
     if config is None:
         return Answer(None, reason)
     if not record.seq_len:
-        return Answer(None, asked(_unstated(record)))
+        return Answer(None, OF_EPOCHS if record.epochs else asked(_unstated(record)))
     if record.attended_seq_len == 0:
         return Answer(None, UNMEASURED)
     seen = record.attended_seq_len or record.seq_len
@@ -135,6 +135,7 @@ def printed_doubt(record: Record) -> list[Reason]:
     return [Reason(DOUBT, f"the printed TFLOP/s {again}leave the vocabulary's matrix out")]
 
 
+OF_EPOCHS = "the log times epochs, and does not state their tokens"
 NO_RATE = "the log has neither a step time nor a rate"
 
 
@@ -164,7 +165,7 @@ def tokens_missing(record: Record, timed: bool) -> str:
     if np.isfinite(record.steps["tokens_per_s_per_gpu"]).any() and not record.gpus:
         return asked(["gpus"])
     if record.epochs and timed:
-        return "the log times epochs, and does not state their tokens"
+        return OF_EPOCHS
     rate = np.isfinite(record.steps["samples_per_s"]).any() or "samples_per_s" in record.totals
     return asked(_for_tokens(record)) if (timed or rate) and _for_tokens(record) else NO_RATE
 
@@ -206,16 +207,15 @@ def above_peak(record: Record, tflops: float | None, convention: str) -> list[Re
 
 def plain_missing(record: Record) -> list[Reason]:
     """Returns why columns of plain facts are empty."""
-    missing = {}
-    if record.micro_batch is None:
-        missing["micro_batch"] = asked(["micro_batch"])
-    if record.peak_bytes is None:
-        missing["peak_gib"] = "the log has no peak of memory"
+    missing = {("peak_gib",): "the log has no peak of memory"} if record.peak_bytes is None else {}
+    for columns in (("gpus", "tp", "pp", "dp"), ("micro_batch",)):
+        if absent := tuple(name for name in columns if getattr(record, name) is None):
+            missing[absent] = asked(absent)
     if experts := record.model.get("experts"):
         if record.routing is None:
-            missing["routing"] = asked(["routing"])
+            missing["routing",] = asked(["routing"])
         if record.dropped is None:
             times = experts.get("moe_expert_capacity_factor")
             takes = f"an expert takes {times:g} times its even share, and " if times else ""
-            missing["dropped"] = takes + asked(["dropped"])
-    return [Reason(MISSING, text, (column,)) for column, text in missing.items()]
+            missing["dropped",] = takes + asked(["dropped"])
+    return [Reason(MISSING, text, columns) for columns, text in missing.items()]
