@@ -146,7 +146,7 @@ PREFIXES = (b"1: ", b"vm-07: ", b"[default7]:", b"2024-05-14 10:22:15,123 INFO "
 PREFIXES += (b"\x1b[32m[rank-7/8]\x1b[0m ", b"\x1b[32m")
 NUMBERED = ("Megatron-LM", "Megatron-LM in seconds", "Megatron-DeepSpeed", "GPT-NeoX", "nanotron")
 NUMBERED += ("DeepSpeed pipeline", "torchtitan", "nanoGPT", "nanochat", "llm.c", "MaxText")
-NUMBERED += ("torchtune", "Composer", "OLMo", "OLMo-core")
+NUMBERED += ("torchtune", "Composer", "OLMo", "OLMo-core", "Megatron-LLaMA")
 
 
 @pytest.mark.parametrize("kind", ("nanoGPT", "nanotron", "torchtitan", "DeepSpeed pipeline"))

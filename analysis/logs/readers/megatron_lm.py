@@ -13,19 +13,20 @@ import re
 
 import numpy as np
 
+from analysis.logs.parsing.fields import ranks_of_rates
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.setting_names import header_of
+from analysis.logs.parsing.setting_names import header_of, state
 from analysis.logs.record import Record
 
 # Tool -> what only it prints: in an iteration line, or before training. A fork's line may hold
-# `samples/sec:`, but only GPT-NeoX's begins with it.
+# `samples/sec:`, but only GPT-NeoX's begins with it; Apertus' has billions of `consumed tokens:`.
 _TOOLS = (
     ("GPT-NeoX", rb"approx flops per GPU|samples/sec: [^|]{1,30}\| {0,4}iteration", rb"NeoXArgs"),
     (
         "Megatron-DeepSpeed",
-        rb"consumed tokens:|consumed_tokens=|\| TFLOPs:|samples per second:",
+        rb"consumed tokens: {1,24}\d{1,24} {0,4}\||consumed_tokens=|\| TFLOPs:|samples per second:",
         rb"DeepSpeed info: version|DeepSpeedEngine|deepspeed.initialize",
     ),
 )
@@ -49,7 +50,9 @@ _LABELS = {
     "grad_norm": rb"grad[ _-]norm[^|:=\r\n]*+[:=]",
     "tflops": rb"(?:throughput[ _]per[ _][gG]|(?:\[LM\])?TFLOPs|approx[ _]flops)[^|:=\r\n]*+[:=]",
     "samples_per_s": rb"samples[ _]per[ _]second[^|:=\r\n]*+[:=]",
-    "tokens_per_s_per_gpu": rb"tokens(?:[ _]per[ _](?i:gpu)|-per-second-per-gpu)[^|:=\r\n]*+[:=]",
+    "tokens_per_s_per_gpu": rb"(?:tokens(?:[ _]per[ _](?i:gpu)|-per-second-per-gpu|/sec/(?i:gpu))"
+    rb"|average token/sec/GPU)[^|:=\r\n]*+[:=]",
+    "tokens_per_s": rb"average overall token/sec[^|:=\r\n]*+[:=]",
     "skipped": rb"number[ _]of[ _]skipped[^|:=\r\n]*+[:=]",
     "nan": rb"number[ _]of[ _]nan[^|:=\r\n]*+[:=]",
     "global_batch": rb"global[ _]batch[^|:=\r\n]*+[:=]",
@@ -91,6 +94,8 @@ def _timed(columns: Columns, record: Record, log: Log) -> Columns:
         record.note(f"{n_averages} values print current/average: the current one is used")
     samples = columns.pop("samples")
     columns["samples_per_s"] = np.where(np.isnan(samples), columns["samples_per_s"], samples)
+    gpus = ranks_of_rates(columns["tokens_per_s"], columns["tokens_per_s_per_gpu"])
+    state(record, {"gpus": gpus}, "log")
     nan_counts = columns["nan"]
     record.nan_iterations = int(nan_counts[np.isfinite(nan_counts)].sum())
     batches = columns["global_batch"][np.isfinite(columns["global_batch"])]
