@@ -153,8 +153,9 @@ def time_missing(record: Record) -> str:
     return asked(absent) if absent else "no step was timed"
 
 
-# A printed rate -> what makes it the time of a step.
-_OF_RATE = {"samples_per_s": ("global_batch",), "tokens_per_s": ("global_batch", "seq_len")}
+# A printed rate, or the time of a micro-batch -> what makes it the time of a step.
+_OF_RATE = {"micro_s": ("n_micro",), "samples_per_s": ("global_batch",)}
+_OF_RATE["tokens_per_s"] = ("global_batch", "seq_len")
 _OF_RATE["tokens_per_s_per_gpu"] = ("gpus", "global_batch", "seq_len")
 
 

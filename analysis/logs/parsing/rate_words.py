@@ -61,6 +61,7 @@ def complete_rates(record: Record) -> None:
         if not np.isfinite(steps[name]).any():
             steps[name] = values
 
+    fill("step_s", positive(steps["micro_s"]) * (record.n_micro or np.nan))
     fill("tokens_per_s", positive(steps["tokens_per_s_per_gpu"]) * (record.gpus or np.nan))
     if UNPADDED not in record.doubts:
         fill("samples_per_s", steps["tokens_per_s"] / (record.seq_len or np.nan))

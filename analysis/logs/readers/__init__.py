@@ -28,7 +28,7 @@ from base.errors import UsageError
 
 NAMES = tuple(
     """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc maxtext torchtune
-    composer olmo internevo metrics_file megatron_golden nemo mlperf fairseq rank_epochs
+    composer olmo internevo xtuner metrics_file megatron_golden nemo mlperf fairseq rank_epochs
     deepspeed_lines hf_trainer""".split()
 )
 UNKNOWN = "unknown"
