@@ -16,7 +16,7 @@ from parallel.config.study import name_alone
 from parallel.record.reader import read_run
 from parallel.record.schema import CLOCK_COLUMNS, STEP_COLUMNS
 from tests.conftest import run_module
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import edit_steps, facts, write
 from tests.test_training_metrics import SCHEMA
 
 TINY = PRESETS["tiny-moe"]
@@ -145,6 +145,18 @@ def test_forced_is_neither_compared_nor_verified_nor_a_speedup(tmp_path, capsys,
     assert "routing forced, baseline natural" in forced["verdict"]
     tflops.main([str(tmp_path), "--format", "json"])
     assert [row["speedup"] for row in json.loads(capsys.readouterr().out)] == [None, 1]
+
+
+@pytest.mark.parametrize("routing", ("natural", "forced"))
+def test_a_router_that_still_moves_had_not_settled(tmp_path, rows_of, routing):
+    run = routed(tmp_path, routing, 0.5)
+    settled = "routing had not settled"
+    (row,) = rows_of(tflops.main, run)
+    assert settled not in " ".join(row["reasons"])
+    edit_steps(run, lambda rows: [r | {"expert_load": 2 - 0.04 * int(r["step"])} for r in rows])
+    (row,) = rows_of(tflops.main, run)
+    moves = f"{settled}: expert load went from 1.96 to 1.2" in row["reasons"]
+    assert moves is (routing == "natural")
 
 
 def test_a_dense_run_has_no_word_of_experts(tmp_path):

@@ -11,6 +11,7 @@ from analysis.logs.parsing.json_values import mapping, real, steps_of
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.run_json import peak_bytes, sharing, stated
 from analysis.logs.record import SCHEDULE, Failure, Record, Refusal
+from parallel.measure.step_changes import change_of
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
 from parallel.record.first_place import place_of
 from parallel.record.reader import Run, job_ids, read_run, read_saves
@@ -53,6 +54,10 @@ def read(path: Path) -> Record:
             record.origin[name] = "run.json"
     if loads := [step["expert_load"] for step in run.steps if step.get("expert_load")]:
         record.expert_load = float(np.mean(loads))
+        change = change_of(np.array(loads), np.arange(len(loads)))
+        if change and record.routing == "natural":
+            words = f"expert load went from {change[0]:.3g} to {change[1]:.3g}"
+            record.doubt("routing", f"routing had not settled: {words}")
         summary = mapping(run.metrics.get("summary"))
         record.dropped = real(summary["dropped"]) if "dropped" in summary else None
     record.run = facts.get("run", run.path.name)
