@@ -147,6 +147,7 @@ PREFIXES += (b"\x1b[32m[rank-7/8]\x1b[0m ", b"\x1b[32m")
 NUMBERED = ("Megatron-LM", "Megatron-LM in seconds", "Megatron-DeepSpeed", "GPT-NeoX", "nanotron")
 NUMBERED += ("DeepSpeed pipeline", "torchtitan", "nanoGPT", "nanochat", "llm.c", "MaxText")
 NUMBERED += ("torchtune", "Composer", "OLMo", "OLMo-core", "Megatron-LLaMA")
+NUMBERED += ("XTuner through mmengine", "NeMo AutoModel", "NeMo-RL")
 
 
 @pytest.mark.parametrize("kind", ("nanoGPT", "nanotron", "torchtitan", "DeepSpeed pipeline"))

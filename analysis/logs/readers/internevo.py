@@ -65,7 +65,7 @@ _FIELDS = {
 FORMAT = Format(
     name="InternEvo",
     marks=((b"tflops=", b"tgs (tokens/gpu/second)="),),
-    starts=(b"===========New Run ", b"Distributed environment is initialized, data parallel"),
+    starts=(b"===========New Run ",),
     lines=(Line(_STEP, _FIELDS),),
     facts={
         "dp": rb"is initialized, data parallel size: (\d{1,6})",
