@@ -42,8 +42,8 @@ def test_the_committed_file_is_what_is_read_today(shared):
             assert f"{beside_printed(record, by):.5g}" == committed["printed_error"]
 
 
-def test_47_logs_have_tflops_and_the_others_a_reason():
-    assert sum(bool(row["tflops"]) for row in ROWS) == 47
+def test_46_logs_have_tflops_and_the_others_a_reason():
+    assert sum(bool(row["tflops"]) for row in ROWS) == 46
     assert [row["log"] for row in ROWS if not row["tflops"] and not row["why"]] == []
     named = {"megatron", "6n", throughput.PRINTED}
     assert {row["convention"] for row in ROWS if row["tflops"]} == named
