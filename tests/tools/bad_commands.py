@@ -32,6 +32,7 @@ LINES = {
     "analysis.checkpoints": "logs/study",
     "analysis.compare": "logs/study",
     "analysis.expect": "logs/study/ddp --cluster 2-core-cpu",
+    "analysis.failures": "logs/study",
     "analysis.goodput": "logs/study",
     "analysis.page": "logs/study --out page.html",
     "analysis.parity": "logs/study",

@@ -20,6 +20,8 @@ THOUSANDS = NUMBER.replace(rb"\d{1,25}", rb"(?:\d{1,3}(?:,\d{3}){1,8}|\d{1,25})"
 THOUSANDS = THOUSANDS.replace(rb"[.,]\d)", rb"\.\d|,(?! ))", 1)
 # What stands behind a number: an end, and, of one that is never the last in its line, more of it.
 BEHIND = rb"(?=[\s|;)}\]\"'(]|,(?!\d)|\x1b|\Z)"
+# Where a line ends, after padding and colours.
+LINE_END = rb"(?:[ \t\0]|\x1b\[[\d;]{0,20}[mK]){0,400}(?:\r|\n|\Z)"
 NOT_LAST = rb"(?=[,;|)}]| {1,2}[(|])"
 SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
 SUFFIX |= {unit + b"FLOPS": scale / 1e12 for unit, scale in SUFFIX.items()}

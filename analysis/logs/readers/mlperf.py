@@ -17,7 +17,7 @@ import numpy as np
 
 from analysis.logs.parsing import rate_words
 from analysis.logs.parsing.failure_line import judge_end
-from analysis.logs.parsing.fields import NUMBER
+from analysis.logs.parsing.fields import LINE_END, NUMBER
 from analysis.logs.parsing.json_values import (
     integer,
     is_nan,
@@ -66,11 +66,11 @@ _STEP_TIME = (
     rb"(?:(?:step|iter|iteration)[ _](?:tim(?:e|ing)|duration)|time[ _]per[ _](?:step|iteration))"
     rb"(?:[ _]{0,2}[(]?(?:in[ _])?[mu]?s(?:ec|ecs|econds)?[)]?)?)"
 )
-_END = rb"[ \t\0]{0,16}(?:\r|\n|\Z)"
 _COUNT = rb"\"metadata\": ?\{[^\r\n]{0,2000}?\"%b\": ?(\d{1,15})(?=[,}])"
 _TRACKED = Line(  # most lines of a log: they are read as other programs' steps are
     re.compile(
-        rb":::MLLOG \{(?=[^\r\n]{0,4000}?\"key\": ?\"tracked_stats\")(?=[^\r\n]{0,4000}\}%b)" % _END
+        rb":::MLLOG \{(?=[^\r\n]{0,4000}?\"key\": ?\"tracked_stats\")(?=[^\r\n]{0,4000}\}%b)"
+        % LINE_END
     ),
     {
         "time_ms": re.compile(rb"\"time_ms\": ?\"?%b\"?(?=[,}])" % NUMBER),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.parsing.fields import NUMBER, labelled
+from analysis.logs.parsing.fields import LINE_END, NUMBER, labelled
 from analysis.logs.parsing.json_values import mapping, opens_with_json
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.lines import Columns, Line
@@ -26,7 +26,7 @@ from analysis.logs.record import Record
 _JSON = re.compile(
     rb"DLLL \{(?=[^\r\n]{0,400}?\"step\": (?P<iteration>\d{1,15})[,}])"
     rb"(?=[^\r\n]{1,4000}?\"train_step_timing in s\": )"
-    rb"(?=[^\r\n]{1,4000}\}(?:[ \t\0]|\x1b\[[\d;]{0,20}[mK])*(?:\r|\n|\Z))"
+    rb"(?=[^\r\n]{1,4000}\}" + LINE_END + rb")"
 )
 _PARAMETERS = re.compile(rb"DLLL (\{[^\r\n]{0,200}\"PARAMETER\"[^\r\n]{1,20000}\})")
 _JSON_FIELDS = {
