@@ -81,6 +81,28 @@ def test_tokens_without_padding_give_a_rate_but_no_step_time(log):
     assert record.steps["tokens_per_s"].tolist() == [2 * 9077.15] and timed(record) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "line", "flags", "step_s"),
+    [
+        ("InternEvo", "tflops=.*", {"gpus": 32}, 524288 / (32 * 3345.72)),
+        ("XTuner through mmengine", ".*Iter.*", {"n_micro": 4}, 4 * 16.4075),
+        ("XTuner through mmengine", ".*Iter.*", {}, None),
+        ("NeMo AutoModel", ".*label.*", {"global_batch": 512, "seq_len": 1024}, None),
+    ],
+)
+def test_the_flag_that_a_printed_rate_lacks_gives_the_step_time(log, kind, line, flags, step_s):
+    line = re.search(line, FORMATS[kind][0])[0] + "\n"
+    found = read(log(line), flags).steps["step_s"][0]
+    assert found == pytest.approx(step_s or np.nan, nan_ok=True)
+
+
+def test_a_rank_has_no_rate_where_that_of_all_ranks_is_printed_as_its_own(log):
+    text = FORMATS["NeMo-RL"][0].replace("(338.67 ", "(2709.39 ")
+    record = read(log(text))
+    assert np.isnan(record.steps["tflops"]).all() and record.gpus == 8
+    assert any("of all ranks: unknown" in note for note in record.notes)
+
+
 def test_differences_of_a_cumulative_clock_are_step_times(log):
     line = "step:{}/3 train_loss:9.0 train_time:{}ms step_avg:{}ms\n"
     lines = [line.format(*numbers) for numbers in ((1, 35000, "nan"), (2, 200, 100), (3, 300, 100))]

@@ -24,6 +24,7 @@ STEP = np.dtype(
         ("iteration", float),  # its number
         ("step_s", float),  # seconds per iteration
         ("micro_s", float),  # seconds of a micro-batch, where the iterations are these
+        ("tokens", float),  # of a step, by the log's own counter
         ("loss", float),
         ("grad_norm", float),
         ("tflops", float),  # as printed, per GPU

@@ -153,8 +153,8 @@ def time_missing(record: Record) -> str:
     return asked(absent) if absent else "no step was timed"
 
 
-# A printed rate, or the time of a micro-batch -> what makes it the time of a step.
-_OF_RATE = {"micro_s": ("n_micro",), "samples_per_s": ("global_batch",)}
+# A printed rate, the time of a micro-batch, or a step's tokens -> what makes it the time of a step.
+_OF_RATE = {"micro_s": ("n_micro",), "tokens": ("gpus",), "samples_per_s": ("global_batch",)}
 _OF_RATE["tokens_per_s"] = ("global_batch", "seq_len")
 _OF_RATE["tokens_per_s_per_gpu"] = ("gpus", "global_batch", "seq_len")
 

@@ -63,6 +63,7 @@ def complete_rates(record: Record) -> None:
 
     fill("step_s", positive(steps["micro_s"]) * (record.n_micro or np.nan))
     fill("tokens_per_s", positive(steps["tokens_per_s_per_gpu"]) * (record.gpus or np.nan))
+    fill("step_s", positive(steps["tokens"]) / positive(steps["tokens_per_s"]))
     if UNPADDED not in record.doubts:
         fill("samples_per_s", steps["tokens_per_s"] / (record.seq_len or np.nan))
     if not (record.per_epoch or np.isfinite(steps["step_s"]).any()):

@@ -24,15 +24,13 @@ _PLACE = re.compile(rb"=New Run [^\r\n]{1,200}?,tp:(\d{1,6}),pp=(\d{1,6}),dp=(\d
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
-    """Fills the GPUs and, from a step's tokens, the step times."""
+    """Fills the GPUs, the tokens of each step and its batch."""
     gpus = (record.tp or 0) * (record.pp or 0) * (record.dp or 0) or _places(header)
     state(record, {"gpus": gpus, "n_micro": whole(columns.pop("micro_num"))}, "log")
     consumed, iteration = positive(columns.pop("consumed")), columns["iteration"]
     n_steps = positive(np.diff(iteration, prepend=-1))
-    batch_tokens = positive(np.diff(consumed, prepend=0)) / n_steps
-    columns["tokens_per_s"] = columns["tokens_per_s_per_gpu"] * (record.gpus or np.nan)
-    columns["step_s"] = batch_tokens / positive(columns["tokens_per_s"])
-    tokens = whole(batch_tokens)
+    columns["tokens"] = positive(np.diff(consumed, prepend=0)) / n_steps
+    tokens = whole(columns["tokens"])
     if tokens and record.seq_len and not tokens % record.seq_len:
         state(record, {"global_batch": tokens // record.seq_len}, "log")
     elif tokens:
