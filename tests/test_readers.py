@@ -100,7 +100,21 @@ def test_a_rank_has_no_rate_where_that_of_all_ranks_is_printed_as_its_own(log):
     text = FORMATS["NeMo-RL"][0].replace("(338.67 ", "(2709.39 ")
     record = read(log(text))
     assert np.isnan(record.steps["tflops"]).all() and record.gpus == 8
-    assert any("of all ranks: unknown" in note for note in record.notes)
+    assert np.isnan(record.steps["mfu"]).all()
+    assert any("as those of all ranks" in note for note in record.notes)
+
+
+@pytest.mark.parametrize("kind", ["Megatron-LM of Apertus", "Megatron-LLaMA"])
+def test_the_fields_of_a_fork_do_not_change_its_name(log, kind):
+    assert read(log(FORMATS[kind][0])).engine == "Megatron-LM"
+
+
+def test_ranks_are_counted_if_none_is_missing_and_one_of_them_is_read(log):
+    text = FORMATS["InternLM of July 2023"][0]
+    assert read(log(text)).gpus == 2
+    assert read(log(text.replace("dp=0=", "dp=2="))).gpus is None
+    several = "[XTuner][RANK 1]" + FORMATS["XTuner"][0].strip().partition("[RANK 0]")[2]
+    assert len(read(log(FORMATS["XTuner"][0] + several)).steps) == 1
 
 
 def test_differences_of_a_cumulative_clock_are_step_times(log):

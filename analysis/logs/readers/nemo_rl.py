@@ -33,6 +33,7 @@ _FIELDS = {
     "generation_s": labelled(b"(?:exposed_)?generation", unit=b"s"),
     "all_tflops": labelled(b"Training FLOPS", unit=b" TFLOPS"),
     "tflops": labelled(rb"Training FLOPS: [\d.]{1,24} TFLOPS", rb" \(", unit=b" TFLOPS per rank"),
+    "mfu_pct": labelled(b"Training Model Floating Point Utilization", unit=b"%"),
     "tokens_per_s": labelled(rb"E2E \(Tokens/sec\)"),
     "tokens_per_s_per_gpu": labelled(rb"E2E \(Tokens/sec/gpu\)"),
 }
@@ -46,8 +47,11 @@ def _steps(columns: Columns, record: Record, log: Log) -> Columns:
     state(record, {"gpus": gpus}, "log")
     all_tflops = columns.pop("all_tflops")
     if gpus != 1 and (all_tflops == columns["tflops"]).any():
-        record.note("TFLOP/s of a rank are printed as those of all ranks: unknown")
-        columns["tflops"][all_tflops == columns["tflops"]] = np.nan
+        record.note(
+            "TFLOP/s of a rank are printed as those of all ranks: they and the MFU are unknown"
+        )
+        wrong = all_tflops == columns["tflops"]
+        columns["tflops"][wrong] = columns["mfu_pct"][wrong] = np.nan
     if np.isfinite(columns["tflops"]).any():
         record.note("the printed TFLOP/s are over the time of training alone, not over the step")
     for name in ("training", "generation"):
