@@ -43,13 +43,14 @@ from parallel.config.layout import EXPERT_AXES, SET_AXES
 MODEL = tuple(name for name in OVERRIDES if name not in ("max_seq_len", "experts"))
 SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "n_kv_head", "vocab_size", "max_seq_len")
 STEPS = 20  # of a planned run
-FSDP2 = "fsdp2: no run of it is behind these times"  # a table's note
-BALANCED = (
+# Notes below a table.
+NOTE_FSDP2 = "fsdp2: no run of it is behind these times"
+NOTE_BALANCED = (
     "experts take equally many tokens, as a forced balance gives; all-to-all by Megatron-LM's own"
     " dispatcher; a router that chooses freely may take 10 to 25 % longer"
 )
-RING = "cp ranks send keys and values on in a ring while attention works on the part before"
-FP8_MEMORY = (
+NOTE_RING = "cp ranks send keys and values on in a ring while attention works on the part before"
+NOTE_FP8_MEMORY = (
     "the layers' GEMMs run in fp8: weights are held in bf16 and twice in fp8 (plain, transposed),"
     " the GEMMs' inputs in fp8, gradients in fp32; a recipe with gradients in bf16 and weights in"
     " fp8 alone (NeMo's) needs 4 bytes a parameter less; no published peak has checked these bytes"
@@ -159,7 +160,7 @@ def answer(arguments: argparse.Namespace) -> Table:
     ask = question(arguments)
     if arguments.scale:
         scaled = scale.table(ask, arguments.scale == "weak")
-        return replace(scaled, notes=[*scaled.notes, _subject(ask)])
+        return replace(scaled, notes=[*scaled.notes, _model_and_batch(ask)])
     ranked = ask.ranked()
     if not len(ranked.order):
         raise UsageError(ranking.nothing_fits(ranked, ask.config, ask.gpus))
@@ -178,6 +179,7 @@ def _notes(
     """Returns the notes on a plan: what was predicted, what was assumed, and what does not fit."""
     cluster, steps, precision = ask.cluster, ranked.steps, ask.settings["precision"]
     flash, card = arguments.flash, arguments.gpu_type
+    # The flag or the cluster decides, for all layouts alike.
     attention = "flash" if steps.flash[0] else "unfused"
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
@@ -191,8 +193,8 @@ def _notes(
     if flash is not None and flash != cluster.flash and cluster.fit.n:
         notes.append(f"no run of this fit had {attention} attention: its time is the model's alone")
     if any(row["engine"] == "fsdp2" for row in rows):
-        notes.append(FSDP2)
-    notes.append(_subject(ask))
+        notes.append(NOTE_FSDP2)
+    notes.append(_model_and_batch(ask))
     if ask.preset is None:
         config = ask.config
         sizes = [
@@ -202,11 +204,11 @@ def _notes(
         ]
         notes.append(f"the model: {', '.join(sizes)}; all else as in GPT-2")
     if precision == "fp8":
-        notes.append(FP8_MEMORY)
+        notes.append(NOTE_FP8_MEMORY)
     if any(row["cp"] > 1 for row in rows):
-        notes.append(RING)
+        notes.append(NOTE_RING)
     if any("ep" in row for row in rows):
-        notes.append(BALANCED)
+        notes.append(NOTE_BALANCED)
     shared = ", shared by the ranks" if cluster.is_host else ""
     return [
         *notes,
@@ -218,8 +220,8 @@ def _notes(
     ]
 
 
-def _subject(ask: Question) -> str:
-    """Returns a line: the model, its size, and what it is trained on."""
+def _model_and_batch(ask: Question) -> str:
+    """Returns a line: the model, its size, the tokens of a step and the GPUs."""
     model = f"{ask.preset}: " if ask.preset else ""
     return (
         f"{model}{ask.config.n_params / 1e9:.4g}B parameters, {ask.global_batch} sequences of"
@@ -291,7 +293,7 @@ def explanation(ask: Question, layout: str) -> str:
     fits = ranked.used[i] <= ranked.limit
     verdict = "fits in" if fits else "does NOT fit (nor does any with these settings) in"
     return (
-        f"{_subject(ask)}\n{explain.title(ranked.steps, i)}\n{chosen}"
+        f"{_model_and_batch(ask)}\n{explain.title(ranked.steps, i)}\n{chosen}"
         f"predicted {ranked.seconds[i]:.4g} s per iteration:\n"
         f"{explain.bars(explain.seconds_of(ranked, i), 's')}"
         f"predicted {ranked.used[i] / GIB:.1f} GiB on the fullest rank,"

@@ -220,23 +220,29 @@ def run_row(
     attention."""
     if run.state != COMPLETE or parity is None:
         return Row(run.name, FAILED, f"{run.state}: {run.reason or 'analysis.parity failed'}")
-    wrong, expected, apart = [], "parity's bars", parity["max_loss_diff"]
+    wrong, expected, loss_diff = [], "parity's bars", parity["max_loss_diff"]
     if spec.precision == "fp32":
         if parity["verdict"] != "equal":
             wrong.append(parity["verdict"])
     else:
         baseline_steps, expected = baseline.steps if baseline else [], f"loss within {LOSS_BAR:g}"
         pairs = zip(run.steps, baseline_steps, strict=False)
-        apart = max((abs(step["loss"] - base["loss"]) for step, base in pairs), default=math.inf)
-        if not apart <= LOSS_BAR:
-            wrong.append(f"loss {apart:.1e} from the baseline's")
-    measured = [] if wrong else [f"loss within {apart:.1e}"]
+        differences = (abs(step["loss"] - base["loss"]) for step, base in pairs)
+        loss_diff = max(differences, default=math.inf)
+        if not loss_diff <= LOSS_BAR:
+            wrong.append(f"loss {loss_diff:.1e} from the baseline's")
+    measured = [] if wrong else [f"loss within {loss_diff:.1e}"]
     if peak := run.metrics["epochs"][-1]["max_cuda_mem_allocated_bytes_global"]:
         ratio = f"{peak / rehearsed:.2f} x the rehearsed" if rehearsed else "not rehearsed"
-        counts = bool(rehearsed) and rehearsed >= GIB
-        off = counts and abs(peak / rehearsed - 1) > MEMORY_BAR
-        (wrong if off else measured).append(f"peak {peak / GIB:.2f} GiB, {ratio}")
-        expected += f", peak within {MEMORY_BAR:.0%}" if counts else ""
+        words = f"peak {peak / GIB:.2f} GiB, {ratio}"
+        is_judged = bool(rehearsed) and rehearsed >= GIB
+        is_off = is_judged and abs(peak / rehearsed - 1) > MEMORY_BAR
+        if is_off:
+            wrong.append(words)
+        else:
+            measured.append(words)
+        if is_judged:
+            expected += f", peak within {MEMORY_BAR:.0%}"
     measured += [run.facts["attention"], f"{run.metrics['summary']['total_wall_time_sec']:.0f} s"]
     return Row(run.name, verdict_of(not wrong), "; ".join(wrong + measured), expected)
 

@@ -151,7 +151,7 @@ def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(t
     assert "cp" not in [column.key for column in answer(flags).columns]
     ring = answer(flags, "--cp 4 --study", tmp_path / "planned.toml")
     assert {row["cp"] for row in ring.rows} == {4} and "cp" in [c.key for c in ring.columns]
-    assert plan.RING in ring.notes
+    assert plan.NOTE_RING in ring.notes
     specs = load_study(tmp_path / "planned.toml").specs.values()
     for spec, row in zip(specs, ring.rows, strict=True):
         assert (spec.layout.cp, spec.layout.dp) == (4, row["dp"])
@@ -215,7 +215,8 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path):
     fp8 = answer(flags, "--precision fp8 --study", tmp_path / "planned.toml")
     first = fp8.rows[0]
     assert first["predicted_s"] < answer(flags).rows[0]["predicted_s"]
-    assert plan.FP8_MEMORY in fp8.notes and first["mfu"] == pytest.approx(first["tflops"] / 1978.9)
+    assert plan.NOTE_FP8_MEMORY in fp8.notes
+    assert first["mfu"] == pytest.approx(first["tflops"] / 1978.9)
     assert {s.precision for s in load_study(tmp_path / "planned.toml").specs.values()} == {"fp8"}
     with pytest.raises(UsageError, match="A100 of selene has no fp8: --precision bf16 or fp16"):
         answer(PLAN, "--precision fp8")
@@ -428,7 +429,7 @@ def test_a_plan_of_one_kind_holds_no_other_and_is_pruned_as_planned(more, tmp_pa
     path = tmp_path / "planned.toml"
     table = answer(LLAMA3, "--global-batch 64 --top 2", more, "--study", path)
     assert {row["engine"] for row in table.rows} == {"fsdp2" if "fsdp2" in more else "megatron"}
-    assert (plan.FSDP2 in table.notes) == ("fsdp2" in more)
+    assert (plan.NOTE_FSDP2 in table.notes) == ("fsdp2" in more)
     pruned = prune.report(path)
     for name in ("engine", "predicted_s", "memory_gib"):
         rows = [[row[name] for row in t.rows] for t in (table, pruned)]

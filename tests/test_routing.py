@@ -12,7 +12,7 @@ from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS
 from parallel.config.resolve import resolve
-from parallel.config.study import name_alone
+from parallel.config.study import name_without_study
 from parallel.record.reader import read_run
 from parallel.record.schema import CLOCK_COLUMNS, STEP_COLUMNS
 from tests.conftest import run_module
@@ -126,7 +126,7 @@ def test_a_layer_counts_its_last_call_and_forced_choices_do_not_depend_on_the_sp
 
 def test_a_forced_run_is_named_so_and_asked_of_experts_alone():
     settings = {"preset": "tiny-moe", "moe_router_force_load_balancing": True}
-    assert name_alone(resolve(("test", settings)), settings) == "ddp-forced-tiny-moe"
+    assert name_without_study(resolve(("test", settings)), settings) == "ddp-forced-tiny-moe"
     with pytest.raises(UsageError, match="is for a model with experts alone"):
         resolve(("test", settings | {"preset": "tiny"}))
 

@@ -30,7 +30,7 @@ def test_later_layers_override_earlier_ones():
 
 
 def test_the_vocabulary_comes_from_the_data_where_the_presets_is_too_small(tmp_path):
-    from parallel.config.study import name_alone
+    from parallel.config.study import name_without_study
 
     def sizes(in_data: int, **given) -> tuple[int | None, int]:
         (tmp_path / "meta.json").write_text(json.dumps({"vocab_size": in_data}))
@@ -44,11 +44,11 @@ def test_the_vocabulary_comes_from_the_data_where_the_presets_is_too_small(tmp_p
     assert sizes(200) == (None, 257)
     given = {"preset": "small", "data": str(tmp_path)}
     (tmp_path / "meta.json").write_text('{"vocab_size": 4096}')
-    name = name_alone(resolve(("flags", given)), given)
+    name = name_without_study(resolve(("flags", given)), given)
     for damaged in ("", "[]", '{"vocab_size": "4096"}', "{}"):
         (tmp_path / "meta.json").write_text(damaged)
         spec = resolve(("flags", given))
-        assert spec.value("vocab_size") is None and name_alone(spec, given) == name
+        assert spec.value("vocab_size") is None and name_without_study(spec, given) == name
 
 
 def test_accumulation_follows_from_the_global_batch_and_back():

@@ -9,7 +9,7 @@ import pytest
 from base.errors import UsageError, by_reason
 from parallel.config import clusters
 from parallel.config.resolve import resolve
-from parallel.config.study import load_study, name_alone
+from parallel.config.study import load_study, name_without_study
 from tests.conftest import ROOT
 
 HEAD = 'question = "which?"\ncluster = "local-test"\n[defaults]\npreset = "tiny"\n'
@@ -305,7 +305,7 @@ def test_the_folder_of_a_run_without_a_study_is_named_after_its_flags():
         ),
         ({"engine": "fsdp2", "gpus": 8, "fsdp_shard": 4}, "fsdp2-dp8-zero3-shard4"),
     ):
-        assert name_alone(resolve(("flags", given)), given) == name
+        assert name_without_study(resolve(("flags", given)), given) == name
 
 
 def test_the_page_on_slurm_names_every_key_of_a_cluster():

@@ -12,7 +12,6 @@ section 4.2.2).
 
 import math
 import re
-from collections import Counter
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -346,14 +345,20 @@ def _fully_sharded(spec: RunSpec) -> float:
     between them.
     """
     layout, shards = spec.layout, spec.layout.shards
-    padded: Counter[bool] = Counter()  # elements in blocks, and outside
+    in_blocks = outside = 0  # elements
     for name, shape in parameter_shapes(replace(spec.model, vocab_size=spec.padded_vocab)).items():
-        if not name.endswith(".expert_bias"):  # which no gradient trains
-            padded[bool(_BLOCK.match(name))] += _up(shape[0], shards) * math.prod(shape[1:])
-    elements = padded.total()
+        if name.endswith(".expert_bias"):  # which no gradient trains
+            continue
+        padded = _up(shape[0], shards) * math.prod(shape[1:])
+        if _BLOCK.match(name):
+            in_blocks += padded
+        else:
+            outside += padded
+    elements = in_blocks + outside
     gathered = elements
     if layout.zero_stage == 3:
-        gathered = (2 * padded[True] + padded[False]) * layout.n_micro
+        gathered = (2 * in_blocks + outside) * layout.n_micro
+    # A reduce-scatter sends as many bytes as an all-gather.
     payload = _width(spec) * gathered + GRAD_BYTES * elements * layout.reductions
     between = wire_bytes("all_reduce", layout.dp // shards, GRAD_BYTES * elements / shards)
     return wire_bytes("all_gather", shards, payload) + between

@@ -170,7 +170,8 @@ def _derive(row: Line) -> None:
 
 
 def _same(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
-    """Yields values that make an expression differ among rows in which it is to be equal."""
+    """For each rule of SAME, yields the rows whose expression differs from that of most rows of
+    their group. The lines of the rows that were checked are added to `lines`."""
     for same in SAME:
         groups: dict[tuple, list[tuple[Line, Value]]] = defaultdict(list)
         for row in rows:

@@ -139,24 +139,30 @@ OF_EPOCHS = "the log times epochs, and does not state their tokens"
 NO_RATE = "the log has neither a step time nor a rate"
 
 
+# A printed rate, the time of a micro-batch, or a step's tokens -> what makes it the time of a step.
+FACTS_FOR_STEP_TIME = {
+    "micro_s": ("n_micro",),
+    "tokens": ("gpus",),
+    "samples_per_s": ("global_batch",),
+    "tokens_per_s": ("global_batch", "seq_len"),
+    "tokens_per_s_per_gpu": ("gpus", "global_batch", "seq_len"),
+}
+
+
 def time_missing(record: Record) -> str:
-    """Returns why a run has no time: none is taken from it, or which fact a printed rate lacks to
-    be one."""
+    """Returns why a run has no time: none may be taken from it, or a printed rate needs a fact that
+    the log does not state."""
     if untimed := no_timing(record):
         return untimed.text
     if UNPADDED in record.doubts:
         return "no step was timed, and none follows from tokens/s without padding"
-    printed = {name: np.isfinite(record.steps[name]).any() for name in _OF_RATE}
-    rates = {name: is_there or name in record.totals for name, is_there in printed.items()}
-    needed = next((facts for name, facts in _OF_RATE.items() if rates[name]), ())
+    has_rate = {
+        name: np.isfinite(record.steps[name]).any() or name in record.totals
+        for name in FACTS_FOR_STEP_TIME
+    }
+    needed = next((facts for name, facts in FACTS_FOR_STEP_TIME.items() if has_rate[name]), ())
     absent = [name for name in needed if not getattr(record, name)]
     return asked(absent) if absent else "no step was timed"
-
-
-# A printed rate, the time of a micro-batch, or a step's tokens -> what makes it the time of a step.
-_OF_RATE = {"micro_s": ("n_micro",), "tokens": ("gpus",), "samples_per_s": ("global_batch",)}
-_OF_RATE["tokens_per_s"] = ("global_batch", "seq_len")
-_OF_RATE["tokens_per_s_per_gpu"] = ("gpus", "global_batch", "seq_len")
 
 
 def tokens_missing(record: Record, timed: bool) -> str:

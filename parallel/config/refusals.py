@@ -66,7 +66,7 @@ def _of_parts(spec: "RunSpec") -> Cases:
 
 
 def _of_engine(spec: "RunSpec") -> Cases:
-    """Yields the cases in which the run asks what only other engines do."""
+    """Yields what the engine lacks, and combinations of settings that it does not take."""
     engine, able, layout = spec.engine, ENGINES[spec.engine], spec.layout
     for axis in (*SET_AXES, *EXPERT_AXES):
         size = getattr(layout, axis)
@@ -85,13 +85,13 @@ def _of_engine(spec: "RunSpec") -> Cases:
     yield engine == "fsdp2" and spec.precision == "fp16", reason
     reason = "a compiled block shows no operators to recompute selective: use full"
     yield spec.compile and layout.recompute == "selective", reason
-    sums_in_bf16 = spec.precision == "bf16" and layout.zero_stage == 0
+    is_bf16_without_zero = spec.precision == "bf16" and layout.zero_stage == 0
     stages = ", ".join(map(str, able.zero_stages[1:]))
     reason = (
         "DeepSpeed without ZeRO adds gradients up in bf16, and deepspeed_zero updates the bf16"
         f" weights themselves; for bf16 {engine} offers zero_stage {stages}"
     )
-    yield engine.startswith("deepspeed") and sums_in_bf16, reason
+    yield engine.startswith("deepspeed") and is_bf16_without_zero, reason
     is_auto_ep = engine == "deepspeed_zero" and layout.ep > 1
     reason = f"breakdown has no column for messages between cp {layout.cp} ranks"
     yield spec.breakdown and layout.cp > 1, reason

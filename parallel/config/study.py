@@ -214,7 +214,7 @@ def choose_runs(
         raise UsageError("--run-name names a run of a study: give --study too")
     else:
         spec = resolve((COMMAND_LINE, flags), gpus=gpus)
-        runs = {name_alone(spec, flags): spec}
+        runs = {name_without_study(spec, flags): spec}
     for name, spec in runs.items() if check and target else ():
         across = study is not None and study.runs[name].tp_across_nodes
         if problems := target.problems(spec, across):
@@ -222,12 +222,13 @@ def choose_runs(
     return Choice(runs, study, target)
 
 
-def name_alone(spec: RunSpec, flags: dict[str, Any]) -> str:
-    """Returns the name of a run of no study: its split, then what else its flags say of it. How
-    long it trains and its circumstances are left out: with others it may go on (changes.py)."""
-    silent = IN_NAME | CIRCUMSTANCES | set(WORK)
+def name_without_study(spec: RunSpec, flags: dict[str, Any]) -> str:
+    """Returns the name of a run of no study: its split, then what else its flags say of it. The
+    training length and the settings that may change on resume (CIRCUMSTANCES in changes.py) are
+    left out."""
+    unnamed = IN_NAME | CIRCUMSTANCES | set(WORK)
     values = spec.values | {"vocab_size": flags.get("vocab_size")}  # the data's is not in the name
-    named = [name for name in values if name in flags.keys() - silent and spec.asks_for(name)]
+    named = [name for name in values if name in flags.keys() - unnamed and spec.asks_for(name)]
     return run_name(spec.name, named, values)
 
 

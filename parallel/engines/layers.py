@@ -226,7 +226,7 @@ def rotary(model: GPTConfig) -> RotaryEmbedding | None:
     """Returns megatron-core's rotary positions with the reference GPT's frequencies; None for a
     model without them.
 
-    Its own are drawn by torch.arange, which gives bf16 where ZeRO-3 builds a bf16 model.
+    Its own are computed by torch.arange, which gives bf16 where ZeRO-3 builds a bf16 model.
     """
     if model.position != "rope":
         return None

@@ -66,10 +66,14 @@ class LossScale(NamedTuple):
         return cls(float(stored["scale"]), good_steps, hysteresis)
 
     def after(self, skipped: bool, rule: ScaleRule = USUAL_RULE) -> "LossScale":
-        """Returns the scale of the next step. skipped: this step's gradients overflowed."""
+        """Returns the scale of the next step. skipped: this step's gradients overflowed.
+
+        An overflow halves it once `hysteresis` has run down to 1; `window` good steps in a row
+        double it.
+        """
         if skipped:
-            halved = max(self.scale / 2, rule.least) if self.hysteresis == 1 else self.scale
-            return LossScale(halved, 0, max(self.hysteresis - 1, 1))
+            scale = max(self.scale / 2, rule.least) if self.hysteresis == 1 else self.scale
+            return LossScale(scale, 0, max(self.hysteresis - 1, 1))
         if self.good_steps + 1 == rule.window:
             return LossScale(2 * self.scale, 0, rule.hysteresis)
         hysteresis = rule.hysteresis if rule.refills else self.hysteresis

@@ -165,13 +165,17 @@ def waits(frames: list[Frame], gpu: GpuWork | None = None, is_marked: bool = Fal
     a block of `waiting_for_others` (is_marked).
 
     A launch blocks, wherever it is, once the GPU's queue is full, and `.item()` waits for whatever
-    the GPU does. So a busy GPU waits for others unless NCCL has nothing to finish.
+    the GPU does. So where the GPU is busy, NCCL alone decides: the rank waits for others if NCCL
+    has unfinished work, or if that is not known.
     """
     if gpu is not None and gpu.busy:
         return gpu.unfinished != 0
-    reads = frames and _READING.search(linecache.getline(*frames[0][:2]))
+    is_reading = False
+    if frames:
+        file, line, _ = frames[0]
+        is_reading = bool(_READING.search(linecache.getline(file, line)))
     in_collective = any(sign in file for file, _, _ in frames for sign in _WAITING)
-    return is_marked or bool(reads) or in_collective
+    return is_marked or is_reading or in_collective
 
 
 def location(frames: list[Frame]) -> str:

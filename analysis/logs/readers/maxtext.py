@@ -41,9 +41,9 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
     """Fills the settings and the devices. Removes the times that are of enqueueing."""
     if tpu := _TPU.search(header):
         state(record, {"gpu_type": tpu[1].decode()}, "log")
-    ours = {name.decode(): value.decode().strip() for name, value in _SETTING.findall(header)}
-    if ours:
-        _settings(record, ours)
+    maxtext = {name.decode(): value.decode().strip() for name, value in _SETTING.findall(header)}
+    if maxtext:
+        _settings(record, maxtext)
         billions = last_number(_BILLIONS, header)  # without settings, they may be of experts
         state(record, {"params": billions and billions * 1e9}, "log")
     weights, times = columns.pop("total_weights"), positive(columns["step_s"])
@@ -62,28 +62,32 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
         record.note(f"{enqueued.sum()} early times are those to enqueue a step: unknown")
 
 
-def _settings(record: Record, ours: dict[str, str]) -> None:
+def _settings(record: Record, maxtext: dict[str, str]) -> None:
     """Fills the model, the precision, the batch and the split from MaxText's settings."""
-    settings = {_NAMES.get(name, name): [value] for name, value in ours.items()}
-    settings["multi_latent_attention"] = [str(ours.get("attention_type") == "mla")]
-    settings["moe_token_dropping"] = [str(not ours.get("capacity_factor", "").startswith("-"))]
-    if activations := ours.get("mlp_activations"):  # of two, one is the gate
+    settings = {_NAMES.get(name, name): [value] for name, value in maxtext.items()}
+    settings["multi_latent_attention"] = [str(maxtext.get("attention_type") == "mla")]
+    drops_tokens = not maxtext.get("capacity_factor", "").startswith("-")  # -1: dropless
+    settings["moe_token_dropping"] = [str(drops_tokens)]
+    if activations := maxtext.get("mlp_activations"):  # of two, one is the gate
         settings["swiglu"] = [str("," in activations)]
-    quantization = ours.get("quantization", "").lower()
+    quantization = maxtext.get("quantization", "").lower()
     if "fp8" in quantization:
         settings["fp8"] = [quantization]
     elif "int" in quantization:
         settings.pop("torch_dtype", None)
-    windows = [name for name in _WINDOWS if ours.get(name, "0") not in ("0", "None")]
-    record.uncounted += [f"a {name} of {ours[name]}" for name in windows]
+    windows = [name for name in _WINDOWS if maxtext.get(name, "0") not in ("0", "None")]
+    record.uncounted += [f"a {name} of {maxtext[name]}" for name in windows]
     facts = read_settings(record, settings)
     for axis, names in _AXES.items():
-        sizes = [ours.get(f"{where}_{n}_parallelism", "1") for where, n in product(_WHERE, names)]
+        sizes = [
+            maxtext.get(f"{where}_{n}_parallelism", "1") for where, n in product(_WHERE, names)
+        ]
         is_stated = all(size.isdigit() and len(size) < 6 for size in sizes)  # -1: the rest
         if is_stated and (axis != "ep" or "experts" in facts):
             facts[axis] = math.prod(map(int, sizes))
-    of_device = number(ours.get("per_device_batch_size", "").encode())  # 0.5 where two share one
-    batch = of_device * (record.gpus or np.nan) * facts.get("n_micro", 1)
+    # 0.5 where two devices share a sequence.
+    batch_per_device = number(maxtext.get("per_device_batch_size", "").encode())
+    batch = batch_per_device * (record.gpus or np.nan) * facts.get("n_micro", 1)
     state(record, facts | {"global_batch": whole(np.array([batch]))}, "log")
 
 

@@ -51,15 +51,8 @@ def _read(log: Log, record: Record) -> None:
     Raises:
         Refusal: it is damaged, or is not such a document after all.
     """
-    if marker := _RUN_COMPLETE.search(log.head + b"\n" + log.tail):
-        record.totals["tokens_per_s"] = number(marker[1])
-        gpus = last_number(rb"\bworld_size=(\d{1,6})\b", marker[0])
-        state(record, {"gpus": gpus}, "log")
-        record.format, record.completed = "RUN_COMPLETE.txt", True
-        record.whole_run = True
-        path = log.path.with_name(log.path.name.replace("RUN_COMPLETE.txt", _NAME))
-        if path != log.path and path.is_file():
-            _settings(record, document(str(path), path.read_text(), _NAME), "config")
+    if match := _RUN_COMPLETE.search(log.head + b"\n" + log.tail):
+        _run_complete(log, record, match)
         return
     if log.head[:1] != b"{":
         return
@@ -91,13 +84,26 @@ def _read(log: Log, record: Record) -> None:
     if epochs:
         record.note("one entry per epoch: the mean over its micro-steps")
     completion = mapping(content.get("completion"))
+    # The file is written at the end of a run: one that does not say is of a complete run.
     record.completed = bool(completion.get("printed_marker", True))
-    marker = text(completion.get("run_complete_file"))
+    marker_file = text(completion.get("run_complete_file"))
     # Only a file that still has its own name lies in the run's own folder.
     path = Path(record.source)
-    if path.name == _NAME and marker and not (path.parent / marker).exists():
+    if path.name == _NAME and marker_file and not (path.parent / marker_file).exists():
         record.completed = False
-        record.note(f"no completion marker: {marker} is not beside it")
+        record.note(f"no completion marker: {marker_file} is not beside it")
+
+
+def _run_complete(log: Log, record: Record, match: re.Match[bytes]) -> None:
+    """Reads the marker of a complete run, and the settings from the metrics file beside it."""
+    record.totals["tokens_per_s"] = number(match[1])
+    gpus = last_number(rb"\bworld_size=(\d{1,6})\b", match[0])
+    state(record, {"gpus": gpus}, "log")
+    record.format, record.completed = "RUN_COMPLETE.txt", True
+    record.whole_run = True
+    path = log.path.with_name(log.path.name.replace("RUN_COMPLETE.txt", _NAME))
+    if path != log.path and path.is_file():
+        _settings(record, document(str(path), path.read_text(), _NAME), "config")
 
 
 def _short_form(record: Record, content: dict[str, Any]) -> None:

@@ -43,7 +43,8 @@ def read(folder: Path) -> WholeCheckpoint:
 
 def write(out: Path, checkpoint: WholeCheckpoint) -> int:
     """Writes what `--load` takes, a folder with one checkpoint, and returns its bytes. One file's
-    tensors are in memory. Without moments it is of step 0, with moments of 0, as a run begins.
+    tensors are in memory. A checkpoint without moments is written as of step 0, and its moments as
+    zeros.
 
     Raises:
         UsageError: it cannot be written; nothing is left behind.
@@ -64,7 +65,7 @@ def write(out: Path, checkpoint: WholeCheckpoint) -> int:
             "engine": folders.IMPORTED,
             "implementation": "gpt",
             "precision": "fp32",
-            "world_size": len(files),
+            "world_size": len(files),  # a file counts as a rank's
             "layout": Layout().as_dict(),
             "model": checkpoint.config.as_dict(),
             "spec": {},

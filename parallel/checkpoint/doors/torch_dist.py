@@ -2,7 +2,7 @@
 
     iter_0000100/metadata.json      torch_dist: the name of the format
                  common.pt          what is not a tensor; since 0.19 it is an object of the store
-                 .metadata, ...     a table: which box of which tensor begins where in which file
+                 .metadata, ...     a table: which chunk of which tensor begins where in which file
 
 The names are megatron-core's, Hugging Face's or ours (names.py). The moments stand behind
 `optimizer.state.exp_avg.` in torch_dist and are `state.NAME.exp_avg` in DCP, as
@@ -55,8 +55,8 @@ _NO_WEIGHTS = re.compile(r"optim|chained|lr_scheduler|train_state|dataloader|rng
 class _Store:
     """The tensors and objects that a folder stores, by the table in it.
 
-    shapes: name of a tensor -> shape. places: name of a tensor or object -> offset of a box -> the
-    file, and where in it the box is.
+    shapes: name of a tensor -> shape. places: name of a tensor or object -> offset of a chunk ->
+    the file, and where in it the chunk is.
     """
 
     def __init__(self, folder: Path):
@@ -71,7 +71,8 @@ class _Store:
                 self.places[index.fqn][tuple(getattr(index, "offset", None) or ())] = place
 
     def load(self, name: str, offset: Shape = ()) -> Any:
-        """Returns a box of a tensor, by the box's offset, or an object."""
+        """Returns one chunk of a stored tensor, by the chunk's offset, or a stored object (offset
+        ())."""
         with pickles.understood(self.folder):
             place = self.places[name][offset]
             file = self.folder / Path(place.relative_path).name
@@ -81,15 +82,15 @@ class _Store:
         """Returns a full tensor, or one layer of a stacked one, where all of it is stored."""
         value, filled = torch.zeros(self.shapes[name][layer is not None :]), 0
         for offset, shape in self._parts[name]:
-            box = [slice(o, o + n) for o, n in zip(offset, shape, strict=True)]
-            if layer is not None and not box[0].start <= layer < box[0].stop:
+            slices = [slice(o, o + n) for o, n in zip(offset, shape, strict=True)]
+            if layer is not None and not slices[0].start <= layer < slices[0].stop:
                 continue
             part = self.load(name, tuple(offset))
             if not isinstance(part, Tensor) or part.shape != shape:
                 raise UsageError(f"{self.folder} is damaged: it holds another part of {name}")
             if layer is not None:
-                part = part[layer - box.pop(0).start]
-            value[tuple(box)] = part
+                part = part[layer - slices.pop(0).start]
+            value[tuple(slices)] = part
             filled += part.numel()
         if filled != value.numel():
             raise UsageError(f"{self.folder} does not hold all of {name}")
@@ -219,25 +220,25 @@ def write(out: Path, checkpoint: WholeCheckpoint, form: str) -> None:
         write_synced(aside / LATEST[0], f"{checkpoint.step}\n")
 
 
-class _Box(NamedTuple):
+class _Chunk(NamedTuple):
     """Where a parameter of ours is in megatron-core's tensor: the tensor's shape, and the offset
-    and shape of the box that holds the parameter."""
+    and shape of the chunk that holds the parameter."""
 
     tensor: torch.Size
     offset: torch.Size
     shape: torch.Size
 
 
-def _box_of(config: GPTConfig, name: str, shape: Shape, layer: int | None) -> _Box:
-    """Returns the box of a parameter of this name and shape. layer: its index in a tensor that
+def _chunk_of(config: GPTConfig, name: str, shape: Shape, layer: int | None) -> _Chunk:
+    """Returns the chunk of a parameter of this name and shape. layer: its index in a tensor that
     stacks all layers; None where each layer has tensors of its own."""
-    tensor, offset, box = shape, (0,) * len(shape), shape
+    tensor, offset, chunk = shape, (0,) * len(shape), shape
     if config.gated and ".mlp." in name and ".down." not in name:  # the gate's rows, then up's
         offset = (shape[0] if ".up." in name else 0, *offset[1:])
         tensor = (2 * shape[0], *shape[1:])
     if layer is not None:
-        tensor, offset, box = (config.n_layer, *tensor), (layer, *offset), (1, *box)
-    return _Box(torch.Size(tensor), torch.Size(offset), torch.Size(box))
+        tensor, offset, chunk = (config.n_layer, *tensor), (layer, *offset), (1, *chunk)
+    return _Chunk(torch.Size(tensor), torch.Size(offset), torch.Size(chunk))
 
 
 def _write_store(folder: Path, checkpoint: WholeCheckpoint, form: str) -> None:
@@ -260,18 +261,18 @@ def _write_store(folder: Path, checkpoint: WholeCheckpoint, form: str) -> None:
         stored = list(megatron(form, config, name))
         tensor_names = [parts.names[0] for parts in stored]
         layer = stored[0].layer
-        box = _box_of(config, name, shape, layer)
-        chunk = ChunkStorageMetadata(box.offset, box.shape)
+        chunk = _chunk_of(config, name, shape, layer)
+        chunk_metadata = ChunkStorageMetadata(chunk.offset, chunk.shape)
         for kind in KINDS:
-            place = save(checkpoint.tensor(name, kind).view(box.shape))
+            place = save(checkpoint.tensor(name, kind).view(chunk.shape))
             prefixes = ["", *_MASTERS] if kind == "param" else [f"{_STATE}{kind}."]
             for prefix, tensor_name in itertools.product(prefixes, tensor_names):
                 key = prefix + tensor_name
                 if key not in tensors:  # of stacked layers the first one adds it
                     properties = TensorProperties(torch.float32)
-                    tensors[key] = TensorStorageMetadata(properties, box.tensor, [])
-                tensors[key].chunks.append(chunk)
-                places[MetadataIndex(key, box.offset)] = place
+                    tensors[key] = TensorStorageMetadata(properties, chunk.tensor, [])
+                tensors[key].chunks.append(chunk_metadata)
+                places[MetadataIndex(key, chunk.offset)] = place
         if name.startswith("blocks.") and name.endswith(".weight"):
             shard = "shard_0_1" if layer is None else f"shard_{layer}_{config.n_layer}"
             for tensor_name in tensor_names:
