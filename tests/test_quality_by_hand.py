@@ -18,7 +18,7 @@ from analysis.runs.throughput import PRINTED, throughput_of
 from analysis.runs.verdict import Judgement, averages, judge, unfinished
 from base.intervals import Interval
 from models.flops import DEFAULT_CONVENTION
-from parallel.measure.steady_time import Steady
+from parallel.measure.steady_time import Steady, Window
 from tests.fixture_runs import logged
 
 LOST = Reason("rows missing", "m")
@@ -45,6 +45,21 @@ def test_a_step_time_is_the_logs_or_what_the_batch_takes_at_the_printed_rate():
     assert step_times(record(3, step_s=np.array([np.nan, 3, 3]), **rates, **sizes))[1] == 3
     # An epoch's time is one of a micro-step.
     assert timed(record(3, **rates, **sizes, per_epoch=True)).step_s == 2
+
+
+@pytest.mark.parametrize("name", ("tokens_per_s", "samples_per_s"))
+@pytest.mark.parametrize("is_timed", (True, False))
+def test_a_printed_rate_is_of_the_iterations_that_the_step_time_is_of(name, is_timed):
+    """Of 20 entries at 2,000 and 20 at 1,000, with step times and without any."""
+    rate = np.repeat([2000.0, 1000.0], 20)
+    run = record(**{name: rate}, step_s=8000 / rate if is_timed else np.full(40, np.nan))
+    for window, value in (((1, 20), 2000), ((25, 40), 1000), (None, None), ((90, 99), None)):
+        (asked,) = judged([run], window and Window(*window))
+        values, reasons = row_of(asked, None)
+        assert values[name] == value
+        if window is None:
+            change = "steps took 4 s, then 8 s" if is_timed else "/s went from 2000 to 1000"
+            assert change in of_cells(reasons)["missing"]["tokens_per_s"]
 
 
 def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():

@@ -3,9 +3,10 @@
 import numpy as np
 
 from analysis.common.reasons import Reason
+from analysis.logs.parsing.fields import positive
 from analysis.logs.parsing.rate_words import step_s_of_rates
 from analysis.logs.record import Record
-from parallel.measure.steady_time import Steady, Window, steady
+from parallel.measure.steady_time import Steady, Window, steady, steady_iterations
 
 UNTIMED = ("off the clock", "rows missing")  # doubts of a run folder that rule out a time
 
@@ -44,6 +45,36 @@ def timed(record: Record, window: Window | None = None) -> Steady | None:
         return Steady(record.totals["step_s_mean"], 1, None, 0, 0)
     steps = record.steps
     return steady(step_times(record), steps["skipped"], steps["iteration"], window)
+
+
+def steady_entries(record: Record, window: Window | None = None) -> np.ndarray:
+    """Returns the indices of the entries that a step time is of, and so every rate beside it.
+
+    Where no step time is known, the printed rate chooses them: its inverse is a time.
+    """
+    steps = record.steps
+    if record.mean_of and window is None:
+        return np.arange(len(steps))
+    times = step_times(record)
+    if not len(times) and (name := printed_rate(record)):
+        times = 1 / positive(steps[name])
+    return steady_iterations(times, steps["skipped"], steps["iteration"], window)
+
+
+def printed_rate(record: Record) -> str:
+    """Returns which rate of all GPUs the entries print; "" where they print none."""
+    names = ("tokens_per_s", "samples_per_s")
+    return next((name for name in names if (record.steps[name] > 0).any()), "")
+
+
+def timed_by_rate(record: Record, window: Window | None = None) -> Steady | None:
+    """Returns `steady` of the seconds that a token or a sample takes at the printed rate. None
+    where a step time is known, or no rate."""
+    name = printed_rate(record)
+    if not name or record.mean_of or no_timing(record) or len(step_times(record)):
+        return None
+    steps = record.steps
+    return steady(1 / positive(steps[name]), steps["skipped"], steps["iteration"], window)
 
 
 def describe_rule(window: Window | None) -> str:

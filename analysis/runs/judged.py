@@ -4,10 +4,11 @@ of ratios starts from."""
 from collections.abc import Callable
 from typing import NamedTuple
 
+from analysis.common.reasons import Reason
 from analysis.logs.model import asked
 from analysis.logs.naming import name_of
 from analysis.logs.record import SCHEDULE, Record
-from analysis.logs.step_time import timed
+from analysis.logs.step_time import printed_rate, timed, timed_by_rate
 from analysis.runs.shared_hosts import shared_cores
 from analysis.runs.verdict import REGIMES, Judgement, judge, unfinished
 from base.errors import Reading, UsageError, by_reason
@@ -16,12 +17,13 @@ from parallel.measure.steady_time import Steady, Window
 
 class Run(NamedTuple):
     """A run, its steady step time, if it has one, its verdict, and with which other runs it shared
-    its cores, in words, or ""."""
+    its cores, in words, or "". window: the iterations that were asked for."""
 
     record: Record
     time: Steady | None
     judgement: Judgement
     shared: str = ""
+    window: Window | None = None
 
     @property
     def unfit(self) -> str:
@@ -53,9 +55,23 @@ def judged(records: list[Record], window: Window | None = None) -> list[Run]:
         time = timed(record, window)
         shared = partners.get(record.source, "")
         judgement = judge(record, time)
+        if time is None and (changes := _changed_rate(record, window)):
+            judgement.reasons.append(Reason(REGIMES, changes))
         single = time if time and time.single else None
-        runs.append(Run(record, single, judgement, shared))
+        runs.append(Run(record, single, judgement, shared, window))
     return runs
+
+
+def _changed_rate(record: Record, window: Window | None) -> str:
+    """Returns how the rate of a run without step times changed, where no one rate is the run's; ""
+    where one is."""
+    by_rate = timed_by_rate(record, window)
+    if by_rate is None or by_rate.single or by_rate.change is None:
+        return ""
+    rate = printed_rate(record).replace("_per_s", "/s")
+    before, after = 1 / by_rate.change.before_s, 1 / by_rate.change.after_s
+    changes = f"{rate} went from {before:.5g} to {after:.5g}"
+    return f"no steady rate: {changes} (--window FIRST:LAST takes the rate of one part)"
 
 
 def results(

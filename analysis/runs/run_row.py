@@ -8,6 +8,7 @@ from analysis.common.reasons import ASIDE, DOUBT, MISSING, Reason
 from analysis.logs.naming import name_of
 from analysis.logs.parsing.json_values import known
 from analysis.logs.record import Record
+from analysis.logs.step_time import steady_entries
 from analysis.runs import throughput
 from analysis.runs.denominators import denominator
 from analysis.runs.fairness import CHANGED, is_changed
@@ -38,10 +39,11 @@ def row_of(run: Run, convention: str | None) -> Row:
     `convention` None takes the first that its log has the facts for."""
     record, time = run.record, run.time
     untimed = "" if time else run.judgement.unfit
-    rates = _Rates(None, None) if untimed else _rates(record, time)
+    entries = record.steps[steady_entries(record, run.window)]
+    rates = _Rates(None, None) if untimed else _rates(record, time, entries)
     is_mixed = any(doubt.kind == REGIMES for doubt in run.judgement.doubts)
-    printed = record.steps["tflops"][time.first if time else 0 :]
-    printed_tflops = None if is_mixed else _median(printed)
+    printed = entries if len(entries) or run.window else record.steps
+    printed_tflops = None if is_mixed else _median(printed["tflops"])
     missing = throughput.plain_missing(record)
     if time is None:
         missing.append(Reason(MISSING, untimed or throughput.time_missing(record), ("step_s",)))
@@ -101,11 +103,10 @@ class _Rates(NamedTuple):
     tokens_per_s: float | None
 
 
-def _rates(record: Record, time: Steady | None) -> _Rates:
-    """Returns the rates of all GPUs: what the steady time says, else what the log prints."""
-    samples, tokens = (
-        _median(record.steps[name]) or record.totals.get(name) for name in _Rates._fields
-    )
+def _rates(record: Record, time: Steady | None, entries: np.ndarray) -> _Rates:
+    """Returns the rates of all GPUs: what the steady time says, else what the log prints in the
+    entries that it is of."""
+    samples, tokens = (_median(entries[name]) or record.totals.get(name) for name in _Rates._fields)
     of_whole_run = record.mean_of and samples  # a printed rate of the whole run leaves padding out
     if time is not None and time.step_s > 0 and record.global_batch and not of_whole_run:
         samples = record.global_batch / time.step_s
