@@ -112,9 +112,7 @@ class Format:
         state(record, facts, "log")
         if self.arguments:
             read_header(record, header)
-        peaks = columns.pop("peak_gib", np.empty(0))
-        if len(peaks := peaks[np.isfinite(peaks)]):
-            record.peak_bytes = int(peaks.max() * GIB)
+        fill_peak(record, columns.pop("peak_gib", np.empty(0)))
         stated = {name: last_known(columns.pop(name, ())) for name in ("global_batch", "seq_len")}
         if "per_gpu" in columns:
             stated["gpus"] = ranks_of_rates(columns["tokens_per_s"], columns["per_gpu"])
@@ -125,6 +123,14 @@ class Format:
                 columns["tokens_per_s"] = batch_tokens / positive(columns["ms"] / 1000)
             if record.seq_len and not batch_tokens % record.seq_len:
                 record.global_batch = batch_tokens // record.seq_len
+
+
+def fill_peak(record: Record, peaks_gib: np.ndarray) -> None:
+    """Fills the peak of memory. One that is not above 0, as torchtitan's -0.00GiB on a CPU, was not
+    measured."""
+    measured = peaks_gib[np.isfinite(peaks_gib) & (peaks_gib > 0)]
+    if len(measured):
+        record.peak_bytes = int(measured.max() * GIB)
 
 
 def last_number(pattern: bytes, text: bytes) -> int | float | None:

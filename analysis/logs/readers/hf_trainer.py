@@ -21,14 +21,13 @@ import numpy as np
 from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.fields import number, positive
 from analysis.logs.parsing.json_values import document, integer, known, real, rows, steps_of
-from analysis.logs.parsing.line_format import Format, last_known, last_number
+from analysis.logs.parsing.line_format import Format, fill_peak, last_known, last_number
 from analysis.logs.parsing.lines import Columns, Line, table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import UNPADDED, Record, Refusal
-from base.units import GIB
 
 # A number counts only with what stands behind a value of a dict; newer versions print strings.
 _VALUE = (
@@ -186,9 +185,7 @@ def _read_children(record: Record, columns: Columns, text: bytes) -> None:
         since = np.diff(columns["train_runtime"], prepend=np.nan)
         columns["tokens_per_s"] = np.diff(tokens, prepend=np.nan) / positive(since)
         record.doubt(UNPADDED, "its batches are as long as their longest sequence")
-    peaks = columns.pop("peak_gib")
-    if len(peaks := peaks[np.isfinite(peaks)]):
-        record.peak_bytes = int(peaks.max() * GIB)
+    fill_peak(record, columns.pop("peak_gib"))
     if np.isfinite(columns["tokens_per_s_per_gpu"]).any():
         record.doubt(UNPADDED, "its tokens/s count trained tokens alone")
     if ranks := re.findall(rb"gather_len_batches: \[([\d, ]{1,9000})\]", text):
