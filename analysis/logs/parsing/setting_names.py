@@ -58,9 +58,9 @@ _RULES = (
     _Rule("activation", "mlp_type", {"llama": "swiglu"}),
     _Rule("activation", "activation hidden_act activation_function", _ACTIVATIONS),
     _Rule("activation", "swiglu gated_linear_unit", {"false": "gelu"}),
-    _Rule("norm", "rms_norm_eps", {".+": "rmsnorm"}),
+    _Rule("norm", "rms_norm_eps", {_SAID: "rmsnorm"}),
     _Rule("norm", "normalization norm", {"rms.*": "rmsnorm", "layer.*": "layernorm"}),
-    _Rule("position", "rope_theta", {".+": "rope"}),
+    _Rule("position", "rope_theta", {_SAID: "rope"}),
     _Rule("position", "position_embedding_type pos_emb", _POSITIONS),
     _Rule("qk_norm", "qk_layernorm", _YES),
     _Rule("tied", _TIED, _YES),
@@ -107,6 +107,12 @@ def _setting() -> re.Pattern[bytes]:
     )
 
 
+# That one of these is set says the fact, and its value is a real number: 500000.0, 1e-05.
+_REAL = re.compile(
+    rb"\b(?<![./])(?<![a-z]-)(rope[-_]theta|rms[-_]norm[-_]eps)(?![\w-])"
+    rb"['\"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['\"\[]?"
+    rb"(\d{1,15}(?:\.\d{0,15}(?:e[-+]?\d{1,3})?|e[-+]?\d{1,3}))(?![\w.]|,\d)"
+)
 # What stands behind a value that dots lead to, and behind one of JSON.
 _DUMP_END = re.compile(rb"[ \t\"',\])]{0,16}(?:[\r\n\x1b]|\.\.|\Z)")
 _JSON_END = re.compile(rb"['\"]?[ \t]{0,16}(?:[,}\])\r\n\x1b]|\Z)")
@@ -172,7 +178,7 @@ def read_header(record: Record, header: bytes) -> None:
         elif not is_of_ranks and not is_prose and b"aio_config" not in preceding:
             settings[name].append(value)
     record.doubt_numbers(cut)
-    for name, value in expert_settings.LONG.findall(header):
+    for name, value in expert_settings.LONG.findall(header) + _REAL.findall(header):
         settings[name.decode().replace("-", "_")].append(value.decode())
     for name in _SWITCH.findall(header):
         settings.setdefault(name.decode().replace("-", "_"), ["True"])
