@@ -85,6 +85,33 @@ def test_the_runtime_of_a_resumed_run_is_of_its_last_steps_alone(row, said):
     assert unknown["samples_per_s"] is None  # the printed one counts ten times the steps
 
 
+# What stands before training, how many parameters are trained -> those of the model, and why FLOPs
+# are not known.
+TRAINED = (
+    ("", "4,194,304", None, "the 4,194,304 trainable parameters may be a part of the model's"),
+    ("--model_name_or_path=org/Some-7B\n", "4,194,304", None, "4,194,304 trained parameters of 7"),
+    ("--model_name_or_path=org/Some-7B\n", "6,738,415,616", 6738415616, None),
+    ("--model_name_or_path gpt2\n", "294,912", None, "294,912 trained parameters of 124,439,808"),
+    ("", "124,439,808", 124439808, None),  # as many as GPT-2 has, to the last digit
+    ("trainable params: 7,000 || all params: 7,000 || x\n", "7,000", 7000, None),
+    ("trainable params: 7 || all params: 7,000 || x\n", "7", None, "the model has frozen weights"),
+)
+
+
+@pytest.mark.parametrize(("before", "trained", "params", "reason"), TRAINED)
+def test_trained_parameters_are_the_models_where_something_else_says_so(
+    row, before, trained, params, reason
+):
+    text = before + header().replace("124,439,808", trained) + losses() + end(1000.0)
+    found = row(text, *FLAGS)
+    assert found["params"] == params and (found["tflops"] is None) == (params is None)
+    assert (reason or "") in found["missing"].get("tflops", "")
+    if not before and not params:
+        given = row(text, "--params", "7e9", *FLAGS)
+        assert given["tflops"] == pytest.approx(6 * 7e9 * 65_536 / 8 / 1e12)
+        assert "4,194,304 parameters are trained, and FLOPs count 7,000,000,000" in given["said"]
+
+
 def test_of_an_appended_log_the_last_attempt_counts(row):
     first = header(accumulated=2) + losses(1, 500) + "Traceback (most recent call last):\n"
     second = header(accumulated=1) + RESUMED.replace("900", "500") + losses(501) + end(500.0)

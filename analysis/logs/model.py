@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from analysis.logs.fact_options import flag_of
 from analysis.logs.record import Record
 from base.errors import Answer, UsageError
-from models.config import GPTConfig
+from models.config import PRESETS, GPTConfig
 
 SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
+AS_NAMED = 0.9, 1.4  # parameters over those in the model's name: gemma-7b has 8.5 billion
 SIZES = ("n_layer", "hidden", "vocab_size")  # without them there is no model
 _WORDS = {"gpus": "GPUs", "seq_len": "sequence length", "global_batch": "global batch"}
 
@@ -52,3 +53,31 @@ def config_of(record: Record) -> Answer[GPTConfig]:
     elif "activation" not in model and config.ffn_hidden != 4 * config.hidden:
         return Answer(None, asked(["activation"]))
     return Answer(config)
+
+
+def settle_trained(record: Record) -> None:
+    """Fills the parameters by how many are trained, where something else says that these are all:
+    the stated sizes or those of a known model make as many, or the model's name says about as many.
+    Adapters train a small part, and FLOPs of the part would be far too few.
+    """
+    trained, origin = record.trained, record.origin.get("params", "")
+    if trained is None or "frozen weights" in record.uncounted:
+        return
+    if record.params is not None and origin != "from name":
+        if abs(trained / record.params - 1) > SAME_MODEL:
+            words = f"{trained:,} parameters are trained, and FLOPs count {record.params:,.0f}"
+            record.doubt("trained", f"{words} as trained")
+        return
+    named, record.params = record.params, trained
+    if config_of(record).value is None:  # the sizes make another number, or are not stated
+        record.params = None
+        config = config_of(record).value
+        dense = {preset.n_params for preset in PRESETS.values() if preset.experts is None}
+        whole = config.n_params if config else trained if trained in dense else named
+        least, most = AS_NAMED
+        if whole is not None and trained < whole * (1 if config else least):
+            record.uncounted.append(f"{trained:,} trained parameters of {whole:,.0f}")
+        elif whole is not None and (config or trained <= whole * most):
+            record.params = trained  # more than the sizes make, `config_of` refuses
+    if record.params is not None:
+        record.origin["params"] = "log"

@@ -144,6 +144,7 @@ class Record:
     # What the model has that no FLOPs convention counts, in words: "64 experts".
     uncounted: list[str] = field(default_factory=list)
     params: float | None = None
+    trained: int | None = None  # parameters that are trained, where these may be a part
     precision: str | None = None
     recompute: str | None = None
     zero_stage: int | None = None

@@ -47,6 +47,9 @@ def per_token(record: Record, convention: str) -> Answer[float]:
     if record.params and by_params and not record.uncounted:
         return Answer((8.0 if recompute and convention == "seed" else 6.0) * record.params)
     if absent := [name for name in SIZES if name not in record.model]:
+        if not record.uncounted and record.trained and not record.params:
+            part = f"the {record.trained:,} trainable parameters may be a part of the model's"
+            return Answer(None, f"{part}, and {asked(['params', *_unstated(record)])}")
         if not record.uncounted:
             return Answer(None, asked(absent + _unstated(record)))
     config, reason = config_of(record)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.facts import FACTS, SETTINGS
+from analysis.logs.model import settle_trained
 from analysis.logs.parsing.json_values import mapping
 from analysis.logs.parsing.run_json import stated
 from analysis.logs.parsing.setting_names import ENCODERS, read_settings, state
@@ -68,6 +69,7 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
     if record.submission:
         mlperf_tree.read_names(record)
     state(record, from_name(path.name), "from name")
+    settle_trained(record)
     _multiply_out(record)
 
 

@@ -49,7 +49,7 @@ def read_name(record: Record, name: str) -> None:
     sizes = {key: value for key in MODEL if (value := getattr(config, key)) or value is False}
     sizes |= {part: _plain(getattr(config, part)) for part in config.parts}
     misfits = [key for key, value in sizes.items() if not _agrees(record.model.get(key), value)]
-    if misfits and record.params is None:
+    if misfits and record.params is None and record.trained is None:
         return
     if absent := [key for key in sizes if key not in record.model]:
         record.note(f"from name: {', '.join(absent)} of {preset}, for the log names {name}")

@@ -75,6 +75,9 @@ _ADAPTERS = re.compile(
     rb"trainable params: ([\d,]{1,20}) \|\| all params: (?!\1 )"
     rb"|Params \([\d.]{1,16}M Trainable \[\d?\d\."
 )
+_ALL_TRAINED = re.compile(
+    rb"trainable params: ([\d,]{1,20}) \|\| all params: \1 |Params \([\d.]{1,16}M Trainable \[100\."
+)
 _END = re.compile(rb"\{['\"]train_runtime['\"]: " + _VALUE + rb"[^\r\n{}]{0,600}\}")
 _RATE = {
     "samples_per_s": re.compile(rb"['\"]train_samples_per_second['\"]: " + _VALUE),
@@ -88,7 +91,7 @@ _SIZES = {
     "global_batch": rb"Total train batch size \(w\. [^)]{1,60}\) = ([\d,]{1,9})",
     "n_micro": rb"Gradient Accumulation steps = ([\d,]{1,9})",
     "planned_steps": rb"Total optimization steps = ([\d,]{1,12})",
-    "params": rb"Number of trainable parameters = ([\d,]{1,20})",
+    "trained": rb"Number of trainable parameters = ([\d,]{1,20})",
 }
 _SIZES = {
     name: size + rb"(?=[ \t]{0,8}[\r\n\x1b])" for name, size in _SIZES.items()
@@ -133,6 +136,9 @@ def _read(log: Log, record: Record) -> None:
     header = header_of(log, first_at)
     _read_children(record, columns, header + log.slice(first_at or 0, (first_at or 0) + 1000))
     facts = {name: last_number(pattern, header) for name, pattern in _SIZES.items()}
+    record.trained = facts.pop("trained")
+    if _ALL_TRAINED.search(header):
+        facts["params"] = record.trained
     facts["planned_steps"] = facts["planned_steps"] or last_known(columns["planned"])
     overrides = b"".join(_OVERRIDES.findall(header)[-1:])  # configs printed later do not count
     for name, value in _OVERRIDE.findall(overrides):
