@@ -166,6 +166,7 @@ LEVELS = {
         {"model"},
         {"parsing"},
         {"readers"},
+        {"copies"},
         {"load"},
     ],
     "parallel": [

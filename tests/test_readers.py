@@ -544,11 +544,17 @@ def test_a_line_of_50_megabytes_is_read(log):
 
 
 def test_the_same_bytes_in_two_files_are_noted(log, tmp_path):
-    for name, text in (("a.log", RUN), ("b.log", RUN), ("c.log", RUN.replace("1001.0", "1009.0"))):
+    for folder in "abc":
+        (tmp_path / folder).mkdir()
+    for name, text in (
+        ("a/x.log", RUN),
+        ("b/x.log", RUN),
+        ("c/x.log", RUN.replace("1001.0", "1009.0")),
+    ):
         log(text, name)
     a, b, c = load([tmp_path])[0]
-    assert (a.copy_of, b.copy_of, c.copy_of) == ("", str(tmp_path / "a.log"), "")
-    assert b.notes[-1].startswith(f"the same evidence as {tmp_path / 'a.log'} (SHA-256 ")
+    assert (a.copy_of, b.copy_of, c.copy_of) == ("", str(tmp_path / "a/x.log"), "")
+    assert b.notes[-1].startswith(f"the same evidence as {tmp_path / 'a/x.log'} (SHA-256 ")
 
 
 def test_links_that_form_a_loop_end_and_each_log_is_read_once(log, tmp_path):

@@ -1,15 +1,14 @@
 """From paths to records, for every command."""
 
-import hashlib
 import os
 import re
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analysis.logs.copies import note_same_evidence, without_copies
 from analysis.logs.naming import tell_apart
 from analysis.logs.parsing.files_of_runs import LogFile, Outcome, group_by_run, read_files
 from analysis.logs.parsing.packed import STDIN
@@ -33,7 +32,8 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> Reading[list
         UsageError: nothing at all could be read.
     """
     records, refusals = read_all(paths, facts)
-    _find_copies(records)
+    records = without_copies(records)
+    note_same_evidence(records)
     tell_apart(records)
     refused = [str(refusal) for refusal in refusals]
     if not records:
@@ -61,21 +61,6 @@ def load_own(paths: list[Path], is_run: Callable[[Path], bool] = has_run) -> Rea
         raise UsageError("; ".join(refused))
     tell_apart(records)
     return Reading(records, refused)
-
-
-def _find_copies(records: list[Record]) -> None:
-    """Notes which runs have the evidence of another: the same measurements, or the same bytes."""
-    sizes = {r.source: os.path.getsize(r.source) for r in records if os.path.isfile(r.source)}
-    often = Counter(sizes.values())
-    first: dict[str, str] = {}  # a hash of the evidence -> the source that has it
-    for record in records:
-        digest = record.evidence
-        if not digest and often[sizes.get(record.source, -1)] > 1:
-            with open(record.source, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest and first.setdefault(digest, record.source) != record.source:
-            record.copy_of = first[digest]
-            record.note(f"the same evidence as {record.copy_of} (SHA-256 {digest[:12]})")
 
 
 def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:
