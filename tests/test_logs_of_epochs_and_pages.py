@@ -89,8 +89,8 @@ PAGE = "# A report\n\nIt prints\n\n```sh\n--num-layers 9\n```\n\n~~~text\n{}~~~\
 
 
 def test_the_log_in_a_fenced_block_of_a_named_page_is_read(table, tmp_path, capsys):
-    rows = table({"log.out": RUN, "page.md": PAGE.format(RUN)})
-    plain, quoted = rows["log.out"], rows["page.md"]
+    (quoted,) = table({"page.md": PAGE.format(RUN)}).values()
+    (plain,) = table({"log.out": RUN}).values()
     assert quoted["steady_step_s"] == plain["steady_step_s"] and quoted["steps"] == 40
     assert quoted["model"] == {} and quoted["verdict"] == "end unknown"
     assert "an excerpt on a page" in quoted["said"]
