@@ -5,10 +5,14 @@ import tomllib
 import pytest
 
 from analysis import compare, expect, scaling
+from analysis.common.reasons import of_cells
 from analysis.logs.load import load
 from analysis.logs.readers import read
 from analysis.logs.step_time import timed
+from analysis.runs.judged import judged
+from analysis.runs.run_row import row_of
 from analysis.runs.verdict import judge
+from parallel.measure.steady_time import Window
 from tests.conftest import ROOT
 
 FORMATS = tomllib.loads((ROOT / "tests" / "log_attempts.toml").read_text())
@@ -221,3 +225,44 @@ def test_each_table_of_times_says_what_is_doubtful_about_them(tmp_path, capsys, 
     said = capsys.readouterr().out
     assert ": not steady: steps took 1 s, then 1.15 s from iteration 31 on" in said
     assert ": 2 attempts in one log: the last is read, from line 62 on" in said
+
+
+RAMP = """ iteration {i:8d}/      40 | elapsed time per iteration (ms): {ms:.1f} |\
+ global batch size: {batch:5d} | lm loss: 8.98E+00 | grad norm: 1.000 |
+"""
+
+
+def ramp(*batches):
+    """A log whose settings state a batch of 128, and its lines these, at 100 ms a sequence."""
+    header = "using world size: 8, data-parallel size: 8\n  seq_length ..... 2048\n"
+    header += "  global_batch_size ..... 128\n  train_iters ..... 40\n"
+    lines = (
+        RAMP.format(i=i, ms=100 * batch + i % 3, batch=batch) for i, batch in enumerate(batches, 1)
+    )
+    return header + "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("batches", "window", "batch", "is_doubtful"),
+    [
+        ([16] * 40, None, 16, False),  # the ramp goes on behind the log's end
+        ([112] * 24 + [128] * 16, None, 128, True),
+        ([112] * 24 + [128] * 16, Window(1, 20), 112, False),
+        ([112] * 24 + [128] * 16, Window(25, 40), 128, False),
+    ],
+)
+def test_the_batch_of_a_step_is_what_its_line_prints(read_log, batches, window, batch, is_doubtful):
+    (run,) = judged([read_log(ramp(*batches))], window)
+    values, reasons = row_of(run, None)
+    assert values["global_batch"] == batch
+    assert values["tokens_per_s"] == pytest.approx(20480, rel=2e-3)
+    doubts = of_cells(reasons)["doubtful"].get("tokens_per_s", "")
+    assert ("batch goes from 112 to 128" in doubts) is is_doubtful
+
+
+def test_steps_of_other_batches_are_not_compared(tmp_path, capsys):
+    for name, batch in (("a", 16), ("b", 32)):
+        (tmp_path / f"{name}.log").write_text(ramp(*[batch] * 40))
+    paths = [str(tmp_path / f"{name}.log") for name in "ab"]
+    assert compare.main([*paths, "--at-most", "3%"]) == 2
+    assert "global batch 32 here, 16 in the baseline" in capsys.readouterr().out

@@ -35,6 +35,8 @@ def of_cells(reasons: Iterable[Reason]) -> dict[str, dict[str, str]]:
     for reason in reasons:
         is_missing = reason.kind in (MISSING, WITHHELD)
         cells["missing" if is_missing else "doubtful"] |= dict.fromkeys(reason.columns, reason.text)
+    for column in cells["missing"]:  # what is empty is not in doubt
+        cells["doubtful"].pop(column, None)
     return cells
 
 

@@ -24,6 +24,7 @@ STEP = np.dtype(
         ("iteration", float),  # its number
         ("step_s", float),  # seconds per iteration
         ("micro_s", float),  # seconds of a micro-batch, where the iterations are these
+        ("sequences", float),  # sequences in a step
         ("tokens", float),  # of a step, by the log's own counter
         ("loss", float),
         ("grad_norm", float),
@@ -43,6 +44,8 @@ STEP = np.dtype(
 SCHEDULE = "schedule"
 # A doubt: its tokens/s leave out padding or prompts, so no step time follows from them.
 UNPADDED = "unpadded tokens"
+# A doubt: the steps that its time is of have several global batches.
+SEVERAL_BATCHES = "several batches"
 
 
 def steps_table(**columns: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -193,6 +196,12 @@ class Record:
 
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how
+
+    @property
+    def batches(self) -> np.ndarray:
+        """Returns the sequences in a step of each entry: what its line says, else the run's."""
+        printed = self.steps["sequences"]
+        return np.where(np.isnan(printed), self.global_batch or np.nan, printed)
 
     @property
     def notes(self) -> list[str]:

@@ -40,7 +40,7 @@ def denominator(record: Record, first: int = 0) -> PrintedMfu | None:
 def _tokens_per_s(record: Record, first: int) -> float | None:
     """Returns the median of the tokens per second that are printed, or that the times make."""
     steps = record.steps[first:]
-    made = (record.global_batch or np.nan) * (record.seq_len or np.nan) / steps["step_s"]
+    made = record.batches[first:] * (record.seq_len or np.nan) / steps["step_s"]
     rates = np.where(np.isnan(steps["tokens_per_s"]), made, steps["tokens_per_s"])
     rates = rates[np.isfinite(rates)]
     return float(np.median(rates)) if len(rates) else None

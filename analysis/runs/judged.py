@@ -2,13 +2,16 @@
 of ratios starts from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from analysis.common.reasons import Reason
 from analysis.logs.model import asked
 from analysis.logs.naming import name_of
-from analysis.logs.record import SCHEDULE, Record
-from analysis.logs.step_time import printed_rate, timed, timed_by_rate
+from analysis.logs.record import SCHEDULE, SEVERAL_BATCHES, Record
+from analysis.logs.step_time import printed_rate, steady_entries, timed, timed_by_rate
 from analysis.runs.shared_hosts import shared_cores
 from analysis.runs.verdict import REGIMES, Judgement, judge, unfinished
 from base.errors import Reading, UsageError, by_reason
@@ -52,6 +55,7 @@ def judged(records: list[Record], window: Window | None = None) -> list[Run]:
     shared cores."""
     partners, runs = shared_cores(records), []
     for record in records:
+        record = _with_batch(record, window)
         time = timed(record, window)
         shared = partners.get(record.source, "")
         judgement = judge(record, time)
@@ -60,6 +64,21 @@ def judged(records: list[Record], window: Window | None = None) -> list[Run]:
         single = time if time and time.single else None
         runs.append(Run(record, single, judgement, shared, window))
     return runs
+
+
+def _with_batch(record: Record, window: Window | None) -> Record:
+    """Returns the record with the global batch of the entries that its time is of; with a doubt
+    where these have several."""
+    batches = record.steps["sequences"][steady_entries(record, window)]
+    batches = batches[np.isfinite(batches)]
+    if not len(batches):
+        return record
+    if (batches == batches[0]).all():
+        return replace(record, global_batch=int(batches[0]))
+    grows = f"the global batch goes from {batches[0]:.0f} to {batches[-1]:.0f}"
+    words = f"{grows} in the iterations that the time is of (--window FIRST:LAST takes one part)"
+    doubt = Reason(SEVERAL_BATCHES, words, ("global_batch", "step_s", "tokens_per_s"))
+    return replace(record, reasons=[*record.reasons, doubt])
 
 
 def _changed_rate(record: Record, window: Window | None) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from analysis.common.reasons import ASIDE, DOUBT, MISSING, Reason
 from analysis.logs.naming import name_of
 from analysis.logs.parsing.json_values import known
-from analysis.logs.record import Record
+from analysis.logs.record import SEVERAL_BATCHES, Record
 from analysis.logs.step_time import steady_entries
 from analysis.runs import throughput
 from analysis.runs.denominators import denominator
@@ -110,6 +110,8 @@ def _rates(record: Record, time: Steady | None, entries: np.ndarray) -> _Rates:
     of_whole_run = record.mean_of and samples  # a printed rate of the whole run leaves padding out
     if time is not None and time.step_s > 0 and record.global_batch and not of_whole_run:
         samples = record.global_batch / time.step_s
+        if SEVERAL_BATCHES in record.doubts:  # its steps are of several batches
+            samples = _median(entries["sequences"] / entries["step_s"])
         tokens = None if record.seq_len else tokens
     if samples and record.seq_len and not tokens:
         tokens = samples * record.seq_len

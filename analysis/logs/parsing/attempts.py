@@ -71,6 +71,12 @@ def _goes_on(earlier: Record, following: Record) -> bool:
     return bool(numbers[0] > earlier_numbers[-1])
 
 
+def _batch_before(begin: int, record: Record) -> int | None:
+    """Returns the batch of the last entry before `begin`; the record's where no line prints one."""
+    earlier = record.batches[record.steps["at"] < begin]
+    return int(earlier[-1]) if len(earlier) and earlier[-1] > 0 else record.global_batch
+
+
 def _last_attempt(log_format: "Format", log: Log, first_attempt: Record) -> Record:
     """Returns the record of the last attempt in the log. A doubt in it says what was left out.
     first_attempt: what was read of the whole log.
@@ -95,6 +101,7 @@ def _last_attempt(log_format: "Format", log: Log, first_attempt: Record) -> Reco
         attempt = log_format.read(log)
     if n_attempts:
         opening = f"{n_attempts} attempts in one log: the last is read, from line"
+        first_attempt.global_batch = _batch_before(log.begin, first_attempt)
         changed = [
             f"{name} was {getattr(first_attempt, name)}"
             for name in SETTINGS

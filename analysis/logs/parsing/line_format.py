@@ -113,7 +113,10 @@ class Format:
         if self.arguments:
             read_header(record, header)
         fill_peak(record, columns.pop("peak_gib", np.empty(0)))
-        stated = {name: last_known(columns.pop(name, ())) for name in ("global_batch", "seq_len")}
+        if "global_batch" in columns:
+            columns["sequences"] = columns.pop("global_batch")
+            _settle_batch(record, last_known(columns["sequences"]))
+        stated = {"seq_len": last_known(columns.pop("seq_len", ()))}
         if "per_gpu" in columns:
             stated["gpus"] = ranks_of_rates(columns["tokens_per_s"], columns["per_gpu"])
         state(record, {k: v for k, v in stated.items() if getattr(record, k) is None}, "log")
@@ -131,6 +134,16 @@ def fill_peak(record: Record, peaks_gib: np.ndarray) -> None:
     measured = peaks_gib[np.isfinite(peaks_gib) & (peaks_gib > 0)]
     if len(measured):
         record.peak_bytes = int(measured.max() * GIB)
+
+
+def _settle_batch(record: Record, printed: int | None) -> None:
+    """Fills the batch that the last line prints. What a setting states may be where a ramp of the
+    batch ends, which the run need not reach."""
+    setting = record.global_batch
+    if printed and setting not in (None, printed):
+        record.note(f"global_batch: the settings say {setting}, the lines {printed}: these count")
+        record.global_batch = None
+    state(record, {"global_batch": printed}, "log")
 
 
 def last_number(pattern: bytes, text: bytes) -> int | float | None:

@@ -78,7 +78,7 @@ class Line(NamedTuple):
 
         ms            a step's time in milliseconds
         planned       how many iterations the run should take
-        global_batch  sequences in a step
+        global_batch  sequences in a step, by its line: steps' `sequences`
         seq_len       tokens in a sequence
         batch_tokens  tokens in a step
         per_gpu       tokens per second of one GPU

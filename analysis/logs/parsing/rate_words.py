@@ -90,7 +90,7 @@ def _mean_of_rate(record: Record) -> None:
 def step_s_of_rates(record: Record) -> np.ndarray:
     """Returns the seconds that the global batch takes at the tokens or samples per second; NaN
     where one of them is unknown."""
-    batch, steps = record.global_batch or np.nan, record.steps
+    batch, steps = record.batches, record.steps
     tokens_per_s = positive(steps["tokens_per_s"])
     is_padded = UNPADDED not in record.doubts
     if record.seq_len and is_padded and np.isfinite(tokens_per_s).any():
