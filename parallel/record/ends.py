@@ -196,7 +196,7 @@ _RAISED = re.compile(
 # The line that ends a traceback: not indented, behind the name of who printed it. torchrun's own
 # says only that a rank failed.
 _LAST_LINE = re.compile(
-    rb"(?:^|\r)(?:\x1b\[[\d;]{0,20}[mK]|\[?[\w.@-]{1,60}\]?: ?){0,4}"
+    rb"(?:^|\r)(?![\r\n])(?:\x1b\[[\d;]{0,20}[mK]|\[?[\w.@-]{1,60}\]?: ?){0,4}"
     rb"(?:[A-Za-z_]\w{0,60}\.){0,6}(?!ChildFailedError)[A-Z]\w{0,60}(?:Error|Exception|Exit)"
     rb"(?:: |[ \t]{0,9}\r?$)",
     re.MULTILINE,

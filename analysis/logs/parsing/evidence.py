@@ -16,7 +16,7 @@ _SOURCES = frozenset(
 )
 # What may stand before a line: who printed it, a colour, a progress bar.
 _WHO = (
-    rb"(?:^|\r)(?:\x1b\[[\d;]{0,20}[mK]|\[?(?:rank|default)-?\d{1,6}\]?:? ?| ?\d{1,6}: "
+    rb"(?:^|\r)(?![\r\n])(?:\x1b\[[\d;]{0,20}[mK]|\[?(?:rank|default)-?\d{1,6}\]?:? ?| ?\d{1,6}: "
     rb"|[\w.-]{1,60}: ){0,4}"
 )
 _CLOCK = rb"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d{0,9}\]?"
