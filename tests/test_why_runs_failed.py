@@ -51,7 +51,8 @@ def test_fourteen_jobs_are_a_table_by_cause_with_the_node_to_leave_out(tmp_path,
     for job, name in enumerate(("time limit",) * 6 + ("preempted", "quota", "ecc", "peer")):
         (tmp_path / f"slurm-1{job}.out").write_text(PLACES[name]["log"])
     for job in range(3):
-        text = f"n{job}0:1:2 [0] NCCL INFO Bootstrap\n{RUN}"
+        steps = RUN.replace("(ms): 1", f"(ms): {job + 1}")
+        text = f"n{job}0:1:2 [0] NCCL INFO Bootstrap\n{steps}"
         (tmp_path / f"slurm-2{job}.out").write_text(text)
     (tmp_path / "slurm-30.out").write_text("srun: job 30 queued and waiting for resources\n")
     (tmp_path / "notes.txt").write_text("Job 12 died of NCCL, I think.\n")

@@ -23,14 +23,17 @@ _LOSS = 1e-3  # a share; one program prints 4 digits, and saves all of them
 _SHOWN = 3  # names of files
 
 
-def without_copies(records: list[Record]) -> list[Record]:
+def without_copies(records: list[Record], named: set[str]) -> list[Record]:
     """Returns the records, in their order, without those whose steps are another's of the same
     folder, or of one below it. Of those that agree, the one with most steps stays, and a note names
     the others.
+
+    named: files that the user named by themselves; they stay.
     """
     groups: list[list[Record]] = []
     places: dict[object, set[int]] = defaultdict(set)  # what copies share -> groups that have it
-    others = [record for record in records if not record.own and len(record.steps)]
+    found = [record for record in records if not record.own and record.source not in named]
+    others = [record for record in found if len(record.steps)]
     timeless = {os.path.dirname(_output(record)) for record in others if _is_timeless(record)}
     for record in sorted(others, key=_worth, reverse=True):
         keys = _keys(record, timeless)

@@ -32,7 +32,7 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> Reading[list
         UsageError: nothing at all could be read.
     """
     records, refusals = read_all(paths, facts)
-    records = without_copies(records)
+    records = without_copies(records, {str(path) for path in paths})
     note_same_evidence(records)
     tell_apart(records)
     refused = [str(refusal) for refusal in refusals]

@@ -2,7 +2,6 @@
 of ratios starts from."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +54,7 @@ def judged(records: list[Record], window: Window | None = None) -> list[Run]:
     shared cores."""
     partners, runs = shared_cores(records), []
     for record in records:
-        record = _with_batch(record, window)
+        _settle_batch(record, window)
         time = timed(record, window)
         shared = partners.get(record.source, "")
         judgement = judge(record, time)
@@ -66,19 +65,22 @@ def judged(records: list[Record], window: Window | None = None) -> list[Run]:
     return runs
 
 
-def _with_batch(record: Record, window: Window | None) -> Record:
-    """Returns the record with the global batch of the entries that its time is of; with a doubt
-    where these have several."""
+def _settle_batch(record: Record, window: Window | None) -> None:
+    """Gives the record the global batch of the entries that its time is of; a doubt where these
+    have several."""
+    record.reasons = [reason for reason in record.reasons if reason.kind != SEVERAL_BATCHES]
     batches = record.steps["sequences"][steady_entries(record, window)]
     batches = batches[np.isfinite(batches)]
     if not len(batches):
-        return record
+        return
     if (batches == batches[0]).all():
-        return replace(record, global_batch=int(batches[0]))
+        record.global_batch = int(batches[0])
+        return
     grows = f"the global batch goes from {batches[0]:.0f} to {batches[-1]:.0f}"
     words = f"{grows} in the iterations that the time is of (--window FIRST:LAST takes one part)"
-    doubt = Reason(SEVERAL_BATCHES, words, ("global_batch", "step_s", "tokens_per_s"))
-    return replace(record, reasons=[*record.reasons, doubt])
+    record.reasons.append(
+        Reason(SEVERAL_BATCHES, words, ("global_batch", "step_s", "tokens_per_s"))
+    )
 
 
 def _changed_rate(record: Record, window: Window | None) -> str:
