@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.logs.facts import SETTINGS
+from analysis.logs.parsing.files_of_runs import one_run_with
 from analysis.logs.record import Record
 
 _CHECKPOINT = re.compile(r"/checkpoint-\d{1,12}(?=/trainer_state\.json\Z)")
@@ -20,7 +21,6 @@ _HEAD = 64  # entries that are compared first
 _ENDS = 8  # entries at each end of a log, one of which its copies have
 _TIME = 1e-9  # a share; the same number, by another sum
 _LOSS = 1e-3  # a share; one program prints 4 digits, and saves all of them
-_SHOWN = 3  # names of files
 
 
 def without_copies(records: list[Record], named: set[str]) -> list[Record]:
@@ -35,7 +35,7 @@ def without_copies(records: list[Record], named: set[str]) -> list[Record]:
     found = [record for record in records if not record.own and record.source not in named]
     others = [record for record in found if len(record.steps)]
     timeless = {os.path.dirname(_output(record)) for record in others if _is_timeless(record)}
-    for record in sorted(others, key=_worth, reverse=True):
+    for record in sorted(others, key=_rank, reverse=True):
         keys = _keys(record, timeless)
         for place in sorted(set().union(*(places[key] for key in keys))):
             if any(_is_copy(record, member) for member in groups[place]):
@@ -49,7 +49,7 @@ def without_copies(records: list[Record], named: set[str]) -> list[Record]:
     left_out = set()
     for kept, *copies in groups:
         if copies:
-            _tell(kept, copies)
+            _note_copies(kept, copies)
             left_out |= set(map(id, copies))
     return [record for record in records if id(record) not in left_out]
 
@@ -69,13 +69,14 @@ def note_same_evidence(records: list[Record]) -> None:
             record.note(f"the same evidence as {record.copy_of} (SHA-256 {digest[:12]})")
 
 
-def _worth(record: Record) -> tuple[int, ...]:
-    """Returns how much a record says: of a run's, that with the most stays."""
+def _rank(record: Record) -> tuple[int, ...]:
+    """Returns what the records of one run are ordered by, the one that stays last: number of steps,
+    times, a failure, number of facts, and how near to the top of the folders the file is."""
     n_facts = sum(getattr(record, name) is not None for name in SETTINGS)
     failed = record.failure is not None
     depth = len(Path(record.source).parts)
-    said = n_facts, len(record.totals), -depth
-    return len(record.steps), not _is_timeless(record), failed, *said
+    has_times = not _is_timeless(record)
+    return len(record.steps), has_times, failed, n_facts, len(record.totals), -depth
 
 
 def _is_timeless(record: Record) -> bool:
@@ -143,11 +144,10 @@ def _agree(steps: np.ndarray, others: np.ndarray) -> bool:
     return True
 
 
-def _tell(kept: Record, copies: list[Record]) -> None:
+def _note_copies(kept: Record, copies: list[Record]) -> None:
     """Notes in a record which files are copies, and takes from them why the run failed."""
-    names = [os.path.relpath(copy.source, os.path.dirname(kept.source)) for copy in copies]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    kept.note(f"one run with {', '.join(names[:_SHOWN])}{more}: the same steps")
+    words = one_run_with(Path(kept.source), [Path(copy.source) for copy in copies])
+    kept.note(f"{words}: the same steps")
     failed = [copy for copy in copies if copy.failure]
     if failed and not kept.failure and not kept.completed:
         name, failure = Path(failed[0].source).name, failed[0].failure

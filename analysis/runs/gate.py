@@ -71,7 +71,7 @@ def judge(pair: Pair, at_most: float) -> Verdict:
     return Verdict(PASSED, f"NEW is not slower by more than {bar}: {found}")
 
 
-def keep(runs: list[Run], path: Path) -> Table:
+def write_golden(runs: list[Run], path: Path) -> Table:
     """Writes the runs, which are repeats of each other, as the golden file.
 
     Raises:
@@ -105,7 +105,7 @@ def keep(runs: list[Run], path: Path) -> Table:
     return Table(columns, times, notes=[note])
 
 
-def kept(path: Path) -> list[Run]:
+def read_golden(path: Path) -> list[Run]:
     """Returns the runs that a golden file holds.
 
     Raises:

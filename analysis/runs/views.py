@@ -91,10 +91,10 @@ def compare(options: Namespace) -> Result:
         warn("analysis.compare", *left_out)
         sides.append(runs)
     if golden and not os.path.lexists(golden):
-        table = gate.keep(sides[0], golden)  # nothing was compared, so no gate has passed
+        table = gate.write_golden(sides[0], golden)  # nothing was compared, so no gate has passed
         return Result([table], gate.UNKNOWN if gated else gate.PASSED)
     if golden:
-        sides.insert(0, gate.kept(golden))
+        sides.insert(0, gate.read_golden(golden))
     if len(sides) == 1:
         compared = pairs.of_study(sides[0], any_commit)
     else:

@@ -99,7 +99,7 @@ def read_files(files: list[LogFile], read: Callable[[Path, list[Path]], Outcome]
     outcome = read(files[main].path, beside[main]) if main else outcomes[0]
     if isinstance(outcome, Refusal):
         return [outcome]
-    return [_told(outcome, files[main], files)]
+    return [_with_note(outcome, files[main], files)]
 
 
 def _has_steps(outcome: Outcome) -> bool:
@@ -113,16 +113,22 @@ def _median_s(outcome: list[Record]) -> float:
     return float(np.nanmedian(times)) if np.isfinite(times).any() else 1.0
 
 
-def _told(runs: list[Record], file: LogFile, files: list[LogFile]) -> list[Record]:
-    """Returns the runs of the file that is read, each with a note that says so."""
-    others = [os.path.relpath(f.path, file.path.parent) for f in files if f != file]
-    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+def one_run_with(file: Path, others: list[Path]) -> str:
+    """Returns the words that name the other files of a run beside the one that is read."""
+    names = [os.path.relpath(other, file.parent) for other in others]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"one run with {', '.join(names[:_SHOWN])}{more}"
+
+
+def _with_note(runs: list[Record], file: LogFile, files: list[LogFile]) -> list[Record]:
+    """Returns the runs of the file that is read, each with a note that names the run's others."""
+    words = one_run_with(file.path, [other.path for other in files if other != file])
     attempts = sorted({f.attempt for f in files})
     for record in runs:
-        record.note(f"one run with {', '.join(others[:_SHOWN])}{more}")
+        record.note(words)
         if _TORCHRUN.search(str(file.path)):
             record.run = Path(file.run).name
         if len(attempts) > 1:
-            words = f"attempts {', '.join(map(str, attempts))}, each in files of its own"
-            record.doubt("attempts", f"{words}: {file.attempt} is read")
+            numbers = f"attempts {', '.join(map(str, attempts))}, each in files of its own"
+            record.doubt("attempts", f"{numbers}: {file.attempt} is read")
     return runs
