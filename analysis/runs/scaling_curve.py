@@ -16,9 +16,10 @@ from analysis.runs.fairness import (
     scaling_of,
     unfair,
 )
-from analysis.runs.judged import divided, results
+from analysis.runs.judged import Run, divided, results
 from analysis.runs.ratio import INTERVALS, MARKED, Side, against, side_of
 from analysis.runs.repeats import by_configuration, group_with
+from analysis.runs.scaling_laws import LAWS, fit
 from analysis.runs.shared_hosts import busy
 from analysis.runs.verdict import averages
 from base.errors import UsageError, by_reason
@@ -33,24 +34,6 @@ def karp_flatt(speedup: float, ratio: float) -> float | None:
     Negative: the speedup is above linear. Above 1: there is none. Neither is a share of anything.
     """
     return None if ratio <= 1 else (1 / speedup - 1 / ratio) / (1 - 1 / ratio)
-
-
-def fit_amdahl(points: list[tuple[float, float]]) -> float | None:
-    """Returns the serial share f of Amdahl 1967, 1/S = f + (1 - f)/p, by least squares over (p,
-    S)."""
-    return _slope([(1 - 1 / p, 1 / s - 1 / p) for p, s in points])
-
-
-def fit_gustafson(points: list[tuple[float, float]]) -> float | None:
-    """Returns the serial share f of Gustafson 1988, S = p - f (p - 1), by least squares over (p,
-    S)."""
-    return _slope([(p - 1, p - s) for p, s in points])
-
-
-def _slope(points: list[tuple[float, float]]) -> float | None:
-    """Returns the slope a of y = a x by least squares; None where every x is 0."""
-    square = sum(x * x for x, _ in points)
-    return sum(x * y for x, y in points) / square if square else None
 
 
 class Curve(NamedTuple):
@@ -70,22 +53,34 @@ def curve(sides: list[Side], base: Side, scaling: str = "strong") -> Curve:
     of speedup and serial, note (why one is none, and what is odd about the efficiency), missing,
     doubtful.
     The fit is to the fastest configuration of each size: a law is about what the machine can do.
-    Its interval is that of the fits to the lowest and to the highest speedups.
+    Of two runs its interval is that of the fits to the lowest and to the highest speedup.
     """
     ordered = sorted(sides, key=lambda side: (side.gpus, side.name))
     rows = [_row(side, base, scaling) for side in ordered]
-    best: dict[float, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["speedup"] or 0.0):
-        if (ratio := row["gpus"] / base.gpus) > 1 and row["speedup"] is not None:
-            best[ratio] = row
-    fit = fit_amdahl if scaling == "strong" else fit_gustafson
-    share = fit([(ratio, row["speedup"]) for ratio, row in best.items()])
-    spans = {ratio: row["speedup_ci95"] for ratio, row in best.items()}
-    interval = None
-    if spans and None not in spans.values():
-        ends = [fit([(ratio, span[end]) for ratio, span in spans.items()]) for end in (1, 0)]
-        interval = Interval(*ends)
-    return Curve(rows, share, interval)
+    law, best = LAWS[scaling][0], fastest(ordered, rows, base)
+    fitted = fit(law, scaling, {ratio: side.seconds for ratio, (side, _) in best.items()}).value
+    if fitted is None:
+        return Curve(rows, None)
+    interval = fitted.parameter(0).interval
+    (ratio, (_, row)) = list(best.items())[-1]
+    if interval is None and (span := row["speedup_ci95"]):  # two runs
+        work = ratio if scaling == "weak" else 1.0
+        ends = [fit(law, scaling, {1.0: [1.0], ratio: [work / end]}).value for end in span[::-1]]
+        interval = Interval(*(end.free_share for end in ends))
+    return Curve(rows, fitted.free_share, interval)
+
+
+def fastest(
+    sides: list[Side], rows: list[dict[str, Any]], base: Side
+) -> dict[float, tuple[Side, dict[str, Any]]]:
+    """Returns, by GPUs over the baseline's, the baseline and the fastest configuration of each
+    larger size, each with its row; {} where no speedup counts. A law is fitted to these."""
+    best: dict[float, tuple[Side, dict[str, Any]]] = {}
+    pairs = sorted(zip(sides, rows, strict=True), key=lambda pair: pair[1]["speedup"] or 0.0)
+    for side, row in pairs:
+        if side is base or (side.gpus > base.gpus and row["speedup"] is not None):
+            best[side.gpus / base.gpus] = side, row
+    return dict(sorted(best.items())) if len(best) > 1 else {}
 
 
 def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
@@ -163,13 +158,41 @@ def table(scaled: Curve, scaling: str, baseline: str) -> Table:
     return Table(_COLUMNS, rows, notes=notes)
 
 
-def report_of(
-    records: list[Record],
-    refused: list[str],
-    terms: Terms = DEFAULT_TERMS,
-) -> Table:
-    """Returns the scaling curve of runs. `refused` has a line for each file that could not be read.
-    Without a baseline it is the study's, or the run on the fewest GPUs."""
+class Compared(NamedTuple):
+    """Runs that are fair to compare, by their configurations' names, and those that are left out
+    with the reasons. start: the name of the baseline's configuration; whose: why it is the
+    baseline, in words."""
+
+    groups: dict[str, list[Run]]
+    sides: dict[str, Side]
+    start: str
+    whose: str
+    scaling: str
+    left_out: list[tuple[str, str]]
+
+    @property
+    def base(self) -> Side:
+        """Returns the repeats of the baseline."""
+        return self.sides[self.start]
+
+    @property
+    def records(self) -> list[Record]:
+        """Returns the runs that are compared."""
+        return [run.record for repeats in self.groups.values() for run in repeats]
+
+    def notes(self, any_commit: bool) -> list[str]:
+        """Returns what must be said of the runs that are compared, and of those that are not."""
+        lines = averages(self.records) + busy(self.records) + notes_on(self.records, any_commit)
+        runs = [run for repeats in self.groups.values() for run in repeats]
+        doubted = [(name_of(run.record), "; ".join(run.time_doubts)) for run in runs]
+        lines += [f"in doubt: {line}" for line in by_reason([d for d in doubted if d[1]])]
+        return lines + [f"left out: {line}" for line in by_reason(self.left_out)]
+
+
+def compared(records: list[Record], refused: list[str], terms: Terms = DEFAULT_TERMS) -> Compared:
+    """Returns the runs whose times are results and fair to compare with the baseline's. Without a
+    baseline it is the study's, or the run on the fewest GPUs. `refused` has a line for each file
+    that could not be read."""
     runs, left_out = results(records, refused, terms.window)
     base, whose = usual_baseline(runs)
     if terms.baseline:
@@ -184,19 +207,20 @@ def report_of(
     left_out += [(name_of(run.record), reason) for run, reason in refused_runs]
     groups = by_configuration(fair)
     sides = {name: side_of(repeats, name) for name, repeats in groups.items()}
-    start = group_with(base, groups)
-    scaled = curve(list(sides.values()), sides[start], scaling)
+    return Compared(groups, sides, group_with(base, groups), whose, scaling, left_out)
+
+
+def report_of(records: list[Record], refused: list[str], terms: Terms = DEFAULT_TERMS) -> Table:
+    """Returns the scaling curve of runs, of what `compared` returns."""
+    found = compared(records, refused, terms)
+    scaled = curve(list(found.sides.values()), found.base, found.scaling)
     for row in scaled.rows:
-        _add_facts(row, [run.record for run in groups[row["run"]]])
-    shown = table(scaled, scaling, f"{start} ({base.gpus} GPUs)")
+        _add_facts(row, [run.record for run in found.groups[row["run"]]])
+    shown = table(scaled, found.scaling, f"{found.start} ({found.base.gpus} GPUs)")
     shown.title = question_of(records)
     if not terms.baseline:
-        shown.notes[0] += f"; the baseline: {whose} (--baseline NAME takes another)"
-    compared = [run.record for run in fair]
-    shown.notes += averages(compared) + busy(compared) + notes_on(compared, terms.any_commit)
-    doubted = [(name_of(run.record), "; ".join(run.time_doubts)) for run in fair]
-    shown.notes += [f"in doubt: {line}" for line in by_reason([d for d in doubted if d[1]])]
-    shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
+        shown.notes[0] += f"; the baseline: {found.whose} (--baseline NAME takes another)"
+    shown.notes += found.notes(terms.any_commit)
     return shown
 
 
