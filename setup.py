@@ -22,6 +22,7 @@ setup(
         "models": ["*.toml"],
         "slurm": ["*.toml", "*.sh", "*.slurm", "published/*.toml", "deepspeed/*.json"],
         "parallel.record": ["*.json", "*.txt"],
+        "analysis.common": ["reference_convergence.toml"],
         "analysis.planner": ["calibrations/*.toml"],
         "analysis.pages": ["page.html", "page.css", "page.js"],
     },
@@ -45,6 +46,8 @@ setup(
         # Fused kernels; the range that megatron-core names. Not tried here, where there is no GPU.
         "gpu": ["transformer-engine[pytorch]>=2.9,<2.12"],
         "nvml": ["nvidia-ml-py>=13"],  # energy of NVIDIA GPUs (measure/energy.py)
+        # Data alone: a test compares analysis/common/reference_convergence.toml with it.
+        "mlperf": ["mlperf-logging>=4.1.68,<5"],
         **CURVES,
         "test": [
             *CURVES["tensorboard"],

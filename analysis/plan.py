@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analysis.common import convergence
 from analysis.common.table import Table, add_table_flags, show
 from analysis.planner import explain, ranking, scale
 from analysis.planner.calibration import from_data_sheet, load_calibration
@@ -83,6 +84,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     ranking.add_flags(parser)
     kinds = "--gpus, half of them ...: the fastest layout of each; weak: half the batch, too"
     add("--scale", choices=("strong", "weak"), help=kinds)
+    critical = f"with --scale weak: {convergence.STATES}"
+    add("--critical-batch", type=convergence.stated, metavar="B", help=critical)
     count("--top", help="layouts shown (default: 10)")
     add("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
     add("--study", type=Path, metavar="FILE", help="write layouts to measure as a study")
@@ -113,6 +116,8 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     ignored = [f"--{k}" for k in ("why", "study", "top", "leave") if getattr(arguments, k)]
     if arguments.scale and ignored:
         raise UsageError(f"--scale shows the fastest layout of each count: no {', '.join(ignored)}")
+    if arguments.critical_batch and arguments.scale != "weak":
+        raise UsageError("--critical-batch is of batches that grow: give --scale weak")
     if arguments.why is not None and arguments.study:
         raise UsageError("--why explains one layout: no --study with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
@@ -159,7 +164,7 @@ def answer(arguments: argparse.Namespace) -> Table:
     """Returns the ranked table; files are written as flags say."""
     ask = question(arguments)
     if arguments.scale:
-        scaled = scale.table(ask, arguments.scale == "weak")
+        scaled = scale.table(ask, arguments.scale == "weak", arguments.critical_batch)
         return replace(scaled, notes=[*scaled.notes, _model_and_batch(ask)])
     ranked = ask.ranked()
     if not len(ranked.order):

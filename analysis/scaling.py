@@ -8,6 +8,9 @@ efficiency and Karp and Flatt's serial share; below, the serial share that Amdah
 or Gustafson's (weak) fits to all rows. A run whose fixed work is not the baseline's, or whose
 commit is not (unless --any-commit), is left out of the fit and says what differs.
 
+Weak scaling also has the efficiency to a target, for a larger batch needs more samples: of MLPerf's
+benchmarks by its reference points, else by --critical-batch or --target-loss.
+
 PATH may be a tree of MLPerf training results (.../SUBMITTER/results/SYSTEM/BENCHMARK/result_0.txt):
 then a table of every result is printed, and for each submitter, benchmark and accelerator a strong
 scaling table of each global batch and a weak one of each batch per GPU that have two sizes.

@@ -3,7 +3,8 @@
     python -m benchmarks.published_tables FILE.md... [--check]
 
 analysis.report, and it knows these blocks, too: `jeanzay FIRST-LAST`, the published rows of these
-lines, `checkpoints`, `gpt2` and `epochs`. Each table is made from the transcribed facts alone.
+lines, `checkpoints`, `gpt2`, `epochs` and `convergence`. Each table is made from the transcribed
+facts alone.
 """
 
 import re
@@ -23,6 +24,7 @@ from analysis.runs.throughput import tflops_per_gpu, utilisation
 from base.errors import UsageError, command_line
 from base.files import ROOT
 from base.storage import BYTES, state_bytes
+from benchmarks import reference_convergence
 
 FOLDER = ROOT / "logs" / "published"
 JEAN_ZAY = "seed003_jeanzay_v100.csv"
@@ -206,6 +208,7 @@ report.BLOCKS |= {
     "checkpoints": lambda _: checkpoints(),
     "gpt2": lambda _: gpt2(),
     "epochs": lambda _: epochs(),
+    "convergence": lambda _: reference_convergence.coverage(),
 }
 
 

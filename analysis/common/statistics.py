@@ -1,15 +1,19 @@
-"""Statistics of repeated runs: the ratio of two configurations' times, as every table has it.
+"""Statistics of repeated runs: the ratio of two configurations' times, as every table has it, and
+what the fits of laws share.
 
 Runs are independent of each other, iterations are not: all iterations of a run share its cores, its
 memory and the other load of the machine.
 """
 
+import math
 import statistics
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from base.intervals import Interval
 
 CONFIDENCE = 0.95
 FEW_REPEATS = 3  # below this many runs a side, the runs themselves tell no interval
@@ -56,3 +60,35 @@ def log_ratio(a: Sequence[float], b: Sequence[float], paired: bool = False) -> E
     with warnings.catch_warnings(action="ignore"):  # equal times are no loss of precision
         test = stats.ttest_rel(x, y) if paired else stats.ttest_ind(x, y, equal_var=False)
     return Estimate(mean, *map(float, test.confidence_interval(CONFIDENCE)))
+
+
+class Bounded(NamedTuple):
+    """A value and its 95 % interval, None where the noise is not known; `high` may be infinite."""
+
+    value: float
+    interval: Interval | None
+
+
+def relative_least_squares(terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the coefficients that make each row's sum nearest to 1, and their covariance over the
+    square of the noise."""
+    scale = np.linalg.norm(terms, axis=0)  # terms of thousands of GPUs differ by powers of ten
+    inverse = np.linalg.pinv(terms / scale)
+    return inverse.sum(axis=1) / scale, inverse @ inverse.T / np.outer(scale, scale)
+
+
+def fieller(a: float, b: float, aa: float, ab: float, bb: float) -> Interval:
+    """Returns what of Fieller's interval (1954) of a / b is not below 0. aa, ab and bb are the
+    variances of both and their covariance, times the square of Student's t."""
+    # All r for which |a - r b| is within t standard errors: p r^2 - 2 q r + c <= 0.
+    p, q, c = b**2 - bb, a * b - ab, a**2 - aa
+    end = q + math.sqrt(max(q**2 - p * c, 0.0))
+    high = max(end / p, 0.0) if p > 0 else math.inf
+    return Interval(max(c, 0.0) / end if end > 0 else 0.0, high)
+
+
+def t_quantile(degrees: float) -> float:
+    """Returns Student's t below which, and above whose negative, CONFIDENCE of all values lie."""
+    from scipy.special import stdtrit  # slow to load
+
+    return float(stdtrit(min(degrees, 1e9), (1 + CONFIDENCE) / 2))

@@ -209,7 +209,7 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
     if names is None:
         return list(tables)
     keys = {c.heading: c.key for table in tables for c in table.columns}
-    possible = list(dict.fromkeys(keys.values()))
+    possible = list(dict.fromkeys(c.key for table in tables for c in table.columns))
     names = [name if name in possible else keys.get(name, name) for name in names]
     if unknown := [name for name in names if name not in possible]:
         raise UsageError(f"no column {', '.join(unknown)}; there are: {', '.join(possible)}")

@@ -5,6 +5,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.common.convergence import CriticalBatch
 from analysis.common.terminal import who
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
@@ -46,13 +47,16 @@ class Terms:
 
     baseline: a run, configuration or system by its name or path; None takes the study's. scaling:
     strong or weak; None takes what the runs are. window: the iterations to use, by the numbers in
-    the log. any_commit: runs of different commits are compared, too.
+    the log. any_commit: runs of different commits are compared, too. critical_batch: what says how
+    many samples each batch needs; target_loss: the loss that the runs' own losses say it for.
     """
 
     baseline: str | None = None
     scaling: str | None = None
     window: Window | None = None
     any_commit: bool = False
+    critical_batch: CriticalBatch | None = None
+    target_loss: float | None = None
 
 
 DEFAULT_TERMS = Terms()

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from analysis.common import convergence
 from analysis.common.table import add_table_flags
 from analysis.common.terminal import who
 from analysis.logs.fact_options import add_fact_options, add_time_options, facts_of, flag_of
@@ -38,6 +39,17 @@ OWN = {
         " where the runs share the batch per GPU alone)",
     },
     "any_commit": {"action": "store_true", "help": "compare runs of different commits, too"},
+    "critical_batch": {
+        "type": convergence.stated,
+        "metavar": "B",
+        "help": f"of weak scaling: {convergence.STATES}",
+    },
+    "target_loss": {
+        "type": float,
+        "metavar": "NATS",
+        "help": "of weak scaling: fit the critical batch to the samples at which the runs' own"
+        " losses, each the mean over the last tenth of the samples so far, reached this one",
+    },
     "convention": {
         "choices": tuple(CONVENTIONS),
         "help": "the formula for FLOPs; docs/read-logs.md says which program prints which (default:"

@@ -6,7 +6,7 @@ from analysis.common.reasons import MISSING, NOTE, Reason, of_cells, sentences
 from analysis.common.table import Column, Table
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.runs import throughput
+from analysis.runs import throughput, time_to_target
 from analysis.runs.baseline import timed_baseline, usual_baseline
 from analysis.runs.fairness import (
     DEFAULT_TERMS,
@@ -218,6 +218,10 @@ def report_of(records: list[Record], refused: list[str], terms: Terms = DEFAULT_
         _add_facts(row, [run.record for run in found.groups[row["run"]]])
     shown = table(scaled, found.scaling, f"{found.start} ({found.base.gpus} GPUs)")
     shown.title = question_of(records)
+    if found.scaling == "weak":
+        time_to_target.add_to(shown, found.groups, found.base, terms)
+    elif terms.critical_batch or terms.target_loss is not None:
+        shown.notes.append(time_to_target.SAME_BATCH)
     if not terms.baseline:
         shown.notes[0] += f"; the baseline: {found.whose} (--baseline NAME takes another)"
     shown.notes += found.notes(terms.any_commit)

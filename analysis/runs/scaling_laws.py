@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.common.statistics import CONFIDENCE
+from analysis.common.statistics import Bounded, fieller, relative_least_squares, t_quantile
 from base.errors import Answer
 from base.intervals import Interval
 
@@ -45,13 +45,6 @@ _USL, _SIGMA_KAPPA = "Universal Scalability Law", ("contention sigma", "coherenc
 USL_STRONG = Law(_USL, _SIGMA_KAPPA, lambda n: [1 / n, 1 - 1 / n, n - 1])
 USL_WEAK = Law(_USL, _SIGMA_KAPPA, lambda n: [n / n, n - 1, n * (n - 1)])
 LAWS = {"strong": (AMDAHL, USL_STRONG), "weak": (GUSTAFSON, USL_WEAK)}
-
-
-class Bounded(NamedTuple):
-    """A value and its 95 % interval, None where the noise is not known; `high` may be infinite."""
-
-    value: float
-    interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -143,11 +136,8 @@ class Fit:
             for x, y in ((above, above), (above, below), (below, below))
         )
         aa += a**2 if of_a_run else 0.0
-        # All r for which |a - r b| is within t standard errors: p r^2 - 2 q r + c <= 0.
-        p, q, c = b**2 - square * bb, a * b - square * ab, a**2 - square * aa
-        root = math.sqrt(max(q**2 - p * c, 0.0))
-        ends = ((q - root) / p, (q + root) / p) if p > 0 else (0.0, math.inf)
-        return Bounded(value, _around(Interval(*(max(end, 0.0) for end in ends)), value))
+        interval = fieller(a, b, square * aa, square * ab, square * bb)
+        return Bounded(value, _around(interval, value))
 
 
 def _around(interval: Interval, value: float) -> Interval:
@@ -178,7 +168,7 @@ def fit(
     seconds = np.concatenate([np.asarray(times[size], float) for size in sizes])
     measured = 1 / seconds if law.is_rate else seconds
     terms = np.stack(law.terms(n), axis=1) / measured[:, None]
-    free, covariance = _least_squares(terms)
+    free, covariance = relative_least_squares(terms)
     spare = len(seconds) - unknowns
     quantile = 0.0
     if noise is None and spare:
@@ -204,30 +194,15 @@ def fit(
     return Answer(found)
 
 
-def _least_squares(terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the coefficients that make each row's sum nearest to 1, and their covariance over the
-    square of the noise."""
-    scale = np.linalg.norm(terms, axis=0)  # terms of thousands of GPUs differ by powers of ten
-    inverse = np.linalg.pinv(terms / scale)
-    return inverse.sum(axis=1) / scale, inverse @ inverse.T / np.outer(scale, scale)
-
-
 def _bounded(terms: np.ndarray) -> np.ndarray:
     """Returns the coefficients that make each row's sum nearest to 1, none below 0: the best of
     those with some parameters at 0."""
     best, least = np.zeros(terms.shape[1]), math.inf
     for kept in itertools.product((True, False), repeat=terms.shape[1] - 1):
         columns = np.flatnonzero([True, *kept])
-        values, _ = _least_squares(terms[:, columns])
+        values, _ = relative_least_squares(terms[:, columns])
         squares = float(np.sum((1 - terms[:, columns] @ values) ** 2))
         if (values >= 0).all() and squares < least:
             least, best = squares, np.zeros(terms.shape[1])
             best[columns] = values
     return best
-
-
-def t_quantile(degrees: float) -> float:
-    """Returns Student's t below which, and above whose negative, CONFIDENCE of all values lie."""
-    from scipy.special import stdtrit  # slow to load
-
-    return float(stdtrit(min(degrees, 1e9), (1 + CONFIDENCE) / 2))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.record import Record
+from analysis.runs import time_to_target
 from analysis.runs.baseline import has_baseline
 from analysis.runs.fairness import Terms
 from analysis.runs.judged import Run, results
@@ -144,7 +145,7 @@ def _curve(work: _Work, terms: Terms) -> Table:
     named = terms.baseline if has_named else None
     table = report_of(work.records, [], replace(terms, baseline=named, scaling=work.law))
     words = ", ".join(filter(None, work.series))
-    table.columns = [replace(column, seldom=True) for column in table.columns]
+    table.columns = [replace(c, seldom=c.key not in time_to_target.KEYS) for c in table.columns]
     for row in table.rows:
         batch = int(work.batch if work.law == "strong" else work.batch * row["gpus"])
         row |= {"scaling": work.law, "series": words, "global_batch": batch}

@@ -205,7 +205,7 @@ class View(NamedTuple):
 _RATIOS = ("baseline", "scaling", "any_commit", "times", "facts")
 VIEWS = {
     "tflops": View(tflops, (*_RATIOS, "predict", "table", "convention")),
-    "scaling": View(scaling, (*_RATIOS, "table")),
+    "scaling": View(scaling, (*_RATIOS, "critical_batch", "target_loss", "table")),
     "compare": View(
         compare,
         ("at_most", "golden", "any_commit", "times", "facts", "table"),
