@@ -50,7 +50,8 @@ def page_at(
     title = ", ".join(names)
     title = title if len(title) <= TITLE else f"{len(names)} logs and folders"
     sections = [section for sections_of in SECTIONS for section in sections_of(study)]
-    return Page(f"Scaling study: {title}", first_screen.sentences(study), sections, refused)
+    title = table.title or f"Scaling study: {title}"
+    return Page(title, first_screen.first_screen(study), sections, refused, study.palette)
 
 
 @command_line("analysis.page")

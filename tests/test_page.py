@@ -1,6 +1,7 @@
 """The offline page, opened in a real Chromium that has no network."""
 
 import functools
+import math
 import re
 import shutil
 from collections import Counter
@@ -13,7 +14,7 @@ from analysis.logs.load import load
 from analysis.page import page_at
 from analysis.pages import charts
 from analysis.pages.page_html import html_of
-from analysis.pages.section import Chart, Page, Section
+from analysis.pages.section import BAD, GOOD, Card, Chart, FirstScreen, Page, Section, Trust
 from analysis.runs import run_table
 from analysis.runs.fairness import Terms
 from parallel.record import reader
@@ -23,6 +24,7 @@ from tests.conftest import ROOT
 PARITY = Path("logs/2-core-cpu/parity")
 BREAKDOWN = Path("logs/2-core-cpu/2-core_breakdown")
 COMMITTED = ROOT / "logs" / "2-core-cpu" / "parity.html"
+NOTHING = FirstScreen("", "", [], Trust(GOOD, "", [], []))
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no chromium (apt-get install chromium)")
 
@@ -100,7 +102,7 @@ def test_nothing_needs_sideways_scrolling_and_every_chart_is_drawn(opened, path)
     tab = opened(html_of(page), 390)
     assert tab.evaluate("drawAll().then(drawn => drawn.length)") == sum(
         len(section.charts) for section in page.sections
-    )
+    ) + bool(page.first.picture)
     assert tab.locator(".chart svg").count() == tab.locator(".chart").count()
     for width, media in ((390, "screen"), (1280, "screen"), (703, "print")):  # 186 mm of A4
         tab.emulate_media(media=media)
@@ -117,7 +119,7 @@ def test_long_names_leave_every_column_readable(opened, width):
     for n, row in enumerate(rows):
         row |= {column.key: 10**6 + n for column in columns}
     table = Table([Column("run", "run"), *columns], rows)
-    tab = opened(html_of(Page("t", [], [Section("Runs", tables={"runs": table})], [])), width)
+    tab = opened(html_of(Page("t", NOTHING, [Section("Runs", tables={"runs": table})], [])), width)
     heights = "[...document.querySelectorAll('#table-runs tbody tr')].map(row => row.offsetHeight)"
     assert max(tab.evaluate(heights)) < (110 if width > 700 else 300)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -134,7 +136,7 @@ def test_long_names_leave_every_column_readable(opened, width):
 def test_a_click_sorts_by_value_and_the_filter_takes_words(opened):
     rows = [{"run": f"run {n}", "s": value} for n, value in enumerate((10.0, 9.0, None, 1e3, 2.5))]
     table = Table([Column("run", "run"), Column("s", "s", ".4g")], rows)
-    tab = opened(html_of(Page("t", [], [Section("Runs", tables={"runs": table})], [])))
+    tab = opened(html_of(Page("t", NOTHING, [Section("Runs", tables={"runs": table})], [])))
     head = tab.locator("#table-runs th button").nth(1)
     head.click()
     assert [row[1] for row in texts_of(tab, "runs")[1:]] == ["2.5", "9", "10", "1000", "-"]
@@ -148,10 +150,15 @@ def test_the_first_screen_says_what_won_whether_losses_are_equal_and_what_is_in_
     for name, step_s, gpus in (("ddp", 1.0, 1), ("fast", 0.55, 2), ("slow", 0.8, 2)):
         about = fixture_runs.facts("s", "ddp", gpus=gpus) | {"run": name}
         fixture_runs.write(tmp_path, about, step_s, [9.0] * 20 if name == "slow" else None)
-    fastest, losses, doubts = page_at([tmp_path], terms=Terms("ddp")).summary
-    assert "on 2 " in fastest and "fast, speedup 1.82, efficiency 0.91" in fastest
-    assert "slow" not in fastest and "1 DIFFERS" in losses and "(slow)" in losses
-    assert doubts.startswith("3 of 3 runs are complete and timed.")
+    first = page_at([tmp_path], terms=Terms("ddp")).first
+    assert first.answer == "Fastest: fast, 1.82 times ddp's speed on 2 CPU ranks."
+    baseline, fast = first.cards
+    assert (baseline.heading, baseline.run, baseline.figure) == ("1 CPU rank", "ddp", "baseline")
+    assert (fast.heading, fast.run, fast.figure) == ("2 CPU ranks", "fast", "1.82×")
+    assert fast.words[0] == "efficiency 0.91"
+    assert first.trust.state == BAD and first.trust.headline == "Losses differ in 1 of 3 runs"
+    assert "(slow)" in first.trust.words[0]
+    assert first.trust.words[1] == "3 of 3 runs complete and timed"
 
 
 def test_the_first_screen_is_against_the_baseline_that_was_asked_for(tmp_path):
@@ -159,12 +166,15 @@ def test_the_first_screen_is_against_the_baseline_that_was_asked_for(tmp_path):
     for gpus, step_s in ((1, 1.0), (2, 0.6), (4, 0.4)):
         loss = [9.0] * 20 if gpus == 1 else None
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s, loss)
-    fastest, losses, _ = page_at([tmp_path], terms=Terms("ddp-dp2")).summary
-    assert "scaling against ddp-dp2): on 1 " in fastest and "speedup 1.50" in fastest
-    assert "ddp-dp2, speedup" not in fastest
-    assert losses.startswith("Losses beside ddp-dp2's at every step: 2 equal, 1 DIFFERS")
-    fastest, losses, _ = page_at([tmp_path]).summary
-    assert "scaling against ddp): on 2 " in fastest and "1 equal, 2 DIFFERS" not in losses
+    first = page_at([tmp_path], terms=Terms("ddp-dp2")).first
+    assert "strong scaling against ddp-dp2" in first.about
+    assert [card.figure for card in first.cards] == ["0.60×", "baseline", "1.50×"]
+    assert first.trust.headline == "Losses differ in 1 of 3 runs"
+    assert first.trust.words[0].startswith("beside ddp-dp2 at every step")
+    first = page_at([tmp_path]).first
+    assert first.about.endswith("strong scaling against ddp")
+    assert [card.figure for card in first.cards] == ["baseline", "1.67×", "2.50×"]
+    assert first.trust.headline == "Losses differ in 3 of 3 runs"
 
 
 def test_the_first_screen_doubts_what_the_table_doubts(tmp_path):
@@ -180,33 +190,65 @@ def test_the_first_screen_doubts_what_the_table_doubts(tmp_path):
     )
     page = page_at([tmp_path])
     runs = next(section for section in page.sections if section.title == "Runs").tables["runs"]
-    assert runs.doubts[0].startswith("the machine was busy") and runs.doubts[0] in page.summary[2]
-    assert "no steady time (grows)" in page.summary[2]
+    assert (
+        runs.doubts[0].startswith("the machine was busy")
+        and runs.doubts[0] in page.first.trust.doubts
+    )
+    assert "no steady time: grows" in page.first.trust.doubts
     assert "no steady time: steps went from 0.325 s to 0.8 s" in runs.rows[-1]["notes"]
     quiet = tmp_path / "quiet"
     fixture_runs.write(quiet, fixture_runs.facts("s", "ddp"))
     page = page_at([quiet])
     runs = next(section for section in page.sections if section.title == "Runs").tables["runs"]
-    assert page.summary[2].endswith("Nothing is in doubt.") and not runs.doubts
+    assert not page.first.trust.doubts and not runs.doubts
     assert not any(row["notes"] for row in runs.rows)
 
 
 def test_the_first_screen_says_that_nothing_is_faster_than_the_baseline(tmp_path):
     for name, step_s in (("ddp", 1.0), ("slow", 2.0)):
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp") | {"run": name}, step_s)
-    fastest = page_at([tmp_path], terms=Terms("ddp")).summary[0]
-    assert fastest == (
-        "No run is faster than the baseline, ddp: the next is slow, speedup 0.50, efficiency 0.50."
-    )
-    assert page_at([tmp_path / "ddp"]).summary[0].startswith("No run has a speedup against a")
+    answer = page_at([tmp_path], terms=Terms("ddp")).first.answer
+    assert answer == "No run is faster than the baseline, ddp: the next is slow, speedup 0.50."
+    assert page_at([tmp_path / "ddp"]).first.answer.startswith("No run has a speedup against a")
 
 
 def test_an_efficiency_above_1_is_marked_in_its_row_and_doubtful_on_the_first_screen(tmp_path):
     for step_s, gpus in ((1.0, 1), (0.4, 2), (0.3, 4)):
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s=step_s)
     page = page_at([tmp_path], terms=Terms("ddp"))
-    assert "speedup 2.50, efficiency 1.25 (doubtful: above 1); on 4" in page.summary[0]
+    assert page.first.cards[1].words[0] == "efficiency 1.25, in doubt: above 1"
     assert ">1.25?<" in html_of(page)
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_name_of_the_picture_is_whole_and_no_point_lies_on_another(opened, width):
+    tab = opened(html_of(page_of(PARITY)), width)
+    tab.evaluate("drawAll().then(drawn => drawn.length)")
+    box = "(({x, y, width, height}) => [x, y, x + width, y + height])(e.getBoundingClientRect())"
+    chart = "document.querySelector('header .chart svg')"
+    boxes = f"[...{chart}.querySelectorAll(QUERY)].map(e => {box})"
+    (left, top, right, bottom) = tab.evaluate(f"(e => {box})({chart})")
+    names = tab.evaluate(boxes.replace("QUERY", "'.mark-text.role-mark text'"))
+    assert len(names) == 4
+    assert all(left <= a and top <= b and c <= right and d <= bottom for a, b, c, d in names)
+    points = tab.evaluate(boxes.replace("QUERY", "'.mark-symbol.role-mark path'"))
+    centres = [((a + c) / 2, (b + d) / 2) for a, b, c, d in points]
+    assert len(centres) == 19
+    for i, (x, y) in enumerate(centres):
+        assert all(math.dist((x, y), other) > 7 for other in centres[:i])
+
+
+def test_marks_of_runs_that_are_unsure_are_hollow_and_the_caption_says_so(tmp_path):
+    for name, gpus in (("ddp", 1), ("grew", 2), ("calm", 2)):
+        about = fixture_runs.facts("s", "ddp", gpus=gpus) | {"run": name}
+        if name == "grew":
+            about["host"] = about["host"] | {"cores": 1}
+        fixture_runs.write(tmp_path, about, 1.0 / gpus)
+    page = page_at([tmp_path], terms=Terms("ddp"))
+    assert "Hollow" in page.first.picture.caption
+    unsure = {r["run"]: r["unsure"] for r in fixture_runs.drawn_rows(page.first.picture, 1)}
+    assert unsure == {"ddp": False, "grew": True, "calm": False}
 
 
 def test_columns_that_are_the_same_in_every_row_stand_above_and_unknown_ones_below():
@@ -214,7 +256,7 @@ def test_columns_that_are_the_same_in_every_row_stand_above_and_unknown_ones_bel
     columns.append(Column("notes", "notes", long="below"))
     same = {"engine": "ddp", "mfu": None, "notes": "spikes"}
     rows = [{"run": "a", "tp": 1} | same, {"run": "b", "tp": 2} | same]
-    text = html_of(Page("t", [], [Section("Runs", tables={"runs": Table(columns, rows)})], []))
+    text = html_of(Page("t", NOTHING, [Section("Runs", tables={"runs": Table(columns, rows)})], []))
     assert "The same in every row: engine ddp." in text
     assert re.findall(r'<button type="button">(\w+)', text) == ["run", "tp"]
     assert "not known in any row: mfu" in text and "a, b: spikes" in text
@@ -225,7 +267,9 @@ def test_a_log_cannot_put_script_into_the_page():
     table = Table([Column("run", evil)], [{"run": evil}], evil, [evil])
     rows = [{"run": evil, "engine": evil, "iteration": 1, "loss": 1.0}]
     chart = Chart(charts.lines(rows, "loss", evil), evil)
-    text = html_of(Page(evil, [evil], [Section(evil, [evil], {"t": table}, [chart])], []))
+    card, trust = Card(evil, evil, evil, [evil], evil), Trust(evil, evil, [evil], [evil])
+    first = FirstScreen(evil, evil, [card], trust, Chart(chart.spec, evil))
+    text = html_of(Page(evil, first, [Section(evil, [evil], {"t": table}, [chart])], []))
     assert evil not in text and text.count("<script") == 3 and "<b>" not in text
 
 

@@ -34,7 +34,7 @@ def test_the_parts_of_a_chart_have_different_colours(parts):
 
 def test_an_engine_has_one_colour_whatever_stands_beside_it(monkeypatch):
     labels = ["torchtitan", "megatron", "nanoGPT", "ddp", "GPT-NeoX"]
-    scale = charts._engines([{"engine": label} for label in labels])["scale"]
+    scale = charts._engines([{"engine": label} for label in labels], None)["scale"]
     of_engine = dict(zip(scale["domain"], scale["range"], strict=True))
     assert of_engine == colours.of_engines(labels) and len(set(of_engine.values())) == 5
     assert colours.of_engines(["ddp"])["ddp"] == of_engine["ddp"]
@@ -66,7 +66,7 @@ def test_splits_are_bars_with_their_ideal_and_the_fastest_is_named(tmp_path):
     expected = [1, 1 / 0.5, 1 / 0.6, 1 / 0.7, 1 / 0.8]
     assert list(speedups.values()) == pytest.approx(expected, rel=0.01)
     assert list(bars(pictures, "splits", "ideal").values()) == pytest.approx([1, 2, 2, 2, 2])
-    line, points, *named = [drawn_rows(pictures["scaling"], layer) for layer in range(4)]
+    line, points, *named = [drawn_rows(pictures["scaling"], layer) for layer in range(3)]
     assert line == [{"gpus": 1, "speedup": 1}, {"gpus": 2, "speedup": pytest.approx(2)}]
     assert len(points) == 5
     assert [row["run"] for rows in named for row in rows] == ["ddp", "ddp-dp2"]
@@ -87,6 +87,7 @@ def test_a_repeat_that_failed_hides_no_other(tmp_path):
 
 def test_a_printed_rate_without_a_time_and_a_name_with_dollars_are_drawn():
     row = dict.fromkeys(("engine", "speedup", "efficiency", "step_s", "steady_ci95", "precision"))
+    row |= {"unsure": False, "notes": ""}
     (chart,) = charts.tflops([row | {"run": r"$\x{$", "gpus": 8, "tflops": 40.0}]).values()
     (bar,) = drawn_rows(chart)
     assert bar["low"] == bar["high"] == bar["end"] == 40

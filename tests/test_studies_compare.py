@@ -125,7 +125,7 @@ def test_the_question_of_a_study_stands_above_its_tables(tmp_path, printed):
     repeats(tmp_path, {1: [1.0], 2: [0.6]}, question=question)
     for command in (tflops, scaling, compare):
         assert printed(command.main, tmp_path).startswith(f"{question}\n"), command
-    assert page.page_at([tmp_path]).summary[0] == question
+    assert page.page_at([tmp_path]).title == question
     study = load_study(ROOT / "slurm/2-core_bucket_ab.toml")
     about = planned(study, study.baseline)
     assert about["question"].endswith("?")

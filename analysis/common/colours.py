@@ -48,6 +48,11 @@ MARKS = {  # of Vega, by precision; None: one that is not known
 }
 
 
+def label(engine: str | None) -> str:
+    """Returns what a legend calls an engine."""
+    return engine or "unknown"
+
+
 def of_engines(labels: Iterable[str]) -> dict[str, str]:
     """Returns the colour of each label. Engines of this repository have fixed colours; the other
     labels, which should be those of all runs of a study, share the rest in alphabetical order."""

@@ -20,8 +20,12 @@ from models.flops import DEFAULT_CONVENTION
 Row = dict[str, Any]
 Rows = list[Row]
 Spec = dict[str, Any]  # of Vega-Lite
+Palette = dict[str, str] | None  # the colour of each engine of a page
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 MOST = 40  # bars or runs of one chart
+NAME = 12  # characters of a line of a name beside its point
+HEIGHT = 340  # pixels
+DOT = 0.04  # the share of a telephone's width, and of HEIGHT, that a point takes
 BAR = 20  # pixels
 DIGITS = 6  # of every number: what is drawn does not depend on a processor's last digits
 MARK = "GPT scaling study"  # in the pictures
@@ -31,7 +35,7 @@ _AXIS = {"labelColor": INK, "titleColor": INK, "gridColor": INK, "domainColor": 
 _CONFIG = {
     "font": "sans-serif",
     "axis": _AXIS | {"gridOpacity": 0.15, "tickColor": INK, "labelLimit": 260},
-    "legend": {"labelColor": INK, "titleColor": INK, "orient": "bottom", "columns": 2},
+    "legend": {"labelColor": INK, "titleColor": INK, "orient": "bottom", "columns": 3},
     "text": {"color": INK},
     "view": {"stroke": None},
 }
@@ -62,11 +66,12 @@ def _spec(layers: list[Spec], height: int = 260, rows: Rows | None = None) -> Sp
     )
 
 
-def _engines(rows: Rows) -> Spec:
-    """Gives the same engine the same colour in every chart of every page."""
-    colour_of = colours.of_engines(row["engine"] for row in rows)
-    scale = {"domain": list(colour_of), "range": list(colour_of.values())}
-    return _name("engine", scale=scale, legend={"title": None} if len(colour_of) > 1 else None)
+def _engines(rows: Rows, palette: Palette) -> Spec:
+    """Gives an engine its colour of the palette; without one, those of the engines in the rows."""
+    names = {row["engine"] for row in rows}
+    palette = {k: v for k, v in (palette or colours.of_engines(names)).items() if k in names}
+    scale = {"domain": list(palette), "range": list(palette.values())}
+    return _name("engine", scale=scale, legend={"title": None} if len(palette) > 1 else None)
 
 
 def _precisions(rows: Rows) -> dict[str, Spec]:
@@ -78,16 +83,16 @@ def _precisions(rows: Rows) -> dict[str, Spec]:
     return {"shape": _name("precision", scale={"domain": names, "range": marks})}
 
 
-def bars(rows: Rows, value: str, title: str) -> Spec:
-    """Draws one bar a row, its `text` behind it, and a tick at `ideal`. A row has bar, engine,
-    text, ideal, low, high, end and the value."""
+def bars(rows: Rows, value: str, title: str, palette: Palette = None) -> Spec:
+    """Draws one bar a row, its `text` behind it, and a tick at `ideal`; the bar of a row that is
+    unsure is hollow. A row has bar, engine, unsure, text, ideal, low, high, end and the value."""
     y = _name("bar", sort=[row["bar"] for row in rows], title=None)
-    tips = [_name("bar"), _number(value), _name("text")]
-    bar, interval = {"type": "bar", "opacity": 0.85}, {"type": "rule", "color": INK}
+    tips = [_name("bar"), _number(value), _name("text"), _name("doubt")]
+    bar, interval = {"type": "bar"}, {"type": "rule", "color": INK}
     tick = {"type": "tick", "color": INK, "thickness": 2, "size": 16}
     text = {"type": "text", "align": "left", "dx": 5}
     layers = [
-        _layer(bar, x=_number(value, title=title), y=y, color=_engines(rows), tooltip=tips),
+        _layer(bar, x=_number(value, title=title), y=y, tooltip=tips, **_filled(rows, palette)),
         _layer(interval, x=_number("low"), x2={"field": "high"}, y=y),
         _layer(tick, x=_number("ideal"), y=y),
         _layer(text, x=_number("end"), y=y, text=_name("text")),
@@ -95,32 +100,57 @@ def bars(rows: Rows, value: str, title: str) -> Spec:
     return _spec(layers, BAR * len(rows), rows)
 
 
-def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> Spec:
-    """Draws a value against GPUs, both logarithmic, the ideal line, and `names` beside their
-    points."""
+def _filled(rows: Rows, palette: Palette) -> dict[str, Spec]:
+    """Colours marks by engine, and leaves those of rows that are unsure hollow."""
+    colour = _engines(rows, palette)
+    unsure = {"test": "datum.unsure", "value": 0.12}
+    edge = {"condition": unsure | {"value": [3, 2]}, "value": [1, 0]}
+    filled = {"condition": unsure, "value": 0.85}
+    return {"color": colour, "stroke": colour, "strokeDash": edge, "fillOpacity": filled}
+
+
+def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows, palette: Palette = None) -> Spec:
+    """Draws a value against GPUs, both logarithmic, the ideal line, and `names` above their points;
+    points that would lie on each other stand side by side."""
     log = {"type": "log", "nice": False}
-    ticks = {"values": sorted({row["gpus"] for row in rows}), "format": "d"}
-    axes = {
-        "x": _number("gpus", title="GPUs", scale=log | {"base": 2, "padding": 30}, axis=ticks),
-        "y": _number(value, title=value, scale=log | {"padding": 20}),
-    }
-    middle = math.sqrt(min(row["gpus"] for row in names) * max(row["gpus"] for row in names))
-    left = [row for row in names if row["gpus"] <= middle]
-    right = [row for row in names if row["gpus"] > middle]
-    tips = [_name(field) for field in ("run", "gpus", "speedup", "efficiency", "verdict")]
+    sizes = sorted({row["gpus"] for row in rows})
+    room = [30, {"expr": "width - 85"}]  # for the names of the last points
+    scale = log | {"base": 2, "range": room}
+    ticks = {"values": sizes, "format": "d"}
+    y = _number(value, title=value, scale=log | {"padding": 30})
+    axes = {"x": _number("gpus", title="GPUs", scale=scale, axis=ticks), "y": y}
+    beside = axes | {"x": _number("x", title="GPUs", scale=scale, axis=ticks)}
+    tips = [_name(field) for field in ("run", "gpus", "speedup", "efficiency", "verdict", "doubt")]
     line = {"type": "line", "strokeDash": [4, 4], "color": GREY}
-    dots = {"type": "point", "filled": True, "size": 55, "opacity": 0.8}
-    # A name stands on that side of its point where the picture has room.
-    name_right = {"type": "text", "align": "left", "dx": 8, "dy": -6}
-    name_left = {"type": "text", "align": "right", "dx": -8, "dy": -6}
-    colour = _engines(rows)
-    layers = [
-        _layer(line, ideal, **axes),
-        _layer(dots, rows, **axes, color=colour, tooltip=tips, **_precisions(rows)),
-        _layer(name_right, left, **axes, text=_name("run")),
-        _layer(name_left, right, **axes, text=_name("run")),
-    ]
-    return _spec(layers, 320)
+    dots = {"type": "point", "filled": True, "size": 60, "strokeWidth": 1.5}
+    look = _filled(rows, palette) | _precisions(rows)
+    points = _layer(dots, _apart(rows, value), **beside, tooltip=tips, **look)
+    layers = [_layer(line, ideal, **axes), points]
+    # A name stands beside its point, below the ideal line.
+    wrapped = [row | {"name": "\n".join(textwrap.wrap(row["run"], NAME))} for row in names]
+    name = {"type": "text", "align": "left", "dx": 9, "dy": 8, "lineBreak": "\n", "lineHeight": 12}
+    layers.append(_layer(name, wrapped, **axes, text=_name("name")))
+    return _spec(layers, HEIGHT)
+
+
+def _apart(rows: Rows, value: str) -> Rows:
+    """Returns the rows with `x`, their place beside the number of GPUs, so that no point lies on
+    another one."""
+    gpus, values = [row["gpus"] for row in rows], [row[value] for row in rows]
+    width, height = math.log(max(gpus) / min(gpus)), math.log(max(values) / min(values)) or 1.0
+    placed: list[tuple[float, float]] = []
+    spread = []
+    for row in rows:  # the fastest keeps its place
+        y = math.log(row[value]) / height
+        free = (
+            x
+            for step in range(len(rows))
+            for x in (math.log(row["gpus"]) / width + side * step * DOT for side in (-1, 1))
+            if all(abs(x - px) >= 0.99 * DOT or abs(y - py) >= DOT for px, py in placed)
+        )
+        placed.append((next(free), y))
+        spread.append(row | {"x": math.exp(placed[-1][0] * width)})
+    return spread
 
 
 def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> Spec:
@@ -144,7 +174,9 @@ def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> Spec:
     return _spec(layers, BAR * len(order))
 
 
-def lines(rows: Rows, value: str, title: str, bar: float | None = None) -> Spec:
+def lines(
+    rows: Rows, value: str, title: str, bar: float | None = None, palette: Palette = None
+) -> Spec:
     """Draws a value of every step, one line a run. `bar` is a level that no line should cross; with
     it the axis is logarithmic, and a value of 0 has no mark."""
     marked = [row for row in rows if row.get(value) is not None and (bar is None or row[value] > 0)]
@@ -152,7 +184,7 @@ def lines(rows: Rows, value: str, title: str, bar: float | None = None) -> Spec:
     y = _number(value, title=title, scale=scale, axis={} if bar is None else {"format": ".0e"})
     tips = [_name("run"), _number("iteration"), _number(value)]
     line = {"type": "line", "strokeWidth": 1.5, "opacity": 0.8, "point": bar is not None}
-    x, colour = _number("iteration", title="iteration"), _engines(marked)
+    x, colour = _number("iteration", title="iteration"), _engines(marked, palette)
     layers = [_layer(line, marked, x=x, y=y, color=colour, detail=_name("run"), tooltip=tips)]
     if bar is not None:
         rule = {"type": "rule", "strokeDash": [4, 4], "color": GREY}
@@ -179,7 +211,7 @@ def winners(rows: Rows) -> Rows:
     return list(best.values())
 
 
-def scaling(rows: Rows, kind: str) -> dict[str, Chart]:
+def scaling(rows: Rows, kind: str, palette: Palette = None) -> dict[str, Chart]:
     """Draws speedup, or weak efficiency, against GPUs (`scaling`, where runs differ in them) and as
     one bar a run (`splits`, where two are compared)."""
     ratio = "speedup" if kind == "strong" else "efficiency"
@@ -187,31 +219,42 @@ def scaling(rows: Rows, kind: str) -> dict[str, Chart]:
     ideal = {r["gpus"]: r[ratio] / r["efficiency"] for r in compared if r["efficiency"]}
     charts = {}
     if len({row["gpus"] for row in compared}) > 1:
-        names = ("run", "engine", "gpus", "speedup", "efficiency", "verdict", "precision")
-        points = [{n: row[n] for n in names} | {"engine": _engine(row)} for row in compared]
+        names = ("run", "gpus", "speedup", "efficiency", "verdict", "precision")
+        points = [{n: row[n] for n in names} | _drawn(row) for row in ranked(compared)]
         fastest = {row["run"] for row in winners(compared)}
         line = [{"gpus": n, ratio: value} for n, value in sorted(ideal.items())]
         named = [row for row in points if row["run"] in fastest]
         caption = f"The fastest run of each number of GPUs has its name. Dashed: ideal {ratio}."
-        charts["scaling"] = Chart(against_gpus(points, ratio, line, named), caption)
+        caption += _hollow(points)
+        charts["scaling"] = Chart(against_gpus(points, ratio, line, named, palette), caption)
     if len(compared) > 1:
-        charts["splits"] = _bar_a_run(compared, ratio, ratio, ideal)
+        charts["splits"] = _bar_a_run(compared, ratio, ratio, ideal, palette)
     return charts
 
 
-def tflops(rows: Rows) -> dict[str, Chart]:
+def tflops(rows: Rows, palette: Palette = None) -> dict[str, Chart]:
     """Draws a bar for each run whose TFLOP/s and GPUs are stated."""
     stated = [row for row in rows if row["tflops"] and row["gpus"]]
     title = f"TFLOP/s per GPU ({DEFAULT_CONVENTION})"
-    return {"tflops": _bar_a_run(stated, "tflops", title, {})} if stated else {}
+    return {"tflops": _bar_a_run(stated, "tflops", title, {}, palette)} if stated else {}
 
 
-def _engine(row: Row) -> str:
-    """Returns the engine's name for the legend."""
-    return row["engine"] or "unknown"
+def _drawn(row: Row) -> Row:
+    """Returns how a row's mark looks: by its engine, and by what is in doubt."""
+    doubt = row["notes"] or "none"
+    return {"engine": colours.label(row["engine"]), "unsure": row["unsure"], "doubt": doubt}
 
 
-def _bar_a_run(rows: Rows, value: str, title: str, ideal: dict[int, float]) -> Chart:
+def _hollow(drawn: Rows) -> str:
+    """Returns the sentence of a caption about hollow marks, where there are any."""
+    if not any(row["unsure"] for row in drawn):
+        return ""
+    return " Hollow: warm-up not over, not steady, or more ranks than cores."
+
+
+def _bar_a_run(
+    rows: Rows, value: str, title: str, ideal: dict[int, float], palette: Palette
+) -> Chart:
     """Draws one bar a run, by number of GPUs; `ideal` by number of GPUs is a tick."""
     drawn, sizes = ranked(rows), {row["gpus"] for row in rows}
     if len(drawn) > MOST:  # of each number of GPUs the fastest
@@ -226,7 +269,7 @@ def _bar_a_run(rows: Rows, value: str, title: str, ideal: dict[int, float]) -> C
     caption += ", the tick is ideal." if ideal else "."
     if len(drawn) < len(rows):
         caption += f" The fastest {len(drawn)} of {len(rows)} runs."
-    return Chart(bars(marks, value, title), caption)
+    return Chart(bars(marks, value, title, palette), caption + _hollow(marks))
 
 
 def _bar(row: Row, value: str, ideal: float | None) -> Row:
@@ -239,7 +282,7 @@ def _bar(row: Row, value: str, ideal: float | None) -> Row:
         text += f" (efficiency {row['efficiency']:.2f})"
     return {
         "bar": f"{row['gpus']} × {row['run']}",
-        "engine": _engine(row),
+        **_drawn(row),
         value: row[value],
         "text": text,
         "ideal": ideal,

@@ -1,56 +1,113 @@
-"""The words of a page's first screen: what won, whether it can be trusted, and what is in doubt."""
+"""A page's first screen: what won and by how much, whether it can be trusted, and one picture."""
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
+from analysis.common import colours
 from analysis.common.table import Table
 from analysis.common.terminal import cut, who
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
+from analysis.pages import charts
 from analysis.pages.charts import winners
-from analysis.pages.section import Study
+from analysis.pages.section import BAD, GOOD, IN_DOUBT, Card, Chart, FirstScreen, Study, Trust
 from analysis.runs import loss_parity
+from analysis.runs.loss_parity import DIFFERS, EQUAL
 
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
+Rows = list[Row]
 NAME = 32  # characters of a run's name in a sentence
-FEW = 3  # kinds of doubts of single rows that are named
+CARDS = 8  # the smallest number of GPUs, and the largest ones
 
 
-def sentences(study: Study) -> list[str]:
-    """Returns the study's question, what won and by how much, whether the losses are equal, and
-    what is doubtful."""
+def first_screen(study: Study) -> FirstScreen:
+    """Returns what the page of a study says first."""
     on_cpu = all(r.facts and not (r.facts.get("host") or {}).get("gpu") for r in study.records)
-    return [
-        *filter(None, [study.table.title]),
-        _fastest(study.table.rows, study.kind, "CPU ranks" if on_cpu else "GPUs"),
-        _losses(study.records, study.base),
-        _doubts(study.table, study.refused),
-    ]
-
-
-def _fastest(rows: Rows, kind: str, unit: str) -> str:
-    """Says which run won at each number of GPUs, or why none did; `unit`: ranks or GPUs."""
-    best = [row for row in winners(rows) if not row["is_baseline"]]
-    if not best:
-        timed = [row for row in rows if row["tokens_per_s"]]
-        if not timed:
-            return "No run has a time, so nothing is compared."
-        if slower := [row for row in rows if row["speedup"] and not row["is_baseline"]]:
-            second = max(slower, key=lambda row: row["speedup"])
-            next_best = f"the next is {second['run']}, {_ratio(second)}"
-            return f"No run is faster than the baseline, {second['baseline']}: {next_best}."
-        most = max(timed, key=lambda row: row["tokens_per_s"])
-        return (
-            f"No run has a speedup against a baseline. {most['run']} has the most tokens/s:"
-            f" {most['tokens_per_s']:.0f} on {_counted(most['gpus'] or '-', unit)}."
-        )
-    named = best if len(best) <= 4 else [best[0], best[len(best) // 2], best[-1]]
-    texts = "; ".join(
-        f"on {_counted(row['gpus'], unit)} {row['run']}, {_ratio(row)}" for row in named
+    unit = "CPU ranks" if on_cpu else "GPUs"
+    rows = study.table.rows
+    fastest = winners(rows) or _busiest(rows)
+    shown = fastest if len(fastest) <= CARDS else [fastest[0], *fastest[1 - CARDS :]]
+    return FirstScreen(
+        _about(study, len(fastest) - len(shown), unit),
+        _answer(rows, study.kind, unit),
+        [_card(row, unit, study.palette) for row in shown],
+        _trust(study),
+        _picture(study),
     )
-    baselines = " / ".join(dict.fromkeys(row["baseline"] for row in best))
-    return f"Fastest ({kind} scaling against {baselines}): {texts}."
+
+
+def _about(study: Study, left_out: int, unit: str) -> str:
+    """Says which runs the page is of, and how many numbers of GPUs have no card."""
+    names = sorted({record.study for record in study.records if record.study})
+    processors = dict.fromkeys(row["gpu_type"] for row in study.table.rows if row["gpu_type"])
+    baselines = dict.fromkeys(row["baseline"] for row in study.table.rows if row["baseline"])
+    facts = [
+        study.table.title and ", ".join(names),  # which else are the page's title
+        _counted(len(study.table.rows), "runs"),
+        ", ".join(processors),
+        baselines and f"{study.kind} scaling against {', '.join(baselines)}",
+        left_out and f"{left_out} more numbers of {unit} in the picture",
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _answer(rows: Rows, kind: str, unit: str) -> str:
+    """Says which run won and by how much, or why none did; `unit`: CPU ranks or GPUs."""
+    best = [row for row in winners(rows) if not row["is_baseline"]]
+    if best:
+        first = max(best, key=lambda row: row["speedup"])
+        most = "Fastest" if kind == "strong" else "Most work in the same time"
+        place = f"{first['baseline']}'s speed on {_counted(first['gpus'], unit)}"
+        return f"{most}: {first['run']}, {first['speedup']:.2f} times {place}."
+    timed = [row for row in rows if row["tokens_per_s"]]
+    if not timed:
+        return "No run has a time, so nothing is compared."
+    if slower := [row for row in rows if row["speedup"] and not row["is_baseline"]]:
+        second = max(slower, key=lambda row: row["speedup"])
+        next_best = f"the next is {second['run']}, speedup {second['speedup']:.2f}"
+        return f"No run is faster than the baseline, {second['baseline']}: {next_best}."
+    most = max(timed, key=lambda row: row["tokens_per_s"])
+    return (
+        "No run has a speedup against a baseline (--baseline NAME)."
+        f" {most['run']} has the most tokens/s: {most['tokens_per_s']:.0f}"
+        f" on {_counted(most['gpus'] or '-', unit)}."
+    )
+
+
+def _busiest(rows: Rows) -> Rows:
+    """Returns the row with the most tokens/s at each number of GPUs, where no row has a ratio."""
+    timed = sorted((row for row in rows if row["tokens_per_s"]), key=lambda r: -r["tokens_per_s"])
+    best = {row["gpus"]: row for row in reversed(timed) if row["gpus"]}
+    return [best[gpus] for gpus in sorted(best)]
+
+
+def _card(row: Row, unit: str, palette: dict[str, str]) -> Card:
+    """Returns the card of the fastest run on a number of GPUs."""
+    words = []
+    if row["efficiency"] is not None:
+        doubt = ", in doubt: above 1" if row["doubtful"].get("efficiency") else ""
+        words.append(f"efficiency {row['efficiency']:.2f}{doubt}")
+    elif row["speedup"] is not None:
+        words.append(f"no efficiency: {row['missing'].get('efficiency', 'not known')}")
+    if row["speedup_ci95"]:
+        words.append("speedup {:.2f} to {:.2f} (95 %)".format(*row["speedup_ci95"]))
+    elif row["steady_ci95"]:
+        words.append("{:.4g} to {:.4g} s/iter (95 %)".format(*row["steady_ci95"]))
+    elif row["step_s"]:
+        words.append(f"{row['step_s']:.4g} s/iter, interval not known")
+    if row["speedup"] is None:
+        figure = f"{row['tokens_per_s']:.0f} tokens/s"
+    else:
+        figure = "baseline" if row["is_baseline"] else f"{row['speedup']:.2f}×"
+    return Card(
+        _counted(row["gpus"], unit),
+        row["run"],
+        figure,
+        words,
+        palette[colours.label(row["engine"])],
+    )
 
 
 def _counted(count: int | str, plural: str) -> str:
@@ -58,52 +115,61 @@ def _counted(count: int | str, plural: str) -> str:
     return f"{count} {plural.removesuffix('s') if count == 1 else plural}"
 
 
-def _ratio(row: dict[str, Any]) -> str:
-    """Returns a row's speedup and efficiency in words."""
-    efficiency = row["efficiency"]
-    share = f"efficiency {efficiency:.2f}" if efficiency is not None else "efficiency withheld"
-    if row["doubtful"]:
-        share += " (doubtful: above 1)"
-    return f"speedup {row['speedup']:.2f}, {share}"
-
-
-def _losses(records: list[Record], base: Record | None) -> str:
-    """Says how many runs have the losses of their baseline, and the largest difference."""
-    verdicts = list(loss_parity.verify(records, base).values())
-    if not verdicts:
-        return "Losses: these logs are not compared; only run folders of this repository are."
+def _trust(study: Study) -> Trust:
+    """Returns whether the losses are equal, how many runs count, and what is in doubt."""
+    rows = study.table.rows
+    verdicts = list(loss_parity.verify(study.records, study.base).values())
     kinds = Counter(verdict.verdict.kind for verdict in verdicts)
-    compared = [v for v in verdicts if v.max_loss_diff is not None]
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    whose = f"{name_of(base)}'s" if base else "the baseline's"
-    line = f"Losses beside {whose} at every step: {counts}"
-    if compared:
-        worst = max(compared, key=lambda verdict: verdict.max_loss_diff)
-        line += f"; the largest difference is {worst.max_loss_diff:.1e} ({worst.run}), the bar"
-        line += f" {loss_parity.LOSS_BAR:g}"
-    return line + "."
-
-
-def _doubts(table: Table, refused: list[str]) -> str:
-    """Says how many runs count, and the doubts that the table prints: those of most rows, and its
-    own without what stands in brackets."""
-    rows = table.rows
+    doubts = _doubts(study.table, study.refused)
+    state = BAD if kinds[DIFFERS] else GOOD if kinds[EQUAL] else IN_DOUBT
+    if not verdicts:
+        headline = "Losses not compared"
+    elif kinds[DIFFERS]:
+        headline = f"Losses differ in {kinds[DIFFERS]} of {_counted(len(verdicts), 'runs')}"
+    else:
+        headline = f"Losses equal in {kinds[EQUAL]} of {_counted(len(verdicts), 'runs')}"
     complete = [row for row in rows if row["fit"] and row["verdict"] == "complete"]
+    counted = f"{len(complete)} of {_counted(len(rows), 'runs')} complete and timed"
+    return Trust(state, headline, [_losses(verdicts, study.base), counted], doubts)
+
+
+def _losses(verdicts: list[loss_parity.Parity], base: Record | None) -> str:
+    """Says beside which run the losses are judged, and how large the largest difference is."""
+    if not verdicts:
+        return "only run folders of this repository are; analysis.parity compares two logs"
+    whose = f"beside {name_of(base)}" if base else "beside the baseline"
+    compared = [verdict for verdict in verdicts if verdict.max_loss_diff is not None]
+    if not compared:
+        return f"{whose}: no step could be compared"
+    worst = max(compared, key=lambda verdict: verdict.max_loss_diff)
+    largest = f"largest difference {worst.max_loss_diff:.1e} ({cut(worst.run, NAME)})"
+    return f"{whose} at every step: {largest}, the bar is {loss_parity.LOSS_BAR:g}"
+
+
+def _doubts(table: Table, refused: list[str]) -> list[str]:
+    """Returns the doubts that the table prints: its own, and those of rows with their runs, the
+    most frequent first."""
     reasons: dict[str, list[str]] = {}
-    for row in rows:
+    for row in table.rows:
         notes = row["notes"].split("; ") if row["notes"] else []
         notes = [re.sub(r"^line \d+: ", f"{row['verdict']}: ", note) for note in notes]
         for note in dict.fromkeys(note.partition(":")[0] for note in notes):
             reasons.setdefault(note, []).append(row["run"])
     common = sorted(reasons.items(), key=lambda item: -len(item[1]))
-    doubts = [doubt.partition(" (")[0] for doubt in table.doubts]
-    doubts += [
-        f"{reason} ({who([cut(run, NAME) for run in runs], len(rows))})"
-        for reason, runs in common[:FEW]
-    ]
-    if len(common) > FEW:
-        doubts.append(f"{_counted(len(common) - FEW, 'more doubts')} below the table")
+    doubts = list(table.doubts)
+    doubts += [f"{reason}: {_names(names, len(table.rows))}" for reason, names in common]
     if refused:
         doubts.append(f"{_counted(len(refused), 'files')} could not be read")
-    line = f"{len(complete)} of {len(rows)} runs are complete and timed."
-    return f"{line} In doubt: {'; '.join(doubts)}." if doubts else f"{line} Nothing is in doubt."
+    return doubts
+
+
+def _names(names: Iterable[str], total: int) -> str:
+    return who([cut(name, NAME) for name in names], total)
+
+
+def _picture(study: Study) -> Chart | None:
+    """Returns the picture that answers the question: the ratio against GPUs, else one bar a run,
+    else TFLOP/s; None where nothing can be drawn."""
+    rows = study.table.rows
+    drawn = charts.scaling(rows, study.kind, study.palette) or charts.tflops(rows, study.palette)
+    return next(iter(drawn.values()), None)

@@ -12,7 +12,7 @@ from analysis.common.reasons import UNKNOWN
 from analysis.common.table import Column, Table
 from analysis.common.terminal import cut_apart
 from analysis.pages.charts import DIGITS, scripts
-from analysis.pages.section import Page, Section
+from analysis.pages.section import Chart, Page, Section
 from base.errors import printable
 from base.storage import finite
 
@@ -27,7 +27,8 @@ def html_of(page: Page) -> str:
     import jinja2
 
     filled = [section for section in page.sections if not section.empty]
-    charts = [chart for section in filled for chart in section.charts]
+    pictures = [page.first.picture] if page.first.picture else []
+    charts = pictures + [chart for section in filled for chart in section.charts]
     numbers = {id(chart): number for number, chart in enumerate(charts)}
     # No < stands in the JSON, so that no text of a log can end the element.
     data = json.dumps([finite(c.spec, DIGITS) for c in charts], separators=(",", ":"))
@@ -39,28 +40,46 @@ def html_of(page: Page) -> str:
         css=(_HERE / "page.css").read_text(),
         js=(_HERE / "page.js").read_text(),
         title=printable(page.title),
-        summary=[printable(sentence) for sentence in page.summary],
-        sections=[_section(section, numbers) for section in filled],
+        first=_printable(page.first),
+        picture=[_chart(picture, numbers) for picture in pictures],
+        sections=[_section(section, numbers, page.palette) for section in filled],
         data=data.replace("<", "\\u003c"),
         vega=scripts() if charts else "",
     )
 
 
-def _section(section: Section, numbers: dict[int, int]) -> dict[str, Any]:
+def _printable(value: Any) -> Any:
+    """Returns the parts of a first screen for the page."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if hasattr(value, "_asdict"):
+        return {name: _printable(item) for name, item in value._asdict().items()}
+    return value
+
+
+def _chart(chart: Chart, numbers: dict[int, int]) -> dict[str, Any]:
+    """Returns a chart for the page."""
+    return {"number": numbers[id(chart)], "caption": printable(chart.caption)}
+
+
+def _section(section: Section, numbers: dict[int, int], palette: dict[str, str]) -> dict[str, Any]:
     """Returns a section for the page; `numbers` has the number of each chart by its id."""
     tables = section.tables.items()
     return {
         "title": printable(section.title),
         "words": [printable(sentence) for sentence in section.words],
-        "tables": [_table(name, table, section.results) for name, table in tables if table.rows],
-        "charts": [
-            {"number": numbers[id(chart)], "caption": printable(chart.caption)}
-            for chart in section.charts
+        "tables": [
+            _table(name, table, section.results, palette) for name, table in tables if table.rows
         ],
+        "charts": [_chart(chart, numbers) for chart in section.charts],
     }
 
 
-def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
+def _table(
+    name: str, table: Table, results: tuple[str, ...], palette: dict[str, str]
+) -> dict[str, Any]:
     """Returns a table as page.js draws it. Columns that are the same in every row are one line
     above it. The results stand behind the first column, then the settings. Long notes of rows
     stand below."""
@@ -93,7 +112,7 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
         "heads": [{"text": c.heading, "number": numeric[c.key]} for c in columns],
         "rows": [
             [
-                _cell(text, row.get(column.key), column, numeric[column.key])
+                _cell(text, row.get(column.key), column, numeric[column.key], palette)
                 for text, column in zip(texts, columns, strict=True)
             ]
             for row, *texts in zip(table.rows, *cells, strict=True)
@@ -102,11 +121,22 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _cell(text: str, value: Any, column: Column, number: bool) -> dict[str, Any]:
-    """Returns a cell for the page; `raw` is the number to sort by, `full` a text that was cut."""
+def _cell(
+    text: str, value: Any, column: Column, number: bool, palette: dict[str, str]
+) -> dict[str, Any]:
+    """Returns a cell for the page; `raw` is the number to sort by, `full` a text that was cut,
+    `colour` that of an engine."""
     raw = finite(value, DIGITS) if number and text != UNKNOWN else None
     full = printable(str(value)) if len(text) == LONGEST else ""  # it may be cut
-    return {"text": text, "number": number, "raw": raw, "head": column.heading, "full": full}
+    colour = palette.get(text) if column.key == "engine" else None
+    return {
+        "text": text,
+        "number": number,
+        "raw": raw,
+        "head": column.heading,
+        "full": full,
+        "colour": colour,
+    }
 
 
 def _row_notes(table: Table) -> list[str]:

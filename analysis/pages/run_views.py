@@ -25,9 +25,11 @@ _SETTINGS = (
 
 
 def scaling(study: Study) -> list[Section]:
-    """Shows speedup, or weak efficiency, against GPUs, and the same as one bar a run."""
-    drawn = charts.scaling(study.table.rows, study.kind)
-    return [Section(f"{study.kind.capitalize()} scaling", charts=list(drawn.values()))]
+    """Shows speedup, or weak efficiency, as one bar a run, where the first screen has another
+    picture."""
+    drawn = charts.scaling(study.table.rows, study.kind, study.palette)
+    others = [chart for name, chart in drawn.items() if name != next(iter(drawn))]
+    return [Section(f"{study.kind.capitalize()} scaling", charts=others)]
 
 
 def runs(study: Study) -> list[Section]:

@@ -4,8 +4,11 @@ Plain data."""
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from analysis.common import colours
 from analysis.common.table import Table
 from analysis.logs.record import Record
+
+GOOD, IN_DOUBT, BAD = "good", "doubt", "bad"
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class Study:
     baseline: str | None = None
     base: Record | None = None
     refused: list[str] = field(default_factory=list)
+
+    @property
+    def palette(self) -> dict[str, str]:
+        """Returns the colour of each engine on the whole page."""
+        return colours.of_engines(colours.label(record.engine) for record in self.records)
 
     @property
     def own(self) -> list[Record]:
@@ -53,10 +61,44 @@ class Section:
         return not (self.words or self.charts or any(t.rows for t in self.tables.values()))
 
 
+class Card(NamedTuple):
+    """The fastest run on one number of GPUs. `figure` is the number that people look for, `words`
+    stand below it."""
+
+    heading: str
+    run: str
+    figure: str
+    words: list[str]
+    colour: str
+
+
+class Trust(NamedTuple):
+    """Whether the numbers of a page can be believed: `state` is GOOD, IN_DOUBT or BAD, `doubts`
+    stand behind their number, which opens."""
+
+    state: str
+    headline: str
+    words: list[str]
+    doubts: list[str]
+
+
+class FirstScreen(NamedTuple):
+    """What a page says before anybody scrolls: what its runs are, the answer to the study's
+    question, a card for each number of GPUs, whether to trust them, and one picture."""
+
+    about: str
+    answer: str
+    cards: list[Card]
+    trust: Trust
+    picture: Chart | None = None
+
+
 class Page(NamedTuple):
-    """A page's title, the sentences of its first screen, its views, and what could not be read."""
+    """A page's title, which is the study's question where there is one, its first screen, its
+    views, and what could not be read."""
 
     title: str
-    summary: list[str]
+    first: FirstScreen
     sections: list[Section]
     refused: list[str]
+    palette: dict[str, str] = {}

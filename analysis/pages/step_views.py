@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.common import colours
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import step_times, timed
@@ -38,7 +39,7 @@ def every_step(study: Study) -> list[Section]:
     section = Section("Every step")
     for key, title, bar in _CURVES:
         if stated := [row for row in rows if row.get(key) is not None]:
-            spec = charts.lines(stated, key, title, bar)
+            spec = charts.lines(stated, key, title, bar, study.palette)
             section.charts.append(Chart(spec, _caption(stated, key, bar)))
     if len(logged) > len(chosen):
         section.words.append(f"The first {len(chosen)} of {len(logged)} runs are shown.")
@@ -65,7 +66,7 @@ def _steps(record: Record, most: int, apart: dict[int, StepDifference]) -> Itera
     time, seconds = timed(record), step_times(record)
     for i in np.unique(np.linspace(0, n - 1, min(n, most)).astype(int)):
         step = record.steps[i]
-        row = {"run": name_of(record), "engine": record.engine or "unknown"}
+        row = {"run": name_of(record), "engine": colours.label(record.engine)}
         row |= {key: float(step[key]) for key in ("iteration", "loss", "grad_norm")}
         if time is not None and i >= time.first and len(seconds):
             row["step_s"] = float(seconds[i])

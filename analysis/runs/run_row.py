@@ -13,7 +13,7 @@ from analysis.runs import throughput
 from analysis.runs.denominators import denominator
 from analysis.runs.fairness import CHANGED, is_changed
 from analysis.runs.judged import Run
-from analysis.runs.verdict import REGIMES, SKIPPED, UNFIT
+from analysis.runs.verdict import REGIMES, SKIPPED, UNFIT, UNSURE
 from base.units import GIB
 from models.flops import DEFAULT_CONVENTION
 from parallel.measure.steady_time import Steady
@@ -79,6 +79,7 @@ def row_of(run: Run, convention: str | None) -> Row:
         "origin": {name: origin for name, origin in record.origin.items() if origin != "log"},
         "verdict": run.judgement.verdict,
         "fit": run.is_fit,
+        "unsure": any(doubt.kind in UNSURE for doubt in run.judgement.doubts),
         "steps": logged["n"],
         "step_s": time and time.step_s,
         "steady_step_s": time and time.step_s,

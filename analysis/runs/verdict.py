@@ -43,6 +43,7 @@ UNEVEN = 0.2  # share of spikes above which the median hides how slow the run wa
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
 SKIPPED = "all skipped"
 REGIMES = "regimes"  # the kind of a doubt: no single time is the run's
+UNSURE = ("warm-up", "rising", "wide", "oversubscribed")  # kinds of doubts about a time
 UNFIT = ("profiled", *UNTIMED, SKIPPED, REGIMES)  # kinds of doubts that rule out a step time
 
 
