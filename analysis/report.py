@@ -5,7 +5,8 @@
 A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`; what is between
 them is written by this command and by nobody else. NAME is one of
 
-    tflops | scaling | compare | parity | breakdown | stragglers | checkpoints | goodput | plan
+    tflops | scaling | compare | parity | breakdown | stragglers | checkpoints | goodput | plan |
+    proposal
         ARGUMENTS               what python -m analysis.NAME prints
     losses PATH...              the last table of breakdown: the efficiency alone
     audit PATH...               what is wrong with published tables
@@ -39,7 +40,7 @@ _OPEN = r"^<!-- report: (\S.*) -->[ \t]*$"
 _CLOSE = "<!-- /report -->"
 _BLOCK = re.compile(rf"{_OPEN}((?s:.*?))(?:^{_CLOSE}[ \t]*$|\Z)", re.M)
 SHOWN = 20  # lines of a difference
-COMMANDS = (*VIEWS, "plan")
+COMMANDS = (*VIEWS, "plan", "proposal")
 
 
 def _printed(name: str, arguments: list[str]) -> str:

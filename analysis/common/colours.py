@@ -39,6 +39,11 @@ PARTS = {
     "evaluation": "#44aa99",
     "checkpoint": "#cc6677",
 }
+LAWS = {
+    "Amdahl's law": "#4477aa",
+    "Gustafson's law": "#ee6677",
+    "Universal Scalability Law": "#228833",
+}
 MARKS = {  # of Vega, by precision; None: one that is not known
     "fp32": "circle",
     "bf16": "square",

@@ -57,4 +57,6 @@ def below_rows(rows: list[dict[str, Any]], headings: dict[str, str]) -> list[str
                     columns[reason].append(heading)
             for reason, names in columns.items():
                 runs[f"{', '.join(names)} {mark}: {reason}"].append(row["run"])
-    return [f"{reason}: {who(names, len(rows))}" for reason, names in runs.items()]
+    return [
+        f"{reason}: {who(list(dict.fromkeys(names)), len(rows))}" for reason, names in runs.items()
+    ]

@@ -105,6 +105,8 @@ class Table:
 
     def fitted(self, width: int) -> str:
         """Returns the table as text for a terminal of `width` columns."""
+        if not self.columns:  # sentences alone
+            return self.render()
         return terminal.fit(printable(self.title), self.shown_texts, self.below, width)
 
 
@@ -117,8 +119,8 @@ def cell(value: Any, spec: str = "") -> str:
     if spec and isinstance(value, (int, float)) and not isinstance(value, bool):
         text = format(value, spec)
         # `.3g` of a B200's 2,431 TFLOP/s is 2.43e+03
-        powers = spec.endswith("g") and "e+" in text and abs(value) < 1e7
-        return f"{value:.0f}" if powers else text
+        powers = spec.endswith("g") and "e+" in text and (abs(value) < 1e7 or "," in spec)
+        return format(value, ",.0f" if "," in spec else ".0f") if powers else text
     return printable(str(value))
 
 
@@ -144,12 +146,13 @@ def _markdown(table: Table) -> str:
         return "| " + " | ".join(escaped) + " |"
 
     lines = [f"**{no_html(printable(table.title))}**", ""] if table.title else []
-    lines += [line(c.heading for c in columns)]
-    lines += ["| " + " | ".join("---:" if c.right else "---" for c in columns) + " |"]
-    lines += map(line, zip(*(c.cells for c in columns), strict=True))
+    if columns:
+        lines += [line(c.heading for c in columns)]
+        lines += ["| " + " | ".join("---:" if c.right else "---" for c in columns) + " |"]
+        lines += [*map(line, zip(*(c.cells for c in columns), strict=True)), ""]
     if table.below:
-        lines += ["", *(f"- {no_html(note)}" for note in table.below)]
-    return "\n".join(lines) + "\n"
+        lines += [f"- {no_html(note)}" for note in table.below]
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _csv(table: Table) -> str:

@@ -99,6 +99,7 @@ class Submission:
     platform: str = ""  # what the log calls the system
     eval_share: float | None = None
     samples: int | None = None  # trained with
+    gpus_per_node: int | None = None
     top: Path | None = None
     folder: str = ""
 

@@ -5,6 +5,7 @@ A row is a dict. A value that is None has no mark. Colours are those of every ch
 """
 
 import base64
+import json
 import math
 import struct
 import textwrap
@@ -151,6 +152,36 @@ def _apart(rows: Rows, value: str) -> Rows:
         placed.append((next(free), y))
         spread.append(row | {"x": math.exp(placed[-1][0] * width)})
     return spread
+
+
+def laws(points: Rows, curves: Rows, sizes: dict[int, str]) -> Chart:
+    """Draws speedup against GPUs, both logarithmic: measured, with a bar from the slowest to the
+    fastest repeat, each law's curve, and the ideal line. A point has run, scaling, gpus, speedup,
+    low and high; a row of a curve scaling, law, gpus and speedup. `sizes` has the ticks' words."""
+    log, words = {"type": "log", "nice": False, "base": 2}, json.dumps(sizes)
+    ticks = {"values": list(sizes), "labelExpr": f"{words}[datum.value]", "labelOverlap": True}
+    x = _number("gpus", title="GPUs (nodes)", scale=log | {"padding": 20}, axis=ticks)
+    y = _number("speedup", title="speedup", scale=log | {"padding": 20})
+    names = list(dict.fromkeys(row["law"] for row in curves))
+    scale = {"domain": names, "range": [colours.LAWS[name] for name in names]}
+    start = min(points, key=lambda row: row["gpus"])
+    ends = [row["gpus"] for row in (*points, *curves)]
+    ideal = [{"gpus": n, "speedup": n / start["gpus"]} for n in (min(ends), max(ends))]
+    tips = [_name("run"), _number("gpus"), _number("speedup")]
+    line, dashed = {"type": "line"}, {"type": "line", "strokeDash": [4, 4], "color": GREY}
+    dots = {"type": "point", "filled": True, "size": 60, "color": INK}
+    span = {"type": "rule", "color": INK, "strokeWidth": 2}
+    colour = _name("law", scale=scale, legend={"title": None})
+    shape = _name("scaling", legend={"title": None})
+    layers = [
+        _layer(dashed, ideal, x=x, y=y),
+        _layer(line, curves, x=x, y=y, color=colour, detail=_name("scaling")),
+        _layer(span, points, x=x, y=y | {"field": "low"}, y2={"field": "high"}),
+        _layer(dots, points, x=x, y=y, shape=shape, tooltip=tips),
+    ]
+    caption = "Points: medians, with a bar from the slowest to the fastest repeat. Dashed: ideal."
+    caption += " Lines: the laws that fit, drawn to four times the largest measured size."
+    return Chart(_spec(layers, 320), caption)
 
 
 def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> Spec:

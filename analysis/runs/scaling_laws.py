@@ -85,24 +85,35 @@ class Fit:
     def speedup(self, n: float) -> Bounded:
         """Returns the speedup at N; its interval is of what one run there would show."""
         first, terms = np.eye(len(self.free))[0], self.terms(n)
+        found = self._ratio(terms, first, of_a_run=True)
         if self.law.is_rate:  # S = N rate(N) / rate(1)
-            kept = self._ratio(terms, first, of_a_run=True)
-            interval = kept.interval and Interval(*(end * n for end in kept.interval))
-            return Bounded(kept.value * n, interval)
-        slowed = self._ratio(terms, first, of_a_run=True)
-        work = n if self.scaling == "weak" else 1.0
-        return _inverse(slowed, work)
+            ends = found.interval and Interval(*(end * n for end in found.interval))
+            found = Bounded(found.value * n, ends)
+        else:
+            found = _inverse(found, n if self.scaling == "weak" else 1.0)
+        if found.interval is None:
+            return found
+        # No law is above linear; its runs are by their noise, twice: there, and at the baseline.
+        most = n / max(1 - self.quantile * self.noise * math.sqrt(2), 1e-9)
+        low, high = found.interval
+        return Bounded(found.value, Interval(low, max(min(high, most), found.value)))
 
     def seconds(self, n: float) -> Bounded:
         """Returns the seconds of a step at N; the interval is of what one run there would show."""
-        terms = self.terms(n)
+        terms, interval = self.terms(n), None
         value = float(terms @ self.coefficients)
-        interval = None
         if self.noise is not None:
-            variance = terms @ self.covariance @ terms + value**2
-            half = self.quantile * self.noise * math.sqrt(variance)
+            step = self.quantile * self.noise
+            half = step * math.sqrt(terms @ self.covariance @ terms + value**2)
             middle = float(terms @ self.free)
-            interval = _around(Interval(max(middle - half, 0.0), middle + half), value)
+            low, high = max(middle - half, 0.0), middle + half
+            first, ideal = self.free[0], float(self.free[0] * terms[0])  # no law is above linear
+            slack = step * terms[0] * math.sqrt(self.covariance[0, 0] + first**2)
+            if self.law.is_rate:
+                high = min(high, ideal + slack)
+            else:
+                low = max(low, ideal - slack)
+            interval = Interval(min(low, value), max(high, value))
         found = Bounded(value, interval)
         return _inverse(found, 1.0) if self.law.is_rate else found
 

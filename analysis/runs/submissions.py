@@ -74,7 +74,7 @@ def report(records: list[Record], refused: list[str], terms: Terms) -> list[Tabl
     if any(row["tp"] is None for row in rows):
         notes.append("tp -: neither the log nor a configuration's name says it")
     laws = [terms.scaling] if terms.scaling else ["strong", "weak"]
-    works = [work for law in laws for work in _works(runs, law)]
+    works = [work for law in laws for work in works(runs, law)]
     if terms.baseline and not any(has_baseline(terms.baseline, work.records) for work in works):
         names = ", ".join(dict.fromkeys(row["system"] for row in rows))
         raise UsageError(f"no table compares with {terms.baseline!r}; there are: {names}")
@@ -113,7 +113,7 @@ def _row(runs: list[Run]) -> dict[str, Any]:
     return row
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """Results of one series that can be compared by a law: of one global batch (strong), or of one
     batch per GPU (weak)."""
 
@@ -122,8 +122,20 @@ class _Work(NamedTuple):
     batch: Fraction
     records: list[Record]
 
+    @property
+    def title(self) -> str:
+        """Returns the law, the series and the batch in words."""
+        unit = "global batch {:g}" if self.law == "strong" else "{:g} sequences a GPU"
+        words = ", ".join(filter(None, self.series))
+        return f"{self.law} scaling: {words}; {unit.format(float(self.batch))}"
 
-def _works(runs: list[Run], law: str) -> list[_Work]:
+    def terms(self, terms: Terms) -> Terms:
+        """Returns the terms with this law, and with the baseline where it is one of the results."""
+        has_named = terms.baseline and has_baseline(terms.baseline, self.records)
+        return replace(terms, baseline=terms.baseline if has_named else None, scaling=self.law)
+
+
+def works(runs: list[Run], law: str) -> list[Work]:
     """Returns each fixed work that has two sizes, with its records by their times."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.time.step_s):
@@ -132,23 +144,20 @@ def _works(runs: list[Run], law: str) -> list[_Work]:
             fixed = Fraction(batch, 1 if law == "strong" else record.gpus)
             groups[_series(record), fixed].append(record)
     works = [
-        _Work(law, *group, records)
+        Work(law, *group, records)
         for group, records in sorted(groups.items(), key=lambda item: item[0])
     ]
     return [work for work in works if len({record.gpus for record in work.records}) > 1]
 
 
-def _curve(work: _Work, terms: Terms) -> Table:
+def _curve(work: Work, terms: Terms) -> Table:
     """Returns the scaling curve of a fixed work, against the baseline where it is one of its
     results, else against the fastest system of the fewest GPUs."""
-    has_named = terms.baseline and has_baseline(terms.baseline, work.records)
-    named = terms.baseline if has_named else None
-    table = report_of(work.records, [], replace(terms, baseline=named, scaling=work.law))
+    table = report_of(work.records, [], work.terms(terms))
     words = ", ".join(filter(None, work.series))
     table.columns = [replace(c, seldom=c.key not in time_to_target.KEYS) for c in table.columns]
     for row in table.rows:
         batch = int(work.batch if work.law == "strong" else work.batch * row["gpus"])
         row |= {"scaling": work.law, "series": words, "global_batch": batch}
-    unit = "global batch {:g}" if work.law == "strong" else "{:g} sequences a GPU"
-    table.title = f"{work.law} scaling: {words}; {unit.format(float(work.batch))}"
+    table.title = work.title
     return table

@@ -39,6 +39,7 @@ LINES = {
     "analysis.plan": "--preset gpt2-124m --cluster jean-zay-v100 --gpus 4 --global-batch 16",
     "analysis.plots": "logs/study --out plots",
     "analysis.profile": "logs/study",
+    "analysis.proposal": "logs/study --tokens 1e9 --plot proposal.svg",
     "analysis.prune": "study.toml --cluster 2-core-cpu",
     "analysis.report": "page.md",
     "analysis.scaling": "logs/study",

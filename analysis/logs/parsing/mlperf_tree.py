@@ -84,6 +84,7 @@ def _system(record: Record, path: Path) -> str:
     nodes = integer(known(system.get("number_of_nodes"))) or 0
     gpus_per_node = integer(known(system.get("accelerators_per_node"))) or 0
     state(record, {"gpus": nodes * gpus_per_node or None}, "config")
+    record.submission.gpus_per_node = gpus_per_node or None
     return (text(system.get("accelerator_model_name")) or "").strip()
 
 
