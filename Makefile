@@ -71,6 +71,7 @@ render: setup
 report: setup
 	$(PY) -m benchmarks.published_tables $(PAGES)
 	$(PY) -m analysis.page logs/2-core-cpu/parity --out logs/2-core-cpu/parity.html
+	$(PY) -m analysis.proposal logs/2-core-cpu/parity --tokens 1e9 --plot docs/proposal.svg > /dev/null
 
 picture: setup
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,800 --virtual-time-budget=5000 \
