@@ -4,7 +4,7 @@
     python -m analysis.plan --preset 1t --cluster selene --gpus 10000 --leave 16 --global-batch 9984
     python -m analysis.plan ... --why tp=8,pp=8,mbs=1
     python -m analysis.plan ... --study slurm/planned.toml --top 5 [--force]
-    python -m analysis.plan ... --scale strong
+    python -m analysis.plan ... --scale strong --tokens 2e12
 
 Every split of the GPUs by tp, pp, vpp and dp, every micro-batch, recompute policy, ZeRO stage and
 sequence parallelism is tried, and every cp of --cp. What is printed is predicted, not measured; the
@@ -86,6 +86,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--scale", choices=("strong", "weak"), help=kinds)
     critical = f"with --scale weak: {convergence.STATES}"
     add("--critical-batch", type=convergence.stated, metavar="B", help=critical)
+    tokens = "print the hours and days that so many tokens take, as 2e12"
+    add("--tokens", type=float, metavar="N", help=tokens)
     count("--top", help="layouts shown (default: 10)")
     add("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
     add("--study", type=Path, metavar="FILE", help="write layouts to measure as a study")
@@ -106,6 +108,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         gpu_memory=(1, 10_000),
         leave=(0, 10**9),
         margin=ranking.MARGINS,
+        tokens=(1, 1e18),
         top=(1, 10_000),
     )
     if arguments.leave >= arguments.gpus:
@@ -316,9 +319,14 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.why is not None:
         if arguments.format != "text" or arguments.columns:
             raise UsageError("--why prints text only: no --format and no --columns with it")
+        if arguments.tokens:
+            raise UsageError("--why explains one step: no --tokens with it")
         print(explanation(question(arguments), arguments.why), end="")
     else:
-        show([answer(arguments)], arguments.format, arguments.columns)
+        planned = answer(arguments)
+        if arguments.tokens:
+            planned = ranking.with_hours(planned, arguments.tokens)
+        show([planned], arguments.format, arguments.columns)
     return 0
 
 

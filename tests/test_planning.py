@@ -1,6 +1,7 @@
 """The planner: every possible layout and no other, fast, ranked, refused in words."""
 
 import itertools
+import json
 import re
 from dataclasses import replace
 
@@ -581,6 +582,17 @@ def test_more_gpus_than_any_run_had_are_said_and_widen_the_interval():
 
 
 SCALE = "--preset llama3-70b --gpu-type H100 --gpus 16384 --global-batch 2048 --scale strong"
+
+
+@pytest.mark.parametrize("scale_flag", ["", " --scale strong"])
+def test_hours_and_days_of_tokens_follow_from_the_predicted_step(scale_flag, printed):
+    flags = f"{PLAN}{scale_flag} --tokens 3e11 --format json"
+    for row in json.loads(printed(plan.main, *flags.split())):
+        steps = 3e11 / (64 * 2048)
+        hours = steps * row["predicted_s"] / 3600
+        assert [row["hours"], row["days"] * 24] == pytest.approx([hours, hours])
+        days = [steps * row[key] / 86400 for key in ("low_s", "high_s")]
+        assert row["days_interval"] == pytest.approx(days)
 
 
 def test_scale_is_the_fastest_layout_of_each_count_and_names_the_knee():

@@ -1,7 +1,7 @@
 """Which layouts fit in memory, how fast each is, and why the others do not fit."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from analysis.planner.space import engine_of, space
 from analysis.planner.timemodel.links import context_parallel, expert_parallel, tensor_parallel
 from analysis.planner.timemodel.step import terms as step_terms
 from base.bounds import Bounds
-from base.units import GIB
+from base.units import GIB, in_powers
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from models.gpus import NETWORK
@@ -239,6 +239,20 @@ def rows_of(
         }
         rows.append(row)
     return rows
+
+
+def with_hours(planned: Table, tokens: float) -> Table:
+    """Returns a table of rows from `rows_of` with the hours and days that the tokens take."""
+    for row in planned.rows:
+        hours = tokens / row["tokens_per_s"] / 3600
+        ends = [hours / 24 * row[key] / row["predicted_s"] for key in ("low_s", "high_s")]
+        row |= {"hours": hours, "days": hours / 24, "days_interval": ends}
+    columns = [
+        *by_key(("hours", "days"), ",.4g"),
+        Column("days_interval", "low to high days", ",.4g"),
+    ]
+    note = f"hours and days: {in_powers(tokens)} tokens in training steps alone, without saves"
+    return replace(planned, columns=[*planned.columns, *columns], notes=[*planned.notes, note])
 
 
 def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:

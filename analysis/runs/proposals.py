@@ -31,6 +31,7 @@ from analysis.runs.scaling_laws import LAWS, Bounded, Fit, fit, t_quantile
 from analysis.runs.submissions import is_result, works
 from base.errors import UsageError, by_reason
 from base.intervals import Interval
+from base.units import in_powers
 
 FAR = 4.0  # times the largest measured size: the last size for which a law is taken at its word
 OFF = 0.1  # a law that misses a size's median by more than this share does not describe it
@@ -53,11 +54,6 @@ class Request:
     noise: float | None = None
     machine: str | None = None
     libraries: str | None = None
-
-    @property
-    def amount(self) -> str:
-        """Returns the tokens in words, as 2e12."""
-        return f"{self.tokens:.4g}".replace("e+0", "e").replace("e+", "e")
 
     def per_node(self, records: list[Record]) -> int | None:
         """Returns the GPUs of a node: as it was asked, else the most that a run states."""
@@ -340,7 +336,7 @@ def _costs(parts: list[Part], request: Request) -> Table:
     own = "" if request.size else ", the largest that was measured (--size GPUS takes another)"
     chosen = [row for row in ordered if row["gpus"] == size]
     notes += [_sentence(row, request, own) for row in chosen]
-    title = f"Resources for {request.amount} tokens"
+    title = f"Resources for {in_powers(request.tokens)} tokens"
     return Table(_COSTS, ordered, title, notes)
 
 
@@ -448,7 +444,7 @@ def _sentence(row: dict[str, Any], request: Request, own: str) -> str:
                 text + (f" ({cell(span[0], ',.4g')} to {cell(span[1], ',.4g')})" if span else "")
             )
     cost = ", ".join(amounts) or "unknown hours"
-    return f"{request.amount} tokens on {size}{own}: {cost}; by {row['run']}"
+    return f"{in_powers(request.tokens)} tokens on {size}{own}: {cost}; by {row['run']}"
 
 
 def drawn(parts: list[Part]) -> tuple[list[dict], list[dict], dict[int, str]]:
