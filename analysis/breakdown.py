@@ -1,6 +1,7 @@
 """Where each rank's time went, what it sent, and where a split's efficiency was lost.
 
-    python -m analysis.breakdown PATH... [--baseline NAME] [--scaling strong|weak]
+    python -m analysis.breakdown PATH... [--pop] [--baseline NAME] [--scaling strong|weak]
+    python -m analysis.breakdown PATH... --extrap FILE.jsonl [--force]
 
 PATH is a run folder of a run with `--breakdown`, or a folder of them. Three tables, per step, over
 the windows after the warm-up:
@@ -9,9 +10,12 @@ the windows after the warm-up:
   fastest); the step's time is the slowest rank's;
 - tensor-, pipeline- and data-parallel messages: calls, bytes, exposed and hidden time, and whether
   the bytes are those of the closed formula (analysis/planner/messages.py);
-- the efficiency that was lost against the baseline, decomposed.
+- the efficiency that was lost against the baseline, decomposed; or with --pop the tree of POP
+  (pop-coe.eu), whose factors multiply to the efficiency of the table of runs. What is below 0.8
+  is named, with the flags that act on it.
 
-parallel/measure/step_parts.py says what each category means. A rank without rows, or a damaged
+--extrap writes the seconds of every part by GPUs as Extra-P reads it.
+parallel/measure/step_parts.py says what each category means, efficiencies.py each factor. A rank without rows, or a damaged
 file, is named; the others are still reported. Exits 2 when nothing could be read.
 """
 

@@ -199,7 +199,7 @@ def waits(record: Record) -> dict[str, float]:
     if record.own is None:
         return {}
     if breakdown := rank_times.of_record(record).content:
-        parts = rank_times.parts(breakdown) | {"data": breakdown.mean("data_s")}
+        parts = breakdown.parts | {"data": breakdown.mean("data_s")}
         return {k: s / breakdown.step_s for k, s in parts.items() if k not in ("compute", "other")}
     epochs = record.own.metrics.get("epochs", [])
     data_s = sum((epoch["dataload_time_mean_sec"] or 0) * epoch["micro_steps"] for epoch in epochs)

@@ -8,7 +8,7 @@ them is written by this command and by nobody else. NAME is one of
     tflops | scaling | compare | parity | breakdown | stragglers | checkpoints | goodput | plan |
     proposal
         ARGUMENTS               what python -m analysis.NAME prints
-    losses PATH...              the last table of breakdown: the efficiency alone
+    losses PATH..., pop PATH... the last table of breakdown, and of breakdown --pop
     audit PATH...               what is wrong with published tables
     file PATH...                Markdown tables that benchmarks wrote
 
@@ -66,14 +66,14 @@ def _paths(arguments: list[str]) -> list[Path]:
     return [ROOT / text for text in arguments]
 
 
-def _losses(arguments: list[str]) -> Table:
-    """Returns the table of the efficiency that the runs at the paths lost."""
-    from analysis.runs.rank_times import report
+def _taken_apart(with_pop: bool, arguments: list[str]) -> Table:
+    """Returns the table of the efficiency that the runs at the paths lost, or POP's tree of it."""
+    from analysis.runs import efficiency_tree, rank_times
 
-    tables, problems = report(_paths(arguments))
+    runs, problems = rank_times.read(_paths(arguments))
     if problems:
         raise UsageError("; ".join(problems))
-    return tables[-1]
+    return (efficiency_tree.table if with_pop else rank_times.losses)(runs, None, None)
 
 
 def _audit(arguments: list[str]) -> str:
@@ -95,7 +95,8 @@ def _file(arguments: list[str]) -> str:
 # A block's name -> its Markdown, or its table.
 BLOCKS: dict[str, Callable[[list[str]], Table | str]] = {
     **{name: partial(_printed, name) for name in COMMANDS},
-    "losses": _losses,
+    "losses": partial(_taken_apart, False),
+    "pop": partial(_taken_apart, True),
     "audit": _audit,
     "file": _file,
 }

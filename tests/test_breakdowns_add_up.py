@@ -1,6 +1,7 @@
 """A breakdown's parts are exclusive and add up, and so do the parts of a lost efficiency."""
 
 import _thread
+import json
 import random
 import re
 import threading
@@ -10,10 +11,10 @@ import torch
 
 from analysis import breakdown as command
 from analysis.logs.readers import run_folder
+from analysis.runs import efficiency_tree, moves
 from analysis.runs import rank_times as tables
-from analysis.runs.ratio import speedup
 from parallel.config.resolve import resolve
-from parallel.measure import ranges, step_parts
+from parallel.measure import efficiencies, ranges, step_parts
 from parallel.record import writer
 from parallel.record.reader import read_breakdown
 from parallel.record.schema import BREAKDOWN_COLUMNS, CATEGORIES, MESSAGE_AXES
@@ -220,15 +221,107 @@ def breakdown_of(path):
     return tables.of_record(run_folder.read(path)).content
 
 
+def pair_of(root, scaling="strong"):
+    """A run on 8 GPUs of random parts and its baseline, as `decomposed` has them; and the
+    efficiency of the table of runs."""
+    write_run(root, 0)
+    batch = 16 if scaling == "strong" else 128
+    write_run(root, 100, gpus=8, step_s=0.3, tp=2, pp=2, global_batch=batch)
+    runs, _ = tables.read([root])
+    (pair,) = [p for p in tables.decomposed(runs, None, scaling).content if p.run is not p.base]
+    (row,) = [row for row in fixture_runs.table_of(root).rows if row["gpus"] == 8]
+    return pair, row["efficiency"]
+
+
 @pytest.mark.parametrize("scaling", ["strong", "weak"])
 def test_the_parts_of_a_lost_efficiency_sum_to_it(tmp_path, scaling):
-    base = breakdown_of(write_run(tmp_path, 0))
-    one = breakdown_of(write_run(tmp_path, 100, gpus=8, step_s=0.3, tp=2, pp=2))
-    efficiency = speedup(one.step_s, 8, base.step_s, 1, scaling).efficiency
-    shares = tables.lost(one, base, scaling)
+    pair, efficiency = pair_of(tmp_path, scaling)
+    shares = tables.lost(pair)
     assert sum(shares.values()) == pytest.approx(1 - efficiency, abs=1e-9)
     assert shares["imbalance"] > 0 and shares["tp"] != 0 and shares["bubble"] != 0
-    assert sum(tables.parts(one).values()) == pytest.approx(one.step_s)
+    assert sum(pair.run.parts.values()) == pytest.approx(pair.run.step_s)
+
+
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_the_product_of_pops_tree_is_the_efficiency_of_the_table_of_runs(tmp_path, scaling):
+    pair, efficiency = pair_of(tmp_path, scaling)
+    own, base = (
+        efficiencies.efficiencies(side.spec.layout, side.ranks).parallel
+        for side in (pair.run, pair.base)
+    )
+    product = own * efficiency_tree.computation_scaling(pair, scaling) / base
+    assert product == pytest.approx(efficiency, rel=1e-12)
+
+
+def test_pops_tree_by_hand(tmp_path):
+    """Two stages compute 6 s and 4 s of a step of 10 s, in which messages travel for 0.5 s and the
+    host takes 1 s. One rank alone computes 9 s of a step of 10 s."""
+    base = fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", engine="ddp"), 10.0)
+    about = fixture_runs.facts("s", "ddp", engine="megatron", gpus=2, pp=2)
+    staged = fixture_runs.write(tmp_path, about, 10.0)
+    for step in range(1, 21):
+        put(base, 0, step, forward=3, backward=5, optimizer=1, other=1, elapsed=10)
+        put(staged, 0, step, forward=6, bubble=2.5, pp=0.5, data=1, elapsed=10)
+        put(staged, 1, step, backward=4, bubble=4.5, pp=0.5, move=1, elapsed=10)
+    first, second = efficiency_tree.table(tables.read([tmp_path]).content, None, None).rows
+    assert (first["efficiency"], first["parallel"], first["computation_scaling"]) == (1, 0.9, 1)
+    expected = {"load_balance": 5 / 6, "serialisation": 6 / 8.5, "transfer": 8.5 / 9}
+    expected |= {"orchestration": 0.9, "parallel": 0.5, "computation_scaling": 9 / (2 * 5)}
+    expected |= {"base_parallel": 0.9, "efficiency": 0.5}
+    assert {name: second[name] for name in expected} == pytest.approx(expected)
+    assert first["low"] is None and second["low"] == "serialisation"
+
+
+def test_a_low_efficiency_has_a_fact_and_the_flags_that_act_on_it(tmp_path, printed):
+    """The stages' bubble is 7 s of 20: `printed` runs the command as users do."""
+    about = fixture_runs.facts("s", None, engine="megatron", gpus=2, pp=2, micro_batch=2)
+    path = fixture_runs.write(tmp_path, about, 20.0)
+    for rank in range(2):
+        for step in range(1, 21):
+            put(path, rank, step, forward=13, bubble=7, elapsed=20)
+    out = printed(command.main, path, "--pop")
+    fact = "megatron-pp2: serialisation 0.65: bubble takes 35% of a step; try --micro-batch 1 or"
+    assert fact in out and "no baseline (--baseline)" in out
+
+
+GPUS = {"engine": "megatron", "gpus": 8, "device": "cpu", "global_batch": 32, "micro_batch": 2}
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "flags"),
+    [
+        ("compute", {"recompute": "full"}, "--micro-batch 4; --recompute none"),
+        ("compute", {"tp": 2}, "--micro-batch 4; --tp 1"),
+        ("tp", {"tp": 2}, "--tp 1"),
+        ("tp", {"tp": 2, "sequence_parallel": True}, ""),  # which needs tp
+        ("pp", {"pp": 4}, "--pp 2"),
+        ("bubble", {"pp": 2}, "--micro-batch 1; --vpp 2; --pp 1; --global-batch 64"),
+        ("dp", {"zero_stage": 1}, "--zero-stage 0; --global-batch 64"),
+        ("other", {}, "--micro-batch 4"),
+        ("other", {"global_batch": 16}, ""),  # each rank has one micro-batch
+        ("imbalance", {}, ""),
+    ],
+)
+def test_moves_are_runs_that_could_start(part, given, flags):
+    spec = resolve(("test", {"preset": "tiny"} | GPUS | given))
+    found = moves.moves(spec, part)
+    assert "; ".join(move.flags for move in found) == flags
+    assert all(move.spec.gpus == 8 for move in found)
+
+
+def test_extra_p_gets_every_part_by_gpus_and_repeats_at_one_point(tmp_path, refused):
+    out = tmp_path / "parts.jsonl"
+    folder = tmp_path / "runs"
+    write_run(folder, 0), write_run(folder, 1, gpus=2, step_s=0.6)
+    assert command.main([str(folder), "--extrap", str(out)]) == 0
+    points = [json.loads(line) for line in out.read_text().splitlines()]
+    (two,) = [run for run in tables.read([folder]).content if run.spec.gpus == 2]
+    seconds = {p["callpath"]: p["value"] for p in points if p["params"] == {"gpus": 2}}
+    assert seconds == {"step": two.step_s} | {f"step->{k}": s for k, s in two.parts.items()}
+    assert {p["metric"] for p in points} == {"time"} and len(points) == 2 * len(seconds)
+    write_run(folder, 2, gpus=2, pp=2)
+    line = "ddp-dp2 and megatron-pp2 ran on 2 GPUs and are no repeats"
+    assert line in refused(command.main, folder, "--extrap", out)
 
 
 def test_waiting_for_a_slow_rank_is_imbalance_not_communication(tmp_path):
@@ -237,7 +330,7 @@ def test_waiting_for_a_slow_rank_is_imbalance_not_communication(tmp_path):
     for rank, (compute, blocked) in enumerate([(4.0, 0.5), (3.0, 1.5)]):
         for step in (1, 2, 3):
             put(path, rank, step, forward=compute, dp=blocked, elapsed=4.5)
-    parts = tables.parts(breakdown_of(path))
+    parts = breakdown_of(path).parts
     assert parts["dp"] == 0.5 and parts["imbalance"] == 0.5 and parts["compute"] == 3.5
     assert sum(parts.values()) == 4.5
 

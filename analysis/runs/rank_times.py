@@ -1,10 +1,9 @@
 """Where each rank's time went, what it sent, and where a split's efficiency was lost."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import load_own
@@ -13,23 +12,17 @@ from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
 from analysis.runs.baseline import baseline_of, fitting_baselines
-from analysis.runs.fairness import scaling_of, unfair
-from analysis.runs.ratio import Side, against
-from analysis.runs.shared_hosts import shared_cores
+from analysis.runs.fairness import scaling_of
+from analysis.runs.judged import judged
+from analysis.runs.ratio import Sides
 from base.errors import Reading, UsageError
 from parallel.config.resolve import check_setting
 from parallel.config.run_spec import SETTINGS, RunSpec, assembled, settings_of
+from parallel.measure import efficiencies
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, read_breakdown
-from parallel.record.schema import (
-    CATEGORIES,
-    EXPERT_BREAKDOWN_COLUMNS,
-    EXPERT_MESSAGE_AXES,
-    MESSAGE_AXES,
-)
+from parallel.record.schema import CATEGORIES, EXPERT_MESSAGE_AXES, MESSAGE_AXES
 
-COLLECTIVE = tuple(axis for axis in (*MESSAGE_AXES, *EXPERT_MESSAGE_AXES) if axis != "pp")
-COMPUTE = ("forward", "backward", "optimizer")
 WITHOUT = "no breakdown (the run had no --breakdown)"
 
 
@@ -61,11 +54,16 @@ class Breakdown:
     @property
     def step_s(self) -> float:
         """Seconds per step, of the slowest rank."""
-        return max(row["elapsed_s"] for row in self.ranks.values())
+        return efficiencies.slowest(self.ranks, "elapsed_s")
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Returns the parts of a step, which add up to `step_s`."""
+        return efficiencies.parts(self.spec.layout, self.ranks)
 
     def mean(self, *columns: str) -> float:
         """Returns the mean over ranks of the sum of the columns."""
-        return sum(row[c] for row in self.ranks.values() for c in columns) / len(self.ranks)
+        return efficiencies.mean(self.ranks, *columns)
 
 
 def of_record(record: Record) -> Reading[Breakdown | None]:
@@ -91,14 +89,7 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
         if not rows:
             problems.append(f"{path / 'breakdown'}: rank {rank} has no window that all have")
             continue
-        rows = [row for row in rows if row["first_step"] >= start] or rows[1:] or rows
-        breakdown.steps = sum(row["last_step"] - row["first_step"] + 1 for row in rows)
-        names = set(rows[0]) - {"rank", "first_step", "last_step", "transfer_s"}
-        columns = {name: [row[name] for row in rows] for name in names}
-        breakdown.ranks[rank] = dict.fromkeys(EXPERT_BREAKDOWN_COLUMNS, 0.0) | {
-            name: None if None in column else sum(column) / breakdown.steps
-            for name, column in columns.items()
-        }
+        breakdown.ranks[rank], breakdown.steps = efficiencies.means_of(rows, start)
     if problems:
         breakdown.notes.append(f"{len(breakdown.ranks)} of {world_size} ranks")
     if run.state != COMPLETE:
@@ -207,122 +198,90 @@ def agreement(breakdown: Breakdown, axis: str) -> str | None:
     return "equal"
 
 
-# The coordinates that the ranks of one group share, in collectives along an axis.
-_SHARED = {"tp": ("dp", "pp"), "dp": ("tp", "pp"), "embedding": ("tp", "dp")}
+class Decomposed(NamedTuple):
+    """A run whose efficiency is taken apart against its baseline's: the ratio of the scaling table,
+    and the steady seconds per step that it is of."""
+
+    run: Breakdown
+    base: Breakdown
+    efficiency: float
+    step_s: float
+    base_step_s: float
 
 
-def _least_s(breakdown: Breakdown, axis: str) -> float:
-    """Returns the mean over ranks of the seconds along an axis of the rank that waited least in
-    each group of ranks that wait for each other."""
-    groups: dict[tuple, list[float]] = defaultdict(list)
-    for rank, row in breakdown.ranks.items():
-        if axis != "embedding" or row["embedding_calls"]:
-            layout = breakdown.spec.layout
-            coords, n = layout.coords(rank), layout.ep * layout.etp
-            shared = tuple(coords[a] for a in _SHARED.get(axis, ()))
-            if axis in EXPERT_MESSAGE_AXES:  # who has the same experts, or the others of a copy
-                shared = coords["pp"], rank % n if axis == "expert_dp" else rank // n
-            groups[shared].append(row[f"{axis}_s"])
-    return sum(len(seconds) * min(seconds) for seconds in groups.values()) / len(breakdown.ranks)
-
-
-def parts(breakdown: Breakdown) -> dict[str, float]:
-    """Returns seconds per step of a run's slowest rank, in parts that add up to it.
-
-    bubble, pp: the mean over ranks. tp, dp, other communication (embedding, mixed, control and of
-    experts): what the rank that waited least in each group spent in it, for the rest of its
-    partners' time there is waiting for it; that waiting, and what the slowest rank's step exceeds
-    the mean by, is load imbalance. compute: forward, backward, optimizer. other: the rest.
+def decomposed(
+    breakdowns: list[Breakdown], baseline: str | None, scaling: str
+) -> Reading[list[Decomposed]]:
+    """Returns the runs that have an efficiency against a baseline with a breakdown, and why the
+    others have none, by their names. Times are those of every table; a breakdown says the shares.
     """
-    least = {axis: _least_s(breakdown, axis) for axis in COLLECTIVE}
-    waiting_s = sum(breakdown.mean(f"{axis}_s") - least[axis] for axis in COLLECTIVE)
-    seconds = {
-        "compute": breakdown.mean(*(f"{name}_s" for name in COMPUTE)),
-        "bubble": breakdown.mean("bubble_s"),
-        "tp": least["tp"],
-        "dp": least["dp"],
-        "pp": breakdown.mean("pp_s"),
-        "other communication": sum(least[a] for a in COLLECTIVE if a not in ("tp", "dp")),
-        "imbalance": waiting_s + breakdown.step_s - breakdown.mean("elapsed_s"),
-    }
-    return seconds | {"other": breakdown.step_s - sum(seconds.values())}
+    records = [breakdown.record for breakdown in breakdowns]
+    by_source = {breakdown.record.source: breakdown for breakdown in breakdowns}
+    runs = {run.record.source: run for run in judged(records)}
+    sides = Sides([*runs.values()], scaling, any_commit=False)
+    named = baseline_of(baseline, records) if baseline else None
+    compared, notes = [], []
+    for breakdown, fitting in zip(breakdowns, fitting_baselines(records, named), strict=True):
+        fits = [by_source[record.source] for record in fitting]
+        if reason := _not_decomposed(breakdown, fits, baseline):
+            if fits != [breakdown]:
+                notes.append(f"{breakdown.name}: {reason}")
+            continue
+        run, base = (runs[side.record.source] for side in (breakdown, fits[0]))
+        if run.time is None:
+            notes.append(f"{breakdown.name}: no steady time")
+            continue
+        ratio = sides.ratio(run, base)
+        notes += [f"{breakdown.name}: {reason}" for reason in ratio.reasons]
+        if ratio.efficiency is not None:
+            times = (sides.side(side).step_s for side in (run, base))
+            compared.append(Decomposed(breakdown, fits[0], ratio.efficiency, *times))
+    return Reading(compared, notes)
 
 
-def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict[str, float]:
+def lost(pair: Decomposed) -> dict[str, float]:
     """Returns the efficiency that a run lost against its baseline, in shares that add up to it.
 
     Efficiency is T0 n0 / (T n) (strong; weak: T0 / T), so 1 - efficiency is the share of the run's
-    step that the baseline's, divided over the GPUs, does not explain. Each part is its seconds
-    less the baseline's own, divided the same way, over the run's step time. A negative share is a
-    gain.
+    step that the baseline's, divided over the GPUs, does not explain. Each part is its share of the
+    step less the baseline's own, times the efficiency. A negative share is a gain.
     """
-    ratio = 1.0
-    if scaling == "strong":
-        ratio = base.spec.layout.world_size / breakdown.spec.layout.world_size
-    base_s = parts(base)
+    base_s = pair.base.parts
     return {
-        name: (seconds - ratio * base_s[name]) / breakdown.step_s
-        for name, seconds in parts(breakdown).items()
+        name: seconds / pair.run.step_s - pair.efficiency * base_s[name] / pair.base.step_s
+        for name, seconds in pair.run.parts.items()
     }
 
 
 def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
     """Returns the efficiency that every run lost beside its baseline, in its parts. `scaling` is
     strong or weak; None takes what the runs are."""
-    records = [breakdown.record for breakdown in breakdowns]
-    scaling, partners = scaling or scaling_of(records), shared_cores(records)
-    by_source = {breakdown.record.source: breakdown for breakdown in breakdowns}
-    named = baseline_of(baseline, records) if baseline else None
+    scaling = scaling or scaling_of([breakdown.record for breakdown in breakdowns])
+    compared, reasons = decomposed(breakdowns, baseline, scaling)
     notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]
     rows = []
-    for breakdown, fitting in zip(breakdowns, fitting_baselines(records, named), strict=True):
-        fits = [by_source[record.source] for record in fitting]
-        if fits == [breakdown]:
-            continue
-        if reason := _not_decomposed(breakdown, fits, baseline, scaling):
-            notes.append(f"{breakdown.name}: {reason}")
-            continue
-        ratio = against(_side(breakdown, partners), _side(fits[0], partners), scaling)
-        notes += [f"{breakdown.name}: {reason}" for reason in ratio.reasons]
-        if (efficiency := ratio.efficiency) is not None:
-            row = {"run": breakdown.name, "gpus": breakdown.spec.gpus, "efficiency": efficiency}
-            row |= {"lost": 1 - efficiency, "baseline": fits[0].name}
-            rows.append(row | lost(breakdown, fits[0], scaling))
-    names = parts(breakdowns[0])
+    for pair in (pair for pair in compared if pair.run is not pair.base):
+        row = {"run": pair.run.name, "gpus": pair.run.spec.gpus, "efficiency": pair.efficiency}
+        row |= {"lost": 1 - pair.efficiency, "baseline": pair.base.name}
+        rows.append(row | lost(pair))
     columns = [
         Column("run", "run"),
         Column("gpus", "gpus", "d"),
-        *by_key(("efficiency", "lost", *names) if rows else (), ".3f"),
+        *by_key(("efficiency", "lost", *breakdowns[0].parts) if rows else (), ".3f"),
         Column("baseline", "baseline"),
     ]
-    return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)
+    return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes + reasons)
 
 
-def _side(breakdown: Breakdown, partners: dict[str, str]) -> Side:
-    reason = partners.get(breakdown.record.source)
-    shared = f"{breakdown.name} {reason}" if reason else ""
-    return Side(breakdown.name, breakdown.spec.gpus, (breakdown.step_s,), shared=shared)
-
-
-def _not_decomposed(
-    breakdown: Breakdown, fits: list[Breakdown], baseline: str | None, scaling: str
-) -> str:
-    """Returns why a run's efficiency cannot be taken apart against the baseline that fits, or
-    ""."""
+def _not_decomposed(breakdown: Breakdown, fits: list[Breakdown], baseline: str | None) -> str:
+    """Returns why a run has no one baseline with the breakdowns of all ranks, or ""."""
     wanted = baseline or breakdown.run.facts.get("baseline")
     if len(fits) > 1:
         return f"the baseline {wanted} fits {', '.join(fit.name for fit in fits)}"
     if not fits:
         return f"no breakdown of the baseline {wanted}" if wanted else "no baseline (--baseline)"
-    pair = (breakdown, fits[0])
-    if not all(side.complete for side in pair):
+    if not (breakdown.complete and fits[0].complete):
         return "needs every rank"
-    if unfinished := [side.name for side in pair if side.run.state != COMPLETE]:
-        return f"no efficiency: {', '.join(unfinished)} did not complete"
-    if reason := unfair([breakdown.record], fits[0].record, scaling):
-        return reason
-    if breakdown.record.oversubscribed:
-        return "oversubscribed: more ranks than cores or GPUs"
     return ""
 
 
@@ -333,11 +292,9 @@ def breakdowns_of(records: list[Record]) -> Reading[list[Breakdown]]:
     return Reading(breakdowns, [line for reading in readings for line in reading.left_out])
 
 
-def report(
-    paths: list[Path], baseline: str | None = None, scaling: str | None = None
-) -> Reading[list[Table]]:
-    """Returns the tables of times, messages and lost efficiency of the runs at the paths, and one
-    line for each thing that could not be read."""
+def read(paths: list[Path]) -> Reading[list[Breakdown]]:
+    """Returns the breakdowns of the runs at the paths, and one line for each thing that could not
+    be read."""
     records, refused = load_own(paths)
     runs, problems = breakdowns_of(records)
     problems = refused + problems
@@ -347,4 +304,4 @@ def report(
             problems = [f"{places}: none of {len(problems)} runs has a breakdown (--breakdown)"]
         raise UsageError("; ".join(problems))
     tell_apart([run.record for run in runs])  # only these are shown
-    return Reading([times(runs), messages(runs), losses(runs, baseline, scaling)], problems)
+    return Reading(runs, problems)

@@ -14,6 +14,7 @@ from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.fairness import Terms
 from base.errors import Parser, warn, warn_at_end
+from base.files import add_force_flag
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import peak_tflops
 
@@ -27,6 +28,7 @@ def percent(text: str) -> float:
 
 LOGS = "log, run or folder; - is standard input"
 GROUPS = {"times": add_time_options, "facts": add_fact_options, "table": add_table_flags}
+GROUPS["force"] = add_force_flag
 OWN = {
     "baseline": {
         "metavar": "NAME",
@@ -80,6 +82,16 @@ OWN = {
     "check": {
         "action": "store_true",
         "help": "exit 1 also when one is not verified or cannot be read",
+    },
+    "pop": {
+        "action": "store_true",
+        "help": "in place of the efficiency that was lost: POP's tree, whose factors multiply, and"
+        " the flag that acts on a low one",
+    },
+    "extrap": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "write every part of a step by GPUs as Extra-P reads it (extrap --json FILE)",
     },
     "predict": {"metavar": "NAME|FILE", "help": "show the time predicted for this cluster, too"},
 }

@@ -15,6 +15,8 @@ from analysis.logs.load import load, load_own
 from analysis.logs.naming import name_of
 from analysis.runs import (
     checkpoint_costs,
+    efficiency_tree,
+    extra_p,
     failed_runs,
     gate,
     gpu_hours,
@@ -150,9 +152,13 @@ def _parity_status(options: Namespace, kinds: set[str], damaged: list[str]) -> i
 
 def breakdown(options: Namespace) -> Result:
     """Shows where each rank's time went, what it sent, and which part lost efficiency."""
-    tables, problems = rank_times.report(options.paths, options.baseline, options.scaling)
+    runs, problems = rank_times.read(options.paths)
     warn("analysis.breakdown", *problems)
-    return Result(tables)
+    if options.extrap:
+        warn("analysis.breakdown", extra_p.write(options.extrap, runs, options.force))
+    taken_apart = efficiency_tree.table if options.pop else rank_times.losses
+    efficiency = taken_apart(runs, options.baseline, options.scaling)
+    return Result([rank_times.times(runs), rank_times.messages(runs), efficiency])
 
 
 def stragglers(options: Namespace) -> Result:
@@ -216,7 +222,11 @@ VIEWS = {
         ("baseline", "loss_bar", "grad_norm_bar", "table", "check"),
         "run folder or study; or logs of any program, of which A is the first",
     ),
-    "breakdown": View(breakdown, ("baseline", "scaling", "table"), "run folder or study"),
+    "breakdown": View(
+        breakdown,
+        ("pop", "extrap", "force", "baseline", "scaling", "table"),
+        "run folder or study",
+    ),
     "stragglers": View(stragglers, ("table",), "run folder or study"),
     "checkpoints": View(checkpoints, ("table",), "run, log, folder"),
     "failures": View(failures, ("table",)),
