@@ -15,8 +15,9 @@ the windows after the warm-up:
   is named, with the flags that act on it.
 
 --extrap writes the seconds of every part by GPUs as Extra-P reads it.
-parallel/measure/step_parts.py says what each category means, efficiencies.py each factor. A rank without rows, or a damaged
-file, is named; the others are still reported. Exits 2 when nothing could be read.
+parallel/measure/step_parts.py says what each category means, efficiencies.py each factor. A rank
+without rows, or a damaged file, is named; the others are still reported. Exits 2 when nothing could
+be read.
 """
 
 import sys
