@@ -153,7 +153,7 @@ def test_a_size_that_was_not_measured_is_predicted_by_each_law_and_far_ones_are_
 def test_a_size_below_the_baselines_has_no_law(tmp_path):
     study(tmp_path, {2: (1.0,), 4: (0.6,)})
     records, _ = load([tmp_path])
-    with pytest.raises(UsageError, match="--size 1 is below the baseline's 2 GPUs"):
+    with pytest.raises(UsageError, match="--size 1 was not measured, and no law that begins below"):
         proposals.tables(records, [], Terms("ddp-2"), proposals.Request(1e9, size=1))
 
 
@@ -167,8 +167,8 @@ def test_what_no_run_states_is_a_dash_with_its_flag(tmp_path, text):
         "kWh -: no run states its energy (--gpu-watts, of a GPU with its share of the node): all",
         "- machine: - (no log states it: --machine)",
         "- libraries: - (no log states it: --libraries)",
-        "95 % from, to -: 2 runs fix as many unknowns, so nothing tells their noise: repeat a size,"
-        " or give --noise: Amdahl's law",
+        "95 % from, to -: as many runs as unknowns tell no noise: repeat a size, or give --noise:"
+        " Amdahl's law",
         "Universal Scalability Law: two sizes cannot give contention sigma and coherency kappa",
     ):
         assert words in shown, words
@@ -197,7 +197,7 @@ def test_energy_that_was_measured_is_scaled_from_the_gpus_that_were_seen(tmp_pat
     folder = study(tmp_path, {2: (0.5,)})
     (run,) = folder.iterdir()
     about = json.loads((run / "run.json").read_text())
-    edit(run / "run.json", host=about["host"] | {"gpus_visible": 1})
+    edit(run / "run.json", host=about["host"] | {"gpus_visible_to_rank_0": 1})
     edit(run / "training_metrics.json", summary={"energy_joules": 4096.0})
     (row,) = tables(folder, "--tokens=9e12", "--baseline=ddp-2")["Resources for 9e12 tokens"]
     assert row["kwh"] == pytest.approx(9e12 * 0.4 / 3.6e6)

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common.reasons import DOUBT, MISSING, Reason, of_cells
-from analysis.common.table import Column, Table, by_key, cell
+from analysis.common.table import Column, Table, cell, chosen
 from analysis.common.terminal import who
-from analysis.logs.model import asked, config_of
+from analysis.logs.model import config_of
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.runs import scaling_curve
+from analysis.runs import run_table, scaling_curve
 from analysis.runs.fairness import Terms, batch_per_gpu, question_of, short_commit
 from analysis.runs.judged import Run, results
 from analysis.runs.ratio import Side
@@ -37,7 +37,6 @@ FAR = 4.0  # times the largest measured size: the last size for which a law is t
 OFF = 0.1  # a law that misses a size's median by more than this share does not describe it
 NO_LIMIT = "no limit"
 MEDIAN = math.sqrt(math.pi / 2)  # the error of a median over that of a mean, at most
-JOULES_PER_KWH = 3.6e6
 CURVE = 40  # points of a law's curve in a picture
 
 
@@ -125,9 +124,11 @@ def _part(title: str, found: Compared, request: Request) -> Part:
     best = scaling_curve.fastest(ordered, rows, found.base)
     times = {ratio: side.seconds for ratio, (side, _) in best.items()}
     fits = []
-    for law in LAWS[found.scaling]:
-        fitted = fit(law, found.scaling, times, request.noise) if times else None
-        fits.append((law.name, fitted and fitted.value, fitted.reason if fitted else ""))
+    for law in LAWS[found.scaling] if best else ():
+        fitted, reason = fit(law, found.scaling, times, request.noise)
+        if fitted and fitted.parameter(0).value > 1:
+            fitted, reason = None, "more GPUs are slower than the baseline, so no law has a limit"
+        fits.append((law.name, fitted, reason))
     if not best:
         best = {1.0: (found.base, rows[ordered.index(found.base)])}
     return Part(title, found, best, fits, request.per_node(found.records))
@@ -147,10 +148,10 @@ def tables(
     shown = []
     for part in parts:
         shown.append(_sizes(part, terms))
-        if any(fitted or reason for _, fitted, reason in part.fits):
+        if part.fits:
             shown.append(_laws(part, request))
     costs = _costs(parts, request)
-    shown += [costs, _measured(parts, left_out, request)]
+    shown += [costs, _measured(parts, left_out, request, terms)]
     shown.append(Table([], [], "Method", _method(parts, costs, request)))
     if question := question_of(records):
         shown[0].notes.insert(0, question)
@@ -227,27 +228,20 @@ _LAWS = [
 def _laws(part: Part, request: Request) -> Table:
     """Returns the table of the laws' parameters, limits and the next two doublings."""
     rows, notes = [], [f"N counts GPUs in units of the baseline's {part.base.gpus}"]
-    largest = max(part.best)
     for name, fitted, reason in part.fits:
-        if fitted is None or fitted.free_share > 1:
-            reason = reason or "the times are slower than the baseline's on more GPUs, so it has no"
-            notes.append(f"{name}: {reason}" + ("" if fitted is None else " limit above 1"))
+        if fitted is None:
+            notes.append(f"{name}: {reason}")
             continue
         reasons = []
         if fitted.free_share < 0:
             notes.append(f"{name}: the times are above linear by it, so its first parameter is 0")
         if fitted.deviation > OFF:
-            text = (
-                f"it is off a measured time by {fitted.deviation:.0%}, so it does not describe it"
-            )
+            text = f"{fitted.deviation:.0%} off a measured time, so it does not describe it"
             reasons.append(Reason(DOUBT, text, ("value",)))
         if fitted.noise is None:
-            text = (
-                f"{sum(len(side.seconds) for side, _ in part.best.values())} runs fix as many"
-                " unknowns, so nothing tells their noise: repeat a size, or give --noise"
-            )
+            text = "as many runs as unknowns tell no noise: repeat a size, or give --noise"
             reasons.append(Reason(MISSING, text, ("low", "high")))
-        for quantity, found in _quantities(part, fitted, largest):
+        for quantity, found in _quantities(part, fitted):
             low, high = found.interval or (None, None)
             row = {"run": name, "quantity": quantity, **of_cells(reasons)}
             ends = {"value": found.value, "low": low, "high": high}
@@ -256,7 +250,7 @@ def _laws(part: Part, request: Request) -> Table:
             near = f"{name} is within {fitted.deviation:.1%} of each size's median"
             given = " (--noise)" if request.noise else ""
             notes.append(f"{near}; a run's noise by it is {fitted.noise:.2%}{given}")
-    gpus = round(largest * part.base.gpus)
+    gpus = max(side.gpus for side, _ in part.best.values())
     notes.append(
         f"nothing was measured beyond {gpus} GPUs: speedups there are extrapolated, with the"
         " interval of what one run would show if the law went on"
@@ -264,7 +258,7 @@ def _laws(part: Part, request: Request) -> Table:
     return Table(_LAWS, rows, f"Laws of {part.title}", notes)
 
 
-def _quantities(part: Part, fitted: Fit, largest: float) -> list[tuple[str, Bounded]]:
+def _quantities(part: Part, fitted: Fit) -> list[tuple[str, Bounded]]:
     """Returns what is printed of a fitted law, in words, with its value."""
     found = [(name, fitted.parameter(i)) for i, name in enumerate(fitted.law.parameters)]
     if fitted.limit:
@@ -274,7 +268,7 @@ def _quantities(part: Part, fitted: Fit, largest: float) -> list[tuple[str, Boun
         at = Bounded(gpus[0], Interval(*gpus[1:]) if gpus[1:] else None)
         found.append(("GPUs of the highest speedup", at))
     for factor in (2, 4):
-        n = largest * factor
+        n = factor * max(part.best)
         gpus = round(n * part.base.gpus)
         nodes = part.nodes(gpus)
         size = f"{gpus} GPUs" + (f" ({nodes} nodes)" if nodes else "")
@@ -323,9 +317,13 @@ def _costs(parts: list[Part], request: Request) -> Table:
     measured = {gpus for _, gpus in rows}
     size = request.size or max(measured)
     if size not in measured:
-        for part in parts:
-            for row in _predicted(part, size, request):
-                rows[f"{part.title}, {row['run']}", size] = row
+        found = [(part, row) for part in parts for row in _predicted(part, size, request)]
+        if not found:
+            raise UsageError(
+                f"--size {size} was not measured, and no law that begins below it fits the sizes"
+                f" {', '.join(map(str, sorted(measured)))}"
+            )
+        rows |= {(f"{part.title}, {row['run']}", size): row for part, row in found}
     ordered = sorted(rows.values(), key=lambda row: row["gpus"])
     notes = ["hours are those of training steps alone; a part of a node counts as a whole one"]
     if by_steps:
@@ -334,8 +332,7 @@ def _costs(parts: list[Part], request: Request) -> Table:
             " to run: repeat runs, or give --noise"
         )
     own = "" if request.size else ", the largest that was measured (--size GPUS takes another)"
-    chosen = [row for row in ordered if row["gpus"] == size]
-    notes += [_sentence(row, request, own) for row in chosen]
+    notes += [_sentence(row, request, own) for row in ordered if row["gpus"] == size]
     title = f"Resources for {in_powers(request.tokens)} tokens"
     return Table(_COSTS, ordered, title, notes)
 
@@ -366,26 +363,21 @@ def _cost(
     """Returns the row of what the tokens cost at a size. `tokens` are those of a step, `energy` the
     joules a token of each run."""
     row: dict[str, Any] = {"run": name, "gpus": gpus, "nodes": part.nodes(gpus)}
-    reasons = [*reasons, *([] if row["nodes"] else [_NO_NODES])]
-    missing = [reason for reason in reasons if "tokens_per_s" in reason.columns]
-    reasons += [reason._replace(columns=_HOURS) for reason in missing]
+    reasons = [reason._replace(columns=("tokens_per_s", *_HOURS)) for reason in reasons]
     if not row["nodes"]:
-        reasons.append(_NO_NODES._replace(columns=("node_hours",)))
+        reasons.append(_NO_NODES._replace(columns=("nodes", "node_hours")))
     if tokens:
         row["tokens_per_s"] = tokens / step.value
-        for end, suffix in ((step.value, ""), *((e, "_ci95") for e in [step.interval] if e)):
-            seconds = np.array(end, float) * request.tokens / tokens
-            hours = seconds / 3600
-            watts = request.gpu_watts
-            if watts is None and energy and None not in energy:
-                joules = statistics.median(energy) * request.tokens
-                watts = joules / (step.value * request.tokens / tokens * gpus)
-            amounts = {"days": hours / 24, "gpu_hours": hours * gpus}
-            amounts["node_hours"] = row["nodes"] and hours * row["nodes"]
-            amounts["kwh"] = None if watts is None else hours * gpus * watts / 1000
-            for key, amount in amounts.items():
-                if amount is not None:
-                    row[key + suffix] = amount.tolist()
+        watts = request.gpu_watts
+        if watts is None and energy and None not in energy:
+            watts = statistics.median(energy) * row["tokens_per_s"] / gpus
+        an_hour = {"days": 1 / 24, "gpu_hours": gpus, "node_hours": row["nodes"]}
+        an_hour["kwh"] = watts and gpus * watts / 1000
+        hours = np.array([step.value, *(step.interval or ())]) * request.tokens / tokens / 3600
+        for key, amount in an_hour.items():
+            if amount is not None:
+                row[key], *ends = (hours * amount).tolist()
+                row[f"{key}_ci95"] = ends or None
         if step.interval is None:
             text = "its steps are too few for an interval: repeat the run, or give --noise"
             reasons.append(Reason(MISSING, text, tuple(f"{key}_ci95" for key in _HOURS)))
@@ -401,7 +393,7 @@ def _joules_per_token(run: Run) -> float | None:
     record = run.record
     own = record.own
     summary = (own.metrics.get("summary") or {}) if own else {}
-    seen = (record.facts.get("host") or {}).get("gpus_visible")
+    seen = (record.facts.get("host") or {}).get("gpus_visible_to_rank_0")
     joules = summary.get("energy_joules")
     if not (joules and seen) or record.facts.get("attempts"):
         return None
@@ -413,15 +405,13 @@ def _predicted(part: Part, size: int, request: Request) -> list[dict[str, Any]]:
     """Returns the rows of a size that was not measured, one for each law that was fitted."""
     n = size / part.base.gpus
     if n < 1:
-        raise UsageError(
-            f"--size {size} is below the baseline's {part.base.gpus} GPUs: the laws begin there"
-        )
+        return []
     tokens, reasons = _tokens(part, part.base)
     work = n if part.scaling == "weak" else 1.0
     if n > FAR * max(part.best):
         times = n / max(part.best)
         text = f"extrapolated to {times:.3g} times the largest size that was measured"
-        reasons = [*reasons, Reason(DOUBT, text, ("tokens_per_s", *_HOURS))]
+        reasons = [*reasons, Reason(DOUBT, text)]
     rows = []
     for name, fitted, _ in part.fits:
         if fitted:
@@ -471,42 +461,19 @@ def drawn(parts: list[Part]) -> tuple[list[dict], list[dict], dict[int, str]]:
 
 # --- what was measured, and how ------------------------------------------------------------------
 
-_RUNS = [
-    Column("run", "run"),
-    Column("gpus", "GPUs", "d"),
-    Column("nodes", "nodes", "d"),
-    *by_key(("tp", "pp", "dp"), "d"),
-    Column("global_batch", "global batch", "d"),
-    Column("precision", "precision"),
-    Column("steps", "timed steps", "d"),
-    Column("step_s", "s/iter", ".4g"),
-    Column("noise", "width of the median's interval", ".2%"),
-    Column("verdict", "verdict"),
-    Column("doubts", "in doubt", seldom=True, long="below"),
-]
+_RUNS = """run gpus tp cp pp ep dp micro_batch global_batch precision steps step_s steady_ci95
+    verdict reasons""".split()
 
 
-def _measured(parts: list[Part], left_out: list[tuple[str, str]], request: Request) -> Table:
-    """Returns the table of the runs behind the numbers, with their machine, libraries, commit."""
-    runs = {run.record.source: (part, run) for part in parts for run in part.runs()}
-    rows, records = [], [run.record for _, run in runs.values()]
-    for part, run in runs.values():
-        record, interval = run.record, run.time.ci95
-        row = {name: getattr(record, name) for name in ("gpus", "tp", "pp", "dp", "global_batch")}
-        absent = [name for name in (*row, "precision") if getattr(record, name) is None]
-        reasons = [Reason(MISSING, asked([name]), (name,)) for name in absent]
-        nodes = part.nodes(record.gpus)
-        row |= {
-            "run": name_of(record),
-            "nodes": nodes,
-            "precision": record.precision,
-            "steps": run.time.n,
-            "step_s": run.time.step_s,
-            "noise": interval and (interval.high - interval.low) / run.time.step_s,
-            "verdict": run.judgement.verdict,
-            "doubts": "; ".join(map(str, run.judgement.doubts)) or None,
-        }
-        rows.append(row | of_cells([*reasons, *([] if nodes else [_NO_NODES])]))
+def _measured(
+    parts: list[Part], left_out: list[tuple[str, str]], request: Request, terms: Terms
+) -> Table:
+    """Returns the runs behind the numbers, with their machine, libraries and commit."""
+    runs = {run.record.source: run.record for part in parts for run in part.runs()}
+    records = list(runs.values())
+    of_runs = run_table.of_records(records, None, replace(terms, baseline=None))
+    has = {column.key for column in of_runs.columns}
+    (shown,) = chosen([of_runs], [key for key in _RUNS if key in has])
     machine = request.machine and (lambda record: request.machine)
     libraries = request.libraries and (lambda record: request.libraries)
     notes = [
@@ -514,19 +481,20 @@ def _measured(parts: list[Part], left_out: list[tuple[str, str]], request: Reque
         *_by_value("processor", records, lambda record: record.gpu_type, "--gpu-type"),
         *_by_value("program", records, lambda record: record.engine or record.format, "--engine"),
         *_by_value("libraries", records, libraries or _libraries, "--libraries"),
-        *_by_value("commit", records, _commit, "--commit"),
+        *_by_value("commit", records, lambda r: short_commit(r.commit or ""), "--commit"),
         *_by_value("model", records, _model, "--params"),
+        *_by_value("precision", records, lambda record: record.precision, "--precision"),
         *_by_value("tokens of a sequence", records, lambda r: r.seq_len, "--seq-len"),
         *(f"left out: {line}" for line in by_reason(left_out)),
     ]
-    return Table(_RUNS, rows, "What was measured", notes)
+    return replace(shown, title="What was measured", notes=notes, doubts=[])
 
 
 def _by_value(
     label: str, records: list[Record], value_of: Callable[[Record], Any], flag: str
 ) -> list[str]:
-    """Returns a line with the value of a fact and the runs that have it; of runs that do not state
-    it, the flag that does."""
+    """Returns a line: the values of a fact, each with the runs that have it, or the flag that gives
+    it."""
     runs: dict[str, list[str]] = defaultdict(list)
     for record in records:
         value = value_of(record)
@@ -555,16 +523,15 @@ def _libraries(record: Record) -> str | None:
     return ", ".join(f"{name} {version}" for name, version in named if version) or None
 
 
-def _commit(record: Record) -> str | None:
-    return record.commit and short_commit(record.commit)
-
-
 def _model(record: Record) -> str | None:
     """Returns the size of the model, and its blocks where the log states them."""
     config = config_of(record).value
     params = record.params or (config and config.n_params)
     sizes = [f"{record.model[k]} {word}" for k, word in _SHAPE.items() if k in record.model]
-    return ", ".join([f"{params / 1e9:.4g}B parameters"] * bool(params) + sizes) or None
+    if params:
+        size = f"{params / 1e9:.4g}B" if params >= 1e9 else f"{params / 1e6:.4g}M"
+        sizes.insert(0, f"{size} parameters")
+    return ", ".join(sizes) or None
 
 
 _SHAPE = {"n_layer": "layers", "hidden": "hidden", "n_head": "heads"}

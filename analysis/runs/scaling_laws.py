@@ -54,8 +54,7 @@ class Fit:
     coefficients: of the law's terms, with no parameter below 0; `free`: without that bound.
     covariance: of `free`, over the square of the noise. noise: the standard deviation of a run, as
     a share of its time; None where nothing tells it. quantile: of Student's t, two-sided.
-    deviation: the largest share by which a size's median time is off the law. most: N of the
-    largest size.
+    deviation: the largest share by which a size's median time is off the law.
     """
 
     law: Law
@@ -66,7 +65,6 @@ class Fit:
     noise: float | None
     quantile: float
     deviation: float
-    most: float
 
     def terms(self, n: float) -> np.ndarray:
         """Returns the law's terms at N."""
@@ -200,7 +198,6 @@ def fit(
         noise=noise,
         quantile=quantile,
         deviation=float(np.max(np.abs(off - 1))),
-        most=sizes[-1],
     )
     return Answer(found)
 
