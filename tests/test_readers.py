@@ -104,6 +104,29 @@ def test_a_rank_has_no_rate_where_that_of_all_ranks_is_printed_as_its_own(log):
     assert any("as those of all ranks" in note for note in record.notes)
 
 
+def test_composers_gpus_follow_from_a_rate_of_all_over_that_of_one(log):
+    line = FORMATS["Composer"][0]
+    of_samples = "\n".join(row for row in line.split("\n") if "tokens_per_sec" not in row)
+    of_samples = of_samples.replace(
+        ": 12.8000", ": 12.8\n\t Train throughput/device/samples_per_sec: 1.6"
+    )
+    assert read(log(line)).gpus == read(log(of_samples)).gpus == 8
+    stated = "num_nodes: 2\nnum_gpus_per_node: {}\n"
+    assert read(log(stated.format(4) + line)).gpus == 8
+    record = read(log(stated.format(8) + line))
+    assert record.gpus is None and "are of 8, but it states 2 nodes of 8" in record.doubts["gpus"]
+
+
+def test_torchtunes_bar_says_how_far_it_came_and_how_long_a_step_took(log):
+    bars = [
+        f"1|{i}|Loss: 1{i}.5: 99%|##| {i}/12 [{i:02d}:00<00:00, 60.0s/it]" for i in range(1, 13)
+    ]
+    bars.append(bars[-1].replace("[12:00", "[15:00"))  # with the time of a checkpoint
+    for epochs, text, completed in ((1, bars, True), (1, bars[:9], False), (2, bars, False)):
+        record = read(log(f"epochs: {epochs}\n" + "\r".join(text) + "\n"))
+        assert record.completed is completed and record.totals["step_s_mean"] == 60
+
+
 @pytest.mark.parametrize("kind", ["Megatron-LM of Apertus", "Megatron-LLaMA"])
 def test_the_fields_of_a_fork_do_not_change_its_name(log, kind):
     assert read(log(FORMATS[kind][0])).engine == "Megatron-LM"

@@ -26,7 +26,7 @@ def read_runs(log_format: "Format", log: Log) -> list[Record]:
     on. Everything else that begins is another attempt at the same run.
     """
     whole = log_format.read(log)
-    begins = _begins(log_format, log, whole)
+    begins = _other_kind(log_format, log, whole) + _begins(log_format, log, whole)
     if not begins or (log_format.done and not log.places(log_format.done)):
         return [_last_attempt(log_format, log, whole)]
     spans = [Span(*span) for span in pairwise([log.begin, *begins, log.size])]
@@ -59,6 +59,18 @@ class Span(NamedTuple):
 
     begin: int
     end: int
+
+
+def _other_kind(log_format: "Format", log: Log, whole: Record) -> list[int]:
+    """Returns where a run ends whose steps are lines of another kind than the whole's, which are of
+    the first kind that the log holds. None: [], else the offset behind these lines."""
+    if len(log_format.lines) < 2 or not len(whole.steps):
+        return []
+    starts = log.places(log_format.starts, end=int(whole.steps["at"][0]))
+    if len(starts) < 2:
+        return []
+    earlier = log_format.read(log.part(log.begin, starts[-1]))
+    return [] if earlier.last_at is None else [log.line_end(earlier.last_at)]
 
 
 def _goes_on(earlier: Record, following: Record) -> bool:
@@ -134,8 +146,8 @@ def _entries(log_format: "Format", log: Log, record: Record) -> _Entries:
 
 
 def _begins(log_format: "Format", log: Log, record: Record) -> list[int]:
-    """Returns the offsets at which each attempt but the first begins: behind the line of the last
-    entry before it."""
+    """Returns the offsets at which each attempt but the first begins: behind the last entry before
+    it."""
     entries, is_step = _entries(log_format, log, record)
     if len(entries) < 2:
         return []
@@ -148,10 +160,26 @@ def _begins(log_format: "Format", log: Log, record: Record) -> list[int]:
         firsts = np.append(firsts, np.searchsorted(entries, steps["at"][restarts]))
     begins = []
     for index in np.unique(firsts[(firsts > 0) & (firsts < len(entries))]).astype(int):
-        last, following = entries[index - 1 : index + 1].tolist()
-        end_of_line = log.slice(last, following).find(b"\n") + 1
-        begins.append(last + end_of_line if end_of_line else following)
+        begins.append(_behind_entry(log_format, log, *entries[index - 1 : index + 1].tolist()))
     return begins
+
+
+def _behind_entry(log_format: "Format", log: Log, entry: int, following: int) -> int:
+    """Returns the offset behind the entry that begins at `entry`: behind its line, and, where its
+    values have lines of their own, behind the last of these before the program starts again.
+    following: where the next entry begins."""
+    starts = log.places(log_format.starts, entry, following)
+    text = log.slice(entry, starts[0] if starts else following)
+    # What begins an entry has groups, as that of its iteration; what begins a value has none.
+    values = [
+        match.start()
+        for line in log_format.lines
+        for match in line.start.finditer(text)
+        if match.lastgroup is None
+    ]
+    last_line = entry + max(values, default=0)
+    end_of_line = log.slice(last_line, following).find(b"\n") + 1
+    return last_line + end_of_line if end_of_line else following
 
 
 def _failed_starts(log_format: "Format", log: Log, first: int) -> list[int]:

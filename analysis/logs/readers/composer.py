@@ -14,7 +14,7 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled, positive, whole
+from analysis.logs.parsing.fields import labelled, positive, ranks_of_rates, whole
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.lines import Columns, Line, by_heading
 from analysis.logs.parsing.logfile import Log
@@ -35,14 +35,18 @@ _FIELDS = {
         ("tokens", b"time/token"),
         ("loss", b"loss/train/total"),
         ("grad_norm", b"l2_norm/grad/global"),
-        ("samples_per_s", b"throughput/samples_per_sec"),
-        ("tokens_per_s", b"throughput/tokens_per_sec"),
-        ("per_gpu", b"throughput/device/tokens_per_sec"),
         ("tflops", b"throughput/device/flops_per_sec"),
+        ("all_tflops", b"throughput/flops_per_sec"),
+        ("samples_per_s", b"throughput/samples_per_sec"),
+        ("device_samples_per_s", b"throughput/device/samples_per_sec"),
+        ("tokens_per_s", b"throughput/tokens_per_sec"),
+        ("device_tokens_per_s", b"throughput/device/tokens_per_sec"),
         ("mfu", b"throughput/device/mfu"),
         ("peak_gib", b"memory/peak_reserved_mem"),
     )
 }
+_RATES = (("all_tflops", "tflops"), ("tokens_per_s", "device_tokens_per_s"))  # most digits first
+_RATES += (("samples_per_s", "device_samples_per_s"),)
 _PRECISION = re.compile(rb"Using precision Precision\.(?:AMP_)?(BF16|FP16|FP32|FP8)\b")
 
 
@@ -53,6 +57,8 @@ def _entries(columns: Columns, record: Record, log: Log) -> Columns:
     numbered = np.where(np.isnan(done), columns["iteration"], done + 1)  # a batch of all epochs
     columns["iteration"] = numbered
     columns["peak_gib"] *= 1e9 / GIB
+    gpus = (ranks_of_rates(columns[of_all], columns[of_one]) for of_all, of_one in _RATES)
+    state(record, {"gpus": next(filter(None, gpus), None)}, "log")
     columns["tflops"] /= 1e12
     tokens = columns.pop("tokens") / positive(samples)
     global_batch, seq_len = whole(samples / positive(done)), whole(tokens)
@@ -65,12 +71,20 @@ def _entries(columns: Columns, record: Record, log: Log) -> Columns:
 
 
 def _facts(record: Record, columns: Columns, header: bytes) -> None:
-    """Fills the GPUs, which are nodes times GPUs of a node, and the precision."""
+    """Fills the GPUs, which are nodes times GPUs of a node, and the precision. GPUs are unknown
+    where these contradict the rates."""
     nodes, each = (
         last_number(rb"\bnum_%b: (\d{1,6})" % name, header) for name in (b"nodes", b"gpus_per_node")
     )
+    stated = nodes * each if nodes and each else None
+    if record.gpus and stated and record.gpus != stated:
+        words = f"its rates are of {record.gpus}, but it states {nodes} nodes of {each}"
+        record.doubt("gpus", f"how many GPUs there are is unknown: {words} (--gpus)")
+        record.gpus = None
+    else:
+        state(record, {"gpus": stated}, "log")
     precision = next((name.decode().lower() for name in _PRECISION.findall(header)[-1:]), None)
-    state(record, {"gpus": nodes and each and nodes * each, "precision": precision}, "log")
+    state(record, {"precision": precision}, "log")
 
 
 def _finish(record: Record, log: Log) -> None:

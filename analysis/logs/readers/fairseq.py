@@ -54,13 +54,14 @@ def _finish(record: Record, log: Log) -> None:
     done."""
     if len(record.steps):
         record.note("no step time is printed, only words per second")
-        record.completed = log.contains(b"done training in", record.last_at) or None
+        record.completed = bool(log.places(FORMAT.done, record.last_at)) or None
 
 
 FORMAT = Format(
     name="fairseq",
     marks=((b"num_updates", b"wps", b"ups"), (b"| epoch ", b" loss=", b", wps=", b", wpb=")),
     starts=(b"distributed_world_size",),
+    done=(b"done training in",),
     lines=tuple(Line(start, _FIELDS, _numbered) for start in _STARTS),
     facts={
         "gpus": rb"'distributed_world_size': (\d{1,6})" + NOT_LAST,

@@ -86,7 +86,7 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
 def _finish(record: Record, log: Log) -> None:
     """Sets that the run completed where it says so behind its last step, and notes what OLMo's
     rates are."""
-    if len(record.steps) and log.contains(b"Training complete", record.last_at):
+    if len(record.steps) and log.places(FORMAT.done, record.last_at):
         record.completed = True
     if record.running_average:
         record.note("step times are one over a running mean of the last batches per second")
@@ -96,6 +96,7 @@ FORMAT = Format(
     name="OLMo",
     marks=tuple((b"[step=", b"train/", b"throughput/" + part) for part in (b"total", b"device/")),
     starts=(b"Building transformer with ",),
+    done=(b"Training complete",),
     lines=(Line(_LINE, _FIELDS, _entries, mark=b"="),),
     facts={
         "seq_len": rb"\bsequence_length=(\d{1,9})",
