@@ -3,9 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from analysis import scaling, tflops
+from analysis.logs.readers import read
 
 HEADER = """\
 ***** Running training *****
@@ -324,3 +326,34 @@ def test_a_trainers_state_says_how_far_it_came(row):
     running["log_history"].pop()
     found = row(json.dumps(running), name="trainer_state.json")
     assert (found["verdict"], found["steady_step_s"]) == ("stopped early", None)
+
+
+def test_the_progress_bar_of_a_killed_run_times_its_steps(tmp_path):
+    bar = "\r {}%|##   | {}/200 [{:02d}:{:02d}<13:22,  4.22s/it]"
+    text = ""
+    for i in range(1, 101):
+        drawn = bar.format(i // 2, i, *divmod(5 + 4 * i, 60))
+        loss = f"{{'loss': {3 - i / 100}, 'learning_rate': 5e-06, 'epoch': {i / 200}}}\n"
+        text += drawn + (loss + drawn if i % 10 == 0 else "")
+        text += "\r 50%|###  | 5/10 [09:07<00:07,  1.42it/s]" if i == 50 else ""  # an evaluation
+    (tmp_path / "job.out").write_text(text)
+    record = read(tmp_path / "job.out")
+    assert record.totals["step_s_mean"] == 4 and record.mean_of == "the time of its last 90 steps"
+    (tmp_path / "job.out").write_text(text[: len(text) // 6])
+    record = read(tmp_path / "job.out")
+    assert not record.totals
+
+
+@pytest.mark.parametrize("name", ["train_speed(s/it)", "train_speed(iter/s)"])
+def test_ms_swifts_speed_of_all_steps_so_far_tells_the_time_of_each(tmp_path, name):
+    means = {i: (30 + 4 * i) / i for i in range(10, 101, 10)}
+    state = {"global_step": 100, "max_steps": 200}
+    speeds = {i: round(mean if "s/it" in name else 1 / mean, 6) for i, mean in means.items()}
+    state["log_history"] = [{"loss": 3.0, "step": i, name: speed} for i, speed in speeds.items()]
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    record = read(tmp_path / "trainer_state.json")
+    assert record.steps["step_s"][1:] == pytest.approx(4, rel=1e-4) and record.engine == "ms-swift"
+    if name == "train_speed(s/it)":  # once resumed, it is over the later steps alone
+        state["log_history"] += [{"loss": 3.0, "step": i, name: 4.1} for i in (60, 70)]
+        (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+        assert np.isnan(read(tmp_path / "trainer_state.json").steps["step_s"]).all()

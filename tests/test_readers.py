@@ -96,6 +96,20 @@ def test_the_flag_that_a_printed_rate_lacks_gives_the_step_time(log, kind, line,
     assert found == pytest.approx(step_s or np.nan, nan_ok=True)
 
 
+def test_steps_of_as_many_tokens_each_are_timed_by_their_rate(log):
+    line = "step {} | epoch 0 | loss 9.5 | grad_norm 2 | mem 38.63 GiB | tps {}(9.5/gpu)"
+    for tokens, expected in (
+        ((524288, 524288), [524288 / 131072, 524288 / 262144]),
+        ((524288, 524000), [None, None]),
+    ):
+        lines = (
+            line.format(i, 131072 * i) + f" | num_label_tokens {n}\n"
+            for i, n in enumerate(tokens, 1)
+        )
+        record = read(log("".join(lines)), {"global_batch": 512, "seq_len": 1024})
+        assert [None if np.isnan(s) else s for s in times(record)] == expected
+
+
 def test_a_rank_has_no_rate_where_that_of_all_ranks_is_printed_as_its_own(log):
     text = FORMATS["NeMo-RL"][0].replace("(338.67 ", "(2709.39 ")
     record = read(log(text))

@@ -14,16 +14,22 @@ import numpy as np
 from analysis.logs.parsing.fields import labelled, whole, word
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.lines import Columns, Line
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import UNPADDED, Record
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
-    """Says that tps leave out padding, unless each of several steps has as many tokens."""
+    """Fills a step's tokens where each of several steps trains on as many: nothing is padded then,
+    and they over tps are its time. Else says that tps leave out padding."""
     label_tokens = columns.pop("label_tokens")
-    if whole(label_tokens) is None or np.isfinite(label_tokens).sum() < 2:
-        record.doubt(UNPADDED, "its tokens/s leave out padding")
-    else:
-        record.note(f"each step trains on {label_tokens[-1]:,.0f} tokens")
+    tokens = whole(label_tokens)
+    if tokens is None or np.isfinite(label_tokens).sum() < 2:
+        record.doubt(UNPADDED, "its tokens/s leave out padding, and steps differ in tokens")
+        return
+    columns["tokens"] = label_tokens
+    record.note(f"each step trains on {tokens:,} tokens; over tps they are its time")
+    if record.seq_len and not tokens % record.seq_len:
+        state(record, {"global_batch": tokens // record.seq_len}, "log")
 
 
 _STEP = re.compile(

@@ -13,6 +13,7 @@ elapsed_time is a clock in whole seconds, of this start; train_speed is it over 
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -25,6 +26,7 @@ from analysis.logs.parsing.line_format import Format, fill_peak, last_known, las
 from analysis.logs.parsing.lines import Columns, Line, table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
+from analysis.logs.parsing.progress_bar import FINE, Bar, read_bars
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import UNPADDED, Record, Refusal
@@ -67,7 +69,7 @@ _UNITS = {
     1: _DAYS + _HOURS + rb"(?:\d{1,2}(?:m |:))?(\d{1,2})s?['\"]",
 }
 _FIELDS |= {f"elapsed_{seconds}": re.compile(_ELAPSED + unit) for seconds, unit in _UNITS.items()}
-_FINE = 100  # seconds, of which a whole one is 1 %
+_SPEEDS = {"train_speed(s/it)": False, "train_speed(iter/s)": True}  # -> whether it is a rate
 _PROGRAMS = {b"axolotl.": "Axolotl", b"[INFO:swift]": "ms-swift", b'"train_speed(': "ms-swift"}
 _PROGRAMS |= {b"'train_speed(": "ms-swift", b"llamafactory.": "LLaMA-Factory"}
 _PROGRAMS[b'"current_steps": '] = "LLaMA-Factory"
@@ -164,7 +166,10 @@ def _read(log: Log, record: Record) -> None:
     runtime_s = columns.pop("train_runtime")
     columns["step_s"] = _clocked(steps, runtime_s, before)
     if not np.isfinite(runtime_s).any():
-        columns["step_s"] = _by_seconds(record, steps, columns["elapsed_s"])
+        clocked_steps, elapsed_s = steps, columns["elapsed_s"]
+        if not ends and not np.isfinite(elapsed_s).any():
+            clocked_steps, elapsed_s = _bars_before(log, columns["at"], record.planned_steps)
+        columns["step_s"] = _by_clock(record, clocked_steps, elapsed_s)
     columns["iteration"] = np.where(np.isnan(steps), columns["iteration"], steps)
     put_steps(record, columns, log, averages=bool(np.isfinite(columns["step_s"]).any()))
     if at_goal:
@@ -200,23 +205,63 @@ def _read_children(record: Record, columns: Columns, text: bytes) -> None:
         record.uncounted.append("frozen weights")
 
 
-def _by_seconds(record: Record, steps: np.ndarray, elapsed_s: np.ndarray) -> np.ndarray:
-    """Returns the step times by a clock in whole seconds, where these are fine enough between two
-    lines; else fills the mean since the first line of this start."""
+def _bars_before(
+    log: Log, places: np.ndarray, planned: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the steps and the seconds that the progress bar of training shows before each place;
+    NaN where there is none. planned: its steps; where they are not known, they are those of most
+    bars that stand before these places, for evaluations have bars, too."""
+    bars = list(read_bars(log, rb"\d%")) if len(places) else []
+    if not planned:
+        before = np.searchsorted([bar.at for bar in bars], places) - 1
+        counts = Counter(bars[index].planned for index in before if index >= 0)
+        planned = max(counts, key=counts.__getitem__, default=None)
+    bars = [Bar(-1, 0, 0, 0, 0), *(bar for bar in bars if bar.planned == planned)]
+    before = np.searchsorted([bar.at for bar in bars], places) - 1
+    drawn = np.array(bars, float)[before]
+    drawn[before == 0] = np.nan
+    return drawn[:, Bar._fields.index("steps")], drawn[:, Bar._fields.index("elapsed_s")]
+
+
+def _by_clock(
+    record: Record, steps: np.ndarray, elapsed_s: np.ndarray, resolution_s: float = 1.0
+) -> np.ndarray:
+    """Returns the step times by a clock, where its digits are fine enough between two lines; else
+    fills the mean since the first line of this start. resolution_s: of the clock's last digit."""
     known = np.flatnonzero(np.isfinite(steps) & np.isfinite(elapsed_s))
     back = np.flatnonzero(np.diff(elapsed_s[known]) < 0)
     known = known[back[-1] + 1 :] if len(back) else known
     between = np.diff(elapsed_s[known])
-    if len(between) and np.median(between) >= _FINE:
+    if len(between) and np.median(between) >= FINE * resolution_s:
         return _clocked(steps, elapsed_s)
-    if between.sum() >= _FINE and (n_steps := int(steps[known[-1]] - steps[known[0]])) > 0:
+    n_steps = int(steps[known[-1]] - steps[known[0]]) if len(known) else 0
+    if between.sum() >= FINE * resolution_s and n_steps > 0:
         record.totals["step_s_mean"] = float(between.sum() / n_steps)
         record.mean_of = f"the time of its last {n_steps} steps"
     elif len(between):
         record.note(
-            f"its clock of whole seconds tells {between.sum():.0f} s: too few for a step time"
+            f"its clock, to {resolution_s:.2g} s, tells {between.sum():.3g} s: too few for a time"
         )
     return np.full(len(steps), np.nan)
+
+
+def _by_speed(record: Record, lines: list[dict[str, Any]]) -> np.ndarray:
+    """Returns the step times by the speed that ms-swift prints, in six decimals: over or under the
+    steps so far it is a clock. Of a resumed run, seconds per step are over the later steps alone,
+    so that this clock goes back."""
+    iteration, times = record.steps["iteration"], np.full(len(lines), np.nan)
+    for name, is_rate in _SPEEDS.items():
+        speed = positive(np.array([real(line.get(name)) for line in lines]))
+        if not np.isfinite(speed).any():
+            continue
+        record.engine = "ms-swift"
+        elapsed_s = iteration / speed if is_rate else iteration * speed
+        if not is_rate and (np.diff(elapsed_s[np.isfinite(elapsed_s)]) <= 0).any():
+            record.note(f"{name} tells no step time: it was resumed")
+        else:
+            resolution_s = float(np.nanmax(elapsed_s * 1e-6 / speed))
+            times = _by_clock(record, iteration, elapsed_s, resolution_s)
+    return times
 
 
 def _keys(log: Log, columns: Columns) -> Iterable[Hashable]:
@@ -349,6 +394,8 @@ def _read_document(log: Log, record: Record, content: dict[str, Any]) -> None:
     columns = {name: [row.get(key) for row in steps] for name, key in names.items()}
     clock = [[real(row.get(key)) for row in steps] for key in ("step", "train_runtime")]
     record.steps = steps_of(**columns, step_s=_clocked(*map(np.array, clock)))
+    if not np.isfinite(record.steps["step_s"]).any():
+        record.steps["step_s"] = _by_speed(record, steps)
     facts = {"planned_steps": integer(content.get("max_steps"))}
     facts["micro_batch"] = integer(content.get("train_batch_size"))
     steps_taken = integer(content.get("global_step"))

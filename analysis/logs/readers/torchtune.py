@@ -9,14 +9,16 @@ It does not print how many GPUs there are; its memory is in GB or GiB, by the ve
 """
 
 import re
+from collections import deque
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled, named_number, number, word
+from analysis.logs.parsing.fields import labelled, named_number, word
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
+from analysis.logs.parsing.progress_bar import FINE, read_bars
 from analysis.logs.parsing.setting_names import header_of, state
 from analysis.logs.record import UNPADDED, Record
 
@@ -30,14 +32,10 @@ _FIELDS = {
     )
 }
 _LOSS = re.compile(rb"\|(?P<iteration>\d{1,9})\|Loss: " + named_number("loss") + rb"(?=: )")
-_CLOCK = re.compile(
-    rb"(\d{1,6})\|\d{1,9}\|Loss: [^\r\n|]{1,40}\|[^\r\n|]{0,900}\| (\d{1,9})/(\d{1,9})"
-    rb" \[(?:(\d{1,4}):)?(\d\d):(\d\d)<"
-)
+_BAR = rb"(\d{1,6})\|\d{1,9}\|Loss: [^\r\n|]{1,40}"
 _MODEL = re.compile(rb"torchtune\.models\.\w{1,40}\.(\w{1,60})")
 _DTYPE = re.compile(rb"(?<![\w.])dtype: (bf16|fp16|fp32)\b")
 _EPOCHS = rb"(?<![\w.])epochs: (\d{1,6})"
-_FINE = 100  # seconds, of which a whole one is 1 %
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
@@ -53,23 +51,15 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
 
 def _clocked(record: Record, log: Log) -> None:
     """Fills the mean step time of the last epoch from the progress bar, and whether the run is over
-    by it. The bar counts the steps of an epoch. Of several bars with one count the first counts:
-    later ones have the time of a checkpoint, too."""
-    last = None
-    for _, bar in log.matches(_CLOCK) if log.contains(b"|Loss: ") else ():
-        if last is None or bar.group(1, 2) != last.group(1, 2):
-            last = bar
-    if last:
-        epoch, steps, steps_of_epoch, hours, minutes, seconds = (
-            int(number(group or b"0")) for group in last.groups()
-        )
-        elapsed_s = 3600 * hours + 60 * minutes + seconds
-        if steps and elapsed_s >= _FINE:
-            record.totals["step_s_mean"] = elapsed_s / steps
-            record.mean_of = f"the progress bar's time over {steps} steps"
+    by it. The bar counts the steps of an epoch."""
+    bars = deque(read_bars(log, _BAR) if log.contains(b"|Loss: ") else (), maxlen=1)
+    for bar in bars:
+        if bar.steps and bar.elapsed_s >= FINE:
+            record.totals["step_s_mean"] = bar.elapsed_s / bar.steps
+            record.mean_of = f"the progress bar's time over {bar.steps} steps"
         first = record.steps["at"][:1].astype(int).tolist() or [None]
         if epochs := last_number(_EPOCHS, header_of(log, first[0])):
-            record.completed = steps >= steps_of_epoch and epoch >= epochs
+            record.completed = bar.steps >= bar.planned and bar.epoch >= epochs
     if np.isfinite(record.steps["tokens_per_s_per_gpu"]).any():
         record.doubt(UNPADDED, "its tokens/s leave out padding and, since 0.4, prompts")
 
