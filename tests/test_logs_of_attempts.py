@@ -190,7 +190,9 @@ def test_two_runs_of_one_log_are_two_rows_and_a_restart_is_none(tmp_path, kind):
 
 
 def test_a_run_whose_steps_are_lines_of_another_kind_is_a_row(tmp_path):
-    bars = "".join(f"\r1|{i}|Loss: 1{i}.5: 99%|##| {i}/40 [00:{i}<00:00]" for i in range(1, 41))
+    bars = "".join(
+        f"\r1|{i}|Loss: 1{i}.5: 99%|##| {i}/40 [00:{i:02d}<00:00, 1.0s/it]" for i in range(1, 41)
+    )
     start, line = started(2, "torchtune"), FORMATS["torchtune"]["line"]
     (tmp_path / "job.out").write_text(start + bars + "\n" + start + steps(40, line=line))
     records = load([tmp_path / "job.out"]).content
