@@ -1,8 +1,9 @@
 """Ranks that start at once: a server that has imported an engine forks them, on this machine.
 
 Importing torch, deepspeed and megatron-core takes a launcher and each of its ranks 2 to 6 seconds
-of a core; a fork takes none. As under torchrun, the first rank that fails ends the others, and
-ranks end with their launcher. Torch-free, but for the server.
+of a core; a fork takes none. The server of an engine is itself a fork of one that has imported
+torch. As under torchrun, the first rank that fails ends the others, and ranks end with their
+launcher. Torch-free, but for the servers.
 """
 
 import contextlib
@@ -31,8 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 GRACE_S = 10  # from SIGTERM to SIGKILL, for the ranks that are left
 _SERVE = "import sys; from parallel.forked_ranks import serve; serve(*sys.argv[1:])"
 _RUN = "import sys; from parallel.forked_ranks import run; sys.exit(run(*sys.argv[1:]))"
-# What torch and deepspeed import only when an optimizer is built: 1 to 4 seconds of a core.
-_LATER = ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer")
+# What every engine imports; torch._dynamo, 1 to 4 seconds, only when an optimizer is built.
+_ALL_IMPORT = ("parallel.train", "parallel.trainer", "torch._dynamo")
+_TORCH_ALONE = "ddp"  # the engine that imports no other library
 _started: list[subprocess.Popen] = []  # servers of this process, which end with it
 
 
@@ -49,6 +51,9 @@ def server(engine: str, threads: int) -> Path | None:
     """Returns the socket of a server of this process for an engine, its threads as
     OMP_NUM_THREADS."""
     path = Path(tempfile.mkdtemp(prefix="warm-")) / "socket"
+    if engine != _TORCH_ALONE:
+        with_torch = server(_TORCH_ALONE, threads)
+        return path if with_torch and fork_server(with_torch, [engine], path, os.getpid()) else None
     process = start_server([engine], threads, path, os.getpid())
     while not path.exists():
         if process.poll() is not None:
@@ -78,52 +83,83 @@ def start_server(engines: Iterable[str], threads: int, path: Path, owner: int) -
     )
 
 
+def fork_server(parent: Path, engines: Iterable[str], path: Path, owner: int) -> bool:
+    """Has a server fork another one, which imports further engines and else is as `start_server`
+    says. Returns whether it could import them."""
+    return _ask(str(parent), {"serve": [str(path), str(owner), *engines]}) == 0
+
+
 def run(path: str, ranks: str, *arguments: str) -> int:
     """Has the server fork the ranks, and returns the launcher's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks, and with them this
-    asked = {"ranks": int(ranks), "argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
+    place = {"cwd": os.getcwd(), "env": dict(os.environ)}
+    return _ask(path, {"ranks": int(ranks), "argv": arguments, **place})
+
+
+def _ask(path: str, request: dict) -> int:
+    """Sends a server a request and this process's streams, and returns the status that it answers,
+    or 1 where it ends without an answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         socket.send_fds(connection, [b"!"], [0, 1, 2])
-        connection.sendall(json.dumps(asked).encode() + b"\n")
+        connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile() as answers:
             answer = answers.readline()
     return int(answer) if answer else 1
 
 
-def serve(path: str, owner: str, *engines: str) -> None:
-    """Imports engines once, then forks a launcher for every connection, until the owner ends."""
-    modules = [f"parallel.engines.{engine}" for engine in engines]
-    later = _LATER if any(engine.startswith("deepspeed") for engine in engines) else _LATER[:1]
-    for module in (*modules, "parallel.train", "parallel.trainer", *later):
+def serve(path: str, owner: str, *engines: str, asked_by: socket.socket | None = None) -> None:
+    """Imports engines once, tells `asked_by` so, then forks for every connection what it asks for,
+    until the owner ends."""
+    for module in (*_ALL_IMPORT, *(f"parallel.engines.{engine}" for engine in engines)):
         importlib.import_module(module)
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         raise RuntimeError(f"a fork would lose {len(threads) - 1} threads")
     gc.collect()
     gc.freeze()  # a rank that collected garbage would look at all that is imported, and copy it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers end by themselves
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what it forks ends by itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, and for the ranks
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(64)
         listener.settimeout(1.0)
+        if asked_by is not None:
+            _answer(asked_by, 0)
         while os.path.exists(f"/proc/{owner}"):
             with contextlib.suppress(TimeoutError):
                 client, _ = listener.accept()
                 client.setblocking(True)
                 if os.fork() == 0:
                     listener.close()
-                    launch(client)
+                    become(client)
                 client.close()
     shutil.rmtree(Path(path).parent)
 
 
-def launch(client: socket.socket) -> None:
-    """Forks the ranks that a client asked for and answers with the exit status."""
+def become(client: socket.socket) -> None:
+    """Makes this fork what its client asks for, a server or a launcher; does not return."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, descriptors, _, _ = socket.recv_fds(client, 1, 3)
     asked = json.loads(client.makefile().readline())
+    if "serve" in asked:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        serve(*asked["serve"], asked_by=client)
+    else:
+        launch(client, asked, descriptors)
+    os._exit(0)
+
+
+def _answer(client: socket.socket, status: int) -> None:
+    """Tells a client the status that it waits for, if it still waits."""
+    with contextlib.suppress(OSError):
+        client.sendall(f"{status}\n".encode())
+    client.close()
+
+
+def launch(client: socket.socket, asked: dict, descriptors: list[int]) -> None:
+    """Forks the ranks that a client asked for and answers with the exit status."""
     port = free_port()
     pids = {}
     for rank in range(max(asked["ranks"], 1)):
@@ -142,9 +178,7 @@ def launch(client: socket.socket) -> None:
         if status:
             end(set(pids))
             break
-    with contextlib.suppress(OSError):
-        client.sendall(f"{1 if status < 0 else status}\n".encode())
-    os._exit(0)
+    _answer(client, 1 if status < 0 else status)
 
 
 def free_port() -> int:

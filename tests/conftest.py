@@ -162,6 +162,7 @@ def warm_server(engine: str, threads: int = 1) -> Path:
     """Like parallel.forked_ranks.server, but all processes of this test run share a server, and so
     do the engines of SERVED."""
     engines = next((alike for alike in SERVED if engine in alike), (engine,))
+    parent = warm_server(SERVED[0][0], threads) if engines != SERVED[0] else None
     folder = Path(os.environ[SERVERS]) / f"{engines[0]}-{threads}"
     folder.mkdir(exist_ok=True)
     path = folder / "socket"
@@ -169,9 +170,12 @@ def warm_server(engine: str, threads: int = 1) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             owner = int(os.environ[f"{SERVERS}_OWNER"])
-            server = forked_ranks.start_server(engines, threads, path, owner)
-            wait_for(path.exists, 300, f"the server of {engine}")
-            server.returncode = 0  # it ends with the first process; Popen must not wait for it
+            if parent:
+                assert forked_ranks.fork_server(parent, engines, path, owner)
+            else:
+                server = forked_ranks.start_server(engines, threads, path, owner)
+                wait_for(path.exists, 300, f"the server of {engine}")
+                server.returncode = 0  # it ends with the first process; Popen must not wait for it
     return path
 
 

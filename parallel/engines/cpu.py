@@ -12,7 +12,7 @@ import functools
 import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -48,25 +48,34 @@ def share_of_cores(gather: Callable[[Any], list[Any]]) -> int:
     return max(1, len(cores) // gather(host_and_cores).count(host_and_cores))
 
 
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Leaves functions as they are that torch.compile decorates in this block.
+
+    The decorator loads the inductor: a third of the seconds that a library takes to import.
+    """
+    compiler = torch.compile
+    torch.compile = lambda function=None, **_: function or (lambda undecorated: undecorated)
+    try:
+        yield
+    finally:
+        torch.compile = compiler
+
+
 def import_megatron(compiled: bool = True) -> None:
     """Imports megatron.core, and patches it first when there is no GPU. Later calls do nothing.
 
     compiled: whether torch.compile may fuse its element-wise functions on a GPU.
     """
-    on_cpu, compiler = not torch.cuda.is_available(), torch.compile
+    on_cpu = not torch.cuda.is_available()
     if on_cpu:
         patch()
-    if on_cpu or not compiled:
-        # Its fused element-wise functions are decorated with torch.compile; on a CPU that loads the
-        # inductor (3 of 6 seconds of start-up, on every rank) and later wants a C++ compiler.
-        torch.compile = lambda function=None, **_: function or (lambda undecorated: undecorated)
-    try:
-        with warnings.catch_warnings():
-            # It warns that Transformer Engine is missing; kernels.py says so, once, itself.
-            warnings.simplefilter("ignore")
-            import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
-    finally:
-        torch.compile = compiler
+    # Its fused element-wise functions are decorated; on a CPU they would later want a C++ compiler.
+    decorated = uncompiled() if on_cpu or not compiled else contextlib.nullcontext()
+    with decorated, warnings.catch_warnings():
+        # It warns that Transformer Engine is missing; kernels.py says so, once, itself.
+        warnings.simplefilter("ignore")
+        import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
     import megatron.core.transformer.moe.moe_utils as moe_utils
 
     # 0.16 asks for it where Transformer Engine is, and gives it no value where that is not.

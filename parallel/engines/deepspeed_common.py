@@ -34,6 +34,9 @@ from deepspeed.utils import logger
 nvtx = importlib.import_module("deepspeed.utils.nvtx")
 nvtx.enable_nvtx = "NSYS_PROFILING_SESSION_ID" in os.environ
 logger.setLevel(logging.ERROR)  # rank 0 prints its whole configuration otherwise
+# ZeRO asks whether the optimizer is Muon, whose functions are decorated. Here it is always AdamW.
+with cpu.uncompiled(), contextlib.suppress(ImportError):
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 if not torch.cuda.is_available():
     # On CPU DeepSpeed compiles a shared-memory all-reduce in C++ (a minute, and a compiler) to use
     # beside gloo. Every engine here communicates over gloo, so that their times compare.
