@@ -1,4 +1,4 @@
-# `make study` trains the first study and prints its tables; `make test` checks everything.
+# `make study` trains the first study and prints its table; `make test` checks everything.
 # Both set themselves up: a virtual environment in .venv with the versions of constraints.txt.
 #
 # Without a GPU, PyTorch's CPU wheels save gigabytes:  make setup PIP_ARGS="--extra-index-url URL"
@@ -9,7 +9,6 @@ EXTRAS ?= test
 PROCESSES ?= 2
 PIP_ARGS ?=
 PY := .venv/bin/python
-LLAMA = ddp megatron-tp2
 PYTEST = $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 # What another Python, PyTorch or megatron-core can break: engines and one study, checkpoints and their
 # doors, readers of what libraries write. The other tests are of our own words and numbers.
@@ -19,11 +18,12 @@ LIBRARIES = parity steps train_loop training_rules models experts routing docume
   profiles_tell_where_time_goes curves pictures page failures launch gpus_are_set_up gpu_check
 PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 
-.PHONY: help setup study measure render report picture test test-all test-libraries test-newest check format clean
+.PHONY: help setup study study-all measure render report picture test test-all test-libraries test-newest check format clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make study    train every engine and split on this machine, a Llama, and experts; print the tables"
+	@echo "make study    train every engine and every split once on this machine, and print one table"
+	@echo "make study-all   train every run of that study, a Llama, and experts, as CI does"
 	@echo "make test     make check, then the tests without the slow ones, in two processes"
 	@echo "make test-all make check, then every test, as CI does"
 	@echo "make test-libraries   of make test what another version of a library can break"
@@ -48,9 +48,14 @@ setup: .venv/installed
 
 study: setup
 	$(PY) -m parallel.data --if-missing
+	$(PY) -m parallel.sweep slurm/parity.toml slurm/parity-moe.toml --quick
+	@parity="$(PY) -m analysis.parity --check logs/parity logs/parity-moe"; $$parity > /dev/null \
+	  && echo "Losses and gradient norms are equal in all runs; by how much: $$parity" || $$parity
+
+study-all: setup
+	$(PY) -m parallel.data --if-missing
 	$(PY) -m parallel.sweep slurm/parity.toml
-	$(PY) -m parallel.sweep slurm/parity-llama.toml --only $(LLAMA)
-	$(PY) -m parallel.sweep slurm/parity-moe.toml --only ddp megatron-ep2-dp2
+	$(PY) -m parallel.sweep slurm/parity-llama.toml slurm/parity-moe.toml --quick
 	$(PY) -m analysis.parity --check logs/parity logs/parity-llama logs/parity-moe
 
 # .gitignore says which files of a run are committed; of the last two studies, their tables are.

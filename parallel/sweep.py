@@ -1,7 +1,8 @@
-"""Run a study on this machine, one run after the other, without Slurm. Torch-free.
+"""Run studies on this machine, one run after the other, without Slurm. Torch-free.
 
     python -m parallel.sweep slurm/parity.toml
     python -m parallel.sweep slurm/parity.toml --only ddp megatron-pp2
+    python -m parallel.sweep slurm/parity.toml slurm/parity-moe.toml --quick
     python -m parallel.sweep slurm/gpu-check.toml --max-gpus 2
     python -m parallel.sweep slurm/parity.toml --fresh
 
@@ -16,15 +17,17 @@ all of them run on the same nodes.
 A run with save_interval that was stopped goes on from its newest checkpoint. <run>/console.out
 holds what a run printed. The exit status is 1 when a run failed; the others still run.
 
-At the end `python -m analysis.tflops` prints the study's table, and `python -m analysis.page`
-writes the offline page study.html.
+At the end `python -m analysis.tflops` prints one table of the studies, and `python -m
+analysis.page` writes the offline page study.html of each.
 """
 
 import contextlib
+import math
 import queue
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -194,19 +197,39 @@ def sweep(
     return failed
 
 
-def report(out: Path) -> None:
-    """Has analysis print the table and write out/study.html, in processes of its own: it decides
-    what is comparable."""
-    for command in ("tflops", "page"):
-        words = [sys.executable, "-m", f"analysis.{command}", str(out)]
+def report(studies: Sequence[Path]) -> None:
+    """Has analysis print the table of the studies' folders and write study.html into each, in
+    processes of its own: it decides what is comparable."""
+    for command, *paths in (("tflops", *studies), *(("page", folder) for folder in studies)):
+        words = [sys.executable, "-m", f"analysis.{command}", *map(str, paths)]
         subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
+
+
+def runs_of(study: Study, arguments: Namespace) -> list[str]:
+    """Returns the names of the runs that were asked for, each of which can start, and prints what
+    is left out."""
+    for line in study.assumed:
+        print(line, flush=True)
+    for line in by_reason(study.left_out):
+        print(f"left out: {line}", flush=True)
+    names = arguments.only or (study.quick if arguments.quick else list(study.runs))
+    if not names:
+        raise UsageError(f"{study.path} has no quick runs: quick = [NAME, ...] names them")
+    larger = [n for n in names if study.run(n).gpus > (arguments.max_gpus or math.inf)]
+    if larger:
+        print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
+    return [name for name in names if name not in larger]
 
 
 @command_line("parallel.sweep")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parallel.sweep", description=__doc__)
-    parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
+    help = "a study file; several are trained one after the other"
+    parser.add_argument("studies", nargs="+", type=Path, metavar="TOML", help=help)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--only", nargs="+", metavar="NAME", help="these runs of one study")
+    help = "the runs that each study calls quick, those that tell most"
+    choice.add_argument("--quick", action="store_true", help=help)
     parser.add_argument("--max-gpus", type=int, metavar="N", help="leave out runs of more GPUs")
     help = "the cluster of clusters.toml to plan nodes for (default: the study's own)"
     parser.add_argument("--cluster", metavar="NAME", help=help)
@@ -217,24 +240,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--srun", action="store_true", help=help)
     arguments = parser.parse_args(argv)
     check_flags(arguments, max_gpus=(1, 2**20))
-    study = load_study(arguments.study, arguments.cluster)
-    for line in study.assumed:
-        print(line, flush=True)
-    for line in by_reason(study.left_out):
-        print(f"left out: {line}", flush=True)
-    names = arguments.only or list(study.runs)
-    for name in names:
-        study.run(name)  # every one is checked before the first starts
-    if arguments.max_gpus is not None:
-        larger = [name for name in names if study.run(name).gpus > arguments.max_gpus]
-        names = [name for name in names if name not in larger]
-        if larger:
-            print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
-    out = arguments.logs / study.name
-    failed = sweep(study, names, out, arguments.fresh, arguments.srun)
-    report(out)
+    studies = [load_study(path, arguments.cluster) for path in arguments.studies]
+    if arguments.only and len(studies) > 1:
+        raise UsageError(f"--only names runs of one study, not of {len(studies)}")
+    if len({study.name for study in studies}) < len(studies):
+        raise UsageError("studies of one name would share a folder: train them one by one")
+    chosen = [(study, runs_of(study, arguments)) for study in studies]  # before the first starts
+    folders = [arguments.logs / study.name for study in studies]
+    failed: list[str] = []
+    for (study, names), out in zip(chosen, folders, strict=True):
+        failed += sweep(study, names, out, arguments.fresh, arguments.srun)
+    report(folders)
     if failed:
-        print(f"{len(failed)} of {len(names)} runs failed: {', '.join(failed)}", file=sys.stderr)
+        total = sum(len(names) for _, names in chosen)
+        print(f"{len(failed)} of {total} runs failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -185,6 +185,8 @@ def test_a_baseline_that_is_not_named_is_told(tmp_path):
     assert study_of(tmp_path, "[[sweep]]\nrepeats = 3\n").assumed == []
     with pytest.raises(UsageError, match="baseline 'x' is no run; it has: ddp, ddp-dp2"):
         study_of(tmp_path, two, 'baseline = "x"\n' + HEAD)
+    with pytest.raises(UsageError, match="quick: x is no run; it has: ddp, ddp-dp2"):
+        study_of(tmp_path, two, 'quick = ["ddp", "x"]\n' + HEAD)
 
 
 def test_a_wrong_cluster_is_refused():

@@ -9,11 +9,13 @@ import pytest
 
 from base.errors import UsageError
 from parallel import forked_ranks, sweep
+from parallel.config.engine_abilities import ENGINES
 from parallel.config.study import load_study
 from parallel.record import ends, facts
 from parallel.record.reader import read_run
 from parallel.record.writer import RunFolder
 from tests import fixture_runs
+from tests.conftest import ROOT
 
 CLEAN = {"commit": "c" * 40, "dirty": False}
 STUDY = """
@@ -85,6 +87,35 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:4]))
     assert sweep.main([str(study), *out]) == 0  # complete, but not all of it is there
     assert started == [ORDER[2], ORDER[0], ORDER[3]]
+
+
+def test_quick_trains_the_runs_that_each_study_names_and_makes_one_report(
+    study, started, tmp_path, monkeypatch, refused
+):
+    reported = []
+    monkeypatch.setattr(sweep, "report", reported.append)
+    other = study.with_name("other.toml")
+    out = tmp_path / "out"
+    words = [study, other, "--logs", out]
+    other.write_text(f'quick = ["ddp-seed2-r1"]{STUDY}')
+    assert "ab.toml has no quick runs: quick = [" in refused(sweep.main, *words, "--quick")
+    study.write_text(f'quick = ["ddp-seed2-r2", "ddp-seed1-r1"]{STUDY}')
+    assert sweep.main([*map(str, words), "--quick"]) == 0
+    assert started == ["ddp-seed2-r2", "ddp-seed1-r1", "ddp-seed2-r1"]
+    assert reported == [[out / "ab", out / "other"]]
+    assert "runs of one study, not of 2" in refused(sweep.main, *words, "--only", "ddp-seed1-r1")
+    assert "one name would share a folder" in refused(sweep.main, study, *words)
+
+
+def test_make_study_shows_every_engine_split_and_zero_stage_of_a_cpu():
+    studies = [load_study(ROOT / "slurm" / name) for name in ("parity.toml", "parity-moe.toml")]
+    specs = [study.run(name) for study in studies for name in study.quick]
+    assert {spec.engine for spec in specs} == set(ENGINES)
+    layouts = [spec.layout for spec in specs]
+    for split in ("tp", "pp", "vpp", "dp", "ep"):
+        assert any(getattr(layout, split) > 1 for layout in layouts), split
+    assert any(layout.sequence_parallel for layout in layouts)
+    assert {layout.zero_stage for layout in layouts} == {0, 1, 2, 3}
 
 
 def test_a_sweep_of_which_no_run_could_train_starts_none_and_says_why_once(

@@ -3,6 +3,7 @@
 question = "Does every engine train the same GPT?"
 baseline = "ddp"            # the run that speedups and parity are measured against
 cluster = "local-test"      # of slurm/clusters.toml; `nodes` counts its nodes
+quick = ["ddp"]             # the runs that tell most, which parallel.sweep --quick trains
 
 [slurm]                     # what slurm.render needs beyond the run: time, environment, nsys ...
 time = "00:10:00"
@@ -62,6 +63,7 @@ class _File:
     question: str = key(MISSING)
     baseline: str | None = key(None)
     cluster: str | None = key(None)
+    quick: tuple[str, ...] = key(())
     slurm: dict = key({})
     defaults: dict = key({})
     run: list = key([])
@@ -154,6 +156,7 @@ class Run:
 class Study:
     """A study file: its name (the file's stem), question, baseline and runs, by name.
 
+    quick: names of the runs that tell most.
     left_out: (what the point was, why it cannot run) for every impossible point of a sweep.
     assumed: what the file does not say and is taken for granted, one line each.
     """
@@ -163,6 +166,7 @@ class Study:
     question: str
     baseline: str
     runs: dict[str, Run]
+    quick: list[str]
     cluster: Cluster | None
     left_out: list[tuple[str, str]]
     assumed: list[str]
@@ -280,6 +284,9 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
             has = ", ".join(runs)
             raise UsageError(f"study {path}: baseline {baseline!r} is no run; it has: {has}")
         baseline = first
+    if unknown := [name for name in file.quick if name not in named]:
+        has = f"{', '.join(unknown)} is no run; it has: {', '.join(runs)}"
+        raise UsageError(f"study {path}: quick: {has}")
     if reason := named[baseline].reason:
         raise UsageError(f"study {path}: its baseline {baseline} cannot run: {reason}")
     return Study(
@@ -288,6 +295,7 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
         question=file.question,
         baseline=baseline,
         runs=runs,
+        quick=[name for name in file.quick if name in runs],
         cluster=target,
         left_out=left_out,
         assumed=assumed,
