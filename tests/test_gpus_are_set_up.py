@@ -13,7 +13,7 @@ import torch
 
 from base.errors import UsageError
 from models.gpus import lacking
-from parallel import gpu_check
+from parallel import forked_ranks, gpu_check
 from parallel.config import library_variables
 from parallel.config.resolve import resolve
 from parallel.engines import devices
@@ -181,7 +181,7 @@ def test_the_driver_is_read_where_it_says_its_version(tmp_path, monkeypatch):
 
 
 def worker(*arguments: object, **variables: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.gloo_worker", *map(str, arguments)]
+    command = [*forked_ranks.prefix("ddp", 1, 0), "-m", "tests.gloo_worker", *map(str, arguments)]
     environment = {k: v for k, v in os.environ.items() if k != "TORCH_GLOO_LAZY_INIT"} | variables
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
