@@ -625,6 +625,30 @@ def test_weak_scaling_keeps_the_batch_of_a_gpu_and_without_a_fall_there_is_no_kn
         assert row["best"] / row["kept"] < (row["high_s"] / row["predicted_s"]) ** np.sqrt(2)
 
 
+def test_the_time_to_a_target_stops_falling_where_the_batch_passes_the_critical_one():
+    """A batch far above it takes as many steps as its half; one far below it half of them."""
+    flags = "--preset llama3-70b --cluster dgx-h100 --gpus 2048 --global-batch 4096 --scale weak"
+    assert "time to target -: larger batches need more samples (--critical-batch B)" in (
+        answer(flags).notes
+    )
+    table = answer(f"{flags} --critical-batch 90:110")
+    first, *_, last = table.rows
+    times = (99.5 + 4096) / (99.5 + 4096 * first["gpus"] / 2048)  # the mean of 90 and 110
+    assert last["target_samples"] == pytest.approx(times, rel=1e-3)
+    assert last["target_efficiency"] == pytest.approx(last["kept"] / times, rel=1e-3)
+    assert last["target_low"] < last["worst"] / times < last["best"] / times < last["target_high"]
+    fewest = first["gpus"]
+    for critical, words in (
+        ("1", f"stops falling at {fewest} GPUs; {2 * fewest} take "),
+        ("1000000", "still falls at 2048 GPUs; 2048 take 0.50 ("),
+    ):
+        notes = "\n".join(answer(f"{flags} --critical-batch {critical}").notes)
+        assert f"time to target: {words}" in notes
+        assert f"a critical batch of {critical} samples (its interval is not known)" in notes
+    strong = answer(flags.replace("weak", "strong"))
+    assert "time to target: still falls at 2048 GPUs; 2048 take 0.5" in "\n".join(strong.notes)
+
+
 def test_counts_to_measure_leave_the_least_unknown():
     """Of three rows, of which two err together, one of the two is measured before the third."""
     together = np.array([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 0.9]])
@@ -637,6 +661,7 @@ def test_counts_to_measure_leave_the_least_unknown():
         (SCALE.replace("H100", "RTX4090"), "describe another card by a table of models/gpus.toml"),
         (f"{SCALE} --top 3 --leave 8", "of each count: no --top, --leave"),
         (f"{SCALE} --why tp=8", "of each count: no --why"),
+        (f"{SCALE} --critical-batch 84", "is of batches that grow: give --scale weak"),
         (SCALE.replace("16384", "32"), "or more: 70.6B parameters do not fit on 16"),
         (SCALE.replace("16384", "105"), "or more: 105 GPUs: no layout of 105 GPUs"),
     ],

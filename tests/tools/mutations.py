@@ -80,7 +80,10 @@ FAMILIES = {
         [f"analysis/planner/timemodel/{name}.py" for name in TIME_FILES],
         "test_time_model_by_hand.py test_time_of_experts.py test_predictions_on_record.py",
     ),
-    "analysis/common/statistics.py": "test_comparisons_by_hand.py",
+    "analysis/common/statistics.py": "test_comparisons_by_hand.py test_time_to_target.py"
+    " test_scaling_laws.py",
+    "analysis/common/convergence.py": "test_time_to_target.py",
+    "analysis/runs/time_to_target.py": "test_time_to_target.py",
 }
 LEFT_OUT = "not (loader or help_costs or ultrascale) or again"
 ENDS = ("survived", "killed", "timed out")  # tests pass, fail, or are stopped
