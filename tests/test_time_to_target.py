@@ -167,8 +167,8 @@ def test_without_a_critical_batch_both_cells_are_empty_and_say_which_flag_fills_
     table = table_of([run(1, 8), run(4, 32)])
     assert [row["target_samples"] for row in table.rows] == [None, None]
     (line,) = [line for line in table.below if "efficiency to target" in line]
-    assert line.startswith("times the samples to target, efficiency to target -: the critical ba")
-    assert "--critical-batch B, or --target-loss NATS" in line
+    assert line.startswith("times the samples to target, efficiency to target -: no critical ba")
+    assert "--target-loss NATS fits one to your runs (or --critical-batch B)" in line
     strong = table_of([run(1, 8), run(4, 8)], target_loss=5.0)
     assert "target_samples" not in strong.rows[0]
     assert time_to_target.SAME_BATCH in strong.notes
@@ -182,19 +182,51 @@ def test_a_critical_batch_is_fitted_to_the_samples_at_which_runs_reached_a_loss(
     needed = {8: 4800, 16: 6400, 32: 9600}
     runs = [run(batch // 8, batch, losses(batch, n)) for batch, n in needed.items()]
     assert time_to_target.samples_to(runs[0], 5.0) == pytest.approx(4800 / 0.95, rel=5e-3)
-    never = run(8, 64, losses(64, 1e9))
-    resumed = run(2, 16, losses(16, 100), name="resumed.log")
-    resumed.doubt(SCHEDULE, "another learning rate")
-    table = table_of([*runs, never, resumed], target_loss=5.0)
-    rows = {row["run"]: row for row in table.rows}
-    assert rows["4.log"]["target_samples"] == pytest.approx(2.0, rel=5e-3)
-    assert rows["8.log"]["target_samples"] == pytest.approx((16 + 64) / (16 + 8), rel=1e-2)
+    larger = run(8, 64, losses(64, 1e9))  # it does not reach the loss
+    table = table_of([*runs, larger], target_loss=5.0)
+    assert [row["target_samples"] for row in table.rows] == pytest.approx(
+        [1, 32 / 24, 48 / 24, 80 / 24], rel=1e-2
+    )
     notes = "\n".join(table.notes)
     assert "fitted to 3 batches and 3 runs at a loss of 5 (the mean over the last 10%" in notes
     assert "never reached a loss of 5 (" in notes and "samples so far): 8.log" in notes
-    assert "one known batch and schedule: resumed.log" in notes
-    alone = table_of([runs[0], never], target_loss=5.0)
+    assert "not fitted" not in notes and "never" not in "".join(
+        table_of(runs, target_loss=5.0).notes
+    )
+    alone = table_of([runs[0], larger], target_loss=5.0)
     assert "1 batch of two that a critical batch needs, at a loss of 5" in "\n".join(alone.below)
+    runs[0].steps = runs[0].steps[9::10]  # a log of each tenth step
+    assert time_to_target.samples_to(runs[0], 5.0) == pytest.approx(4800 / 0.95, rel=0.02)
+    runs[0].steps["loss"][:] = math.nan
+    assert time_to_target.samples_to(runs[0], 5.0) is None
+
+
+def test_runs_whose_entries_are_not_the_steps_of_one_schedule_are_named_and_not_fitted():
+    runs = [run(1, 8, losses(8, 4800)), run(2, 16, losses(16, 6400))]
+    odd = {name: run(2, 16, losses(16, 100), f"{name}.log") for name in ("rate", "back", "epochs")}
+    odd["rate"].doubt(SCHEDULE, "another learning rate")
+    odd["back"].doubt("restart", "iterations go back")
+    odd["epochs"].epochs = True
+    odd["micro"] = run(2, 16, losses(16, 100), "micro.log", micro_s=np.ones(700))
+    notes = table_of([*runs, *odd.values()], target_loss=5.0).notes
+    (line,) = [note for note in notes if note.startswith("not fitted, for these are not the steps")]
+    assert all(name in line for name in odd)
+    assert "fitted to 2 batches and 2 runs" in "\n".join(notes)
+
+
+def test_how_much_sooner_is_said_of_the_best_run_on_the_most_gpus():
+    """0.8 of the speed on 4 GPUs and 92 / 116 of the samples: 2.5; the slower run has 0.4."""
+    slow = run(4, 32, name="slow.log", tp=4)
+    slow.steps["step_s"] *= 2
+    law = convergence.stated("84")
+    notes = table_of([run(1, 8), slow, run(4, 32, tp=1), run(2, 16)], critical_batch=law).notes
+    assert "4.log: 4 times the GPUs reach the target 2.5 times sooner" in notes
+    same = table_of([run(1, 8), run(1, 8, name="b")], critical_batch=law, scaling="weak")
+    assert "sooner" not in "".join(same.notes) and same.columns[-1].key == "note"
+    shared = run(4, 32, oversubscribed=True)
+    assert "sooner" not in "".join(table_of([run(1, 8), shared], critical_batch=law).notes)
+    silent = table_of([run(1, 8), run(4, None)], critical_batch=law, scaling="weak")
+    assert "-: not every log states its global batch (--global-batch)" in "".join(silent.below)
 
 
 def test_repeats_of_both_batches_are_compared_as_they_were_measured():
@@ -206,6 +238,7 @@ def test_repeats_of_both_batches_are_compared_as_they_were_measured():
     error = statistics.stdev([100, 110, 120]) / 110 * math.sqrt(2 / 3)
     assert ratio.interval.high == pytest.approx(1.5 * math.exp(2.776 * error), rel=1e-3)
     assert law.samples_ratio(32, 8) == law.law_ratio(32, 8)
+    assert law.samples_ratio(8, 8) == (1, None)
 
 
 @pytest.fixture

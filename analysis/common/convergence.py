@@ -185,7 +185,7 @@ def stated(text: str) -> CriticalBatch:
         if not 0 < low <= high:
             raise argparse.ArgumentTypeError(f"{text!r} is no batch above 0, or LOW:HIGH")
         interval = Interval(low, high)
-        return CriticalBatch(interval.middle, interval if match[2] else None, "as it is stated")
+        return CriticalBatch(interval.middle, interval if match[2] else None, "which is stated")
     answer = of_benchmark(text)
     if answer.value is None:
         words = f"{text!r} is no number of samples, LOW:HIGH or benchmark"

@@ -40,17 +40,14 @@ def add_to(table: Table, groups: dict[str, list[Run]], base: Side, terms: Terms)
     Raises:
         UsageError: a critical batch and a loss to fit one are both stated.
     """
-    records = [run.record for runs in groups.values() for run in runs]
     notes: list[str] = []
-    law = _law_of(records, terms, notes)
+    law = _law_of([run.record for runs in groups.values() for run in runs], terms, notes)
     for row in table.rows:
-        batch, samples, reason = groups[row["run"]][0].record.global_batch, None, law.reason
-        if not (batch and base.record.global_batch):
-            reason = "the log does not state the global batch (--global-batch)"
-        elif law.value:
+        samples, batch = Bounded(None, None), groups[row["run"]][0].record.global_batch
+        if law.value:
             samples = law.value.samples_ratio(batch, base.record.global_batch)
-            reason = row["missing"].get("efficiency", "")
         row |= _cells(row, row["gpus"] / base.gpus, samples)
+        reason = law.reason or row["missing"].get("efficiency", "")
         empty = tuple(key for key in KEYS if row[key] is None)
         row["missing"] |= of_cells([Reason(MISSING, reason, empty)])["missing"]
     table.columns = [*table.columns[:-1], *COLUMNS, table.columns[-1]]
@@ -59,8 +56,40 @@ def add_to(table: Table, groups: dict[str, list[Run]], base: Side, terms: Terms)
             f"{convergence.TIMES_SAMPLES}: by 1 + batch / critical batch, with"
             f" {law.value.in_words}; measured between two batches whose runs were repeated"
         )
-        table.notes += _sooner(table.rows, base.gpus)
-    table.notes += notes
+    table.notes += _sooner(table.rows, base.gpus) + notes
+
+
+def _cells(
+    row: dict[str, Any], times_gpus: float, samples: Bounded
+) -> dict[str, float | list[float] | None]:
+    """Returns the columns of a row on `times_gpus` times the baseline's GPUs. The efficiency to
+    target is the row's efficiency over the ratio of samples."""
+    span = None
+    if samples.interval and row["speedup_ci95"]:
+        efficiency = Interval(*(end / times_gpus for end in row["speedup_ci95"]))
+        span = efficiency.over(samples.interval)
+    return {
+        "target_samples": samples.value,
+        "target_samples_ci95": samples.interval and list(samples.interval),
+        "target_efficiency": row["efficiency"]
+        and samples.value
+        and row["efficiency"] / samples.value,
+        "target_efficiency_ci95": span and list(span),
+    }
+
+
+def _sooner(rows: list[dict[str, Any]], base_gpus: int) -> list[str]:
+    """Returns a line that says how many times sooner the most GPUs reach the target."""
+    known = [row for row in rows if row["gpus"] > base_gpus and row["target_efficiency"]]
+    if not known:
+        return []
+    row = max(known, key=lambda row: (row["gpus"], row["target_efficiency"]))
+    times = row["gpus"] / base_gpus
+    sooner = f"{times * row['target_efficiency']:.2g}"
+    if row["target_efficiency_ci95"]:
+        low, high = (times * end for end in row["target_efficiency_ci95"])
+        sooner += f" ({low:.2g} to {high:.2g})"
+    return [f"{row['run']}: {times:g} times the GPUs reach the target {sooner} times sooner"]
 
 
 def _law_of(records: list[Record], terms: Terms, notes: list[str]) -> Answer[CriticalBatch]:
@@ -68,21 +97,20 @@ def _law_of(records: list[Record], terms: Terms, notes: list[str]) -> Answer[Cri
     benchmark; or why it is not known. What else is to be said goes to `notes`."""
     if terms.critical_batch and terms.target_loss is not None:
         raise UsageError("--critical-batch and --target-loss are two answers: give one")
+    if not all(record.global_batch for record in records):
+        return Answer(None, "not every log states its global batch (--global-batch)")
     if terms.critical_batch:
         return Answer(terms.critical_batch)
-    abouts = [record.submission for record in records]
-    results = {about and (about.benchmark, about.round) for about in abouts}
+    about = records[0].submission  # MLPerf's results of one benchmark and round have own tables
     if terms.target_loss is not None:
-        answer = _fitted(records, terms.target_loss, notes)
-    elif len(results) > 1 or None in results:
-        loss = "or --target-loss NATS where runs of two batches reached one"
-        return Answer(None, f"the critical batch is not known (--critical-batch B, {loss})")
+        law = _fitted(records, terms.target_loss, notes)
+    elif about is None:
+        law = Answer(None, "no critical batch is known: --target-loss NATS fits one to your runs")
+    elif not about.round:
+        law = Answer(None, "the path names no round of MLPerf, as training_results_v5.1 does")
     else:
-        ((benchmark, mlperf_round),) = results
-        answer = Answer(None, "the path names no round of MLPerf, as training_results_v5.1 does")
-        if mlperf_round:
-            answer = convergence.of_benchmark(benchmark, mlperf_round)
-    return answer if answer.value else Answer(None, f"{answer.reason} (or --critical-batch B)")
+        law = convergence.of_benchmark(about.benchmark, about.round)
+    return law if law.value else Answer(None, f"{law.reason} (or --critical-batch B)")
 
 
 def _fitted(records: list[Record], loss: float, notes: list[str]) -> Answer[CriticalBatch]:
@@ -90,19 +118,19 @@ def _fitted(records: list[Record], loss: float, notes: list[str]) -> Answer[Crit
     samples: dict[int, list[float]] = defaultdict(list)
     never, changed = [], []
     for record in records:
-        reached = samples_to(record, loss)
-        doubted = record.doubts.keys() & {SCHEDULE, SEVERAL_BATCHES}
-        if doubted or record.epochs or record.per_epoch or not record.global_batch:
+        doubted = record.doubts.keys() & {SCHEDULE, SEVERAL_BATCHES, "restart"}
+        is_micro = np.isfinite(record.steps["micro_s"]).any()
+        if doubted or is_micro or record.epochs or record.per_epoch:
             changed.append(name_of(record))
-        elif reached is None:
-            never.append(name_of(record))
-        else:
+        elif reached := samples_to(record, loss):
             samples[record.global_batch].append(reached)
+        else:
+            never.append(name_of(record))
     target = f"a loss of {loss:g} (the mean over the last {RECENT:.0%} of the samples so far)"
     if never:
         notes.append(f"never reached {target}: {who(never, len(records))}")
     if changed:
-        words = "not fitted, for their steps are not of one known batch and schedule"
+        words = "not fitted, for these are not the steps of one batch and schedule, in their order"
         notes.append(f"{words}: {who(changed, len(records))}")
     points = [convergence.point_of(batch, each) for batch, each in samples.items()]
     runs = sum(point.runs for point in points)
@@ -115,44 +143,11 @@ def samples_to(record: Record, loss: float) -> float | None:
     far, first was at or below one; None where it never was. A window that grows with the samples is
     late by the same share in every run."""
     steps = record.steps
-    added = record.batches * np.diff(steps["iteration"], prepend=0.0)
     is_known = np.isfinite(steps["loss"])
-    samples = np.cumsum(np.where(added > 0, added, 0.0))[is_known]
+    samples = np.cumsum(record.batches * np.diff(steps["iteration"], prepend=0.0))[is_known]
     sums = np.concatenate([[0.0], np.cumsum(steps["loss"][is_known])])
     first = np.searchsorted(samples, (1 - RECENT) * samples, side="right")
     last = np.arange(len(samples)) + 1
     means = (sums[last] - sums[first]) / (last - first)
     reached = np.flatnonzero(means <= loss)
     return float(samples[reached[0]]) if len(reached) else None
-
-
-def _cells(
-    row: dict[str, Any], times_gpus: float, samples: Bounded | None
-) -> dict[str, float | list[float] | None]:
-    """Returns the columns of a row on `times_gpus` times the baseline's GPUs. The efficiency to
-    target is the row's efficiency over the ratio of samples."""
-    cells = dict.fromkeys(column.key for column in COLUMNS)
-    if samples is None:
-        return cells
-    cells["target_samples"] = samples.value
-    if samples.interval:
-        cells["target_samples_ci95"] = list(samples.interval)
-    if row["efficiency"] is not None:
-        cells["target_efficiency"] = row["efficiency"] / samples.value
-    if samples.interval and row["speedup_ci95"]:
-        efficiency = Interval(*(end / times_gpus for end in row["speedup_ci95"]))
-        cells["target_efficiency_ci95"] = list(efficiency.over(samples.interval))
-    return cells
-
-
-def _sooner(rows: list[dict[str, Any]], base_gpus: int) -> list[str]:
-    """Returns how many times sooner the most GPUs reach the target, where that is known."""
-    row = max(rows, key=lambda row: (row["gpus"], row["target_efficiency"] or 0.0))
-    times = row["gpus"] / base_gpus
-    if times <= 1 or not row["target_efficiency"]:
-        return []
-    sooner = f"{times * row['target_efficiency']:.2g}"
-    if row["target_efficiency_ci95"]:
-        low, high = (times * end for end in row["target_efficiency_ci95"])
-        sooner += f" ({low:.2g} to {high:.2g})"
-    return [f"{row['run']}: {times:g} times the GPUs reach the target {sooner} times sooner"]
