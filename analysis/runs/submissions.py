@@ -74,14 +74,14 @@ def report(records: list[Record], refused: list[str], terms: Terms) -> list[Tabl
     if any(row["tp"] is None for row in rows):
         notes.append("tp -: neither the log nor a configuration's name says it")
     laws = [terms.scaling] if terms.scaling else ["strong", "weak"]
-    works = [work for law in laws for work in works(runs, law)]
-    if terms.baseline and not any(has_baseline(terms.baseline, work.records) for work in works):
+    tabled = [work for law in laws for work in works(runs, law)]
+    if terms.baseline and not any(has_baseline(terms.baseline, work.records) for work in tabled):
         names = ", ".join(dict.fromkeys(row["system"] for row in rows))
         raise UsageError(f"no table compares with {terms.baseline!r}; there are: {names}")
-    if not works:
+    if not tabled:
         notes.append("no series has two sizes with one global batch or one batch per GPU")
     results_table = Table(COLUMNS, rows, "every result", notes)
-    return [results_table, *(_curve(work, terms) for work in works)]
+    return [results_table, *(_curve(work, terms) for work in tabled)]
 
 
 def _series(record: Record) -> tuple[str, ...]:
