@@ -357,3 +357,11 @@ def test_ms_swifts_speed_of_all_steps_so_far_tells_the_time_of_each(tmp_path, na
         state["log_history"] += [{"loss": 3.0, "step": i, name: 4.1} for i in (60, 70)]
         (tmp_path / "trainer_state.json").write_text(json.dumps(state))
         assert np.isnan(read(tmp_path / "trainer_state.json").steps["step_s"]).all()
+
+
+def test_a_window_shows_no_number_of_the_whole_run(row):
+    text = header() + losses() + end(10_000.0, 6.4)
+    found = row(text, *FLAGS, "--window", "100:200")
+    numbers = ("steady_step_s", "step_s_mean", "tokens_per_s", "samples_per_s", "tflops")
+    assert [found[name] for name in numbers] == [None] * 5
+    assert "of the whole run alone, not of iterations" in found["missing"]["tokens_per_s"]

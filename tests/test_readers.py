@@ -163,6 +163,16 @@ def test_differences_of_a_cumulative_clock_are_step_times(log):
     assert record.step_stats()["mean"] == 0.1 and record.completed
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_batch_follows_from_consumed_samples_where_no_line_prints_it(log, ranks):
+    lines = [re.sub(r" global batch size:[^|]*[|]", "", megatron(i)) for i in range(1, 20)]
+    lines = "".join("".join(f"{rank}: {line}" for rank in range(ranks)) for line in lines)
+    record = read(log(lines))
+    assert len(record.steps) == 19 and record.steps["sequences"][1:].tolist() == [8] * 18
+    assert record.global_batch == 8
+    assert read(log(lines.split("\n")[0] + "\n")).global_batch is None
+
+
 NO_NUMBERS = ["", *"nan -nan(ind) inf 1e400 99999999999999999999 -1 0 1.2.3 x".split()]
 A_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w|\.\d)")
 

@@ -201,7 +201,11 @@ class Record:
     @property
     def batches(self) -> np.ndarray:
         """Returns the sequences in a step of each entry: what its line says, else the run's."""
-        printed = self.steps["sequences"]
+        return self.batches_of(self.steps)
+
+    def batches_of(self, entries: np.ndarray) -> np.ndarray:
+        """Returns the sequences in a step of each of these rows of the table of steps."""
+        printed = entries["sequences"]
         return np.where(np.isnan(printed), self.global_batch or np.nan, printed)
 
     @property
@@ -232,15 +236,17 @@ class Record:
             earlier = self.doubts.get("numbers")
             self.doubt("numbers", f"{earlier}; {words}" if earlier else words)
 
-    def step_stats(self) -> dict[str, float | int | None]:
+    def step_stats(self, entries: np.ndarray | None = None) -> dict[str, float | int | None]:
         """Returns n, mean, median, min and max (seconds) over all logged steps; None where unknown.
+        entries: over these rows of the table of steps alone.
 
-        Where a log prints statistics instead of steps, the printed ones are used.
+        Where a log prints statistics instead of steps, the printed ones are used, but not for rows.
         """
-        times = self.steps["step_s"][~np.isnan(self.steps["step_s"])]
-        stats: dict[str, float | int | None] = {"n": len(self.steps)}
+        steps = self.steps if entries is None else entries
+        times = steps["step_s"][~np.isnan(steps["step_s"])]
+        stats: dict[str, float | int | None] = {"n": len(steps)}
         for name in ("mean", "median", "min", "max"):
-            printed = self.totals.get(f"step_s_{name}")
+            printed = self.totals.get(f"step_s_{name}") if entries is None else None
             measured = float(getattr(np, name)(times)) if len(times) else None
             stats[name] = measured if printed is None else printed
         return stats

@@ -14,11 +14,12 @@ from models.mfu_peaks import PrintedMfu, figure, printed_mfu
 _STATED = 0.005  # share; programs state their peak with three digits or more
 
 
-def denominator(record: Record, first: int = 0) -> PrintedMfu | None:
+def denominator(record: Record, entries: np.ndarray | None = None) -> PrintedMfu | None:
     """Returns what the printed MFU is over: the peak that the program states, else its TFLOP/s over
-    its MFU, as far as their digits go, else by our count. None where it prints no MFU. first: the
-    entry that ends the warm-up."""
-    mfu, tflops = record.steps["mfu"][first:], record.steps["tflops"][first:]
+    its MFU, as far as their digits go, else by our count. None where it prints no MFU. entries: the
+    rows of the table of steps that count, else all."""
+    entries = record.steps if entries is None else entries
+    mfu, tflops = entries["mfu"], entries["tflops"]
     if not np.isfinite(mfu).any():
         return None
     share = float(np.median(mfu[np.isfinite(mfu)]))
@@ -32,16 +33,15 @@ def denominator(record: Record, first: int = 0) -> PrintedMfu | None:
         lows = (tflops - half_tflops) / (mfu + half_mfu)
         highs = (tflops + half_tflops) / np.maximum(mfu - half_mfu, mfu / 2)
         over = Interval(max(float(np.median(lows)), 1e-9), float(np.median(highs)))
-    counted = None if over else tflops_per_gpu(record, _tokens_per_s(record, first), "palm").value
+    counted = None if over else tflops_per_gpu(record, _tokens_per_s(record, entries), "palm").value
     program = record.engine or record.format
     return printed_mfu(share, over, program, record.gpu_type, record.peak_tflops, counted)
 
 
-def _tokens_per_s(record: Record, first: int) -> float | None:
+def _tokens_per_s(record: Record, entries: np.ndarray) -> float | None:
     """Returns the median of the tokens per second that are printed, or that the times make."""
-    steps = record.steps[first:]
-    made = record.batches[first:] * (record.seq_len or np.nan) / steps["step_s"]
-    rates = np.where(np.isnan(steps["tokens_per_s"]), made, steps["tokens_per_s"])
+    made = record.batches_of(entries) * (record.seq_len or np.nan) / entries["step_s"]
+    rates = np.where(np.isnan(entries["tokens_per_s"]), made, entries["tokens_per_s"])
     rates = rates[np.isfinite(rates)]
     return float(np.median(rates)) if len(rates) else None
 

@@ -24,6 +24,7 @@ _FACTS = """source format engine gpus tp cp pp vpp dp micro_batch global_batch s
 OF_RANKS = ("compute_s", "communication_s")  # where a log has them, of the slowest rank
 OF_PRINTED_MFU = ("printed_mfu", "mfu_peak", "restated_mfu")
 OF_EXPERTS = ("ep", "etp", "routing", "dropped", "expert_load", "dispatcher")
+OF_WHOLE_RUN = "the log states it of the whole run alone, not of iterations (--window)"
 _USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints them"}
 
 
@@ -40,16 +41,21 @@ def row_of(run: Run, convention: str | None) -> Row:
     record, time = run.record, run.time
     untimed = "" if time else run.judgement.unfit
     entries = record.steps[steady_entries(record, run.window)]
-    rates = _Rates(None, None) if untimed else _rates(record, time, entries)
+    totals = {} if run.window else record.totals  # a window shows no number of the whole run
+    rates = _Rates(None, None) if untimed else _rates(record, time, entries, totals)
     is_mixed = any(doubt.kind == REGIMES for doubt in run.judgement.doubts)
     printed = entries if len(entries) or run.window else record.steps
     printed_tflops = None if is_mixed else _median(printed["tflops"])
     missing = throughput.plain_missing(record)
+    of_whole = OF_WHOLE_RUN if run.window and record.totals and not len(entries) else ""
     if time is None:
-        missing.append(Reason(MISSING, untimed or throughput.time_missing(record), ("step_s",)))
+        no_time = untimed or of_whole or throughput.time_missing(record)
+        missing.append(Reason(MISSING, no_time, ("step_s",)))
+    if run.window and (parts := tuple(name for name in OF_RANKS if name in record.totals)):
+        missing.append(Reason(MISSING, OF_WHOLE_RUN, parts))
     no_tokens = ""
     if rates.tokens_per_s is None:
-        no_tokens = untimed or throughput.tokens_missing(record, time is not None)
+        no_tokens = untimed or of_whole or throughput.tokens_missing(record, time is not None)
         missing.append(Reason(MISSING, no_tokens, ("tokens_per_s",)))
     rate = _throughput(run, rates.tokens_per_s, printed_tflops, convention)
     mfu, no_mfu = throughput.utilisation(record, rate.tflops, rate.convention)
@@ -67,20 +73,22 @@ def row_of(run: Run, convention: str | None) -> Row:
         missing.append(Reason(MISSING, no_mfu, ("mfu",)))
     doubts += throughput.above_peak(record, rate.tflops, rate.convention)
     doubts += throughput.printed_doubt(record)
-    printed = denominator(record, time.first if time else 0)
+    printed = denominator(
+        record, entries if run.window else record.steps[time.first if time else 0 :]
+    )
     if printed:
         doubts.append(Reason(ASIDE if printed.is_cards else DOUBT, printed.text))
-    logged = record.step_stats()
+    logged = record.step_stats(entries if run.window else None)
     values = {
         **{name: getattr(record, name) for name in (*_FACTS, *OF_EXPERTS)},
-        **{name: record.totals.get(name) for name in OF_RANKS},
+        **{name: totals.get(name) for name in OF_RANKS},
         **{f"step_s_{name}": seconds for name, seconds in logged.items()},
         "run": name_of(record),
         "origin": {name: origin for name, origin in record.origin.items() if origin != "log"},
         "verdict": run.judgement.verdict,
         "fit": run.is_fit,
         "unsure": any(doubt.kind in UNSURE for doubt in run.judgement.doubts),
-        "steps": logged["n"],
+        "steps": len(record.steps),
         "step_s": time and time.step_s,
         "steady_step_s": time and time.step_s,
         "steady_n": time.n if time else 0,
@@ -104,10 +112,12 @@ class _Rates(NamedTuple):
     tokens_per_s: float | None
 
 
-def _rates(record: Record, time: Steady | None, entries: np.ndarray) -> _Rates:
+def _rates(
+    record: Record, time: Steady | None, entries: np.ndarray, totals: dict[str, float]
+) -> _Rates:
     """Returns the rates of all GPUs: what the steady time says, else what the log prints in the
-    entries that it is of."""
-    samples, tokens = (_median(entries[name]) or record.totals.get(name) for name in _Rates._fields)
+    entries that it is of, else in `totals`."""
+    samples, tokens = (_median(entries[name]) or totals.get(name) for name in _Rates._fields)
     of_whole_run = record.mean_of and samples  # a printed rate of the whole run leaves padding out
     if time is not None and time.step_s > 0 and record.global_batch and not of_whole_run:
         samples = record.global_batch / time.step_s

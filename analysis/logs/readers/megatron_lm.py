@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.fields import ranks_of_rates
+from analysis.logs.parsing.fields import positive, ranks_of_rates
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.lines import Columns, Line
 from analysis.logs.parsing.logfile import Log
@@ -56,6 +56,7 @@ _LABELS = {
     "skipped": rb"number[ _]of[ _]skipped[^|:=\r\n]*+[:=]",
     "nan": rb"number[ _]of[ _]nan[^|:=\r\n]*+[:=]",
     "global_batch": rb"global[ _]batch[^|:=\r\n]*+[:=]",
+    "consumed": rb"consumed[ _]samples[^|:=\r\n]*+[:=]",
     "seq_len": rb"actual[ _]seqlen[^|:=\r\n]*+[:=]",
 }
 # Of a label that stands twice in a line, the last one counts.
@@ -98,6 +99,9 @@ def _timed(columns: Columns, record: Record, log: Log) -> Columns:
     state(record, {"gpus": gpus}, "log")
     nan_counts = columns["nan"]
     record.nan_iterations = int(nan_counts[np.isfinite(nan_counts)].sum())
+    consumed = columns.pop("consumed")
+    if np.isnan(columns["global_batch"]).all():
+        columns["global_batch"] = _batches(columns["iteration"], consumed)
     batches = columns["global_batch"][np.isfinite(columns["global_batch"])]
     if len(batches) and (batches != batches[-1]).any():
         record.note(f"the global batch grows from {batches[0]:.0f} to {batches[-1]:.0f}")
@@ -113,6 +117,15 @@ def _timed(columns: Columns, record: Record, log: Log) -> Columns:
         record.uncounted.append("layers that drop tokens (random-LTD)")
     record.format = record.engine = _tool(header, line)
     return columns
+
+
+def _batches(iteration: np.ndarray, consumed: np.ndarray) -> np.ndarray:
+    """Returns the global batch of each entry by the samples consumed since the one before it, for
+    forks print no batch; NaN where these make no whole number. Several ranks may print one."""
+    numbers, first, inverse = np.unique(iteration, return_index=True, return_inverse=True)
+    samples = positive(np.diff(consumed[first], prepend=np.nan))
+    batches = samples / np.diff(numbers, prepend=np.nan)
+    return np.where(batches == np.round(batches), batches, np.nan)[inverse]
 
 
 def _tool(header: bytes, line: bytes = b"") -> str:
