@@ -197,6 +197,8 @@ def test_a_critical_batch_is_fitted_to_the_samples_at_which_runs_reached_a_loss(
     assert "1 batch of two that a critical batch needs, at a loss of 5" in "\n".join(alone.below)
     runs[0].steps = runs[0].steps[9::10]  # a log of each tenth step
     assert time_to_target.samples_to(runs[0], 5.0) == pytest.approx(4800 / 0.95, rel=0.02)
+    runs[1].steps["iteration"] -= 1  # the first step is number 0
+    assert time_to_target.samples_to(runs[1], 5.0) == pytest.approx(6400 / 0.95, rel=5e-3)
     runs[0].steps["loss"][:] = math.nan
     assert time_to_target.samples_to(runs[0], 5.0) is None
 

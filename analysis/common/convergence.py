@@ -75,8 +75,10 @@ class CriticalBatch:
         if self.interval:
             low, high = (cell(end, ".3g") for end in self.interval)
             span = f" ({low} to {high})"
-        off = f", off by at most {self.off:.1%}" if self.points else ""
-        return f"a critical batch of {cell(self.value, '.3g')} samples{span}, {self.source}{off}"
+        words = f"a critical batch of {cell(self.value, '.3g')} samples{span}, {self.source}"
+        if self.points:
+            words += f", off by at most {self.off:.1%}"
+        return f"1 + batch / critical batch, with {words}"
 
     def samples_ratio(self, batch: int, base: int) -> Bounded:
         """Returns the samples that `batch` needs over those of `base`.

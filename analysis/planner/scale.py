@@ -109,7 +109,7 @@ def _time_to_target(
     beside = f"{ratios[0]:.2f} ({low:.2f} to {high:.2f}) of that on {fewer['gpus']}"
     notes = [f"time to target: {line}; {more['gpus']} take {beside}"]
     if critical:
-        notes.append(f"{TIMES_SAMPLES}: 1 + batch / critical batch, with {critical.in_words}")
+        notes.append(f"{TIMES_SAMPLES}: {critical.in_words}")
     return notes
 
 

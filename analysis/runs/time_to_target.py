@@ -50,12 +50,12 @@ def add_to(table: Table, groups: dict[str, list[Run]], base: Side, terms: Terms)
         reason = law.reason or row["missing"].get("efficiency", "")
         empty = tuple(key for key in KEYS if row[key] is None)
         row["missing"] |= of_cells([Reason(MISSING, reason, empty)])["missing"]
+        if doubt := row["doubtful"].get("efficiency"):
+            row["doubtful"]["target_efficiency"] = doubt
     table.columns = [*table.columns[:-1], *COLUMNS, table.columns[-1]]
     if law.value:
-        table.notes.append(
-            f"{convergence.TIMES_SAMPLES}: by 1 + batch / critical batch, with"
-            f" {law.value.in_words}; measured between two batches whose runs were repeated"
-        )
+        measured = "; measured between batches with repeated runs" if law.value.points else ""
+        table.notes.append(f"{convergence.TIMES_SAMPLES}: {law.value.in_words}{measured}")
     table.notes += _sooner(table.rows, base.gpus) + notes
 
 
@@ -64,16 +64,16 @@ def _cells(
 ) -> dict[str, float | list[float] | None]:
     """Returns the columns of a row on `times_gpus` times the baseline's GPUs. The efficiency to
     target is the row's efficiency over the ratio of samples."""
-    span = None
-    if samples.interval and row["speedup_ci95"]:
-        efficiency = Interval(*(end / times_gpus for end in row["speedup_ci95"]))
-        span = efficiency.over(samples.interval)
+    efficiency, samples_span, span = row["efficiency"], samples.interval, None
+    if efficiency is not None:
+        efficiency = efficiency / samples.value if samples.value else None
+    if samples_span and row["speedup_ci95"]:
+        ends = Interval(*(end / times_gpus for end in row["speedup_ci95"]))
+        span = ends.over(samples_span)
     return {
         "target_samples": samples.value,
-        "target_samples_ci95": samples.interval and list(samples.interval),
-        "target_efficiency": row["efficiency"]
-        and samples.value
-        and row["efficiency"] / samples.value,
+        "target_samples_ci95": samples_span and list(samples_span),
+        "target_efficiency": efficiency,
         "target_efficiency_ci95": span and list(span),
     }
 
@@ -101,15 +101,17 @@ def _law_of(records: list[Record], terms: Terms, notes: list[str]) -> Answer[Cri
         return Answer(None, "not every log states its global batch (--global-batch)")
     if terms.critical_batch:
         return Answer(terms.critical_batch)
-    about = records[0].submission  # MLPerf's results of one benchmark and round have own tables
+    abouts = [record.submission for record in records]
+    results = {(about.benchmark, about.round) if about else ("", "") for about in abouts}
+    benchmark, mlperf_round = results.pop()
     if terms.target_loss is not None:
         law = _fitted(records, terms.target_loss, notes)
-    elif about is None:
+    elif results or not benchmark:
         law = Answer(None, "no critical batch is known: --target-loss NATS fits one to your runs")
-    elif not about.round:
+    elif not mlperf_round:
         law = Answer(None, "the path names no round of MLPerf, as training_results_v5.1 does")
     else:
-        law = convergence.of_benchmark(about.benchmark, about.round)
+        law = convergence.of_benchmark(benchmark, mlperf_round)
     return law if law.value else Answer(None, f"{law.reason} (or --critical-batch B)")
 
 
@@ -144,7 +146,8 @@ def samples_to(record: Record, loss: float) -> float | None:
     late by the same share in every run."""
     steps = record.steps
     is_known = np.isfinite(steps["loss"])
-    samples = np.cumsum(record.batches * np.diff(steps["iteration"], prepend=0.0))[is_known]
+    start = np.minimum(steps["iteration"][:1] - 1, 0.0)  # some programs count from 0
+    samples = np.cumsum(record.batches * np.diff(steps["iteration"], prepend=start))[is_known]
     sums = np.concatenate([[0.0], np.cumsum(steps["loss"][is_known])])
     first = np.searchsorted(samples, (1 - RECENT) * samples, side="right")
     last = np.arange(len(samples)) + 1
