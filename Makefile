@@ -81,7 +81,7 @@ report: setup
 picture: setup
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,800 --virtual-time-budget=5000 \
 	  --screenshot=logs/plots/page.png file://$(CURDIR)/logs/2-core-cpu/parity.html
-	$(PY) -c "from PIL import Image as I; p = 'logs/plots/page.png'; I.open(p).convert('RGB').quantize(64).save(p)"
+	$(PY) -c "from PIL import Image as I; p = 'logs/plots/page.png'; I.open(p).convert('RGB').quantize(256).save(p)"
 
 test: setup check
 	$(PYTEST) -m "not slow"
