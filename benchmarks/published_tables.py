@@ -3,8 +3,9 @@
     python -m benchmarks.published_tables FILE.md... [--check]
 
 analysis.report, and it knows these blocks, too: `jeanzay FIRST-LAST`, the published rows of these
-lines, `checkpoints`, `gpt2`, `epochs` and `convergence`. Each table is made from the transcribed
-facts alone.
+lines, `logs WORD...`, the published logs whose path has such a word, `planned FLAG...`, a plan in
+few columns, `checkpoints`, `gpt2`, `epochs` and `convergence`. Each table is made from the
+transcribed facts alone.
 """
 
 import re
@@ -15,13 +16,13 @@ from typing import Any
 import numpy as np
 import pandas
 
-from analysis import report
+from analysis import plan, report
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
 from analysis.published.published_runs import record_of, stated_rate
 from analysis.runs.scaling_curve import karp_flatt
 from analysis.runs.throughput import tflops_per_gpu, utilisation
-from base.errors import UsageError, command_line
+from base.errors import Parser, UsageError, command_line
 from base.files import ROOT
 from base.storage import BYTES, state_bytes
 from benchmarks import reference_convergence
@@ -203,7 +204,41 @@ def epochs() -> Table:
     return Table(columns, rows)
 
 
+def read_logs(words: list[str]) -> Table:
+    """Shows the published logs whose path has one of these words, as `analysis.tflops` reads them:
+    our TFLOP/s beside those that the program prints, and by which convention it counts."""
+    rows = pandas.read_csv(FOLDER / "real_logs.csv", dtype={"gpus": float}).astype(object)
+    rows = rows.where(rows.notna(), None)
+    found = pandas.concat(rows[rows.log.str.contains(word, regex=False)] for word in words)
+    found["published"] = found.log.str.partition("/")[0].str.replace("+", "/")
+    columns = [
+        Column("published", "published by"),
+        Column("format", "format"),
+        Column("gpus", "GPUs", ".0f"),
+        Column("tokens_per_s", "tokens/s", ".0f"),
+        Column("tflops", "TFLOP/s/GPU (megatron)", ".1f"),
+        Column("printed_tflops", "printed", ".1f"),
+        Column("printed_by", "its convention"),
+        Column("why", "why", long="below"),
+    ]
+    return Table(columns, found.to_dict("records"))
+
+
+def planned(words: list[str]) -> Table:
+    """Shows the fastest layouts of a plan by what decides: the split, the time with its interval,
+    and the memory; `words` are the flags of `analysis.plan`."""
+    parser = Parser(prog="python -m analysis.plan")
+    plan.add_flags(parser)
+    table = plan.answer(parser.parse_args(words))
+    keys = ("engine", "tp", "pp", "vpp", "dp", "micro_batch", "recompute", "predicted_s", "low_s")
+    chosen = {*keys, "high_s", "mfu", "memory_gib"}
+    columns = [column for column in table.columns if column.key in chosen]
+    return replace(table, columns=columns, notes=table.notes[:2])
+
+
 report.BLOCKS |= {
+    "planned": planned,
+    "logs": read_logs,
     "jeanzay": jean_zay,
     "checkpoints": lambda _: checkpoints(),
     "gpt2": lambda _: gpt2(),
