@@ -92,12 +92,15 @@ _KINDS = {
 _GIVEN_AS = {float: (int, float), tuple: (list,)}  # what TOML and JSON hold for a type
 
 
-def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] = ()) -> Any:
+def key(
+    default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] = (), **more: str
+) -> Any:
     """Returns the field of a dataclass that holds a user's setting: its default and what --help
-    says of it. `allowed` is what `checked` allows for it, or for each text or name in it."""
+    says of it. `allowed` is what `checked` allows for it, or for each text or name in it. `more`
+    is what else is stated of it, by name."""
     if type(allowed) is tuple:
         allowed = Words(allowed) if allowed else None
-    meta = {"help": help, "allowed": allowed}
+    meta = {"help": help, "allowed": allowed, **more}
     if isinstance(default, dict | list):
         return field(default_factory=type(default), metadata=meta, hash=False)
     return field(default=default, metadata=meta)

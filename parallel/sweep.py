@@ -29,7 +29,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from tqdm import tqdm
@@ -142,6 +142,13 @@ def check_inputs(study: Study, names: Sequence[str]) -> None:
         raise UsageError("; ".join(by_reason(problems)))
 
 
+def check_awaited(study: Study, name: str, out: Path) -> None:
+    """Refuses a run as long as one that it waits for is not complete."""
+    for other in study.runs[name].after:
+        if read_status(out / other).get("state") != COMPLETE:
+            raise UsageError(f"not trained: it waits for {other}, which is not complete")
+
+
 def sweep(
     study: Study,
     names: list[str],
@@ -167,6 +174,7 @@ def sweep(
             outcome = "already complete"
         else:
             try:
+                check_awaited(study, name, out)
                 reason = start(study, name, study.run(name), out / name, srun, gpus)
             except UsageError as error:
                 reason = str(error)
@@ -184,15 +192,16 @@ def sweep(
 
     give_back(side_by_side)
     with bar, ThreadPoolExecutor(max(1, len(side_by_side))) as pool:
-        tasks = []
+        tasks: dict[str, Future[None]] = {}
         for number, name in enumerate(names, start=1):
             if not side_by_side:
                 run(number, name, ())
                 continue
+            wait(tasks[other] for other in study.runs[name].after if other in tasks)
             gpus = [free.get() for _ in range(study.run(name).gpus)]
-            tasks.append(pool.submit(run, number, name, gpus))
-            tasks[-1].add_done_callback(lambda _, gpus=gpus: give_back(gpus))
-        for task in tasks:
+            tasks[name] = pool.submit(run, number, name, gpus)
+            tasks[name].add_done_callback(lambda _, gpus=gpus: give_back(gpus))
+        for task in tasks.values():
             task.result()
     return failed
 
@@ -206,8 +215,8 @@ def report(studies: Sequence[Path]) -> None:
 
 
 def runs_of(study: Study, arguments: Namespace) -> list[str]:
-    """Returns the names of the runs that were asked for, each of which can start, and prints what
-    is left out."""
+    """Returns the names of the runs that were asked for, each of which can start, behind those that
+    it waits for; and prints what is left out."""
     for line in study.assumed:
         print(line, flush=True)
     for line in by_reason(study.left_out):
@@ -218,7 +227,10 @@ def runs_of(study: Study, arguments: Namespace) -> list[str]:
     larger = [n for n in names if study.run(n).gpus > (arguments.max_gpus or math.inf)]
     if larger:
         print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
-    return [name for name in names if name not in larger]
+    waits: dict[str, int] = {}  # the length of each run's chain; sorting by it keeps other orders
+    for name, run in study.runs.items():
+        waits[name] = max((waits[other] + 1 for other in run.after), default=0)
+    return sorted((name for name in names if name not in larger), key=waits.__getitem__)
 
 
 @command_line("parallel.sweep")

@@ -21,14 +21,18 @@ def main(argv: list[str] | None = None) -> int:
         raise UsageError(f"--only names runs of one study, not of {len(studies)}")
     for name in arguments.only or ():
         studies[0].run(name)
-    jobs = squeue.all_jobs()
-    ids = []
+    jobs = squeue.jobs_of(studies)
+    by_cluster: dict[str, list[str]] = {}
     for study in studies:
-        for run, job_ids in states.job_ids(study, ROOT / arguments.logs, jobs).items():
+        cluster = study.cluster.slurm_cluster if study.cluster else ""
+        for run, job_ids in states.job_ids(study, ROOT / arguments.logs, jobs[study.name]).items():
             if arguments.only is None or run in arguments.only:
-                ids += [str(job_id) for job_id in squeue.active(job_ids, jobs)]
-    if ids:
-        squeue.run(["scancel", *ids])
+                active = squeue.active(job_ids, jobs[study.name])
+                by_cluster.setdefault(cluster, []).extend(map(str, active))
+    for cluster, job_ids in by_cluster.items():
+        if job_ids:
+            squeue.run(["scancel", *job_ids], cluster=cluster)
+    ids = [job_id for job_ids in by_cluster.values() for job_id in job_ids]
     print(f"cancelled {len(ids)} jobs" + (f": {' '.join(ids)}" if ids else ""))
     return 0
 

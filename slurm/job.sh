@@ -5,12 +5,12 @@
 # Slurm gets this text with two things above it, which slurm/render.py writes: the #SBATCH lines and
 # the array `settings`. To read, change or submit such a script alone:
 #   python -m slurm.render STUDY --run-name RUN
-# Bash treats every setting as data. Only the lines of `setup` and `after` are run.
+# Bash treats every setting as data. Only the lines of `setup` and `teardown` are run.
 set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=9
+version=10
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
@@ -26,15 +26,16 @@ environment_tar=""      # a tar of the environment in which ranks run from each 
 gpus=0                  # 1: the job asks for GPUs
 scratch=""              # a folder for compiled extensions
 master_addr_suffix=""   # added to the first node's name
-container_runtime=""    # apptainer, pyxis or charliecloud; "" for none
+container_runtime=""    # apptainer, singularity, pyxis or charliecloud; "" for none
 container_image=""
+container_command=()    # container_command=WORD: in place of a runtime and its image
 container_python=python3
 nsys=0 nccl_logs=0 torchrun_logs=0
 preflight=0             # 1: measure the nodes before training
 calibration=""          # of the cluster, which the preflight compares with
 run=""                  # NAME PLANNED: the run, and what it is in JSON
 setup=()        # setup=LINE: run before Python
-after=()        # after=LINE: run after the run
+teardown=()     # teardown=LINE: run after the run
 exports=()      # export=NAME=VALUE
 mounts=()       # mount=FOLDER or mount=FOLDER:WHERE: in the container
 srun_options=() # srun=OPTION
@@ -76,8 +77,9 @@ read_settings() { # NAME=VALUE...
   for word in "$@"; do
     case $word in
       setup=*) setup+=("${word#*=}") ;;
-      after=*) after+=("${word#*=}") ;;
+      teardown=*) teardown+=("${word#*=}") ;;
       export=*) exports+=("${word#*=}") ;;
+      container_command=*) container_command+=("${word#*=}") ;;
       mount=*) mounts+=("${word#*=}") ;;
       srun=*) srun_options+=("${word#*=}") ;;
       torchrun=*) torchrun_options+=("${word#*=}") ;;
@@ -207,7 +209,12 @@ find_master() {
 # torchrun, ranks. The repository and the study's folder have the same paths inside. What runs
 # outside, before and after, needs Python 3.11 but no torch.
 enter_container() { # sets `launch`, and adds to srun's options where srun itself enters it
-  local mount place
+  local mount place word
+  for word in "${container_command[@]}"; do
+    expand "container command" "$word"
+    launch+=("$expanded")
+  done
+  [[ -n $container_runtime ]] || return 0
   local -a bound=("$PWD:$PWD")
   expand "container image" "$container_image"
   local image=$expanded
@@ -218,8 +225,8 @@ enter_container() { # sets `launch`, and adds to srun's options where srun itsel
     [[ $expanded == "$PWD"/*:"$PWD"/* ]] || bound+=("$expanded")
   done
   case $container_runtime in
-    apptainer)
-      launch=(apptainer exec --pwd "$PWD")
+    apptainer | singularity)
+      launch=("$container_runtime" exec --pwd "$PWD")
       ((gpus == 0)) || launch+=(--nv)
       for mount in "${bound[@]}"; do launch+=(--bind "$mount"); done
       launch+=("$image")
@@ -256,16 +263,17 @@ unpack_environment() { # sets `unpacked`
 }
 
 build_command() { # what srun starts on each node, in `launch`
-  local python=$python
+  local python=$python inside=""
   launch=()
-  if [[ -n $container_runtime ]]; then
+  if [[ -n $container_runtime || ${#container_command[@]} -gt 0 ]]; then
     enter_container
+    inside=1
     python=$container_python
   elif [[ -n $environment_tar ]]; then
     python=$unpacked/bin/python
   fi
   launch+=("$python" -m slurm.forward_signals)
-  if [[ $NSYS == 1 && -z $container_runtime ]] && ! command -v nsys >/dev/null; then
+  if [[ $NSYS == 1 && -z $inside ]] && ! command -v nsys >/dev/null; then
     echo "slurm: skipped the profile: no nsys here"
   elif [[ $NSYS == 1 ]]; then
     mkdir -p -- "$folder/$attempt.profiles"
@@ -329,9 +337,9 @@ record_end() {
   printf '%s\n' "$status" >"$folder/$attempt.exit"
 }
 
-run_lines_after() {
+tear_down() {
   local line
-  for line in "${after[@]}"; do
+  for line in "${teardown[@]}"; do
     (set +u; eval "$line") || echo "slurm: after the run: $line: status $?"
   done
 }
@@ -418,6 +426,6 @@ for report in "$folder/$attempt.profiles"/*.nsys-rep; do
   [[ ! -f $report ]] || nsys stats "$report" >"${report%.nsys-rep}.txt"
 done
 record_end
-run_lines_after
+tear_down
 requeue_what_can_go_on
 exit "$status"

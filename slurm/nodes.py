@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import Reading, UsageError, command_line, printable, warn
-from parallel.config.clusters import Cluster
+from parallel.config.clusters import JobSettings
 from parallel.config.study import Study
 from parallel.measure import node_rates
 from parallel.measure.slow_ranks import slow_nodes
@@ -156,20 +156,20 @@ def left_out(suspected: Iterable[str], need: int, takes_jobs: dict[str, bool]) -
     return nodes
 
 
-def nodes_of(cluster: Cluster) -> dict[str, bool]:
-    """Returns each node of this cluster's partition (without one, of the default), and whether it
-    takes jobs with its constraint."""
-    partition = os.environ.get("SBATCH_PARTITION") or cluster.partition
+def nodes_of(ask: JobSettings, cluster: str) -> dict[str, bool]:
+    """Returns each node of a job's partition (without one, of the default), and whether it takes
+    jobs with the job's constraint."""
+    partition = os.environ.get("SBATCH_PARTITION") or ask.partition
     command = ["sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f"]
     if partition:
         command.append(f"--partition={partition}")
     kinds = [
         set(features_wanted.split("&"))
-        for features_wanted in cluster.constraint.split("|")
+        for features_wanted in ask.constraint.split("|")
         if features_wanted
     ]
     nodes = {}
-    for line in squeue.run(command).splitlines():
+    for line in squeue.run(command, cluster=cluster).splitlines():
         node, group, state, features = line.strip().split("|")
         is_open = not (state.startswith(_CLOSED) or state.endswith("*"))
         fits = not kinds or any(kind <= set(features.split(",")) for kind in kinds)
@@ -179,22 +179,24 @@ def nodes_of(cluster: Cluster) -> dict[str, bool]:
 
 
 def option(study: Study, logs: Path, run: str) -> list[str]:
-    """Returns sbatch's option that leaves nodes out of new jobs, with those of the cluster's own
-    option. It is none where the study does not ask for it, or nodes.csv is damaged, which `update`
-    has said. A line says which suspected nodes stay in use."""
+    """Returns sbatch's option that leaves nodes out of new jobs, with those that the run's own
+    options leave out. It is none where the study does not ask for it, or nodes.csv is damaged,
+    which `update` has said. A line says which suspected nodes stay in use."""
     if not ask_of(study, run).leave_out_nodes:
         return []
     try:
-        suspected, cluster = suspects(read_changes(logs / study.name)), cluster_of(study)
+        suspected = suspects(read_changes(logs / study.name))
     except UsageError:
         return []
     if not suspected:
         return []
-    nodes = left_out(suspected, job_of(study, run).nodes, nodes_of(cluster))
+    job, cluster = job_of(study, run), cluster_of(study).slurm_cluster
+    nodes = left_out(suspected, job.nodes, nodes_of(job.ask, cluster))
     if kept := ", ".join(node for node in suspected if node not in nodes):
         print(f"node {kept}: not left out: unknown to Slurm here, or {run} may need it")
     # sbatch's own option replaces the script's.
-    also = [text.removeprefix("--exclude=") for text in cluster.options if "--exclude=" in text]
+    excluded = (text for text in job.ask.options if "--exclude=" in text)
+    also = [text.removeprefix("--exclude=") for text in excluded]
     return [f"--exclude={','.join([*also, *nodes])}"] if nodes else []
 
 
@@ -230,18 +232,26 @@ def update(study: Study, logs: Path, rows: Iterable[states.Row]) -> list[str]:
 def _pending(study: Study, rows: list[states.Row], changes: list[Change]) -> Iterator[Change]:
     """Lets the jobs that wait leave out what new ones would; yields what has changed."""
     ours, suspected = {change.node for change in changes}, suspects(changes)
-    takes_jobs, jobs = nodes_of(cluster_of(study)), ",".join(row.job for row in rows)
-    printed = squeue.run(["squeue", "--noheader", "--array", f"--jobs={jobs}", "--format=%i|%x"])
+    jobs, cluster = ",".join(row.job for row in rows), cluster_of(study).slurm_cluster
+    asked = ["squeue", "--noheader", "--array", f"--jobs={jobs}", "--format=%i|%x"]
+    printed = squeue.run(asked, cluster=cluster)
     lists = dict(line.strip().split("|") for line in printed.splitlines())
+    places: dict[
+        tuple[str, str], dict[str, bool]
+    ] = {}  # of each partition and constraint, asked once
     for row in (row for row in rows if row.job in lists):  # the others have started meanwhile
         excluded = set(hostnames(lists[row.job]))
-        nodes = set(left_out(suspected, job_of(study, row.run).nodes, takes_jobs))
+        job = job_of(study, row.run)
+        place = (job.ask.partition, job.ask.constraint)
+        takes_jobs = places[place] = places.get(place) or nodes_of(job.ask, cluster)
+        nodes = set(left_out(suspected, job.nodes, takes_jobs))
         nodes |= excluded - ours  # what somebody else left out stays
         if nodes == excluded:
             continue
         names = ",".join(sorted(nodes))
         try:
-            squeue.run(["scontrol", "update", f"jobid={row.job}", f"excnodelist={names}"])
+            update = ["scontrol", "update", f"jobid={row.job}", f"excnodelist={names}"]
+            squeue.run(update, cluster=cluster)
         except UsageError as error:
             if "no longer pending" in str(error):  # it has started just now
                 continue
@@ -266,13 +276,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = study_parser("slurm.nodes", __doc__)
     parser.add_argument("--forgive", nargs="+", metavar="NODE", help="use these nodes again")
     arguments = parser.parse_args(argv)
-    jobs, logs, status = squeue.all_jobs(), ROOT / arguments.logs, 0
-    for study in each(load_studies(arguments)):
+    logs, status = ROOT / arguments.logs, 0
+    studies = load_studies(arguments)
+    jobs = squeue.jobs_of(studies)
+    for study in each(studies):
         try:
             with states.locked([study], logs):
                 if arguments.forgive:
                     forgive(logs / study.name, arguments.forgive)
-                left_out = update(study, logs, states.rows(study, logs, jobs))
+                left_out = update(study, logs, states.rows(study, logs, jobs[study.name]))
             suspected, days = suspects(read_changes(logs / study.name)), _days(study)
         except UsageError as error:  # the other studies are looked at all the same
             warn("slurm.nodes", error)

@@ -21,15 +21,16 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import quote as percent_encode
 
-from base.bounds import Bounds, Text, key, values_of
+from base.bounds import Bounds, Text, key
 from base.errors import Parser, UsageError, by_reason, command_line
 from base.files import ROOT, add_force_flag, named_folder
 from base.storage import check_output, output
-from parallel.config.clusters import CLUSTERS, OPTION, VARIABLE, Cluster
+from parallel.config.clusters import CLUSTERS, Cluster, JobSettings
+from parallel.config.resolve import merge_tables
 from parallel.config.study import Study, load_study
 from parallel.record.facts import planned
 
@@ -46,20 +47,15 @@ SHORT |= {"C": "constraint", "D": "chdir", "a": "array", "K": "kill-on-bad-exit"
 SWITCHES = ("nsys", "nccl_logs", "torchrun_logs")
 
 
-@dataclass(frozen=True)
-class Ask:
-    """What a study's [slurm] table asks for, beyond the run itself.
+@dataclass(frozen=True, kw_only=True)
+class Ask(JobSettings):
+    """What the [slurm] table of a study and the `slurm` tables of its runs may ask for, beyond the
+    run itself.
 
     The three switches leave proof beside the run; at submission the environment variable of the
     same name in capitals (NSYS=1 sbatch ...) overrides each.
     """
 
-    time: str = key("", "the limit, as Slurm writes it", OPTION)
-    memory: str = key("", "#SBATCH --mem", OPTION)
-    gpu_type: str = key(
-        "", "the site's name of the card, where nodes differ", Text(r"[\w.-]*", "a card's name")
-    )
-    environment: dict[str, str] = key({}, "environment variables", VARIABLE)
     nsys: bool = key(False, "profile with Nsight Systems")
     nccl_logs: bool = key(False, "keep NCCL's logs")
     torchrun_logs: bool = key(False, "keep each rank's output")
@@ -77,8 +73,13 @@ class Ask:
 
 
 def ask_of(study: Study, name: str) -> Ask:
-    """Returns a run's [slurm] table, checked."""
-    return Ask(**values_of(Ask, study.runs[name].slurm, f"{study.path} [slurm]"))
+    """Returns what a run asks for, checked: what its cluster's table says, unless the study, or the
+    run itself, says otherwise."""
+    site = study.cluster
+    said_by_site = {f.name: getattr(site, f.name) for f in fields(JobSettings)} if site else {}
+    ask = Ask(**merge_tables(Ask, said_by_site, *study.runs[name].slurm))
+    ask.check_together(f"{study.path}: {name}")
+    return ask
 
 
 def seconds(time: str) -> int:
@@ -102,7 +103,6 @@ class Job:
     ask: Ask
     nodes: int
     ranks_per_node: int
-    time: str
     lead_s: int  # before the time limit, at which the run gets the signal to save and end
     gpus: int  # that are ours alone
     gpu_hours: float  # of them all, until the time limit of the last restart
@@ -116,15 +116,12 @@ def job_of(study: Study, name: str) -> Job:
         raise UsageError(f"{asker} requeue without save_interval: it would restart at step 0")
     if ask.gpu_type and cluster.gpu_request == "none":
         raise UsageError(f"{asker} gpu_type {ask.gpu_type}, and {cluster.name} has no GPUs")
-    time = ask.time or cluster.time
-    lead_s, limit_s = cluster.signal_lead_s, seconds(time)
+    lead_s, limit_s = ask.signal_lead_s, seconds(ask.time)
     if lead_s >= limit_s:
-        raise UsageError(
-            f"cluster {cluster.name}: signal_lead_s {lead_s} is not below the time limit {time}"
-        )
+        raise UsageError(f"{asker} signal_lead_s {lead_s}, not below the time limit {ask.time}")
     lead_s = lead_s or max(10, min(120, limit_s // 5))
     nodes = cluster.nodes(spec.gpus)
-    job_gpus = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
+    job_gpus = nodes * cluster.gpus_per_node if "--exclusive" in ask.options else spec.gpus
     attempts = 1 + ask.max_restarts if ask.requeue else 1
     gpu_hours = attempts * job_gpus * limit_s / 3600
     return Job(
@@ -133,7 +130,6 @@ def job_of(study: Study, name: str) -> Job:
         ask=ask,
         nodes=nodes,
         ranks_per_node=spec.gpus // nodes,
-        time=time,
         lead_s=lead_s,
         gpus=job_gpus,
         gpu_hours=gpu_hours,
@@ -174,41 +170,49 @@ def planned_text(study: Study, name: str) -> str:
 
 def header(study: Study, job: Job, logs: Path) -> list[str]:
     """Returns the options of sbatch; one of the cluster that contradicts ours is refused."""
-    cluster, places = job.cluster, ("account", "partition", "qos", "constraint")
+    cluster, ask = job.cluster, job.ask
     cores = cluster.cores_per_node * job.ranks_per_node // cluster.gpus_per_node
-    gpus = f"{job.ask.gpu_type}:{job.ranks_per_node}" if job.ask.gpu_type else job.ranks_per_node
-    request = {"gres": f"--gres=gpu:{gpus}", "none": ""}.get(
-        cluster.gpu_request, f"--gpus-per-node={gpus}"
-    )
-    memory = job.ask.memory or cluster.memory
+    card = f"{ask.gpu_type}:" if ask.gpu_type else ""
+    request = {
+        "gres": f"--gres=gpu:{card}{job.ranks_per_node}",
+        "gpus-per-node": f"--gpus-per-node={card}{job.ranks_per_node}",
+        "gpus": f"--gpus={card}{job.ranks_per_node * job.nodes}",
+        "none": "",
+    }
+    stated = {
+        f.metadata["sbatch"]: getattr(ask, f.name) for f in fields(ask) if "sbatch" in f.metadata
+    }
+    stated = {"clusters": cluster.slurm_cluster, **stated}
     first = [
         f"--job-name={job.run}",
         f"--comment={comment_of(study, logs)}",
-        *(f"--{name}={value}" for name in places if (value := getattr(cluster, name))),
+        *(f"--{name}={value}" for name, value in stated.items() if value),
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, cores)}" if cluster.cpus_per_task else "",
-        request,
-        f"--mem={memory}" if memory else "",
+        request[cluster.gpu_request],
+        f"--mem={ask.memory}" if ask.memory else "",
     ]
     last = [
-        f"--time={job.time}",
+        f"--time={ask.time}",
         f"--signal=B:USR1@{job.lead_s}",
-        "--requeue" if job.ask.requeue else "--no-requeue",
+        "--requeue" if ask.requeue else "--no-requeue",
         "--open-mode=append",
         "--output=%x-%j.out",
     ]
-    ours = {"sbatch": [*first, *last, *BESIDE], "srun": OF_SRUN, "torchrun": OF_TORCHRUN}
-    added = {"sbatch": cluster.options, "srun": cluster.srun, "torchrun": cluster.torchrun}
+    waits = ["--dependency"] if study.runs[job.run].after else []
+    ours = {"sbatch": [*first, *last, *BESIDE, *waits], "srun": OF_SRUN, "torchrun": OF_TORCHRUN}
+    added = {"sbatch": ask.options, "srun": ask.srun, "torchrun": ask.torchrun}
     for command, options in added.items():
         for option in options:
             same_option = (own for own in ours[command] if _about(own).startswith(_about(option)))
             if (own := next(same_option, option)) != option:
                 raise UsageError(
-                    f"cluster {cluster.name}: {command}'s option {option} contradicts {own}, which"
-                    " each job gives: take it out"
+                    f"{job.run} on {cluster.name}: {command}'s option {option} contradicts {own},"
+                    " which each job gives: take it out"
                 )
-    return [option for option in (*first, *cluster.options, *last) if option]
+    more = {_about(option): option for option in ask.options}  # a run's replaces the site's
+    return [option for option in (*first, *more.values(), *last) if option]
 
 
 def _about(option: str) -> str:
@@ -223,7 +227,6 @@ def settings(study: Study, job: Job, logs: Path) -> list[str]:
     """Returns the settings of slurm/job.sh, as NAME=VALUE."""
     cluster, ask = job.cluster, job.ask
     calibration = CALIBRATIONS / f"{cluster.name}.toml"
-    plain = ("scratch", "python", "environment_tar", "master_addr_suffix")
     single = {
         "run": f"{job.run} {planned_text(study, job.run)}",
         "study_file": shown(study.path),
@@ -235,22 +238,24 @@ def settings(study: Study, job: Job, logs: Path) -> list[str]:
         "requeue": int(ask.requeue),
         "max_restarts": ask.max_restarts,
         "gpus": int(cluster.gpu_request != "none"),
-        **{name: getattr(cluster, name) for name in plain},
+        "scratch": cluster.scratch,
+        "python": ask.python,
+        "environment_tar": ask.environment_tar,
+        "master_addr_suffix": cluster.master_addr_suffix,
         "preflight": int(ask.preflight),
         "calibration": shown(calibration) if calibration.exists() else "",
         **{switch: int(getattr(ask, switch)) for switch in SWITCHES},
     }
-    environment = cluster.environment | ask.environment
     several = {
-        "setup": cluster.setup,
-        "after": cluster.after,
-        "export": [f"{key}={value}" for key, value in environment.items()],
-        "srun": cluster.srun,
-        "torchrun": cluster.torchrun,
+        "setup": ask.setup,
+        "teardown": ask.teardown,
+        "export": [f"{key}={value}" for key, value in ask.environment.items()],
+        "srun": ask.srun,
+        "torchrun": ask.torchrun,
     }
-    if inside := cluster.container:
+    if inside := ask.container:
         single |= {f"container_{k}": getattr(inside, k) for k in ("runtime", "image", "python")}
-        several["mount"] = inside.mounts
+        several |= {"mount": inside.mounts, "container_command": inside.command}
     lines = [f"{name}={value}" for name, value in single.items() if value != ""]
     return lines + [f"{name}={value}" for name, values in several.items() for value in values]
 
@@ -307,7 +312,7 @@ def estimate(study: Study, names: list[str]) -> list[str]:
     hours_wide = len(cluster.hours) + 10
     lines = [f"{'run':{wide}}  nodes  ranks/node  time limit   {cluster.hours} at worst"]
     lines += [
-        f"{job.run:{wide}}  {job.nodes:5}  {job.ranks_per_node:10}  {job.time:>10}"
+        f"{job.run:{wide}}  {job.nodes:5}  {job.ranks_per_node:10}  {job.ask.time:>10}"
         f"  {job.gpu_hours:{hours_wide}.2f}"
         for job in jobs
     ]

@@ -1,5 +1,5 @@
 """What Slurm says of jobs: squeue and, where there is accounting, sacct, each asked once for all
-jobs of this user; and how every other command of Slurm is called.
+jobs of this user on a cluster; and how every other command of Slurm is called.
 """
 
 import contextlib
@@ -10,13 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from base.errors import UsageError
+from parallel.config.study import Study
 from slurm.render import ROOT, seconds
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
 PENDING |= {"SPECIAL_EXIT"}
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 # Why a job waits that starts only after somebody has changed it, or Slurm's configuration.
-NEVER_STARTS = {"DependencyNeverSatisfied", "BadConstraints", "PartitionConfig"}
+UNMET = "DependencyNeverSatisfied"
+NEVER_STARTS = {UNMET, "BadConstraints", "PartitionConfig"}
 NEVER_STARTS |= {"PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS"}
 NEVER_STARTS |= {"AccountNotAllowed", "QOSNotAllowed", "ReservationDeleted"}
 
@@ -43,6 +45,11 @@ class Job:
         return self.state in PENDING and self.reason in NEVER_STARTS
 
     @property
+    def waited_in_vain(self) -> bool:
+        """Returns whether Slurm cancelled the job since one that it waited for had failed."""
+        return self.state == "CANCELLED" and self.reason == UNMET
+
+    @property
     def says(self) -> str:
         """Returns what Slurm says of the job in one line; "" where it knows no state."""
         words = f"Slurm: {self.state} {self.exit}" if self.state else ""
@@ -61,9 +68,12 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(command: list[str], text: str = "") -> str:
-    """Returns what one of Slurm's commands prints, given `text` as input; raises UsageError where
-    it is absent, refuses, or does not answer within a minute."""
+def run(command: list[str], text: str = "", cluster: str = "") -> str:
+    """Returns what one of Slurm's commands prints, given `text` as input, about another `cluster`
+    than its own if one is named; raises UsageError where it is absent, refuses, or does not answer
+    within a minute."""
+    if cluster:
+        command = [command[0], f"--clusters={cluster}", *command[1:]]
     options = {"env": environment(), "input": text, "cwd": ROOT, "timeout": 60}
     try:
         done = subprocess.run(command, capture_output=True, text=True, **options)
@@ -75,10 +85,10 @@ def run(command: list[str], text: str = "") -> str:
     return done.stdout
 
 
-def try_run(command: list[str]) -> str | None:
+def try_run(command: list[str], cluster: str = "") -> str | None:
     """Returns what a Slurm command prints; None where it is absent or fails."""
     try:
-        return run(command)
+        return run(command, cluster=cluster)
     except UsageError:
         return None
 
@@ -87,7 +97,15 @@ QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir", 
 ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "Elapsed")
 
 
-def all_jobs() -> dict[int, Job]:
+def jobs_of(studies: Iterable[Study]) -> dict[str, dict[int, Job]]:
+    """Returns what `all_jobs` says of the Slurm cluster of each study, by the study's name. Each
+    cluster is asked once: two may have jobs of the same number."""
+    clusters = {s.name: s.cluster.slurm_cluster if s.cluster else "" for s in studies}
+    jobs = {cluster: all_jobs(cluster) for cluster in set(clusters.values())}
+    return {study: jobs[cluster] for study, cluster in clusters.items()}
+
+
+def all_jobs(cluster: str = "") -> dict[int, Job]:
     """Returns every job of this user that Slurm knows, by id.
 
     squeue knows those that wait, run or ended lately, sacct those that ended within a month; it
@@ -95,15 +113,14 @@ def all_jobs() -> dict[int, Job]:
     """
     wanted = ",".join(f"{column}:|" for column in QUEUE)
     try:
-        queue = run(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
+        asked = ["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"]
+        queue = run(asked, cluster=cluster)
     except UsageError as error:
         hint = "; python -m tests.tools.testbed up starts one here"
         hint = "" if shutil.which("squeue") else hint
         raise UsageError(f"no Slurm answers ({error}{hint})") from error
-    accounts = try_run(
-        ["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"]
-    )
-    jobs = parse(accounts or "")
+    asked = ["sacct", "-XDnP", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"]
+    jobs = parse(try_run(asked, cluster) or "")
     for job in parse(queue).values():  # squeue is the fresher
         earlier_s = jobs.get(job.job_id, job).elapsed_s  # of all restarts
         jobs[job.job_id] = replace(job, elapsed_s=max(job.elapsed_s or 0, earlier_s or 0))

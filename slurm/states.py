@@ -27,7 +27,7 @@ from parallel.record.ends import CONSEQUENCES, Kind, kind_of
 from parallel.record.first_end import cause
 from parallel.record.lock import one_at_a_time
 from slurm.render import ROOT, comment_of, seconds
-from slurm.squeue import ACTIVE, PENDING, Job, active
+from slurm.squeue import ACTIVE, PENDING, UNMET, Job, active
 
 ENDS = {"OUT_OF_MEMORY": "OOM", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
 ENDS |= {"NODE_FAIL": "node failure", "BOOT_FAIL": "node failure"}
@@ -130,7 +130,8 @@ def recall(folder: Path, job_id: int) -> Job | None:
     noted = reader.read_job_end(folder, job_id)
     if not (noted.get("state") and noted.get("exit")):
         return None
-    return Job(job_id, noted["state"], noted["exit"], elapsed_s=noted.get("elapsed_s"))
+    state, exit_, reason = noted["state"], noted["exit"], noted.get("reason", "")
+    return Job(job_id, state, exit_, reason, elapsed_s=noted.get("elapsed_s"))
 
 
 def remember(folder: Path, job: Job, row: Row) -> None:
@@ -140,6 +141,7 @@ def remember(folder: Path, job: Job, row: Row) -> None:
         path.unlink(missing_ok=True)  # an end before Slurm restarted the job
         return
     end = {name: getattr(job, name) for name in ("job_id", "state", "exit", "elapsed_s")}
+    end |= {"reason": job.reason} if job.waited_in_vain else {}
     end |= {"verdict": row.state if row.state in FAILURES else ""}
     end |= {"kind": row.kind, "line": row.line}
     if folder.is_dir() and read_json_if_whole(path) != end:
@@ -190,6 +192,8 @@ def _doing(folder: Path, status: dict, job: Job, job_id: int | None) -> End | No
         return End("running", f"Slurm: {job.state}" + (f", restart {again}" if again else ""))
     if job_id is None and status.get("state") is None:
         return End("missing", "never started")
+    if job.waited_in_vain:
+        return End("missing", f"never started: a run that job {job_id} waited for was not complete")
     if job_id is None and status.get("state") == ends.RUNNING:
         return End("running", "the run folder says so; no job of Slurm")
     return None
@@ -332,6 +336,12 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
         waiting = active(ids, listed)
         job_id = max(waiting or ids, default=None)
         job = None if job_id is None else listed.get(job_id) or recall(folder, job_id)
+        if job is None and job_id is not None and jobs is not None:
+            # Accounting lists no job that never could start. Runs stand behind those they wait for.
+            awaited = [row for row in table if row.run in study.runs[name].after]
+            failed = any(row.state in (*FAILURES, "missing") for row in awaited)
+            if failed and not (folder / f"{job_id}.out").exists():
+                job = Job(job_id, "CANCELLED", "0:0", UNMET, elapsed_s=0)
         row = judge(name, folder, spec.steps, job, job_id)
         if row.state == "unknown" and jobs is None:
             row = replace(row, line="no Slurm answers; it was submitted")

@@ -45,13 +45,13 @@ def table(rows: list[states.Row]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     arguments = study_parser("slurm.status", __doc__).parse_args(argv)
     studies, logs = load_studies(arguments), ROOT / arguments.logs
-    jobs, status = None, 0
+    jobs, status = {}, 0
     try:
-        jobs = squeue.all_jobs()
+        jobs = squeue.jobs_of(studies)
     except UsageError as error:
         warn("slurm.status", f"{error}; the rows below are from the run folders alone")
     for study in each(studies):
-        rows = states.rows(study, logs, jobs)
+        rows = states.rows(study, logs, jobs.get(study.name))
         print("\n".join(table(rows)))
         if rows and all(row.state in (*states.FAILURES, "complete") for row in rows):
             print(NEXT.format(folder=shlex.quote(shown(logs / study.name))))

@@ -67,9 +67,17 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
+        jobs: dict[str, int] = {}  # of runs that others wait for
         for name in names:
-            if line := round_.gate(study, name):
+            if line := round_.gate_of_studies(study, name):
                 raise UsageError(f"{name}: {line}; --watch waits")
+            for row in round_.incomplete(study, name):
+                if row.state in ("pending", "running") and row.job_id is not None:
+                    jobs[row.run] = row.job_id
+                elif row.run not in names:
+                    raise UsageError(
+                        f"{name} waits for {row.run}, which is {row.state}: submit both"
+                    )
         print("\n".join(estimate(study, names)))
         check(study, names, arguments)
         budget = min(ask_of(study, name).budget_gpu_hours for name in names)
@@ -80,18 +88,21 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
                 " nothing was submitted; give --yes"
             )
         for name in names:
-            print(f"submitted {name}: job {sbatch.submit(study, name, arguments.logs)}", flush=True)
+            awaited = [jobs[other] for other in study.runs[name].after if other in jobs]
+            jobs[name] = sbatch.submit(study, name, arguments.logs, awaited)
+            line = f", after {', '.join(map(str, awaited))}" if awaited else ""
+            print(f"submitted {name}: job {jobs[name]}{line}", flush=True)
 
 
 def check(study: Study, names: list[str], arguments: argparse.Namespace) -> None:
     """Refuses runs that something would end at their start."""
     if arguments.no_checks:
         return
-    if problems := submit_checks.problems(study, cluster_of(study), ROOT / arguments.logs, names):
+    if problems := submit_checks.problems(study, ROOT / arguments.logs, names):
         for problem in problems:
             warn("slurm.submit", problem)
         raise UsageError("nothing was submitted; --no-checks submits all the same")
-    if line := submit_checks.slow_start(study, cluster_of(study), names):
+    if line := submit_checks.slow_start(study, names):
         warn("slurm.submit", line)
 
 

@@ -14,35 +14,39 @@ from pathlib import Path
 from base.errors import UsageError
 from base.files import ROOT
 from parallel.checkpoint.attempts import input_problems
-from parallel.config.clusters import Cluster
 from parallel.config.study import Study
 from parallel.record.writer import check_folder
+from slurm.render import Ask, ask_of
 
 MANY_RANKS = 64  # fewer than this import as soon from a file system as from a disk
 SLOW_S = 10.0  # torch is 1,500 files: 7 ms a file is a server's answer, not a cache's
 
 
-def problems(study: Study, cluster: Cluster, logs: Path, names: Collection[str]) -> list[str]:
+def problems(study: Study, logs: Path, names: Collection[str]) -> list[str]:
     """Returns everything that would end these runs at their start, each problem once."""
     findings: dict[str, list[str]] = {}
     for name in names:
-        folder = ROOT / logs / study.name / name
-        for text in (*input_problems(study.runs[name].spec, ROOT), *_of_folder(folder)):
+        folder, run = ROOT / logs / study.name / name, study.runs[name]
+        inputs = input_problems(run.spec, ROOT, [folder.with_name(other) for other in run.after])
+        for text in (*_of_job(ask_of(study, name)), *inputs, *_of_folder(folder)):
             # Each run has a folder of its own: one is named, and the others are counted.
             findings.setdefault(text.replace(str(folder), ""), []).append(text)
-    problems = list(_of_cluster(cluster))
+    problems = []
+    if not os.access(ROOT, os.W_OK | os.X_OK):
+        problems.append(f"{ROOT} cannot be written: Slurm opens each job's log there")
     for texts in findings.values():
         share = f" ({len(texts)} of {len(names)} runs)" if len(texts) < len(names) else ""
         problems.append(texts[0] + share)
     return problems
 
 
-def slow_start(study: Study, cluster: Cluster, names: Collection[str]) -> str:
+def slow_start(study: Study, names: Collection[str]) -> str:
     """Returns a line where so many ranks import from this file system that it may be slow."""
-    ranks = max(study.runs[name].spec.gpus for name in names)
-    if ranks < MANY_RANKS or cluster.container is not None or cluster.environment_tar:
+    largest = max(names, key=lambda name: study.runs[name].spec.gpus)
+    ranks, ask = study.runs[largest].spec.gpus, ask_of(study, largest)
+    if ranks < MANY_RANKS or ask.container is not None or ask.environment_tar:
         return ""
-    python = os.environ.get("PYTHON") or cluster.python
+    python = os.environ.get("PYTHON") or ask.python
     began = time.perf_counter()
     # A Python that is not there is a problem of its own.
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -55,16 +59,14 @@ def slow_start(study: Study, cluster: Cluster, names: Collection[str]) -> str:
     )
 
 
-def _of_cluster(cluster: Cluster) -> Iterator[str]:
-    """Yields what is wrong for every run."""
-    if not os.access(ROOT, os.W_OK | os.X_OK):
-        yield f"{ROOT} cannot be written: Slurm opens each job's log there"
-    python = os.environ.get("PYTHON") or cluster.python
+def _of_job(ask: Ask) -> Iterator[str]:
+    """Yields what a job asks for and is not there."""
+    python = os.environ.get("PYTHON") or ask.python
     # A bare name may come from a module that the job's set-up loads.
     program = shutil.which(python if "/" not in python else str(ROOT / python))
-    if program is None and ("/" in python or not cluster.setup):
+    if program is None and ("/" in python or not ask.setup):
         yield f"no Python at {python}: run make setup, or set PYTHON, or python in the cluster"
-    image = cluster.container.image if cluster.container is not None else ""
+    image = ask.container.image if ask.container is not None else ""
     by_name = "$" in image or "://" in image or "/" not in image
     if image and not by_name and not (ROOT / image).exists():
         yield f"no container image at {image}"

@@ -131,7 +131,8 @@ def _how_failed(command: str) -> str:
 class Watch:
     """Rounds over studies until nothing waits, runs or can be submitted.
 
-    jobs, rows: what Slurm and the run folders said last; rows also of studies that others wait for.
+    jobs, rows: what Slurm and the run folders said last, by study; also of those that others wait
+    for.
     conditions: of each `only_if` that was asked in this round, how it failed.
     """
 
@@ -139,7 +140,7 @@ class Watch:
         self.studies, self.arguments = studies, arguments
         self.logs = ROOT / arguments.logs
         self.awaited = awaited(studies, arguments.cluster)
-        self.jobs: dict[int, squeue.Job] = {}
+        self.jobs: dict[str, dict[int, squeue.Job]] = {}
         self.rows: dict[str, list[states.Row]] = {}  # of studies, by name
         self.conditions: dict[str, str] = {}
         self.printed: dict[str, str] = {}
@@ -175,9 +176,11 @@ class Watch:
     def ask(self) -> list[str]:
         """Asks for the state of every run; returns a line for each damaged file that nodes are
         judged by."""
-        self.jobs, self.conditions = squeue.all_jobs(), {}
-        studies = self.awaited.values()
-        self.rows = {study.name: states.rows(study, self.logs, self.jobs) for study in studies}
+        self.jobs, self.conditions = squeue.jobs_of(self.awaited.values()), {}
+        self.rows = {
+            name: states.rows(study, self.logs, self.jobs[name])
+            for name, study in self.awaited.items()
+        }
         return [
             line
             for study in self.studies
@@ -185,7 +188,20 @@ class Watch:
         ]
 
     def gate(self, study: Study, run: str) -> str:
-        """Returns why a run may not start yet, from `after` and `only_if`, or ""."""
+        """Returns why a run may not start yet, or "": it waits for a run of its study, or for
+        another study (`after`), or its `only_if` fails."""
+        if waits := self.incomplete(study, run):
+            return f"waits for {', '.join(f'{row.run} ({row.state})' for row in waits)}"
+        return self.gate_of_studies(study, run)
+
+    def incomplete(self, study: Study, run: str) -> list[states.Row]:
+        """Returns the rows of the runs that a run waits for and that are not complete."""
+        awaited = study.runs[run].after
+        rows = self.rows[study.name]
+        return [row for row in rows if row.run in awaited and row.state != "complete"]
+
+    def gate_of_studies(self, study: Study, run: str) -> str:
+        """Returns why another study, or `only_if`, keeps a run from starting, or ""."""
         ask = ask_of(study, run)
         if ask.after:
             rows = self.rows[ask.after]
@@ -198,14 +214,13 @@ class Watch:
 
     def underway(self, names: Iterable[str]) -> int:
         """Counts the jobs of these studies that run, or wait and may start."""
-        rows = (row for name in names for row in self.rows[name])
+        rows = ((self.jobs[name].get(row.job_id), row) for name in names for row in self.rows[name])
         return sum(
-            row.state in UNDERWAY and row.job_id is not None and not self.never_starts(row)
-            for row in rows
+            row.state in UNDERWAY
+            and row.job_id is not None
+            and not (job is not None and job.never_starts)
+            for job, row in rows
         )
-
-    def never_starts(self, row: states.Row) -> bool:
-        return row.job_id in self.jobs and self.jobs[row.job_id].never_starts
 
     def hours(self, study: Study) -> Hours:
         """Adds up the hours of all jobs that the runs ever had. Without sacct a job that Slurm
@@ -215,10 +230,10 @@ class Watch:
         for row in self.rows[study.name]:
             folder, place = self.logs / study.name / row.run, job_of(study, row.run)
             for job_id in {*reader.job_ids(folder), row.job_id} - {None}:
-                job = self.jobs.get(job_id) or states.recall(folder, job_id)
+                job = self.jobs[study.name].get(job_id) or states.recall(folder, job_id)
                 elapsed_s = job.elapsed_s if job else None
                 if elapsed_s is None:
-                    elapsed_s, unknown = seconds(place.time), unknown + 1
+                    elapsed_s, unknown = seconds(place.ask.time), unknown + 1
                 gpu_hours = place.gpus * elapsed_s / 3600
                 used += gpu_hours
                 if job and job.state in squeue.PENDING | squeue.ACTIVE:
@@ -258,7 +273,7 @@ class Watch:
 
     def why_not_now(self, study: Study, row: states.Row) -> str:
         """Returns why a run is not to be submitted in this round, or "" where it may be."""
-        job = self.jobs.get(row.job_id)
+        job = self.jobs[study.name].get(row.job_id)
         if row.state in ("complete", *UNDERWAY):
             line = f"{row.state} (job {row.job})"
             waits = job is not None and job.state in squeue.PENDING and job.reason not in WAITS

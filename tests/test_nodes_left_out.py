@@ -204,9 +204,9 @@ def test_evidence_expires(suspects):
 
 def test_only_nodes_that_the_jobs_can_have_count_as_usable(monkeypatch):
     lines = ["n1|gpu*|idle|h100,ib", "n2|gpu*|idle|a100", "n3|gpu*|drain|h100", "n4|cpu|idle|h100"]
-    monkeypatch.setattr(squeue, "run", lambda command: "\n".join(lines))
+    monkeypatch.setattr(squeue, "run", lambda command, cluster: "\n".join(lines))
     cluster = Cluster_("mine", None, 4, 8, constraint="h100&ib|v100")
-    assert nodes.nodes_of(cluster) == {"n1": True, "n2": False, "n3": False}
+    assert nodes.nodes_of(cluster, "") == {"n1": True, "n2": False, "n3": False}
 
 
 def test_submit_leaves_nodes_out_where_the_study_asks(suspects, tmp_path):

@@ -337,7 +337,7 @@ def test_the_top_is_a_study_that_renders(tmp_path, capsys):
     assert render.main([str(path), "--cluster", "dgx-a100", "--dry-run"]) == 0
     assert "selene is no Slurm cluster: render with --cluster NAME" in capsys.readouterr().err
     assert plan.time_limit(1.0) == "0:11:00" and plan.time_limit(90.0) == "1:10:00"
-    assert all(run.slurm["time"] == "0:11:00" for run in study.runs.values())
+    assert all(run.slurm[-1][1]["time"] == "0:11:00" for run in study.runs.values())
     assert [(spec.gpus, spec.global_batch) for spec in study.specs.values()] == [(64, 64)] * 4
     written = path.read_text()
     assert 'preset = "18b"' in written and "max_seq_len = 1024" in written

@@ -203,6 +203,86 @@ def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none
         asked("ddp-dp2")
 
 
+LEVELS = """question = "?"
+[slurm]
+account = "study"
+qos = "long"
+licenses = "matlab:2"
+mail_user = "me+jobs@example.org"
+mail_type = "END,FAIL"
+setup = ["export FROM=study"]
+environment = { A = "study", B = "study" }
+options = ["--hint=multithread"]
+[[run]]
+slurm = { account = "run", reservation = "today", setup = ["true"], environment = { B = "run" } }
+[[run]]
+label = "free"
+slurm = { partition = "", memory = "", teardown = ["echo over"], container = %s }
+"""
+
+
+def test_the_later_of_site_study_and_run_wins_and_lists_grow(tmp_path):
+    (tmp_path / "one.toml").write_text(LEVELS % '{ command = ["shifter", "--image=a:b"] }')
+    site = {"account": "site", "partition": "gpu", "constraint": "a100", "memory": "64G"}
+    site |= {"setup": ["module purge"], "environment": {"A": "site", "C": "site"}}
+    site |= {"options": ["--hint=nomultithread", "--exclusive"], "container": {}}
+    site["container"] = {"runtime": "singularity", "image": "a.sif"}
+    study = study_on(tmp_path, **site)
+    ddp, free = script(study, "ddp"), script(study, "ddp-free")
+    assert header(ddp)[2:14] == [
+        "--account=run",
+        "--partition=gpu",
+        "--qos=long",
+        "--constraint=a100",
+        "--reservation=today",
+        "--licenses=matlab:2",
+        "--mail-user=me+jobs@example.org",
+        "--mail-type=END,FAIL",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--gres=gpu:1",
+    ]
+    assert ddp.count("--hint=") == 1 and {"--hint=multithread", "--exclusive"} <= {*header(ddp)}
+    settings = ddp.split("settings=(\n")[1].split("\n)\n")[0]
+    lines = [line.strip(" '") for line in settings.splitlines()]
+    assert [line for line in lines if line.startswith("setup=")] == [
+        "setup=module purge",
+        "setup=export FROM=study",
+        "setup=true",
+    ]
+    assert {"export=A=study", "export=B=run", "export=C=site"} <= set(lines)
+    assert "--account=study" in header(free)
+    assert not any(option.startswith(("--partition", "--mem=")) for option in header(free))
+    assert "\n  container_runtime=singularity\n" in ddp and "\n  container_runtime=" not in free
+    words = ("'teardown=echo over'", "container_command=shifter", "container_command=--image=a:b")
+    assert all(f"\n  {word}\n" in free for word in words)
+
+
+@pytest.mark.parametrize("level", ["[slurm]", "[[run]]\n[run.slurm]", "[defaults.slurm]"])
+@pytest.mark.parametrize("name", ["account", "mail_user", "licenses", "reservation"])
+def test_a_text_of_a_study_makes_no_line_of_a_script(tmp_path, name, level, refused):
+    head = "question = '?'\ncluster = 'local-test'\n"
+    last = "" if "run" in level else "[[run]]\n"
+    path = tmp_path / "one.toml"
+    path.write_text(f'{head}{level}\n{name} = "x\\n#SBATCH --nodes=9"\n{last}')
+    line = refused(main, str(path), "--run-name", "ddp")
+    assert f"{name} 'x\\n#SBATCH --nodes=9' is not what an #SBATCH line can hold" in line
+
+
+def test_the_gpus_of_a_job_are_asked_for_in_the_words_of_the_site(tmp_path):
+    (tmp_path / "one.toml").write_text('question = "?"\n[[run]]\ngpus = 4\nglobal_batch = 4\n')
+
+    def asked(**facts) -> list[str]:
+        return [option for option in header(script(study_on(tmp_path, **facts), "ddp-dp4"))]
+
+    assert "--gpus=4" in asked(gpu_request="gpus")
+    assert "--gpus=h100:4" in asked(gpu_request="gpus", gpu_type="h100")
+    assert "--gpus-per-node=a100:2" in asked(gpu_request="gpus-per-node", gpu_type="a100")
+    assert "--gres=gpu:h100:2" in asked(gpu_type="h100")
+    assert "--clusters=second" in asked(slurm_cluster="second")
+
+
 @pytest.mark.parametrize(
     ("key", "option", "own"),
     [
@@ -245,7 +325,7 @@ def test_the_step_asks_for_cores_where_the_job_did(tmp_path):
 
 def test_lines_after_the_run_see_how_it_ended(tmp_path):
     lines = [f'cp "$folder/77.exit" {tmp_path}/copied', "false # copy: it's gone", "echo $UNSET x"]
-    done = run_on(tmp_path, {"srun": "exit 3"}, after=lines)
+    done = run_on(tmp_path, {"srun": "exit 3"}, teardown=lines)
     assert (tmp_path / "copied").read_text() == "3\n" and done.returncode == 3
     failed = "slurm: after the run: false # copy: it's gone: status 1\n"
     assert failed in done.stdout and done.stdout.endswith("x\n")
@@ -403,7 +483,7 @@ def test_what_the_set_up_sets_stays_and_what_it_leaves_unset_does_not_end_the_jo
 
 
 @pytest.mark.parametrize("request_", ["gres", "none"])
-@pytest.mark.parametrize("runtime", ["apptainer", "pyxis", "charliecloud"])
+@pytest.mark.parametrize("runtime", ["apptainer", "singularity", "pyxis", "charliecloud"])
 def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, runtime, request_):
     """The study's folder is on another file system, which is mounted, too."""
     here, elsewhere = tmp_path / "repository", tmp_path / "elsewhere"
@@ -422,6 +502,7 @@ def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, r
     image, nvidia = "/scratch/me/gpt.img", ["--nv"] if request_ == "gres" else []
     expected = {
         "apptainer": ["apptainer", "exec", "--pwd", str(here), *nvidia, *binds, image],
+        "singularity": ["singularity", "exec", "--pwd", str(here), *nvidia, *binds, image],
         "pyxis": [
             *(f"--container-image={image}", f"--container-workdir={here}"),
             f"--container-mounts={','.join(bound)}",
@@ -434,6 +515,23 @@ def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, r
     assert launch[:6] == "py3 -m slurm.forward_signals py3 -m torch.distributed.run".split()
     assert words[words.index("--numa-binding=node") + 1 :][:2] == ["-m", "parallel.train"]
     assert "--monitor-interval=1" in words[: words.index("--numa-binding=node")]  # the site's wins
+
+
+def test_a_container_starts_in_the_sites_own_words(tmp_path):
+    words = ["podman-hpc", "run", "--volume=${PWD}:${PWD}", "--workdir=${PWD}", "${WORK}/a b"]
+    about = {"container": {"command": words, "python": "py3"}}
+    assert run_on(tmp_path, {}, {"WORK": "/w"}, **about).returncode == 0
+    given = seen(tmp_path)
+    start = given.index("podman-hpc")
+    assert given[start + 2 : start + 6] == [
+        f"--volume={tmp_path}:{tmp_path}",
+        f"--workdir={tmp_path}",
+        "/w/a b",
+        "py3",
+    ]
+    assert run_on(tmp_path, {}, {"SLURM_JOB_ID": "78"}, **about).returncode == 1
+    reason = states.read_end(tmp_path / "logs/one/ddp", "78").reason
+    assert reason == "container command: WORK is not set"
 
 
 def test_ranks_may_start_from_a_copy_of_their_environment_on_each_node(tmp_path, tmp_path_factory):
@@ -464,7 +562,7 @@ def test_ranks_may_start_from_a_copy_of_their_environment_on_each_node(tmp_path,
 def test_the_signal_comes_when_the_site_wants_it(tmp_path):
     text = script(study_on(tmp_path, signal_lead_s=300), "ddp")
     assert "--signal=B:USR1@300\n" in text and "\n  lead=300\n" in text
-    with pytest.raises(UsageError, match="signal_lead_s 300 is not below the time limit 00:05:00"):
+    with pytest.raises(UsageError, match="signal_lead_s 300, not below the time limit 00:05:00"):
         script(study_on(tmp_path, signal_lead_s=300, time="00:05:00"), "ddp")
 
 

@@ -47,7 +47,8 @@ def test_includes_branches_and_repeats(tmp_path):
     zero = [f"deepspeed-zero-zero3-r{repeat}" for repeat in (1, 2)]
     assert list(study.runs) == ["ddp", "megatron", "megatron-tp2", *zero]
     assert study.run(zero[1]).steps == 7
-    assert study.runs[zero[0]].slurm == {"time": "00:02:00"} and study.runs["ddp"].slurm == {}
+    ((_, table),) = study.runs[zero[0]].slurm
+    assert table == {"time": "00:02:00"} and study.runs["ddp"].slurm == []
 
 
 def test_names_say_what_tells_runs_apart_and_nothing_else(tmp_path):
@@ -109,7 +110,7 @@ def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path):
         ("[[sweep]]\nrepeats = 0", "repeats must be at least 1 .* not 0"),
         ("[[sweep]]\nproduct = { gpus = [1, 1] }", "a second run called ddp"),
         ("[[sweep]]\ndefaults = { label = 'a b' }", "label 'a b' is not a word"),
-        ("[[run]]\n[walltime]", "unknown walltime; known: question, baseline, cluster, slurm"),
+        ("[[run]]\n[walltime]", "unknown walltime; known: question, baseline, cluster, "),
         ("[[run]]\nrepeats = 3", r"\[\[run\]\] 1: repeats belongs to a \[\[sweep\]\]"),
         ("[[sweep]]\ndefaults = { zip = {} }", r"1 defaults: zip belongs to a \[\[sweep\]\]"),
         (
@@ -194,14 +195,16 @@ def test_a_wrong_cluster_is_refused():
         ({"partition": "a\n#SBATCH --nodes=9"}, "partition 'a.*nodes=9' is not"),
         ({"options": ["--mem=$(id)"]}, "options '--mem=..id.' is not"),
         ({"environment": {"A B": "x"}}, "environment 'A B' is not"),
-        ({"gpus": 4}, "unknown gpus; known: gpus_per_node, cores_per_node, description, gpu,"),
+        ({"gpus": 4}, "unknown gpus; known: .*gpus_per_node, cores_per_node, "),
         ({"signal_lead_s": -1}, "signal_lead_s must be at least 0 and at most 65535, not -1"),
         ({"gpu": "A100 SXM", "gpu_memory_gb": 800}, "gpu_memory_gb 800 .* has 80 GB"),
         ({"master_addr_suffix": "-ib0;id"}, "master_addr_suffix '-ib0;id' is not"),
         ({"srun": ["cpu-bind=cores"]}, "srun 'cpu-bind=cores' is not"),
-        ({"after": [" "]}, "after ' ' is not"),
+        ({"teardown": [" "]}, "teardown ' ' is not"),
+        ({"after": ["true"]}, "shell lines after a run are called teardown now"),
         ({"setup": [1]}, "setup: 1 must be text"),
-        ({"container": {"image": "x"}}, "container: missing runtime"),
+        ({"container": {"image": "x"}}, "container: give runtime and image, or command"),
+        ({"container": {"command": ["x"], "mounts": ["/d"]}}, "or command, which has its mounts"),
         ({"container": {"runtime": "docker", "image": "x"}}, "runtime .* pyxis.* not 'docker'"),
         ({"container": {"runtime": "pyxis", "image": ""}}, "image '' is not"),
         ({"container": {"runtime": "pyxis", "image": "x", "mounts": ["a:b:c"]}}, "mounts 'a:b:c'"),
@@ -308,6 +311,53 @@ def test_the_folder_of_a_run_without_a_study_is_named_after_its_flags():
         ({"engine": "fsdp2", "gpus": 8, "fsdp_shard": 4}, "fsdp2-dp8-zero3-shard4"),
     ):
         assert name_without_study(resolve(("flags", given)), given) == name
+
+
+WAITING = """[[run]]
+label = "second"
+after = "first"
+[[run]]
+label = "last"
+after = "ddp-second"
+[[sweep]]
+repeats = 2
+defaults = { label = "first" }
+"""
+
+
+def test_a_run_stands_behind_those_that_it_waits_for(tmp_path):
+    study = study_of(tmp_path, WAITING.replace('= "first"\n[[run]]', '= "ddp-first"\n[[run]]'))
+    assert list(study.runs) == ["ddp-first-r1", "ddp-first-r2", "ddp-second", "ddp-last"]
+    assert study.runs["ddp-second"].after == ("ddp-first-r1", "ddp-first-r2")
+    assert study.runs["ddp-last"].after == ("ddp-second",)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (WAITING, r"\[\[run\]\] 1: after: ddp-second waits for 'first', which is no run of"),
+        ("[[run]]\nafter = 'ddp'\n", "study .*: after: ddp waits for ddp: none of them can start"),
+        (
+            "[[sweep]]\n[sweep.zip]\nseed = [1, 2, 3]\n"
+            "after = ['ddp-seed2', 'ddp-seed3', 'ddp-seed1']\n",
+            "after: ddp-seed1 waits for ddp-seed2 waits for ddp-seed3 waits for ddp-seed1: none",
+        ),
+        ("[[run]]\nafter = ['ddp']\n", r"\[\[run\]\] 1: after must be text"),
+    ],
+)
+def test_waiting_for_no_run_or_in_a_circle_is_refused_with_the_names(tmp_path, text, words):
+    with pytest.raises(UsageError, match=words):
+        study_of(tmp_path, text)
+
+
+def test_a_run_that_waits_for_one_that_is_left_out_is_left_out(tmp_path):
+    text = """[[sweep]]
+    defaults = { engine = "megatron", gpus = 4, global_batch = 4 }
+    zip = { tp = [1, 4, 2], after = ["", "", "megatron-tp4"] }
+    """
+    study = study_of(tmp_path, text)
+    assert list(study.runs) == ["megatron-dp4"]
+    assert "waits for megatron-tp4, which cannot run" in study.left_out[-1][1]
 
 
 def test_the_page_on_slurm_names_every_key_of_a_cluster():

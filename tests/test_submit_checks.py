@@ -21,9 +21,8 @@ def problems(tmp_path, monkeypatch):
     def found(text: str, where: str = "local-test", **changes) -> list[str]:
         path = study_file(tmp_path / "two.toml", f'[defaults]\ndata = "{data}"\n{text}')
         study = load_study(path, where)
-        return submit_checks.problems(
-            study, replace(study.cluster, **changes), tmp_path / "logs", study.runs
-        )
+        study = replace(study, cluster=replace(study.cluster, **changes))
+        return submit_checks.problems(study, tmp_path / "logs", study.runs)
 
     return found
 
@@ -42,6 +41,13 @@ def test_each_problem_is_found_once_for_all_runs(problems, text, words):
     (problem,) = problems(text)
     assert words in problem and "\n" not in problem
     assert problems(TWO) == problems("precision = 'fp16'\n" + TWO, "dgx-a100") == []
+
+
+def test_a_checkpoint_of_an_awaited_run_need_not_be_there_yet(problems, tmp_path):
+    after = "[[run]]\n[[run]]\nlabel = 'on'\nafter = 'ddp'\nload = '%s'\n"
+    assert problems(after % (tmp_path / "logs/two/ddp/checkpoints")) == []
+    other = tmp_path / "logs/two/ddp-on/checkpoints"
+    assert problems(after % other) == [f"no checkpoint at {other} (1 of 2 runs)"]
 
 
 def test_a_checkout_that_cannot_be_written_is_named(problems, monkeypatch):
@@ -104,6 +110,7 @@ def test_an_import_that_is_slow_is_told_to_many_ranks(
     monkeypatch.setenv("PYTHON", "theirs")
     run_ = f"[[run]]\nengine = 'ddp'\ngpus = {gpus}\nglobal_batch = 64\n"
     study = load_study(study_file(tmp_path / "wide.toml", run_), "dgx-h100")
-    line = submit_checks.slow_start(study, replace(study.cluster, **changes), study.runs)
+    study = replace(study, cluster=replace(study.cluster, **changes))
+    line = submit_checks.slow_start(study, study.runs)
     assert started == ([] if changes or gpus < 64 else [["theirs", "-c", "import torch"]])
     assert ("took 12 s" in line and "64 ranks" in line) if is_told else line == ""

@@ -118,6 +118,24 @@ def test_make_study_shows_every_engine_split_and_zero_stage_of_a_cpu():
     assert {layout.zero_stage for layout in layouts} == {0, 1, 2, 3}
 
 
+def test_a_run_is_trained_after_the_run_that_it_waits_for_and_not_without_it(
+    started, tmp_path, capsys
+):
+    path, out = tmp_path / "ab.toml", ["--logs", str(tmp_path / "out")]
+    path.write_text(
+        "question = '?'\n[defaults]\nsteps = 2\n"
+        "[[run]]\nlabel = 'b'\nafter = 'ddp-a'\n[[run]]\nlabel = 'a'\n"
+    )
+    assert sweep.main([str(path), *out, "--only", "ddp-b"]) == 1 and started == []
+    told = "ddp-b: FAILED: not trained: it waits for ddp-a, which is not complete"
+    assert told in capsys.readouterr().out
+    names_that_fail.add("ddp-a")
+    assert sweep.main([str(path), *out]) == 1 and started == ["ddp-a"]
+    names_that_fail.clear()
+    assert sweep.main([str(path), *out, "--only", "ddp-b", "ddp-a"]) == 0
+    assert started == ["ddp-a", "ddp-a", "ddp-b"]
+
+
 def test_a_sweep_of_which_no_run_could_train_starts_none_and_says_why_once(
     tmp_path, monkeypatch, capsys
 ):

@@ -13,7 +13,7 @@ from parallel.config.study import load_study
 from parallel.record.ends import kind_of
 from parallel.record.schema import CHECKPOINT_COLUMNS, SLOW_COLUMNS
 from parallel.record.writer import RunFolder, append_rows
-from slurm import nodes, submit, watch
+from slurm import cancel, nodes, status, submit, watch
 from slurm.squeue import parse
 from tests import fixture_runs
 from tests.conftest import study_file
@@ -351,6 +351,96 @@ def test_a_study_waits_until_another_is_complete_and_its_condition_holds(cluster
     assert "was not submitted: only_if ended with status 1: test -e" in capsys.readouterr().out
     (tmp_path / "passed").touch()
     assert cluster.watch("then") == 0 and len(cluster.jobs) == 2
+
+
+CHAIN = """[defaults]
+gpus = 2
+save_interval = 1
+[[run]]
+label = "b"
+after = "ddp-dp2-a"
+[[run]]
+label = "a"
+"""
+
+
+def test_a_run_is_submitted_when_the_run_that_it_waits_for_is_complete(cluster, capsys):
+    assert cluster.study(CHAIN) == ["ddp-dp2-a", "ddp-dp2-b"]
+    cluster.ends["ddp-dp2-a"] = [Ends("NODE_FAIL")]
+    assert cluster.watch() == 0
+    assert [job.name[-1] for job in cluster.jobs.values()] == ["a", "a", "b"]
+    assert "grid/ddp-dp2-b: waits for ddp-dp2-a (missing)" in capsys.readouterr().out
+    cluster.study(CHAIN, "hopeless")
+    cluster.ends["ddp-dp2-a"] = [Ends("FAILED", "ValueError: no")]
+    assert cluster.watch("hopeless") == 1
+    assert "ddp-dp2-b was not submitted: waits for ddp-dp2-a (failed)" in capsys.readouterr().out
+
+
+def test_a_job_waits_for_the_job_of_a_run_and_is_submitted_again_with_it(cluster, capsys):
+    cluster.study(CHAIN)
+    command = [f"{cluster.folder}/grid.toml", "--no-checks", "--yes", "--logs", str(cluster.logs)]
+    assert submit.main([*command, "--only", "ddp-dp2-b"]) == 2
+    line = "ddp-dp2-b waits for ddp-dp2-a, which is missing: submit both"
+    assert line in capsys.readouterr().err and not cluster.jobs
+    assert submit.main(command) == 0
+    assert "submitted ddp-dp2-b: job 101, after 100" in capsys.readouterr().out
+    first, second = cluster.given("sbatch")
+    waits = ["--dependency=afterok:100", "--kill-on-invalid-dep=yes"]
+    assert second[-2:] == waits and not {*waits} & {*first}
+    # The first fails, and Slurm cancels the second; accounting never lists it.
+    cluster.jobs[100].state, cluster.jobs[101].state = "FAILED", "CANCELLED"
+    cluster.reasons["ddp-dp2-b"] = "DependencyNeverSatisfied"
+    asked = [f"{cluster.folder}/grid.toml", "--logs", str(cluster.logs)]
+    for listed in (True, False, False):
+        assert status.main(asked) == 1
+        out = capsys.readouterr().out
+        assert "never started: a run that job 101 waited for was not complete" in out
+        assert "1 failed, 1 missing" in out
+        if not listed:
+            assert json.loads((cluster.logs / "grid/ddp-dp2-b/101.state").read_text())["reason"]
+            (cluster.logs / "grid/ddp-dp2-b/101.state").unlink()
+        cluster.hidden.add(101)
+    assert submit.main([*command, "--only", "failed"]) == 0
+    assert submit.main(command) == 0
+    assert cluster.given("sbatch")[-1][-2] == "--dependency=afterok:102"
+
+
+def test_an_own_dependency_beside_after_is_refused(cluster, capsys):
+    cluster.study("[slurm]\noptions = ['--dependency=singleton']\n" + CHAIN)
+    assert cluster.watch() == 2
+    line = (
+        "ddp-dp2-b on local-test: sbatch's option --dependency=singleton contradicts --dependency"
+    )
+    assert line in capsys.readouterr().err
+
+
+SECOND = """[%s]
+gpus_per_node = 2
+cores_per_node = 2
+gpu_request = "none"
+slurm_cluster = "%s"
+"""
+
+
+def test_every_question_goes_to_the_cluster_that_the_study_runs_on(cluster, monkeypatch, tmp_path):
+    """And jobs of two clusters that have one number are told apart."""
+    (tmp_path / "clusters.toml").write_text(SECOND % ("far", "far"))
+    monkeypatch.setenv("SCALING_CLUSTERS", str(tmp_path / "clusters.toml"))
+    path = study_file(tmp_path / "far.toml", RUNS % [1])
+    path.write_text(path.read_text().replace("local-test", "far"))
+    cluster.study("[slurm]\nleave_out_nodes = true\n" + RUNS % [2])
+    command = ["--no-checks", "--yes", "--logs", str(cluster.logs)]
+    paths = [str(path), f"{tmp_path}/grid.toml"]
+    assert submit.main([*paths, *command]) == 0
+    assert cancel.main([*paths, "--logs", str(cluster.logs)]) == 0
+    far = [call for call in cluster.calls if call[-1] == "--clusters=far"]
+    assert {call[0] for call in far} == {"squeue", "sacct", "sbatch", "scancel"}
+    assert [call[1:] for call in cluster.calls if call[0] == "scancel"] == [
+        ["100", "--clusters=far"],
+        ["101"],
+    ]
+    assert "#SBATCH --clusters=far\n" in cluster.scripts[0]
+    assert "--clusters" not in cluster.scripts[1]
 
 
 def test_a_condition_that_does_not_end_is_ended_with_all_that_it_started(

@@ -3,7 +3,7 @@ Torch-free."""
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -132,12 +132,17 @@ def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
         raise UsageError(f"{newest} is another run's ({words}): take its checkpoints out of {save}")
 
 
-def input_problems(spec: RunSpec, below: Path = Path()) -> Iterator[str]:
+def input_problems(
+    spec: RunSpec, below: Path = Path(), awaited: Sequence[Path] = ()
+) -> Iterator[str]:
     """Yields why a run that starts in the folder `below` cannot train on its data, judged by their
-    sizes and headers, or cannot load its checkpoint."""
+    sizes and headers, or cannot load its checkpoint. A checkpoint in one of the folders `awaited`
+    of other runs need not be there yet."""
     path = below / spec.data
-    if spec.load is not None and not (below / spec.load).exists():
-        yield f"no checkpoint at {spec.load}"
+    if spec.load is not None and not (load := below / spec.load).exists():
+        path_of_load = Path(os.path.abspath(load))
+        if not any(path_of_load.is_relative_to(os.path.abspath(run)) for run in awaited):
+            yield f"no checkpoint at {spec.load}"
     if not path.exists() and not Path(f"{path}.idx").exists():
         flags = "" if spec.data == DEFAULT_FOLDER else f" --input TEXT --out {spec.data}"
         yield f"no token files at {spec.data}: python -m parallel.data{flags} makes them"

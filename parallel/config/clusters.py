@@ -35,16 +35,64 @@ _COUNT = Bounds(1, 10**6)
 
 @dataclass(frozen=True)
 class Container:
-    """The container that a site runs training in. The whole launch enters it once on each node."""
+    """The container that training runs in. The whole launch enters it once on each node."""
 
-    runtime: str = key(MISSING, "what starts it", ("apptainer", "pyxis", "charliecloud"))
-    image: str = key(MISSING, "its image, as the runtime takes it; may hold ${NAME}", _SOME)
+    runtime: str = key("", "what starts it", ("apptainer", "singularity", "pyxis", "charliecloud"))
+    image: str = key("", "its image, as the runtime takes it; may hold ${NAME}", _SOME)
     mounts: tuple[str, ...] = key((), "FOLDER or FOLDER:WHERE; may hold ${NAME}", _MOUNT)
+    command: tuple[str, ...] = key(
+        (), "in place of these: the words before the launch; may hold ${NAME}", _SOME
+    )
     python: str = key("python3", "the Python inside it", _SOME)
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """What a site's table, a study's [slurm] table and the `slurm` table of its runs may each say
+    of a job. `merge_tables` in resolve.py says which statement wins."""
+
+    account: str = key("", "who pays; SBATCH_ACCOUNT overrides it", OPTION, sbatch="account")
+    partition: str = key("", "where jobs run", OPTION, sbatch="partition")
+    qos: str = key("", "quality of service", OPTION, sbatch="qos")
+    constraint: str = key("", "features of the nodes", OPTION, sbatch="constraint")
+    reservation: str = key("", "nodes kept for you", OPTION, sbatch="reservation")
+    licenses: str = key("", "NAME:COUNT", OPTION, sbatch="licenses")
+    mail_user: str = key("", "who gets Slurm's mail", OPTION, sbatch="mail-user")
+    mail_type: str = key("", "when: END,FAIL", OPTION, sbatch="mail-type")
+    gpu_type: str = key(
+        "", "the site's name of the card, where nodes differ", Text(r"[\w.-]*", "a card's name")
+    )
+    memory: str = key("", "#SBATCH --mem", OPTION)
+    time: str = key("01:00:00", "the limit, as Slurm writes it", OPTION)
+    signal_lead_s: int = key(
+        0, "seconds before the limit at which runs save; 0: a fifth, 10 to 120", Bounds(0, 65535)
+    )
+    options: tuple[str, ...] = key((), "more #SBATCH options", OPTION)
+    srun: tuple[str, ...] = key((), "more options of srun", _FLAG)
+    torchrun: tuple[str, ...] = key((), "more options of torchrun", _FLAG)
+    setup: tuple[str, ...] = key((), "shell lines before Python: module, conda, source", _SHELL)
+    teardown: tuple[str, ...] = key((), "shell lines after the run; $folder is its folder", _SHELL)
+    environment: dict[str, str] = key({}, "environment variables", VARIABLE)
+    python: str = key(".venv/bin/python", "Python of the jobs; PYTHON overrides it")
+    environment_tar: str = key(
+        "", "tar of the ranks' Python environment, for each node's /tmp; may hold ${NAME}"
+    )
+    container: Container | None = key(None, "table: training runs in it")
+
+    def check_together(self, where: str) -> None:
+        """Refuses settings that contradict each other. `where` begins the refusal."""
+        if self.container and self.environment_tar:
+            raise UsageError(f"{where}: environment_tar and container: give one of them")
+        if inside := self.container:
+            by_runtime = [name for name in ("runtime", "image") if getattr(inside, name)]
+            if len(by_runtime) != (0 if inside.command else 2) or inside.command and inside.mounts:
+                raise UsageError(
+                    f"{where}: container: give runtime and image, or command, which has its mounts"
+                )
+
+
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(JobSettings):
     """A Slurm cluster, and how the study's user may use it."""
 
     name: str
@@ -57,30 +105,11 @@ class Cluster:
     interconnect: str = key("", "a node's network, for analysis.plan: 8x NDR, 10 GbE")
     domain: int | None = key(None, "GPUs that fast links join; default: the card's rack", _COUNT)
     max_nodes: int | None = key(None, "the most nodes that a job may have", _COUNT)
-    partition: str = key("", "#SBATCH --partition", OPTION)
-    account: str = key("", "#SBATCH --account; SBATCH_ACCOUNT overrides it", OPTION)
-    qos: str = key("", "#SBATCH --qos", OPTION)
-    constraint: str = key("", "#SBATCH --constraint", OPTION)
-    gpu_request: str = key("gres", "how to ask for GPUs", ("gres", "gpus-per-node", "none"))
+    slurm_cluster: str = key("", "Slurm's name of it, where it is not the login node's own", OPTION)
+    gpu_request: str = key("gres", "how to ask for GPUs", ("gres", "gpus-per-node", "gpus", "none"))
     cpus_per_task: bool = key(True, "whether to ask for cores with #SBATCH --cpus-per-task")
-    memory: str = key("", "#SBATCH --mem", OPTION)
-    time: str = key("01:00:00", "#SBATCH --time where the study gives none", OPTION)
-    signal_lead_s: int = key(
-        0, "seconds before the limit at which runs save; 0: a fifth, 10 to 120", Bounds(0, 65535)
-    )
-    options: tuple[str, ...] = key((), "more #SBATCH options", OPTION)
-    srun: tuple[str, ...] = key((), "more options of srun", _FLAG)
-    torchrun: tuple[str, ...] = key((), "more options of torchrun", _FLAG)
-    setup: tuple[str, ...] = key((), "shell lines before Python: module, conda, source", _SHELL)
-    after: tuple[str, ...] = key((), "shell lines after the run; $folder is its folder", _SHELL)
-    environment: dict[str, str] = key({}, "environment variables", VARIABLE)
     master_addr_suffix: str = key("", "added to the first node's name: its fast network", _HOST)
     scratch: str = key("", "folder for compiled extensions; may hold ${NAME}")
-    python: str = key(".venv/bin/python", "Python of the jobs; PYTHON overrides it")
-    environment_tar: str = key(
-        "", "tar of the ranks' Python environment, for each node's /tmp; may hold ${NAME}"
-    )
-    container: Container | None = key(None, "table: training runs in it")
 
     def nodes(self, gpus: int) -> int:
         """Returns how many nodes hold `gpus` GPUs."""
@@ -168,13 +197,15 @@ def replaced(name: str) -> str:
 
 def cluster_of(name: str, facts: Any, source: Path | str) -> Cluster:
     """Returns a cluster from its table."""
-    cluster = Cluster(name, Path(source), **values_of(Cluster, facts, f"{source} [{name}]"))
-    if cluster.container and cluster.environment_tar:
-        raise UsageError(f"{source} [{name}]: environment_tar and container: give one of them")
+    where = f"{source} [{name}]"
+    if isinstance(facts, dict) and "after" in facts:
+        raise UsageError(f"{where}: after: shell lines after a run are called teardown now")
+    cluster = Cluster(name, Path(source), **values_of(Cluster, facts, where))
+    cluster.check_together(where)
     card, memory_gb = usual_gpu(cluster.gpu), cluster.gpu_memory_gb
     if card and memory_gb and memory_gb > 2 * card.memory_gb:
         raise UsageError(
-            f"{source} [{name}]: gpu_memory_gb {memory_gb:g} is no memory of one GPU: a"
+            f"{where}: gpu_memory_gb {memory_gb:g} is no memory of one GPU: a"
             f" {card.name} has {card.memory_gb:g} GB"
         )
     return cluster

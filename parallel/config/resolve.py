@@ -11,7 +11,7 @@ from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from base.bounds import Words, checked, kind_of
+from base.bounds import Words, checked, kind_of, values_of
 from base.errors import UsageError
 from models.config import OVERRIDES, in_words, name_of
 from models.hf_config import holds_weights, model_of
@@ -96,6 +96,23 @@ def merge(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     stages = ENGINES[merged.get("engine", DEFAULTS["engine"])].zero_stages
     if DEFAULTS["zero_stage"] not in stages:
         merged.setdefault("zero_stage", max(stages))
+    return merged
+
+
+def merge_tables(
+    kind: type, first: dict[str, Any], *layers: tuple[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Returns the values of a table that a site, a study and a run may each give a part of, checked
+    as those of the dataclass `kind`: a later text or number wins, later names of a table win, and
+    lists are added to the earlier ones."""
+    merged = dict(first)
+    for source, table in layers:
+        for name, value in values_of(kind, table, source).items():
+            if isinstance(value, tuple):
+                value = (*merged.get(name, ()), *value)
+            elif isinstance(value, dict):
+                value = merged.get(name, {}) | value
+            merged[name] = value
     return merged
 
 

@@ -30,13 +30,16 @@ GPUs of a point's `nodes` depend on the cluster. So such a point is named after 
 they tell it from others, and not after dp: a run has the same name on every cluster.
 Repeats are interleaved over the whole study, so that a machine that warms up or gets busier does so
 for every configuration alike; `baseline` may name a configuration, which means its first repeat.
-Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a word in its name).
+Besides the settings, a point may have `nodes` (in place of gpus), `label` (a word in its name),
+`slurm` and `after`, the run of this study that must be complete before it starts, as it loads that
+run's checkpoint: `after = "megatron-tp2"`. A configuration's name means all of its repeats.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +116,7 @@ class _Beside:
 
     nodes: int | None = key(None, allowed=Bounds(1, 10**6))
     label: str = key("", allowed=Text(r"[A-Za-z0-9][A-Za-z0-9._+-]*", "a word for a name"))
+    after: str = key("")
     slurm: dict = key({})
 
 
@@ -135,7 +139,8 @@ class Run:
     named: dict[str, Any]
     nodes: int | None
     layers: Layers
-    slurm: dict[str, Any]
+    slurm: Layers
+    after: tuple[str, ...]
     label: str
     source: str
     title: str
@@ -149,7 +154,8 @@ class Run:
     @property
     def tp_across_nodes(self) -> bool:
         """Returns whether its tensor-parallel ranks may be on several nodes."""
-        return bool(self.slurm.get("tp_across_nodes"))
+        stated = [table["tp_across_nodes"] for _, table in self.slurm if "tp_across_nodes" in table]
+        return bool(stated and stated[-1])
 
 
 @dataclass(frozen=True)
@@ -260,12 +266,15 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     chosen = cluster or file.cluster
     target = clusters.cluster(chosen) if chosen else None
     points = _read_points(path, file, target)
-    left_out = [
-        (point.title, point.reason) for point in points if point.reason and point.repeat <= 1
-    ]
     # A B A B: sorting is stable, so each round keeps the file's order.
     by_round = sorted(points, key=lambda point: max(point.repeat, 1))
-    named = _name_all([point for point in by_round if point.named])
+    nameless = [point for point in points if not point.named]
+    named = _in_order(_name_all([point for point in by_round if point.named]), path)
+    left_out = [
+        (point.title, point.reason)
+        for point in [*nameless, *named.values()]
+        if point.reason and point.repeat <= 1
+    ]
     runs = {name: run for name, run in named.items() if run.spec}
     if not runs:
         first = ": ".join(left_out[0]) if left_out else "it asks for none"
@@ -313,13 +322,15 @@ def _read_points(path: Path, file: _File, target: Cluster | None) -> list[Run]:
         raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
     points: list[Run] = []
     for number, (source, sweep) in enumerate(sweeps.items()):
-        defaults = [(f"{path} [defaults]", file.defaults), (f"{source} defaults", sweep.defaults)]
+        defaults = [(f"{path} [defaults]", file.defaults)]
+        defaults += [(source, {"slurm": sweep.slurm})] if sweep.slurm else []
+        defaults += [(f"{source} defaults", sweep.defaults)]
         for settings in sweep.points():
             layers = [*defaults, (source, settings)]
             check_settings(layers)
             words = ", ".join(f"{name} {value}" for name, value in settings.items())
             title = f"{source.removeprefix(f'{path} ')}: {words or 'the only point'}"
-            point = _point(layers, file.slurm | sweep.slurm, target, source, title)
+            point = _point(layers, [(f"{path} [slurm]", file.slurm)], target, source, title)
             if point.reason and number < len(file.run):
                 place = "" if str(path) in point.reason else f"{source}: "
                 raise UsageError(f"{place}{point.reason}")
@@ -368,15 +379,14 @@ def check_settings(layers: Layers) -> None:
                 preset(value)
 
 
-def _point(
-    layers: Layers, slurm: dict[str, Any], target: Cluster | None, source: str, title: str
-) -> Run:
+def _point(layers: Layers, slurm: Layers, target: Cluster | None, source: str, title: str) -> Run:
     """Returns the run of these layers; where it cannot run, `reason` holds every reason."""
-    label, nodes = "", None
+    label, after, nodes = "", "", None
     plain: Layers = []  # without the keys of a study that are no settings of a run
     for origin, settings in layers:
         label = settings.get("label", label)
-        slurm = slurm | settings.get("slurm", {})
+        after = settings.get("after", after)
+        slurm = [*slurm, (f"{origin} slurm", settings.get("slurm", {}))]
         run_settings = {name: value for name, value in settings.items() if name not in _BESIDE}
         if "gpus" in settings:
             nodes = None
@@ -394,7 +404,8 @@ def _point(
         named={},
         nodes=nodes,
         layers=plain,
-        slurm=slurm,
+        slurm=[(place, table) for place, table in slurm if table],
+        after=(after,) if after else (),
         label=label,
         source=source,
         title=title,
@@ -436,6 +447,36 @@ def _name_all(points: list[Run]) -> dict[str, Run]:
             raise UsageError(f"{point.source}: a second run called {name}")
         named[name] = replace(point, configuration=configuration)
     return named
+
+
+def _in_order(named: dict[str, Run], path: Path) -> dict[str, Run]:
+    """Returns the runs, each behind those that it waits for, with their names in `after`. A run
+    that waits for one that cannot run cannot run either."""
+    configurations: dict[str, list[str]] = {}  # the repeats of each, and each run by its own name
+    for name, run in named.items():
+        for key_ in {name, run.configuration}:
+            configurations.setdefault(key_, []).append(name)
+    for name, run in named.items():
+        if unknown := [word for word in run.after if word not in configurations]:
+            words = f"{name} waits for {unknown[0]!r}, which is no run of this study"
+            raise UsageError(f"{run.source}: after: {words}; it has: {', '.join(named)}")
+        awaited = (name for word in run.after for name in configurations[word])
+        named[name] = replace(run, after=tuple(awaited))
+    sorter = TopologicalSorter({name: () for name in named})
+    for name, run in named.items():
+        sorter.add(name, *run.after)
+    try:
+        order = list(sorter.static_order())
+    except CycleError as error:
+        circle = " waits for ".join(reversed(error.args[1]))
+        raise UsageError(f"study {path}: after: {circle}: none of them can start") from error
+    runs: dict[str, Run] = {}
+    for name in order:
+        run = named[name]
+        if not run.reason and (lost := [word for word in run.after if runs[word].reason]):
+            run = replace(run, spec=None, reason=f"waits for {lost[0]}, which cannot run")
+        runs[name] = run
+    return runs
 
 
 def _differing(settings: list[str], points: list[Run], group: Callable[[Run], Any]) -> list[str]:

@@ -153,7 +153,8 @@ RUN_FACTS = {
 STATUS_KEYS = {"pid": POSITIVE}
 STATUS_KEYS |= dict.fromkeys(("state", "kind", "reason", "host"), str)
 STATUS_KEYS["time_utc"] = Moment()
-JOB_END_KEYS = {"state": str, "exit": str, "elapsed_s": COUNT, "verdict": str, "kind": str}
+JOB_END_KEYS = {"state": str, "exit": str, "reason": str, "elapsed_s": COUNT}
+JOB_END_KEYS |= {"verdict": str, "kind": str}
 _METRICS = {"epochs": list, "hardware": {"world_size": POSITIVE}}
 
 

@@ -35,8 +35,8 @@ class FakeSlurm:
         self.first = 90001  # of the jobs that sbatch makes
         monkeypatch.setattr(squeue, "run", self.answer)
 
-    def answer(self, command: list[str], text: str = "") -> str:
-        self.calls.append(command)
+    def answer(self, command: list[str], text: str = "", cluster: str = "") -> str:
+        self.calls.append([*command, f"--clusters={cluster}"] if cluster else command)
         return getattr(self, command[0])(command, text) or ""
 
     def given(self, name: str) -> list[list[str]]:
