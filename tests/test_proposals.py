@@ -157,6 +157,18 @@ def test_a_size_below_the_baselines_has_no_law(tmp_path):
         proposals.tables(records, [], Terms("ddp-2"), proposals.Request(1e9, size=1))
 
 
+def test_one_size_has_its_fastest_configuration_and_no_law_and_no_picture(tmp_path, tables, capsys):
+    study(tmp_path, {2: (1.0,)})
+    about = facts("s", "ddp-1", cores=64, engine="megatron", gpus=2, tp=2, global_batch=16)
+    write(tmp_path, about | {"run": "faster"}, step_s=0.5)
+    found = tables(tmp_path, "--tokens=1e9", "--baseline=ddp-2")
+    (row,) = found["Resources for 1e9 tokens"]
+    assert row["run"] == "faster" and not any(name.startswith("Laws") for name in found)
+    plot = str(tmp_path / "x.svg")
+    assert proposal.main([str(tmp_path), "--tokens=1e9", "--plot", plot]) == 2
+    assert "nothing to draw: no two sizes have a speedup" in capsys.readouterr().err
+
+
 def test_what_no_run_states_is_a_dash_with_its_flag(tmp_path, text):
     folder = study(tmp_path, {1: (1.0,), 2: (0.6,)})
     for path in folder.iterdir():

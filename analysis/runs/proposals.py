@@ -95,7 +95,7 @@ def parts_of(
     records: list[Record], refused: list[str], terms: Terms, request: Request
 ) -> tuple[list[Part], list[tuple[str, str]]]:
     """Returns the parts of strong and of weak scaling, and the runs that are in none, with the
-    reasons. Where no work has two sizes, the one part is the baseline alone."""
+    reasons. Where no work has two sizes, the one part is the baseline's size alone."""
     laws = [terms.scaling] if terms.scaling else list(LAWS)
     submitted = [record for record in records if is_result(record)]
     others = [record for record in records if not is_result(record)]
@@ -129,8 +129,9 @@ def _part(title: str, found: Compared, request: Request) -> Part:
         if fitted and fitted.parameter(0).value > 1:
             fitted, reason = None, "more GPUs are slower than the baseline, so no law has a limit"
         fits.append((law.name, fitted, reason))
-    if not best:
-        best = {1.0: (found.base, rows[ordered.index(found.base)])}
+    if not best:  # one size
+        same = [pair for pair in zip(ordered, rows, strict=True) if pair[0].gpus == found.base.gpus]
+        best = {1.0: min(same, key=lambda pair: (pair[1]["speedup"] is None, pair[0].step_s))}
     return Part(title, found, best, fits, request.per_node(found.records))
 
 
@@ -279,6 +280,7 @@ def _quantities(part: Part, fitted: Fit) -> list[tuple[str, Bounded]]:
 # --- what the tokens cost ------------------------------------------------------------------------
 
 _HOURS = ("days", "gpu_hours", "node_hours", "kwh")
+_ENDS = tuple(f"{key}_ci95" for key in _HOURS)
 _COSTS = [
     Column("gpus", "GPUs", "d"),
     Column("nodes", "nodes", "d"),
@@ -289,7 +291,7 @@ _COSTS = [
         for key, heading in zip(_HOURS, ("days", "GPU-hours", "node-hours", "kWh"), strict=True)
         for column in (
             Column(key, heading, ",.4g"),
-            Column(f"{key}_ci95", f"interval of {heading}", ",.4g", seldom=True),
+            Column(f"{key}_ci95", f"interval of {heading}", ",.4g", seldom=key == "kwh"),
         )
     ),
 ]
@@ -363,9 +365,12 @@ def _cost(
     """Returns the row of what the tokens cost at a size. `tokens` are those of a step, `energy` the
     joules a token of each run."""
     row: dict[str, Any] = {"run": name, "gpus": gpus, "nodes": part.nodes(gpus)}
-    reasons = [reason._replace(columns=("tokens_per_s", *_HOURS)) for reason in reasons]
+    reasons = [reason._replace(columns=("tokens_per_s", *_HOURS, *_ENDS)) for reason in reasons]
+    if step.interval is None:
+        text = "nothing tells the noise: repeat the run, or give --noise"
+        reasons.append(Reason(MISSING, text, _ENDS))
     if not row["nodes"]:
-        reasons.append(_NO_NODES._replace(columns=("nodes", "node_hours")))
+        reasons.append(_NO_NODES._replace(columns=("nodes", "node_hours", "node_hours_ci95")))
     if tokens:
         row["tokens_per_s"] = tokens / step.value
         watts = request.gpu_watts
@@ -378,9 +383,6 @@ def _cost(
             if amount is not None:
                 row[key], *ends = (hours * amount).tolist()
                 row[f"{key}_ci95"] = ends or None
-        if step.interval is None:
-            text = "its steps are too few for an interval: repeat the run, or give --noise"
-            reasons.append(Reason(MISSING, text, tuple(f"{key}_ci95" for key in _HOURS)))
         if row.get("kwh") is None:
             text = "no run states its energy (--gpu-watts, of a GPU with its share of the node)"
             reasons.append(Reason(MISSING, text, ("kwh",)))
@@ -453,8 +455,8 @@ def drawn(parts: list[Part]) -> tuple[list[dict], list[dict], dict[int, str]]:
                 for n in np.geomspace(1, 4 * max(part.best), CURVE):
                     row = {"law": name, "scaling": part.scaling, "gpus": n * part.base.gpus}
                     curves.append(row | {"speedup": fitted.speedup(n).value})
-    if not all(row["speedup"] for row in points):
-        raise UsageError("--plot: nothing to draw, for a speedup is withheld")
+    if len(points) < 2:
+        raise UsageError("--plot: nothing to draw: no two sizes have a speedup")
     words = {n: f"{n:,}" + (f" ({nodes[n]:,})" if nodes[n] else "") for n in sorted(nodes)}
     return points, curves, words
 
