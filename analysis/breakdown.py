@@ -3,8 +3,9 @@
     python -m analysis.breakdown PATH... [--pop] [--baseline NAME] [--scaling strong|weak]
     python -m analysis.breakdown PATH... --extrap FILE.jsonl [--force]
 
-PATH is a run folder of a run with `--breakdown`, or a folder of them. Three tables, per step, over
-the windows after the warm-up:
+PATH is a run folder of a run with `--breakdown`, or a folder of them; or a log of another program
+that has the parts of its steps, of which there is the first table alone. Three tables, per step,
+over the windows after the warm-up:
 
 - every category's time on its slowest rank, the mean over ranks, and the spread (slowest -
   fastest); the step's time is the slowest rank's;

@@ -73,7 +73,8 @@ def _taken_apart(with_pop: bool, arguments: list[str]) -> Table:
     runs, problems = rank_times.read(_paths(arguments))
     if problems:
         raise UsageError("; ".join(problems))
-    return (efficiency_tree.table if with_pop else rank_times.losses)(runs, None, None)
+    table = efficiency_tree.table if with_pop else rank_times.losses
+    return table(rank_times.breakdowns(runs), None, None)
 
 
 def _audit(arguments: list[str]) -> str:

@@ -165,8 +165,9 @@ LEVELS = {
         {"naming", "fact_options"},
         {"model"},
         {"parsing"},
+        {"step_time"},
         {"readers"},
-        {"copies"},
+        {"copies", "rank_files"},
         {"load"},
     ],
     "parallel": [

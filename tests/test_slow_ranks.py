@@ -152,13 +152,13 @@ def test_steps_that_were_run_again_count_once_and_a_restarts_nodes_are_told_apar
 
 
 def test_a_verdict_looks_at_each_window_a_few_times_however_long_the_run_is(tmp_path, monkeypatch):
-    looked_at, is_slow = [], slow_ranks.is_slow
+    looked_at, is_slow = [], rank_judge.is_slow
 
     def noted(rows) -> bool:
         looked_at.append(len(rows))
         return is_slow(rows)
 
-    monkeypatch.setattr(slow_ranks, "is_slow", noted)
+    monkeypatch.setattr(rank_judge, "is_slow", noted)
     slow_ranks.verdicts(write_slow(tmp_path, 3, list(range(5, 505, 5)), longer=0.01))
     assert len(looked_at) == 98 and max(looked_at) == rank_judge.WINDOWS
 

@@ -32,8 +32,11 @@ def without_copies(records: list[Record], named: set[str]) -> list[Record]:
     """
     groups: list[list[Record]] = []
     places: dict[object, set[int]] = defaultdict(set)  # what copies share -> groups that have it
-    found = [record for record in records if not record.own and record.source not in named]
-    others = [record for record in found if len(record.steps)]
+    others = [
+        record
+        for record in records
+        if len(record.steps) and not record.own and not record.parts and record.source not in named
+    ]
     timeless = {os.path.dirname(_output(record)) for record in others if _is_timeless(record)}
     for record in sorted(others, key=_rank, reverse=True):
         keys = _keys(record, timeless)

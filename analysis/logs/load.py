@@ -12,6 +12,7 @@ from analysis.logs.copies import note_same_evidence, without_copies
 from analysis.logs.naming import tell_apart
 from analysis.logs.parsing.files_of_runs import LogFile, Outcome, group_by_run, read_files
 from analysis.logs.parsing.packed import STDIN
+from analysis.logs.rank_files import join_ranks
 from analysis.logs.record import Record, Refusal
 from base.errors import Reading, UsageError
 from base.files import below
@@ -32,7 +33,7 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> Reading[list
         UsageError: nothing at all could be read.
     """
     records, refusals = read_all(paths, facts)
-    records = without_copies(records, {str(path) for path in paths})
+    records = join_ranks(without_copies(records, {str(path) for path in paths}))
     note_same_evidence(records)
     tell_apart(records)
     refused = [str(refusal) for refusal in refusals]
@@ -61,6 +62,18 @@ def load_own(paths: list[Path], is_run: Callable[[Path], bool] = has_run) -> Rea
         raise UsageError("; ".join(refused))
     tell_apart(records)
     return Reading(records, refused)
+
+
+def load_with_ranks(paths: list[Path]) -> Reading[list[Record]]:
+    """Returns the run folders at or below the paths; where one of these is a log, or holds no run
+    folder, the logs, too."""
+    return load(paths) if any(map(is_log, paths)) else load_own(paths)
+
+
+def is_log(path: Path) -> bool:
+    """Tells whether a path is a log, or a folder with no run folder below it."""
+    places = below(path, is_run_folder, "attempts".__eq__)
+    return str(path) == "-" or (path.exists() and not any(place.is_dir() for place, _ in places))
 
 
 def find_logs(paths: Iterable[Path | str]) -> Reading[list[Path]]:

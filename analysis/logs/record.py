@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.common.reasons import NOTE, Reason
 from base.errors import UsageError, printable
+from parallel.measure.slow_steps import PartTimes
 from parallel.record.first_place import Place
 from parallel.record.reader import Run
 
@@ -35,10 +36,16 @@ STEP = np.dtype(
         ("tokens_per_s_per_gpu", float),  # as printed; times the GPUs, it is the one above
         ("skipped", float),  # 0 or 1, or how many of the interval
         ("nan_loss", float),  # 1 where NaN was printed as the loss
+        ("data_s", float),  # of the step, waiting for its batch
+        ("compute_s", float),  # of the step, on the GPU
+        ("communication_s", float),  # of the step
+        ("forward_backward_s", float),  # of the step, with the communication inside them
         ("at", float),  # where its line begins in the log, bytes
     ]
 )
-
+# What tables call the parts of a step that a line of a log may print.
+PRINTED_PARTS = {"data": "data_s", "compute": "compute_s", "communication": "communication_s"}
+PRINTED_PARTS["forward and backward"] = "forward_backward_s"
 
 # A doubt: its learning rate changed when it was resumed, so no single schedule has its loss curve.
 SCHEDULE = "schedule"
@@ -194,6 +201,7 @@ class Record:
     evidence: str = ""  # a hash of what was measured, where a reader makes one
     copy_of: str = ""  # the source of a run with the same evidence; `load` sets it
     submission: Submission | None = None  # of an MLPerf result
+    parts: PartTimes | None = None  # of its steps, where a log states these of ranks
 
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how

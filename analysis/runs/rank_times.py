@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table, by_key
-from analysis.logs.load import load_own
+from analysis.logs.load import load_with_ranks
 from analysis.logs.naming import name_of, tell_apart
+from analysis.logs.rank_files import parts_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
@@ -19,29 +20,47 @@ from base.errors import Reading, UsageError
 from parallel.config.resolve import check_setting
 from parallel.config.run_spec import SETTINGS, RunSpec, assembled, settings_of
 from parallel.measure import efficiencies
+from parallel.measure.steady_time import steady_iterations
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, read_breakdown
 from parallel.record.schema import CATEGORIES, EXPERT_MESSAGE_AXES, MESSAGE_AXES
 
 WITHOUT = "no breakdown (the run had no --breakdown)"
+NO_PARTS = "no breakdown (its log states no parts of a step)"
 
 
 @dataclass
-class Breakdown:
-    """One run's breakdown. `ranks`: {rank: its columns' means per step}, over `steps` steps.
+class Times:
+    """The parts of a run's steps. `ranks`: {rank: its columns' means per step}, over `steps` steps.
 
-    A column that is unknown in some window is None.
+    A column that is unknown in some window is None. A rank that its log does not state is None.
     """
 
-    spec: RunSpec
     record: Record
-    ranks: dict[int, dict[str, float | None]]
+    ranks: dict[int | None, dict[str, float | None]]
     steps: int
     notes: list[str] = field(default_factory=list)
+    categories: tuple[str, ...] = (*CATEGORIES, *EXPERT_MESSAGE_AXES)
 
     @property
     def name(self) -> str:
         return name_of(self.record)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step, of the slowest rank."""
+        return efficiencies.slowest(self.ranks, "elapsed_s")
+
+    def mean(self, *columns: str) -> float:
+        """Returns the mean over ranks of the sum of the columns."""
+        return efficiencies.mean(self.ranks, *columns)
+
+
+@dataclass(kw_only=True)
+class Breakdown(Times):
+    """The breakdown of a run of ours, which also says what each rank sent."""
+
+    spec: RunSpec
 
     @property
     def run(self) -> Run:
@@ -52,18 +71,26 @@ class Breakdown:
         return len(self.ranks) == self.spec.layout.world_size
 
     @property
-    def step_s(self) -> float:
-        """Seconds per step, of the slowest rank."""
-        return efficiencies.slowest(self.ranks, "elapsed_s")
-
-    @property
     def parts(self) -> dict[str, float]:
         """Returns the parts of a step, which add up to `step_s`."""
         return efficiencies.parts(self.spec.layout, self.ranks)
 
-    def mean(self, *columns: str) -> float:
-        """Returns the mean over ranks of the sum of the columns."""
-        return efficiencies.mean(self.ranks, *columns)
+
+def of_log(record: Record) -> Times | None:
+    """Returns what the steps of another program's run took in each part, behind the warm-up; None
+    where its log states no parts."""
+    parts = parts_of(record)
+    if parts is None:
+        return None
+    kept = steady_iterations(parts.step_s.max(axis=0))
+    seconds = {f"{name}_s": values[:, kept].mean(axis=1) for name, values in parts.parts.items()}
+    elapsed_s = parts.step_s[:, kept].mean(axis=1)
+    seconds |= {"elapsed_s": elapsed_s, "rest_s": elapsed_s - sum(seconds.values())}
+    ranks = {
+        rank: {name: float(values[place]) for name, values in seconds.items()}
+        for place, rank in enumerate(parts.ranks)
+    }
+    return Times(record, ranks, len(kept), categories=(*parts.parts, "rest"))
 
 
 def of_record(record: Record) -> Reading[Breakdown | None]:
@@ -83,7 +110,7 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
     # Without a steady part, skip the first window if there are others.
     start = 2 if time is None else max(2, int(record.steps["iteration"][time.first]))
     last = min(rows[-1]["last_step"] for rows in windows.values())  # of a killed run they differ
-    breakdown = Breakdown(spec, record, {}, 0)
+    breakdown = Breakdown(record, {}, 0, spec=spec)
     for rank, rows in windows.items():
         rows = [row for row in rows if row["last_step"] <= last]
         if not rows:
@@ -139,13 +166,13 @@ _MESSAGES = [
 ]
 
 
-def times(breakdowns: Iterable[Breakdown]) -> Table:
+def times(breakdowns: Iterable[Times]) -> Table:
     """Returns every category of every run: slowest rank, mean and spread over ranks, share of the
     step."""
     table = Table(_TIMES, [], "Time per step")
     for breakdown in breakdowns:
         table.notes += [f"{breakdown.name}: {note}" for note in breakdown.notes]
-        for name in ("elapsed", *CATEGORIES, *EXPERT_MESSAGE_AXES):
+        for name in ("elapsed", *breakdown.categories):
             seconds = {rank: row[f"{name}_s"] for rank, row in breakdown.ranks.items()}
             if not any(seconds.values()):
                 continue
@@ -292,12 +319,15 @@ def breakdowns_of(records: list[Record]) -> Reading[list[Breakdown]]:
     return Reading(breakdowns, [line for reading in readings for line in reading.left_out])
 
 
-def read(paths: list[Path]) -> Reading[list[Breakdown]]:
-    """Returns the breakdowns of the runs at the paths, and one line for each thing that could not
-    be read."""
-    records, refused = load_own(paths)
-    runs, problems = breakdowns_of(records)
+def read(paths: list[Path]) -> Reading[list[Times]]:
+    """Returns what the steps of the runs at the paths took, those of ours first, and one line for
+    each thing that could not be read."""
+    records, refused = load_with_ranks(paths)
+    own_runs, problems = breakdowns_of([record for record in records if record.own])
+    logs = {record.source: of_log(record) for record in records if not record.own}
     problems = refused + problems
+    problems += [f"{source}: {NO_PARTS}" for source, parts in logs.items() if parts is None]
+    runs = [*own_runs, *(parts for parts in logs.values() if parts)]
     if not runs:
         if len(problems) > 1 and all(line.endswith(WITHOUT) for line in problems):
             places = ", ".join(map(str, paths))
@@ -305,3 +335,8 @@ def read(paths: list[Path]) -> Reading[list[Breakdown]]:
         raise UsageError("; ".join(problems))
     tell_apart([run.record for run in runs])  # only these are shown
     return Reading(runs, problems)
+
+
+def breakdowns(runs: list[Times]) -> list[Breakdown]:
+    """Returns those of the runs that are ours."""
+    return [run for run in runs if isinstance(run, Breakdown)]

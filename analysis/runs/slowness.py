@@ -1,9 +1,15 @@
-"""Which ranks were slow in which runs, and which nodes had some, by slow_ranks.csv."""
+"""Which ranks were slow in which runs, which nodes had some, and why single steps were slow: by
+slow_ranks.csv, or by the parts of steps that a log has."""
 
 from collections import defaultdict
+from typing import NamedTuple
 
 from analysis.common.table import Column, Table
-from parallel.measure import rank_judge
+from analysis.logs.rank_files import parts_of
+from analysis.logs.record import Record
+from base.errors import UsageError
+from parallel.measure import rank_judge, slow_ranks
+from parallel.measure.slow_steps import SlowSteps, slow_ranks_of, slow_steps
 
 _RANKS = [Column("run", "run"), Column("kind", "kind"), Column("rank", "rank", "d")]
 _RANKS += [Column("node", "node"), Column("longer", "longer by", ".0%")]
@@ -13,12 +19,51 @@ _NODES = [Column("node", "node"), Column("n", "slow in runs", "d"), Column("of",
 _NODES.append(Column("runs", "which"))
 
 
-def tables(slow: dict[str, list[rank_judge.Verdict]]) -> list[Table]:
-    """Returns the slow ranks of each run, by name, and the nodes that have some."""
+_STEPS = [Column("run", "run"), Column("steps", "slow steps"), Column("n", "n", "d")]
+_STEPS += [Column("longer_s", "slower by (s)", ".3g"), Column("part", "part")]
+_STEPS += [Column("part_s", "of it (s)", ".3g"), Column("place", "on")]
+_STEPS.append(Column("lost", "share of the time", ".1%"))
+NO_COMPUTING = "which rank computes longer is not known: its parts hold waiting for other ranks"
+NO_RANKS = "its log has no times of several ranks, and no parts of a step"
+
+
+class Slowness(NamedTuple):
+    """What a run says of slow ranks and slow steps. note: what cannot be known of it."""
+
+    ranks: list[rank_judge.Verdict]
+    steps: list[SlowSteps]
+    note: str = ""
+
+
+def slowness_of(record: Record) -> Slowness:
+    """Returns the slow ranks and slow steps of a run.
+
+    Raises:
+        UsageError: it says nothing of its ranks nor of the parts of its steps.
+    """
+    parts = parts_of(record)
+    steps = slow_steps(parts) if parts else []
+    if record.own:
+        try:
+            return Slowness(slow_ranks.verdicts(record.own.path), steps)
+        except UsageError as error:
+            if parts is None:
+                raise
+            return Slowness([], steps, str(error))
+    if parts is None:
+        raise UsageError(f"{record.source}: {NO_RANKS}")
+    if len(parts.ranks) == 1:
+        return Slowness([], steps, "times of one rank alone, which is compared with nobody")
+    return Slowness(slow_ranks_of(parts), steps, "" if parts.knows_computing else NO_COMPUTING)
+
+
+def tables(slow: dict[str, Slowness]) -> list[Table]:
+    """Returns the slow ranks of each run, by name, the nodes that have some, and the slow steps."""
     note = f"{len(slow)} runs read; windows of {rank_judge.STEPS} steps"
     ranks, runs_of = Table(_RANKS, [], "Slow ranks", [note]), defaultdict(dict)
-    for name, verdicts in slow.items():
-        for verdict in verdicts:
+    ranks.notes += [f"{name}: {run.note}" for name, run in slow.items() if run.note]
+    for name, run in slow.items():
+        for verdict in run.ranks:
             row = {"run": name} | verdict._asdict()
             if verdict.kind == "link":
                 row |= {"rank": None, "node": None}
@@ -29,4 +74,10 @@ def tables(slow: dict[str, list[rank_judge.Verdict]]) -> list[Table]:
     for node, runs in sorted(runs_of.items(), key=lambda item: -len(item[1])):
         row = {"node": node, "n": len(runs), "of": len(slow), "runs": ", ".join(runs)}
         nodes.rows.append(row)
-    return [ranks, nodes]
+    steps = Table(_STEPS, [], "Slow steps")
+    for name, run in slow.items():
+        for cause in run.steps:
+            row = {"run": name, "n": len(cause.iterations)} | cause._asdict()
+            row |= {"steps": cause.steps, "place": cause.place or None}
+            steps.rows.append(row | {"part": cause.part or "none that is stated"})
+    return [ranks, nodes, steps]

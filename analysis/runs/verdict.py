@@ -13,8 +13,10 @@ import numpy as np
 
 from analysis.common.reasons import NOTE, Reason
 from analysis.logs.naming import name_of
+from analysis.logs.rank_files import parts_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import UNTIMED, no_timing
+from parallel.measure.slow_steps import slow_steps
 from parallel.measure.steady_time import MIN_STEADY, Steady
 
 # A failure's kind as the readers name it -> the verdict.
@@ -180,6 +182,8 @@ def _doubts(record: Record, time: Steady | None) -> list[Reason]:
     doubts.append(Reason("averages", _averaged(record)))
     if time is not None:
         doubts += _doubts_of_time(record, time)
+        parts = parts_of(record)
+        doubts += [Reason("slow steps", str(steps)) for steps in slow_steps(parts)] if parts else []
     if record.oversubscribed:
         text = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
         doubts.append(Reason("oversubscribed", text))

@@ -6,12 +6,11 @@ import os
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Table, show, show_objects
 from analysis.logs.fact_options import facts_of
-from analysis.logs.load import load, load_own
+from analysis.logs.load import is_log, load, load_own, load_with_ranks
 from analysis.logs.naming import name_of
 from analysis.runs import (
     checkpoint_costs,
@@ -34,8 +33,6 @@ from analysis.runs.fairness import question_of
 from analysis.runs.run_options import LOGS, load_runs, parser_of, terms_of, unheeded
 from analysis.runs.run_row import OF_EXPERTS, OF_PRINTED_MFU, OF_RANKS
 from base.errors import UsageError, command_line, warn
-from base.files import below
-from parallel.measure import slow_ranks
 from parallel.record.reader import is_run_folder
 
 
@@ -117,7 +114,7 @@ def parity(options: Namespace) -> Result:
     """Shows whether the losses of each run equal those of its baseline."""
     bars = {"loss": options.loss_bar, "grad_norm": options.grad_norm_bar}
     bars = {name: bar for name, bar in bars.items() if bar is not None}
-    if any(map(_is_log, options.paths)):
+    if any(map(is_log, options.paths)):
         records, damaged = load(options.paths)
         warn("analysis.parity", *damaged)
         baseline = baseline_of(options.baseline, records) if options.baseline else None
@@ -137,12 +134,6 @@ def parity(options: Namespace) -> Result:
     return Result([table], _parity_status(options, kinds, damaged))
 
 
-def _is_log(path: Path) -> bool:
-    """Tells whether a path is a log, or a folder with no run folder below it."""
-    places = below(path, is_run_folder, "attempts".__eq__)
-    return str(path) == "-" or (path.exists() and not any(place.is_dir() for place, _ in places))
-
-
 def _parity_status(options: Namespace, kinds: set[str], damaged: list[str]) -> int:
     """Returns the exit status of verdicts of these kinds."""
     if options.check:
@@ -154,20 +145,26 @@ def breakdown(options: Namespace) -> Result:
     """Shows where each rank's time went, what it sent, and which part lost efficiency."""
     runs, problems = rank_times.read(options.paths)
     warn("analysis.breakdown", *problems)
+    times, own_runs = rank_times.times(runs), rank_times.breakdowns(runs)
+    if not own_runs:
+        if options.pop or options.extrap:
+            raise UsageError("--pop and --extrap are for our own runs with --breakdown")
+        return Result([times])
     if options.extrap:
-        warn("analysis.breakdown", extra_p.write(options.extrap, runs, options.force))
+        warn("analysis.breakdown", extra_p.write(options.extrap, own_runs, options.force))
     taken_apart = efficiency_tree.table if options.pop else rank_times.losses
-    efficiency = taken_apart(runs, options.baseline, options.scaling)
-    return Result([rank_times.times(runs), rank_times.messages(runs), efficiency])
+    efficiency = taken_apart(own_runs, options.baseline, options.scaling)
+    return Result([times, rank_times.messages(own_runs), efficiency])
 
 
 def stragglers(options: Namespace) -> Result:
-    """Shows the ranks and nodes of each run that are slower than the others."""
-    records, problems = load_own(options.paths)
+    """Shows the ranks and nodes of each run that are slower than the others, and why steps are
+    slow."""
+    records, problems = load_with_ranks(options.paths)
     slow = {}
     for record in records:
         try:
-            slow[name_of(record)] = slow_ranks.verdicts(record.own.path)
+            slow[name_of(record)] = slowness.slowness_of(record)
         except UsageError as error:
             problems.append(str(error))
     if not slow:
@@ -208,6 +205,7 @@ class View(NamedTuple):
     paths: str = LOGS
 
 
+_WITH_PARTS = "run folder or study; or a log with the parts of its steps"
 _RATIOS = ("baseline", "scaling", "any_commit", "times", "facts")
 VIEWS = {
     "tflops": View(tflops, (*_RATIOS, "predict", "table", "convention")),
@@ -225,9 +223,9 @@ VIEWS = {
     "breakdown": View(
         breakdown,
         ("pop", "extrap", "force", "baseline", "scaling", "table"),
-        "run folder or study",
+        _WITH_PARTS,
     ),
-    "stragglers": View(stragglers, ("table",), "run folder or study"),
+    "stragglers": View(stragglers, ("table",), _WITH_PARTS),
     "checkpoints": View(checkpoints, ("table",), "run, log, folder"),
     "failures": View(failures, ("table",)),
     "goodput": View(goodput, ("table",), "study or run folder"),

@@ -23,6 +23,7 @@ is compared with nobody.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -87,3 +88,16 @@ def is_slow(rows: Iterable[dict[str, Any]]) -> bool:
         return False
     noise = math.hypot(*(row["noise"] for row in latest)) / len(latest)
     return is_slower(mean(row["longer"] for row in latest), noise)
+
+
+def verdicts(rows: Iterable[dict[str, Any]]) -> list[Verdict]:
+    """Returns who was slow in a run, by the rows of all of its windows, the longest first."""
+    by_rank: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:  # a restart may have other nodes
+        by_rank[row["kind"], row["rank"], row["node"]].append(row)
+    slow = [
+        verdict(rows)
+        for rows in by_rank.values()
+        if any(is_slow(rows[max(0, end - WINDOWS) : end]) for end in range(NEED, len(rows) + 1))
+    ]
+    return sorted(slow, key=lambda verdict: -verdict.n)

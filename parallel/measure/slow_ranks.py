@@ -3,12 +3,12 @@
 rank_judge.py says when windows of steps make a rank slow.
 """
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from base.errors import UsageError
-from parallel.measure.rank_judge import NEED, STEPS, WINDOWS, Verdict, is_slow, verdict
+from parallel.measure import rank_judge
+from parallel.measure.rank_judge import STEPS, Verdict
 from parallel.record.ends import RUNNING
 from parallel.record.reader import read_rows, read_run
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS
@@ -32,15 +32,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def verdicts(folder: Path) -> list[Verdict]:
     """Returns who was slow in a run, the longest first."""
-    by_rank: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in read(folder):  # a restart may have other nodes
-        by_rank[row["kind"], row["rank"], row["node"]].append(row)
-    slow = [
-        verdict(rows)
-        for rows in by_rank.values()
-        if any(is_slow(rows[max(0, end - WINDOWS) : end]) for end in range(NEED, len(rows) + 1))
-    ]
-    return sorted(slow, key=lambda verdict: -verdict.n)
+    return rank_judge.verdicts(read(folder))
 
 
 def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:

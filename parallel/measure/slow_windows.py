@@ -40,7 +40,8 @@ class Judge:
     def window(self, times: np.ndarray, last: int) -> tuple[list[dict[str, Any]], list[Verdict]]:
         """Judges the window that ends with step `last`.
 
-        times: seconds (ranks, STEPS, 3): computing, waiting for batches, the whole step.
+        times: seconds (ranks, STEPS, 3): computing, waiting for batches, the whole step. Where
+        computing is NaN, waiting for batches alone is judged.
 
         Returns the rows of slow_ranks.csv, and the new verdicts: each slow rank is told once.
         """
@@ -53,7 +54,7 @@ class Judge:
             if share > LINK:
                 noise = spread(self.rests) / computing
                 slow["link", NOBODY] = [share, noise * NEED**0.5]  # is_slow divides by sqrt(n)
-        if not slow:
+        if not slow and np.isfinite(rest_share):
             self.rests.append(rest_share)
         rows, new = [], []
         for (kind, rank), (longer, noise) in slow.items():
@@ -74,9 +75,9 @@ class Judge:
         column: that of `times`, 0 for computing or 1 for waiting for batches.
         """
         for ranks in self.groups:
-            if len(ranks) < 2:
-                continue
             own_s = times[ranks, :, column]
+            if len(ranks) < 2 or np.isnan(own_s).any():
+                continue
             usual = np.sort(own_s, axis=0)[(len(ranks) - 1) // 2]  # of two ranks, the faster
             longer = (own_s - usual) / (times[0, :, 2] if column == 1 else np.maximum(usual, 1e-9))
             shares = _middle(longer)

@@ -55,7 +55,8 @@ class Steady:
     single: bool = True
 
 
-def _spike_bound(step_s: np.ndarray) -> float:
+def spike_bound(step_s: np.ndarray) -> float:
+    """Returns the seconds above which a step is a spike of these."""
     middle = float(np.median(step_s))
     mad = OF_NORMAL * float(np.median(np.abs(step_s - middle)))
     return middle + max(SPIKE_MADS * mad, SPIKE_SHARE * middle)
@@ -74,13 +75,13 @@ def warmup_end(step_s: np.ndarray) -> int:
     n = len(step_s)
     if n < 4:
         return int(n > 1)  # the first iteration compiles and allocates
-    capped = np.minimum(step_s, _spike_bound(step_s[n // 2 :]))
+    capped = np.minimum(step_s, spike_bound(step_s[n // 2 :]))
     remaining = np.arange(n, 0, -1)  # points that remain when 0, 1, ... are dropped
     total, squares = np.cumsum(capped[::-1])[::-1], np.cumsum(capped[::-1] ** 2)[::-1]
     error = (squares - total**2 / remaining) / remaining.astype(float) ** 2
     dropped = int(np.argmin(error[: n // 2 + 1]))
     start, rest = step_s[:dropped], step_s[dropped:]
-    ends = np.flatnonzero(start > _spike_bound(rest)) + 1
+    ends = np.flatnonzero(start > spike_bound(rest)) + 1
     fast = np.cumsum(start < float(np.median(rest)) / (1 + NOTABLE))
     ends = ends[(ends < FEWEST) | (4 * fast[ends - 1] < 3 * ends)]
     return int(ends[-1]) if len(ends) else 0
@@ -166,7 +167,7 @@ def steady(
     earlier, later = change[:2] if change else _halves(times)
     ends = sorted((earlier, later))
     is_far = ends[1] > (1 + RISEN) * ends[0]
-    spikes = int(np.sum(times > _spike_bound(times)))
+    spikes = int(np.sum(times > spike_bound(times)))
     independent = effective_size(times)
     return Steady(
         step_s=float(np.median(times)),

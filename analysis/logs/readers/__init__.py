@@ -27,9 +27,9 @@ from analysis.logs.record import Record, Refusal
 from base.errors import UsageError
 
 NAMES = tuple(
-    """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc maxtext torchtune
-    composer olmo internevo xtuner automodel nemo_rl metrics_file megatron_golden nemo mlperf
-    fairseq rank_epochs deepspeed_lines hf_trainer""".split()
+    """nanotron megatron_lm torchtitan torchtitan_spans modded_nanogpt nanochat nanogpt llmc maxtext
+    torchtune composer olmo internevo xtuner automodel nemo_rl metrics_file megatron_golden nemo
+    mlperf fairseq rank_epochs deepspeed_lines hf_trainer""".split()
 )
 UNKNOWN = "unknown"
 

@@ -6,7 +6,11 @@ GPT-NeoX, Megatron-Bridge and our own engines.
      samples/sec: 206.693 | iteration        1/     512 | elapsed time per iteration (ms): 2477.1 |
 
 All have fields between bars, in any order. A field counts when its bar is behind it, for a number
-without may be cut.
+without may be cut. With timers, the lines behind say what an iteration spent where; of the fastest
+and the slowest rank the slowest counts:
+
+    time (ms) | forward-compute: 260.12 | backward-compute: 191.56 | ... | batch-generator: 10.29
+        forward-backward ...............................: (8123.42, 8129.10)
 """
 
 import re
@@ -15,7 +19,7 @@ import numpy as np
 
 from analysis.logs.parsing.fields import positive, ranks_of_rates
 from analysis.logs.parsing.line_format import Format
-from analysis.logs.parsing.lines import Columns, Line
+from analysis.logs.parsing.lines import Columns, Line, table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of, state
 from analysis.logs.record import Record
@@ -82,7 +86,37 @@ _PEAK = re.compile(
     rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,24})"
     rb"(?= {0,2}\|)"
 )
-_SOON = 1 << 20  # bytes behind the first iteration, in which it prints its memory
+_SOON = 1 << 20  # bytes behind the first iteration, in which it prints its memory and timers
+# Parts of a step -> the timers that add up to them. batch-generator runs in forward-compute, and
+# all in forward-backward.
+_TIMERS = {
+    "data_s": ("batch-generator",),
+    "compute_s": ("forward-compute", "backward-compute", "optimizer"),
+    "communication_s": (
+        *("forward-recv", "forward-send", "backward-recv", "backward-send"),
+        *("forward-send-backward-recv", "backward-send-forward-recv", "forward-send-forward-recv"),
+        *("backward-send-backward-recv", "backward-params-all-reduce", "all-grads-sync"),
+        *("backward-embedding-all-reduce", "backward-layernorm-all-reduce", "params-all-gather"),
+        *("embedding-grads-all-reduce", "layernorm-grads-all-reduce", "grads-all-reduce"),
+        "grads-reduce-scatter",
+    ),
+    "forward_backward_s": ("forward-backward",),
+}
+_TIMER_NAMES = [name.encode() for names in _TIMERS.values() for name in names]
+_TIMER_FIELDS = {
+    name.decode(): re.compile(
+        rb"(?:\A|\| )%b(?: \.{2,60})?: (?:\([\d.]{1,20}, )?([\d.]{1,20})(?![\w.])" % name
+    )
+    for name in _TIMER_NAMES
+}
+_TIMER_LINES = (
+    Line(re.compile(rb"time \(ms\)(?= \| (?:forward|batch))"), _TIMER_FIELDS),
+    Line(
+        re.compile(rb"(?<= )(?=(?:%b) \.{2,60}: \(?\d)" % b"|".join(_TIMER_NAMES)),
+        _TIMER_FIELDS,
+        mark=b" ...",
+    ),
+)
 
 
 def _timed(columns: Columns, record: Record, log: Log) -> Columns:
@@ -112,6 +146,7 @@ def _timed(columns: Columns, record: Record, log: Log) -> Columns:
         line += log.slice(first, first + 1500).partition(b"\n")[0]
         if peaks := _PEAK.findall(log.slice(first, first + _SOON)):
             record.peak_bytes = int(max(map(float, peaks)) * 2**20)
+        _add_timers(columns, log, log.slice(first, first + _SOON))
     header = header_of(log, first)
     if b"reserve_length:" in line or b"Loading extension module token_dropping" in header:
         record.uncounted.append("layers that drop tokens (random-LTD)")
@@ -126,6 +161,30 @@ def _batches(iteration: np.ndarray, consumed: np.ndarray) -> np.ndarray:
     samples = positive(np.diff(consumed[first], prepend=np.nan))
     batches = samples / np.diff(numbers, prepend=np.nan)
     return np.where(batches == np.round(batches), batches, np.nan)[inverse]
+
+
+def _add_timers(columns: Columns, log: Log, sample: bytes) -> None:
+    """Adds the parts of each iteration, by the timers behind its line, where the log has these in a
+    sample of it."""
+    line = next((line for line in _TIMER_LINES if line.start.search(sample)), None)
+    if line is None:
+        return
+    timers = table(log, line, Record("", ""))
+    entry = np.searchsorted(columns["at"], timers.pop("at")) - 1
+    spent_s = {}
+    for name in _TIMER_FIELDS:
+        rows = np.flatnonzero((entry >= 0) & np.isfinite(timers[name]))
+        spent_s[name] = np.full(len(columns["at"]), np.nan)
+        spent_s[name][entry[rows]] = timers[name][rows] / 1000
+    for part, names in _TIMERS.items():
+        known = [spent_s[name] for name in names if np.isfinite(spent_s[name]).any()]
+        columns[part] = np.sum(known, axis=0) if known else np.full(len(columns["at"]), np.nan)
+    has_compute = np.isfinite(spent_s["forward-compute"])
+    columns["compute_s"] = np.where(has_compute, columns["compute_s"], np.nan)
+    columns["forward_backward_s"][has_compute] = np.nan
+    within = np.nan_to_num(columns["data_s"])
+    for part in ("compute_s", "forward_backward_s"):
+        columns[part] = columns[part] - within
 
 
 def _tool(header: bytes, line: bytes = b"") -> str:

@@ -35,6 +35,7 @@ _FIELDS = {
         ("batches_per_s", rb"throughput/device/(?:BPS|batches_per_second)"),
         ("tokens_per_s_per_gpu", rb"throughput/device/(?:TPS|tokens_per_second)"),
         ("mfu_pct", rb"throughput/device/MFU"),
+        ("data_s", rb"throughput/device/data loading \(s\)"),  # of the slowest rank
         ("tflops", rb"throughput/device/flopsPS"),
         ("total_tokens", rb"throughput/total[ _]tokens"),
         ("peak_gib", rb"(?:gpu_memory|system)/GPU reserved mem \(GiB\)"),

@@ -28,7 +28,7 @@ def _micro_batches(columns: Columns, record: Record, log: Log) -> Columns:
 def _own_lines(columns: Columns, record: Record, log: Log) -> Columns:
     """Returns the columns with the time of loading data in times and rates."""
     training_s = columns.pop("training_s")
-    columns["step_s"] = training_s + columns.pop("data_s")
+    columns["step_s"] = training_s + columns["data_s"]
     columns["tokens_per_s_per_gpu"] *= training_s / positive(columns["step_s"])
     record.doubt(UNPADDED, "its tokens/s are of one rank and leave out padding")
     return columns
