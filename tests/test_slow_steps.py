@@ -1,6 +1,7 @@
 """Slow steps have a cause, and slow ranks a name, by the parts that logs of other programs have."""
 
 import json
+import tomllib
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from analysis import breakdown, stragglers, tflops
 from analysis.logs.load import load
 from analysis.logs.rank_files import parts_of
 from parallel.measure.slow_steps import PartTimes, slow_ranks_of, slow_steps
+from tests.conftest import ROOT
 from tests.test_breakdowns_add_up import put, write_run
 from tests.test_logs_of_attempts import FORMATS
 from tests.test_logs_of_attempts import steps as steps_of_megatron
@@ -209,6 +211,16 @@ def test_megatrons_timers_are_parts_of_the_iteration_before_them(timers, tmp_pat
     (name,) = parts.keys() & {"compute", "forward and backward"}
     words = f"steps 20 and 33 are 0.9 s slower than the median: 0.9 s of it is {name}"
     assert words in printed(tflops.main, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "data_s"), [("OLMo-core", 0.0002), ("XTuner", 0.0065)])
+def test_the_time_for_loading_data_is_a_part(kind, data_s, tmp_path):
+    lines = tomllib.loads((ROOT / "tests" / "log_lines.toml").read_text())
+    (tmp_path / "job.out").write_text(lines[kind]["line"])
+    (run,) = load([tmp_path]).content
+    assert {name: seconds.tolist() for name, seconds in parts_of(run).parts.items()} == {
+        "data": [[data_s]]
+    }
 
 
 def test_a_log_without_parts_has_no_slow_steps(tmp_path, refused):

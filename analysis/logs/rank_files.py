@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.logs.parsing.files_of_runs import one_run_with
 from analysis.logs.parsing.steps import ONE_RUN
-from analysis.logs.record import PRINTED_PARTS, Record
+from analysis.logs.record import Record
 from analysis.logs.step_time import step_times
 from parallel.measure.slow_steps import PartTimes
 from parallel.record.reader import read_breakdown
@@ -126,16 +126,14 @@ def parts_of(record: Record) -> PartTimes | None:
         return record.parts
     if record.own:
         return _of_breakdown(record.own.path)
-    if record.epochs or record.per_epoch:
+    step_s, parts = step_times(record), record.printed_parts
+    parts = {name: values[None] for name, values in parts.items() if np.isfinite(values).any()}
+    if not parts or not len(step_s) or record.epochs:
         return None
-    iteration, step_s = record.steps["iteration"], step_times(record)
-    parts = {name: record.steps[column][None] for name, column in PRINTED_PARTS.items()}
-    parts = {name: values for name, values in parts.items() if np.isfinite(values).any()}
-    if not parts or not len(step_s):
-        return None
-    is_whole = np.isfinite(step_s) & np.isfinite([values[0] for values in parts.values()]).all(0)
+    is_whole = np.isfinite(step_s) & np.isfinite(np.concatenate([*parts.values()])).all(axis=0)
     parts = {name: values[:, is_whole] for name, values in parts.items()}
-    return PartTimes(iteration[is_whole], step_s[None, is_whole], parts, interval=record.interval)
+    iteration = record.steps["iteration"][is_whole]
+    return PartTimes(iteration, step_s[None, is_whole], parts, interval=record.interval)
 
 
 def _of_breakdown(path: Path) -> PartTimes | None:
@@ -145,22 +143,25 @@ def _of_breakdown(path: Path) -> PartTimes | None:
     ranks, _ = read_breakdown(path, world_size)
     if not ranks:
         return None
-    windows = {rank: {row["last_step"]: row for row in rows} for rank, rows in ranks.items()}
-    shared = sorted(set.intersection(*map(set, windows.values())))
-    rows = [[windows[rank][last] for last in shared] for rank in ranks]
-    n_steps = np.array(
-        [[row["last_step"] - row["first_step"] + 1 for row in of_rank] for of_rank in rows]
-    )
+    by_step = [{row["last_step"]: row for row in windows} for windows in ranks.values()]
+    shared = sorted(set.intersection(*map(set, by_step)))
+    rows = [[windows[last] for last in shared] for windows in by_step]
 
     def seconds(name: str) -> np.ndarray:
-        return (
-            np.array([[row.get(f"{name}_s", 0.0) for row in of_rank] for of_rank in rows]) / n_steps
+        """Returns what a column says of each rank and window, per step."""
+        return np.array(
+            [
+                [
+                    row.get(f"{name}_s", 0.0) / (row["last_step"] - row["first_step"] + 1)
+                    for row in windows
+                ]
+                for windows in rows
+            ]
         )
 
     names = {name: name for name in CATEGORIES if name not in MESSAGE_AXES}
     names |= {f"{axis} communication": axis for axis in (*MESSAGE_AXES, *EXPERT_MESSAGE_AXES)}
     parts = {shown: seconds(name) for shown, name in names.items()}
     parts = {name: values for name, values in parts.items() if values.any()}
-    return PartTimes(
-        np.array(shared, float), seconds("elapsed"), parts, tuple(ranks), ("",) * len(ranks)
-    )
+    nodes = ("",) * len(ranks)
+    return PartTimes(np.array(shared, float), seconds("elapsed"), parts, tuple(ranks), nodes)

@@ -36,16 +36,16 @@ STEP = np.dtype(
         ("tokens_per_s_per_gpu", float),  # as printed; times the GPUs, it is the one above
         ("skipped", float),  # 0 or 1, or how many of the interval
         ("nan_loss", float),  # 1 where NaN was printed as the loss
-        ("data_s", float),  # of the step, waiting for its batch
-        ("compute_s", float),  # of the step, on the GPU
-        ("communication_s", float),  # of the step
-        ("forward_backward_s", float),  # of the step, with the communication inside them
         ("at", float),  # where its line begins in the log, bytes
     ]
 )
-# What tables call the parts of a step that a line of a log may print.
-PRINTED_PARTS = {"data": "data_s", "compute": "compute_s", "communication": "communication_s"}
-PRINTED_PARTS["forward and backward"] = "forward_backward_s"
+# The columns of lines that print seconds of a step's parts -> what tables call the parts.
+PRINTED_PARTS = {
+    "data_s": "data",
+    "compute_s": "compute",
+    "communication_s": "communication",
+    "forward_backward_s": "forward and backward",  # with the communication inside them
+}
 
 # A doubt: its learning rate changed when it was resumed, so no single schedule has its loss curve.
 SCHEDULE = "schedule"
@@ -201,7 +201,9 @@ class Record:
     evidence: str = ""  # a hash of what was measured, where a reader makes one
     copy_of: str = ""  # the source of a run with the same evidence; `load` sets it
     submission: Submission | None = None  # of an MLPerf result
-    parts: PartTimes | None = None  # of its steps, where a log states these of ranks
+    # Of its steps: those of ranks, or of each entry, seconds, that its line prints.
+    parts: PartTimes | None = None
+    printed_parts: dict[str, np.ndarray] = field(default_factory=dict)
 
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how

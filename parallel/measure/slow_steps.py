@@ -201,10 +201,11 @@ def _cause(
     The parts that stand out are added up, the largest first, until no more than noise is left; they
     are the cause where they hold half of it. First those that are a rank's own.
     """
-    for names, pick in ((OWN & parts.keys(), np.argmax), (parts.keys() - OWN, np.argmin)):
+    for is_own, pick in ((True, np.argmax), (False, np.argmin)):
         outstanding: dict[str, np.ndarray] = {}
-        for name in names:
-            lost_s, rank = parts[name].of(group), int(pick(parts[name].of(group)))
+        for name in (name for name in parts if (name in OWN) == is_own):
+            lost_s = parts[name].of(group)
+            rank = int(pick(lost_s))
             part_noise_s = parts[name].noise_s[rank] / len(group) ** 0.5
             if longer_s > 0 and is_slower(lost_s[rank] / longer_s, part_noise_s / longer_s):
                 outstanding[name] = lost_s
@@ -217,7 +218,7 @@ def _cause(
             together = together + outstanding[name]
         part_s = float(together[pick(together)])
         if chosen and part_s >= longer_s / 2:
-            ranks = np.flatnonzero(together >= part_s / 2) if pick is np.argmax else []
+            ranks = np.flatnonzero(together >= part_s / 2) if is_own else []
             return _Cause(" and ".join(chosen), part_s, tuple(map(int, ranks)))
     return _Cause()
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.record import STEP, Record, steps_table
+from analysis.logs.record import PRINTED_PARTS, STEP, Record, steps_table
 
 # Who printed a line: srun -l, torchrun --tee, torch's and Primus's loggers, pdsh's host names.
 _WHO = re.compile(
@@ -33,6 +33,10 @@ def put_steps(
     record.steps = steps
     if not len(steps):
         return
+    kept = np.searchsorted(columns["at"], steps["at"])
+    for column, part in PRINTED_PARTS.items():
+        if column in columns:
+            record.printed_parts[part] = columns[column][kept]
     record.last_at = int(steps["at"][-1])
     iteration, as_number = steps["iteration"], "{:.0f}".format
     advances = np.diff(iteration)
