@@ -15,7 +15,6 @@ one, than rows): what it waited for by its own record, and what differs from fas
 
 import math
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,8 +30,8 @@ from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 from analysis.planner import ranking
-from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
-from analysis.planner.runs import ASSUMED, absent, assumed, priced
+from analysis.planner.calibration import Calibration
+from analysis.planner.runs import ASSUMED, absent, assumed, cluster_of, priced
 from analysis.planner.space import engine_of, pipelines
 from analysis.published.published_runs import read_published
 from analysis.runs import rank_times, run_table
@@ -45,9 +44,10 @@ from base.errors import Answer, Parser, UsageError, command_line, warn
 from base.files import ROOT
 from models.config import name_of as preset_of
 from models.config import preset
-from models.gpus import card_memory, peak_tflops, usual_gpu
+from models.gpus import peak_tflops, usual_gpu
 from parallel.config.layout import EXPERT_AXES, SET_AXES, Ends, shown_axes
 from parallel.config.run_spec import DEFAULTS
+from parallel.measure.training_metrics import data_share
 
 FLAGS = "flags"  # the source of a run that is not measured
 # How far what differs puts a row from a run: each doubling of a number, or another word.
@@ -78,21 +78,6 @@ def flagged_run(facts: dict[str, Any], preset_name: str | None) -> Record:
             if any(ends) and vpp == record.vpp:
                 record.facts["layout"] = Ends(*ends).settings(vpp)
     return record
-
-
-def cluster_of(record: Record, name: str | None) -> Answer[Calibration]:
-    """Returns the cluster of this name, else the data sheet of the run's card, or why there is
-    none."""
-    if name:
-        return Answer(load_calibration(name))
-    if not record.gpu_type:
-        return Answer(None, asked(["gpu_type"]) + "; or give --cluster")
-    if (card := usual_gpu(record.gpu_type)) is None:
-        return Answer(None, f"{record.gpu_type} is no known card: say where with --cluster")
-    memory_gb = card.memory_gb
-    with suppress(UsageError):  # sold with several sizes, and the log names none: the largest
-        memory_gb = card_memory(record.gpu_type)
-    return Answer(from_data_sheet(card.name, memory_gb=memory_gb))
 
 
 def prediction(record: Record, cluster: Answer[Calibration]) -> Answer[dict[str, Any]]:
@@ -201,9 +186,7 @@ def waits(record: Record) -> dict[str, float]:
     if breakdown := rank_times.of_record(record).content:
         parts = breakdown.parts | {"data": breakdown.mean("data_s")}
         return {k: s / breakdown.step_s for k, s in parts.items() if k not in ("compute", "other")}
-    epochs = record.own.metrics.get("epochs", [])
-    data_s = sum((epoch["dataload_time_mean_sec"] or 0) * epoch["micro_steps"] for epoch in epochs)
-    return {"data": data_s / max(sum(epoch["epoch_wall_time_sec"] for epoch in epochs), 1e-9)}
+    return {"data": data_share(record.own.metrics) or 0.0}
 
 
 class Cause(NamedTuple):

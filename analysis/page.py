@@ -4,7 +4,8 @@
 
 PATH is a run folder, a log, or a folder of these. The file asks nothing of the
 network, so it opens on a machine that has none. Its tables are those of analysis.tflops and
-analysis.breakdown; rows sort and filter. A view without data is left out.
+analysis.breakdown; rows sort and filter. A view without data is left out. The command prints what
+bounds the run with the most tokens/s, where it is ours.
 Exits 2 when nothing could be read.
 """
 
@@ -45,7 +46,7 @@ def page_at(
     table = run_table.of_records(records, convention, terms, predict)
     base = baseline_of(terms.baseline, records) if terms.baseline else None
     kind = terms.scaling or scaling_of(records)
-    study = Study(records, table, kind, terms.baseline, base, refused)
+    study = Study(records, table, kind, terms.baseline, base, refused, predict)
     names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
     title = ", ".join(names)
     title = title if len(title) <= TITLE else f"{len(names)} logs and folders"
@@ -73,6 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     text = page_html.html_of(page)
     with output(out, page_html.MARK, flags.force, flags.paths) as file:
         file.write_text(text)
+    if page.first.bound:
+        print(printable(page.first.bound))
     print(printable(f"{out}: {len(text) / 1e6:.2f} MB"))
     return 0
 

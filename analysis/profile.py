@@ -37,6 +37,11 @@ _KINDS = {
 # A call into the library itself, one per collective: NCCL:ncclAllReduce, gloo:all_reduce.
 _LIBRARY = re.compile(r"^(?:nccl|gloo|mpi):|^nccl", re.I)
 _ALL_REDUCE = re.compile(r"all_?reduce", re.I)
+# Kernels of cuBLAS (nvjet on Hopper), CUTLASS and Tensile (Cijk); without kernels the operators.
+_GEMMS = {
+    "kernel": re.compile(r"gemm|nvjet|^Cijk_", re.I),
+    "operator": re.compile(r"^aten::(mm|addmm|bmm|baddbmm)$"),
+}
 _COLUMNS = [
     *by_key(("kind", "name")),
     Column("share", "share", ".1%"),
@@ -144,9 +149,15 @@ def table(title: str, profile: Profile, top: int) -> Table:
 
 
 def notes(profile: Profile) -> list[str]:
-    """Says the longest range of all-reduce, how often the communication library was asked for one,
-    and its share of the GPU's time. (Libraries mark the same all-reduce again inside a range.)"""
+    """Says how much of the time is GEMMs, the longest range of all-reduce, how often the
+    communication library was asked for one, and its share of the GPU's time. (Libraries mark the
+    same all-reduce again inside a range.)"""
     lines = []
+    for kind, pattern in _GEMMS.items():
+        if gemms := profile.matching(kind, pattern):
+            share = sum(row["share"] for row in gemms)
+            lines.append(f"GEMMs: {share:.1%} of the {kind}s' time")
+            break
     if reduces := profile.matching("range", _ALL_REDUCE):
         calls = sum(row["instances"] for row in reduces if _LIBRARY.search(row["name"]))
         counted = f", {calls:,} calls" if calls else ""

@@ -18,7 +18,7 @@ A run with save_interval that was stopped goes on from its newest checkpoint. <r
 holds what a run printed. The exit status is 1 when a run failed; the others still run.
 
 At the end `python -m analysis.tflops` prints one table of the studies, and `python -m
-analysis.page` writes the offline page study.html of each.
+analysis.page` what bounds the fastest run of each, and writes its offline page study.html.
 """
 
 import contextlib

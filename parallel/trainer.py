@@ -25,7 +25,7 @@ from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.config.run_spec import RunSpec
 from parallel.engines import devices
 from parallel.engines.optim import lr_at
-from parallel.measure import load_and_memory, profiler, ranges, training_metrics
+from parallel.measure import efficiencies, load_and_memory, profiler, ranges, training_metrics
 from parallel.measure.energy import Energy
 from parallel.measure.own_times import OwnTimes
 from parallel.measure.rank_judge import Verdict
@@ -36,7 +36,7 @@ from parallel.record import facts, lines
 from parallel.record.ends import Kind
 from parallel.record.hangs import Watchdog
 from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun
-from parallel.record.reader import read_run, read_saves
+from parallel.record.reader import read_run, read_saves, read_windows
 from parallel.record.schema import HANGS
 from parallel.record.signals import Interruption
 from parallel.record.writer import RunFolder
@@ -373,6 +373,7 @@ class Trainer:
         # Every rank got here, so the run is complete.
         measured.peak_all = load_and_memory.largest(self.ranks.gather(measured.peak))
         load = self.load.facts(self.ranks.gather)
+        where_time_went = self._where_time_went() if self.breakdown else ""
         if not self.is_rank_0:
             return 0
         self.facts["load"] |= load
@@ -392,10 +393,27 @@ class Trainer:
         document["summary"] |= {"saves": saves.total, "failed_saves": saves.failed}
         if self.routing:
             document["summary"] |= self.routing.facts()
+        self._say(training_metrics.verdict_line(document, where_time_went))
         marker = training_metrics.complete_marker(self.folder.path, document)
         self.folder.complete(document, marker, saves.remark)
         self.folder.tell(marker)
         return 0
+
+    def _where_time_went(self) -> str:
+        """Returns rank 0 what bounds the run, by the breakdowns of all ranks; "" where one cannot
+        be read, or no rank computed. All ranks call it."""
+        first = None
+        if self.is_rank_0:
+            first = self.rows[training_metrics.steady_time_of(self.rows).first]["step"]
+        first = self.ranks.gather(first)[0]
+        own = None
+        with contextlib.suppress(UsageError):
+            windows = read_windows(self.breakdown.file.path)
+            own = efficiencies.means_of(windows, max(2, first)).columns
+        ranks = dict(enumerate(self.ranks.gather(own, to_all=False)))
+        if not self.is_rank_0 or None in ranks.values():
+            return ""
+        return str(efficiencies.verdict(self.spec.layout, ranks) or "")
 
     def _say(self, line: str) -> None:
         self.folder.log(line)

@@ -11,13 +11,20 @@ import torch
 
 from analysis import breakdown as command
 from analysis.logs.readers import run_folder
-from analysis.runs import efficiency_tree, moves
+from analysis.planner.calibration import load_calibration
+from analysis.planner.runs import priced
+from analysis.runs import advice, efficiency_tree, moves
 from analysis.runs import rank_times as tables
 from parallel.config.resolve import resolve
 from parallel.measure import efficiencies, ranges, step_parts
 from parallel.record import writer
 from parallel.record.reader import read_breakdown
-from parallel.record.schema import BREAKDOWN_COLUMNS, CATEGORIES, MESSAGE_AXES
+from parallel.record.schema import (
+    BREAKDOWN_COLUMNS,
+    CATEGORIES,
+    EXPERT_BREAKDOWN_COLUMNS,
+    MESSAGE_AXES,
+)
 from tests import fixture_runs
 
 
@@ -282,6 +289,64 @@ def test_a_low_efficiency_has_a_fact_and_the_flags_that_act_on_it(tmp_path, prin
     out = printed(command.main, path, "--pop")
     fact = "megatron-pp2: serialisation 0.65: bubble takes 35% of a step; try --micro-batch 1 or"
     assert fact in out and "no baseline (--baseline)" in out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        ({"forward": 8, "dp": 2}, "compute-bound: computing takes 80% of a step"),
+        (
+            {"backward": 7, "tp": 2, "dp": 1},
+            "communication-bound: messages (most: tp) take 30% of a step, computing 70%",
+        ),
+        (
+            {"forward": 7, "bubble": 2, "pp": 1},
+            "pipeline-bound: the bubble takes 20% of a step, computing 70%",
+        ),
+        (
+            {"forward": 4, "data": 5, "move": 1},
+            "input-bound: waiting for data takes 50% of a step, computing 40%",
+        ),
+        (
+            {"optimizer": 5, "other": 3, "data": 2},
+            "host-bound: the host takes 30% of a step, computing 50%",
+        ),
+        ({"other": 10}, "None"),
+    ],
+)
+def test_what_bounds_a_run_by_hand(seconds, words):
+    row = dict.fromkeys({**BREAKDOWN_COLUMNS, **EXPERT_BREAKDOWN_COLUMNS}, 0.0)
+    row |= {f"{name}_s": value for name, value in (seconds | {"elapsed": 10}).items()}
+    assert str(efficiencies.verdict(settings(gpus=2).layout, {0: row, 1: row})) == words
+
+
+def test_a_run_that_waits_for_a_slower_rank_is_imbalanced():
+    """Of two dp ranks one computes 9 s and sends for 1 s, the other waits for half of its time."""
+    rows = [dict.fromkeys({**BREAKDOWN_COLUMNS, **EXPERT_BREAKDOWN_COLUMNS}, 0.0) for _ in range(2)]
+    rows[0] |= {"elapsed_s": 10, "forward_s": 9, "dp_s": 1}
+    rows[1] |= {"elapsed_s": 10, "forward_s": 5, "dp_s": 5}
+    bound = efficiencies.verdict(settings(gpus=2).layout, dict(enumerate(rows)))
+    assert str(bound).startswith("imbalanced: waiting for slower ranks takes 20% of a step")
+
+
+def test_the_next_run_has_the_planners_time_and_interval_as_they_are(tmp_path):
+    """Two cores of the calibrated processor: a larger micro-batch is what computing asks for."""
+    cluster = load_calibration("2-core-cpu")
+    about = {"engine": "ddp", "gpus": 2}
+    now, larger = (
+        fixture_runs.write(tmp_path / f"{n}", fixture_runs.facts("s", None, micro_batch=n, **about))
+        for n in (2, 4)
+    )
+    for rank in range(2):
+        put(now, rank, 1, forward=9, dp=1, elapsed=10)
+    (now / "training_metrics.json").write_text('{"schema_version": "2.0", "epochs": []}')
+    rows = [priced(run_folder.read(path), cluster).value for path in (now, larger)]
+    times = [f"{row[k]:.4g}" for row in rows for k in ("step_s", "low_s", "high_s")]
+    line = advice.line_of(run_folder.read(now), "2-core-cpu")
+    assert "compute-bound: computing takes 90% of a step. Next: --micro-batch 4," in line
+    assert f"predicted {times[3]} s/iter ({times[4]} to {times[5]} hold 80 %)" in line
+    assert f"where this run is predicted {times[0]}, by 2-core-cpu." in line
+    assert "(--predict CLUSTER says" in advice.line_of(run_folder.read(now), None)
 
 
 GPUS = {"engine": "megatron", "gpus": 8, "device": "cpu", "global_batch": 32, "micro_batch": 2}

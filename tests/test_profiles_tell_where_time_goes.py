@@ -34,6 +34,7 @@ def test_the_first_published_profile_keeps_its_figures(shared):
     notes = " ".join(profile.notes(first))
     assert "all-reduce: 40.8% in :DeepSpeedEngine.allreduce_gradients, 42,748 calls" in notes
     assert "of the GPU's time in 42,748 kernels" in notes
+    assert "GEMMs: 7.8% of the kernels' time" in notes
     ranges = [row for row in first.rows if row["kind"] == "range"]
     backward = next(row for row in ranges if "backward" in row["name"])
     assert (backward["total_s"], backward["share"]) == pytest.approx((2765.967562725, 0.539))
@@ -84,6 +85,7 @@ def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
     (backward,) = (row for row in trace.rows if row["name"] == "train/backward")
     assert backward["of_time"] == pytest.approx(0.6)
     assert "all-reduce: 25.0% in gloo:all_reduce, 1 calls" in profile.notes(trace)
+    assert "GEMMs: 75.0% of the operators' time" in profile.notes(trace)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """training_metrics.json is the published schema 2.0, field for field, and times never mix."""
 
+import copy
 import json
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ import jsonschema
 import pytest
 import torch
 
+from analysis.logs.readers import run_folder
+from analysis.runs import rank_times
+from parallel.measure import efficiencies, training_metrics
 from parallel.measure.energy import Energy
 from parallel.record import facts
 from parallel.record.reader import read_run
@@ -25,7 +29,8 @@ def ours(tokens, tmp_path_factory) -> dict:
     flags += ["--breakdown"]
     done = run_module("parallel.train", *flags, "--out", str(out), ranks=2, HF_TOKEN="hf_12345")
     assert done.returncode == 0, done.stderr
-    return {"path": out, "metrics": read_run(out).metrics, "steps": read_run(out).steps}
+    run = read_run(out)
+    return {"path": out, "stdout": done.stdout, "metrics": run.metrics, "steps": run.steps}
 
 
 def leaves(content: object, at: str = "") -> Iterator[tuple[str, str]]:
@@ -41,6 +46,31 @@ def leaves(content: object, at: str = "") -> Iterator[tuple[str, str]]:
 def test_ours_validates_and_the_schema_names_every_field_of_it(ours):
     jsonschema.validate(ours["metrics"], SCHEMA)
     assert ours["metrics"].keys() == SCHEMA["properties"].keys()
+
+
+def test_a_run_ends_with_its_speed_and_what_bounds_it(ours):
+    """What bounds it is what analysis finds in its breakdown, to the digit."""
+    (said,) = [line for line in ours["stdout"].splitlines() if line.startswith(" verdict: ")]
+    assert said in (ours["path"] / "train.log").read_text().splitlines()
+    breakdown = rank_times.of_record(run_folder.read(ours["path"])).content
+    bound = efficiencies.verdict(breakdown.spec.layout, breakdown.ranks)
+    step_s = ours["metrics"]["summary"]["steady_step_time_sec"]
+    assert said.startswith(f" verdict: {step_s:.4g} s/iter (") and said.endswith(f"; {bound}")
+
+
+def test_a_run_without_a_breakdown_says_what_it_knows(ours):
+    metrics = copy.deepcopy(ours["metrics"])
+    for epoch in metrics["epochs"]:
+        epoch["dataload_time_mean_sec"] = 0.25 * epoch["epoch_wall_time_sec"] / epoch["micro_steps"]
+    metrics["summary"] |= {"mfu": 0.4, "tflops_per_gpu": 400.0}
+    said = training_metrics.verdict_line(metrics, "")
+    assert "MFU 40.0% of 1000 TFLOP/s; input-bound: waiting for data takes 25.0% of" in said
+    assert said.endswith("train with --breakdown to see where the rest goes")
+    metrics["epochs"][0]["dataload_time_mean_sec"] = None  # of a run that went on
+    assert "--breakdown" in (said := training_metrics.verdict_line(metrics, ""))
+    assert "waiting" not in said and "input-bound" not in said
+    metrics["profiler"] = {"tool": "torch"}
+    assert "s/iter" not in training_metrics.verdict_line(metrics, "")
 
 
 def test_the_published_examples_validate_and_ours_has_every_field_of_them(ours, shared):

@@ -14,6 +14,7 @@ from analysis.pages import charts
 from analysis.pages.charts import winners
 from analysis.pages.section import BAD, GOOD, IN_DOUBT, Card, Chart, FirstScreen, Study, Trust
 from analysis.runs import loss_parity
+from analysis.runs.advice import line_of
 from analysis.runs.loss_parity import DIFFERS, EQUAL
 
 Row = dict[str, Any]
@@ -35,6 +36,7 @@ def first_screen(study: Study) -> FirstScreen:
         [_card(row, unit, study.palette) for row in shown],
         _trust(study),
         _picture(study),
+        _bound(study, fastest),
     )
 
 
@@ -74,6 +76,16 @@ def _answer(rows: Rows, kind: str, unit: str) -> str:
         f" {most['run']} has the most tokens/s: {most['tokens_per_s']:.0f}"
         f" on {_counted(most['gpus'] or '-', unit)}."
     )
+
+
+def _bound(study: Study, fastest: Rows) -> str:
+    """Says what bounds the run with the most tokens/s, and which other run may be faster."""
+    if not fastest:
+        return ""
+    first = max(fastest, key=lambda row: row["tokens_per_s"] or 0)
+    rows = zip(study.records, study.table.rows, strict=True)
+    record = next(record for record, row in rows if row is first)
+    return line_of(record, study.predict)
 
 
 def _busiest(rows: Rows) -> Rows:

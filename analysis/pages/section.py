@@ -17,6 +17,7 @@ class Study:
 
     table: that of `analysis.tflops`, a row for each of `records`. kind: of scaling, strong or weak.
     baseline: as it was asked for, and the run that it means. refused: what could not be read.
+    predict: the cluster that predictions are for.
     """
 
     records: list[Record]
@@ -25,6 +26,7 @@ class Study:
     baseline: str | None = None
     base: Record | None = None
     refused: list[str] = field(default_factory=list)
+    predict: str | None = None
 
     @property
     def palette(self) -> dict[str, str]:
@@ -84,13 +86,15 @@ class Trust(NamedTuple):
 
 class FirstScreen(NamedTuple):
     """What a page says before anybody scrolls: what its runs are, the answer to the study's
-    question, a card for each number of GPUs, whether to trust them, and one picture."""
+    question, a card for each number of GPUs, whether to trust them, and one picture. `bound`: what
+    bounds the fastest run, "" where it is a log of another program."""
 
     about: str
     answer: str
     cards: list[Card]
     trust: Trust
     picture: Chart | None = None
+    bound: str = ""
 
 
 class Page(NamedTuple):

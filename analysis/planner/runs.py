@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner import ranking
-from analysis.planner.calibration import Calibration
+from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
 from analysis.planner.columns import Columns, columns
 from analysis.planner.engines import adds_in_16_bits, is_fsdp2, scatters
 from analysis.planner.memory.peak import check_counted
 from base.errors import Answer, UsageError
+from models.gpus import card_memory, usual_gpu
 from parallel.config.layout import AXES, MODEL_AXES, OFFLOAD, RECOMPUTE, UNEVEN, Layout
 
 ASSUMED = "sequence parallelism is not stated: predicted without (--sequence-parallel)"
@@ -126,6 +128,21 @@ def priced(record: Record, cluster: Calibration) -> Answer[dict[str, Any]]:
     except ValueError as error:
         return Answer(None, str(error))
     return Answer(row | {"fits": len(ranked.order) > 0, "step_s": row["predicted_s"]})
+
+
+def cluster_of(record: Record, name: str | None) -> Answer[Calibration]:
+    """Returns the cluster of this name, else the data sheet of the run's card, or why there is
+    none."""
+    if name:
+        return Answer(load_calibration(name))
+    if not record.gpu_type:
+        return Answer(None, asked(["gpu_type"]) + "; or give --cluster")
+    if (card := usual_gpu(record.gpu_type)) is None:
+        return Answer(None, f"{record.gpu_type} is no known card: say where with --cluster")
+    memory_gb = card.memory_gb
+    with suppress(UsageError):  # sold with several sizes, and the log names none: the largest
+        memory_gb = card_memory(record.gpu_type)
+    return Answer(from_data_sheet(card.name, memory_gb=memory_gb))
 
 
 @dataclass

@@ -7,6 +7,6 @@ run_row.py makes what the run says by itself), scaling_curve.py (a configuration
 them) and submissions.py (MLPerf).
 throughput.py has TFLOP/s, loss_parity.py losses (log_parity.py those of other programs), gate.py
 what CI lets pass, rank_times.py and slowness.py ranks, efficiency_tree.py POP's factors (moves.py:
-which flags act on them; extra_p.py for Extra-P), gpu_hours.py and checkpoint_costs.py where the
-time went.
+which flags act on them, advice.py: what they are predicted to win; extra_p.py for Extra-P),
+gpu_hours.py and checkpoint_costs.py where the time went.
 """

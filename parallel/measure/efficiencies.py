@@ -129,3 +129,39 @@ def efficiencies(layout: Layout, ranks: Ranks) -> Efficiencies | None:
         transfer=ideal / on_device,
         orchestration=on_device / step_s,
     )
+
+
+class Verdict(NamedTuple):
+    """What bounds a run, in a word and by the part of a step that would have to shrink, and the
+    shares that say so, in words."""
+
+    bound: str
+    part: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.bound}: {self.why}"
+
+
+def verdict(layout: Layout, ranks: Ranks) -> Verdict | None:
+    """Returns what bounds a run: its computing, where that is a good parallel efficiency, else what
+    takes most of the rest; None where no rank computed."""
+    seconds, step_s = parts(layout, ranks), slowest(ranks, "elapsed_s")
+    shares = {name: part_s / step_s for name, part_s in seconds.items()}
+    if not shares["compute"] > 0:
+        return None
+    if shares["compute"] >= GOOD:
+        why = f"computing takes {shares['compute']:.0%} of a step"
+        return Verdict("compute-bound", "compute", why)
+    most_sent, data = max(SENT, key=shares.__getitem__), mean(ranks, "data_s") / step_s
+    sent = sum(shares[name] for name in SENT)
+    losses = {
+        "communication-bound": (sent, most_sent, f"messages (most: {most_sent}) take"),
+        "pipeline-bound": (shares["bubble"], "bubble", "the bubble takes"),
+        "imbalanced": (shares["imbalance"], "imbalance", "waiting for slower ranks takes"),
+        "input-bound": (data, "data", "waiting for data takes"),
+        "host-bound": (shares["other"] - data, "other", "the host takes"),
+    }
+    bound = max(losses, key=lambda name: losses[name][0])
+    share, part, words = losses[bound]
+    return Verdict(bound, part, f"{words} {share:.0%} of a step, computing {shares['compute']:.0%}")

@@ -17,7 +17,8 @@ from models.config import GPTConfig, name_of
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
 from parallel.config.run_spec import gemm_precision
-from parallel.measure.steady_time import steady
+from parallel.measure.efficiencies import GOOD
+from parallel.measure.steady_time import Steady, steady
 from parallel.record.schema import METRICS_VERSION, utc_now
 
 NOTES = {
@@ -208,15 +209,20 @@ def _config(facts: dict[str, Any]) -> GPTConfig:
     return GPTConfig(**sizes)
 
 
-def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the summary's fields that follow from the steady step time; MFU where the GPU's
-    peak is known."""
-    spec, gpus = facts["spec"], facts["layout"]["world_size"]
+def steady_time_of(steps: list[dict[str, Any]]) -> Steady:
+    """Returns the steady time of steps, the rows of steps.csv."""
     time = steady(
         np.array([step["step_s"] for step in steps]),
         np.array([float(step["skipped"]) for step in steps]),
     )
     assert time is not None, "every step is timed"
+    return time
+
+
+def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the summary's fields that follow from the steady step time; MFU where the GPU's
+    peak is known."""
+    spec, gpus, time = facts["spec"], facts["layout"]["world_size"], steady_time_of(steps)
     tokens = facts["layout"]["global_batch"] * spec["seq_len"]
     attended = facts["data"].get("attended_seq_len") or spec["seq_len"]
     tflops = tflops_per_gpu(_config(facts), attended, tokens, time.step_s, gpus)
@@ -232,6 +238,41 @@ def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]
         "mfu": utilization,
         "mfu_note": reason,
     }
+
+
+def data_share(metrics: dict[str, Any]) -> float | None:
+    """Returns the share of the steps' time that rank 0 waited for batches; None where an attempt
+    did not say."""
+    epochs = metrics.get("epochs") or []
+    if not epochs or any(epoch["dataload_time_mean_sec"] is None for epoch in epochs):
+        return None
+    data_s = sum(epoch["dataload_time_mean_sec"] * epoch["micro_steps"] for epoch in epochs)
+    return data_s / max(sum(epoch["epoch_wall_time_sec"] for epoch in epochs), 1e-9)
+
+
+def without_breakdown(metrics: dict[str, Any]) -> str:
+    """Returns what a run without a breakdown says of where its time went."""
+    share, remedy = data_share(metrics), "train with --breakdown to see where"
+    if share is None:
+        return f"{remedy} the time goes"
+    bound = "input-bound: " if share > 1 - GOOD else ""
+    return f"{bound}waiting for data takes {share:.1%} of the time; {remedy} the rest goes"
+
+
+def verdict_line(metrics: dict[str, Any], where_time_went: str) -> str:
+    """Returns the last line of the log: how fast the run was and what bounds it, as far as that was
+    measured. where_time_went: by its breakdown, "" without one."""
+    summary, profiler = metrics["summary"], metrics["profiler"]
+    if profiler:
+        return f" verdict: none, {profiler['tool']} slowed the run: see python -m analysis.profile"
+    facts = [f"{summary['steady_step_time_sec']:.4g} s/iter"]
+    if interval := summary["steady_step_time_ci95_sec"]:
+        facts[0] += " ({:.4g} to {:.4g} hold 95 %)".format(*interval)
+    facts.append(f"{summary['steady_tokens_per_sec_global']:.5g} tokens/s")
+    if summary["mfu"]:
+        peak = summary["tflops_per_gpu"] / summary["mfu"]
+        facts.append(f"MFU {summary['mfu']:.1%} of {peak:.4g} TFLOP/s")
+    return f" verdict: {', '.join(facts)}; {where_time_went or without_breakdown(metrics)}"
 
 
 def complete_marker(folder: Path, metrics: dict[str, Any]) -> str:

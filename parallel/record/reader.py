@@ -333,7 +333,7 @@ def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[s
             missing.append(str(rank))
             continue
         try:
-            ranks[rank] = _last_written(_read_windows(file))
+            ranks[rank] = read_windows(file)
         except UsageError as error:
             problems.append(str(error))
     if missing:
@@ -341,8 +341,9 @@ def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[s
     return Reading(ranks, problems)
 
 
-def _read_windows(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of one rank's breakdown, each a window of steps.
+def read_windows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of one rank's breakdown, each a window of steps; of windows that a later
+    attempt ran again, from an older checkpoint, its own.
 
     Raises:
         UsageError: there is none, or one has an unknown value, no time, or ends before it begins.
@@ -356,14 +357,8 @@ def _read_windows(path: Path) -> list[dict[str, Any]]:
         ]
         if unknown or row["elapsed_s"] <= 0 or row["first_step"] > row["last_step"]:
             raise UsageError(f"{path}: row {number} is no window of steps {', '.join(unknown)}")
-    return rows
-
-
-def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the windows without those whose steps a later attempt ran again, from an older
-    checkpoint."""
     kept: list[dict[str, Any]] = []
-    for window in windows:
+    for window in rows:
         while kept and kept[-1]["last_step"] >= window["first_step"]:
             kept.pop()
         kept.append(window)
