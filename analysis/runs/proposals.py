@@ -436,7 +436,9 @@ def _sentence(row: dict[str, Any], request: Request, own: str) -> str:
                 text + (f" ({cell(span[0], ',.4g')} to {cell(span[1], ',.4g')})" if span else "")
             )
     cost = ", ".join(amounts) or "unknown hours"
-    return f"{in_powers(request.tokens)} tokens on {size}{own}: {cost}; by {row['run']}"
+    doubt = row["doubtful"].get("days")
+    source = f"by {row['run']}" + (f"; in doubt: {doubt}" if doubt else "")
+    return f"{in_powers(request.tokens)} tokens on {size}{own}: {cost}; {source}"
 
 
 def drawn(parts: list[Part]) -> tuple[list[dict], list[dict], dict[int, str]]:
