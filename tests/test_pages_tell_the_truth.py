@@ -50,6 +50,21 @@ def module_and_arguments(words: list[str]) -> tuple[str, list[str]] | None:
     return None
 
 
+PYTHON = [
+    (page.name, block)
+    for page in PAGES
+    for block in re.findall(r"^```python\n(import .*?)^```$", page.read_text(), re.M | re.S)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), PYTHON, ids=[page for page, _ in PYTHON])
+def test_python_on_a_page_runs(page, block, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = {}
+    exec(block, names)
+    assert len(names["table"]) > 10
+
+
 class Parsed(Exception):
     pass
 

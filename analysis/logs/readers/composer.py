@@ -5,6 +5,10 @@
          Train loss/train/total: 10.4162
          Train throughput/tokens_per_sec: 222.2194
 
+Its FileLogger writes the same names, each with its batch, into a file for each rank:
+
+    [metric][batch=19]: loss/train/total: 10.4162
+
 time/batch and others count what was done before this batch. Rates are running means over a window
 of batches (100 by default), and absent until it is full; all numbers have four decimals. No step
 time is printed: it is the batch over samples/s, which has more digits than batches/s.
@@ -26,6 +30,11 @@ _LINE = re.compile(
     rb"(?<!\])\[batch=(?P<iteration>\d{1,9})(?:/(?P<planned>\d{1,9}))?\]:?"
     rb"|\[(?:epoch=\d{1,9}\]\[batch|token|sample|iteration|second)=(?P<other>\d{1,15})[/\]]"
     rb"|\bTrain (?=[a-z\d_]{1,20}/)"
+)
+# A batch's rates are written with the number of the next one, so time/batch begins an entry.
+_FILE_LINE = re.compile(
+    rb"\[metric\]\[batch=(?P<iteration>\d{1,9})\]: (?=time/batch: (?P<other>\d))"
+    rb"|\[metric\]\[batch=\d{1,9}\]: (?=[a-z\d_]{1,20}/)"
 )
 _FIELDS = {
     name: labelled(label)
@@ -70,6 +79,13 @@ def _entries(columns: Columns, record: Record, log: Log) -> Columns:
     return {name: values[kept] for name, values in columns.items()}
 
 
+def _file_entries(columns: Columns, record: Record, log: Log) -> Columns:
+    """Returns a row for each batch of a FileLogger's file; behind the last one it counts on."""
+    columns = _entries(columns, record, log)
+    kept = np.isfinite(columns["loss"]) | (columns["nan_loss"] > 0)
+    return {name: values[kept] for name, values in columns.items()}
+
+
 def _facts(record: Record, columns: Columns, header: bytes) -> None:
     """Fills the GPUs, which are nodes times GPUs of a node, and the precision. GPUs are unknown
     where these contradict the rates."""
@@ -96,13 +112,21 @@ def _finish(record: Record, log: Log) -> None:
 
 FORMAT = Format(
     name="Composer",
-    marks=((b"[batch=", b"Train "), (b"=", b"Train time/batch: ")),
+    marks=(
+        (b"[batch=", b"Train "),
+        (b"=", b"Train time/batch: "),
+        (b"[metric][batch=", b"]: time/batch: "),
+    ),
     starts=(
         b"composer.trainer.trainer: Run name: ",
         b"[composer.trainer.trainer][INFO] - Run name: ",
     ),
-    lines=(Line(_LINE, _FIELDS, _entries, mark=b":"),),
+    lines=(
+        Line(_LINE, _FIELDS, _entries, mark=b":"),
+        Line(_FILE_LINE, _FIELDS, _file_entries, mark=b"[metric]"),
+    ),
     facts={
+        "planned_steps": rb"(?<![\w.])max_duration: [\"']?(\d{1,9})ba[\"']?",
         "global_batch": rb"(?<![\w.])global_train_batch_size: (\d{1,9})",
         "micro_batch": rb"(?<![\w.])device_train_microbatch_size: (\d{1,9})",
         "n_layer": rb"(?<![\w.])n_layers: (\d{1,6})",

@@ -15,6 +15,7 @@ import numpy as np
 from analysis.logs.parsing.fields import labelled, number, positive, ranks_of_rates, whole, word
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.lines import Columns, Line
+from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import read_settings, state
 from analysis.logs.record import Record
 
@@ -100,11 +101,42 @@ _FIELDS = {
     "loss": labelled(rb"loss", rb":? "),
 }
 
+# Its metrics_file, one JSON object a line.
+_JSON = re.compile(rb"\{\"(?=[^\r\n]{0,3900}\"perf/step_time_seconds\": )")
+_JSON_FIELDS = {
+    name: labelled(rb"\"" + label + rb"\"", rb": ")
+    for name, label in (
+        ("iteration", b"step"),
+        ("step_s", b"perf/step_time_seconds"),
+        ("tflops", b"perf/per_device_tflops_per_sec"),
+        ("tokens_per_s_per_gpu", b"perf/per_device_tokens_per_sec"),
+        ("tokens_each", b"perf/per_device_tokens"),
+        ("tflop_each", b"perf/per_device_tflops"),
+        ("total_weights", b"learning/total_weights"),
+        ("loss", b"learning/loss"),
+        ("grad_norm", b"learning/grad_norm"),
+    )
+}
+
+
+def _from_json(columns: Columns, record: Record, log: Log) -> Columns:
+    """Returns the columns with the time that a device's tokens, or TFLOPs, took at its rate: some
+    versions write steps per second as the time of a step."""
+    columns = {name: values[np.isfinite(columns["iteration"])] for name, values in columns.items()}
+    for amount, rate in (("tflop_each", "tflops"), ("tokens_each", "tokens_per_s_per_gpu")):
+        seconds = columns.pop(amount) / positive(columns[rate])
+        columns["step_s"] = np.where(np.isfinite(seconds), seconds, columns["step_s"])
+    return columns
+
+
 FORMAT = Format(
     name="MaxText",
-    marks=((b"completed step: ", b", seconds: ", b"TFLOP/s"),),
+    marks=(
+        (b"completed step: ", b", seconds: ", b"TFLOP/s"),
+        (b'"perf/step_time_seconds": ', b'"learning/loss": '),
+    ),
     starts=(b"number parameters: ", b"Num_devices: "),
-    lines=(Line(_STEP, _FIELDS),),
+    lines=(Line(_STEP, _FIELDS), Line(_JSON, _JSON_FIELDS, _from_json, mark=b'{"')),
     facts={"gpus": rb"Num_devices: (\d{1,7})(?=, shape)"},
     arguments=False,
     first=0,

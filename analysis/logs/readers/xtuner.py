@@ -54,6 +54,20 @@ _BATCH_FIELDS = {
     "tokens_per_s_per_gpu": labelled(b"tokens_per_sec"),
     "peak_gib": labelled(b"memory"),
 }
+# mmengine's scalars.json, one JSON object a line.
+_SCALARS = re.compile(rb"\{\"(?=[^\r\n]{0,900}\"data_time\": [^\r\n]{0,900}\"iter\": )")
+_SCALAR_FIELDS = {
+    name: labelled(rb"\"" + label + rb"\"", rb": ")
+    for name, label in (
+        ("iteration", b"iter"),
+        ("micro_s", b"time"),
+        ("loss", b"loss"),
+        ("grad_norm", b"grad_norm"),
+        ("tflops", b"tflops"),
+        ("tokens_per_s_per_gpu", b"tokens_per_sec"),
+        ("peak_gib", b"memory"),
+    )
+}
 _STEP = re.compile(rb"Step (?P<iteration>\d{1,9})/(?P<planned>\d{1,9}) (?=data_time: )")
 _STEP_FIELDS = {
     "training_s": labelled(b"time"),
@@ -66,9 +80,17 @@ _STEP_FIELDS = {
 
 FORMAT = Format(
     name="XTuner",
-    marks=((b" - mmengine - ", b"Iter(train) "), (b"[XTuner]", b"Step ", b" data_time: ")),
+    marks=(
+        (b" - mmengine - ", b"Iter(train) "),
+        (b"[XTuner]", b"Step ", b" data_time: "),
+        (b'"data_time": ', b'"iter": ', b'"memory": '),
+    ),
     starts=(b"mmengine - INFO - \n------",),
-    lines=(Line(_BATCH, _BATCH_FIELDS, _micro_batches), Line(_STEP, _STEP_FIELDS, _own_lines)),
+    lines=(
+        Line(_BATCH, _BATCH_FIELDS, _micro_batches),
+        Line(_STEP, _STEP_FIELDS, _own_lines),
+        Line(_SCALARS, _SCALAR_FIELDS, _micro_batches, mark=b'{"'),
+    ),
     facts={
         "gpus": rb"(?<![\w.])GPU number: (\d{1,6})",
         "n_micro": rb"(?<![\w.])accumulative_counts ?= ?(\d{1,6})",
