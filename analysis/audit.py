@@ -20,7 +20,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from analysis.common.table import show_objects
+from analysis.common.table import json_objects
 from analysis.published.audited import audit_paths
 from base.errors import Parser, UsageError, command_line, warn
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     audit = audit_paths(arguments.paths, mapping, _pairs("--fact", arguments.fact))
     warn("analysis.audit", *audit.unread, *audit.refused)
     if arguments.format == "json":
-        show_objects([asdict(finding) for finding in audit.findings])
+        print(json_objects([asdict(finding) for finding in audit.findings]), end="")
     else:
         for finding in audit.findings:
             print(finding)

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.common.table import Column, Table, add_table_flags, by_key, show
+from analysis.common.table import Column, Table, add_table_flags, axis_columns, show
 from analysis.logs.fact_options import add_fact_options, facts_of
 from analysis.logs.facts import MODEL
 from analysis.logs.load import load
@@ -45,7 +45,7 @@ from base.files import ROOT
 from models.config import name_of as preset_of
 from models.config import preset
 from models.gpus import peak_tflops, usual_gpu
-from parallel.config.layout import EXPERT_AXES, SET_AXES, Ends, shown_axes
+from parallel.config.layout import EXPERT_AXES, SET_AXES, Ends
 from parallel.config.run_spec import DEFAULTS
 from parallel.measure.training_metrics import data_share
 
@@ -162,7 +162,9 @@ def expected(record: Record, runs: list[Record], notes: list[str]) -> Table:
         Column("run", "run"),
         Column("params_b", "B parameters", ".4g"),
         Column("gpu_type", "card"),
-        *by_key(("gpus", *shown_axes(rows), "micro_batch"), "d"),
+        Column("gpus", "gpus", "d"),
+        *axis_columns(rows),
+        Column("micro_batch", "micro_batch", "d"),
         Column("seq_len", "sequence length", "d"),
         Column("precision", "precision"),
         Column("step_s", "s/iter", "#.4g", seldom=True),

@@ -19,6 +19,7 @@ from analysis.runs.verdict import Judgement, averages, judge, unfinished
 from base.intervals import Interval
 from models.flops import DEFAULT_CONVENTION
 from parallel.measure.steady_time import Steady, Window
+from parallel.measure.step_changes import Change
 from tests.fixture_runs import logged
 
 LOST = Reason("rows missing", "m")
@@ -178,6 +179,12 @@ def test_entries_that_average_ten_iterations_skip_ten():
     assert averages(runs) == [f"{hidden}: x.log, x.log", f"{running}: x.log"]
 
 
+def test_running_averages_are_searched_for_no_period():
+    step_s = 1 + 0.1 * (np.arange(40) % 5 == 0)
+    assert timed(record(step_s=step_s)).period.every == 5
+    assert timed(record(step_s=step_s, running_average=True)).period is None
+
+
 @pytest.mark.parametrize(
     ("loss", "flag"),
     [
@@ -202,7 +209,8 @@ def test_a_loss_explodes_above_its_lowest_and_near_its_beginning(loss, flag):
 
 def test_what_is_doubtful_about_a_time():
     def of(n=40, spikes=0, settled=True, independent=40.0):
-        return flags(time=Steady(1.0, n, None, 0, spikes, settled, None, independent))
+        change = None if settled else Change(1.1, 1.0, 20)
+        return flags(time=Steady(1.0, n, None, 0, spikes, settled, independent, change))
 
     assert of() == of(n=6) == {}
     assert of(n=5)["few points"].startswith("too few points: 5 ")

@@ -70,7 +70,8 @@ def test_a_run_that_gets_two_percent_faster_says_that_the_warmup_is_not_over():
         assert steady(x, window=Window(0, 30)).settled  # whoever states a window knows better
         assert steady(x[4:15]).settled  # eleven points are too few
         assert steady(x[4:16]).settled is settled
-    noisy = np.r_[np.linspace(0.9, 1.1, 10), np.linspace(0.87, 1.07, 10)]
+    order = [3, 8, 0, 6, 1, 9, 4, 7, 2, 5]
+    noisy = np.r_[np.linspace(0.9, 1.1, 10)[order], np.linspace(0.87, 1.07, 10)[order]]
     assert steady(noisy).settled  # 3 % faster, which is less than its noise
 
 
@@ -83,13 +84,11 @@ def test_a_change_of_more_than_a_fifth_leaves_no_single_time_but_in_a_window():
     assert steady(np.r_[np.ones(5), np.full(5, 2.0)]).change is None  # too few
 
 
-def test_halves_that_are_a_fifth_apart_are_told_where_no_place_is_sure():
-    """The second half is slower by more than its noise, but eighteen steps cannot tell where."""
+def test_a_far_change_is_told_also_where_noise_is_rough():
     rough = np.array([0.9, 1.1, 0.95, 1.2, 0.8, 1.05, 1, 0.92, 1.1])
-    for times, risen in ((1.3 * rough, (1.0, 1.3)), (1.1 * rough, None), (0.9 * rough, None)):
-        time = steady(np.r_[rough, times])
-        assert time.change is None and time.single
-        assert time.risen == (risen and pytest.approx(risen))
+    for factor, changed in ((1.6, True), (1.1, False), (0.9, False)):
+        time = steady(np.r_[rough, factor * rough])
+        assert (time.change is not None) is changed
 
 
 def test_the_interval_covers_the_median_nineteen_times_in_twenty():

@@ -33,6 +33,21 @@ def test_a_growth_has_no_place():
     assert (change.before_s, change.after_s) == pytest.approx((10, 12), abs=0.1)
 
 
+@pytest.mark.parametrize("place", (4, 5, 10, 16))
+def test_a_far_jump_is_no_outlier_also_near_an_end_of_a_short_run(place):
+    times = 1 + 0.02 * NOISE[:20]
+    times[place:] += 0.5
+    assert found(times, change_of, first=0).at == place
+
+
+def test_a_wave_of_noise_that_follows_itself_is_no_jump_and_one_beyond_it_is():
+    noise = np.zeros(50)
+    for i in range(1, 50):
+        noise[i] = 0.8 * noise[i - 1] + 0.02 * NOISE[i]
+    assert found(1 + noise, change_of) is None
+    assert found(1 + noise + 0.15 * (np.arange(50) >= 20), change_of).at == 21
+
+
 @pytest.mark.parametrize("scale", (1e-3, 1.0, 1e3))
 def test_a_change_below_two_percent_and_one_that_outliers_make_is_none(scale):
     for later, is_change in ((1.019, False), (1.021, True), (0.979, True)):

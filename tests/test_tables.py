@@ -114,6 +114,18 @@ def test_columns_are_chosen_in_the_order_given_and_an_unknown_one_names_the_know
     assert [t.columns[0].key for t in chosen([first, other], ["gpus"])] == ["gpus"]
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_known_column_that_no_row_has_is_a_column_of_dashes(format, printed, capsys):
+    names = "run,cp,etp,steady_n,predicted_s,notes"
+    text = printed(tflops.main, f"{PARITY}/ddp", "--columns", names, "--format", format)
+    if format == "json":
+        (row,) = json.loads(text)
+        assert list(row) == names.split(",") and row["etp"] is None and row["notes"]
+    else:
+        assert "etp" in text
+    assert tflops.main([f"{PARITY}/ddp", "--columns", "eptp", "--format", format]) == 2
+
+
 def test_thousands_are_not_printed_as_powers():
     assert cell(3001.2, ".3g") == "3001" and cell(144270.0, ".5g") == "144270"
     assert cell(0.0, ".1e") == "0.0e+00" and cell(1.75e11, ".3g") == "1.75e+11"

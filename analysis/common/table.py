@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from analysis.common import terminal
 from analysis.common.reasons import DOUBTFUL, UNKNOWN, below_rows
 from base.errors import UsageError, printable
 from base.storage import finite
+from parallel.config.layout import AXES, EXPERT_AXES, shown_axes
 
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
@@ -44,6 +45,12 @@ def by_key(keys: Iterable[str], spec: str = "", seldom: bool = False) -> list[Co
     return [Column(key, key, spec, seldom) for key in keys]
 
 
+def axis_columns(rows: Iterable[Mapping[str, Any]]) -> list[Column]:
+    """Returns a column for each axis of a split; a seldom one that no row has is only asked for."""
+    shown = shown_axes(rows)
+    return [Column(axis, axis, "d", asked=axis not in shown) for axis in (*AXES, *EXPERT_AXES)]
+
+
 @dataclass
 class Table:
     """Rows are dicts with raw values; None is unknown. `notes` are printed below the rows, and then
@@ -52,7 +59,8 @@ class Table:
     Below them stands why a row's values are unknown and what is doubtful about some, which are
     marked: its `missing` and its `doubtful`, each a reason by column, "" for none. They are printed
     where the column is and no other one `explains` it. chosen: the columns were named, so JSON has
-    nothing else.
+    nothing else. json_keys: what JSON has of a row, in this order, where none were named; without
+    them, all of it. Each may be named as a column.
     """
 
     columns: Sequence[Column]
@@ -61,6 +69,13 @@ class Table:
     notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     chosen: bool = False
+    json_keys: Sequence[str] = ()
+
+    @property
+    def possible(self) -> list[Column]:
+        """Returns the columns that may be named."""
+        keys = {column.key for column in self.columns}
+        return [*self.columns, *by_key(key for key in self.json_keys if key not in keys)]
 
     @property
     def shown(self) -> list[Column]:
@@ -177,6 +192,8 @@ def _csv_cell(value: Any) -> Any:
 
 def _objects(table: Table) -> list[dict[str, Any]]:
     """Returns the rows for JSON: the shown columns, then all other values where none are chosen."""
+    if table.json_keys and not table.chosen:
+        return [{key: row.get(key) for key in table.json_keys} for row in table.rows]
     columns = table.shown
     values = [{c.key: row.get(c.key) for c in columns} for row in table.rows]
     if table.chosen:
@@ -211,14 +228,14 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
     of them is left out."""
     if names is None:
         return list(tables)
-    keys = {c.heading: c.key for table in tables for c in table.columns}
-    possible = list(dict.fromkeys(c.key for table in tables for c in table.columns))
+    keys = {c.heading: c.key for table in tables for c in table.possible}
+    possible = list(dict.fromkeys(c.key for table in tables for c in table.possible))
     names = [name if name in possible else keys.get(name, name) for name in names]
     if unknown := [name for name in names if name not in possible]:
         raise UsageError(f"no column {', '.join(unknown)}; there are: {', '.join(possible)}")
     shortened = []
     for table in tables:
-        columns = {c.key: replace(c, seldom=False, asked=False) for c in table.columns}
+        columns = {c.key: replace(c, seldom=False, asked=False) for c in table.possible}
         kept = [columns[name] for name in names if name in columns]
         if kept:
             shortened.append(replace(table, columns=kept, chosen=True))
@@ -237,12 +254,3 @@ def show(tables: Sequence[Table], format: str, columns: Sequence[str] | None = N
     fits = format == "text" and sys.stdout.isatty()
     texts = [table.fitted(width) if fits else table.render(format) for table in printed]
     print("\n".join(texts), end="")
-
-
-def show_objects(rows: list[dict[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Prints rows as JSON; `columns` are the keys to keep, all without it."""
-    if columns is None:
-        print(json_objects(rows), end="")
-    else:
-        keys = dict.fromkeys(key for row in rows for key in row)
-        show([Table([Column(key, key) for key in keys], rows)], "json", columns)

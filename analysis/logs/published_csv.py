@@ -24,14 +24,14 @@ from base.errors import UsageError
 HEADINGS = {
     "gpus": "# gpus; gpu count; number of gpus; total gpus; world size; devices; num devices;"
     " n gpus; num gpus",
-    "nodes": "nodes; # nodes; num nodes; number of nodes; hosts",
+    "nodes": "nodes; num nodes; number of nodes; hosts",
     "gpus_per_node": "gpus per node; gpus/node",
     "tp": "tp size; tensor parallel; tensor parallelism; tensor parallel size",
     "pp": "pp size; pipeline parallel; pipeline parallelism; pipeline parallel size",
     "dp": "dp size; data parallel; data parallelism; data parallel size",
     "cp": "cp size; context parallel; context parallel size",
     "ep": "ep; ep size; expert parallel; expert parallel size",
-    "experts": "experts; # experts; num experts; number of experts",
+    "experts": "experts; num experts; number of experts",
     "routing": "routing; expert routing; router; load balancing",
     "dropped": "dropped; dropped tokens; dropped share; drop rate; capacity; capacity factor",
     "micro_batch": "micro batch size; micro-batch; mbs; micbs",
@@ -39,36 +39,35 @@ HEADINGS = {
     " grad accum",
     "global_batch": "global batch size; total batch size; gbs; globbs; global batch",
     "seq_len": "sequence length; seq length; context length; seq; seq len",
-    "layers": "layers; # layers; num layers; number of layers",
+    "layers": "layers; num layers; number of layers",
     "hidden": "hidden; hidden size; d model",
     "heads": "heads; attention heads; num heads",
     "ffn": "ffn; ffn size; ffn hidden size",
     "vocab": "vocab; vocab size; vocabulary size",
     "steps": "steps; train steps; optimizer steps; iterations",
-    "params_b": "params; parameters; model size (b); # params (b); params (b); parameters (b);"
-    " size; msize; model size",
-    "step_s": "step time; step time (s); s/step; sec/step; seconds per step; s/iteration;"
-    " iteration time; iteration time (s); sec/iter; time per iteration (s); time per step (s);"
-    " speed; seconds per iteration; s/iter",
+    "params_b": "params; parameters; model size (b); # params (b); parameters (b); size; msize;"
+    " model size",
+    "step_s": "step time; step time (s); s/step; seconds per step; s/iteration; iteration time;"
+    " iteration time (s); sec/iter; time per iteration (s); time per step (s); speed;"
+    " seconds per iteration",
     "step_ms": "step time (ms); ms/step; ms/iter; iteration time (ms); time per step (ms);"
     " elapsed time per iteration (ms)",
-    "tokens_per_s": "tokens/s (global); total tokens/s; global tokens/s; tokens/s (total);"
-    " tokens/sec (global)",
+    "tokens_per_s": "tokens/s (global); total tokens/s; global tokens/s; tokens/s (total)",
     "tokens_per_s_gpu": "tokens/s/gpu; tokens/gpu/s; tokens per second per gpu; tgs;"
-    " tokens/sec/gpu; tok/s/gpu; throughput (tokens/s/gpu); tps/gpu; tokens_per_s_per_gpu",
-    "tokens_per_s_some": "tokens/s; tokens/sec; tok/s; tokens per second; throughput (tokens/s);"
-    " throughput (tok/s); tps; throughput in tokens per second",
-    "samples_per_s": "samples/s; samples/sec; samples per second; sequences/s; seq/s",
+    " throughput (tokens/s/gpu); tps/gpu",
+    "tokens_per_s_some": "tokens/s; tokens per second; throughput (tokens/s); tps;"
+    " throughput in tokens per second",
+    "samples_per_s": "samples/s; samples per second; sequences/s; seq/s",
     "tflops": "tflop/s; tflop/s/gpu; tflops/gpu; tflops/s/gpu; achieved tflops; tflop/s per gpu;"
     " model tflop/s/gpu; model tflops/gpu",
     "mfu": "mfu; model flops utilization",
-    "mfu_pct": "mfu %; mfu (%); mfu pct; model flops utilization (%)",
+    "mfu_pct": "mfu %; mfu pct; model flops utilization (%)",
     "memory_gb": "memory (gb); peak memory (gb); memory (gib); memory/gpu (gb); peak gb; mem gb;"
     " gpu m",
     "efficiency_pct": "efficiency (%); scaling efficiency (%); efficiency pct",
     "tokens": "tokens; trained tokens; total tokens",
-    "wall_s": "time_s; time s; wall clock (s); wall time (s); wall time; total wall time sec",
-    "gpu_type": "gpu; gpu type; accelerator; hardware; device type",
+    "wall_s": "time_s; wall clock (s); wall time (s); wall time; total wall time sec",
+    "gpu_type": "gpu; gpu type; hardware",
     "precision": "precision; dtype; data type",
     "model": "model; model name; workload",
     "formula": "tflops formula; formula; convention",
@@ -84,9 +83,16 @@ HEADINGS = {
 }
 
 
+_SAME_WORD = dict.fromkeys(("sec", "second", "seconds"), "s")
+_SAME_WORD |= dict.fromkeys(("device", "chip", "accelerator"), "gpu")
+_SAME_WORD |= {"tok": "tokens", "toks": "tokens", "approx": ""}
+
+
 def _plain(heading: str) -> str:
-    """Returns a heading's letters, digits and %, without tags of HTML."""
-    return "".join(re.findall(r"[a-z0-9%]+", re.sub(r"<[^>]*>", " ", heading.lower())))
+    """Returns a heading's letters, digits and %, without tags of HTML, in one word for each of what
+    programs name differently: `Tokens/sec/device` and `tok/s/GPU` are one."""
+    words = re.findall(r"[a-z0-9]+|%", re.sub(r"<[^>]*>", " ", heading.lower()))
+    return "".join(_SAME_WORD.get(word, word) for word in words)
 
 
 _BY_HEADING = {

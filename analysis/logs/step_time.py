@@ -1,5 +1,7 @@
 """The step time of a run: how every command here takes it."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from analysis.common.reasons import Reason
@@ -37,14 +39,16 @@ def timed(record: Record, window: Window | None = None) -> Steady | None:
     """Returns `steady` of a run's optimizer steps: how every command here takes a step time.
 
     None where nothing was timed, or `no_timing` says why no time is taken. Where the log states
-    the mean of the run alone, that is it.
+    the mean of the run alone, that is it. Running means are searched for no period: each has the
+    steps before it.
     """
     if no_timing(record):
         return None
     if record.mean_of and window is None:
         return Steady(record.totals["step_s_mean"], 1, None, 0, 0)
     steps = record.steps
-    return steady(step_times(record), steps["skipped"], steps["iteration"], window)
+    time = steady(step_times(record), steps["skipped"], steps["iteration"], window)
+    return replace(time, period=None) if time and record.running_average else time
 
 
 def steady_entries(record: Record, window: Window | None = None) -> np.ndarray:

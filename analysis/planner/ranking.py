@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.common.table import Column, Table, by_key
+from analysis.common.table import Column, Table, axis_columns, by_key
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Columns
 from analysis.planner.memory.peak import allocated, fullest, peaks
@@ -20,7 +20,7 @@ from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from models.gpus import NETWORK
 from models.headroom import MARGIN, usable
-from parallel.config.layout import AXES, EXPERT_AXES, RECOMPUTE, shown_axes
+from parallel.config.layout import AXES, EXPERT_AXES, RECOMPUTE
 
 MARGINS = Bounds(0, 1, below=True)  # share of memory left free
 NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart
@@ -310,13 +310,13 @@ def alike_note(ranked: Ranking) -> list[str]:
 def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
     """Returns the ranked table of rows from `rows_of`. `no_mfu` says why they have no MFU; "" where
     they have one."""
-    numbers = [*shown_axes(rows), *(k for k in KEYS if k not in (*AXES, "recompute"))]
-    stages = Column("stages", "layers of first-middle-last stage")
+    numbers = [key for key in KEYS if key not in (*AXES, "recompute")]
     columns = [
         Column("rank", "#", "d"),
         Column("engine", "engine"),
+        *axis_columns(rows),
         *(Column(key, HEADINGS.get(key, key), "d") for key in numbers),
-        *([stages] if any(row.get("stages") for row in rows) else []),
+        Column("stages", "layers of first-middle-last stage", seldom=True),
         Column("recompute", "recompute"),
         Column("sequence_parallel", "sp"),
         *SECONDS,

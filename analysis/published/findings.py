@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
-from analysis.logs.published_csv import column_name
+from analysis.logs.published_csv import column_name, number
 from analysis.published.identities import (
     BOUNDS,
     DERIVED,
@@ -198,11 +198,14 @@ def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) ->
     lines |= {row.line_no for row, _ in members}
     for n, (row, result) in enumerate(members):
         if n not in agreeing:
+            value = row.values[left]
+            printed = number(value.text) or value.number  # 55 of an MFU of 55 %
+            as_most = figure(printed * agreed / result.number)
             words = (
                 f"{same.expression} is {figure(result.number)}, in {len(agreeing)} of"
-                f" {len(members)} rows {figure(agreed)}"
+                f" {len(members)} rows {figure(agreed)}, which makes it {as_most}"
             )
-            yield _of_cell(row, row.values[left], same.kind, words)
+            yield _of_cell(row, value, same.kind, words)
 
 
 def _configuration(row: Line, without: Collection[str]) -> dict[str, str]:

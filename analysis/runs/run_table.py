@@ -11,7 +11,7 @@ from analysis.common.reasons import (
     of_cells,
     sentences,
 )
-from analysis.common.table import Column, Table, by_key
+from analysis.common.table import Column, Table, axis_columns, by_key
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import describe_rule
@@ -33,7 +33,6 @@ from analysis.runs.repeats import study_key
 from analysis.runs.run_row import row_of
 from analysis.runs.shared_hosts import busy
 from models.flops import DEFAULT_CONVENTION
-from parallel.config.layout import shown_axes
 
 # What `--format json` prints of a row, in this order; where it is known, what the row has of ranks,
 # experts and a printed MFU, too.
@@ -140,7 +139,8 @@ def of_records(
     shared = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
     columns = [
         *by_key(("run", "engine")),
-        *by_key(("gpus", *shown_axes(run_rows)), "d"),
+        Column("gpus", "gpus", "d"),
+        *axis_columns(run_rows),
         Column("micro_batch", "micro-batch", "d"),
         Column("step_s", "s/iter", ".4g"),
         Column("predicted_s", "predicted s/iter", ".4g", seldom=predict is None),

@@ -219,15 +219,13 @@ def _doubts_of_time(record: Record, time: Steady) -> list[Reason]:
         doubts.append(Reason("warm-up", f"warm-up not over: {changes}"))
     elif time.change:
         doubts.append(Reason("rising", f"not steady: {changes}"))
-    elif time.risen:
-        doubts.append(Reason("rising", f"no steady time: {changes}"))
-    has_one = time.single and not time.risen  # how sure the median is matters where it has a sense
-    if has_one and time.independent < MIN_STEADY <= time.n:
+    # How sure the median is matters where it has a sense.
+    if time.single and time.independent < MIN_STEADY <= time.n:
         points = (
             f"{time.n}, which may drift, tell as much as {time.independent:.1f} independent ones"
         )
         doubts.append(Reason("few points", f"too few points: {points}, 95 % needs {MIN_STEADY}"))
-    elif has_one and time.ci95 and time.ci95.high > WIDE * time.ci95.low:
+    elif time.single and time.ci95 and time.ci95.high > WIDE * time.ci95.low:
         low, high = time.ci95
         text = f"unsteady: the median may be {low:.4g} to {high:.4g} s (95 %)"
         doubts.append(Reason("wide", text))
@@ -246,10 +244,8 @@ def _doubts_of_time(record: Record, time: Steady) -> list[Reason]:
 
 def _change_words(time: Steady) -> str:
     """Returns how the step times changed, in words."""
-    if time.risen:
-        return "steps took {:.4g} s, then {:.4g} s".format(*time.risen)
     if time.change is None:
-        return "the second half of the steady iterations is faster"
+        return ""
     before_s, after_s, at = time.change
     if at is None:
         return f"steps went from {before_s:.4g} s to {after_s:.4g} s"

@@ -6,9 +6,9 @@ import os
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from analysis.common.table import Table, show, show_objects
+from analysis.common.table import Table, show
 from analysis.logs.fact_options import facts_of
 from analysis.logs.load import is_log, load, load_own, load_with_ranks
 from analysis.logs.naming import name_of
@@ -37,12 +37,10 @@ from parallel.record.reader import is_run_folder
 
 
 class Result(NamedTuple):
-    """What a view makes: tables, the exit status of its command and, where a row has more than its
-    table, the objects that `--format json` prints."""
+    """What a view makes: tables and the exit status of its command."""
 
     tables: list[Table]
     status: int = 0
-    objects: list[dict[str, Any]] | None = None
 
 
 def tflops(options: Namespace) -> Result:
@@ -53,12 +51,12 @@ def tflops(options: Namespace) -> Result:
         terms_of(options),
         options.predict,
     )
-    keys = list(run_table.JSON_KEYS)
-    if options.predict:
-        keys += ["predicted_s", "predicted_error"]
-    seldom = (*OF_RANKS, *OF_EXPERTS, *OF_PRINTED_MFU)
-    keys += [key for key in seldom if any(row[key] is not None for row in table.rows)]
-    return Result([table], objects=[{key: row.get(key) for key in keys} for row in table.rows])
+    seldom = ["predicted_s", "predicted_error"] if options.predict else []
+    for key in (*OF_RANKS, *OF_EXPERTS, *OF_PRINTED_MFU):
+        if any(row[key] is not None for row in table.rows):
+            seldom.append(key)
+    table.json_keys = [*run_table.JSON_KEYS, *seldom]
+    return Result([table])
 
 
 def scaling(options: Namespace) -> Result:
@@ -241,10 +239,7 @@ def command(name: str, description: str) -> Callable[..., int]:
         parser = parser_of(f"analysis.{name}", description, *view.options, paths=view.paths)
         options = parser.parse_args(argv)
         result = view.make(options)
-        if options.format == "json" and result.objects is not None:
-            show_objects(result.objects, options.columns)
-        else:  # last: a reader that goes away ends the command
-            show(result.tables, options.format, options.columns)
+        show(result.tables, options.format, options.columns)
         return result.status
 
     return main

@@ -34,8 +34,6 @@ class Steady:
     step_s: median seconds per iteration; n: how many logged iterations it is of; first: index of
     the first of them; spikes: how many of them are outliers above (evaluation, checkpoints).
     settled: False where the steps were still getting faster: the warm-up was not over.
-    risen: the medians of the halves, where the second is slower by more than noise and RISEN, and
-    no single change explains it.
     independent: how many independent iterations tell as much (`effective_size`).
     change, period: what the steps do beside noise (`step_changes`).
     single: False where they change by more than RISEN, so that no one time is the run's. Whoever
@@ -48,7 +46,6 @@ class Steady:
     first: int
     spikes: int
     settled: bool = True
-    risen: tuple[float, float] | None = None
     independent: float = math.inf
     change: Change | None = None
     period: Period | None = None
@@ -164,9 +161,8 @@ def steady(
     times = step_s[indices]
     numbers = (np.arange(len(step_s)) if iteration is None else np.asarray(iteration))[indices]
     change = change_of(times, numbers)
-    earlier, later = change[:2] if change else _halves(times)
-    ends = sorted((earlier, later))
-    is_far = ends[1] > (1 + RISEN) * ends[0]
+    earlier, later = change[:2] if change else (1.0, 1.0)
+    is_far = max(earlier, later) > (1 + RISEN) * min(earlier, later)
     spikes = int(np.sum(times > spike_bound(times)))
     independent = effective_size(times)
     return Steady(
@@ -175,12 +171,11 @@ def steady(
         ci95=median_ci95(times, independent),
         first=int(indices[0]),
         spikes=spikes,
-        settled=window is not None or not (later < earlier and (change or is_far)),
-        risen=(earlier, later) if is_far and later > earlier and not change else None,
+        settled=window is not None or later >= earlier,
         independent=independent,
         change=change,
         period=period_of(times, numbers),
-        single=window is not None or not (change and is_far),
+        single=window is not None or not is_far,
     )
 
 
@@ -208,16 +203,3 @@ def steady_iterations(
         stepped = index[~(np.asarray(skipped, dtype=float)[index] > 0)]  # nan: not known to skip
         index = stepped if len(stepped) else index
     return index[warmup_end(step_s[index]) :]
-
-
-def _halves(times: np.ndarray) -> tuple[float, float]:
-    """Returns the medians of the first and the second half where they differ by more than noise,
-    else that of all twice."""
-    half = len(times) // 2
-    # As if the steps were independent: a trend is what makes them correlated.
-    if interval := median_ci95(times[:half]):
-        earlier, later = float(np.median(times[:half])), float(np.median(times[half:]))
-        if not interval.low <= later <= interval.high:
-            return earlier, later
-    middle = float(np.median(times))
-    return middle, middle

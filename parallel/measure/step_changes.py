@@ -2,7 +2,7 @@
 longer. Torch-free.
 
 All three are found from the step times alone. Their noise may follow itself and have outliers, so
-times are clipped and tests count correlated steps as fewer.
+times are clipped, and a change must explain more than noise that follows itself does.
 `tests/tools/steady_campaign.py` counts false alarms and what is found.
 """
 
@@ -12,18 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallel.measure.slower import SPREADS, spread
+from parallel.measure.slower import OF_NORMAL
 
 NOTABLE = 0.02  # a change or a period below this share is not worth a word
 CLIP = 2.5  # spreads beside the median to which outliers are cut
 FEWEST = 12  # a run of fewer steps has no change or period
 SIDE = 4  # the fewest steps before and after a jump, and of a period's long ones
-# Where no jump is, the largest F of all places but the outer 5 % exceeds this in 1 % of runs
-# (Andrews 1993, "Tests for parameter instability and structural change", table 1).
-JUMP_F = 13.0
-GROWTH_F = SPREADS**2  # F of one slope is the square of its distance from 0 in standard deviations
-# So many more steps would make a known correlation of one estimated; from the campaign.
-FEW_STEPS = 60
+CORRELATIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)  # of neighbours: those that are tried
+# By how much a jump at the best place, or a line, must raise twice the logarithm of the likelihood.
+# In 1 % of long runs of white noise a jump gains 13.0 (Andrews 1993, "Tests for parameter
+# instability and structural change", table 1), a line 6.6; more where noise follows itself, and
+# these are the campaign's.
+JUMP_GAIN = 15.5
+GROWTH_GAIN = 9.5
+FITTED = 4  # so many steps of a run tell nothing: level, change, place and correlation
 LONGEST = 100  # the longest period that is looked for
 PERIOD_ERROR = 0.002  # how often a run without a period may have one, over all that are tried
 MOST = 100_000  # steps that are searched for a period, the last ones
@@ -56,45 +58,52 @@ class Period(NamedTuple):
 def change_of(times: np.ndarray, numbers: np.ndarray) -> Change | None:
     """Returns the jump or growth of step times, or None. numbers: their iterations.
 
-    The best step function and the straight line are fitted to the clipped times. Each one's F, the
-    noise that it explains over what it leaves, is divided by (1 + rho) / (1 - rho), with rho the
-    correlation of neighbours in what is left: of correlated noise (AR 1) a mean is so much less
-    sure. A short run estimates rho badly, so its bars are higher, by `FEW_STEPS` over its length.
-    Where both pass, the one that leaves less noise is the change.
+    The noise is taken to follow itself by a correlation that nobody knows (AR 1). One level, a
+    line, and a level before and after the best place are each fitted to the clipped times, each
+    with the correlation that makes it likeliest: what correlated noise explains as well is no
+    change. Where line and jump both gain enough, the likelier is the change.
     """
     n = len(times)
     if n < FEWEST:
         return None
+
+    def has_sides(split: int) -> bool:  # else it is a few slow steps
+        return max(SIDE, n // 20) <= min(split, n - split)
+
     clipped = _clipped(times)
-    clipped = clipped - clipped.mean()
-    total = float(clipped @ clipped)
-    if total <= 0:
+    sums, splits = np.cumsum(clipped - clipped.mean())[:-1], np.arange(1, n)
+    split = int(splits[np.argmax(sums**2 / (splits * (n - splits)))])
+    if has_sides(split):  # beside the median alone, a far jump would be cut
+        sides = [np.full(len(side), np.median(side)) for side in np.split(times, [split])]
+        clipped = _clipped(times, np.concatenate(sides))
+    if np.ptp(clipped) <= NOTABLE * clipped.min():
         return None
-    splits = np.arange(1, n)
-    sums = np.cumsum(clipped)[:-1]
-    split = int(splits[np.argmax(sums**2 / splits + sums**2 / (n - splits))])
-    has_sides = max(SIDE, n // 20) <= min(split, n - split)  # else it is a few slow steps
-    is_later = np.arange(n) >= split
-    step = np.where(is_later, clipped[split:].mean(), clipped[:split].mean())
+    clipped -= clipped.mean()
     place = np.arange(n) - (n - 1) / 2
-    line = float(place @ clipped) / float(place @ place) * place
-    found = []
-    for fit, fitted, bar in ((step, 4, JUMP_F), (line, 3, GROWTH_F)):
-        rest = clipped - fit
-        left = max(float(rest @ rest), 1e-12 * total)
-        rho = (n * _neighbours(rest) + 1) / (n - fitted)  # the estimate is too low by about so much
-        rho = min(max(rho, 0.0), 0.95)
-        f = (total - left) / left * (n - fitted) * (1 - rho) / (1 + rho)
-        if f > bar * (1 + FEW_STEPS / n) and (has_sides or fit is line):
-            found.append((left, fit is step))
-    if not found:
-        return None
-    if min(found)[1]:
-        before_s, after_s = (float(np.median(times[side])) for side in (~is_later, is_later))
+    noise, splits = [], []  # of each correlation: what a level, a line and a jump leave; its place
+    for rho in CORRELATIONS:
+        level, line, rest = (_fresh(values, rho) for values in (np.ones(n), place, clipped))
+        level /= math.sqrt(level @ level)
+        line, rest = line - (line @ level) * level, rest - (rest @ level) * level
+        norms = 1 + (1 - rho) ** 2 * np.arange(n - 2, -1, -1) - _onward(level, rho) ** 2
+        jumps = _onward(rest, rho) ** 2 / norms
+        explained = np.array([0.0, (rest @ line) ** 2 / (line @ line), jumps.max()])
+        left = np.maximum(rest @ rest - explained, 1e-12 * (rest @ rest))
+        noise.append(np.log(left) - math.log(1 - rho**2) / n)
+        splits.append(int(np.argmax(jumps)) + 1)
+    steady, growth, jump = (n - FITTED) * np.min(noise, axis=0)
+    split = splits[np.argmin(noise, axis=0)[2]]
+    is_jump = steady - jump > JUMP_GAIN and has_sides(split)
+    is_growth = steady - growth > GROWTH_GAIN
+    if is_jump and not (is_growth and growth < jump):
+        before_s, after_s = (float(np.median(side)) for side in np.split(times, [split]))
         change = Change(before_s, after_s, int(numbers[split]))
-    else:
+    elif is_growth:
+        line = (place @ clipped) / (place @ place) * place
         middle = float(np.median(times - line))
         change = Change(middle + float(line[0]), middle + float(line[-1]), None)
+    else:
+        return None
     low, high = sorted(change[:2])
     return change if high > (1 + NOTABLE) * low else None
 
@@ -115,12 +124,12 @@ def period_of(times: np.ndarray, numbers: np.ndarray) -> Period | None:
     if n < FEWEST:
         return None
     clipped = _clipped(times)
-    clipped = clipped - clipped.mean()
-    fresh = clipped.copy()
-    fresh[1:] -= max(_neighbours(clipped), 0.0) * clipped[:-1]
-    total, squares = float(fresh.sum()), float(fresh @ fresh)
+    clipped -= clipped.mean()
+    squares = float(clipped @ clipped)
     if squares <= 0:
         return None
+    fresh = _fresh(clipped, max(float(clipped[1:] @ clipped[:-1]) / squares, 0.0))
+    total, squares = float(fresh.sum()), float(fresh @ fresh)
     place, interval = _places(numbers)
     tried = sum(range(2, longest + 1))
     bar = NormalDist().inv_cdf(1 - PERIOD_ERROR / tried)
@@ -150,17 +159,25 @@ def period_of(times: np.ndarray, numbers: np.ndarray) -> Period | None:
     return found if found.longer > NOTABLE else None
 
 
-def _clipped(times: np.ndarray) -> np.ndarray:
-    """Returns the times with outliers cut to CLIP spreads beside the median."""
-    middle = float(np.median(times))
-    width = max(CLIP * spread(times), NOTABLE * abs(middle))  # of even times, more than nothing
-    return np.clip(times, middle - width, middle + width)
+def _clipped(times: np.ndarray, level: np.ndarray | None = None) -> np.ndarray:
+    """Returns the times with outliers cut to CLIP spreads beside their level, or their levels: all
+    that lies between two of these stays. Without one it is the median."""
+    levels = np.median(times) if level is None else level
+    width = CLIP * OF_NORMAL * np.median(np.abs(times - levels))
+    width = max(width, NOTABLE * abs(np.median(times)))  # of even times, more than nothing
+    return np.clip(times, np.min(levels) - width, np.max(levels) + width)
 
 
-def _neighbours(values: np.ndarray) -> float:
-    """Returns the correlation of values around 0 with those before them."""
-    squares = float(values @ values)
-    return float(values[1:] @ values[:-1]) / squares if squares > 0 else 0.0
+def _fresh(values: np.ndarray, rho: float) -> np.ndarray:
+    """Returns values less rho times the one before: independent ones with even noise, where each is
+    correlated with its neighbours by rho."""
+    return np.r_[math.sqrt(1 - rho**2) * values[0], values[1:] - rho * values[:-1]]
+
+
+def _onward(fresh: np.ndarray, rho: float) -> np.ndarray:
+    """Returns for each place from 1 on the products, summed, of these `_fresh` values and those of
+    a step of 1 there: 1 at its place, 1 - rho behind it."""
+    return rho * fresh[1:] + (1 - rho) * np.cumsum(fresh[::-1])[-2::-1]
 
 
 def _places(numbers: np.ndarray) -> tuple[np.ndarray, int]:

@@ -22,6 +22,7 @@ most. Prints Markdown tables.
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,10 +57,6 @@ def _jump(n: int, rng: np.random.Generator) -> np.ndarray:
     return CHANGE * (np.arange(n) >= rng.uniform(0.2, 0.8) * n)
 
 
-def _changes(run: Steady) -> bool:
-    return run.change is not None or run.risen is not None or not run.settled
-
-
 def _shares(kind: str, n: int, runs: int) -> dict[str, float]:
     """Returns a row's shares of `runs` runs."""
     rng = np.random.default_rng([n, len(kind)])
@@ -69,11 +66,14 @@ def _shares(kind: str, n: int, runs: int) -> dict[str, float]:
         assert time is not None
         return time
 
+    def found(change: Callable[[], np.ndarray]) -> float:
+        return sum(made(change()).change is not None for _ in range(runs)) / runs
+
     clean = [made() for _ in range(runs)]
-    shares = {"false_change": sum(map(_changes, clean)) / runs}
+    shares = {"false_change": sum(run.change is not None for run in clean) / runs}
     shares["false_period"] = sum(run.period is not None for run in clean) / runs
-    shares["jump"] = sum(_changes(made(_jump(n, rng))) for _ in range(runs)) / runs
-    shares["growth"] = sum(_changes(made(np.linspace(0, CHANGE, n))) for _ in range(runs)) / runs
+    shares["jump"] = found(lambda: _jump(n, rng))
+    shares["growth"] = found(lambda: np.linspace(0, CHANGE, n))
     shares["period"] = 0.0
     for _ in range(runs):
         every = int(rng.integers(2, min(LONGEST, n // OCCURRENCES) + 1))
