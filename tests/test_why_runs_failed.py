@@ -43,6 +43,35 @@ def test_sruns_word_alone_is_the_end_of_a_run_with_steps_but_sigterm_is_none(tmp
     assert read(path).failure is None
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "OOM: GPU"),
+        ("torch.cuda.OutOfMemoryError: HIP out of memory.", "OOM: GPU"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=5.0.", "OOM: host"),
+        ("srun: error: n1: task 0: Out Of Memory", "OOM: host"),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory", "OOM: host"),
+    ],
+)
+def test_memory_of_the_host_and_of_a_gpu_are_two_causes(tmp_path, rows_of, line, cause):
+    path = tmp_path / "a.out"
+    path.write_text(f"{RUN}{line}\n")
+    (row,) = rows_of(failures.main, path)
+    assert (row["cause"], row["runs"]) == (cause, 1)
+
+
+def test_a_copy_in_a_folder_beside_it_is_not_counted_but_jobs_that_died_alike_are(
+    tmp_path, printed
+):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        log = f"{RUN}torch.OutOfMemoryError: CUDA out of memory\n"
+        (tmp_path / folder / "long.out").write_text(log)
+        (tmp_path / folder / "died.out").write_text(PLACES["module"]["log"])
+    text = printed(failures.main, tmp_path)
+    assert "3 of 3 runs failed" in text and "b/long.out (of " in text
+
+
 def test_fourteen_jobs_are_a_table_by_cause_with_the_node_to_leave_out(tmp_path, printed):
     """n7 has a broken file system: four of its jobs lack a module; the others failed elsewhere."""
     module = PLACES["module"]["log"]

@@ -10,7 +10,7 @@ from analysis.logs.naming import name_of
 from analysis.logs.readers.run_folder import FAILURES
 from analysis.logs.record import Record
 from analysis.runs.verdict import VERDICTS, ending, unfinished
-from parallel.record.ends import FAILED, Kind, kind_of
+from parallel.record.ends import FAILED, HOST_MEMORY, Kind, kind_of
 from parallel.record.first_place import Place
 
 CHANCE = 0.05  # that runs which fail on no certain node name one node as often as they do
@@ -33,6 +33,8 @@ def cause_of(record: Record) -> str:
     line = str(ended.proof).rpartition(", line ")[2]
     if stopped := _STOPPED_FOR.search(line) if ended.verdict == "cancelled" else None:
         return f"{ended.verdict}: {stopped[1].strip().lower()}"
+    if ended.verdict == VERDICTS["oom"]:  # another GPU or layout mends one, another node the other
+        return f"{ended.verdict}: {'host' if re.search(HOST_MEMORY, line) else 'GPU'}"
     if ended.verdict not in _BY_WORDS:
         return ended.verdict
     exception = _EXCEPTION.search(line)
@@ -49,6 +51,8 @@ def cause_of(record: Record) -> str:
 def tables(records: list[Record]) -> list[Table]:
     """Returns the failures by cause, the most frequent first, and the nodes that failed first in
     several runs."""
+    copies = [record for record in records if _is_copy(record)]
+    records = [record for record in records if not _is_copy(record)]
     failed = [record for record in records if _has_failed(record)]
     silent = [r for r in records if ending(r).verdict == "no data" and r not in failed]
     groups: dict[str, list[Record]] = defaultdict(list)
@@ -57,6 +61,9 @@ def tables(records: list[Record]) -> list[Table]:
     causes = Table(
         _CAUSES, [], "Failures by cause", [f"{len(failed)} of {len(records)} runs failed"]
     )
+    if copies:
+        sources = ", ".join(f"{record.source} (of {record.copy_of})" for record in copies)
+        causes.notes.append(f"copies of other runs are not counted: {sources}")
     if silent:
         names = who([name_of(record) for record in silent], len(records))
         causes.notes.append(f"no step is in the log, and no line that says how it ended: {names}")
@@ -70,6 +77,12 @@ def tables(records: list[Record]) -> list[Table]:
     if any(row["node"] is None for row in causes.rows):
         causes.notes.append("-: the log does not name it; srun, torchrun and NCCL_DEBUG=INFO do")
     return [causes, _nodes(failed)]
+
+
+def _is_copy(record: Record) -> bool:
+    """Returns whether a run is another's copy. Jobs that die before their first step may print the
+    same; two that measured the same are one."""
+    return bool(record.copy_of) and len(record.steps) > 0
 
 
 def _has_failed(record: Record) -> bool:

@@ -51,15 +51,19 @@ CONSEQUENCES = (Kind.LOST_PEER, Kind.SIGNAL, Kind.UNKNOWN)
 RETRY_MENDS = (Kind.KILLED, Kind.HANG, Kind.COMMUNICATION, Kind.LOST_PEER, Kind.TIME_LIMIT)
 RETRY_MENDS += (Kind.UNKNOWN,)
 
-# What says that a GPU or the host ran out of memory: PyTorch and the libraries on GPUs, NCCL (in
-# quotes), PyTorch on CPU, Python and NumPy, the kernel, Slurm.
-OUT_OF_MEMORY = (
+# What says that a GPU ran out of memory: PyTorch and the libraries on GPUs, NCCL (in quotes). And
+# the host: PyTorch on CPU, Python and NumPy, the kernel, Slurm.
+_GPU_MEMORY = (
     r"(?:CUDA|HIP|XPU|[Ee]rror:|Error \[CUDA\]:) out of memory|OutOfMemoryError|'out of memory'"
-    r"|[A-Z]_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|[A-Z]_STATUS_ALLOC_FAILED"
+)
+HOST_MEMORY = (
+    r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"|(?<!except )(?<!raise )(?<!\w)(?:_Array)?MemoryError(?::|[ \r]*$)"
     r"|\[Errno 12\] Cannot allocate memory|[Oo]ut of memory: Kill|invoked oom-killer"
     r"|\boom[-_]kill(?: event|:)|xceeded (?:(?:job|step) )?memory limit|: Out Of Memory"
 )
+OUT_OF_MEMORY = f"{_GPU_MEMORY}|{HOST_MEMORY}"
 
 # What torch, NCCL and gloo say of a message that did not arrive.
 _BROKEN = (
