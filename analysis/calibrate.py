@@ -18,8 +18,8 @@ from analysis.planner import calibration, fitting
 from analysis.planner.calibration import Calibration
 from analysis.planner.columns import Array
 from analysis.planner.fitting import MAX_ROWS, priors_of
-from analysis.planner.runs import Runs, read_runs
 from analysis.planner.timemodel.machine import Machine
+from analysis.runs.rows_to_fit import Runs, read_runs
 from base.errors import Parser, command_line
 from base.files import add_force_flag
 from base.storage import check_output

@@ -12,7 +12,7 @@ from analysis.runs import pairs
 from analysis.runs.fairness import CHANGED, changes
 from analysis.runs.judged import judged
 from analysis.runs.pairs import Comparison, Pair, compared, of_study, pair_of
-from analysis.runs.ratio import INTERVALS, Side, side_of
+from analysis.runs.ratio import INTERVALS, Side, side_of, times_ratio
 from analysis.runs.repeats import unlike
 from base.errors import UsageError
 from base.intervals import Interval
@@ -176,6 +176,9 @@ def test_doubts_name_the_side_they_are_about():
     assert any(d.startswith("b.log: ran at the same time as a.log on h") for d in together)
     running = pair_of([run("a", step_s=1.1, running_average=True)], [run("b")])
     assert running.comparison.is_noise is None
+    base, averaged = (run("a", running_average=average) for average in (False, True))
+    assert times_ratio(side_of([run("b")]), side_of([base])).interval
+    assert times_ratio(side_of([run("b")]), side_of([averaged])).interval is None  # in every table
     assert any("A prints running averages" in d for d in running.doubts)
 
 

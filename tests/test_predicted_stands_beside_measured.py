@@ -10,8 +10,9 @@ import pytest
 from analysis import prune, tflops
 from analysis.logs.load import load
 from analysis.planner.calibration import load_calibration
-from analysis.planner.runs import priced, read_runs, row_of
+from analysis.planner.runs import priced, row_of
 from analysis.runs import predictions
+from analysis.runs.rows_to_fit import read_runs
 from base.errors import UsageError
 from tests.fixture_runs import edit_steps
 
@@ -76,6 +77,6 @@ def test_a_calibration_takes_each_run_with_its_own_numbers_and_names_the_others(
     assert runs.ids == ["ddp (ddp)", "ddp-dp2"] and runs.steps.dp.tolist() == [1, 2]
     assert runs.measured == pytest.approx([0.2083, 0.1186], abs=1e-4)  # as README has them
     (why,) = runs.left_out
-    assert why.startswith("ddp (stopped): no steady step time")
-    with pytest.raises(UsageError, match="no run with a time and all its settings; ddp: no "):
+    assert why == "ddp (stopped): steps.csv has 1 of 20 steps; missing: 2-20"
+    with pytest.raises(UsageError, match="no run with a time and all its settings; ddp: steps"):
         read_runs([tmp_path / "stopped"], place)

@@ -9,7 +9,7 @@ import numpy as np
 from analysis.common import colours
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.logs.step_time import step_times, timed
+from analysis.logs.step_time import steady_entries, step_times
 from analysis.pages import charts
 from analysis.pages.section import Chart, Section, Study
 from analysis.runs import loss_parity
@@ -63,12 +63,12 @@ def _steps(record: Record, most: int, apart: dict[int, StepDifference]) -> Itera
     """Yields at most `most` of a run's entries, evenly spaced. `apart` has the differences from the
     baseline by iteration."""
     n = len(record.steps)
-    time, seconds = timed(record), step_times(record)
+    steady, seconds = steady_entries(record), step_times(record)
     for i in np.unique(np.linspace(0, n - 1, min(n, most)).astype(int)):
         step = record.steps[i]
         row = {"run": name_of(record), "engine": colours.label(record.engine)}
         row |= {key: float(step[key]) for key in ("iteration", "loss", "grad_norm")}
-        if time is not None and i >= time.first and len(seconds):
+        if len(steady) and i >= steady[0] and len(seconds):
             row["step_s"] = float(seconds[i])
         if pair := apart.get(int(step["iteration"])):
             row |= {"loss_diff": pair.loss, "grad_norm_diff": pair.grad_norm}

@@ -1,19 +1,14 @@
-"""Runs that were read from logs, as `Columns`: their settings, and what the time model predicts."""
+"""A run that was read from a log, as `Columns`: its settings, and what the time model predicts."""
 
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis.logs.load import load
 from analysis.logs.model import asked, config_of
-from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.logs.step_time import timed
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
 from analysis.planner.columns import Columns, columns
@@ -143,33 +138,3 @@ def cluster_of(record: Record, name: str | None) -> Answer[Calibration]:
     with suppress(UsageError):  # sold with several sizes, and the log names none: the largest
         memory_gb = card_memory(record.gpu_type)
     return Answer(from_data_sheet(card.name, memory_gb=memory_gb))
-
-
-@dataclass
-class Runs:
-    """Runs with a steady time. measured: seconds per step; crowd: threads that share a core;
-    left_out: what has no time or lacks a fact, with the reason."""
-
-    ids: list[str]
-    steps: Columns
-    measured: np.ndarray
-    crowd: np.ndarray
-    left_out: list[str]
-
-
-def read_runs(paths: list[Path], place: Place) -> Runs:
-    """Returns the runs of run folders and logs; place: as `row_of` takes it."""
-    runs, (records, left_out) = [], load(paths)
-    for record in records:
-        time, name = timed(record), name_of(record)
-        try:
-            if time is None or not time.single or not time.step_s > 0:
-                raise ValueError("no steady step time")
-            crowding = max(1.0, threads_per_core(record) or 1.0)
-            runs.append((name, counted_row_of(record, place), time.step_s, crowding))
-        except ValueError as error:
-            left_out.append(f"{name}: {error}")
-    if not runs:
-        raise UsageError("; ".join(["no run with a time and all its settings", *left_out]))
-    ids, steps, seconds, crowd = zip(*runs, strict=True)
-    return Runs(list(ids), Columns.stack(steps), np.array(seconds), np.array(crowd), left_out)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.common.statistics import FEW_REPEATS
 from analysis.common.table import Column, Table
 from analysis.logs.load import load
 from analysis.logs.naming import name_of
@@ -143,15 +142,10 @@ def compared(side_a: Side, side_b: Side) -> Comparison | None:
     independent steps to say what noise is."""
     value, interval, unit = times_ratio(side_b, side_a)
     by_steps = unit == STEPS
-    if by_steps and any(
-        len(side.seconds) < FEW_REPEATS and not side.ci95 for side in (side_a, side_b)
-    ):
+    if by_steps and not (side_a.has_noise and side_b.has_noise):
         return None
     n_a, n_b = (side.steps if by_steps else len(side.seconds) for side in (side_a, side_b))
-    comparison = Comparison(value, interval, unit, n_a, n_b)
-    averages = any(side.record and side.record.running_average for side in (side_a, side_b))
-    # The spread of running averages is not that of steps.
-    return replace(comparison, interval=None) if by_steps and averages else comparison
+    return Comparison(value, interval, unit, n_a, n_b)
 
 
 def pair_of(

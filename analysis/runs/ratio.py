@@ -66,6 +66,16 @@ class Side:
             return self.ci95
         return Interval(min(self.seconds), max(self.seconds))
 
+    @property
+    def has_noise(self) -> bool:
+        """Returns whether the side says what noise is: by its repeats or by its steps."""
+        return len(self.seconds) >= FEW_REPEATS or self.ci95 is not None
+
+    @property
+    def is_averaged(self) -> bool:
+        """Returns whether its steps are running averages, whose spread is not that of steps."""
+        return self.record is not None and self.record.running_average
+
 
 def side_of(runs: Sequence[Run], name: str = "") -> Side:
     """Returns the repeats of one configuration as one side."""
@@ -95,13 +105,14 @@ def times_ratio(side: Side, base: Side) -> TimesRatio:
     """Returns the baseline's time over the side's, of the medians of their repeats.
 
     With fewer than FEW_REPEATS runs on a side the interval is of the sides' spans, which do not see
-    what changes from run to run.
+    what changes from run to run; those of running averages say nothing.
     """
     if min(len(side.seconds), len(base.seconds)) >= FEW_REPEATS:
         paired = are_pairs(side.numbers, base.numbers)
         value, *interval = ratio_of_medians(base.seconds, side.seconds, paired)
         return TimesRatio(value, Interval(*interval), PAIRS if paired else RUNS)
-    span = base.span.over(side.span) if base.span and side.span else None
+    is_known = base.span and side.span and not (base.is_averaged or side.is_averaged)
+    span = base.span.over(side.span) if is_known else None
     return TimesRatio(base.step_s / side.step_s, span, STEPS)
 
 

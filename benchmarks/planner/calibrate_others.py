@@ -21,8 +21,8 @@ from analysis.common.table import Table, show
 from analysis.planner import fitting
 from analysis.planner.calibration import Calibration
 from analysis.planner.fitting import MAX_ROWS
-from analysis.planner.runs import Runs, read_runs
 from analysis.planner.timemodel.machine import Machine
+from analysis.runs.rows_to_fit import Runs, read_runs
 from base.errors import Parser, UsageError, command_line
 from base.units import GIB
 from benchmarks.planner.held_out import fit_some, memory_constants, scored
