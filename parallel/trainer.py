@@ -413,6 +413,8 @@ class Trainer:
         ranks = dict(enumerate(self.ranks.gather(own, to_all=False)))
         if not self.is_rank_0 or None in ranks.values():
             return ""
+        if reason := efficiencies.unseen(self.spec.engine, self.facts["host"]["gpu"]):
+            return reason
         return str(efficiencies.verdict(self.spec.layout, ranks) or "")
 
     def _say(self, line: str) -> None:

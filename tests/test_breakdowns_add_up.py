@@ -349,6 +349,21 @@ def test_the_next_run_has_the_planners_time_and_interval_as_they_are(tmp_path):
     assert "(--predict CLUSTER says" in advice.line_of(run_folder.read(now), None)
 
 
+def test_shares_that_hide_waits_bound_nothing(tmp_path, printed):
+    """fsdp2 on a GPU waits between streams, and its breakdown would say computing."""
+    about = fixture_runs.facts("s", None, engine="fsdp2", gpus=2, zero_stage=3)
+    path = fixture_runs.write(tmp_path, about)
+    for rank in range(2):
+        put(path, rank, 1, forward=10, elapsed=10)
+    (path / "training_metrics.json").write_text('{"schema_version": "2.0"}')
+    assert "compute-bound" in advice.line_of(run_folder.read(path), None)
+    fixture_runs.edit(path / "run.json", host=about["host"] | {"gpu": "NVIDIA H100 80GB HBM3"})
+    assert "between streams" in advice.line_of(run_folder.read(path), None)
+    assert "between streams" in printed(command.main, path, "--pop")
+    (path / "breakdown" / "rank1.csv").unlink()
+    assert "no rows of rank 1" in advice.line_of(run_folder.read(path), None)
+
+
 GPUS = {"engine": "megatron", "gpus": 8, "device": "cpu", "global_batch": 32, "micro_batch": 2}
 
 

@@ -69,6 +69,8 @@ def test_a_run_without_a_breakdown_says_what_it_knows(ours):
     metrics["epochs"][0]["dataload_time_mean_sec"] = None  # of a run that went on
     assert "--breakdown" in (said := training_metrics.verdict_line(metrics, ""))
     assert "waiting" not in said and "input-bound" not in said
+    for damaged in ([], [1], [{"micro_steps": "3"}], [{"micro_steps": 3}]):
+        assert training_metrics.data_share({"epochs": damaged}) is None
     metrics["profiler"] = {"tool": "torch"}
     assert "s/iter" not in training_metrics.verdict_line(metrics, "")
 

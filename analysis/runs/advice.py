@@ -23,12 +23,13 @@ def line_of(record: Record, cluster: str | None) -> str:
         return ""
     if record.profiler:
         return f"{name_of(record)} was profiled: analysis.profile shows where its time went."
-    breakdown = rank_times.of_record(record).content
-    bound = None
+    breakdown, problems = rank_times.of_record(record)
+    bound, reason = None, "; ".join(line for line in problems if rank_times.WITHOUT not in line)
     if breakdown and breakdown.complete:
+        reason = breakdown.unseen
         bound = verdict(breakdown.spec.layout, breakdown.ranks)
-    if bound is None:
-        return f"{name_of(record)}: {without_breakdown(record.own.metrics)}."
+    if bound is None or reason:
+        return f"{name_of(record)}: {reason or without_breakdown(record.own.metrics)}."
     return f"{name_of(record)}: {bound}. {_next(record, breakdown.spec, bound.part, cluster)}"
 
 

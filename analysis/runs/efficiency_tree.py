@@ -17,7 +17,7 @@ _NOTES = [
     "parallel = load balance x serialisation x transfer x orchestration; efficiency = parallel x"
     " computation scaling / the baseline's parallel",
     "not told apart: ranks that wait for each other by turns within a step are in transfer; on a"
-    " GPU, gaps between kernels and waits on a stream of their own (fsdp2's) are in computing",
+    " GPU, gaps between kernels, and what hidden messages slow, are in computing",
 ]
 
 
@@ -40,8 +40,9 @@ def table(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None
     rows, advice = [], []
     for breakdown in breakdowns:
         factors = efficiencies(breakdown.spec.layout, breakdown.ranks)
-        if factors is None or not breakdown.complete:
+        if factors is None or not breakdown.complete or breakdown.unseen:
             reason = "no rank computed" if factors is None else "needs every rank"
+            reason = breakdown.unseen or reason
             reasons.append(f"{breakdown.name}: {reason}")
             continue
         row = {"run": breakdown.name, "gpus": breakdown.spec.gpus, "parallel": factors.parallel}

@@ -71,6 +71,12 @@ class Breakdown(Times):
         return len(self.ranks) == self.spec.layout.world_size
 
     @property
+    def unseen(self) -> str:
+        """Returns why its shares say nothing of the run's efficiency, or ""."""
+        gpu = (self.record.facts.get("host") or {}).get("gpu")
+        return efficiencies.unseen(self.record.engine, gpu)
+
+    @property
     def parts(self) -> dict[str, float]:
         """Returns the parts of a step, which add up to `step_s`."""
         return efficiencies.parts(self.spec.layout, self.ranks)

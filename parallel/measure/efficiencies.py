@@ -131,6 +131,13 @@ def efficiencies(layout: Layout, ranks: Ranks) -> Efficiencies | None:
     )
 
 
+def unseen(engine: str | None, gpu: str | None) -> str:
+    """Returns why a breakdown's shares say nothing of an engine's efficiency; "" where they do."""
+    if engine == "fsdp2" and gpu:
+        return "fsdp2's waits on a GPU are between streams, so its breakdown has them in computing"
+    return ""
+
+
 class Verdict(NamedTuple):
     """What bounds a run, in a word and by the part of a step that would have to shrink, and the
     shares that say so, in words."""

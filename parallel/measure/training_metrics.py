@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from base.bounds import Bounds, Count, misfit
 from models.config import GPTConfig, name_of
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
@@ -32,6 +33,10 @@ _PEAKS = {
     "reserved": "cuda_mem_reserved",
     "resident": "resident",
 }
+
+_SECONDS = Bounds(0, math.inf, below=True)
+_WAITED = {"dataload_time_mean_sec": _SECONDS, "epoch_wall_time_sec": _SECONDS}
+_WAITED["micro_steps"] = Count(1, 2**53)
 
 
 @dataclass
@@ -243,8 +248,12 @@ def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]
 def data_share(metrics: dict[str, Any]) -> float | None:
     """Returns the share of the steps' time that rank 0 waited for batches; None where an attempt
     did not say."""
-    epochs = metrics.get("epochs") or []
-    if not epochs or any(epoch["dataload_time_mean_sec"] is None for epoch in epochs):
+    epochs, names = metrics.get("epochs") or [], _WAITED.keys()
+    if (
+        not epochs
+        or misfit(epochs, [_WAITED])
+        or any(e.get(k) is None for e in epochs for k in names)
+    ):
         return None
     data_s = sum(epoch["dataload_time_mean_sec"] * epoch["micro_steps"] for epoch in epochs)
     return data_s / max(sum(epoch["epoch_wall_time_sec"] for epoch in epochs), 1e-9)
