@@ -17,6 +17,7 @@ from analysis.common.table import show
 from analysis.logs.fact_options import facts_of
 from analysis.logs.load import load
 from analysis.runs import proposals
+from analysis.runs.proposal_parts import Part, Request
 from analysis.runs.run_options import parser_of, percent, terms_of, unheeded
 from base.bounds import check_flags
 from base.errors import UsageError, command_line, warn
@@ -26,7 +27,7 @@ from base.storage import output
 PICTURES = ("svg", "png")
 
 
-def _draw(path: Path, parts: list[proposals.Part], force: bool) -> None:
+def _draw(path: Path, parts: list[Part], force: bool) -> None:
     """Writes the picture of the first part and of those with its baseline, of the kind that the
     file's name has."""
     from analysis.pages import charts  # here: --help needs no charts
@@ -73,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     records, refused = load(flags.paths, facts_of(flags))
     warn("analysis.proposal", *unheeded(records, facts_of(flags)))
-    names = proposals.Request.__dataclass_fields__
-    request = proposals.Request(**{name: getattr(flags, name) for name in names})
+    names = Request.__dataclass_fields__
+    request = Request(**{name: getattr(flags, name) for name in names})
     tables, parts = proposals.tables(records, refused, terms_of(flags), request)
     if flags.plot:
         _draw(flags.plot, parts, flags.force)

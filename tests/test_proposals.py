@@ -10,6 +10,7 @@ from analysis import proposal
 from analysis.logs.load import load
 from analysis.runs import proposals
 from analysis.runs.fairness import Terms
+from analysis.runs.proposal_parts import Request
 from base.errors import UsageError
 from tests.conftest import ROOT
 from tests.fixture_runs import edit, facts, write
@@ -99,8 +100,16 @@ def test_strong_scaling_its_laws_and_hours_by_hand(tmp_path, tables):
     sigma, kappa = contended / base, coherent / base
     assert usl["contention sigma"]["value"] == pytest.approx(sigma)
     assert usl["coherency kappa"]["value"] == pytest.approx(kappa)
-    peak = usl["GPUs of the highest speedup"]["value"]
-    assert peak == pytest.approx(math.sqrt((1 - sigma) / kappa))
+    peak = usl["GPUs of the highest speedup"]
+    assert peak["value"] == pytest.approx(math.sqrt((1 - sigma) / kappa))
+    row = usl["speedup on 32 GPUs (16 nodes), 4 x the largest measured"]
+    assert row["value"] == pytest.approx(32 / (1 + sigma * 31 + kappa * 32 * 31))
+    # Fieller's ends of sigma: there c1 - sigma c0 is t standard errors away from 0.
+    spread = np.sum((1 - z @ [base, contended, coherent]) ** 2) / 5 * np.linalg.inv(z.T @ z)
+    for end in (usl["contention sigma"]["low"], usl["contention sigma"]["high"]):
+        away = np.array([-end, 1.0, 0.0])
+        error = 2.570582 * np.sqrt(away @ spread @ away)  # t of five degrees of freedom
+        assert abs(away @ [base, contended, coherent]) == pytest.approx(error)
     # A run's noise by the four pairs: sqrt of the mean of (difference of logs)^2 / 2.
     logs = [math.log(b / a) for a, b in by_size.values()]
     noise = math.sqrt(sum(d * d for d in logs) / 2 / 4)
@@ -154,7 +163,7 @@ def test_a_size_below_the_baselines_has_no_law(tmp_path):
     study(tmp_path, {2: (1.0,), 4: (0.6,)})
     records, _ = load([tmp_path])
     with pytest.raises(UsageError, match="--size 1 was not measured, and no law that begins below"):
-        proposals.tables(records, [], Terms("ddp-2"), proposals.Request(1e9, size=1))
+        proposals.tables(records, [], Terms("ddp-2"), Request(1e9, size=1))
 
 
 def test_one_size_has_its_fastest_configuration_and_no_law_and_no_picture(tmp_path, tables, capsys):
@@ -274,7 +283,7 @@ def test_175_billion_parameters_on_128_256_and_2048_gpus_by_hand(tables, text):
 def test_the_picture_has_points_repeats_laws_and_the_ideal(tmp_path, text):
     folder = study(tmp_path / "runs", {1: (1.0, 1.1), 2: (0.6, 0.5), 4: (0.35, 0.4)})
     records, _ = load([folder])
-    _, parts = proposals.tables(records, [], Terms(), proposals.Request(1e9))
+    _, parts = proposals.tables(records, [], Terms(), Request(1e9))
     points, curves, words = proposals.drawn(parts)
     times = medians(folder)
     base = (times["ddp-1-r1"] + times["ddp-1-r2"]) / 2
