@@ -121,7 +121,7 @@ def test_the_files_of_the_ranks_are_one_run_with_its_console_log(tmp_path):
     assert run.format == "torchtitan" and len(run.steps) == 6 and len(run.parts.iteration) == 60
 
 
-def test_of_several_starts_the_last_is_read(tmp_path):
+def test_of_several_starts_the_last_is_read(tmp_path, printed):
     path = titan(tmp_path, hiccups, steps=20)
     titan(path, hiccups, steps=15, first=21, stamp="20260101-110000")
     (run,) = load([path]).content
@@ -132,6 +132,8 @@ def test_of_several_starts_the_last_is_read(tmp_path):
         3,
     )
     assert run.doubts["attempts"].startswith("2 starts in one folder: the last one, iterations 21")
+    for main in (stragglers.main, breakdown.main):
+        assert run.doubts["attempts"] in printed(main, path)
 
 
 def test_evaluations_and_saves_are_no_time_of_a_step(tmp_path):
@@ -164,6 +166,14 @@ def test_damaged_lines_and_missing_ranks_are_told(tmp_path):
         and "damaged" in run.doubts["numbers"]
     )
     assert run.parts.ranks == (0, 2, 3) and len(run.steps) == 58
+
+
+def test_files_without_a_step_say_what_they_are(tmp_path, refused):
+    path = titan(tmp_path, hiccups)
+    for file in (path / "structured_logs").iterdir():
+        file.write_text(file.read_text().splitlines()[0] + "\n")
+    words = "looks like torchtitan spans, but holds no iteration"
+    assert words in refused(stragglers.main, path)
 
 
 def test_the_breakdown_has_the_parts_of_each_rank(tmp_path, rows_of):

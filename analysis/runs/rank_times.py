@@ -96,7 +96,8 @@ def of_log(record: Record) -> Times | None:
         rank: {name: float(values[place]) for name, values in seconds.items()}
         for place, rank in enumerate(parts.ranks)
     }
-    return Times(record, ranks, len(kept), categories=(*parts.parts, "rest"))
+    notes = list(record.doubts.values())
+    return Times(record, ranks, len(kept), notes, categories=(*parts.parts, "rest"))
 
 
 def of_record(record: Record) -> Reading[Breakdown | None]:

@@ -52,9 +52,13 @@ def slowness_of(record: Record) -> Slowness:
             return Slowness([], steps, str(error))
     if parts is None:
         raise UsageError(f"{record.source}: {NO_RANKS}")
+    notes, ranks = list(record.doubts.values()), []
     if len(parts.ranks) == 1:
-        return Slowness([], steps, "times of one rank alone, which is compared with nobody")
-    return Slowness(slow_ranks_of(parts), steps, "" if parts.knows_computing else NO_COMPUTING)
+        notes.append("times of one rank alone, which is compared with nobody")
+    else:
+        ranks = slow_ranks_of(parts)
+        notes += [] if parts.knows_computing else [NO_COMPUTING]
+    return Slowness(ranks, steps, "; ".join(notes))
 
 
 def tables(slow: dict[str, Slowness]) -> list[Table]:

@@ -103,6 +103,6 @@ def _parsed(content: bytes) -> dict[str, object]:
 
 FORMAT = Format(
     name="torchtitan spans",
-    marks=((b'"log_type_name": "step_end"', b'"host_name": ', b'"seq_id": '),),
+    marks=((b'"log_type_name": "', b'"host_name": ', b'"seq_id": '),),
     reader=_read,
 )
