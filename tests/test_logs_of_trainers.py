@@ -8,6 +8,8 @@ import pytest
 
 from analysis import scaling, tflops
 from analysis.logs.readers import read
+from models.config import GPTConfig
+from models.flops import tflops_per_gpu
 
 HEADER = """\
 ***** Running training *****
@@ -365,3 +367,37 @@ def test_a_window_shows_no_number_of_the_whole_run(row):
     numbers = ("steady_step_s", "step_s_mean", "tokens_per_s", "samples_per_s", "tflops")
     assert [found[name] for name in numbers] == [None] * 5
     assert "of the whole run alone, not of iterations" in found["missing"]["tokens_per_s"]
+
+
+PACKED = {  # what stands before the first step -> the setting that packs documents
+    "  reset_attention_mask ....... True\n": "reset_attention_mask",
+    "  reset_attention_mask ....... False\n": None,
+    "python pretrain_gpt.py --reset-attention-mask \\\n": "reset_attention_mask",
+    "sample_packing: true\n": "sample_packing",
+    "packing=True,\n": "packing",
+    "dataset:\n  packed: False\n": None,
+    "packed documents are read\n": None,
+}
+
+
+@pytest.mark.parametrize(("setting", "name"), PACKED.items(), ids=PACKED)
+def test_tflops_of_packed_documents_say_which_attention_they_assume(row, setting, name):
+    sizes = dict(num_layers=4, hidden_size=512, num_attention_heads=8, padded_vocab_size=50304)
+    sizes |= dict(seq_length=2048, max_position_embeddings=2048, world_size=8)
+    dump = "".join(f"  {key} .... {size}\n" for key, size in sizes.items())
+    line = (
+        " iteration {:8d}/ 20 | elapsed time per iteration (ms): 1000.0 | global batch size: 8 |\n"
+    )
+    text = dump + setting + "".join(map(line.format, range(1, 21)))
+    found = row(text)
+    config = GPTConfig(n_layer=4, hidden=512, n_head=8, vocab_size=50304, max_seq_len=2048)
+    whole, parts = (tflops_per_gpu(config, seen, 8 * 2048, 1.0, 8) for seen in (2048, 256))
+    assert found["tflops"] == pytest.approx(whole)
+    doubt = f"packed ({name}), and attention is counted over whole sequences"
+    assert (doubt in found["said"]) == bool(name)
+    found = row(text, "--attended-seq-len", "256")
+    assert found["tflops"] == pytest.approx(parts) and "packed" not in found["said"]
+    found = row(text, "--attended-seq-len", "4096")
+    assert "above the 2048 tokens of a sequence" in found["missing"]["tflops"]
+    stated = "attention stops there, at id 0, as if sequences had 256 tokens\n"
+    assert row(stated + text)["tflops"] == pytest.approx(parts)

@@ -70,6 +70,11 @@ SETTINGS = {
         "seq_length seq_len encoder_seq_length sequence_length max_seq_len",
         run_json="spec",
     ),
+    "attended_seq_len": Fact(
+        Bounds(0, math.inf, below=True),
+        "of packed documents, that each attend to themselves alone: the sum of the squares of their"
+        " tokens over the tokens",
+    ),
     "zero_stage": Fact(
         Count(0, 3), "ZeRO stage", "zero_optimization_stage zero_stage", run_json="layout"
     ),

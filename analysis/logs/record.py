@@ -149,6 +149,7 @@ class Record:
     # Of a run whose attention ends with each document: the length of whole sequences with as much
     # work in attention; 0 where its folder does not say.
     attended_seq_len: float | None = None
+    packed: str | None = None  # the setting that packs documents into a sequence
     model: dict[str, Any] = field(default_factory=dict)  # GPTConfig's names where known
     # The fewest and the most token ids of which padding to a multiple makes model["vocab_size"].
     token_ids: tuple[int, int] | None = None

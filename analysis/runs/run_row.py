@@ -71,6 +71,7 @@ def row_of(run: Run, convention: str | None) -> Row:
         if rate.convention == throughput.PRINTED:
             no_mfu = f"{no_mfu}, for {rate.reason}"
         missing.append(Reason(MISSING, no_mfu, ("mfu",)))
+    doubts += throughput.packing_doubt(record, rate)
     doubts += throughput.above_peak(record, rate.tflops, rate.convention)
     doubts += throughput.printed_doubt(record)
     printed = denominator(

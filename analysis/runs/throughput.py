@@ -60,6 +60,9 @@ def per_token(record: Record, convention: str) -> Answer[float]:
     if record.attended_seq_len == 0:
         return Answer(None, UNMEASURED)
     seen = record.attended_seq_len or record.seq_len
+    if seen > record.seq_len:
+        words = f"attended_seq_len is {seen:g}, above the {record.seq_len} tokens of a sequence"
+        return Answer(None, f"{words} (--attended-seq-len)")
     return Answer(CONVENTIONS[convention](config, seen, recompute))
 
 
@@ -136,6 +139,17 @@ def printed_doubt(record: Record) -> list[Reason]:
         return []
     again = "count recomputation and " if record.recompute == "full" else ""
     return [Reason(DOUBT, f"the printed TFLOP/s {again}leave the vocabulary's matrix out")]
+
+
+def packing_doubt(record: Record, rate: Throughput) -> list[Reason]:
+    """Returns what TFLOP/s of packed documents assume of attention, where their lengths are not
+    known."""
+    is_counted = rate.tflops is not None and rate.convention not in (PRINTED, "6n", "seed")
+    if not (record.packed and is_counted) or record.attended_seq_len:
+        return []
+    words = f"documents are packed ({record.packed}), and attention is counted over whole sequences"
+    text = f"{words}, the most that it can be (--attended-seq-len)"
+    return [Reason(DOUBT, text, ("tflops", "mfu"))]
 
 
 OF_EPOCHS = "the log times epochs, and does not state their tokens"

@@ -10,7 +10,7 @@ from analysis.logs.parsing.failure_line import judge_end
 from analysis.logs.parsing.fields import BEHIND, NOT_LAST, number, positive, ranks_of_rates
 from analysis.logs.parsing.lines import Columns, Line, table
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.setting_names import header_of, read_header, state
+from analysis.logs.parsing.setting_names import header_of, read_header, read_packing, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Record
 from base.units import GIB
@@ -112,6 +112,8 @@ class Format:
         state(record, facts, "log")
         if self.arguments:
             read_header(record, header)
+        else:
+            read_packing(record, header)
         fill_peak(record, columns.pop("peak_gib", np.empty(0)))
         if "global_batch" in columns:
             columns["sequences"] = columns.pop("global_batch")

@@ -121,6 +121,15 @@ _SWITCH = re.compile(
     rb"--(swiglu|untie-embeddings-and-output-weights|group-query-attention|disable-bias-linear"
     rb"|multi-latent-attention|no-weight-tying|moe-router-force-load-balancing|sequence-parallel)(?=[\s\\'\",]|\Z)"
 )
+# Documents share a sequence. No program prints their lengths, or the sum of their squares.
+_PACKING = re.compile(
+    rb"\b(reset[-_]attention[-_]mask|neat_packing|sample_packing|pack(?:ing|ed|_to_max_length)"
+    rb"|use_varlen_attn|generate_doc_lengths)(?![\w-])"
+    rb"(?:['\"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['\"]?((?i:true|false))\b)?"
+)
+_ATTENDED = (
+    rb"attention stops there, at id \d{1,9}, as if sequences had ([\d.]{1,12})(?= tokens)"  # ours
+)
 _CARD = re.compile(
     rb"(?:CUDA capacity: |\bGPU(?: \d{1,3})?: |\[GPU\] |\bDevice: |Peak flops undefined for: )"
     rb"((?:NVIDIA|AMD|Tesla) ?[\w .-]{1,40}?)(?: with | \(UUID| \| |[\r\n,])"
@@ -178,6 +187,7 @@ def read_header(record: Record, header: bytes) -> None:
         elif not is_of_ranks and not is_prose and b"aio_config" not in preceding:
             settings[name].append(value)
     record.doubt_numbers(cut)
+    read_packing(record, header)
     for name, value in expert_settings.LONG.findall(header) + _REAL.findall(header):
         settings[name.decode().replace("-", "_")].append(value.decode())
     for name in _SWITCH.findall(header):
@@ -202,6 +212,19 @@ def read_header(record: Record, header: bytes) -> None:
     if card := _CARD.search(header):
         facts["gpu_type"] = card[1].decode().strip()
     state(record, facts, "log")
+
+
+def read_packing(record: Record, header: bytes) -> None:
+    """Fills which setting packs several documents into a sequence, where one does, and the length
+    of whole sequences with as much attention, where a log states it."""
+    last: dict[str, bool] = {}
+    for match in _PACKING.finditer(header):
+        is_switch = header[max(match.start() - 2, 0) : match.start()] == b"--"
+        if match[2] or is_switch:  # on a command line it needs no value
+            last[match[1].decode().replace("-", "_")] = (match[2] or b"true").lower() == b"true"
+    record.packed = next((name for name, is_set in last.items() if is_set), None)
+    for length in re.findall(_ATTENDED, header)[-1:]:
+        state(record, {"attended_seq_len": float(length)}, "log")
 
 
 def _read_vocabulary(

@@ -69,6 +69,8 @@ def _settings(record: Record, maxtext: dict[str, str]) -> None:
     settings["multi_latent_attention"] = [str(maxtext.get("attention_type") == "mla")]
     drops_tokens = not maxtext.get("capacity_factor", "").startswith("-")  # -1: dropless
     settings["moe_token_dropping"] = [str(drops_tokens)]
+    if maxtext.get("dataset_type") == "synthetic":
+        record.packed = None  # one document fills each sequence
     if activations := maxtext.get("mlp_activations"):  # of two, one is the gate
         settings["swiglu"] = [str("," in activations)]
     quantization = maxtext.get("quantization", "").lower()
