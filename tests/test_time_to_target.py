@@ -38,10 +38,10 @@ def test_the_law_is_found_again_and_two_batches_tell_no_noise():
 
 
 def test_samples_that_do_not_grow_or_grow_as_the_batch_are_the_ends_of_the_law():
-    level = fitted(
-        [Point(b, 1, mean, 0) for b, mean in ((1, 99), (2, 101), (4, 100))], "made"
-    ).value
-    assert level.value > 50 and level.interval.high == math.inf
+    points = [Point(batch, 1, mean, 0) for batch, mean in ((1, 101), (2, 99), (4, 100))]
+    level = fitted(points, "made").value
+    assert level.value == level.interval.high == math.inf
+    assert level.samples_ratio(4, 1).value == 1 and level.interval.low > 0
     steps = fitted([Point(b, 1, 100 * b, 0) for b in (1, 2, 4)], "made").value
     assert steps.value == pytest.approx(0, abs=1e-9)
     assert steps.samples_ratio(4, 1).value == pytest.approx(4)
@@ -130,9 +130,12 @@ def test_another_critical_batch_is_refused_with_the_benchmarks_that_there_are(wo
 SIZES = {"n_layer": 12, "hidden": 768}
 
 
+ADDED = [column.key for column in time_to_target.COLUMNS]
+
+
 def run(gpus, batch, loss=None, name="", **more):
     """A log of 700 steps of one second on `gpus` GPUs, 25 % slower on more than one."""
-    columns = {"step_s": np.full(700, 1.0 if gpus == 1 else 1.25)}
+    columns = {"step_s": np.full(700, more.pop("step_s", 1.0 if gpus == 1 else 1.25))}
     columns |= {} if loss is None else {"loss": loss}
     about = {"gpus": gpus, "global_batch": batch, "completed": True, "model": SIZES}
     return logged(name or f"{gpus}.log", 700, **columns, **about, **more)
@@ -158,6 +161,8 @@ def test_a_stated_critical_batch_gives_the_efficiency_to_target():
     assert four["target_efficiency"] == pytest.approx(0.8 * 92 / 116)
     assert four["target_efficiency_ci95"] == pytest.approx([0.8 * 68 / 92, 0.8 * 128 / 152])
     assert "4.log: 4 times the GPUs reach the target 2.5 (2.4 to 2.7) times sooner" in table.below
+    assert "measured between" not in "".join(table.notes)
+    assert [c.key for c in table.columns[-6:]] == ["serial_ci95", *ADDED, "note"]
     single = table_of(runs, critical_batch=convergence.stated("84")).rows[1]
     assert single["target_efficiency"] == four["target_efficiency"]
     assert single["target_samples_ci95"] is single["target_efficiency_ci95"] is None
@@ -225,8 +230,14 @@ def test_how_much_sooner_is_said_of_the_best_run_on_the_most_gpus():
     assert "4.log: 4 times the GPUs reach the target 2.5 times sooner" in notes
     same = table_of([run(1, 8), run(1, 8, name="b")], critical_batch=law, scaling="weak")
     assert "sooner" not in "".join(same.notes) and same.columns[-1].key == "note"
-    shared = run(4, 32, oversubscribed=True)
-    assert "sooner" not in "".join(table_of([run(1, 8), shared], critical_batch=law).notes)
+    faster = run(4, 32, step_s=0.5)
+    row = table_of([run(1, 8), faster], critical_batch=law).rows[1]
+    assert row["doubtful"]["target_efficiency"].startswith("superlinear: efficiency 2.00")
+    host = {"hostname": "h", "cores": 1, "ranks_per_node": 1}
+    at_once = {"facts": {"host": host, "started_utc": "10"}, "ended_utc": "11"}
+    row = table_of([run(1, 8, **at_once), run(4, 32, **at_once)], critical_batch=law).rows[1]
+    assert row["target_samples"] and row["target_efficiency"] is None
+    assert row["missing"]["target_efficiency"] == row["missing"]["efficiency"] != ""
     silent = table_of([run(1, 8), run(4, None)], critical_batch=law, scaling="weak")
     assert "-: not every log states its global batch (--global-batch)" in "".join(silent.below)
 
@@ -241,6 +252,8 @@ def test_repeats_of_both_batches_are_compared_as_they_were_measured():
     assert ratio.interval.high == pytest.approx(1.5 * math.exp(2.776 * error), rel=1e-3)
     assert law.samples_ratio(32, 8) == law.law_ratio(32, 8)
     assert law.samples_ratio(8, 8) == (1, None)
+    assert law.in_words.endswith(f"made, off by at most {law.off:.1%}") and law.off > 0
+    assert point_of(8, [100, 110]).deviation == pytest.approx(math.sqrt(50))
 
 
 @pytest.fixture
@@ -257,6 +270,7 @@ def tree(tmp_path):
 def test_a_tree_of_results_has_its_time_to_target_at_once(tree, printed):
     weak = printed(scaling.main, tree, "--scaling", "weak").partition("weak scaling: ")[2]
     assert "2.14  " in weak and "0.47  " in weak
+    assert "; measured between batches with repeated runs\n" in weak
     assert "8 times the GPUs reach the target 3.7 (3.6 to 3.9) times sooner" in weak
     assert "a critical batch of 84 samples (63.1 to 114), fitted to 5 batches and 100 refer" in weak
     stated = printed(scaling.main, tree, "--scaling", "weak", "--critical-batch", "84")
