@@ -122,7 +122,8 @@ def _cost(
                 row[key], *ends = (hours * amount).tolist()
                 row[f"{key}_ci95"] = ends or None
         if row.get("kwh") is None:
-            text = "no run states its energy (--gpu-watts, of a GPU with its share of the node)"
+            text = "no run states its energy" if energy else "the energy there was not measured"
+            text += " (--gpu-watts, of a GPU with its share of the node)"
             reasons.append(Reason(MISSING, text, ("kwh",)))
     return row | of_cells(reasons)
 

@@ -27,6 +27,7 @@ from analysis.runs.ratio import INTERVALS
 from analysis.runs.scaling_laws import Bounded, Fit
 from base.errors import UsageError, by_reason
 from base.intervals import Interval
+from parallel.config.layout import shown_axes
 
 OFF = 0.1  # a law that misses a size's median by more than this share does not describe it
 NO_LIMIT = "no limit"
@@ -186,8 +187,7 @@ def drawn(parts: list[Part]) -> tuple[list[dict], list[dict], dict[int, str]]:
 
 # --- what was measured, and how ------------------------------------------------------------------
 
-_RUNS = """run gpus tp cp pp ep dp micro_batch global_batch precision steps step_s steady_ci95
-    verdict reasons""".split()
+_RUNS = "micro_batch global_batch precision steps step_s steady_ci95 verdict reasons".split()
 
 
 def _measured(
@@ -197,8 +197,7 @@ def _measured(
     runs = {run.record.source: run.record for part in parts for run in part.runs()}
     records = list(runs.values())
     of_runs = run_table.of_records(records, None, replace(terms, baseline=None))
-    has = {column.key for column in of_runs.columns}
-    (shown,) = chosen([of_runs], [key for key in _RUNS if key in has])
+    (shown,) = chosen([of_runs], ["run", "gpus", *shown_axes(of_runs.rows), *_RUNS])
     machine = request.machine and (lambda record: request.machine)
     libraries = request.libraries and (lambda record: request.libraries)
     notes = [
