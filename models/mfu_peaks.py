@@ -70,7 +70,9 @@ def known_peaks() -> tuple[KnownPeak, ...]:
     """Returns what models/mfu_peaks.toml says, then the peaks of models/gpus.toml."""
     peaks = []
     for program, table in _programs().items():
-        for card, tflops in table.get("dense", ()):
+        for entry in table.get("dense", ()):
+            own = find_gpu(entry) if isinstance(entry, str) else None
+            card, tflops = (own.name, bf16_peak(own)) if own else entry
             peaks.append(KnownPeak(tflops, program, f"peak of the {card}", (card,)))
         for entry in table.get("others", ()):
             cards = tuple(entry.get("cards", ()))

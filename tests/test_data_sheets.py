@@ -34,6 +34,8 @@ H200       |   132 |  4096 |  1.83 |     256 |  1.98 | 6144 |  6.25 | 144 |    1
 H20        |     - |     - |     - |       - |     - | 6144 |  5.21 |  96 |    18 |   25
 RTX PRO 6000 Max-Q | 188 | 1024 | 2.28 |   256 |  2.28 |  512 |    28 |  96 |     - |    -
 RTX PRO 6000 | 188 |  1024 | 2.617 |     256 | 2.617 |  512 |    28 |  96 |     - |    -
+RTX 4090   |   128 |   512 |  2.52 |     256 |  2.52 |  384 |    21 |  24 |     - |    -
+RTX 5090   |   170 |   512 | 2.407 |     256 | 2.407 |  512 |    28 |  32 |     - |    -
 L4         |    58 |  1024 |  2.04 |     256 |  2.04 |  192 |  12.5 |  24 |     - |    -
 L40S       |   142 |     - |     - |     256 |  2.52 |  384 |    18 |  48 |     - |    -
 GB200      |     - |     - |     - |       - |     - | 8192 |     8 | 192 |    18 |   50
@@ -65,6 +67,7 @@ MEMORY, WIRES = parts("bus", "pin", "GB"), parts("links", "GB/s")
 # The generation of the PCI Express that the others share: 16 lanes, of which three quarters arrive.
 PCIE = {"T4": 3, "V100S PCIe": 3, "V100 PCIe": 3, "A10": 4, "A40": 4, "L4": 4, "L40S": 4}
 PCIE |= dict.fromkeys(("H100 PCIe", "H100 NVL", "RTX PRO 6000", "RTX PRO 6000 Max-Q"), 5)
+PCIE |= {"RTX 4090": 4, "RTX 5090": 5}
 # Gb/s of all InfiniBand ports of the maker's node of eight
 DGX = {"V100 SXM2": 4 * 100, "A100": 8 * 200, "H100 SXM": 8 * 400, "H200": 8 * 400, "B200": 8 * 400}
 DGX |= {"B300": 8 * 800, "Gaudi 2": 8 * 3 * 100, "Gaudi 3": 8 * 3 * 200}
@@ -90,12 +93,27 @@ def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
         assert gpu.peaks.get("tf32", half / 2) == pytest.approx(half / 2, abs=0.6 + rounded)
         eight = half if gpu.name == "Gaudi 3" else half * 2  # its engine is as fast in both
         assert gpu.peaks.get("fp8", eight) == pytest.approx(eight, abs=1.05 + rounded)
-        four = half * (6 if "B300" in gpu.name else 4)  # Blackwell Ultra's is half as fast again
+        # Blackwell Ultra's is half as fast again; of GeForce all others are halved, in 32-bit sums.
+        four = half * (6 if "B300" in gpu.name else 8 if gpu.name == "RTX 5090" else 4)
         assert gpu.peaks.get("fp4", four) == pytest.approx(four, abs=0.5)
     twins = ("A100", "A800"), ("H200", "H100 SXM"), ("H200 NVL", "H100 NVL"), ("MI300X", "MI325X")
     for one, other in twins:  # the same chip
         for precision, peak in planning_gpu(one).peaks.items():
             assert planning_gpu(other).peaks[precision] == pytest.approx(peak, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("RTX5090", "RTX 5090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 5090 D", None),
+    ],
+)
+def test_a_laptops_card_and_one_that_is_cut_down_are_other_cards(name, card):
+    found = find_gpu(name)
+    assert (found and found.name) == card
 
 
 def test_memory_is_as_fast_as_its_bus_and_no_larger_than_its_chips():

@@ -149,9 +149,9 @@ def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(t
     x = plan.question(ask(flags, "--cp 1 2 4")).ranked().steps
     assert set(x.cp.tolist()) == {1, 2, 4} and (x.gpus == 64).all() and (x.global_batch == 16).all()
     assert not (x.deepspeed & (x.cp > 1)).any()
-    assert "cp" not in [column.key for column in answer(flags).columns]
+    assert "cp" not in [column.key for column in answer(flags).shown]
     ring = answer(flags, "--cp 4 --study", tmp_path / "planned.toml")
-    assert {row["cp"] for row in ring.rows} == {4} and "cp" in [c.key for c in ring.columns]
+    assert {row["cp"] for row in ring.rows} == {4} and "cp" in [c.key for c in ring.shown]
     assert plan.NOTE_RING in ring.notes
     specs = load_study(tmp_path / "planned.toml").specs.values()
     for spec, row in zip(specs, ring.rows, strict=True):
@@ -658,7 +658,7 @@ def test_counts_to_measure_leave_the_least_unknown():
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (SCALE.replace("H100", "RTX4090"), "describe another card by a table of models/gpus.toml"),
+        (SCALE.replace("H100", "RTX3090"), "describe another card by a table of models/gpus.toml"),
         (f"{SCALE} --top 3 --leave 8", "of each count: no --top, --leave"),
         (f"{SCALE} --why tp=8", "of each count: no --why"),
         (f"{SCALE} --critical-batch 84", "is of batches that grow: give --scale weak"),
