@@ -15,6 +15,7 @@ from analysis.planner.calibration import load_calibration
 from analysis.planner.runs import priced
 from analysis.runs import advice, efficiency_tree, moves
 from analysis.runs import rank_times as tables
+from base.errors import Answer
 from parallel.config.resolve import resolve
 from parallel.measure import efficiencies, ranges, step_parts
 from parallel.record import writer
@@ -347,6 +348,37 @@ def test_the_next_run_has_the_planners_time_and_interval_as_they_are(tmp_path):
     assert f"predicted {times[3]} s/iter ({times[4]} to {times[5]} hold 80 %)" in line
     assert f"where this run is predicted {times[0]}, by 2-core-cpu." in line
     assert "(--predict CLUSTER says" in advice.line_of(run_folder.read(now), None)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({(2, 1): 9, (1, 1): 8, (2, 2): 7}, "Next: --vpp 2, predicted 7 s/iter (6 to 8 hold 80 %)"),
+        ({(2, 1): 9, (1, 1): 8, (2, 2): -7}, "Next: --micro-batch 1, predicted 8 s/iter"),
+        ({(2, 1): 7, (1, 1): 8, (2, 2): 9}, "None of --micro-batch 1 or --vpp 2"),
+        ({(2, 1): 9, (1, 1): -8, (2, 2): -7}, "(none is predicted to fit)"),
+        ({(1, 1): 8, (2, 2): 7}, "(not predicted: no facts)"),
+    ],
+)
+def test_the_next_run_is_the_fastest_that_fits_and_is_predicted_to_win(
+    times, words, tmp_path, monkeypatch
+):
+    """times: predicted seconds by micro-batch and vpp, negative where memory would not do."""
+
+    def priced(record, _):
+        step_s = times.get((record.micro_batch, record.vpp))
+        if step_s is None or record.pp == 1:
+            return Answer(None, "no facts")
+        low, high = abs(step_s) - 1, abs(step_s) + 1
+        return Answer({"step_s": abs(step_s), "low_s": low, "high_s": high, "fits": step_s > 0})
+
+    monkeypatch.setattr(advice, "priced", priced)
+    about = fixture_runs.facts("s", None, engine="megatron", gpus=2, pp=2, micro_batch=2)
+    path = fixture_runs.write(tmp_path, about)
+    for rank in range(2):
+        put(path, rank, 1, forward=6, bubble=4, elapsed=10)
+    (path / "training_metrics.json").write_text('{"schema_version": "2.0"}')
+    assert words in advice.line_of(run_folder.read(path), "2-core-cpu")
 
 
 def test_shares_that_hide_waits_bound_nothing(tmp_path, printed):
