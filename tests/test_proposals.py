@@ -195,6 +195,7 @@ def test_what_no_run_states_is_a_dash_with_its_flag(tmp_path, text):
         assert words in shown, words
     given = ("--gpus-per-node=2", "--machine=Big", "--libraries=torch 2", "--noise=1%")
     shown = text(folder, "--tokens=1e9", "--gpu-watts=9", *given)
+    assert "Amdahl's law is fixed by 2 sizes, so nothing tests it, and its intervals hold" in shown
     assert "- machine: Big" in shown and "- libraries: torch 2" in shown
     assert " -: " not in shown.partition("**What was measured**")[0]
 

@@ -131,9 +131,12 @@ def _laws(part: Part, request: Request) -> Table:
             ends = {"value": found.value, "low": low, "high": high}
             rows.append(row | {k: NO_LIMIT if v == math.inf else v for k, v in ends.items()})
         if fitted.noise is not None:
-            near = f"{name} is within {fitted.deviation:.1%} of each size's median"
+            near = f"is within {fitted.deviation:.1%} of each size's median"
+            if len(part.best) == len(fitted.free):
+                near = f"is fixed by {len(part.best)} sizes, so nothing tests it, and its intervals"
+                near += " hold the noise of runs alone"
             given = " (--noise)" if request.noise else ""
-            notes.append(f"{near}; a run's noise by it is {fitted.noise:.2%}{given}")
+            notes.append(f"{name} {near}; a run's noise by it is {fitted.noise:.2%}{given}")
     gpus = max(side.gpus for side, _ in part.best.values())
     notes.append(
         f"nothing was measured beyond {gpus} GPUs: speedups there are extrapolated, with the"
