@@ -1,9 +1,11 @@
 """Settings that act on a part of a step: the runs that differ from a run in one of them and could
 start."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from base.errors import UsageError
 from parallel.config.layout import RECOMPUTE, Layout
 from parallel.config.refusals import refusals
 from parallel.config.run_spec import RunSpec
@@ -24,9 +26,10 @@ def moves(spec: RunSpec, part: str) -> list[Move]:
         if any(not isinstance(n, str) and (n < 0 or n % 1) for n in sizes.values()):
             continue
         whole = {name: int(n) if isinstance(n, float) else n for name, n in sizes.items()}
-        changed = replace(spec, layout=replace(layout, **whole))
-        if not refusals(changed):
-            found.append(Move(_flags(layout, changed.layout, whole), changed))
+        with suppress(UsageError):  # a size beyond its bounds
+            changed = replace(spec, layout=replace(layout, **whole))
+            if not refusals(changed):
+                found.append(Move(_flags(layout, changed.layout, whole), changed))
     return sorted(found, key=lambda move: move.spec.global_batch != spec.global_batch)
 
 
