@@ -141,6 +141,20 @@ def test_weak_scaling_by_hand(tmp_path, tables):
     assert row["value"] == pytest.approx(16 - c1 / c0 * 15)
 
 
+def test_a_study_of_both_kinds_has_a_part_of_each_and_leaves_no_run_of_them_out(tmp_path, tables):
+    study(tmp_path, {1: (1.0,), 2: (0.6,), 4: (0.35,)})
+    for gpus, step_s in ((2, 1.1), (4, 1.2)):
+        made = facts("s", "ddp-1", cores=64, engine="ddp", gpus=gpus, global_batch=16 * gpus)
+        made["host"] |= {"ranks_per_node": 2}
+        write(tmp_path, made | {"run": f"weak-{gpus}"}, step_s=step_s)
+    found = tables(tmp_path, "--tokens=1e9", "--baseline=ddp-1")
+    assert [row["run"] for row in found["Strong scaling"]] == ["ddp-1", "ddp-2", "ddp-4"]
+    assert [row["run"] for row in found["Weak scaling"]] == ["ddp-1", "weak-2", "weak-4"]
+    hours = {row["run"]: row["gpu_hours"] for row in found["Resources for 1e9 tokens"]}
+    assert hours.keys() == {"ddp-1", "ddp-2", "ddp-4", "weak-2", "weak-4"}
+    assert hours["weak-4"] == pytest.approx(1e9 / (64 * 64 / 1.2) / 3600 * 4, rel=2e-3)
+
+
 def test_a_size_that_was_not_measured_is_predicted_by_each_law_and_far_ones_are_doubted(
     tmp_path, tables, text
 ):
