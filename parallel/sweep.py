@@ -44,7 +44,7 @@ from parallel.config.run_spec import RunSpec, settings_of
 from parallel.config.study import Study, load_study
 from parallel.record import facts
 from parallel.record.ends import COMPLETE, kind_of
-from parallel.record.first_end import cause
+from parallel.record.first_place import cause
 from parallel.record.launch import Launch
 from parallel.record.reader import read_run, read_status
 from parallel.record.writer import RunFolder

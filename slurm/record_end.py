@@ -13,7 +13,7 @@ from pathlib import Path
 
 from base.errors import Parser, command_line
 from parallel.record.ends import kind_of
-from parallel.record.first_end import cause, killed_rank
+from parallel.record.first_place import cause, killed_rank
 from parallel.record.writer import RunFolder
 from slurm.states import ran_by, read_end, tail
 

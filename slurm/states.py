@@ -24,7 +24,7 @@ from parallel.config.run_spec import RunSpec, settings_of
 from parallel.config.study import Study
 from parallel.record import ends, reader, schema
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
-from parallel.record.first_end import cause
+from parallel.record.first_place import cause
 from parallel.record.lock import one_at_a_time
 from slurm.render import ROOT, comment_of, seconds
 from slurm.squeue import ACTIVE, PENDING, UNMET, Job, active

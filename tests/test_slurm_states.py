@@ -23,7 +23,7 @@ from parallel.config import clusters
 from parallel.config.study import load_study
 from parallel.record import facts, lock
 from parallel.record.ends import kind_of
-from parallel.record.first_end import cause
+from parallel.record.first_place import cause
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
 from slurm import (

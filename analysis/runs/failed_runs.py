@@ -10,14 +10,14 @@ from analysis.logs.naming import name_of
 from analysis.logs.readers.run_folder import FAILURES
 from analysis.logs.record import Record
 from analysis.runs.verdict import VERDICTS, ending, unfinished
-from parallel.record.ends import FAILED, HOST_MEMORY, Kind, kind_of
+from parallel.record.ends import FAILED, HOST_MEMORY, SIGNALS, Kind, kind_of
 from parallel.record.first_place import Place
 
 CHANCE = 0.05  # that runs which fail on no certain node name one node as often as they do
 _BY_WORDS = ("traceback", "failed", "no data")  # verdicts that do not say the cause
 _STOPPED_FOR = re.compile(r"CANCELLED AT \S+ DUE TO ([A-Z ]{3,40})")
 _EXCEPTION = re.compile(r"(\w*(?:Error|Exception|Exit|Interrupt))\b")
-_SIGNAL = re.compile(r"(?:task\S* [\d,-]+|line \d+: +\d+)\W+(?:Killed|Segm|Abort|Bus error)")
+_SIGNAL = re.compile(rf"(?:task\S* [\d,-]+|line \d+: +\d+)\W+(?:{SIGNALS})")
 
 _CAUSES = [Column("cause", "cause"), Column("runs", "runs", "d"), Column("rank", "first rank", "d")]
 _CAUSES += [Column("node", "node"), Column("proof", "the line that proves it", long="below")]

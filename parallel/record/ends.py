@@ -174,7 +174,8 @@ _WORDS = {
 # --kill-on-bad-exit ends the step on the other nodes.
 _SENT = re.compile(rb"[^\r\n]*(?:closing signal SIGTERM|Signal 15 \(SIGTERM\)|exitcode +: -15 )")
 _STEP = re.compile(rb"[^\r\n]*\*\*\* STEP [^\r\n]* CANCELLED AT (?![^\r\n]*DUE TO)")
-_SIGNALS = rb"Killed|Segmentation fault|Aborted|Bus error"
+SIGNALS = r"Killed|Segmentation fault|Aborted|Bus error"  # in the words of srun and of a shell
+_SIGNALS = SIGNALS.encode()
 _BAD_EXIT = re.compile(
     rb"srun: [^\r\n]*(?:: (?:Exited with exit code|%b)|Terminating (?:StepId|job step))" % _SIGNALS
 )
@@ -184,12 +185,13 @@ _EXITED = re.compile(
     rb"|^[^\r\n ]{1,200}: line \d{1,6}: {1,9}\d{1,9} (?:%b)" % (_SIGNALS, _SIGNALS),
     re.MULTILINE,
 )
-# torchrun names the process that a signal ended first; its peers see a broken connection.
-# It sends SIGTERM itself, and SIGABRT (6) is what NCCL's watchdog ends a rank with.
+NOT_ASKED = r"(?!-(?:15|2)\b)"  # an exit code that is none of a rank that torchrun ended itself
+# torchrun names the process that a signal ended first; its peers see a broken connection. SIGABRT
+# (6) is what NCCL's watchdog ends a rank with.
 _KILLED = re.compile(
-    rb"failed \(exitcode: -(?!15\)|6\)|2\))\d{1,2}\) local_rank: \d+ \(pid: (\d+)\)"
+    rb"failed \(exitcode: %b-(?!6\))\d{1,2}\) local_rank: \d+ \(pid: (\d+)\)" % NOT_ASKED.encode()
 )
-_FAILED = re.compile(rb"failed \(exitcode: (?!-15\)|-2\))-?\d{1,3}\) local_rank: \d")
+_FAILED = re.compile(rb"failed \(exitcode: %b-?\d{1,3}\) local_rank: \d" % NOT_ASKED.encode())
 _TRACEBACK = re.compile(
     rb"Traceback \(most recent call last\)|Fatal Python error|Segmentation fault"
     rb"|terminate called after throwing"

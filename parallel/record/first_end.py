@@ -1,12 +1,11 @@
-"""Which rank ended first, and how: as the processes of this node show it, or as a job's log does. A
-rank that is killed, or leaves without a word, writes no reason, and its peers see a broken
-connection or their launcher's SIGTERM. Torch-free.
+"""Which rank ended first, and how, as the processes of this node show it. A rank that is killed, or
+leaves without a word, writes no reason, and its peers see a broken connection or their launcher's
+SIGTERM. Torch-free.
 """
 
 import contextlib
 import os
 import platform
-import re
 import select
 import signal
 import threading
@@ -96,38 +95,3 @@ def _oom_kills() -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
-
-
-# --- what a log says -----------------------------------------------------------------------------
-
-# Why a run failed, the surest first. torchrun names the process that died first as its root cause;
-# then a program's own refusal, the shell's and the interpreter's words, and what was raised.
-_ROOT_CAUSE = re.compile(
-    r"Root Cause \(first observed failure\):\s+\[\d+\]:\s+time .*\s+host .*\s+rank +: (\d+).*"
-    r"\s+exitcode +: -(?!15 |2 ).*\s+error_file.*\s+traceback : (Signal .*)"
-)
-_SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
-_REASONS = [
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (
-        r"^parallel\.train: .*$",
-        r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
-        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt)(?:: .*| *)$",
-        r"^.*(?:No such file or directory|Permission denied).*$",
-        r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
-    )
-]
-
-
-def killed_rank(text: str) -> str:
-    """Returns the rank that a signal killed, as torchrun names it in a log, or ""."""
-    if root := _ROOT_CAUSE.search(text):
-        return f"rank {root[1]} was killed: {root[2].strip()}"
-    line = _SIGNAL.search(text)
-    return line[0] if line else ""
-
-
-def cause(text: str) -> str:
-    """Returns the line of a job's log that says why its run failed; "" where none does."""
-    matches = (pattern.search(text) for pattern in _REASONS)
-    return killed_rank(text) or next((match[0].strip() for match in matches if match), "")

@@ -1,8 +1,10 @@
-"""Where a run failed first, as its log says: the rank, and the node. Torch-free."""
+"""Where and why a run failed first, as its log says: the rank, the node, the line. Torch-free."""
 
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from parallel.record.ends import NOT_ASKED, SIGNALS
 
 LOST_NODE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _HOST = r"([A-Za-z][\w.-]{0,80})"
@@ -19,10 +21,10 @@ _NAMED = [
 _RANK = re.compile(r"(?i)(?<!local )(?<!group )\brank ?(\d{1,7})\b")
 _LABEL = re.compile(r"^ {0,6}(\d{1,7}): ")  # by srun --label: the task
 _RAISED = re.compile(r"\b[\w.]{1,200}(?:Error|Exception|Exit)(?:: .*|$)")
-# torchrun's summary of a process. The exit codes -15 and -2 are of ranks that it ended itself.
+# torchrun's summary of a process.
 _BY_TORCHRUN = re.compile(
     r"time +: (\S{1,40})\s+(?:\d+: +)?host +: (\S{1,120})\s+(?:\d+: +)?rank +: (\d{1,7}) .{0,40}"
-    r"\s+(?:\d+: +)?exitcode +: (?!-15 |-2 )(-?\d+)"
+    r"\s+(?:\d+: +)?exitcode +: " + NOT_ASKED + r"(-?\d+)"
 )
 _TORCHRUN = re.compile(r"torchrun|torch/distributed/(?:run|launch|elastic)")
 _BY_SRUN = re.compile(
@@ -124,3 +126,36 @@ def _raised_by(line: str, text: str, by_torchrun: bool) -> set[int | None]:
 def _short(host: str) -> str:
     """Returns the name that Slurm has of a host: without its domain; "" for an address."""
     return "" if host[0].isdigit() or host == "localhost" else host.partition(".")[0]
+
+
+# Why a run failed, the surest first. torchrun names the process that died first as its root cause;
+# then a program's own refusal, the shell's and the interpreter's words, and what was raised.
+_ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):\s+\[\d+\]:\s+time .*\s+host .*\s+rank +: (\d+).*"
+    rf"\s+exitcode +: {NOT_ASKED}-.*\s+error_file.*\s+traceback : (Signal .*)"
+)
+_SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
+_REASONS = [
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^parallel\.train: .*$",
+        r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
+        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt)(?:: .*| *)$",
+        r"^.*(?:No such file or directory|Permission denied).*$",
+        rf"^srun: error: .*: (?:Exited with|{SIGNALS}).*$",
+    )
+]
+
+
+def killed_rank(text: str) -> str:
+    """Returns the rank that a signal killed, as torchrun names it in a log, or ""."""
+    if root := _ROOT_CAUSE.search(text):
+        return f"rank {root[1]} was killed: {root[2].strip()}"
+    line = _SIGNAL.search(text)
+    return line[0] if line else ""
+
+
+def cause(text: str) -> str:
+    """Returns the line of a job's log that says why its run failed; "" where none does."""
+    matches = (pattern.search(text) for pattern in _REASONS)
+    return killed_rank(text) or next((match[0].strip() for match in matches if match), "")
