@@ -208,10 +208,18 @@ def sweep(
 
 def report(studies: Sequence[Path]) -> None:
     """Has analysis print the table of the studies' folders and write study.html into each, in
-    processes of its own: it decides what is comparable."""
-    for command, *paths in (("tflops", *studies), *(("page", folder) for folder in studies)):
-        words = [sys.executable, "-m", f"analysis.{command}", *map(str, paths)]
-        subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
+    processes of its own, side by side: it decides what is comparable."""
+    commands = [("tflops", *studies), *(("page", folder) for folder in studies)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"analysis.{command}", *map(str, paths)],
+            env=forked_ranks.environment(),
+            stdin=subprocess.DEVNULL,
+        )
+        for command, *paths in commands
+    ]
+    for process in processes:
+        process.wait()
 
 
 def runs_of(study: Study, arguments: Namespace) -> list[str]:
