@@ -66,17 +66,14 @@ class SlowSteps(NamedTuple):
 
     @property
     def steps(self) -> str:
-        """Returns which steps these are, in words."""
+        """Returns which steps, or entries of several steps, these are, in words."""
         numbers = self.iterations
-        one, several = "step", "steps"
-        if self.interval > 1:
-            one, several = (f"{word} of {self.interval} steps at" for word in ("entry", "entries"))
+        one, several = ("step", "steps") if self.interval == 1 else ("entry", "entries")
+        if len(numbers) == 1:
+            return f"{one} {numbers[0]}"
         if len(numbers) > _SHOWN:
-            return (
-                f"{len(numbers)} {several.removesuffix(' at')} from {numbers[0]} to {numbers[-1]}"
-            )
-        listed = " and ".join(filter(None, [", ".join(map(str, numbers[:-1])), str(numbers[-1])]))
-        return f"{several if len(numbers) > 1 else one} {listed}"
+            return f"{len(numbers)} {several} from {numbers[0]} to {numbers[-1]}"
+        return f"{several} {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
     @property
     def place(self) -> str:
@@ -140,25 +137,24 @@ def slow_steps(times: PartTimes) -> list[SlowSteps]:
         return []
     longer_s = step_s - np.median(step_s[usual])
     parts = {part: _Excess(seconds[:, kept], usual) for part, seconds in times.parts.items()}
-    steps_of: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
-    part_s: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(list)
     noise_s = spread(step_s[usual])
+    causes: dict[tuple[str, tuple[int, ...]], list[tuple[int, float]]] = defaultdict(list)
     for group in groups:
         group_noise_s = noise_s / len(group) ** 0.5
         cause = _cause(parts, group, float(np.median(longer_s[group])), group_noise_s)
         ranks = () if times.ranks == (None,) else cause.ranks
-        steps_of[cause.part, ranks] += group.tolist()
-        part_s[cause.part, ranks] += [cause.part_s] * len(group)
+        causes[cause.part, ranks] += [(step, cause.part_s) for step in group.tolist()]
     found = []
-    for (part, ranks), steps in steps_of.items():
+    for (part, ranks), members in causes.items():
+        steps = sorted(step for step, _ in members)
         lost = float(longer_s[steps].sum() / step_s.sum())
         if lost > NOTABLE:
             found.append(
                 SlowSteps(
-                    iterations=tuple(sorted(iteration[steps].astype(int).tolist())),
+                    iterations=tuple(iteration[steps].astype(int).tolist()),
                     longer_s=float(np.median(longer_s[steps])),
                     part=part,
-                    part_s=float(np.median(part_s[part, ranks])),
+                    part_s=float(np.median([part_s for _, part_s in members])),
                     ranks=tuple(times.ranks[rank] for rank in ranks),
                     nodes=tuple(times.nodes[rank] for rank in ranks),
                     n_ranks=len(times.ranks),
