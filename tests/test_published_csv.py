@@ -64,7 +64,9 @@ def models_with_experts(table):
             yield row, record, config_of(record).value
 
 
-@pytest.mark.parametrize(("name", "count"), list(zip(EXPERTS, (49, 17, 18, 11, 6, 6), strict=True)))
+@pytest.mark.parametrize(
+    ("name", "count"), list(zip(EXPERTS, (49, 17, 18, 11, 6, 6, 71), strict=True))
+)
 def test_published_runs_of_models_with_experts_are_read_whole(name, count):
     """Their layouts fill their GPUs, and their sizes give the released number of parameters."""
     rows = [row for file in EXPERTS[name] for row in models_with_experts(file)]

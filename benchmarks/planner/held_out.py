@@ -40,6 +40,7 @@ SETS = {  # of logs/published
     "DGX GB200 and H100, NeMo 25.05": ["dgxc_v2505.csv"],
     "LiBai V100, LiBai and Megatron-LM": ["libai_v100.csv"],
     "AMP T4, 16 over a slow network": ["amp_t4.csv"],
+    "MLPerf Llama 3.1 405B, v5.0": ["mlperf_v5.csv"],
 }
 EXPERTS = {  # tables of models with experts; some have rows of others
     "DGX H100 and GB200, NeMo 25.01 to 25.05": ["dgxc_moe.csv"],
@@ -48,6 +49,7 @@ EXPERTS = {  # tables of models with experts; some have rows of others
     "Megatron-Bridge H100, one change at a time": ["bridge_moe_ablations.csv"],
     "AutoModel H100, FSDP2": ["automodel_h100.csv"],
     "DeepSeek-V2 cut to 4 layers, SimuMax B200": ["simumax_b200.csv"],
+    "Megatron-Bridge, containers 25.09 to 26.08": ["megatron_bridge_moe.csv"],
 }
 SPLITS = ("random", "leave-model-out", "leave-tp-out")
 BY_SPLIT = list(SETS)[:3]

@@ -50,6 +50,7 @@ class Rows:
     fit: np.ndarray
     steady: np.ndarray
     cluster: np.ndarray
+    engine: np.ndarray  # the program, in the words of the row: with its release, where that is said
     gpus_per_node: np.ndarray  # of a node, where fast links join more than those, too
     gpu: np.ndarray
     is_last_stage: np.ndarray  # whether memory_gb is that of a rank of the last pipeline stage
@@ -107,10 +108,11 @@ class Rows:
         return ~(steps.nanotron & ((steps.n_micro < steps.pp - 1) | (stages_without_layers > 2)))
 
     def repeats(self, index: np.ndarray) -> list[np.ndarray]:
-        """Returns the rows of `index` in groups of those that repeat one run."""
+        """Returns the rows of `index` in groups of those that repeat one run, of one release."""
         settings = {f.name: getattr(self.steps, f.name)[index] for f in fields(Columns)}
         runs = pandas.DataFrame(settings)
-        runs = runs.assign(cluster=self.cluster_key[index], status=self.status[index])
+        facts = {"cluster": self.cluster_key, "engine": self.engine, "status": self.status}
+        runs = runs.assign(**{name: values[index] for name, values in facts.items()})
         return [index[places] for places in runs.groupby(list(runs)).indices.values()]
 
 
@@ -144,6 +146,7 @@ def _modelled(name: str, row: Row) -> dict[str, Any]:
         "fit": not row.text("lint"),
         "steady": not row.text("warm_up"),
         "cluster": row.text("cluster"),
+        "engine": row.text("engine"),
         "gpus_per_node": node,
         "gpu": planning_gpu(card).name,
         "is_last_stage": row.text("memory_of") == "the last rank",
@@ -188,6 +191,7 @@ def healthy(rows: Rows) -> np.ndarray:
     names = "layers hidden heads seq tp pp vpp dp cp recompute fp8".split()
     splits = pandas.DataFrame({name: getattr(steps, name)[timed] for name in names})
     splits = splits.assign(zero_3=steps.zero_stage[timed] == 3, cluster=rows.cluster[timed])
+    splits = splits.assign(engine=rows.engine[timed])  # a later release may be faster
     unsteady = set()
     for repeats in rows.repeats(timed):
         if measured_s[repeats].max() > SLOW * measured_s[repeats].min():
