@@ -183,6 +183,11 @@ def test_running_averages_are_searched_for_no_period():
     step_s = 1 + 0.1 * (np.arange(40) % 5 == 0)
     assert timed(record(step_s=step_s)).period.every == 5
     assert timed(record(step_s=step_s, running_average=True)).period is None
+    for after_s, is_told in ((1.3, False), (0.7, True)):  # a slow step lifts many; a warm-up ends
+        step_s = 1 + 0.01 * np.sin(np.arange(40)) + (after_s - 1) * (np.arange(40) >= 35)
+        time = timed(record(step_s=step_s, running_average=True))
+        assert (time.change is not None, time.single) == (is_told, not is_told)
+        assert timed(record(step_s=step_s)).change is not None
 
 
 @pytest.mark.parametrize(

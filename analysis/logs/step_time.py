@@ -39,8 +39,8 @@ def timed(record: Record, window: Window | None = None) -> Steady | None:
     """Returns `steady` of a run's optimizer steps: how every command here takes a step time.
 
     None where nothing was timed, or `no_timing` says why no time is taken. Where the log states
-    the mean of the run alone, that is it. Running means are searched for no period: each has the
-    steps before it.
+    the mean of the run alone, that is it. Running means have no period, and no jump to slower
+    ones: each has the steps before it, so one slow step lifts many.
     """
     if no_timing(record):
         return None
@@ -48,7 +48,11 @@ def timed(record: Record, window: Window | None = None) -> Steady | None:
         return Steady(record.totals["step_s_mean"], 1, None, 0, 0)
     steps = record.steps
     time = steady(step_times(record), steps["skipped"], steps["iteration"], window)
-    return replace(time, period=None) if time and record.running_average else time
+    if time is None or not record.running_average:
+        return time
+    if time.change and time.change.at is not None and time.change.after_s > time.change.before_s:
+        time = replace(time, change=None, single=True)
+    return replace(time, period=None)
 
 
 def steady_entries(record: Record, window: Window | None = None) -> np.ndarray:

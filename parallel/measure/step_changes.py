@@ -131,24 +131,20 @@ def period_of(times: np.ndarray, numbers: np.ndarray) -> Period | None:
     fresh = _fresh(clipped, max(float(clipped[1:] @ clipped[:-1]) / squares, 0.0))
     total, squares = float(fresh.sum()), float(fresh @ fresh)
     place, interval = _places(numbers)
-    tried = sum(range(2, longest + 1))
-    bar = NormalDist().inv_cdf(1 - PERIOD_ERROR / tried)
-    best = (0.0, 0, 0)  # t, period, phase
-    for period in range(2, longest + 1):
-        phase = place % period
-        count = np.bincount(phase, minlength=period)
-        total_of = np.bincount(phase, fresh, minlength=period)
-        usable = (count >= SIDE) & (n - count >= SIDE)
-        count = np.where(usable, count, n / 2)  # any number that divides
-        rest, apart = n - count, total_of / count - (total - total_of) / (n - count)
-        left = squares - total_of**2 / count - (total - total_of) ** 2 / rest
-        t = apart / np.sqrt(np.maximum(left, 1e-12 * squares) / (n - 2) * (1 / count + 1 / rest))
-        t = np.where(usable, t, 0.0)
-        longest_phase = int(np.argmax(t))
-        best = max(best, (float(t[longest_phase]), period, longest_phase))
-    t, every, phase = best
-    if math.sqrt((n - 2) * math.log1p(t**2 / (n - 2))) <= bar:
+    periods = range(2, longest + 1)
+    # Of each phase of each period, one behind the other: the number of steps and the sum of times.
+    count = np.concatenate([np.bincount(place % every, minlength=every) for every in periods])
+    total_of = np.concatenate([np.bincount(place % every, fresh, every) for every in periods])
+    usable = (count >= SIDE) & (n - count >= SIDE)
+    count = np.where(usable, count, n / 2)  # any number that divides
+    rest, apart = n - count, total_of / count - (total - total_of) / (n - count)
+    left = squares - total_of**2 / count - (total - total_of) ** 2 / rest
+    t = apart / np.sqrt(np.maximum(left, 1e-12 * squares) / (n - 2) * (1 / count + 1 / rest))
+    best = int(np.argmax(np.where(usable, t, 0.0)))
+    bar = NormalDist().inv_cdf(1 - PERIOD_ERROR / len(count))
+    if not usable[best] or math.sqrt((n - 2) * math.log1p(t[best] ** 2 / (n - 2))) <= bar:
         return None
+    every, phase = [(every, phase) for every in periods for phase in range(every)][best]
     is_long = place % every == phase
     long_s, usual_s = times[is_long], times[~is_long]
     if np.quantile(long_s, 0.25, method="lower") <= np.quantile(usual_s, 0.75):
