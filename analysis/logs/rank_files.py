@@ -16,6 +16,7 @@ from parallel.measure.slow_steps import PartTimes
 from parallel.record.reader import read_breakdown
 from parallel.record.schema import CATEGORIES, EXPERT_MESSAGE_AXES, MESSAGE_AXES
 
+_KINDS = ("attempts", "restart", "ranks", "steps", "numbers")  # doubts of what was read
 _FOLDER = "structured_logs"  # below the folder that torchtitan writes a run to
 
 
@@ -117,6 +118,11 @@ def _is_console(record: Record, dump: str, spans: Record) -> bool:
         return False
     times, spans_s = step_times(record), np.median(spans.steps["step_s"])
     return not len(times) or 1 / ONE_RUN < np.nanmedian(times) / spans_s < ONE_RUN
+
+
+def doubts_of_parts(record: Record) -> list[str]:
+    """Returns what a view of a run's parts must say of the files that they are from."""
+    return [text for kind, text in record.doubts.items() if kind in _KINDS]
 
 
 def parts_of(record: Record) -> PartTimes | None:

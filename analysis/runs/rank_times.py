@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.load import load_with_ranks
 from analysis.logs.naming import name_of, tell_apart
-from analysis.logs.rank_files import parts_of
+from analysis.logs.rank_files import doubts_of_parts, parts_of
 from analysis.logs.record import Record
 from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
@@ -96,7 +96,7 @@ def of_log(record: Record) -> Times | None:
         rank: {name: float(values[place]) for name, values in seconds.items()}
         for place, rank in enumerate(parts.ranks)
     }
-    notes = list(record.doubts.values())
+    notes = doubts_of_parts(record)
     return Times(record, ranks, len(kept), notes, categories=(*parts.parts, "rest"))
 
 

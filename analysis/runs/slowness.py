@@ -5,7 +5,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from analysis.common.table import Column, Table
-from analysis.logs.rank_files import parts_of
+from analysis.logs.rank_files import doubts_of_parts, parts_of
 from analysis.logs.record import Record
 from base.errors import UsageError
 from parallel.measure import rank_judge, slow_ranks
@@ -52,7 +52,7 @@ def slowness_of(record: Record) -> Slowness:
             return Slowness([], steps, str(error))
     if parts is None:
         raise UsageError(f"{record.source}: {NO_RANKS}")
-    notes, ranks = list(record.doubts.values()), []
+    notes, ranks = doubts_of_parts(record), []
     if len(parts.ranks) == 1:
         notes.append("times of one rank alone, which is compared with nobody")
     else:
