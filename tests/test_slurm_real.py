@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from analysis import tflops
+from base.errors import UsageError
+from parallel.config.clusters import cluster_of
 from parallel.config.study import load_study
 from parallel.record import reader
 from slurm import render, squeue, states, submit
@@ -102,6 +104,87 @@ def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, 
     rank_0 = json.loads((folder / "launcher_metadata.json").read_text())
     assert rank_0["environment"]["NCCL_SOCKET_IFNAME"] == "lo"
     assert not list(ROOT.glob("megatron*.out")) + list(ROOT.glob("deepspeed*.out"))  # moved in
+
+
+ASKED = """[slurm]
+account = "theirs"
+partition = "test"
+qos = "normal"
+constraint = "ib"
+licenses = "matlab:2"
+mail_user = "me@example.org"
+mail_type = "END,FAIL"
+gpu_type = "a100"
+options = ["--exclusive", "--hint=nomultithread"]
+[[run]]
+gpus = 4
+[[run]]
+label = "kept"
+slurm = { reservation = "kept" }
+"""
+
+
+def test_sbatch_takes_what_a_study_asks_for(slurm, tmp_path):
+    keeps = "scontrol create reservation reservationname=kept users=root nodes=node10"
+    slurm_says(*keeps.split(), "starttime=now", "duration=60")
+    site = {"gpus_per_node": 2, "cores_per_node": 2, "memory": "500M"}
+    if not testbed.missing_packages(accounting=True):
+        site["slurm_cluster"] = "local-test"
+    path = tmp_path / "asked.toml"
+    path.write_text(f'question = "?"\n{ASKED}')
+    try:
+        for request in ("gres", "gpus-per-node", "gpus"):
+            cluster = cluster_of("site", site | {"gpu_request": request}, path)
+            study = replace(load_study(path), cluster=cluster)
+            for name in study.runs:
+                squeue.run(["sbatch", "--test-only"], render.script(study, name))
+        for wrong in ("constraint", "licenses", "reservation", "partition", "gpu_type"):
+            path.write_text(f'question = "?"\n[[run]]\nslurm = {{ {wrong} = "wrong" }}\n')
+            study = replace(load_study(path), cluster=cluster)
+            with pytest.raises(UsageError, match="sbatch: .*(Invalid|invalid|not available)"):
+                squeue.run(["sbatch", "--test-only"], render.script(study, "ddp"))
+    finally:
+        slurm_says("scontrol", "delete", "reservationname=kept")
+
+
+CHAIN = """[[run]]
+engine = "fsdp2"
+gpus = 2
+steps = 6
+load = "{folder}/ddp/checkpoints"
+after = "ddp"
+[[run]]
+steps = 3
+save_interval = 3
+[[run]]
+label = "vain"
+steps = 3
+after = "ddp-broken"
+[[run]]
+label = "broken"
+steps = 3
+vocab_size = 7
+"""
+
+
+def test_a_run_loads_what_the_run_that_it_waited_for_has_saved(slurm, tokens, tmp_path):
+    logs = tmp_path / "logs"
+    study = study_at(tmp_path, tokens, CHAIN.format(folder=logs / "real"))
+    assert submit.main([str(study.path), "--logs", str(logs), "--yes", "--no-checks"]) == 0
+
+    def ended():
+        rows = table(study, logs)
+        return None if {r.state for r in rows.values()} & {"pending", "running"} else rows
+
+    rows = wait_for(ended, 240, "the chain")
+    assert {name: row.state for name, row in rows.items()} == {
+        "ddp": "complete",
+        "fsdp2-dp2-zero3": "complete",
+        "ddp-broken": "failed",
+        "ddp-vain": "missing",
+    }
+    log = (logs / "real/fsdp2-dp2-zero3/train.log").read_text()
+    assert f"loaded checkpoint from {logs}/real/ddp/checkpoints/step-00000003" in log
 
 
 LONG = """steps = 1000000

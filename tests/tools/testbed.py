@@ -160,7 +160,7 @@ def _check_can_start(folder: Path, accounting: bool) -> None:
 def _write_configuration(
     nodes: int, folder: Path, host: str, port: int, dbd_port: int | None
 ) -> Path:
-    """Write slurm.conf and cgroup.conf; the path of the first. dbd_port: slurmdbd's, if any."""
+    """Write the configuration; the path of slurm.conf. dbd_port: slurmdbd's, if any."""
     storage = "AccountingStorageType=accounting_storage/none\n"
     if dbd_port:
         storage = storage.replace("none", "slurmdbd") + (
@@ -186,6 +186,8 @@ def _write_configuration(
             over="" if cgroups else "JobAcctGatherParams=OverMemoryKill\n",
         )
     )
+    cards = [f"Name=gpu Type=a100 File=/dev/{device}\n" for device in ("null", "zero")]
+    (folder / "gres.conf").write_text("".join(["AutoDetect=off\n", *cards]))
     limits = "CgroupMountpoint=/sys/fs/cgroup\nConstrainRAMSpace=yes\n" if cgroups else ""
     (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\n{limits}")
     return conf
