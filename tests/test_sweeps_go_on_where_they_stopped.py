@@ -124,16 +124,16 @@ def test_a_run_is_trained_after_the_run_that_it_waits_for_and_not_without_it(
     path, out = tmp_path / "ab.toml", ["--logs", str(tmp_path / "out")]
     path.write_text(
         "question = '?'\n[defaults]\nsteps = 2\n"
-        "[[run]]\nlabel = 'b'\nafter = 'ddp-a'\n[[run]]\nlabel = 'a'\n"
+        "[[run]]\nlabel = 'b'\nafter = 'ddp-z'\n[[run]]\nlabel = 'z'\n"
     )
     assert sweep.main([str(path), *out, "--only", "ddp-b"]) == 1 and started == []
-    told = "ddp-b: FAILED: not trained: it waits for ddp-a, which is not complete"
+    told = "ddp-b: FAILED: not trained: it waits for ddp-z, which is not complete"
     assert told in capsys.readouterr().out
-    names_that_fail.add("ddp-a")
-    assert sweep.main([str(path), *out]) == 1 and started == ["ddp-a"]
+    names_that_fail.add("ddp-z")
+    assert sweep.main([str(path), *out]) == 1 and started == ["ddp-z"]
     names_that_fail.clear()
-    assert sweep.main([str(path), *out, "--only", "ddp-b", "ddp-a"]) == 0
-    assert started == ["ddp-a", "ddp-a", "ddp-b"]
+    assert sweep.main([str(path), *out, "--only", "ddp-b", "ddp-z"]) == 0
+    assert started == ["ddp-z", "ddp-z", "ddp-b"]
 
 
 def test_a_sweep_of_which_no_run_could_train_starts_none_and_says_why_once(
