@@ -45,7 +45,8 @@ beside what is counted in logs/published/moe-flops.md.
 
 Where attention ends with each document of a packed sequence, seq_len is the sum of the squares of
 the documents' lengths over the sequence's (parallel.batches.attended_seq_len): attention's work is
-that of sequences of so many tokens. Megatron-LM and others count whole sequences.
+that of sequences of so many tokens. Megatron-LM counts so since core 0.20 where documents are
+packed as THD; others, and it for --reset-attention-mask, count whole sequences.
 
 Vocabularies count as GPTConfig has them, without padding, so that a model's FLOPs do not depend on
 tp. Megatron-LM counts the padded one: 0.09 % more for GPT-2 124M (50,304 rows, not 50,257).
