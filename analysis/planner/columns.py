@@ -109,6 +109,10 @@ class _Settings(NamedTuple):
     workspaces: int = 96  # MiB of cuBLAS: 96 on Hopper and later
     deep_ep: bool = False  # a token goes to a node, and there to a rank, once
     hybrid_ep: bool = False  # by HybridEP, whose kernels do more of the work than DeepEP's
+    fused_sort: bool = False  # one kernel sorts what all-to-all brings, for all experts
+    # One CUDA graph is the whole step: the host launches nothing, and the products of all experts
+    # are one kernel, for a graph cannot know how many tokens each gets.
+    step_graph: bool = False
     ep_overlap: bool = False  # the messages of experts run beside another micro-batch
     # --- the machine
     gpus_per_node: int = 8  # GPUs that fast links join: in a rack with NVLink switches, more

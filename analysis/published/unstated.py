@@ -21,6 +21,9 @@ HEAD = 128  # the usual size of a head
 # Layers of the first and the last stage, by flags of a test of Megatron-LM that its table lacks:
 # tests/functional_tests/test_cases/<model>/model_config.yaml, --decoder-first-pipeline-num-layers.
 ENDS = {"gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline": (2, 2)}
+# Containers from which on the recipes of Megatron-Bridge (scripts/performance/configs) take what.
+# Until HybridEP: DeepEP on Hopper, all-to-all on Blackwell, both with the fused sort of tokens.
+NEVER, HYBRID_EP, STEP_GRAPH = (0, 0), (26, 2), (26, 6)
 NATURAL = 1.4  # tokens of the fullest rank's experts over the mean where the router chooses
 COUNTS = (
     *("gpus", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len"),
@@ -198,9 +201,13 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
     engine, card, dispatcher = row.text("engine"), row.text("gpu_type"), row.text("dispatcher")
     family = FAMILIES[family_of(engine)]
     first, last = ENDS.get(row.text("model"), (0, 0))  # layers of the end stages
-    # NVIDIA's containers of Megatron-Bridge take HybridEP but where tokens are dropped.
-    hybrid_ep = "Megatron-Bridge" in engine and "container" in engine and not dispatcher
-    hybrid_ep = "HybridEP" in dispatcher or (hybrid_ep and "drop" not in row.text("routing"))
+    container, drops = _container(engine), "token drop" in row.text("routing")
+    named = dispatcher or drops or container == NEVER
+    hybrid_ep = "HybridEP" in dispatcher or (not named and container >= HYBRID_EP)
+    hopper = bool(re.search("H[12]00", card))
+    deep_ep = hybrid_ep or "DeepEP" in dispatcher or (not named and hopper)
+    chunked = record.pp == 1 or record.vpp > 1  # megatron-core's overlap asks for model chunks
+    step_graph = container >= STEP_GRAPH and "MX" in row.text("precision") and chunked
     columns = {
         "family": FAMILIES.index(family),
         "gpus_per_node": joined(card, int(row.number("gpus_per_node") or GPUS_PER_NODE)),
@@ -216,9 +223,11 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
         and record.recompute == "full",
         "whole_gradients": record.pp > 1 and _sends_whole_gradients(engine, row.text("date")),
         "hybrid_ep": hybrid_ep,
-        "deep_ep": hybrid_ep or "DeepEP" in dispatcher,
-        "padded": "token drop" in row.text("routing"),
-        "ep_overlap": "all-to-all" in row.text("overlap"),
+        "deep_ep": deep_ep,
+        "padded": drops,
+        "fused_sort": container > NEVER,
+        "step_graph": step_graph,
+        "ep_overlap": "all-to-all" in row.text("overlap") or step_graph,
         "imbalance": NATURAL if "natural" in row.text("routing") else 1.0,
         "mtp": int(yes(row, "mtp_layer")),
         "first_layers": row.number("first_layers") or first,
@@ -229,6 +238,13 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
     if row.text("gradients"):
         columns["grad_width"] = 4 if "32" in row.text("gradients") else 2
     return columns | _megatron_columns(record, row, columns["flash"])
+
+
+def _container(engine: str) -> tuple[int, int]:
+    """Returns the release of NVIDIA's container that ran Megatron-Bridge, (26, 6); (0, 0) without
+    one."""
+    release = re.search(r"Megatron-Bridge.*container (\d\d)\.(\d\d)", engine)
+    return (int(release[1]), int(release[2])) if release else NEVER
 
 
 def _sends_whole_gradients(engine: str, date: str) -> bool:

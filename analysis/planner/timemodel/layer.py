@@ -37,7 +37,8 @@ def launch(steps: Columns, constants: dict) -> Array:
     plain = ~steps.flash & (steps.micro_batch * steps.heads / steps.tp % 4 != 0)
     shares = 1.0 + plain * PLAIN_SOFTMAX  # of launching a plain layer
     if steps.experts.any():
-        chunks = np.where(steps.deep_ep | steps.padded, 0.0, CHUNK_LAUNCH * steps.experts)
+        sorted_at_once = steps.deep_ep | steps.padded | steps.fused_sort
+        chunks = np.where(sorted_at_once, 0.0, CHUNK_LAUNCH * steps.experts)
         routed = np.where(steps.hybrid_ep, HYBRID_LAUNCH, ROUTED_LAUNCH)
         own_experts = EXPERT_LAUNCH * steps.experts / steps.ep
         shares = shares + steps.routed * (routed + chunks + own_experts)
