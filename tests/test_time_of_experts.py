@@ -5,7 +5,7 @@ import pytest
 
 from analysis.planner import fitting
 from analysis.planner.columns import Columns, columns
-from analysis.planner.timemodel import compute, links, replicas, step
+from analysis.planner.timemodel import compute, layer, links, replicas, step
 from analysis.planner.timemodel.machine import Machine
 from benchmarks.planner import held_out
 
@@ -59,6 +59,37 @@ def test_tokens_travel_to_their_experts(stated, seconds):
     x = model(dp=16, gpus_per_node=8, **stated)
     token = 2048 * 1024 * 2
     assert links.expert_parallel(x, MACHINE, IDEAL)[0] == pytest.approx(4 * token * seconds)
+
+
+def test_fp8_casts_what_the_products_of_experts_take():
+    """Inputs of width 1024 and 512 and gradients of 1024 and 2 x 512, of four experts a token."""
+    moved = [compute.elementwise(model(fp8=fp8), MACHINE, IDEAL) for fp8 in (False, True)]
+    cast = 4 * 2048 * 4 * (1024 + 512 + 1024 + 2 * 512)
+    assert 3 * (moved[1] - moved[0])[0] == pytest.approx(cast / 3e12)  # of three passes
+
+
+def test_in_one_graph_no_kernel_waits_for_the_host_or_for_each_expert():
+    slow_host = IDEAL | {"launch": 1.0, "gap": 1e-3}
+    waits, graph = (layer.layer(model(step_graph=on), MACHINE, slow_host) for on in (False, True))
+    assert waits > 1.0 and graph[0] == pytest.approx(3e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("number", "facts"),
+    [
+        ("001", {"hybrid_ep", "deep_ep", "fused_sort", "step_graph", "ep_overlap"}),  # MXFP8, 26.08
+        ("036", {"hybrid_ep", "deep_ep", "fused_sort"}),  # 26.06, a pipeline without chunks
+        ("043", {"hybrid_ep", "deep_ep", "fused_sort"}),  # 26.06, H100
+        ("163", {"fused_sort"}),  # 25.11, GB300
+        ("178", {"deep_ep", "fused_sort"}),  # 25.11, H100
+        ("180", {"padded", "fused_sort"}),  # 25.09, tokens are dropped
+    ],
+)
+def test_a_release_of_megatron_bridge_says_how_experts_run(number, facts):
+    rows = held_out.rows_of("Megatron-Bridge, containers 25.09 to 26.08")
+    step_of_row = rows.steps.rows[rows.ids.index(f"megatron_bridge_moe-{number}")]
+    names = "hybrid_ep deep_ep padded fused_sort step_graph ep_overlap".split()
+    assert {name for name in names if getattr(step_of_row, name)} == facts
 
 
 def test_each_expert_is_reduced_by_the_ranks_that_hold_it():

@@ -77,10 +77,13 @@ BEST_GEMM = {
     "T4": 0.37,
 }
 OF_BEST = 0.76 / 0.803
+# Power holds the clock of products down: GB300 and B300 may draw 1,400 and 1,100 W where GB200 and
+# B200 draw 1,200 and 1,000.
+MORE_POWER = 1.12
 # Shares of the best in seen steps: dense ones and Llama 4 on GB200; Llama 3 and DeepSeek-V2 on
 # B200, which may draw less power; Llama and DeepSeek-V2 on MI300X and MI355X.
-SEEN_OF_BEST = dict.fromkeys(("GB200", "GB300"), 0.84)
-SEEN_OF_BEST |= dict.fromkeys(("B200", "B300", "MI300X", "MI325X", "MI355X"), 0.7)
+SEEN_OF_BEST = {"GB200": 0.84, "GB300": 0.84 * MORE_POWER, "B300": 0.7 * MORE_POWER}
+SEEN_OF_BEST |= dict.fromkeys(("B200", "MI300X", "MI325X", "MI355X"), 0.7)
 # Priors of one card where more is known. Of an 8-GPU H100 node (Azure ND H100 v5:
 # samuel-bohman/AI-benchmarking-guide@26d18e9458): its switch adds, so an all-reduce exceeds the
 # link's rate in one direction (479 GB/s of 450); STREAM reaches 2.9 of 3.35 TB/s; FlashAttention 2

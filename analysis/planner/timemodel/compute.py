@@ -7,6 +7,9 @@ from analysis.planner.memory.activations import routed_tokens
 from analysis.planner.memory.model_states import mlp_numbers
 from analysis.planner.timemodel.machine import Machine
 
+# Bytes that move for each number that FP8 casts: two read, one written by rows, one by columns.
+QUANTISED = 4.0
+
 
 def _gemm(m: Array, n: Array, k: Array, peak: Array, constants: dict) -> Array:
     """Returns the seconds of a GEMM (m x k)(k x n) at peak x efficiency; longer where a side is
@@ -121,9 +124,19 @@ def _permuted(steps: Columns) -> Array:
     sorting = own_tokens * times_moved * steps.imbalance * steps.hidden * steps.width * steps.etp
     weights = mlp_numbers(steps, steps.moe_ffn, steps.etp) * steps.experts / steps.ep
     weights = weights * (2.0 * steps.width + 2.0 * steps.grad_width) / 3.0
+    # FP8 reads what a product takes, also a gradient, in 16 bits, and writes it by rows and by
+    # columns: inputs in forward, gradients in backward, of a third of the passes each.
+    numbers = 2.0 * steps.hidden + (2.0 + steps.glu) * steps.moe_ffn / steps.etp
+    quantised = QUANTISED * steps.fp8 * steps.each(routed_tokens) * steps.imbalance * numbers
     routed_numbers = steps.each(routed_tokens) * steps.imbalance * steps.moe_ffn / steps.etp
     activated = routed_numbers + steps.tokens * steps.shared_ffn / steps.tp
-    return scores + sorting + weights + 2.0 * (1 + 0.5 * steps.glu) * steps.width * activated
+    return (
+        scores
+        + sorting
+        + weights
+        + quantised / 3.0
+        + 2.0 * (1 + 0.5 * steps.glu) * steps.width * activated
+    )
 
 
 def ring_sums(steps: Columns, machine: Machine, constants: dict) -> Array:

@@ -17,7 +17,9 @@ ROUTED_LAUNCH = 4.5  # router, permutation, messages
 HYBRID_LAUNCH = 2.0  # the same where HybridEP does most of it, and graphs the rest
 CHUNK_LAUNCH = 0.04  # for each expert of the model: all-to-all sorts what came in a chunk for each
 EXPERT_LAUNCH = 0.02  # for each expert of the rank: its products start one by one
+FP8_LAUNCH = 0.08  # the same in FP8, added: each casts its inputs and orders their scales
 LATENT_LAUNCH = 3.0  # latent attention: its products, norms, positions and copies
+FP8_GAP = 0.1  # added for each expert of the rank, in FP8: its kernels start one by one
 ROUTED_GAP = 0.5  # added share of the time in which the kernels of a layer start and drain
 SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would be max()
 
@@ -40,13 +42,13 @@ def launch(steps: Columns, constants: dict) -> Array:
         sorted_at_once = steps.deep_ep | steps.padded | steps.fused_sort
         chunks = np.where(sorted_at_once, 0.0, CHUNK_LAUNCH * steps.experts)
         routed = np.where(steps.hybrid_ep, HYBRID_LAUNCH, ROUTED_LAUNCH)
-        own_experts = EXPERT_LAUNCH * steps.experts / steps.ep
+        own_experts = (EXPERT_LAUNCH + FP8_LAUNCH * steps.fp8) * steps.experts / steps.ep
         shares = shares + steps.routed * (routed + chunks + own_experts)
     shares = (shares + LATENT_LAUNCH * (steps.kv_lora > 0)) * (1.0 + HOST_SPREAD * (steps.tp - 1))
     staged = (steps.pp > 1) & (steps.gpus > steps.gpus_per_node)
     each_pass = constants["launch"] * constant(steps, "host") * shares
     each_pass = each_pass + constant(steps, "stage_host") * steps.tp * staged
-    return each_pass * (passes(steps) - 1.0)
+    return each_pass * (passes(steps) - 1.0) * ~steps.step_graph
 
 
 def layer(steps: Columns, machine: Machine, constants: dict) -> Array:
@@ -63,6 +65,7 @@ def layer(steps: Columns, machine: Machine, constants: dict) -> Array:
     gpu = gpu + ring_sums(steps, machine, constants)
     if steps.experts.any():
         gpu = gpu + expert_parallel(steps, machine, constants)
-    gaps = 1.0 + ROUTED_GAP * steps.routed
+    own_experts = FP8_GAP * steps.fp8 * steps.experts / steps.ep
+    gaps = 1.0 + (ROUTED_GAP + own_experts) * steps.routed * ~steps.step_graph
     gpu = gpu + constants["gap"] * gaps * passes(steps)  # kernels start and drain one by one
     return (gpu**SHARPNESS + launch(steps, constants) ** SHARPNESS) ** (1 / SHARPNESS)
