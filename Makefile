@@ -79,7 +79,7 @@ report: setup
 	$(PY) -m analysis.proposal logs/2-core-cpu/parity --tokens 1e9 --plot docs/proposal.svg > /dev/null
 
 picture: setup
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,800 --virtual-time-budget=5000 \
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,850 --virtual-time-budget=5000 \
 	  --screenshot=logs/plots/page.png file://$(CURDIR)/logs/2-core-cpu/parity.html
 	$(PY) -c "from PIL import Image as I; p = 'logs/plots/page.png'; I.open(p).convert('RGB').quantize(256).save(p)"
 

@@ -172,7 +172,9 @@ def test_the_first_screen_is_against_the_baseline_that_was_asked_for(tmp_path):
     assert first.trust.headline == "Losses differ in 1 of 3 runs"
     assert first.trust.words[0].startswith("beside ddp-dp2 at every step")
     first = page_at([tmp_path]).first
-    assert first.about.endswith("strong scaling against ddp")
+    assert first.about.endswith("against ddp · 0.221M parameters · 16 x 64 tokens a step")
+    assert [card.is_muted for card in first.cards] == [False, False, False]
+    assert first.trust.words[2] == "in doubt about the fastest: nothing"
     assert [card.figure for card in first.cards] == ["baseline", "1.67×", "2.50×"]
     assert first.trust.headline == "Losses differ in 3 of 3 runs"
 

@@ -26,7 +26,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 MOST = 40  # bars or runs of one chart
 NAME = 12  # characters of a line of a name beside its point
 HEIGHT = 340  # pixels
-DOT = 0.04  # the share of a telephone's width, and of HEIGHT, that a point takes
+DOT = 10  # pixels that a point takes
 BAR = 20  # pixels
 DIGITS = 6  # of every number: what is drawn does not depend on a processor's last digits
 MARK = "GPT scaling study"  # in the pictures
@@ -36,7 +36,7 @@ _AXIS = {"labelColor": INK, "titleColor": INK, "gridColor": INK, "domainColor": 
 _CONFIG = {
     "font": "sans-serif",
     "axis": _AXIS | {"gridOpacity": 0.15, "tickColor": INK, "labelLimit": 260},
-    "legend": {"labelColor": INK, "titleColor": INK, "orient": "bottom", "columns": 3},
+    "legend": {"labelColor": INK, "titleColor": INK, "orient": "top", "columns": 3},
     "text": {"color": INK},
     "view": {"stroke": None},
 }
@@ -110,7 +110,9 @@ def _filled(rows: Rows, palette: Palette) -> dict[str, Spec]:
     return {"color": colour, "stroke": colour, "strokeDash": edge, "fillOpacity": filled}
 
 
-def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows, palette: Palette = None) -> Spec:
+def against_gpus(
+    rows: Rows, value: str, ideal: Rows, names: Rows, palette: Palette, unit: str
+) -> Spec:
     """Draws a value against GPUs, both logarithmic, the ideal line, and `names` above their points;
     points that would lie on each other stand side by side."""
     log = {"type": "log", "nice": False}
@@ -119,39 +121,34 @@ def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows, palette: Pale
     scale = log | {"base": 2, "range": room}
     ticks = {"values": sizes, "format": "d"}
     y = _number(value, title=value, scale=log | {"padding": 30})
-    axes = {"x": _number("gpus", title="GPUs", scale=scale, axis=ticks), "y": y}
-    beside = axes | {"x": _number("x", title="GPUs", scale=scale, axis=ticks)}
+    axes = {"x": _number("gpus", title=unit, scale=scale, axis=ticks), "y": y}
     tips = [_name(field) for field in ("run", "gpus", "speedup", "efficiency", "verdict", "doubt")]
     line = {"type": "line", "strokeDash": [4, 4], "color": GREY}
     dots = {"type": "point", "filled": True, "size": 60, "strokeWidth": 1.5}
+    dots["xOffset"] = {"expr": "datum.aside"}
     look = _filled(rows, palette) | _precisions(rows)
-    points = _layer(dots, _apart(rows, value), **beside, tooltip=tips, **look)
+    points = _layer(dots, _apart(rows, value), **axes, tooltip=tips, **look)
     layers = [_layer(line, ideal, **axes), points]
     # A name stands beside its point, below the ideal line.
     wrapped = [row | {"name": "\n".join(textwrap.wrap(row["run"], NAME))} for row in names]
-    name = {"type": "text", "align": "left", "dx": 9, "dy": 8, "lineBreak": "\n", "lineHeight": 12}
+    name = {"type": "text", "align": "left", "dx": 9, "dy": 4, "lineBreak": "\n", "lineHeight": 12}
     layers.append(_layer(name, wrapped, **axes, text=_name("name")))
     return _spec(layers, HEIGHT)
 
 
 def _apart(rows: Rows, value: str) -> Rows:
-    """Returns the rows with `x`, their place beside the number of GPUs, so that no point lies on
-    another one."""
-    gpus, values = [row["gpus"] for row in rows], [row[value] for row in rows]
-    width, height = math.log(max(gpus) / min(gpus)), math.log(max(values) / min(values)) or 1.0
-    placed: list[tuple[float, float]] = []
-    spread = []
-    for row in rows:  # the fastest keeps its place
-        y = math.log(row[value]) / height
-        free = (
-            x
-            for step in range(len(rows))
-            for x in (math.log(row["gpus"]) / width + side * step * DOT for side in (-1, 1))
-            if all(abs(x - px) >= 0.99 * DOT or abs(y - py) >= DOT for px, py in placed)
-        )
-        placed.append((next(free), y))
-        spread.append(row | {"x": math.exp(placed[-1][0] * width)})
-    return spread
+    """Returns the rows with `aside`, the pixels by which a point stands beside its number of GPUs,
+    so that none lies on another one; the first of a number of GPUs keeps its place."""
+    values = [row[value] for row in rows]
+    height = HEIGHT / (math.log(max(values) / min(values)) or 1.0)
+    placed: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        y, others = math.log(row[value]) * height, placed.setdefault(row["gpus"], [])
+        sides = (side * step * DOT for step in range(len(rows)) for side in (-1, 1))
+        free = (x for x in sides if all(x != px or abs(y - py) >= DOT for px, py in others))
+        others.append((next(free), y))
+    places = {gpus: iter(points) for gpus, points in placed.items()}
+    return [row | {"aside": next(places[row["gpus"]])[0]} for row in rows]
 
 
 def laws(points: Rows, curves: Rows, sizes: dict[int, str]) -> Chart:
@@ -242,7 +239,7 @@ def winners(rows: Rows) -> Rows:
     return list(best.values())
 
 
-def scaling(rows: Rows, kind: str, palette: Palette = None) -> dict[str, Chart]:
+def scaling(rows: Rows, kind: str, palette: Palette = None, unit: str = "GPUs") -> dict[str, Chart]:
     """Draws speedup, or weak efficiency, against GPUs (`scaling`, where runs differ in them) and as
     one bar a run (`splits`, where two are compared)."""
     ratio = "speedup" if kind == "strong" else "efficiency"
@@ -255,9 +252,9 @@ def scaling(rows: Rows, kind: str, palette: Palette = None) -> dict[str, Chart]:
         fastest = {row["run"] for row in winners(compared)}
         line = [{"gpus": n, ratio: value} for n, value in sorted(ideal.items())]
         named = [row for row in points if row["run"] in fastest]
-        caption = f"The fastest run of each number of GPUs has its name. Dashed: ideal {ratio}."
+        caption = f"The fastest run of each number of {unit} has its name. Dashed: ideal {ratio}."
         caption += _hollow(points)
-        charts["scaling"] = Chart(against_gpus(points, ratio, line, named, palette), caption)
+        charts["scaling"] = Chart(against_gpus(points, ratio, line, named, palette, unit), caption)
     if len(compared) > 1:
         charts["splits"] = _bar_a_run(compared, ratio, ratio, ideal, palette)
     return charts

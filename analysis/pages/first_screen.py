@@ -35,7 +35,7 @@ def first_screen(study: Study) -> FirstScreen:
         _answer(rows, study.kind, unit),
         [_card(row, unit, study.palette) for row in shown],
         _trust(study),
-        _picture(study),
+        _picture(study, unit),
         _bound(study, fastest),
     )
 
@@ -50,9 +50,23 @@ def _about(study: Study, left_out: int, unit: str) -> str:
         _counted(len(study.table.rows), "runs"),
         ", ".join(processors),
         baselines and f"{study.kind} scaling against {', '.join(baselines)}",
+        *_work(study.table.rows),
         left_out and f"{left_out} more numbers of {unit} in the picture",
     ]
     return " · ".join(fact for fact in facts if fact)
+
+
+def _work(rows: Rows) -> list[str]:
+    """Returns the model's size and the batch, where all runs have the same."""
+    sizes = {row["params"] for row in rows}
+    batches = {(row["global_batch"], row["seq_len"]) for row in rows}
+    words = []
+    if len(sizes) == 1 and (params := sizes.pop()):
+        size = f"{params / 1e9:.3g}B" if params >= 1e9 else f"{params / 1e6:.3g}M"
+        words.append(f"{size} parameters")
+    if len(batches) == 1 and None not in (batch := batches.pop()):
+        words.append("{} x {} tokens a step".format(*batch))
+    return words
 
 
 def _answer(rows: Rows, kind: str, unit: str) -> str:
@@ -119,6 +133,7 @@ def _card(row: Row, unit: str, palette: dict[str, str]) -> Card:
         figure,
         words,
         palette[colours.label(row["engine"])],
+        is_muted=row["unsure"] or (row["speedup"] or 1) < 1,
     )
 
 
@@ -142,7 +157,19 @@ def _trust(study: Study) -> Trust:
         headline = f"Losses equal in {kinds[EQUAL]} of {_counted(len(verdicts), 'runs')}"
     complete = [row for row in rows if row["fit"] and row["verdict"] == "complete"]
     counted = f"{len(complete)} of {_counted(len(rows), 'runs')} complete and timed"
-    return Trust(state, headline, [_losses(verdicts, study.base), counted], doubts)
+    words = [_losses(verdicts, study.base), counted, *_doubts_of_fastest(rows)]
+    return Trust(state, headline, words, doubts)
+
+
+def _doubts_of_fastest(rows: Rows) -> list[str]:
+    """Says what is in doubt about the fastest run and its baseline; nothing where no run won."""
+    best = [row for row in winners(rows) if not row["is_baseline"]]
+    if not best:
+        return []
+    first = max(best, key=lambda row: row["speedup"])
+    base = next((row for row in rows if row["run"] == first["baseline"]), first)
+    notes = [f"{row['run']}: {row['notes']}" for row in (first, base) if row["notes"]]
+    return [f"in doubt about the fastest: {'; '.join(dict.fromkeys(notes)) or 'nothing'}"]
 
 
 def _losses(verdicts: list[loss_parity.Parity], base: Record | None) -> str:
@@ -179,9 +206,11 @@ def _names(names: Iterable[str], total: int) -> str:
     return who([cut(name, NAME) for name in names], total)
 
 
-def _picture(study: Study) -> Chart | None:
+def _picture(study: Study, unit: str) -> Chart | None:
     """Returns the picture that answers the question: the ratio against GPUs, else one bar a run,
     else TFLOP/s; None where nothing can be drawn."""
     rows = study.table.rows
-    drawn = charts.scaling(rows, study.kind, study.palette) or charts.tflops(rows, study.palette)
+    drawn = charts.scaling(rows, study.kind, study.palette, unit) or charts.tflops(
+        rows, study.palette
+    )
     return next(iter(drawn.values()), None)

@@ -72,6 +72,7 @@ class Card(NamedTuple):
     figure: str
     words: list[str]
     colour: str
+    is_muted: bool = False  # slower than the baseline, or unsure
 
 
 class Trust(NamedTuple):
