@@ -61,6 +61,18 @@ def test_tokens_travel_to_their_experts(stated, seconds):
     assert links.expert_parallel(x, MACHINE, IDEAL)[0] == pytest.approx(4 * token * seconds)
 
 
+def test_modules_that_backward_repeats_do_their_products_again():
+    """Up-projections of latents, and a feed-forward of three matrices; the host launches both."""
+    latent = {"q_lora": 256, "kv_lora": 128, "rope_dim": 32, "value_dim": 64, "head_dim": 64}
+    x = model(experts=0, repeated=2, repeats_latent=True, repeats_mlp=True, **latent)
+    numbers = 256 * 8 * 96 + 128 * 8 * 128 + 3 * 1024 * 2048
+    assert compute.repeated(x, MACHINE, IDEAL)[0] == pytest.approx(2 * 2048 * numbers / 1e15)
+    plain = model(experts=0, **latent)
+    more = layer.launch(x, IDEAL | {"launch": 1e-3}) - layer.launch(plain, IDEAL | {"launch": 1e-3})
+    assert more[0] == pytest.approx(2e-3)
+    assert compute.repeated(plain, MACHINE, IDEAL)[0] == 0.0
+
+
 def test_fp8_casts_what_the_products_of_experts_take():
     """Inputs of width 1024 and 512 and gradients of 1024 and 2 x 512, of four experts a token."""
     moved = [compute.elementwise(model(fp8=fp8), MACHINE, IDEAL) for fp8 in (False, True)]

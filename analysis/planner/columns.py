@@ -109,6 +109,10 @@ class _Settings(NamedTuple):
     workspaces: int = 96  # MiB of cuBLAS: 96 on Hopper and later
     deep_ep: bool = False  # a token goes to a node, and there to a rank, once
     hybrid_ep: bool = False  # by HybridEP, whose kernels do more of the work than DeepEP's
+    repeated: int = 0  # modules whose forward backward repeats, beside a policy of recomputation
+    repeats_latent: bool = False  # of them the up-projections of latent attention
+    repeats_mlp: bool = False  # and the feed-forward of layers without experts
+    fp8_attention: bool = False
     fused_sort: bool = False  # one kernel sorts what all-to-all brings, for all experts
     # One CUDA graph is the whole step: the host launches nothing, and the products of all experts
     # are one kernel, for a graph cannot know how many tokens each gets.

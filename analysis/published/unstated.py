@@ -185,14 +185,19 @@ def _weights_fit(record: Record, row: Row) -> bool:
 def _recompute(row: Row) -> str:
     """Returns the policy of recomputation; without one, what the published formula counts."""
     text = row.text("recompute").lower()
-    if text == "selective" and row.text("repeated_modules") and has_experts(row):
-        return "none"  # modules of little work; the policy of this name repeats attention
+    if text == "selective" and "core_attn" not in (_repeated(row) or {"core_attn"}):
+        return "none"  # the policy of this name repeats attention
     if text in RECOMPUTE:
         return text
     if text in ("uniform", "block"):  # Megatron's ways of full recomputation
         return "full"
     counted = re.search(r"recomput|8\s*PT|96\s*\*?\s*B|eq\.?3", row.text("formula"))
     return "full" if counted else "none"
+
+
+def _repeated(row: Row) -> set[str]:
+    """Returns the modules that selective recomputation repeats, as megatron-core names them."""
+    return set(re.findall(r"\w+", row.text("repeated_modules")))
 
 
 def beside(record: Record, row: Row) -> dict[str, Any]:
@@ -208,6 +213,9 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
     deep_ep = hybrid_ep or "DeepEP" in dispatcher or (not named and hopper)
     chunked = record.pp == 1 or record.vpp > 1  # megatron-core's overlap asks for model chunks
     step_graph = container >= STEP_GRAPH and "MX" in row.text("precision") and chunked
+    modules = _repeated(row)
+    if container > NEVER and row.text("attention") == "mla" and not step_graph:
+        modules.add("mla_up_proj")  # as all recipes do that fill the card's memory
     columns = {
         "family": FAMILIES.index(family),
         "gpus_per_node": joined(card, int(row.number("gpus_per_node") or GPUS_PER_NODE)),
@@ -225,6 +233,10 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
         "hybrid_ep": hybrid_ep,
         "deep_ep": deep_ep,
         "padded": drops,
+        "repeated": len(modules - {"core_attn"}),
+        "repeats_latent": "mla_up_proj" in modules,
+        "repeats_mlp": "mlp" in modules,
+        "fp8_attention": step_graph and "300" in card,
         "fused_sort": container > NEVER,
         "step_graph": step_graph,
         "ep_overlap": "all-to-all" in row.text("overlap") or step_graph,

@@ -27,20 +27,38 @@ def _gemm(m: Array, n: Array, k: Array, peak: Array, constants: dict) -> Array:
 def gemms(steps: Columns, machine: Machine, constants: dict) -> Array:
     """Returns the seconds of the four GEMMs of a layer, forward, one micro-batch: QKV, projection,
     MLP up and down; of a mean layer where some have experts."""
-    tokens, h = steps.tokens, steps.hidden
-    peak = np.where(steps.fp8, np.maximum(machine.peak, machine.fp8), machine.peak)
+    tokens, h, peak = steps.tokens, steps.hidden, _peak(steps, machine)
     qkv = steps.head_dim * (steps.heads + 2 * steps.kv_heads) / steps.tp
     heads = steps.head_dim * steps.heads / steps.tp
     products = _gemm(tokens, qkv, h, peak, constants) + _gemm(tokens, h, heads, peak, constants)
     if steps.kv_lora.any():
         products = np.where(steps.kv_lora > 0, _latent_gemms(steps, peak, constants), products)
     dense = 1.0 - steps.routed
-    up = steps.ffn * (1 + steps.glu) / steps.tp
-    products = products + dense * _gemm(tokens, up, h, peak, constants)
-    products = products + dense * _gemm(tokens, h, steps.ffn / steps.tp, peak, constants)
+    products = products + dense * _feed_forward(steps, peak, constants)
     if steps.experts.any():
         products = products + steps.routed * _expert_gemms(steps, peak, constants)
     return products
+
+
+def _peak(steps: Columns, machine: Machine) -> Array:
+    """Returns the FLOP/s of a card in the precision of the layers' products."""
+    return np.where(steps.fp8, np.maximum(machine.peak, machine.fp8), machine.peak)
+
+
+def _feed_forward(steps: Columns, peak: Array, constants: dict) -> Array:
+    """Returns the seconds of the two products of a layer without experts, forward."""
+    width = steps.ffn / steps.tp
+    up = _gemm(steps.tokens, width * (1 + steps.glu), steps.hidden, peak, constants)
+    return up + _gemm(steps.tokens, steps.hidden, width, peak, constants)
+
+
+def repeated(steps: Columns, machine: Machine, constants: dict) -> Array:
+    """Returns the seconds of the products of modules whose forward backward repeats."""
+    peak = _peak(steps, machine)
+    dense = steps.repeats_mlp * (1.0 - steps.routed) * _feed_forward(steps, peak, constants)
+    if not steps.repeats_latent.any():
+        return dense
+    return dense + np.where(steps.repeats_latent, _latent_up(steps, peak, constants), 0.0)
 
 
 def _latent_gemms(steps: Columns, peak: Array, constants: dict) -> Array:
@@ -48,19 +66,29 @@ def _latent_gemms(steps: Columns, peak: Array, constants: dict) -> Array:
     projection (arXiv 2405.04434); tp ranks make the same latents."""
     tokens, h = steps.tokens, steps.hidden
     # A size of 0 means that the model has no such latents; a product of side 0 has no time.
-    latent = np.maximum(steps.q_lora, 1)
-    queries = steps.heads * (steps.head_dim + steps.rope_dim) / steps.tp
-    down = np.where(steps.q_lora > 0, _gemm(tokens, latent, h, peak, constants), 0.0)
+    down = np.where(
+        steps.q_lora > 0, _gemm(tokens, np.maximum(steps.q_lora, 1), h, peak, constants), 0.0
+    )
     inner = np.maximum(steps.kv_lora, 1)
-    keys_and_values = steps.heads * (steps.head_dim + steps.value_dim) / steps.tp
     values = np.maximum(steps.heads * steps.value_dim / steps.tp, 1)
     return (
         down
-        + _gemm(tokens, queries, np.where(steps.q_lora > 0, latent, h), peak, constants)
         + _gemm(tokens, inner + steps.rope_dim, h, peak, constants)
-        + _gemm(tokens, keys_and_values, inner, peak, constants)
+        + _latent_up(steps, peak, constants)
         + _gemm(tokens, h, values, peak, constants)
     )
+
+
+def _latent_up(steps: Columns, peak: Array, constants: dict) -> Array:
+    """Returns the seconds in which latents become queries, and keys and values."""
+    queries = steps.heads * (steps.head_dim + steps.rope_dim) / steps.tp
+    keys_and_values = steps.heads * (steps.head_dim + steps.value_dim) / steps.tp
+    latent, inner = (
+        np.where(steps.q_lora > 0, steps.q_lora, steps.hidden),
+        np.maximum(steps.kv_lora, 1),
+    )
+    queries_s = _gemm(steps.tokens, queries, latent, peak, constants)
+    return queries_s + _gemm(steps.tokens, keys_and_values, inner, peak, constants)
 
 
 def _expert_gemms(steps: Columns, peak: Array, constants: dict) -> Array:

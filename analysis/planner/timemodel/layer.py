@@ -4,7 +4,7 @@ import numpy as np
 
 from analysis.planner.columns import FULL, SELECTIVE, Array, Columns
 from analysis.planner.engines import constant
-from analysis.planner.timemodel.compute import attention, elementwise, gemms, ring_sums
+from analysis.planner.timemodel.compute import attention, elementwise, gemms, repeated, ring_sums
 from analysis.planner.timemodel.links import context_parallel, expert_parallel, tensor_parallel
 from analysis.planner.timemodel.machine import Machine
 
@@ -19,7 +19,8 @@ CHUNK_LAUNCH = 0.04  # for each expert of the model: all-to-all sorts what came 
 EXPERT_LAUNCH = 0.02  # for each expert of the rank: its products start one by one
 FP8_LAUNCH = 0.08  # the same in FP8, added: each casts its inputs and orders their scales
 LATENT_LAUNCH = 3.0  # latent attention: its products, norms, positions and copies
-FP8_GAP = 0.1  # added for each expert of the rank, in FP8: its kernels start one by one
+FP8_GAP = 0.14  # added for each expert of the rank, in FP8: its kernels start one by one
+FP8_ATTENTION = 0.75  # of attention's time: half are products, at twice the rate
 ROUTED_GAP = 0.5  # added share of the time in which the kernels of a layer start and drain
 SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would be max()
 
@@ -48,7 +49,8 @@ def launch(steps: Columns, constants: dict) -> Array:
     staged = (steps.pp > 1) & (steps.gpus > steps.gpus_per_node)
     each_pass = constants["launch"] * constant(steps, "host") * shares
     each_pass = each_pass + constant(steps, "stage_host") * steps.tp * staged
-    return each_pass * (passes(steps) - 1.0) * ~steps.step_graph
+    again = constants["launch"] * constant(steps, "host") * steps.repeated
+    return (each_pass * (passes(steps) - 1.0) + again) * ~steps.step_graph
 
 
 def layer(steps: Columns, machine: Machine, constants: dict) -> Array:
@@ -56,10 +58,13 @@ def layer(steps: Columns, machine: Machine, constants: dict) -> Array:
     host time, smooth."""
     flash = np.where(steps.flash, constant(steps, "attention"), 1.0)
     core = attention(steps, machine, constants) * flash
+    core = core * np.where(steps.fp8_attention, FP8_ATTENTION, 1.0)
     moved = elementwise(steps, machine, constants) * constant(steps, "elementwise")
     again = steps.plain & (steps.recompute == SELECTIVE)  # all but products and attention
     gpu = passes(steps) * (gemms(steps, machine, constants) + moved) + again * moved
     gpu = gpu + np.where(steps.attention_again, 4.0, 3.0) * core
+    if steps.repeated.any():
+        gpu = gpu + repeated(steps, machine, constants)
     gpu = gpu + tensor_parallel(steps, machine, constants)
     gpu = gpu + context_parallel(steps, machine, constants)
     gpu = gpu + ring_sums(steps, machine, constants)
