@@ -3,6 +3,7 @@
     python -m analysis.plan --preset 175b --cluster selene --gpus 512 --global-batch 1536
     python -m analysis.plan --preset 1t --cluster selene --gpus 10000 --leave 16 --global-batch 9984
     python -m analysis.plan ... --why tp=8,pp=8,mbs=1
+    python -m analysis.plan ... --show megatron [--why tp=8,pp=8]
     python -m analysis.plan ... --study slurm/planned.toml --top 5 [--force]
     python -m analysis.plan ... --scale strong --tokens 2e12
 
@@ -11,21 +12,23 @@ sequence parallelism is tried, and every cp of --cp. What is printed is predicte
 interval holds 80 %.
 A cluster is a name (of analysis/planner/calibrations or slurm/clusters.toml) or a calibration file.
 --study writes the fastest layout of three splits, then the fastest others; it refuses to replace a
-file, unless --force is given. `--top 10000 --format csv` prints every layout that fits.
+file, unless --force is given. --show prints the first layout, or that of --why, as Megatron-LM's or
+torchtitan's flags, DeepSpeed's JSON or a study of ours. `--top 10000 --format csv` prints every
+layout that fits.
 """
 
 import argparse
-import json
-import math
 import sys
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from analysis.common import convergence
 from analysis.common.table import Table, add_table_flags, show
-from analysis.planner import explain, ranking, scale
+from analysis.planner import explain, pasted, ranking, scale
 from analysis.planner.calibration import from_data_sheet, load_calibration
 from analysis.planner.ranking import Question, Ranking
 from analysis.planner.space import PLANNED, WIDTHS
@@ -34,16 +37,14 @@ from base.errors import Parser, UsageError, command_line, warn
 from base.files import add_force_flag
 from base.storage import output
 from base.units import GIB
-from models.config import OVERRIDES, PRESETS, name_of, preset
+from models.config import OVERRIDES, name_of, preset
 from models.gpus import find_gpu, planning_gpu
 from parallel.config import resolve
 from parallel.config.clusters import load_clusters
-from parallel.config.layout import EXPERT_AXES, SET_AXES
 
 # What a model is made of, as flags; the sequence length that is planned is its number of positions.
 MODEL = tuple(name for name in OVERRIDES if name not in ("max_seq_len", "experts"))
 SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "n_kv_head", "vocab_size", "max_seq_len")
-STEPS = 20  # of a planned run
 # Notes below a table.
 NOTE_FSDP2 = "fsdp2: no run of it is behind these times"
 NOTE_BALANCED = (
@@ -92,6 +93,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
     add("--study", type=Path, metavar="FILE", help="write layouts to measure as a study")
     add_force_flag(parser)
+    programs = (*pasted.PROGRAMS, "study")
+    paste = "print the first layout, or that of --why, as a program's flags or file"
+    add("--show", choices=programs, help=paste)
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
@@ -123,6 +127,8 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise UsageError("--critical-batch is of batches that grow: give --scale weak")
     if arguments.why is not None and arguments.study:
         raise UsageError("--why explains one layout: no --study with it")
+    if arguments.show and (arguments.study or arguments.scale or arguments.top):
+        raise UsageError("--show prints one layout: no --study, --scale or --top with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
     for flag in ("gpus_per_node", "gpu_memory"):
@@ -239,59 +245,36 @@ def _model_and_batch(ask: Question) -> str:
 
 def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: str) -> None:
     """Writes the layouts as a study; `where` is the cluster or card as the flags name it."""
-    if ask.preset is None:
-        model = ask.config.as_dict()
-        if ask.config.position != "rope":  # a run that learns its positions is refused with them
-            del model["rope_theta"], model["rope_scaling"]
-    else:
-        sizes = {k: v for k, v in ask.sizes.items() if v != getattr(PRESETS[ask.preset], k)}
-        model = {"preset": ask.preset} | sizes
-    precision = ask.settings["precision"]
-    defaults = model | {
-        "gpus": ask.gpus,
-        "global_batch": ask.global_batch,
-        "seq_len": ask.settings["seq_len"],
-        "precision": precision,
-        "steps": STEPS,
-        "eval_steps": 0,
-    }
-    if ask.gemms == "tf32":
-        defaults["tf32"] = True
     clusters = sorted(load_clusters())
-    lines = [
-        "# Written by: python -m analysis.plan --study. Times in it are predicted, not measured.",
-        'question = "Are these layouts as fast as predicted?"',
-        *([f'cluster = "{where}"'] if where in clusters else []),
-        "",
-        "[defaults]",
-    ]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in defaults.items()]
-    for row in rows:
-        lines += [
-            "",
-            f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gib']:.1f} GiB",
-            f'engine = "{row["engine"]}"',
-            *(f"{key} = {row[key]}" for key in (*SET_AXES, "micro_batch", "zero_stage")),
-            *(f"{axis} = {row[axis]}" for axis in EXPERT_AXES if axis in row),
-            *(f"{name} = {json.dumps(value)}" for name, value in row["uneven"].items()),
-            f'recompute = "{row["recompute"]}"',
-            *(["sequence_parallel = true"] if row["sequence_parallel"] else []),
-            f'label = "plan{row["rank"]}"',
-            f'slurm = {{ time = "{time_limit(row["high_s"])}" }}',
-        ]
     with output(path, mark="", force=True) as file:
-        file.write_text("\n".join(lines) + "\n")
+        file.write_text("\n".join(pasted.study(ask, rows, where)) + "\n")
     warn("analysis.plan", f"wrote {len(rows)} runs to {path}")
     if where not in clusters:
         remedy = f"render with --cluster NAME, one of {', '.join(clusters)}"
         warn("analysis.plan", f"{where} is no Slurm cluster: {remedy}")
 
 
-def time_limit(high_s: float) -> str:
-    """Returns a Slurm limit for a planned run, H:MM:SS: twice its steps at the interval's high end,
-    and ten minutes for its start and its end."""
-    minutes = 10 + math.ceil(2 * STEPS * high_s / 60)
-    return f"{minutes // 60}:{minutes % 60:02}:00"
+def shown(ask: Question, program: str, layout: str | None, where: str) -> str:
+    """Returns the fastest layout, or the one that a text such as tp=8,pp=8 names, as a program's
+    flags or file, under comments that say what it cannot hold."""
+    ranked = ask.ranked()
+    if layout is None and not len(ranked.order):
+        raise UsageError(ranking.nothing_fits(ranked, ask.config, ask.gpus))
+    i = ranked.best[0] if layout is None else explain.chosen_row(ranked, layout).row
+    [row] = ranking.rows_of(ranked, np.array([i]), ask.config, ask.gemms)
+    comments = [
+        f"# {_model_and_batch(ask)}",
+        f"# {explain.title(ranked.steps, i)}",
+        f"# predicted, not measured: {row['predicted_s']:.4g} s per iteration,"
+        f" {row['memory_gib']:.1f} of {ranked.limit / GIB:.1f} GiB",
+    ]
+    if program == "study":
+        return "\n".join([*comments, *pasted.study(ask, [row], where)]) + "\n"
+    flash = bool(ranked.steps.flash[i])
+    planned = pasted.Plan(ask.config, ranked.steps.layout(i), row["engine"], ask.gemms, flash)
+    answer = pasted.PROGRAMS[program](planned)
+    comments += [f"# not said: {sentence}" for sentence in answer.unsaid]
+    return "\n".join([*comments, answer.text]) + "\n"
 
 
 def explanation(ask: Question, layout: str) -> str:
@@ -316,12 +299,18 @@ def main(argv: list[str] | None = None) -> int:
     add_flags(parser)
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
-    if arguments.why is not None:
+    if arguments.why is not None or arguments.show:
         if arguments.format != "text" or arguments.columns:
-            raise UsageError("--why prints text only: no --format and no --columns with it")
+            flag = "--show" if arguments.show else "--why"
+            raise UsageError(f"{flag} prints text only: no --format and no --columns with it")
         if arguments.tokens:
-            raise UsageError("--why explains one step: no --tokens with it")
-        print(explanation(question(arguments), arguments.why), end="")
+            raise UsageError("--why and --show are of one step: no --tokens with them")
+        ask, why, where = question(arguments), arguments.why, arguments.cluster
+        if arguments.show:
+            text = shown(ask, arguments.show, why, where or arguments.gpu_type)
+        else:
+            text = explanation(ask, why)
+        print(text, end="")
     else:
         planned = answer(arguments)
         if arguments.tokens:

@@ -11,7 +11,7 @@ import pytest
 from analysis import plan, prune
 from analysis.logs.load import load
 from analysis.logs.record import Record
-from analysis.planner import explain, ranking, scale
+from analysis.planner import explain, pasted, ranking, scale
 from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration
 from analysis.planner.columns import columns
 from analysis.planner.fitting import telling
@@ -196,6 +196,9 @@ def test_layouts_to_measure_are_the_fastest_of_different_splits(tmp_path):
     assert len(set(five)) == 5 and (np.diff(r.seconds[five]) >= 0).all() and r.best[0] == five[0]
     apart = r._replace(seconds=r.seconds + np.where(np.arange(len(r.steps)) == r.best[0], 0, 9))
     assert ranking.alike_note(apart) == []
+    steps = ranking.to_measure(r, 3)
+    hours = 20 * 8 * r.seconds[steps].sum() / 3600  # of 8 GPUs
+    assert f"of each of these 3 take {hours:,.1f} GPU-hours" in ranking.alike_note(r)[1]
 
 
 def test_cp_is_listed_only_where_it_is_faster_or_smaller_than_dp():
@@ -336,7 +339,7 @@ def test_the_top_is_a_study_that_renders(tmp_path, capsys):
     study = load_study(path, cluster="dgx-a100")
     assert render.main([str(path), "--cluster", "dgx-a100", "--dry-run"]) == 0
     assert "selene is no Slurm cluster: render with --cluster NAME" in capsys.readouterr().err
-    assert plan.time_limit(1.0) == "0:11:00" and plan.time_limit(90.0) == "1:10:00"
+    assert pasted.time_limit(1.0) == "0:11:00" and pasted.time_limit(90.0) == "1:10:00"
     assert all(run.slurm[-1][1]["time"] == "0:11:00" for run in study.runs.values())
     assert [(spec.gpus, spec.global_batch) for spec in study.specs.values()] == [(64, 64)] * 4
     written = path.read_text()

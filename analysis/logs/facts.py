@@ -34,7 +34,7 @@ _AXES = {
     "tp": "tensor_model_parallel_size model_parallel_size tensor_parallel_degree"
     " intra_layer_model_parallel_size",
     "pp": "pipeline_model_parallel_size pipe_parallel_size pipeline_parallel_degree",
-    "vpp": "virtual_pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank",
     "cp": "context_parallel_size context_parallel_degree sequence_parallel_size"
     " ds_sequence_parallel_size",  # Ulysses' groups, which share a sequence
     "dp": "data_parallel_size",

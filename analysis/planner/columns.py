@@ -247,6 +247,7 @@ class Columns(_Sizes, _Arrays):
         """Returns row i as one Layout."""
         step = self.rows[i]
         sizes = (*AXES, "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
+        sizes += EXPERT_AXES if step.experts else ()
         ends = Ends(step.first_layers, step.last_layers)
         return Layout(
             **{name: getattr(step, name) for name in sizes},

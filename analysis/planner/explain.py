@@ -69,9 +69,10 @@ def title(steps: Columns, i: int) -> str:
     step = steps.rows[i]
     ends = f" (layers: first {step.first_layers}, last {step.last_layers})"
     ends = ends if step.first_layers else ""
+    experts = f" ep {step.ep} etp {step.etp}" if step.experts else ""
     return (
         f"{engine_of(step.zero_stage, step.fsdp2)}: tp {step.tp} cp {step.cp} pp {step.pp} vpp"
-        f" {step.vpp}{ends} dp {step.dp}, {policy(steps, i)}, {step.n_micro} micro-batches"
+        f" {step.vpp}{ends} dp {step.dp}{experts}, {policy(steps, i)}, {step.n_micro} micro-batches"
     )
 
 

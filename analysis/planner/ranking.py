@@ -25,6 +25,7 @@ from parallel.config.layout import AXES, EXPERT_AXES, RECOMPUTE
 MARGINS = Bounds(0, 1, below=True)  # share of memory left free
 NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart
 TRIED = 3  # layouts to measure before one is chosen
+STEPS = 20  # of a planned run
 TIGHT = 0.05  # share of the usable memory; a layout that leaves less of it free is marked
 KEYS = (*AXES, "micro_batch", "n_micro", "zero_stage", "recompute")
 HEADINGS = {  # of the tables; --why takes them, too
@@ -296,15 +297,26 @@ def alike_note(ranked: Ranking) -> list[str]:
     if near < 2:
         return []
     line = f"{near} layouts are within {NEAR:.0%} of the first: measure some (--study) to choose"
-    steps = ranked.steps
+    steps, chosen = ranked.steps, to_measure(ranked, TRIED)
     axes = ("tp", "cp", "pp") if (steps.cp > 1).any() else ("tp", "pp")
-    tried = [
-        " ".join(f"{a} {getattr(steps, a)[i]}" for a in axes) for i in to_measure(ranked, TRIED)
-    ]
+    tried = [" ".join(f"{a} {getattr(steps, a)[i]}" for a in axes) for i in chosen]
     *first_ones, last = dict.fromkeys(tried)
     if first_ones:
         line += f", at least the fastest of {', '.join(first_ones)} and {last}"
-    return [line]
+    taken = steps.take(chosen)
+    high = ranked.cluster.fit.interval(
+        ranked.seconds[chosen], taken, ranked.cluster.machine_for(taken)
+    )[1]
+    hours = float(np.sum(STEPS * ranked.seconds[chosen] * taken.gpus)) / 3600
+    most = sum(limit_minutes(s) * g for s, g in zip(high, taken.gpus.tolist(), strict=True)) / 60
+    cost = f"{STEPS} steps of each of these {len(chosen)} take {hours:,.1f} GPU-hours"
+    return [line, f"{cost}, and with their starts at most {most:,.0f} (the study's time limits)"]
+
+
+def limit_minutes(high_s: float) -> int:
+    """Returns the minutes that a planned run may take: twice its steps at the interval's high end,
+    and ten for its start and its end."""
+    return 10 + int(np.ceil(2 * STEPS * high_s / 60))
 
 
 def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:

@@ -6,6 +6,7 @@ from typing import Any
 
 from base.errors import UsageError
 from base.files import read_text
+from parallel.config.layout import Layout
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
@@ -28,6 +29,27 @@ def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
         for key, value in section.items()
         if value != "auto"
     }
+
+
+def as_deepspeed_json(layout: Layout, precision: str) -> dict[str, Any]:
+    """Returns what a DeepSpeed JSON says of a layout and a number format. From it
+    `from_deepspeed_json` reads them again."""
+    zero: dict[str, Any] = {"stage": layout.zero_stage}
+    for name, offloads in (("optimizer", ("optimizer", "all")), ("param", ("all",))):
+        if layout.offload in offloads:
+            zero[f"offload_{name}"] = {"device": "cpu"}
+    stated: dict[str, Any] = {
+        "train_batch_size": layout.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.n_micro,
+        "zero_optimization": zero,
+    }
+    for name in ("bf16", "fp16"):
+        stated[name] = {"enabled": precision == name}
+    if precision == "bf16":  # else DeepSpeed adds gradients up, and over dp, in bf16
+        stated["data_types"] = {"grad_accum_dtype": "fp32"}
+        stated["communication_data_type"] = "fp32"
+    return stated
 
 
 def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:

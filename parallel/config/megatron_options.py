@@ -51,6 +51,11 @@ _CAPTURES = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
 NEED_GPU = (*NEED_TRANSFORMER_ENGINE, *_CAPTURES)
 
 
+def fields_decided(setting: str) -> list[str]:
+    """Returns megatron-core's names of what a setting of ours decides; most are flags, too."""
+    return _DECIDES[setting].split()
+
+
 def is_asked(options: Mapping[str, Any], name: str) -> bool:
     """Returns whether an option asks for something that is usually off."""
     return options.get(name) not in (None, False, "none", "native")

@@ -15,7 +15,7 @@ from torch import nn
 
 from models import gpt
 from parallel.checkpoint.contents import State, pieces_of
-from parallel.config.deepspeed_json import read_deepspeed_json
+from parallel.config.deepspeed_json import as_deepspeed_json, read_deepspeed_json
 from parallel.config.run_spec import RunSpec
 from parallel.engines import Batch, StepResult, clipping, cpu, optim
 
@@ -52,21 +52,24 @@ def config(spec: RunSpec) -> dict[str, Any]:
     merged = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
     for section in ("optimizer", "scheduler"):  # AdamW and schedule are the same in every engine
         merged.pop(section, None)
-    layout = spec.layout
-    zero = {**merged.get("zero_optimization", {}), "stage": layout.zero_stage}
-    for key, offloads in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
+    layout, stated = spec.layout, as_deepspeed_json(spec.layout, spec.precision)
+    zero = {**merged.get("zero_optimization", {})}
+    for key in ("offload_optimizer", "offload_param"):
         user_settings = zero.pop(key, {})
-        if layout.offload in offloads:
-            zero[key] = {"pin_memory": pins_host_memory, **user_settings, "device": "cpu"}
+        if (ours := stated["zero_optimization"].get(key)) is not None:
+            ours |= {"pin_memory": pins_host_memory} | user_settings | {"device": "cpu"}
+    zero |= stated["zero_optimization"]
     # DeepSpeed's BF16_Optimizer, which bf16 has with stage 1 and without offload, knows no overlap.
     knows_overlap = (spec.precision, layout.zero_stage, layout.offload) != ("bf16", 1, "none")
     if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2) and knows_overlap:
         # Reduce gradients while backward goes on, as it does by itself at stage 3: one more bucket.
         zero.setdefault("overlap_comm", True)
-    merged |= {
-        "train_batch_size": layout.global_batch,
-        "train_micro_batch_size_per_gpu": layout.micro_batch,
-        "gradient_accumulation_steps": layout.n_micro,
+    for name in ("bf16", "fp16"):
+        stated[name] = {**merged.get(name, {}), **stated[name]}
+    for name in ("data_types", "communication_data_type"):  # the user's, where the JSON has one
+        if name in merged:
+            stated.pop(name, None)
+    merged |= stated | {
         "gradient_clipping": 0.0 if clips_itself(spec) else spec.clip_grad,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # torch's AdamW
@@ -77,11 +80,6 @@ def config(spec: RunSpec) -> dict[str, Any]:
     }
     if layout.ep > 1:
         merged["expert_parallel"] = auto_ep(spec)
-    for name in ("bf16", "fp16"):
-        merged[name] = {**merged.get(name, {}), "enabled": spec.precision == name}
-    if spec.precision == "bf16":  # else DeepSpeed adds gradients up, and over dp, in bf16
-        merged.setdefault("data_types", {"grad_accum_dtype": "fp32"})
-        merged.setdefault("communication_data_type", "fp32")
     return merged
 
 
