@@ -265,6 +265,14 @@ def test_mlperf_trees_have_a_part_a_series_and_nodes_of_the_systems_file(tmp_pat
     assert share == pytest.approx(2 * 6 / 11 - 1, rel=1e-3)
 
 
+def test_a_named_baseline_is_called_so_and_smaller_sizes_are_not_called_slower(tmp_path, text):
+    seconds = {1: (1.0,), 2: (0.55,), 4: (0.3,)}
+    shown = text(study(tmp_path, seconds), "--tokens=1e9", "--baseline=ddp-2-r1")
+    assert "- against ddp-2 on 2 GPUs (--baseline); spread" in shown
+    assert "- on fewer GPUs than the baseline, so not here: ddp-1" in shown
+    assert "slower at the same size" not in shown
+
+
 @pytest.mark.skipif(not CASES.is_dir(), reason="the logs of others are not beside the repository")
 def test_175_billion_parameters_on_128_256_and_2048_gpus_by_hand(tables, text):
     names = ("stopped-128.log", "stopped-256.log", "header-ranks2048.log.gz")

@@ -604,6 +604,17 @@ def test_the_same_bytes_in_two_files_are_noted(log, tmp_path):
     assert b.notes[-1].startswith(f"the same evidence as {tmp_path / 'a/x.log'} (SHA-256 ")
 
 
+def test_an_edited_copy_that_is_named_by_itself_is_no_repeat(log):
+    times = [1.0, 1.1, 1.3, 1.2, 1.1, 1.4]
+    text = "".join(megatron(i, ms=1000 * time) for i, time in enumerate(times, 1))
+    first, edited = log(text, "a.log"), log("a line more\n" + text, "b.log")
+    few = log("".join(text.splitlines(keepends=True)[:4]), "few.log")
+    alike = log("".join(megatron(i, ms=1000) for i in range(1, 7)), "alike.log")
+    again = log("a line more\n" + alike.read_text(), "again.log")
+    copies = [r.copy_of for r in load([first, edited, few, alike, again])[0]]
+    assert copies == ["", str(first), "", "", ""]  # equal times prove nothing, nor do few
+
+
 def test_links_that_form_a_loop_end_and_each_log_is_read_once(log, tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     path = log(RUN, "a/b/job.out")

@@ -58,18 +58,33 @@ def without_copies(records: list[Record], named: set[str]) -> list[Record]:
 
 
 def note_same_evidence(records: list[Record]) -> None:
-    """Notes which runs have the evidence of another: the same measurements, or the same bytes."""
+    """Notes which runs have the evidence of another: the same measurements, or the same bytes.
+
+    Of a log that others wrote, these are the times and losses of its steps: a copy that was cut or
+    edited elsewhere is no repeat, and would tell a noise of 0.
+    """
     sizes = {r.source: os.path.getsize(r.source) for r in records if os.path.isfile(r.source)}
     often = Counter(sizes.values())
     first: dict[str, str] = {}  # a hash of the evidence -> the source that has it
     for record in records:
-        digest = record.evidence
+        digest = record.evidence or _measured(record)
         if not digest and often[sizes.get(record.source, -1)] > 1:
             with open(record.source, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest and first.setdefault(digest, record.source) != record.source:
             record.copy_of = first[digest]
             record.note(f"the same evidence as {record.copy_of} (SHA-256 {digest[:12]})")
+
+
+def _measured(record: Record) -> str:
+    """Returns a hash of the GPUs, steps, times and losses of a log that others wrote; "" where so
+    few or so equal times prove nothing."""
+    times = record.steps["step_s"]
+    times = times[np.isfinite(times)]
+    if record.own or len(times) < _ENTRIES or len(np.unique(times)) < _DISTINCT:
+        return ""
+    steps = record.steps[["iteration", "step_s", "loss"]].tolist()
+    return hashlib.sha256(repr((record.gpus, steps)).encode()).hexdigest()
 
 
 def _rank(record: Record) -> tuple[int, ...]:

@@ -88,11 +88,13 @@ def _sizes(part: Part, terms: Terms) -> Table:
     ]
     if any(row["speedup_ci95"] for row in rows):
         notes.append(INTERVALS)
-    slower = sorted(set(part.compared.sides) - {row["run"] for row in rows})
-    if slower:
-        notes.append(
-            f"slower at the same size, so not here: {who(slower, len(part.compared.sides))}"
-        )
+    sides, shown = part.compared.sides, {row["run"] for row in rows}
+    others = sorted(
+        (name, side.gpus < base.gpus) for name, side in sides.items() if name not in shown
+    )
+    for smaller, words in enumerate(("slower at the same size", "on fewer GPUs than the baseline")):
+        if names := [name for name, is_smaller in others if is_smaller == smaller]:
+            notes.append(f"{words}, so not here: {who(names, len(sides))}")
     said = part.compared.notes(terms.any_commit)
     notes += [line for line in said if not line.startswith("left out")]
     return Table(_SIZES, rows, part.title[0].upper() + part.title[1:], notes)

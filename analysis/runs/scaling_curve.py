@@ -198,6 +198,7 @@ def compared(records: list[Record], refused: list[str], terms: Terms = DEFAULT_T
     if terms.baseline:
         try:
             base = timed_baseline(terms.baseline, records, runs, left_out)
+            whose = "--baseline"
         except UsageError as error:
             raise UsageError("; not read: ".join([str(error), *refused])) from None
     scaling = terms.scaling or scaling_of([run.record for run in runs])
