@@ -265,6 +265,14 @@ def test_mlperf_trees_have_a_part_a_series_and_nodes_of_the_systems_file(tmp_pat
     assert share == pytest.approx(2 * 6 / 11 - 1, rel=1e-3)
 
 
+def test_a_law_whose_parameter_is_kept_at_0_says_so_and_is_not_called_exact(tmp_path, text):
+    seconds = {1: (1.0, 1.001), 2: (0.6, 0.601), 4: (0.31, 0.311)}  # better from 2 to 4 than to 2
+    shown = text(study(tmp_path, seconds), "--tokens=1e9")
+    law = "- Universal Scalability Law"
+    assert f"{law}: the times bend the other way than it allows, so coherency kappa is 0" in shown
+    assert f"{law} is within " in shown and f"{law} is fixed by" not in shown
+
+
 def test_a_named_baseline_is_called_so_and_smaller_sizes_are_not_called_slower(tmp_path, text):
     seconds = {1: (1.0,), 2: (0.55,), 4: (0.3,)}
     shown = text(study(tmp_path, seconds), "--tokens=1e9", "--baseline=ddp-2-r1")

@@ -208,6 +208,15 @@ def test_a_critical_batch_is_fitted_to_the_samples_at_which_runs_reached_a_loss(
     assert time_to_target.samples_to(runs[0], 5.0) is None
 
 
+def test_a_loss_that_runs_have_at_their_first_entry_fits_nothing(tmp_path):
+    runs = [run(1, 8, losses(8, 4800)), run(2, 16, losses(16, 6400))]
+    below = "\n".join(table_of(runs, target_loss=100.0).below)
+    assert "0 batch of two that a critical batch needs, at a loss of 100" in below
+    assert "first entry, which does not say when they reached it: all" in below
+    with pytest.raises(SystemExit):
+        scaling.main([str(tmp_path), "--target-loss", "nan"])
+
+
 def test_runs_whose_entries_are_not_the_steps_of_one_schedule_are_named_and_not_fitted():
     runs = [run(1, 8, losses(8, 4800)), run(2, 16, losses(16, 6400))]
     odd = {name: run(2, 16, losses(16, 100), f"{name}.log") for name in ("rate", "back", "epochs")}

@@ -119,8 +119,11 @@ def _laws(part: Part, request: Request) -> Table:
             notes.append(f"{name}: {reason}")
             continue
         reasons = []
-        if fitted.free_share < 0:
-            notes.append(f"{name}: the times are above linear by it, so its first parameter is 0")
+        for parameter in fitted.negative:
+            reason = "the times bend the other way than it allows"
+            if parameter == fitted.law.parameters[0]:
+                reason = "the times are above linear by it"
+            notes.append(f"{name}: {reason}, so {parameter} is 0, and an end of 0 says no more")
         if fitted.deviation > OFF:
             text = f"{fitted.deviation:.0%} off a measured time, so it does not describe it"
             reasons.append(Reason(DOUBT, text, ("value",)))
@@ -134,7 +137,7 @@ def _laws(part: Part, request: Request) -> Table:
             rows.append(row | {k: NO_LIMIT if v == math.inf else v for k, v in ends.items()})
         if fitted.noise is not None:
             near = f"is within {fitted.deviation:.1%} of each size's median"
-            if len(part.best) == len(fitted.free):
+            if len(part.best) == len(fitted.free) and not fitted.negative:
                 near = f"is fixed by {len(part.best)} sizes, so nothing tests it, and its intervals"
                 near += " hold the noise of runs alone"
             given = " (--noise)" if request.noise else ""

@@ -1,6 +1,7 @@
 """What the commands on runs share: their flags, and how they read the runs at their paths."""
 
 import argparse
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,17 @@ def percent(text: str) -> float:
     return float(text.rstrip("% ")) / 100
 
 
+def _loss(text: str) -> float:
+    """Returns the loss that a number states; it is an argparse `type`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no loss, as 2.5")
+    return value
+
+
 LOGS = "log, run or folder; - is standard input"
 GROUPS = {"times": add_time_options, "facts": add_fact_options, "table": add_table_flags}
 GROUPS["force"] = add_force_flag
@@ -47,7 +59,7 @@ OWN = {
         "help": f"of weak scaling: {convergence.STATES}",
     },
     "target_loss": {
-        "type": float,
+        "type": _loss,
         "metavar": "NATS",
         "help": "of weak scaling: fit the critical batch to the samples at which the runs' own"
         " losses, each the mean over the last tenth of the samples so far, reached this one",
@@ -70,7 +82,7 @@ OWN = {
         "help": "the reference, in A's place: written from B's runs where there is no such file",
     },
     "loss_bar": {
-        "type": float,
+        "type": _loss,
         "metavar": "NATS",
         "help": "of logs: by how much losses of equal runs may differ (default: that of fp32 runs)",
     },

@@ -75,6 +75,13 @@ class Fit:
         """Returns the first parameter without its bound: below 0 where times are above linear."""
         return round(float(self.free[1] / self.free[0]), 12)  # 0 is not -1e-17
 
+    @property
+    def negative(self) -> list[str]:
+        """Returns the parameters that would be below 0 without their bound, which keeps them there
+        and makes an interval that ends at 0 say little."""
+        shares = zip(self.law.parameters, self.free[1:] / self.free[0], strict=True)
+        return [name for name, share in shares if round(float(share), 12) < 0]
+
     def parameter(self, index: int) -> Bounded:
         """Returns a parameter of the law, 0 or more."""
         unit = np.eye(len(self.free))

@@ -118,17 +118,22 @@ def _law_of(records: list[Record], terms: Terms, notes: list[str]) -> Answer[Cri
 def _fitted(records: list[Record], loss: float, notes: list[str]) -> Answer[CriticalBatch]:
     """Returns the critical batch that fits the samples at which runs reached a loss."""
     samples: dict[int, list[float]] = defaultdict(list)
-    never, changed = [], []
+    early, never, changed = [], [], []
     for record in records:
         doubted = record.doubts.keys() & {SCHEDULE, SEVERAL_BATCHES, "restart"}
         is_micro = np.isfinite(record.steps["micro_s"]).any()
         if doubted or is_micro or record.epochs or record.per_epoch:
             changed.append(name_of(record))
+        elif first_loss(record) <= loss:
+            early.append(name_of(record))
         elif reached := samples_to(record, loss):
             samples[record.global_batch].append(reached)
         else:
             never.append(name_of(record))
     target = f"a loss of {loss:g} (the mean over the last {RECENT:.0%} of the samples so far)"
+    if early:
+        words = f"below {target} at their first entry, which does not say when they reached it"
+        notes.append(f"{words}: {who(early, len(records))}")
     if never:
         notes.append(f"never reached {target}: {who(never, len(records))}")
     if changed:
@@ -138,6 +143,12 @@ def _fitted(records: list[Record], loss: float, notes: list[str]) -> Answer[Crit
     runs = sum(point.runs for point in points)
     law = convergence.fitted(points, f"fitted to {len(points)} batches and {runs} runs at {target}")
     return law if law.value else Answer(None, f"{law.reason}, at {target}")
+
+
+def first_loss(record: Record) -> float:
+    """Returns the first loss that a run states; NaN where it states none."""
+    losses = record.steps["loss"]
+    return float(next(iter(losses[np.isfinite(losses)]), np.nan))
 
 
 def samples_to(record: Record, loss: float) -> float | None:
