@@ -120,10 +120,10 @@ def _laws(part: Part, request: Request) -> Table:
             continue
         reasons = []
         for parameter in fitted.negative:
-            reason = "the times bend the other way than it allows"
+            why = "the times bend the other way than it allows"
             if parameter == fitted.law.parameters[0]:
-                reason = "the times are above linear by it"
-            notes.append(f"{name}: {reason}, so {parameter} is 0, and an end of 0 says no more")
+                why = "the times are above linear by it"
+            notes.append(f"{name}: {why}, so {parameter} is 0, and an end of 0 says no more")
         if fitted.deviation > OFF:
             text = f"{fitted.deviation:.0%} off a measured time, so it does not describe it"
             reasons.append(Reason(DOUBT, text, ("value",)))
