@@ -12,7 +12,7 @@ from analysis.common.reasons import UNKNOWN
 from analysis.common.table import Column, Table
 from analysis.common.terminal import cut_apart
 from analysis.pages.charts import DIGITS, scripts
-from analysis.pages.section import Chart, Page, Section
+from analysis.pages.section import Page
 from base.errors import printable
 from base.storage import finite
 
@@ -27,54 +27,33 @@ def html_of(page: Page) -> str:
     import jinja2
 
     filled = [section for section in page.sections if not section.empty]
-    pictures = [page.first.picture] if page.first.picture else []
-    charts = pictures + [chart for section in filled for chart in section.charts]
-    numbers = {id(chart): number for number, chart in enumerate(charts)}
+    charts = [page.first.picture] if page.first.picture else []
+    charts += [chart for section in filled for chart in section.charts]
     # No < stands in the JSON, so that no text of a log can end the element.
     data = json.dumps([finite(c.spec, DIGITS) for c in charts], separators=(",", ":"))
     template = jinja2.Template(
-        (_HERE / "page.html").read_text(), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        (_HERE / "page.html").read_text(),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     return template.render(
         mark=MARK,
         css=(_HERE / "page.css").read_text(),
         js=(_HERE / "page.js").read_text(),
-        title=printable(page.title),
-        first=_printable(page.first),
-        picture=[_chart(picture, numbers) for picture in pictures],
-        sections=[_section(section, numbers, page.palette) for section in filled],
+        title=page.title,
+        first=page.first,
+        sections=filled,
+        number=charts.index,
+        tables_of=lambda section: [
+            _table(name, table, section.results, page.palette)
+            for name, table in section.tables.items()
+            if table.rows
+        ],
         data=data.replace("<", "\\u003c"),
         vega=scripts() if charts else "",
     )
-
-
-def _printable(value: Any) -> Any:
-    """Returns the parts of a first screen for the page."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_printable(item) for item in value]
-    if hasattr(value, "_asdict"):
-        return {name: _printable(item) for name, item in value._asdict().items()}
-    return value
-
-
-def _chart(chart: Chart, numbers: dict[int, int]) -> dict[str, Any]:
-    """Returns a chart for the page."""
-    return {"number": numbers[id(chart)], "caption": printable(chart.caption)}
-
-
-def _section(section: Section, numbers: dict[int, int], palette: dict[str, str]) -> dict[str, Any]:
-    """Returns a section for the page; `numbers` has the number of each chart by its id."""
-    tables = section.tables.items()
-    return {
-        "title": printable(section.title),
-        "words": [printable(sentence) for sentence in section.words],
-        "tables": [
-            _table(name, table, section.results, palette) for name, table in tables if table.rows
-        ],
-        "charts": [_chart(chart, numbers) for chart in section.charts],
-    }
 
 
 def _table(
@@ -106,7 +85,7 @@ def _table(
         notes.append(f"not known in any row: {', '.join(unknown)}")
     return {
         "name": name,
-        "title": printable(table.title),
+        "title": table.title,
         "same": ", ".join(constant),
         "filter": len(table.rows) > FEW,
         "heads": [{"text": c.heading, "number": numeric[c.key]} for c in columns],
@@ -127,7 +106,7 @@ def _cell(
     """Returns a cell for the page; `raw` is the number to sort by, `full` a text that was cut,
     `colour` that of an engine."""
     raw = finite(value, DIGITS) if number and text != UNKNOWN else None
-    full = printable(str(value)) if len(text) == LONGEST else ""  # it may be cut
+    full = str(value) if len(text) == LONGEST else ""  # it may be cut
     colour = palette.get(text) if column.key == "engine" else None
     return {
         "text": text,
@@ -148,4 +127,4 @@ def _row_notes(table: Table) -> list[str]:
             for row in table.rows:
                 if row.get(column.key):
                     rows.setdefault(str(row[column.key]), []).append(str(row[name]))
-    return [printable(f"{', '.join(names)}: {text}") for text, names in rows.items()]
+    return [f"{', '.join(names)}: {text}" for text, names in rows.items()]
