@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     tokens = "tokens to train on, as 2e12"
     add("--tokens", type=float, required=True, metavar="N", help=tokens)
-    size = "the GPUs to train on (default: the largest size that was measured)"
+    size = "the GPUs to train on, where that size was not measured: each law predicts it"
     add("--size", type=int, metavar="GPUS", help=size)
     node = "GPUs of a node, where no run states them"
     add("--gpus-per-node", type=int, metavar="N", help=node)

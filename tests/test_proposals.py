@@ -166,8 +166,7 @@ def test_a_size_that_was_not_measured_is_predicted_by_each_law_and_far_ones_are_
         assert row["tokens_per_s"] == pytest.approx(16 * 64 / (0.1 + 0.9 / 8) / scale, rel=1e-6)
         assert (row["nodes"], row["doubtful"]) == (4, {})
     far = text(tmp_path, "--tokens=1e9", "--size=32")
-    assert "extrapolated to 8 times the largest size that was measured" in far
-    assert "1e9 tokens on 32 GPUs on 16 nodes: " in far and "in doubt: extrapolated to 8" in far
+    assert "?: extrapolated to 8 times the largest size that was measured: " in far
     with pytest.raises(SystemExit):
         proposal.main(["--tokens=-1"])
     assert proposal.main([str(tmp_path), "--tokens=1e9", "--size=0"]) == 2

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from analysis.common.reasons import DOUBT, MISSING, Reason, of_cells
-from analysis.common.table import Column, Table, cell
+from analysis.common.table import Column, Table
 from analysis.runs.judged import Run
 from analysis.runs.proposal_parts import NO_NODES, Part, Request, tokens_of_step
 from analysis.runs.scaling_laws import Bounded, t_quantile
@@ -50,13 +50,13 @@ def costs_of(parts: list[Part], request: Request) -> Table:
                 error *= MEDIAN if len(side.seconds) > 2 else 1.0
                 span = Interval(side.step_s * math.exp(-error), side.step_s * math.exp(error))
             by_steps |= noise is None
-            step = Bounded(side.step_s, span)
+            row = {"run": side.name, "gpus": side.gpus, "nodes": part.nodes(side.gpus)}
             energy = [_joules_per_token(run) for run in part.compared.groups[side.name]]
-            given = (step, tokens, energy, request, reasons)
-            rows[side.name, side.gpus] = _cost(side.name, part, side.gpus, *given)
+            step = Bounded(side.step_s, span)
+            rows[side.name, side.gpus] = _cost(row, step, tokens, energy, request, reasons)
     measured = {gpus for _, gpus in rows}
-    size = request.size or max(measured)
-    if size not in measured:
+    size = request.size
+    if size and size not in measured:
         found = [(part, row) for part in parts for row in _predicted(part, size, request)]
         if not found:
             raise UsageError(
@@ -71,10 +71,7 @@ def costs_of(parts: list[Part], request: Request) -> Table:
             "intervals of measured sizes are of the steps of a run, without what changes from run"
             " to run: repeat runs, or give --noise"
         )
-    own = "" if request.size else ", the largest that was measured (--size GPUS takes another)"
-    notes += [_sentence(row, request, own) for row in ordered if row["gpus"] == size]
-    title = f"Resources for {in_powers(request.tokens)} tokens"
-    return Table(_COSTS, ordered, title, notes)
+    return Table(_COSTS, ordered, f"Resources for {in_powers(request.tokens)} tokens", notes)
 
 
 def _noise(part: Part, request: Request) -> tuple[float | None, float]:
@@ -91,37 +88,35 @@ def _noise(part: Part, request: Request) -> tuple[float | None, float]:
 
 
 def _cost(
-    name: str,
-    part: Part,
-    gpus: int,
+    row: dict[str, Any],
     step: Bounded,
     tokens: float | None,
     energy: list[float | None],
     request: Request,
     reasons: list[Reason],
 ) -> dict[str, Any]:
-    """Returns the row of what the tokens cost at a size. `tokens` are those of a step, `energy` the
-    joules a token of each run."""
-    row: dict[str, Any] = {"run": name, "gpus": gpus, "nodes": part.nodes(gpus)}
+    """Returns the row with what the tokens cost on its GPUs and nodes. `tokens` are those of a
+    step, `energy` the joules a token of each run."""
+    gpus, nodes = row["gpus"], row["nodes"]
     reasons = [reason._replace(columns=("tokens_per_s", *_HOURS, *_ENDS)) for reason in reasons]
     if step.interval is None:
         text = "nothing tells the noise: repeat the run, or give --noise"
         reasons.append(Reason(MISSING, text, _ENDS))
-    if not row["nodes"]:
+    if not nodes:
         reasons.append(NO_NODES._replace(columns=("nodes", "node_hours", "node_hours_ci95")))
     if tokens:
         row["tokens_per_s"] = tokens / step.value
         watts = request.gpu_watts
         if watts is None and energy and None not in energy:
             watts = statistics.median(energy) * row["tokens_per_s"] / gpus
-        an_hour = {"days": 1 / 24, "gpu_hours": gpus, "node_hours": row["nodes"]}
+        an_hour = {"days": 1 / 24, "gpu_hours": gpus, "node_hours": nodes}
         an_hour["kwh"] = watts and gpus * watts / 1000
         hours = np.array([step.value, *(step.interval or ())]) * request.tokens / tokens / 3600
         for key, amount in an_hour.items():
             if amount is not None:
                 row[key], *ends = (hours * amount).tolist()
                 row[f"{key}_ci95"] = ends or None
-        if row.get("kwh") is None:
+        if "kwh" not in row:
             text = "no run states its energy" if energy else "the energy there was not measured"
             text += " (--gpu-watts, of a GPU with its share of the node)"
             reasons.append(Reason(MISSING, text, ("kwh",)))
@@ -156,25 +151,8 @@ def _predicted(part: Part, size: int, request: Request) -> list[dict[str, Any]]:
     rows = []
     for name, fitted, _ in part.fits:
         if fitted:
-            step = fitted.seconds(n)
-            name = f"{name} ({part.scaling}, predicted)"
-            given = (step, tokens and tokens * work, [], request, reasons)
-            rows.append(_cost(name, part, size, *given))
+            row = {"run": f"{name} ({part.scaling}, predicted)", "gpus": size}
+            row["nodes"] = part.nodes(size)
+            of_step = tokens and tokens * work
+            rows.append(_cost(row, fitted.seconds(n), of_step, [], request, reasons))
     return rows
-
-
-def _sentence(row: dict[str, Any], request: Request, own: str) -> str:
-    """Returns what a chosen size costs, in words."""
-    size = f"{row['gpus']} GPUs" + (f" on {row['nodes']} nodes" if row["nodes"] else "")
-    amounts = []
-    for key, unit in zip(_HOURS, ("days", "GPU-hours", "node-hours", "kWh"), strict=True):
-        if row.get(key) is not None:
-            span = row.get(f"{key}_ci95")
-            text = f"{cell(row[key], ',.4g')} {unit}"
-            amounts.append(
-                text + (f" ({cell(span[0], ',.4g')} to {cell(span[1], ',.4g')})" if span else "")
-            )
-    cost = ", ".join(amounts) or "unknown hours"
-    doubt = row["doubtful"].get("days")
-    source = f"by {row['run']}" + (f"; in doubt: {doubt}" if doubt else "")
-    return f"{in_powers(request.tokens)} tokens on {size}{own}: {cost}; {source}"

@@ -23,8 +23,8 @@ NO_NODES = Reason(MISSING, "no run states the GPUs of a node (--gpus-per-node)",
 
 @dataclass(frozen=True)
 class Request:
-    """What a proposal asks: the tokens to train on, the GPUs to train on (`size`, None: the largest
-    size that was measured), and what no log states. noise: a run's standard deviation, as a share
+    """What a proposal asks: the tokens to train on, a size in GPUs beside those that were measured,
+    and what no log states. noise: a run's standard deviation, as a share
     of its time."""
 
     tokens: float
@@ -89,7 +89,13 @@ def parts_of(
         fair = [compared(others, refused, replace(terms, scaling=law)) for law in laws]
         parts += [_part(f"{one.scaling} scaling", one, request) for one in fair]
         left_out += fair[0].left_out
-    several = [part for part in parts if len(part.best) > 1 and _is_stated(part)]
+    several = [
+        part
+        for part in parts
+        if len(part.best) > 1
+        # Of weak scaling, the runs must state what stays the same.
+        and (part.scaling == "strong" or all(map(batch_per_gpu, part.compared.records)))
+    ]
     parts = several or parts[:1]
     if not parts:
         raise UsageError("no series has two sizes with one global batch or one batch per GPU")
@@ -114,12 +120,6 @@ def _part(title: str, found: Compared, request: Request) -> Part:
         same = [pair for pair in zip(ordered, rows, strict=True) if pair[0].gpus == found.base.gpus]
         best = {1.0: min(same, key=lambda pair: (pair[1]["speedup"] is None, pair[0].step_s))}
     return Part(title, found, best, fits, request.per_node(found.records))
-
-
-def _is_stated(part: Part) -> bool:
-    """Tells whether the runs state what stays the same: of weak scaling, the batch per GPU."""
-    records = part.compared.records
-    return part.scaling == "strong" or all(batch_per_gpu(record) for record in records)
 
 
 def tokens_of_step(part: Part, side: Side) -> tuple[float | None, list[Reason]]:

@@ -206,36 +206,23 @@ def _measured(
     records = list(runs.values())
     of_runs = run_table.of_records(records, None, replace(terms, baseline=None))
     (shown,) = chosen([of_runs], ["run", "gpus", *shown_axes(of_runs.rows), *_RUNS])
-    machine = request.machine and (lambda record: request.machine)
-    libraries = request.libraries and (lambda record: request.libraries)
-    notes = [
-        *_by_value("machine", records, machine or _machine, "--machine"),
-        *_by_value("processor", records, lambda record: record.gpu_type, "--gpu-type"),
-        *_by_value("program", records, lambda record: record.engine or record.format, "--engine"),
-        *_by_value("libraries", records, libraries or _libraries, "--libraries"),
-        *_by_value("commit", records, lambda r: short_commit(r.commit or ""), "--commit"),
-        *_by_value("model", records, _model, "--params"),
-        *_by_value("precision", records, lambda record: record.precision, "--precision"),
-        *_by_value("tokens of a sequence", records, lambda r: r.seq_len, "--seq-len"),
-        *(f"left out: {line}" for line in by_reason(left_out)),
-    ]
+    stated = (_by_value(label, records, request) for label in _FACTS)
+    notes = [*stated, *(f"left out: {line}" for line in by_reason(left_out))]
     return replace(shown, title="What was measured", notes=notes, doubts=[])
 
 
-def _by_value(
-    label: str, records: list[Record], value_of: Callable[[Record], Any], flag: str
-) -> list[str]:
+def _by_value(label: str, records: list[Record], request: Request) -> str:
     """Returns a line: the values of a fact, each with the runs that have it, or the flag that gives
     it."""
+    flag, value_of = _FACTS[label]
     runs: dict[str, list[str]] = defaultdict(list)
     for record in records:
-        value = value_of(record)
+        value = getattr(request, label, None) or value_of(record)
         runs[str(value) if value else f"- (no log states it: {flag})"].append(name_of(record))
-    stated = "; ".join(
+    return f"{label}: " + "; ".join(
         value if len(runs) == 1 else f"{value}: {who(names, len(records))}"
         for value, names in runs.items()
     )
-    return [f"{label}: {stated}"]
 
 
 def _machine(record: Record) -> str | None:
@@ -267,6 +254,16 @@ def _model(record: Record) -> str | None:
 
 
 _SHAPE = {"n_layer": "layers", "hidden": "hidden", "n_head": "heads"}
+_FACTS: dict[str, tuple[str, Callable[[Record], Any]]] = {
+    "machine": ("--machine", _machine),
+    "processor": ("--gpu-type", lambda record: record.gpu_type),
+    "program": ("--engine", lambda record: record.engine or record.format),
+    "libraries": ("--libraries", _libraries),
+    "commit": ("--commit", lambda record: short_commit(record.commit or "")),
+    "model": ("--params", _model),
+    "precision": ("--precision", lambda record: record.precision),
+    "tokens of a sequence": ("--seq-len", lambda record: record.seq_len),
+}
 
 
 def _method(parts: list[Part], costs: Table, request: Request) -> list[str]:
