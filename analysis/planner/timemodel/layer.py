@@ -17,7 +17,6 @@ ROUTED_LAUNCH = 4.5  # router, permutation, messages
 HYBRID_LAUNCH = 2.0  # the same where HybridEP does most of it, and graphs the rest
 CHUNK_LAUNCH = 0.04  # for each expert of the model: all-to-all sorts what came in a chunk for each
 EXPERT_LAUNCH = 0.02  # for each expert of the rank: its products start one by one
-FP8_LAUNCH = 0.08  # the same in FP8, added: each casts its inputs and orders their scales
 LATENT_LAUNCH = 3.0  # latent attention: its products, norms, positions and copies
 FP8_GAP = 0.14  # added for each expert of the rank, in FP8: its kernels start one by one
 FP8_ATTENTION = 0.75  # of attention's time: half are products, at twice the rate
@@ -43,7 +42,7 @@ def launch(steps: Columns, constants: dict) -> Array:
         sorted_at_once = steps.deep_ep | steps.padded | steps.fused_sort
         chunks = np.where(sorted_at_once, 0.0, CHUNK_LAUNCH * steps.experts)
         routed = np.where(steps.hybrid_ep, HYBRID_LAUNCH, ROUTED_LAUNCH)
-        own_experts = (EXPERT_LAUNCH + FP8_LAUNCH * steps.fp8) * steps.experts / steps.ep
+        own_experts = EXPERT_LAUNCH * steps.experts / steps.ep
         shares = shares + steps.routed * (routed + chunks + own_experts)
     shares = (shares + LATENT_LAUNCH * (steps.kv_lora > 0)) * (1.0 + HOST_SPREAD * (steps.tp - 1))
     staged = (steps.pp > 1) & (steps.gpus > steps.gpus_per_node)
