@@ -203,19 +203,9 @@ def _repeated(row: Row) -> set[str]:
 def beside(record: Record, row: Row) -> dict[str, Any]:
     """Returns the planner's columns that no log states: what the run's program and card do, and
     what the row says of memory and experts."""
-    engine, card, dispatcher = row.text("engine"), row.text("gpu_type"), row.text("dispatcher")
+    engine, card = row.text("engine"), row.text("gpu_type")
     family = FAMILIES[family_of(engine)]
     first, last = ENDS.get(row.text("model"), (0, 0))  # layers of the end stages
-    container, drops = _container(engine), "token drop" in row.text("routing")
-    named = dispatcher or drops or container == NEVER
-    hybrid_ep = "HybridEP" in dispatcher or (not named and container >= HYBRID_EP)
-    hopper = bool(re.search("H[12]00", card))
-    deep_ep = hybrid_ep or "DeepEP" in dispatcher or (not named and hopper)
-    chunked = record.pp == 1 or record.vpp > 1  # megatron-core's overlap asks for model chunks
-    step_graph = container >= STEP_GRAPH and "MX" in row.text("precision") and chunked
-    modules = _repeated(row)
-    if container > NEVER and row.text("attention") == "mla" and not step_graph:
-        modules.add("mla_up_proj")  # as all recipes do that fill the card's memory
     columns = {
         "family": FAMILIES.index(family),
         "gpus_per_node": joined(card, int(row.number("gpus_per_node") or GPUS_PER_NODE)),
@@ -230,16 +220,6 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
         and record.zero_stage == 3
         and record.recompute == "full",
         "whole_gradients": record.pp > 1 and _sends_whole_gradients(engine, row.text("date")),
-        "hybrid_ep": hybrid_ep,
-        "deep_ep": deep_ep,
-        "padded": drops,
-        "repeated": len(modules - {"core_attn"}),
-        "repeats_latent": "mla_up_proj" in modules,
-        "repeats_mlp": "mlp" in modules,
-        "fp8_attention": step_graph and "300" in card,
-        "fused_sort": container > NEVER,
-        "step_graph": step_graph,
-        "ep_overlap": "all-to-all" in row.text("overlap") or step_graph,
         "imbalance": NATURAL if "natural" in row.text("routing") else 1.0,
         "mtp": int(yes(row, "mtp_layer")),
         "first_layers": row.number("first_layers") or first,
@@ -249,7 +229,35 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
         columns["head_dim"] = record.model["hidden"] / record.model["n_head"]
     if row.text("gradients"):
         columns["grad_width"] = 4 if "32" in row.text("gradients") else 2
-    return columns | _megatron_columns(record, row, columns["flash"])
+    return columns | _recipe(record, row) | _megatron_columns(record, row, columns["flash"])
+
+
+def _recipe(record: Record, row: Row) -> dict[str, bool | int]:
+    """Returns the columns of how experts run, and of what backward repeats: as the row says, or as
+    the recipes of its release do."""
+    engine, card, dispatcher = row.text("engine"), row.text("gpu_type"), row.text("dispatcher")
+    release, drops = _container(engine), "token drop" in row.text("routing")
+    usual = release > NEVER and not drops and not dispatcher
+    hybrid_ep = "HybridEP" in dispatcher or (usual and release >= HYBRID_EP)
+    hopper = bool(re.search("H[12]00", card))
+    chunked = record.pp == 1 or record.vpp > 1  # megatron-core's overlap asks for model chunks
+    graph = has_experts(row) and chunked and "MX" in row.text("precision")
+    graph = graph and release >= STEP_GRAPH
+    modules = _repeated(row)
+    if release > NEVER and row.text("attention") == "mla" and not graph:
+        modules.add("mla_up_proj")  # as all recipes do that fill the card's memory
+    return {
+        "hybrid_ep": hybrid_ep,
+        "deep_ep": hybrid_ep or "DeepEP" in dispatcher or (usual and hopper),
+        "padded": drops,
+        "fused_sort": release > NEVER,
+        "step_graph": graph,
+        "fp8_attention": graph and "300" in card,
+        "ep_overlap": "all-to-all" in row.text("overlap") or graph,
+        "repeated": len(modules - {"core_attn"}),
+        "repeats_latent": "mla_up_proj" in modules,
+        "repeats_mlp": "mlp" in modules,
+    }
 
 
 def _container(engine: str) -> tuple[int, int]:
