@@ -351,12 +351,12 @@ def test_the_ends_of_a_pipeline_reduce_their_embedding():
         assert one(stages.tied_embedding(x_of(**given), MACHINE, IDEAL)) == 0
 
 
-def test_adam_and_the_gradients_norm_move_46_bytes_a_parameter_of_its_shard():
+def test_adam_moves_thirty_bytes_a_parameter_of_its_shard():
     for given, moved in (
-        ({"dp": 4}, 46),
-        ({"dp": 4, "zero_stage": 1}, 46 / 4),
-        ({"offload": 1, "zero_stage": 1}, 46 + 46 / 3),  # the host's at 3 GB/s
-        ({"offload": 1, "zero_stage": 1, "dp": 3}, (46 + 46 / 3) / 3),
+        ({"dp": 4}, 30),
+        ({"dp": 4, "zero_stage": 1}, 30 / 4),
+        ({"offload": 1, "zero_stage": 1}, 30 + 15),  # the host's at 2 GB/s
+        ({"offload": 1, "zero_stage": 1, "dp": 3}, 45 / 3),
     ):
         seconds = replicas.optimizer(x_of(**given), MACHINE, ideal(step=1.0))
         assert (one(seconds) - 1.0) * 1e9 / N == pytest.approx(moved, rel=1e-4)

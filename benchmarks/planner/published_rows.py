@@ -6,6 +6,7 @@ reason.
 """
 
 import math
+import re
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +51,7 @@ class Rows:
     fit: np.ndarray
     steady: np.ndarray
     cluster: np.ndarray
-    engine: np.ndarray  # the program, in the words of the row: with its release, where that is said
+    release: np.ndarray  # of the program, as its row says: 26.04.01
     gpus_per_node: np.ndarray  # of a node, where fast links join more than those, too
     gpu: np.ndarray
     is_last_stage: np.ndarray  # whether memory_gb is that of a rank of the last pipeline stage
@@ -108,11 +109,10 @@ class Rows:
         return ~(steps.nanotron & ((steps.n_micro < steps.pp - 1) | (stages_without_layers > 2)))
 
     def repeats(self, index: np.ndarray) -> list[np.ndarray]:
-        """Returns the rows of `index` in groups of those that repeat one run, of one release."""
+        """Returns the rows of `index` in groups of those that repeat one run."""
         settings = {f.name: getattr(self.steps, f.name)[index] for f in fields(Columns)}
         runs = pandas.DataFrame(settings)
-        facts = {"cluster": self.cluster_key, "engine": self.engine, "status": self.status}
-        runs = runs.assign(**{name: values[index] for name, values in facts.items()})
+        runs = runs.assign(cluster=self.cluster_key[index], status=self.status[index])
         return [index[places] for places in runs.groupby(list(runs)).indices.values()]
 
 
@@ -146,7 +146,7 @@ def _modelled(name: str, row: Row) -> dict[str, Any]:
         "fit": not row.text("lint"),
         "steady": not row.text("warm_up"),
         "cluster": row.text("cluster"),
-        "engine": row.text("engine"),
+        "release": " ".join(re.findall(r"\b\d\d\.\d\d(?:\.\d+)?\b", row.text("engine"))),
         "gpus_per_node": node,
         "gpu": planning_gpu(card).name,
         "is_last_stage": row.text("memory_of") == "the last rank",
@@ -191,11 +191,13 @@ def healthy(rows: Rows) -> np.ndarray:
     names = "layers hidden heads seq tp pp vpp dp cp recompute fp8".split()
     splits = pandas.DataFrame({name: getattr(steps, name)[timed] for name in names})
     splits = splits.assign(zero_3=steps.zero_stage[timed] == 3, cluster=rows.cluster[timed])
-    splits = splits.assign(engine=rows.engine[timed])  # a later release may be faster
+    splits = splits.assign(release=rows.release[timed])  # a later one may be faster
     unsteady = set()
     for repeats in rows.repeats(timed):
-        if measured_s[repeats].max() > SLOW * measured_s[repeats].min():
-            unsteady.add(rows.cluster[repeats[0]])
+        for release in set(rows.release[repeats]):
+            seconds = measured_s[repeats[rows.release[repeats] == release]]
+            if seconds.max() > SLOW * seconds.min():
+                unsteady.add(rows.cluster[repeats[0]])
     good = np.ones(len(measured_s), bool)
     for places in splits.groupby(list(splits)).indices.values():
         group = timed[places]

@@ -13,10 +13,7 @@ from analysis.planner.timemodel.machine import Machine
 from analysis.planner.timemodel.stages import STALL_GPUS
 from parallel.measure.wire import wire_bytes
 
-HOST_RATE = 3e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
-# Bytes that move for a parameter in a step, in fp32 and a copy in 16 bits: Adam reads four numbers
-# and writes three, 30; the gradient's norm, its clipping and its zeros are four more.
-ADAM = 30.0 + 4 * 4.0
+HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 MODULES = 3  # DeepSpeed's ZeRO-3 gathers a layer's modules one by one
 
 
@@ -181,12 +178,12 @@ def hidden(steps: Columns, traffic_s: Array, micro_s: Array) -> Array:
 
 
 def optimizer(steps: Columns, machine: Machine, constants: dict) -> Array:
-    """Returns the seconds of Adam over the rank's parameters, memory-bound, and the fixed cost of
-    a step: scaler, logging."""
-    moved = ADAM * parameters(steps) / np.where(steps.zero_stage > 0, steps.replicas, 1)
+    """Returns the seconds of Adam over the rank's parameters, memory-bound (about 30 bytes each).
+    The fixed cost of a step is in it: gradient norm, scaler, logging."""
+    moved = 30.0 * parameters(steps) / np.where(steps.zero_stage > 0, steps.replicas, 1)
     if steps.experts.any():
         shards = np.where(steps.zero_stage > 0, steps.expert_replicas, 1)
-        moved = moved + ADAM * expert_parameters(steps) / shards
+        moved = moved + 30.0 * expert_parameters(steps) / shards
     move = moved / (machine.memory_rate * constants["mem"])
     host = moved / HOST_RATE * (steps.offload > 0)
     return move + host + constants["step"]
