@@ -19,13 +19,15 @@ from parallel.measure.steady_time import Steady, Window
 
 class Run(NamedTuple):
     """A run, its steady step time, if it has one, its verdict, and with which other runs it shared
-    its cores, in words, or "". window: the iterations that were asked for."""
+    its cores, in words, or "". window: the iterations that were asked for. entries: the indices of
+    those that its time and rates are of."""
 
     record: Record
     time: Steady | None
     judgement: Judgement
     shared: str = ""
     window: Window | None = None
+    entries: np.ndarray = np.empty(0, int)
 
     @property
     def unfit(self) -> str:
@@ -54,22 +56,23 @@ def judged(records: list[Record], window: Window | None = None) -> list[Run]:
     shared cores."""
     partners, runs = shared_cores(records), []
     for record in records:
-        _settle_batch(record, window)
+        entries = steady_entries(record, window)
+        _settle_batch(record, entries)
         time = timed(record, window)
         shared = partners.get(record.source, "")
         judgement = judge(record, time)
         if time is None and (changes := _changed_rate(record, window)):
             judgement.reasons.append(Reason(REGIMES, changes))
         single = time if time and time.single else None
-        runs.append(Run(record, single, judgement, shared, window))
+        runs.append(Run(record, single, judgement, shared, window, entries))
     return runs
 
 
-def _settle_batch(record: Record, window: Window | None) -> None:
+def _settle_batch(record: Record, entries: np.ndarray) -> None:
     """Gives the record the global batch of the entries that its time is of; a doubt where these
     have several."""
     record.reasons = [reason for reason in record.reasons if reason.kind != SEVERAL_BATCHES]
-    batches = record.steps["sequences"][steady_entries(record, window)]
+    batches = record.steps["sequences"][entries]
     batches = batches[np.isfinite(batches)]
     if not len(batches):
         return

@@ -8,7 +8,6 @@ from analysis.common.reasons import ASIDE, DOUBT, MISSING, Reason
 from analysis.logs.naming import name_of
 from analysis.logs.parsing.json_values import known
 from analysis.logs.record import SEVERAL_BATCHES, Record
-from analysis.logs.step_time import steady_entries
 from analysis.runs import throughput
 from analysis.runs.denominators import denominator
 from analysis.runs.fairness import CHANGED, is_changed
@@ -40,7 +39,7 @@ def row_of(run: Run, convention: str | None) -> Row:
     `convention` None takes the first that its log has the facts for."""
     record, time = run.record, run.time
     untimed = "" if time else run.judgement.unfit
-    entries = record.steps[steady_entries(record, run.window)]
+    entries = record.steps[run.entries]
     totals = {} if run.window else record.totals  # a window shows no number of the whole run
     rates = _Rates(None, None) if untimed else _rates(record, time, entries, totals)
     is_mixed = any(doubt.kind == REGIMES for doubt in run.judgement.doubts)

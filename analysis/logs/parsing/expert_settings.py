@@ -31,7 +31,9 @@ NAMES += "n_shared_experts multi_latent_attention mtp_num_layers expert_interval
 NAMES += "moe_token_dropping moe_latent_size".split()
 # Values that are a list of layers (1: with experts), or a decimal.
 LONG = re.compile(
-    rf"\b({_LAYERS}|{_CAPACITY.replace(' ', '|')})".replace("_", "[-_]").encode()
+    rf"({_LAYERS}|{_CAPACITY.replace(' ', '|')})".replace("_", "[-_]")
+    .replace("moe", r"moe(?<!\wmoe)")  # found sooner than behind a boundary
+    .encode()
     + rb"['\"\]]{0,2}[ \t.:=]{1,80}+['\"]?"
     + rb"(\(?\[[\[\]()\d, *+]{1,2000}+|(?:\r?\n[ \t]{0,20}- [01]){1,500}+"
     + rb"|\d{1,4}\.?\d{0,4}(?!\w)|None|null)"

@@ -6,8 +6,9 @@ states something else adds a note and changes nothing.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 from analysis.logs.facts import COUNT, FACTS, MODEL, SETTINGS
@@ -80,6 +81,22 @@ _RULES = (
 )
 _UNCOUNTED = ("residual", "variant", "indexed", "hybrid", "predicted")
 _OTHERS = "group_query_attention use_distributed_optimizer make_vocab_size_divisible_by"
+# That documents share a sequence. No program prints their lengths, or the sum of their squares.
+_PACKED = "reset_attention_mask neat_packing sample_packing packing packed pack_to_max_length"
+_PACKED += " use_varlen_attn generate_doc_lengths"
+# A text of nothing but lower-case letters, lines and `_`, for which `-` stands, too: what names of
+# settings consist of, but for digits at their end.
+_LETTERS = bytes(
+    byte if chr(byte) in f"{ascii_lowercase}_\n" else ord("_" if chr(byte) == "-" else " ")
+    for byte in range(256)
+)
+
+
+@cache
+def _names() -> list[str]:
+    """Returns the names of the settings of which `_setting` finds the value."""
+    names = [*(fact.names for fact in FACTS.values()), *(rule.names for rule in _RULES), _OTHERS]
+    return sorted({*" ".join(names).split(), *expert_settings.NAMES})
 
 
 @cache
@@ -88,14 +105,8 @@ def _setting() -> re.Pattern[bytes]:
     `--name 4`. A name is found whole.
 
     It takes longer to compile than --help should."""
-    names = " ".join(
-        [*(fact.names for fact in FACTS.values()), *(rule.names for rule in _RULES), _OTHERS]
-    ).split()
-    names += expert_settings.NAMES
-    endings: dict[str, list[str]] = defaultdict(
-        list
-    )  # by their first letter: they are found sooner
-    for name in sorted(set(names)):
+    endings: dict[str, list[str]] = defaultdict(list)  # by the first letter: they are found sooner
+    for name in _names():
         endings[name[0]].append(name[1:])
     words = "|".join(f"{first}(?:{'|'.join(rests)})" for first, rests in endings.items())
     return re.compile(
@@ -107,9 +118,11 @@ def _setting() -> re.Pattern[bytes]:
     )
 
 
+# A pattern that begins with letters is found far sooner than one that begins with a boundary: what
+# may not stand before them is looked at behind them.
 # That one of these is set says the fact, and its value is a real number: 500000.0, 1e-05.
 _REAL = re.compile(
-    rb"\b(?<![./])(?<![a-z]-)(rope[-_]theta|rms[-_]norm[-_]eps)(?![\w-])"
+    rb"(r(?<![\w./]r)(?<![a-z]-r)(?:ope[-_]theta|ms[-_]norm[-_]eps))(?![\w-])"
     rb"['\"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['\"\[]?"
     rb"(\d{1,15}(?:\.\d{0,15}(?:e[-+]?\d{1,3})?|e[-+]?\d{1,3}))(?![\w.]|,\d)"
 )
@@ -121,17 +134,16 @@ _SWITCH = re.compile(
     rb"--(swiglu|untie-embeddings-and-output-weights|group-query-attention|disable-bias-linear"
     rb"|multi-latent-attention|no-weight-tying|moe-router-force-load-balancing|sequence-parallel)(?=[\s\\'\",]|\Z)"
 )
-# Documents share a sequence. No program prints their lengths, or the sum of their squares.
 _PACKING = re.compile(
-    rb"\b(reset[-_]attention[-_]mask|neat_packing|sample_packing|pack(?:ing|ed|_to_max_length)"
-    rb"|use_varlen_attn|generate_doc_lengths)(?![\w-])"
-    rb"(?:['\"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['\"]?((?i:true|false))\b)?"
+    rf"\b(?<![a-z]-)({_PACKED.replace(' ', '|').replace('_', '[-_]')})(?![\w-])".encode()
+    + rb"(?:['\"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['\"]?((?i:true|false))\b)?"
 )
 _ATTENDED = (
     rb"attention stops there, at id \d{1,9}, as if sequences had ([\d.]{1,12})(?= tokens)"  # ours
 )
 _CARD = re.compile(
-    rb"(?:CUDA capacity: |\bGPU(?: \d{1,3})?: |\[GPU\] |\bDevice: |Peak flops undefined for: )"
+    rb"(?:CUDA capacity: |GPU(?<!\wGPU)(?: \d{1,3})?: |\[GPU\] |Device: (?<!\wDevice: )"
+    rb"|Peak flops undefined for: )"
     rb"((?:NVIDIA|AMD|Tesla) ?[\w .-]{1,40}?)(?: with | \(UUID| \| |[\r\n,])"
 )
 # Each rank says how many ranks it is connected to; Megatron's largest such group is dp x cp.
@@ -146,13 +158,15 @@ _RANK_PARAMS = re.compile(
 )
 # Megatron and NeMo count FLOPs and parameters with the padded size, a multiple of tp.
 _PADDED_VOCAB = re.compile(
-    rb"(?:padded vocab \(size: (\d{1,9})\) with \d{1,9} dummy tokens \(new size: (\d{1,9})\)"
-    rb"|Padded vocab_size: (\d{1,9}), original vocab_size: (\d{1,9})[,. \r\n])"
+    rb"added vocab(?:(?<=padded vocab) \(size: (\d{1,9})\) with \d{1,9} dummy tokens"
+    rb" \(new size: (\d{1,9})\)"
+    rb"|(?<=Padded vocab)_size: (\d{1,9}), original vocab_size: (\d{1,9})[,. \r\n])"
 )
 # Megatron's layers of a hybrid model: `*` attention, `-` MLP, `M` Mamba ...; `|` ends a stage, and
 # behind `/` are those that predict further tokens. num_layers counts attention and MLP apart.
 _PATTERN = re.compile(
-    rb"(?<!\w)hybrid[-_](?:layer|override)[-_]pattern[ .:='\"]{1,60}+([-*+A-Z|/]{1,2000}+)(?![\w.])"
+    rb"hybrid(?<!\whybrid)[-_](?:layer|override)[-_]pattern[ .:='\"]{1,60}+"
+    rb"([-*+A-Z|/]{1,2000}+)(?![\w.])"
 )
 HEADER = 1 << 22
 MOST_BETWEEN = 1 << 28  # bytes, so that a log without a step takes no minute
@@ -173,7 +187,7 @@ def read_header(record: Record, header: bytes) -> None:
     cut: Counter[str] = Counter()  # how often another line runs into the value
     record.uncounted += sorted({ENCODERS[name.decode()] for name in _ENCODER.findall(header)})
     header = _ENCODER.sub(b"", header)
-    for match in _setting().finditer(header):
+    for match in _in_lines(_setting(), header):
         preceding = header[max(match.start() - 80, 0) : match.start()]
         # DeepSpeed's own world_size is the data-parallel one; its block_size is of bytes on disk.
         is_of_ranks = match[1].endswith(b"world_size") and b"config.py:" in preceding
@@ -214,11 +228,37 @@ def read_header(record: Record, header: bytes) -> None:
     state(record, facts, "log")
 
 
+@cache
+def _words() -> set[bytes]:
+    """Returns what the names of settings are in a text of `_LETTERS`: behind one `-`, too."""
+    names = [name.rstrip("0123456789").encode() for name in [*_names(), *_PACKED.split()]]
+    return {*names, *(b"_" + name for name in names)}
+
+
+@lru_cache(maxsize=1)  # it is asked for two patterns
+def _naming_lines(header: bytes) -> list[tuple[int, int]]:
+    """Returns where the lines begin and end in which the name of a setting may stand. They are few,
+    and far sooner found by their words than by a pattern of all names."""
+    words, lines, begin = _words(), [], 0
+    for letters in header.translate(_LETTERS).replace(b"__", b"  ").split(b"\n"):
+        end = begin + len(letters) + 1
+        if not words.isdisjoint(letters.split()):
+            lines.append((begin, end))
+        begin = end
+    return lines
+
+
+def _in_lines(pattern: re.Pattern[bytes], header: bytes) -> Iterator[re.Match[bytes]]:
+    """Yields the matches of a pattern of names of settings, which lie within a line."""
+    for line in _naming_lines(header):
+        yield from pattern.finditer(header, *line)
+
+
 def read_packing(record: Record, header: bytes) -> None:
     """Fills which setting packs several documents into a sequence, where one does, and the length
     of whole sequences with as much attention, where a log states it."""
     last: dict[str, bool] = {}
-    for match in _PACKING.finditer(header):
+    for match in _in_lines(_PACKING, header):
         is_switch = header[max(match.start() - 2, 0) : match.start()] == b"--"
         if match[2] or is_switch:  # on a command line it needs no value
             last[match[1].decode().replace("-", "_")] = (match[2] or b"true").lower() == b"true"

@@ -10,7 +10,6 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +121,16 @@ def _candidates(log: Log) -> Iterator[Format]:
     """Yields the formats whose marks the log holds: first by the ends of the file, then by all of
     it."""
     sample = log.head + log.tail
-    likely = [log_format for log_format in _formats() if log_format.is_in(sample.__contains__)]
-    # Other formats' logs hold the lines of an embedded one, too: look at what stands around these.
-    embedded = [log_format for log_format in likely if log_format.embedded]
-    likely = list(takewhile(lambda log_format: not log_format.embedded, likely))
-    yield from likely
+    likely = []
+    for log_format in _formats():
+        if log_format.is_in(sample.__contains__):
+            # Others' logs hold the lines of an embedded one, too: look at what stands around them.
+            if log_format.embedded:
+                break
+            likely.append(log_format)
+            yield log_format
     unlikely = [log_format for log_format in _formats() if log_format not in likely]
+    embedded = [f for f in unlikely if f.embedded and f.is_in(sample.__contains__)]
     embedded_marks = [marks[0] for log_format in embedded for marks in log_format.marks]
     near = next((mark for mark in embedded_marks if mark in sample), b"")
     # All marks of a format stand in its logs; the longest of them is looked for first.
