@@ -24,7 +24,7 @@ AT_MOST, NOISE = 0.03, 0.05
 SLOWER = (0.0, 0.03, 0.06, 0.1)
 NOISES = {"independent": 0.0, "AR 0.6": 0.6}
 COLUMNS = [Column("noise", "noise of steps"), Column("between", "between runs", ".0%")]
-COLUMNS += [Column("runs", "runs a side", "d")]
+COLUMNS += [Column("runs", "runs of each", "d")]
 COLUMNS += [Column(f"{share:g}", f"fails at +{share:.0%}", ".1%") for share in SLOWER]
 COLUMNS += [Column("unknown", "unknown", ".1%")]
 
