@@ -53,6 +53,10 @@ def after(step, values, others):
 
 ROUNDED = LOSS + 1e-3 * _NOISE[2]  # as bf16 rounds
 CASES = {
+    "one step": (
+        dict(loss=LOSS + 4.0 * (np.arange(N) == 20)),
+        "the loss diverges from step 21: ",
+    ),
     "digits": (dict(norm=NORM * (1 + 3e-4 * _NOISE[2])), "equal"),
     "cp": (
         dict(norm=4 * NORM, cp=4, dp=1),

@@ -60,6 +60,22 @@ def test_memory_of_the_host_and_of_a_gpu_are_two_causes(tmp_path, rows_of, line,
     assert (row["cause"], row["runs"]) == (cause, 1)
 
 
+def test_two_errors_of_one_kind_are_two_causes_and_numbers_and_paths_make_none(tmp_path, rows_of):
+    lines = [
+        "AssertionError: world size (6) is not divisible by tensor_model_parallel_size (4)",
+        "AssertionError: world size (9) is not divisible by tensor_model_parallel_size (2)",
+        "AssertionError: no file at /data/a.bin",
+    ]
+    for number, line in enumerate(lines):
+        text = f'Traceback (most recent call last):\n  File "x.py", line 3, in f\n{line}\n'
+        (tmp_path / f"{number}.out").write_text(text)
+    (tmp_path / "shell.out").write_text("sbatch: error: Batch job submission failed: no account\n")
+    (tmp_path / "found.out").write_text("slurm_script: line 12: torchrun: command not found\n")
+    rows = [(row["cause"], row["runs"]) for row in rows_of(failures.main, tmp_path)]
+    one = [("AssertionError", 1), ("no data", 1), ("no data", 1)]
+    assert (rows[0], sorted(rows[1:])) == (("AssertionError", 2), one)
+
+
 def test_a_copy_in_a_folder_beside_it_is_not_counted_but_jobs_that_died_alike_are(
     tmp_path, printed
 ):

@@ -17,6 +17,7 @@ CHANCE = 0.05  # that runs which fail on no certain node name one node as often 
 _BY_WORDS = ("traceback", "failed", "no data")  # verdicts that do not say the cause
 _STOPPED_FOR = re.compile(r"CANCELLED AT \S+ DUE TO ([A-Z ]{3,40})")
 _EXCEPTION = re.compile(r"(\w*(?:Error|Exception|Exit|Interrupt))\b")
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|/\S+|\d+")  # what differs in lines of one cause
 _SIGNAL = re.compile(rf"(?:task\S* [\d,-]+|line \d+: +\d+)\W+(?:{SIGNALS})")
 
 _CAUSES = [Column("cause", "cause"), Column("runs", "runs", "d"), Column("rank", "first rank", "d")]
@@ -29,8 +30,7 @@ _NODES += [Column("causes", "causes"), Column("which", "which")]
 
 def cause_of(record: Record) -> str:
     """Returns the cause of a failure: its verdict, or what its line says more closely."""
-    ended = ending(record)
-    line = str(ended.proof).rpartition(", line ")[2]
+    ended, line = ending(record), _line_of(record)
     if stopped := _STOPPED_FOR.search(line) if ended.verdict == "cancelled" else None:
         return f"{ended.verdict}: {stopped[1].strip().lower()}"
     if ended.verdict == VERDICTS["oom"]:  # another GPU or layout mends one, another node the other
@@ -48,6 +48,23 @@ def cause_of(record: Record) -> str:
     return VERDICTS.get(FAILURES.get(kind), kind.value)
 
 
+def _line_of(record: Record) -> str:
+    """Returns the last line that proves how a run ended."""
+    return str(ending(record).proof).rpartition(", line ")[2]
+
+
+def _row_of(record: Record) -> tuple[str, str]:
+    """Returns what the runs of one row share: the cause and, where that is an exception or no more
+    than a verdict, what the line says, without numbers and paths: two AssertionErrors are two
+    causes."""
+    cause, line = cause_of(record), _line_of(record)
+    if exception := _EXCEPTION.fullmatch(cause):
+        line = line[line.find(exception[1]) :]
+    elif cause not in _BY_WORDS:
+        line = ""
+    return cause, _VARIABLE.sub("#", line)
+
+
 def tables(records: list[Record]) -> list[Table]:
     """Returns the failures by cause, the most frequent first, and the nodes that failed first in
     several runs."""
@@ -55,9 +72,9 @@ def tables(records: list[Record]) -> list[Table]:
     records = [record for record in records if not _is_copy(record)]
     failed = [record for record in records if _has_failed(record)]
     silent = [r for r in records if ending(r).verdict == "no data" and r not in failed]
-    groups: dict[str, list[Record]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in failed:
-        groups[cause_of(record)].append(record)
+        groups[_row_of(record)].append(record)
     causes = Table(
         _CAUSES, [], "Failures by cause", [f"{len(failed)} of {len(records)} runs failed"]
     )
@@ -67,7 +84,7 @@ def tables(records: list[Record]) -> list[Table]:
     if silent:
         names = who([name_of(record) for record in silent], len(records))
         causes.notes.append(f"no step is in the log, and no line that says how it ended: {names}")
-    for cause, group in sorted(groups.items(), key=lambda item: -len(item[1])):
+    for (cause, _), group in sorted(groups.items(), key=lambda item: -len(item[1])):
         runs = [_run(record) for record in group]
         shown = max(runs, key=lambda run: (run["node"] is not None, run["rank"] is not None))
         row = {"cause": cause, "runs": len(runs)} | {k: shown[k] for k in ("rank", "node")}

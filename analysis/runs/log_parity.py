@@ -259,8 +259,10 @@ def _is_rounding(a: np.ndarray, b: np.ndarray) -> bool:
 
     A second difference is of noise alone; of two logs of different data, values differ by as much.
     """
-    noise = np.abs(np.diff(a, 2))
-    return len(noise) > 0 and bool(np.median(np.abs(a - b)) < np.median(noise) / 4)
+    noise, difference = np.abs(np.diff(a, 2)), np.abs(a - b)
+    if not len(noise) or not np.max(difference) <= np.max(noise):  # one step that is far off
+        return False
+    return bool(np.median(difference) < np.median(noise) / 4)
 
 
 def of_logs(records: list[Record], baseline: Record | None, bars: Bars) -> Table:

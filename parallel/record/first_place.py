@@ -28,7 +28,7 @@ _BY_TORCHRUN = re.compile(
 )
 _TORCHRUN = re.compile(r"torchrun|torch/distributed/(?:run|launch|elastic)")
 _BY_SRUN = re.compile(
-    rf"srun: error: {_HOST}: tasks? (\d{{1,7}})[\d,-]{{0,300}}:"
+    rf"srun: error: {_HOST}: tasks? (\d{{1,7}})([\d,-]{{0,300}}):"
     r" (?!Terminated|Exited with exit code 143\b)(.{1,60})"
 )
 _BY_NCCL = re.compile(
@@ -54,12 +54,14 @@ class Place(NamedTuple):
 
 
 class _Process(NamedTuple):
-    """A process that ended, and how, as its launcher says; under torchrun, srun names no rank."""
+    """A process that ended, and how, as its launcher says; under torchrun, srun names no rank.
+    is_alone: the launcher names no other that ended alike on its node."""
 
     time: str
     node: str
     rank: int | None
     how: str
+    is_alone: bool = True
 
 
 def place_of(kind: str, line: str, text: str) -> Place:
@@ -78,10 +80,11 @@ def place_of(kind: str, line: str, text: str) -> Place:
     if kind == "node":
         names += LOST_NODE.finditer(text)
     node = _short(names[0][1]) if names else ""
-    rank, nodes_alike = _rank_in(line, by_torchrun), set()
+    rank, nodes_alike, is_first = _rank_in(line, by_torchrun), set(), True
     if not names and rank is not None:
         node = hosts.get(rank, "")
     elif first and node in ("", first.node):
+        is_first = rank is not None or first.is_alone
         rank, node = rank if rank is not None else first.rank, first.node
     if not names:
         nodes_alike = {hosts.get(other, "") for other in _raised_by(line, text, by_torchrun)}
@@ -90,7 +93,7 @@ def place_of(kind: str, line: str, text: str) -> Place:
     # A collective fails on the ranks that wait, and rank 0 does what no other does, as saving.
     is_cause = kind == "node" or (rank != 0 and (names or kind != "nccl"))
     is_suspect = bool(node and is_cause and not nodes_alike - {node, ""})
-    return Place(rank, node, is_suspect, frozenset(mentioned | {node} - {""}))
+    return Place(rank if is_first else None, node, is_suspect, frozenset(mentioned | {node} - {""}))
 
 
 def _ended(text: str, by_torchrun: bool) -> Iterator[_Process]:
@@ -98,8 +101,9 @@ def _ended(text: str, by_torchrun: bool) -> Iterator[_Process]:
     listed = _BY_TORCHRUN.findall(text)
     for time, host, rank, how in listed:
         yield _Process(time, _short(host), int(rank), how)
-    for host, task, how in () if listed else _BY_SRUN.findall(text):
-        yield _Process("", _short(host), None if by_torchrun else int(task), how.strip())
+    for host, task, others, how in () if listed else _BY_SRUN.findall(text):
+        rank = None if by_torchrun else int(task)
+        yield _Process("", _short(host), rank, how.strip(), not others)
 
 
 def _hosts(text: str) -> dict[int, str]:
