@@ -207,15 +207,6 @@ class Cause(NamedTuple):
         return self.gain is None, -(self.gain or FAR.get(self.cause, 0.0))
 
 
-def _waited(record: Record) -> list[Cause]:
-    """Returns the waits of a run, each with the speed it would gain without that wait."""
-    shares = {name: share for name, share in waits(record).items() if 0.001 < share < 1}
-    return [
-        Cause(f"waits: {k}", f"{share:.1%} of a step", None, name_of(record), share / (1 - share))
-        for k, share in shares.items()
-    ]
-
-
 def _difference(
     cause: str,
     pairs: dict[str, tuple[Any, Any]],
@@ -240,7 +231,13 @@ def _difference(
 def causes(record: Record, faster: list[Record], cluster: Answer[Calibration]) -> Table:
     """Returns what the run waited for, and what differs from the nearest faster row that differs
     in it."""
-    by_cause = {cause.cause: cause for cause in _waited(record)}
+    shares = {name: share for name, share in waits(record).items() if 0.001 < share < 1}
+    by_cause = {
+        f"waits: {k}": Cause(
+            f"waits: {k}", f"{share:.1%} of a step", None, name_of(record), share / (1 - share)
+        )
+        for k, share in shares.items()
+    }
     for row in faster:
         pairs = differing(record, row)
         groups = {name: {name: pair} for name, pair in pairs.items() if name not in SPLIT}
@@ -267,21 +264,6 @@ def _claim_notes(record: Record, claimed: str | None) -> list[str]:
     return notes
 
 
-def _predicted_row(
-    record: Record, cluster: Calibration, predicted: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the row of what is predicted for the run."""
-    return {
-        "run": "predicted",
-        "gpu_type": cluster.gpu,
-        "seq_len": record.seq_len,
-        "precision": record.precision,
-        **predicted,
-        "tokens_per_s_gpu": predicted["tokens_per_s"] / record.gpus,
-        "params_b": config_of(record).value.n_params / 1e9,
-    }
-
-
 def report(
     record: Record, cluster: Answer[Calibration], claimed: str | None, count: int
 ) -> list[Table]:
@@ -303,7 +285,15 @@ def report(
     table = expected(record, measured + rows, notes)
     own_row, other_rows = (table.rows[0] if measured else {}), table.rows[len(measured) :]
     if forecast:
-        predicted = _predicted_row(record, cluster.value, forecast)
+        predicted = {
+            "run": "predicted",
+            "gpu_type": cluster.value.gpu,
+            "seq_len": record.seq_len,
+            "precision": record.precision,
+            **forecast,
+            "tokens_per_s_gpu": forecast["tokens_per_s"] / record.gpus,
+            "params_b": config_of(record).value.n_params / 1e9,
+        }
         table.rows.insert(len(measured), predicted)
         notes.append(f"predicted by {cluster.value.name} ({cluster.value.source})")
         notes += cluster.value.processor_note([record.gpu_type])

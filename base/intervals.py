@@ -24,6 +24,10 @@ class Interval(NamedTuple):
         """Returns the geometric mean of low and high."""
         return math.sqrt(self.low * self.high)
 
+    def with_value(self, value: float) -> "Interval":
+        """Returns the interval, widened where it does not hold the value."""
+        return Interval(min(self.low, value), max(self.high, value))
+
     def times(self, other: "Interval") -> "Interval":
         """Returns the interval of a number of this one times a number of the other."""
         return Interval(self.low * other.low, self.high * other.high)

@@ -41,7 +41,7 @@ def ratio_of_medians(a: Sequence[float], b: Sequence[float], paired: bool = Fals
     value = statistics.median(a) / statistics.median(b)
     with np.errstate(over="ignore"):
         _, low, high = map(float, np.exp(log_ratio(a, b, paired)))
-    return Estimate(value, min(low, value), max(high, value))
+    return Estimate(value, *Interval(low, high).with_value(value))
 
 
 def log_ratio(a: Sequence[float], b: Sequence[float], paired: bool = False) -> Estimate:

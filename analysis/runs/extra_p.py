@@ -36,14 +36,12 @@ def write(path: Path, breakdowns: list[Breakdown], force: bool) -> str:
     points = [
         {"params": {"gpus": run.spec.gpus}, "callpath": callpath, "metric": "time", "value": value}
         for run in sorted(breakdowns, key=lambda run: run.spec.gpus)
-        for callpath, value in {"step": run.step_s, **_callpaths(run.parts)}.items()
+        for callpath, value in {
+            "step": run.step_s,
+            **{f"step->{part}": s for part, s in run.parts.items()},
+        }.items()
     ]
     with output(path, MARK, force) as file:
         file.write_text("".join(json.dumps(point) + "\n" for point in points))
     few = f"; Extra-P asks for {POINTS}" if len(by_gpus) < POINTS else ""
     return f"{path}: seconds of {len(breakdowns)} runs at {len(by_gpus)} numbers of GPUs{few}"
-
-
-def _callpaths(parts: dict[str, float]) -> dict[str, float]:
-    """Returns the parts by their callpaths, below that of the step."""
-    return {f"step->{part}": seconds for part, seconds in parts.items()}

@@ -148,16 +148,15 @@ def unheeded(records: list[Record], facts: dict[str, Any]) -> list[str]:
     """Returns a line for each fact of the command line that some log states otherwise."""
     lines = []
     for name, value in facts.items():
-        stated = [(name_of(r), _stated(r, name)) for r in records]
-        differing = [(run, logged) for run, logged in stated if logged not in (None, value)]
+        logged = {
+            name_of(record): peak_tflops(record.gpu_type, record.precision)
+            if name == "peak_tflops"
+            else getattr(record, name, record.model.get(name))
+            for record in records
+        }
+        differing = {run: known for run, known in logged.items() if known not in (None, value)}
         if differing:
-            runs = who([run for run, _ in differing], len(records))
-            known = ", ".join(dict.fromkeys(str(logged) for _, logged in differing))
+            runs = who(list(differing), len(records))
+            known = ", ".join(dict.fromkeys(map(str, differing.values())))
             lines.append(f"{flag_of(name)} {value} is not used for {runs}: known is {known}")
     return lines
-
-
-def _stated(record: Record, name: str) -> Any:
-    if name == "peak_tflops":
-        return peak_tflops(record.gpu_type, record.precision)
-    return getattr(record, name, record.model.get(name))

@@ -118,7 +118,7 @@ class Fit:
                 high = min(high, ideal + slack)
             else:
                 low = max(low, ideal - slack)
-            interval = Interval(min(low, value), max(high, value))
+            interval = Interval(low, high).with_value(value)
         found = Bounded(value, interval)
         return _inverse(found, 1.0) if self.law.is_rate else found
 
@@ -153,12 +153,7 @@ class Fit:
         )
         aa += a**2 if of_a_run else 0.0
         interval = fieller(a, b, square * aa, square * ab, square * bb)
-        return Bounded(value, _around(interval, value))
-
-
-def _around(interval: Interval, value: float) -> Interval:
-    """Returns the interval, widened where a bound keeps the value outside of it."""
-    return Interval(min(interval.low, value), max(interval.high, value))
+        return Bounded(value, interval.with_value(value))  # a bound may keep it outside
 
 
 def _inverse(found: Bounded, above: float) -> Bounded:

@@ -140,14 +140,10 @@ def report(
             row[measure] = worst.rate
             if worst.short:
                 texts = lines_of_all_nodes if measure == "all" else reasons
-                rate = _shown(measure, worst.rate)
+                unit, size = ("TFLOP/s", 1e12) if measure == "matmul" else ("GB/s", 1e9)
+                rate = f"{worst.rate / size:.3g} {unit}"
                 texts.append(f"{words}: {rate} on rank {worst.rank.rank}, {worst.short}")
         rows.append(row | {"short": "; ".join(reasons)})
         if reasons:
             lines.append(f"node {node} is slow: {rows[-1]['short']}")
     return Report(rows, lines + lines_of_all_nodes)
-
-
-def _shown(measure: str, rate: float) -> str:
-    """Returns a rate with its unit."""
-    return f"{rate / 1e12:.3g} TFLOP/s" if measure == "matmul" else f"{rate / 1e9:.3g} GB/s"
