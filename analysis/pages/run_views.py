@@ -5,12 +5,10 @@ from typing import Any
 
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.naming import name_of
-from analysis.logs.record import Record
 from analysis.pages import charts
 from analysis.pages.charts import ranked
 from analysis.pages.section import Section, Study
-from analysis.runs.fairness import is_changed
-from base.errors import printable
+from analysis.runs.stated_facts import fact_lines
 
 Rows = list[dict[str, Any]]
 RESULTS = ("gpus", "engine", "speedup", "efficiency", "step_s", "tokens_per_s", "tflops", "mfu")
@@ -49,38 +47,10 @@ def runs(study: Study) -> list[Section]:
 
 
 def about(study: Study) -> list[Section]:
-    """Says of what study the runs are, on which machine they ran, with which versions of libraries
-    and at which commit; and which of these no run states."""
-    records = study.records
-    libraries = [record.facts.get("versions") or {} for record in records]
-    versions = []
-    for library in ("torch", "deepspeed", "megatron-core"):
-        if stated := _all(version_of.get(library) for version_of in libraries):
-            versions.append(f"{library} {stated}")
-    cards = [record.gpu_type for record in records]
-    processors = [(record.facts.get("host") or {}).get("cpu") for record in records]
-    facts = {
-        "Study": _all(record.study for record in records),
-        "Machine": _all([*cards, *processors]),
-        "Versions": ", ".join(versions),
-        "Commit": _all(map(_commit, records)),
-    }
-    missing = [name.lower() for name, value in facts.items() if not value]
-    lines = [f"{name}: {printable(value)}" for name, value in facts.items() if value]
-    if missing:
-        lines.append(f"No run states: {', '.join(missing)} (--gpu-type gives one)")
-    return [Section("About", lines)]
-
-
-def _commit(record: Record) -> str | None:
-    """Returns a run's commit, and whether files had changed since."""
-    mark = " (changed)" if is_changed(record) else ""
-    return record.commit and record.commit[:12] + mark
-
-
-def _all(values: Any) -> str:
-    """Returns each different value once, joined by commas; without those that are unknown."""
-    return ", ".join(map(str, dict.fromkeys(value for value in values if value)))
+    """Says of what study the runs are, and what they state of machine, program and model."""
+    names = dict.fromkeys(record.study for record in study.records if record.study)
+    words = [f"study: {', '.join(names)}"] if names else []
+    return [Section("About", words + fact_lines(study.records))]
 
 
 def provenance(study: Study) -> list[Section]:

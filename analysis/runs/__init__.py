@@ -8,5 +8,5 @@ them) and submissions.py (MLPerf).
 throughput.py has TFLOP/s, loss_parity.py losses (log_parity.py those of other programs), gate.py
 what CI lets pass, rank_times.py and slowness.py ranks, efficiency_tree.py POP's factors (moves.py:
 which flags act on them, advice.py: what they are predicted to win; extra_p.py for Extra-P),
-gpu_hours.py and checkpoint_costs.py where the time went.
+gpu_hours.py and checkpoint_costs.py where the time went, stated_facts.py what ran on what.
 """

@@ -6,25 +6,21 @@ is about, by the rules of every table, proposal_costs.py what the tokens cost.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from analysis.common.reasons import DOUBT, MISSING, Reason, of_cells
 from analysis.common.table import Column, Table, chosen
 from analysis.common.terminal import who
-from analysis.logs.model import config_of
-from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs import run_table
-from analysis.runs.fairness import Terms, question_of, short_commit
+from analysis.runs.fairness import Terms, question_of
 from analysis.runs.proposal_costs import costs_of
 from analysis.runs.proposal_parts import NO_NODES, Part, Request, parts_of, tokens_of_step
 from analysis.runs.ratio import INTERVALS
 from analysis.runs.scaling_laws import Bounded, Fit
+from analysis.runs.stated_facts import fact_lines
 from base.errors import UsageError, by_reason
 from base.intervals import Interval
 from parallel.config.layout import shown_axes
@@ -206,64 +202,8 @@ def _measured(
     records = list(runs.values())
     of_runs = run_table.of_records(records, None, replace(terms, baseline=None))
     (shown,) = chosen([of_runs], ["run", "gpus", *shown_axes(of_runs.rows), *_RUNS])
-    stated = (_by_value(label, records, request) for label in _FACTS)
-    notes = [*stated, *(f"left out: {line}" for line in by_reason(left_out))]
+    notes = [*fact_lines(records, request), *(f"left out: {line}" for line in by_reason(left_out))]
     return replace(shown, title="What was measured", notes=notes, doubts=[])
-
-
-def _by_value(label: str, records: list[Record], request: Request) -> str:
-    """Returns a line: the values of a fact, each with the runs that have it, or the flag that gives
-    it."""
-    flag, value_of = _FACTS[label]
-    runs: dict[str, list[str]] = defaultdict(list)
-    for record in records:
-        value = getattr(request, label, None) or value_of(record)
-        runs[str(value) if value else f"- (no log states it: {flag})"].append(name_of(record))
-    return f"{label}: " + "; ".join(
-        value if len(runs) == 1 else f"{value}: {who(names, len(records))}"
-        for value, names in runs.items()
-    )
-
-
-def _machine(record: Record) -> str | None:
-    """Returns the host that a run of ours states, or the system of an MLPerf result."""
-    if record.submission:
-        return record.submission.system
-    host = record.facts.get("host") or {}
-    cores = f"{host['cores']} cores of " if host.get("cores") else ""
-    card = f", {host['gpus_visible']} x {host['gpu']}" if host.get("gpu") else ""
-    return f"{cores}{host['cpu']}{card}" if host.get("cpu") else None
-
-
-def _libraries(record: Record) -> str | None:
-    versions = (record.facts.get("versions") or {}).items()
-    host = record.facts.get("host") or {}
-    named = [*versions, *((name, host.get(name)) for name in ("cuda", "nccl", "driver"))]
-    return ", ".join(f"{name} {version}" for name, version in named if version) or None
-
-
-def _model(record: Record) -> str | None:
-    """Returns the size of the model, and its blocks where the log states them."""
-    config = config_of(record).value
-    params = record.params or (config and config.n_params)
-    sizes = [f"{record.model[k]} {word}" for k, word in _SHAPE.items() if k in record.model]
-    if params:
-        size = f"{params / 1e9:.4g}B" if params >= 1e9 else f"{params / 1e6:.4g}M"
-        sizes.insert(0, f"{size} parameters")
-    return ", ".join(sizes) or None
-
-
-_SHAPE = {"n_layer": "layers", "hidden": "hidden", "n_head": "heads"}
-_FACTS: dict[str, tuple[str, Callable[[Record], Any]]] = {
-    "machine": ("--machine", _machine),
-    "processor": ("--gpu-type", lambda record: record.gpu_type),
-    "program": ("--engine", lambda record: record.engine or record.format),
-    "libraries": ("--libraries", _libraries),
-    "commit": ("--commit", lambda record: short_commit(record.commit or "")),
-    "model": ("--params", _model),
-    "precision": ("--precision", lambda record: record.precision),
-    "tokens of a sequence": ("--seq-len", lambda record: record.seq_len),
-}
 
 
 def _method(parts: list[Part], costs: Table, request: Request) -> list[str]:
