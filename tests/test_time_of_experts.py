@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.planner import fitting
-from analysis.planner.columns import Columns, columns
+from analysis.planner.columns import FAMILIES, Columns, columns
 from analysis.planner.timemodel import compute, layer, links, replicas, step
 from analysis.planner.timemodel.machine import Machine
 from benchmarks.planner import held_out
@@ -102,6 +102,22 @@ def test_a_release_of_megatron_bridge_says_how_experts_run(number, facts):
     step_of_row = rows.steps.rows[rows.ids.index(f"megatron_bridge_moe-{number}")]
     names = "hybrid_ep deep_ep padded fused_sort step_graph ep_overlap".split()
     assert {name for name in names if getattr(step_of_row, name)} == facts
+
+
+@pytest.mark.parametrize(
+    ("family", "stated", "share"),
+    [
+        ("megatron_core", {"zero_stage": 1}, 0.41),
+        ("megatron_core", {"zero_stage": 1, "gradients_wait": True}, 0.0),
+        ("megatron", {"zero_stage": 1}, 0.0),
+        ("nanotron", {"zero_stage": 1}, 0.0),
+    ],
+)
+def test_megatron_core_alone_sends_what_zero_1_shares_beside_computation(family, stated, share):
+    x = model(dp=8, family=FAMILIES.index(family), **stated)
+    short, long = np.array([1.0]), np.array([6.0])  # of backward, two thirds of a micro-batch
+    assert replicas.hidden(x, short, long)[0] == pytest.approx(share * 1.0)
+    assert replicas.hidden(x, long, short)[0] == pytest.approx(share * 2 / 3)
 
 
 def test_each_expert_is_reduced_by_the_ranks_that_hold_it():

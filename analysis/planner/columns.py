@@ -98,6 +98,7 @@ class _Settings(NamedTuple):
     deepspeed: bool = False
     whole_gradients: bool = False  # of what stages send, only activations are scattered
     fsdp2: bool = False
+    gradients_wait: bool = False  # no data-parallel message runs beside computation
     plain: bool = False  # PyTorch's own operators compute gates and the loss, not fused ones
     gelu_written_out: bool = False  # in five operators, as Hugging Face's GPT-2 has it
     width: int = 2  # bytes of a weight in compute: 2 or 4

@@ -22,13 +22,14 @@ USUAL = {
     "hop": 0.0,  # seconds that a tp collective waits for each of the nodes that its group spans
     "stall": 0.0,  # seconds that a message between stages may wait (timemodel/stages.py)
     "ring_stall": 0.0,  # seconds that a ring stalls for each of its nodes (timemodel/replicas.py)
-    # Share of data-parallel traffic that can run beside the computation; of ZeRO-1's, none.
+    # Share of data-parallel traffic that can run beside the computation; of ZeRO-1's, Megatron
+    # core's alone.
     "overlap": 0.0,
     "crowd": CROWD,  # a ring over n nodes has n^-crowd of the rate
 }
 FAMILY: dict[str, dict[str, float]] = {
     "fsdp": {"attention": 1.09, "elementwise": 1.7, "overlap": 0.41},
-    "megatron_core": {"attention": 0.51, "crowd": 0.0},
+    "megatron_core": {"attention": 0.51, "crowd": 0.0, "overlap": 0.41},
     "nanotron": {
         "attention": 1.6,
         "host": 2.7,

@@ -220,6 +220,8 @@ def beside(record: Record, row: Row) -> dict[str, Any]:
         and record.zero_stage == 3
         and record.recompute == "full",
         "whole_gradients": record.pp > 1 and _sends_whole_gradients(engine, row.text("date")),
+        # A table says so of its runs; InternEvo's own show none of Megatron core's overlap.
+        "gradients_wait": "none" in row.text("overlap") or "InternEvo" in engine,
         "imbalance": NATURAL if "natural" in row.text("routing") else 1.0,
         "mtp": int(yes(row, "mtp_layer")),
         "first_layers": row.number("first_layers") or first,

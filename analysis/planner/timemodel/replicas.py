@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.planner.columns import Array, Columns, Step
+from analysis.planner.columns import FAMILIES, Array, Columns, Step
 from analysis.planner.engines import FAMILY, constant
 from analysis.planner.memory.model_states import attention_numbers, mlp_numbers
 from analysis.planner.memory.pipeline import layer_numbers, stage_layers, stages_of
@@ -168,13 +168,15 @@ def _fsdp2(
 def hidden(steps: Columns, traffic_s: Array, micro_s: Array) -> Array:
     """Returns the seconds of data-parallel traffic that run beside the computation of micro-batches
     of micro_s seconds each. Gradients are whole in the last backward alone. ZeRO-3 and FSDP2 gather
-    in every pass. ZeRO-1's traffic comes after the last backward. Megatron's FSDP gathers experts
+    in every pass. ZeRO-1's traffic comes after the last backward, but of Megatron core, which
+    reduces in the last backward and gathers in the next forward. Megatron's FSDP gathers experts
     beside the computation as PyTorch's does."""
     always = steps.fsdp2 | (steps.zero_stage == 3)
     experts = always & (steps.experts > 0) & ~steps.deepspeed
     overlap = np.where(experts, FAMILY["fsdp"]["overlap"], constant(steps, "overlap"))
     beside = micro_s * np.where(always, steps.n_micro, 2.0 / 3.0)
-    return overlap * (steps.zero_stage != 1) * np.minimum(traffic_s, beside)
+    overlaps = (steps.zero_stage != 1) | (steps.family == FAMILIES.index("megatron_core"))
+    return overlap * (overlaps & ~steps.gradients_wait) * np.minimum(traffic_s, beside)
 
 
 def optimizer(steps: Columns, machine: Machine, constants: dict) -> Array:
