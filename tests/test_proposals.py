@@ -275,7 +275,7 @@ def test_a_law_whose_parameter_is_kept_at_0_says_so_and_is_not_called_exact(tmp_
 def test_a_named_baseline_is_called_so_and_smaller_sizes_are_not_called_slower(tmp_path, text):
     seconds = {1: (1.0,), 2: (0.55,), 4: (0.3,)}
     shown = text(study(tmp_path, seconds), "--tokens=1e9", "--baseline=ddp-2-r1")
-    assert "- against ddp-2 on 2 GPUs (--baseline); spread" in shown
+    assert "- strong scaling against ddp-2 on 2 GPUs (--baseline); spread" in shown
     assert "- on fewer GPUs than the baseline, so not here: ddp-1" in shown
     assert "slower at the same size" not in shown
 

@@ -77,7 +77,7 @@ def _table(
     order = {key: place for place, key in enumerate(results)}
     varied.sort(key=lambda column: order.get(column.key, len(order)))
     columns = [first, *varied]
-    numeric = {column.key: table.is_numeric(column) for column in columns}
+    heads = [{"text": column.heading, "number": table.is_numeric(column)} for column in columns]
     cells = [table.texts(column) for column in columns]
     cells[0] = cut_apart(cells[0], LONGEST)
     notes = [*_row_notes(table), *table.below]
@@ -88,33 +88,22 @@ def _table(
         "title": table.title,
         "same": ", ".join(constant),
         "filter": len(table.rows) > FEW,
-        "heads": [{"text": c.heading, "number": numeric[c.key]} for c in columns],
+        "heads": heads,
         "rows": [
             [
-                _cell(text, row.get(column.key), column, numeric[column.key], palette)
-                for text, column in zip(texts, columns, strict=True)
+                {
+                    "text": text,
+                    "full": str(row.get(column.key)) if len(text) == LONGEST else "",  # maybe cut
+                    "raw": finite(row.get(column.key), DIGITS)  # to sort by
+                    if head["number"] and text != UNKNOWN
+                    else None,
+                    "colour": palette.get(text) if column.key == "engine" else None,
+                }
+                for text, column, head in zip(texts, columns, heads, strict=True)
             ]
             for row, *texts in zip(table.rows, *cells, strict=True)
         ],
         "notes": notes,
-    }
-
-
-def _cell(
-    text: str, value: Any, column: Column, number: bool, palette: dict[str, str]
-) -> dict[str, Any]:
-    """Returns a cell for the page; `raw` is the number to sort by, `full` a text that was cut,
-    `colour` that of an engine."""
-    raw = finite(value, DIGITS) if number and text != UNKNOWN else None
-    full = str(value) if len(text) == LONGEST else ""  # it may be cut
-    colour = palette.get(text) if column.key == "engine" else None
-    return {
-        "text": text,
-        "number": number,
-        "raw": raw,
-        "head": column.heading,
-        "full": full,
-        "colour": colour,
     }
 
 

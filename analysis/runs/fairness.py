@@ -92,10 +92,8 @@ def differences(
         pairs["global_batch"] = record.global_batch, baseline.global_batch
     else:
         pairs["batch per GPU"] = batch_per_gpu(record), batch_per_gpu(baseline)
-    resets = [
-        (side.facts.get("spec") or {}).get("reset_at_documents") for side in (record, baseline)
-    ]
-    pairs["reset_at_documents"] = resets[0], resets[1]
+    specs = [side.facts.get("spec") or {} for side in (record, baseline)]
+    pairs["reset_at_documents"] = tuple(spec.get("reset_at_documents") for spec in specs)
     routing = record.routing or "not stated", baseline.routing or "not stated"
     if FORCED in routing:
         pairs["routing (a forced balance is faster than a router's)"] = routing

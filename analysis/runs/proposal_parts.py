@@ -83,8 +83,10 @@ def parts_of(
     parts, left_out = [], []
     if submitted:
         runs, left_out = results(submitted, [] if others else refused, terms.window)
-        found = [work for law in laws for work in works(runs, law)]
-        parts = [_part(w.title, compared(w.records, [], w.terms(terms)), request) for w in found]
+        parts = [
+            _part(work.title, compared(work.records, [], work.terms(terms)), request)
+            for work in works(runs, terms.scaling)
+        ]
     if others:
         fair = [compared(others, refused, replace(terms, scaling=law)) for law in laws]
         parts += [_part(f"{one.scaling} scaling", one, request) for one in fair]

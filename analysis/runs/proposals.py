@@ -14,11 +14,10 @@ from analysis.common.reasons import DOUBT, MISSING, Reason, of_cells
 from analysis.common.table import Column, Table, chosen
 from analysis.common.terminal import who
 from analysis.logs.record import Record
-from analysis.runs import run_table
+from analysis.runs import run_table, scaling_curve
 from analysis.runs.fairness import Terms, question_of
 from analysis.runs.proposal_costs import costs_of
 from analysis.runs.proposal_parts import NO_NODES, Part, Request, parts_of, tokens_of_step
-from analysis.runs.ratio import INTERVALS
 from analysis.runs.scaling_laws import Bounded, Fit
 from analysis.runs.stated_facts import fact_lines
 from base.errors import UsageError, by_reason
@@ -75,15 +74,11 @@ def _sizes(part: Part, terms: Terms) -> Table:
         keys = ("run", "gpus", "n", "step_s", "spread", "speedup", "speedup_ci95", "efficiency")
         row = {key: curve_row[key] for key in keys} | {"nodes": nodes, "ideal": ratio}
         row["tokens_per_s"] = tokens and tokens / side.step_s
-        row["missing"] = curve_row["missing"] | of_cells(reasons)["missing"]
-        rows.append(row | {"doubtful": curve_row["doubtful"] | of_cells(reasons)["doubtful"]})
+        cells = of_cells(reasons)
+        rows.append(row | {group: curve_row[group] | cells[group] for group in cells})
     base = part.base
-    notes = [
-        f"against {base.name} on {base.gpus} GPUs ({part.compared.whose}); spread:"
-        " (slowest - fastest) / median"
-    ]
-    if any(row["speedup_ci95"] for row in rows):
-        notes.append(INTERVALS)
+    against = f"{base.name} on {base.gpus} GPUs ({part.compared.whose})"
+    notes = scaling_curve.table(scaling_curve.Curve(rows, None), part.scaling, against).notes
     sides, shown = part.compared.sides, {row["run"] for row in rows}
     others = sorted(
         (name, side.gpus < base.gpus) for name, side in sides.items() if name not in shown

@@ -18,6 +18,7 @@ from analysis.runs.baseline import has_baseline
 from analysis.runs.fairness import Terms
 from analysis.runs.judged import Run, results
 from analysis.runs.scaling_curve import report_of
+from analysis.runs.scaling_laws import LAWS
 from analysis.runs.throughput import model_utilisation
 from base.errors import UsageError, by_reason
 from parallel.config.layout import SET_AXES
@@ -73,8 +74,7 @@ def report(records: list[Record], refused: list[str], terms: Terms) -> list[Tabl
     ]
     if any(row["tp"] is None for row in rows):
         notes.append("tp -: neither the log nor a configuration's name says it")
-    laws = [terms.scaling] if terms.scaling else ["strong", "weak"]
-    tabled = [work for law in laws for work in works(runs, law)]
+    tabled = works(runs, terms.scaling)
     if terms.baseline and not any(has_baseline(terms.baseline, work.records) for work in tabled):
         names = ", ".join(dict.fromkeys(row["system"] for row in rows))
         raise UsageError(f"no table compares with {terms.baseline!r}; there are: {names}")
@@ -135,18 +135,16 @@ class Work(NamedTuple):
         return replace(terms, baseline=terms.baseline if has_named else None, scaling=self.law)
 
 
-def works(runs: list[Run], law: str) -> list[Work]:
-    """Returns each fixed work that has two sizes, with its records by their times."""
+def works(runs: list[Run], scaling: str | None) -> list[Work]:
+    """Returns each fixed work that has two sizes, with its records by their times: of strong or of
+    weak scaling, without one of both."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.time.step_s):
         record = run.record
-        if batch := record.global_batch:
-            fixed = Fraction(batch, 1 if law == "strong" else record.gpus)
-            groups[_series(record), fixed].append(record)
-    works = [
-        Work(law, *group, records)
-        for group, records in sorted(groups.items(), key=lambda item: item[0])
-    ]
+        for law in ([scaling] if scaling else LAWS) if record.global_batch else ():
+            fixed = Fraction(record.global_batch, 1 if law == "strong" else record.gpus)
+            groups[law, _series(record), fixed].append(record)
+    works = [Work(*group, groups[group]) for group in sorted(groups)]
     return [work for work in works if len({record.gpus for record in work.records}) > 1]
 
 
