@@ -95,10 +95,8 @@ class CriticalBatch:
 
     def law_ratio(self, batch: int, base: int) -> Bounded:
         """Returns the ratio that the law gives."""
-        interval = None
-        if self.interval:
-            interval = Interval(*sorted(times_samples(batch, base, end) for end in self.interval))
-        return Bounded(times_samples(batch, base, self.value), interval)
+        critical = Bounded(self.value, self.interval)
+        return critical.mapped(lambda end: times_samples(batch, base, end))
 
 
 def times_samples(batch: int, base: int, critical: float) -> float:

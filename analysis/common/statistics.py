@@ -8,7 +8,7 @@ memory and the other load of the machine.
 import math
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,13 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def median_of(values: Sequence[float | None] | np.ndarray) -> float | None:
+    """Returns the median of the finite values; None where there are none."""
+    numbers = np.asarray(values, float)
+    numbers = numbers[np.isfinite(numbers)]
+    return float(np.median(numbers)) if len(numbers) else None
 
 
 def are_pairs(a: Sequence[int | None], b: Sequence[int | None]) -> bool:
@@ -67,6 +74,11 @@ class Bounded(NamedTuple):
 
     value: float
     interval: Interval | None
+
+    def mapped(self, function: Callable[[float], float]) -> "Bounded":
+        """Returns what a function that only rises, or only falls, makes of the value and ends."""
+        ends = self.interval and Interval(*sorted(map(function, self.interval)))
+        return Bounded(function(self.value), ends)
 
 
 def relative_least_squares(terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

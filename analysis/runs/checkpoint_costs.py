@@ -1,10 +1,10 @@
 """What saving and loading cost: seconds, bytes, GB/s, and the share of time that saving took."""
 
-import statistics
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from analysis.common.statistics import median_of
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
@@ -40,25 +40,20 @@ def rows(record: Record) -> list[dict[str, Any]]:
         alike = [event for event in events if event["event"] == kind]
         done = [event for event in alike if not event["problem"]]
         row = {"run": name_of(record), "source": record.source, "event": kind, "n": len(done)}
-        row |= {name: _median([event[name] for event in done]) for name in _AMOUNTS}
+        row |= {name: median_of([event[name] for event in done]) for name in _AMOUNTS}
         row["failed"] = len(alike) - len(done)
         failed = (event for event in alike if event["problem"])
         row["problems"] = [f"{kind} of step {e['step']}: {e['problem']}" for e in failed]
         row["ranks"] = row["ranks"] or record.gpus
         row["gb"] = row["bytes"] and row["bytes"] / 1e9
         timed = (event for event in done if event["bytes"] and event["total_s"])
-        rate = row["gb_per_s"] = _median([e["bytes"] / e["total_s"] / 1e9 for e in timed])
+        rate = row["gb_per_s"] = median_of([e["bytes"] / e["total_s"] / 1e9 for e in timed])
         row["gb_per_s_per_rank"] = rate / row["ranks"] if rate and row["ranks"] else None
         waits = [event["blocked_s"] for event in alike]
         if trained_s > 0 and None not in waits:
             row["share"] = sum(waits) / busy_s
         by_kind.append(row)
     return by_kind
-
-
-def _median(values: list[float | None]) -> float | None:
-    stated = [value for value in values if value is not None]
-    return float(statistics.median(stated)) if stated else None
 
 
 class Costs(NamedTuple):

@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from analysis.common.statistics import median_of
 from analysis.common.terminal import who
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
@@ -20,9 +21,8 @@ def denominator(record: Record, entries: np.ndarray | None = None) -> PrintedMfu
     rows of the table of steps that count, else all."""
     entries = record.steps if entries is None else entries
     mfu, tflops = entries["mfu"], entries["tflops"]
-    if not np.isfinite(mfu).any():
+    if (share := median_of(mfu)) is None:
         return None
-    share = float(np.median(mfu[np.isfinite(mfu)]))
     over, has_both = None, (mfu > 0) & (tflops > 0)
     if record.mfu_flops:
         stated = record.mfu_flops / 1e12
@@ -41,9 +41,7 @@ def denominator(record: Record, entries: np.ndarray | None = None) -> PrintedMfu
 def _tokens_per_s(record: Record, entries: np.ndarray) -> float | None:
     """Returns the median of the tokens per second that are printed, or that the times make."""
     made = record.batches_of(entries) * (record.seq_len or np.nan) / entries["step_s"]
-    rates = np.where(np.isnan(entries["tokens_per_s"]), made, entries["tokens_per_s"])
-    rates = rates[np.isfinite(rates)]
-    return float(np.median(rates)) if len(rates) else None
+    return median_of(np.where(np.isnan(entries["tokens_per_s"]), made, entries["tokens_per_s"]))
 
 
 def _half_unit(values: np.ndarray) -> float:

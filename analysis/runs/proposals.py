@@ -21,7 +21,6 @@ from analysis.runs.proposal_parts import NO_NODES, Part, Request, parts_of, toke
 from analysis.runs.scaling_laws import Bounded, Fit
 from analysis.runs.stated_facts import fact_lines
 from base.errors import UsageError, by_reason
-from base.intervals import Interval
 from parallel.config.layout import shown_axes
 
 OFF = 0.1  # a law that misses a size's median by more than this share does not describe it
@@ -147,9 +146,7 @@ def _quantities(part: Part, fitted: Fit) -> list[tuple[str, Bounded]]:
     if fitted.limit:
         found.append(("speedup on infinitely many GPUs", fitted.limit))
     if peak := fitted.peak:
-        gpus = [end * part.base.gpus for end in (peak.value, *(peak.interval or ()))]
-        at = Bounded(gpus[0], Interval(*gpus[1:]) if gpus[1:] else None)
-        found.append(("GPUs of the highest speedup", at))
+        found.append(("GPUs of the highest speedup", peak.mapped(lambda n: n * part.base.gpus)))
     for factor in (2, 4):
         n = factor * max(part.best)
         gpus = round(n * part.base.gpus)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.common.reasons import ASIDE, DOUBT, MISSING, Reason
+from analysis.common.statistics import median_of
 from analysis.logs.naming import name_of
 from analysis.logs.parsing.json_values import known
 from analysis.logs.record import SEVERAL_BATCHES, Record
@@ -44,7 +45,7 @@ def row_of(run: Run, convention: str | None) -> Row:
     rates = _Rates(None, None) if untimed else _rates(record, time, entries, totals)
     is_mixed = any(doubt.kind == REGIMES for doubt in run.judgement.doubts)
     printed = entries if len(entries) or run.window else record.steps
-    printed_tflops = None if is_mixed else _median(printed["tflops"])
+    printed_tflops = None if is_mixed else median_of(printed["tflops"])
     missing = throughput.plain_missing(record)
     of_whole = OF_WHOLE_RUN if run.window and record.totals and not len(entries) else ""
     if time is None:
@@ -117,22 +118,16 @@ def _rates(
 ) -> _Rates:
     """Returns the rates of all GPUs: what the steady time says, else what the log prints in the
     entries that it is of, else in `totals`."""
-    samples, tokens = (_median(entries[name]) or totals.get(name) for name in _Rates._fields)
+    samples, tokens = (median_of(entries[name]) or totals.get(name) for name in _Rates._fields)
     of_whole_run = record.mean_of and samples  # a printed rate of the whole run leaves padding out
     if time is not None and time.step_s > 0 and record.global_batch and not of_whole_run:
         samples = record.global_batch / time.step_s
         if SEVERAL_BATCHES in record.doubts:  # its steps are of several batches
-            samples = _median(entries["sequences"] / entries["step_s"])
+            samples = median_of(entries["sequences"] / entries["step_s"])
         tokens = None if record.seq_len else tokens
     if samples and record.seq_len and not tokens:
         tokens = samples * record.seq_len
     return _Rates(known(samples), known(tokens))
-
-
-def _median(values: np.ndarray) -> float | None:
-    """Returns the median of the finite values; None where there are none."""
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else None
 
 
 def _throughput(

@@ -92,8 +92,7 @@ class Fit:
         first, terms = np.eye(len(self.free))[0], self.terms(n)
         found = self._ratio(terms, first, of_a_run=True)
         if self.law.is_rate:  # S = N rate(N) / rate(1)
-            ends = found.interval and Interval(*(end * n for end in found.interval))
-            found = Bounded(found.value * n, ends)
+            found = found.mapped(lambda rate: rate * n)
         else:
             found = _inverse(found, n if self.scaling == "weak" else 1.0)
         if found.interval is None:
@@ -135,9 +134,7 @@ class Fit:
             return None
         first, sigma, kappa = np.eye(3)
         square = self._ratio(kappa, first - sigma)
-        at = _inverse(square, 1.0)
-        ends = at.interval and Interval(*map(math.sqrt, at.interval))
-        return Bounded(math.sqrt(at.value), ends)
+        return _inverse(square, 1.0).mapped(math.sqrt)
 
     def _ratio(self, above: np.ndarray, below: np.ndarray, of_a_run: bool = False) -> Bounded:
         """Returns the ratio of two sums of coefficients and what of Fieller's interval is not below
@@ -158,9 +155,7 @@ class Fit:
 
 def _inverse(found: Bounded, above: float) -> Bounded:
     """Returns `above` divided by a value that is not below 0."""
-    ends = [above / end if end else math.inf for end in (found.value, *(found.interval or ()))]
-    value, *ends = ends
-    return Bounded(value, Interval(*ends[::-1]) if ends else None)
+    return found.mapped(lambda end: above / end if end else math.inf)
 
 
 def fit(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.common.reasons import DOUBT, MISSING, Reason
+from analysis.common.statistics import median_of
 from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import UNPADDED, Record
 from analysis.logs.step_time import no_timing
@@ -120,8 +121,7 @@ def printed_rate(record: Record) -> float | None:
     step_s, tflops = record.steps["step_s"], record.steps["tflops"]
     with np.errstate(all="ignore"):
         rate = batch / (step_s * (record.gpus or np.nan) * 1e12) / tflops
-    rate = rate[np.isfinite(rate) & (rate > 0)]
-    return float(np.median(rate)) if len(rate) else None
+    return median_of(rate[rate > 0])
 
 
 def of_vocabulary(record: Record) -> float:
