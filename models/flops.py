@@ -162,13 +162,9 @@ CONVENTIONS: dict[str, Callable[[GPTConfig, float, bool], float]] = {
 
 
 def tflops_per_gpu(
-    config: GPTConfig,
-    seq_len: float,
-    tokens: float,
-    seconds: float,
-    gpus: int,
-    convention: str = DEFAULT_CONVENTION,
-    recompute: bool = False,
+    config: GPTConfig, seq_len: float, tokens: float, seconds: float, gpus: int
 ) -> float:
-    """Returns TFLOP/s per GPU when `tokens` (all ranks together) take `seconds` on `gpus` GPUs."""
-    return CONVENTIONS[convention](config, seq_len, recompute) * tokens / (seconds * gpus * 1e12)
+    """Returns TFLOP/s per GPU, by the default convention, when `tokens` (of all ranks together)
+    take `seconds` on `gpus` GPUs."""
+    flops = CONVENTIONS[DEFAULT_CONVENTION](config, seq_len, False)
+    return flops * tokens / (seconds * gpus * 1e12)

@@ -42,8 +42,6 @@ def test_tflops_divide_by_seconds_and_gpus():
     one = flops.tflops_per_gpu(config, 1024, tokens=1e6, seconds=10, gpus=1)
     assert one == pytest.approx(flops.megatron(config, 1024, False) * 1e6 / 10 / 1e12)
     assert flops.tflops_per_gpu(config, 1024, 1e6, 10, gpus=4) == pytest.approx(one / 4)
-    once = flops.sc21(config, 1024, recompute=False)  # unless it is said that layers run again
-    assert flops.tflops_per_gpu(config, 1024, 1e12, 1, 1, "sc21") == once
 
 
 # Models whose TFLOP/s or FLOPs other programs printed, and that no preset has.
