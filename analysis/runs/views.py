@@ -112,31 +112,24 @@ def parity(options: Namespace) -> Result:
     """Shows whether the losses of each run equal those of its baseline."""
     bars = {"loss": options.loss_bar, "grad_norm": options.grad_norm_bar}
     bars = {name: bar for name, bar in bars.items() if bar is not None}
-    if any(map(is_log, options.paths)):
-        records, damaged = load(options.paths)
-        warn("analysis.parity", *damaged)
-        baseline = baseline_of(options.baseline, records) if options.baseline else None
-        table = log_parity.of_logs(records, baseline, loss_parity.Bars(**bars))
-        return Result(
-            [table], _parity_status(options, {row["kind"] for row in table.rows}, damaged)
-        )
-    if bars:
+    are_logs = any(map(is_log, options.paths))
+    if bars and not are_logs:
         raise UsageError("--loss-bar and --grad-norm-bar are for logs; run folders have fixed bars")
-    records, damaged = load_own(options.paths, is_run_folder)
+    records, damaged = load(options.paths) if are_logs else load_own(options.paths, is_run_folder)
     warn("analysis.parity", *damaged)
     baseline = baseline_of(options.baseline, records) if options.baseline else None
-    parities = list(loss_parity.verify(records, baseline).values())
-    baselines = sorted({record.baseline for record in records} - {None})
-    table = loss_parity.table(parities, options.baseline or ", ".join(baselines))
-    kinds = {parity.verdict.kind for parity in parities}
-    return Result([table], _parity_status(options, kinds, damaged))
-
-
-def _parity_status(options: Namespace, kinds: set[str], damaged: list[str]) -> int:
-    """Returns the exit status of verdicts of these kinds."""
+    if are_logs:
+        table = log_parity.of_logs(records, baseline, loss_parity.Bars(**bars))
+        kinds = {row["kind"] for row in table.rows}
+    else:
+        parities = list(loss_parity.verify(records, baseline).values())
+        baselines = sorted({record.baseline for record in records} - {None})
+        table = loss_parity.table(parities, options.baseline or ", ".join(baselines))
+        kinds = {parity.verdict.kind for parity in parities}
+    is_bad = loss_parity.DIFFERS in kinds
     if options.check:
-        return int(bool(damaged or kinds - {loss_parity.EQUAL}))
-    return int(loss_parity.DIFFERS in kinds)
+        is_bad = bool(damaged or kinds - {loss_parity.EQUAL})
+    return Result([table], int(is_bad))
 
 
 def breakdown(options: Namespace) -> Result:
