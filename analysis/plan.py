@@ -28,8 +28,9 @@ import numpy as np
 
 from analysis.common import convergence
 from analysis.common.table import Table, add_table_flags, show
-from analysis.planner import explain, pasted, ranking, scale
+from analysis.planner import explain, networks, pasted, ranking, scale
 from analysis.planner.calibration import from_data_sheet, load_calibration
+from analysis.planner.networks import NEAR
 from analysis.planner.ranking import Question, Ranking
 from analysis.planner.space import PLANNED, WIDTHS
 from base.bounds import check_flags
@@ -38,9 +39,10 @@ from base.files import add_force_flag
 from base.storage import output
 from base.units import GIB
 from models.config import OVERRIDES, name_of, preset
-from models.gpus import find_gpu, planning_gpu
+from models.gpus import PCIE, find_gpu, planning_gpu
 from parallel.config import resolve
 from parallel.config.clusters import load_clusters
+from parallel.config.layout import OFFLOAD
 
 # What a model is made of, as flags; the sequence length that is planned is its number of positions.
 MODEL = tuple(name for name in OVERRIDES if name not in ("max_seq_len", "experts"))
@@ -52,6 +54,10 @@ NOTE_BALANCED = (
     " dispatcher; a router that chooses freely may take 10 to 25 % longer"
 )
 NOTE_RING = "cp ranks send keys and values on in a ring while attention works on the part before"
+NOTE_OFFLOAD = (
+    "offload: Adam on the host at the 2 GB/s a rank of a V100 node; copies of weights over PCI"
+    " Express are not counted; the nodes' hosts must hold about 16 bytes a parameter together"
+)
 NOTE_FP8_MEMORY = (
     "the layers' GEMMs run in fp8: weights are held in bf16 and twice in fp8 (plain, transposed),"
     " the GEMMs' inputs in fp8, gradients in fp32; a recipe with gradients in bf16 and weights in"
@@ -73,6 +79,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     count("--gpus-per-node", help="with --gpu-type (default: 8)")
     about = "with --gpu-type (default: its data sheet's)"
     add("--gpu-memory", type=float, metavar="GIB", help=about)
+    links = f"PCI Express that joins a node's cards, which have no NVLink: {PCIE}"
+    add("--links", metavar="WORDS", help=links)
     count("--gpus", required=True, help="GPUs, all nodes")
     count("--global-batch", required=True, help="sequences")
     precision = "default: bf16; fp16 on a card without; fp32 on a CPU"
@@ -81,12 +89,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--engine", nargs="+", choices=PLANNED, default=PLANNED, help=engines)
     cps = "context-parallel sizes to try (default: 1)"
     add("--cp", type=int, nargs="+", default=[1], metavar="N", help=cps)
+    offloads = f"what may lie in host memory, to try: {', '.join(OFFLOAD)} (default: none)"
+    add("--offload", nargs="+", choices=OFFLOAD, default=["none"], help=offloads)
     count("--leave", default=0, help="GPUs that may stay idle")
     ranking.add_flags(parser)
     kinds = "--gpus, half of them ...: the fastest layout of each; weak: half the batch, too"
     add("--scale", choices=("strong", "weak"), help=kinds)
     critical = f"with --scale weak: {convergence.STATES}"
     add("--critical-batch", type=convergence.stated, metavar="B", help=critical)
+    near = (
+        f"the fastest layout at each rate of the network, and which is needed (within {NEAR:g} %)"
+    )
+    add("--networks", nargs="?", type=float, const=NEAR, metavar="PERCENT", help=near)
     tokens = "print the hours and days that so many tokens take, as 2e12"
     add("--tokens", type=float, metavar="N", help=tokens)
     count("--top", help="layouts shown (default: 10)")
@@ -112,6 +126,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         gpu_memory=(1, 10_000),
         leave=(0, 10**9),
         margin=ranking.MARGINS,
+        networks=(0.1, 1000),
         tokens=(1, 1e18),
         top=(1, 10_000),
     )
@@ -120,15 +135,18 @@ def _check_flags(arguments: argparse.Namespace) -> None:
             f"--leave {arguments.leave} would leave all {arguments.gpus} GPUs idle: give at most"
             f" {arguments.gpus - 1}"
         )
-    ignored = [f"--{k}" for k in ("why", "study", "top", "leave") if getattr(arguments, k)]
+    ignored = [f"--{k}" for k in ("why", "study", "show", "top", "leave") if getattr(arguments, k)]
     if arguments.scale and ignored:
         raise UsageError(f"--scale shows the fastest layout of each count: no {', '.join(ignored)}")
+    ignored += [f"--{k}" for k in ("scale", "network", "tokens") if getattr(arguments, k)]
+    if arguments.networks is not None and ignored:
+        raise UsageError(f"--networks tries every rate of the network: no {', '.join(ignored)}")
     if arguments.critical_batch and arguments.scale != "weak":
         raise UsageError("--critical-batch is of batches that grow: give --scale weak")
     if arguments.why is not None and arguments.study:
         raise UsageError("--why explains one layout: no --study with it")
-    if arguments.show and (arguments.study or arguments.scale or arguments.top):
-        raise UsageError("--show prints one layout: no --study, --scale or --top with it")
+    if arguments.show and (arguments.study or arguments.top):
+        raise UsageError("--show prints one layout: no --study or --top with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
     for flag in ("gpus_per_node", "gpu_memory"):
@@ -149,7 +167,7 @@ def question(arguments: argparse.Namespace) -> Question:
         cluster = from_data_sheet(arguments.gpu_type, per_node, memory_gb=memory)
     else:
         cluster = load_calibration(arguments.cluster)
-    cluster = cluster.on_network(arguments.network, arguments.gpus)
+    cluster = cluster.on_links(arguments.links).on_network(arguments.network, arguments.gpus)
     return Question(
         config=config,
         preset=name_of(config, arguments.preset),
@@ -164,6 +182,7 @@ def question(arguments: argparse.Namespace) -> Question:
             "leave": arguments.leave,
             "engines": arguments.engine,
             "cps": sorted(set(arguments.cp)),
+            "offloads": tuple(dict.fromkeys(arguments.offload)),
         },
         margin=arguments.margin,
     )
@@ -175,6 +194,9 @@ def answer(arguments: argparse.Namespace) -> Table:
     if arguments.scale:
         scaled = scale.table(ask, arguments.scale == "weak", arguments.critical_batch)
         return replace(scaled, notes=[*scaled.notes, _model_and_batch(ask)])
+    if arguments.networks is not None:
+        swept = networks.table(ask, arguments.networks)
+        return replace(swept, notes=[*swept.notes, _model_and_batch(ask)])
     ranked = ask.ranked()
     if not len(ranked.order):
         raise UsageError(ranking.nothing_fits(ranked, ask.config, ask.gpus))
@@ -221,11 +243,14 @@ def _notes(
         notes.append(NOTE_FP8_MEMORY)
     if any(row["cp"] > 1 for row in rows):
         notes.append(NOTE_RING)
+    if any(row["offload"] for row in rows):
+        notes.append(NOTE_OFFLOAD)
     if any("ep" in row for row in rows):
         notes.append(NOTE_BALANCED)
     shared = ", shared by the ranks" if cluster.is_host else ""
     return [
         *notes,
+        *cluster.links_note(),
         *cluster.network_note(ask.gpus),
         f"{len(ranked.order)} of {len(steps)} possible layouts fit in {ranked.limit / GIB:.1f} GiB"
         f" ({cluster.gpu_memory_gb:.4g} GiB less --margin {ask.margin:g}{shared}); tight: less"

@@ -36,13 +36,30 @@ class Gpu:
     source: str
     mesh: bool = False
     domain: int = 0
+    pcie: str = ""
     other_gb: tuple[float, ...] = ()
+
+
+_PCIE = re.compile(r"\s*PCIe ?([1-7])(?:\.0)? ?x ?(1|2|4|8|16)\s*", re.IGNORECASE)
+PCIE = '"PCIe 4.0 x16"'  # how the PCI Express of a card can be written
+
+
+def pcie_rate(words: str) -> float | None:
+    """Returns bytes/s of a card over PCI Express in one direction, from its generation and lanes:
+    three quarters of 16 GB/s for 16 lanes of the third arrive, and each generation doubles that.
+    None where the words state no such link."""
+    if not (stated := _PCIE.fullmatch(words)):
+        return None
+    return 12e9 * 2.0 ** (int(stated[1]) - 3) * int(stated[2]) / 16
 
 
 def _read_cards() -> tuple[Gpu, ...]:
     """Returns the cards of models/gpus.toml in its order, with rates in bytes/s."""
     cards = read_toml(Path(__file__).with_name("gpus.toml"), "cards")
     for card in cards.values():
+        if isinstance(card["link"], str):
+            card["pcie"] = card["link"]
+            card["link"] = pcie_rate(card["pcie"]) / 1e9
         card |= {rate: card[rate] * 1e9 for rate in ("memory_rate", "link", "network")}
     return tuple(Gpu(name, card.pop("tflops"), **card) for name, card in cards.items())
 

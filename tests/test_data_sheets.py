@@ -22,6 +22,7 @@ V100 SXM2  |    80 |  1024 |  1.53 |     128 |  1.53 | 4096 | 1.756 |  32 |     
 V100S PCIe |    80 |  1024 | 1.597 |     128 | 1.597 | 4096 | 2.214 |  32 |     - |    -
 V100 PCIe  |    80 |  1024 |  1.38 |     128 |  1.38 | 4096 | 1.756 |  32 |     - |    -
 A100       |   108 |  2048 |  1.41 |     128 |  1.41 | 5120 | 3.186 |  80 |    12 |   25
+A100 PCIe  |   108 |  2048 |  1.41 |     128 |  1.41 | 5120 | 3.024 |  80 |     - |    -
 A800       |   108 |  2048 |  1.41 |     128 |  1.41 | 5120 | 3.186 |  80 |     8 |   25
 A10        |    72 |  1024 | 1.695 |     256 | 1.695 |  384 |  12.5 |  24 |     - |    -
 A40        |    84 |  1024 |  1.74 |     256 |  1.74 |  384 |  14.5 |  48 |     - |    -
@@ -34,6 +35,9 @@ H200       |   132 |  4096 |  1.83 |     256 |  1.98 | 6144 |  6.25 | 144 |    1
 H20        |     - |     - |     - |       - |     - | 6144 |  5.21 |  96 |    18 |   25
 RTX PRO 6000 Max-Q | 188 | 1024 | 2.28 |   256 |  2.28 |  512 |    28 |  96 |     - |    -
 RTX PRO 6000 | 188 |  1024 | 2.617 |     256 | 2.617 |  512 |    28 |  96 |     - |    -
+RTX 3090   |    82 |   512 | 1.695 |     256 | 1.695 |  384 |  19.5 |  24 |     - |    -
+RTX A6000  |    84 |  1024 |   1.8 |     256 |   1.8 |  384 |    16 |  48 |     - |    -
+RTX 6000 Ada |  142 |  1024 | 2.505 |     256 | 2.505 |  384 |    20 |  48 |     - |    -
 RTX 4090   |   128 |   512 |  2.52 |     256 |  2.52 |  384 |    21 |  24 |     - |    -
 RTX 5090   |   170 |   512 | 2.407 |     256 | 2.407 |  512 |    28 |  32 |     - |    -
 L4         |    58 |  1024 |  2.04 |     256 |  2.04 |  192 |  12.5 |  24 |     - |    -
@@ -67,7 +71,8 @@ MEMORY, WIRES = parts("bus", "pin", "GB"), parts("links", "GB/s")
 # The generation of the PCI Express that the others share: 16 lanes, of which three quarters arrive.
 PCIE = {"T4": 3, "V100S PCIe": 3, "V100 PCIe": 3, "A10": 4, "A40": 4, "L4": 4, "L40S": 4}
 PCIE |= dict.fromkeys(("H100 PCIe", "H100 NVL", "RTX PRO 6000", "RTX PRO 6000 Max-Q"), 5)
-PCIE |= {"RTX 4090": 4, "RTX 5090": 5}
+PCIE |= {"RTX 4090": 4, "RTX 5090": 5, "RTX 3090": 4, "RTX A6000": 4, "RTX 6000 Ada": 4}
+PCIE["A100 PCIe"] = 4
 # Gb/s of all InfiniBand ports of the maker's node of eight
 DGX = {"V100 SXM2": 4 * 100, "A100": 8 * 200, "H100 SXM": 8 * 400, "H200": 8 * 400, "B200": 8 * 400}
 DGX |= {"B300": 8 * 800, "Gaudi 2": 8 * 3 * 100, "Gaudi 3": 8 * 3 * 200}
@@ -107,6 +112,12 @@ def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
     [
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("RTX5090", "RTX 5090"),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GeForce RTX 5090 D", None),
     ],

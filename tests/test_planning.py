@@ -661,7 +661,7 @@ def test_counts_to_measure_leave_the_least_unknown():
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (SCALE.replace("H100", "RTX3090"), "describe another card by a table of models/gpus.toml"),
+        (SCALE.replace("H100", "RTX3080"), "describe another card by a table of models/gpus.toml"),
         (f"{SCALE} --top 3 --leave 8", "of each count: no --top, --leave"),
         (f"{SCALE} --why tp=8", "of each count: no --why"),
         (f"{SCALE} --critical-batch 84", "is of batches that grow: give --scale weak"),
@@ -671,3 +671,65 @@ def test_counts_to_measure_leave_the_least_unknown():
 )
 def test_scale_that_cannot_be_is_one_line(flags, why, capsys):
     assert why in refused(capsys, plan.main, *flags.split(" "))
+
+
+def test_cards_without_nvlink_are_stated_and_slower(tmp_path, monkeypatch):
+    sizes = "--preset llama2-7b --gpus 8 --global-batch 64 --top 1"
+    switch = answer(sizes, "--gpu-type A100-SXM4-80GB")
+    for flags in ("--gpu-type A100-SXM4-80GB --links PCIe4.0x16", "--gpu-type A100-PCIE-80GB"):
+        pcie = answer(sizes, flags)
+        assert "x16, 24 GB/s a card in each direction" in "\n".join(pcie.notes)
+        assert pcie.rows[0]["predicted_s"] > switch.rows[0]["predicted_s"]
+    assert not any("PCI" in note for note in switch.notes)
+    table = '[boxes]\ngpu = "A100 80GB"\ngpus_per_node = 8\ncores_per_node = 64\n'
+    file = tmp_path / "clusters.toml"
+    file.write_text(table + 'links = "PCIe 3.0 x8"\n')
+    monkeypatch.setenv("SCALING_CLUSTERS", str(file))
+    assert load_calibration("boxes").machine().link == 6e9
+    file = tmp_path / "wrong.toml"
+    file.write_text(table + 'links = "NVLink"\n')
+    monkeypatch.setenv("SCALING_CLUSTERS", str(file))
+    with pytest.raises(UsageError, match=r"links .NVLink. is not PCI Express, as PCIe 4.0 x16"):
+        load_calibration("boxes")
+    with pytest.raises(
+        UsageError, match="--links 'fast' states no PCI Express; write it as \"PCIe"
+    ):
+        answer(sizes, "--gpu-type A100-SXM4-80GB --links fast")
+
+
+def test_shards_stay_in_a_node_where_the_network_is_slow(tmp_path):
+    """Hybrid sharding: between nodes go a gradient's shards, once a step, and no weights."""
+    flags = "--preset llama3-8b --gpu-type H100-SXM --gpus 64 --global-batch 256 --engine fsdp2"
+    study = tmp_path / "planned.toml"
+    slow = answer(flags, "--network", "100Gb/s", "--top 3 --study", study)
+    assert slow.rows[0]["fsdp_shard"] == 8
+    (whole,) = (row for row in slow.rows if row["fsdp_shard"] is None)
+    assert whole["predicted_s"] > 1.3 * slow.rows[0]["predicted_s"]
+    specs = load_study(study).specs.values()
+    assert {spec.layout.fsdp_shard for spec in specs} == {8, None}
+
+
+def test_offload_is_tried_where_it_is_asked_for_and_an_engine_has_it(tmp_path):
+    """24 GiB hold a third of what Adam has for 7B parameters on two nodes of one card each."""
+    flags = "--preset llama2-7b --gpu-type RTX4090 --gpus 2 --gpus-per-node 1 --global-batch 8"
+    with pytest.raises(UsageError, match="do not fit on 2 GPUs"):
+        answer(flags)
+    study = tmp_path / "planned.toml"
+    shown = answer(flags, "--offload none optimizer all --top 20 --study", study)
+    assert {row["engine"] for row in shown.rows} <= {"fsdp2", "deepspeed_zero"}
+    assert all(row["offload"] for row in shown.rows) and "Adam on the host" in str(shown.notes)
+    assert {spec.layout.offload for spec in load_study(study).specs.values()} >= {"all"}
+
+
+def test_the_slowest_network_that_is_near_a_free_one_is_named():
+    """64 V100s with ZeRO-3: DeepSpeed's authors say that 100 Gb/s a node are too few, 200 to 400
+    do and 800 to 1000 are ideal (deepspeedai/DeepSpeed, issue 2928)."""
+    flags = "--preset llama2-13b --gpu-type V100-SXM2-32GB --gpus 64 --global-batch 512"
+    swept = answer(flags, "--engine deepspeed_zero --networks 10")
+    over = {row["gbits"]: row["over"] for row in swept.rows}
+    assert over[100] > 0.5 and 0.1 < over[400] < over[200] < 0.5 and over[800] < 0.1
+    assert list(over.values()) == sorted(over.values(), reverse=True)
+    (need,) = (note for note in swept.notes if note.startswith("deepspeed_zero: within 10 %"))
+    assert 400 < float(re.search(r"from ([\d,.]+) Gb/s", need)[1].replace(",", "")) < 800
+    with pytest.raises(UsageError, match="8 GPUs are one node"):
+        answer(flags.replace("--gpus 64", "--gpus 8"), "--networks")

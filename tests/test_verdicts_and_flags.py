@@ -135,8 +135,8 @@ def test_a_flag_that_a_log_contradicts_is_said_not_to_be_used(tmp_path, refused)
         (["--gpus", "0"], "--gpus must be at least 1 and at most "),
         (["--peak-tflops", "nan"], "--peak-tflops must be above 0 and "),
         (["--gpu-type", "H1000"], "unknown GPU 'H1000'; known: "),
-        (["--gpu-type", "RTX 3090"], "describe another card by a table of models/gpus.toml"),
-        (["--gpu-type", "RTX 3090"], "; for MFU alone give --peak-tflops, too"),
+        (["--gpu-type", "RTX 3080"], "describe another card by a table of models/gpus.toml"),
+        (["--gpu-type", "RTX 3080"], "; for MFU alone give --peak-tflops, too"),
     ],
 )
 def test_a_fact_that_does_not_exist_is_refused(capsys, flags, why):

@@ -25,12 +25,14 @@ from base.storage import output
 from models.flops import DEFAULT_CONVENTION
 from models.gpus import (
     NETWORK,
+    PCIE,
     card_memory,
     check_network,
     joined,
     lacking,
     mfu,
     network_rate,
+    pcie_rate,
     peak_tflops,
     planning_gpu,
 )
@@ -73,6 +75,7 @@ class _Stated:
     gpus_per_node: int = key(MISSING, "", Bounds(1, 10**9))
     gpu_memory_gb: float = key(MISSING, "", _POSITIVE)
     network: str = key("")  # words that `network_rate` understands
+    links: str = key("")  # PCI Express between a node's cards, where they have no others
     flash: bool = key(False)
 
 
@@ -158,6 +161,14 @@ class Calibration(_Stated):
         check_network(words, self.gpus_per_node, "--network")
         return replace(self, network=words)
 
+    def on_links(self, words: str | None) -> "Calibration":
+        """Returns the cluster with PCI Express between a node's cards, where --links states it."""
+        if words is None:
+            return self
+        if pcie_rate(words) is None:
+            raise UsageError(f"--links {words!r} states no PCI Express; write it as {PCIE}")
+        return replace(self, links=words, domain=self.gpus_per_node)
+
     def processor_note(self, processors: Iterable[str | None]) -> list[str]:
         """Returns a line that names the runs' processors that are not the calibrated host CPU; none
         where all are it, or this is no host CPU."""
@@ -168,6 +179,16 @@ class Calibration(_Stated):
             f"{self.name} was calibrated on {self.processor}, and runs here are of"
             f" {', '.join(sorted(strangers))}: their predicted times are of the other processor"
         ]
+
+    def links_note(self) -> list[str]:
+        """Returns a line on the PCI Express that joins a node's cards; none where other links do,
+        or the node has one card."""
+        if self.is_host or self.gpus_per_node < 2:
+            return []
+        rate = f"{self.machine().link / 1e9:.3g} GB/s a card in each direction"
+        source = "as the card's sheet has it" if not self.links else "as stated"
+        words = self.links or planning_gpu(self.gpu).pcie
+        return [f"links of a node's cards: {words}, {rate} ({source}), no NVLink"] if words else []
 
     def network_note(self, gpus: float = math.inf) -> list[str]:
         """Returns a line that states the rate of the network between the nodes and its source; none
@@ -194,8 +215,8 @@ class Calibration(_Stated):
         weights of `width` bytes. Weights of 4 bytes are multiplied in fp32, or in TF32."""
         if self.machine_override is not None:
             return self.machine_override
-        node = self.gpus_per_node
-        return machine_of(self.gpu, self.network, node, width, domain=self.joined, tf32=tf32)
+        node, joined = self.gpus_per_node, self.joined
+        return machine_of(self.gpu, self.network, node, width, "fp8", joined, tf32, self.links)
 
 
 def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
@@ -235,12 +256,13 @@ def of_cluster(name: str) -> Calibration:
             " plan for another with --cluster NAME"
         )
     memory_gb = stated.gpu_memory_gb or None
-    return replace(
+    planned = replace(
         from_data_sheet(stated.gpu, stated.gpus_per_node, name, memory_gb),
         network=stated.interconnect,
         domain=stated.domain,
         max_gpus=stated.max_nodes and stated.max_nodes * stated.gpus_per_node,
     )
+    return planned.on_links(stated.links or None)
 
 
 def from_data_sheet(

@@ -9,9 +9,9 @@ from analysis.planner.columns import Columns
 from analysis.planner.ranking import HEADINGS, KEYS, Ranking, message_seconds, policy
 from analysis.planner.space import engine_of
 from base.errors import UsageError
-from parallel.config.layout import EXPERT_AXES, RECOMPUTE
+from parallel.config.layout import EXPERT_AXES, OFFLOAD, RECOMPUTE
 
-WORDS = {"recompute": RECOMPUTE, "sequence_parallel": ("no", "yes")}
+WORDS = {"recompute": RECOMPUTE, "sequence_parallel": ("no", "yes"), "offload": OFFLOAD}
 
 
 class Chosen(NamedTuple):
@@ -27,7 +27,7 @@ def chosen_row(ranked: Ranking, layout: str) -> Chosen:
     keys = {heading.lower(): key for key, heading in HEADINGS.items()}
     pieces = [piece.partition("=") for piece in filter(None, re.split(r"[,\s]+", layout))]
     wanted = {keys.get(name.lower(), name): value for name, _, value in pieces}
-    names = {*KEYS, "sequence_parallel"}
+    names = {*KEYS, "sequence_parallel", "shards", "offload"}
     if ranked.steps.experts.any():
         names |= {*EXPERT_AXES}
     if unknown := wanted.keys() - names:

@@ -257,6 +257,8 @@ def study(ask: Question, rows: list[dict[str, Any]], where: str) -> list[str]:
             *(f"{axis} = {row[axis]}" for axis in EXPERT_AXES if axis in row),
             *(f"{name} = {json.dumps(value)}" for name, value in row["uneven"].items()),
             f'recompute = "{row["recompute"]}"',
+            *([f"fsdp_shard = {row['fsdp_shard']}"] if row["fsdp_shard"] else []),
+            *([f'offload = "{row["offload"]}"'] if row["offload"] else []),
             *(["sequence_parallel = true"] if row["sequence_parallel"] else []),
             f'label = "plan{row["rank"]}"',
             f'slurm = {{ time = "{time_limit(row["high_s"])}" }}',

@@ -20,7 +20,7 @@ from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from models.gpus import NETWORK
 from models.headroom import MARGIN, usable
-from parallel.config.layout import AXES, EXPERT_AXES, RECOMPUTE
+from parallel.config.layout import AXES, EXPERT_AXES, OFFLOAD, RECOMPUTE
 
 MARGINS = Bounds(0, 1, below=True)  # share of memory left free
 NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart
@@ -96,7 +96,7 @@ def rank(
     fits = np.flatnonzero(used <= limit)
     order = fits[np.argsort(seconds[fits], kind="stable")]
     names = ("tp", "pp", "vpp", "replicas", "tokens", "zero_stage", "sequence_parallel", "fsdp2")
-    names += tuple(EXPERT_AXES)
+    names += ("shards", "offload", *EXPERT_AXES)
     splits = zip(*(getattr(steps, name)[order].tolist() for name in names), strict=True)
     least: dict[tuple, float] = {}  # bytes of a split's fastest and smallest layout so far
     best = []
@@ -162,9 +162,14 @@ def gigabytes(steps: Columns, cluster: Calibration) -> dict[str, float]:
 
 
 def policy(steps: Columns, i: int) -> str:
-    """Returns a row's micro-batch, recomputation, ZeRO stage and sequence parallelism in words."""
+    """Returns a row's micro-batch, recomputation, ZeRO stage, offload and sequence parallelism."""
     words = f"micro-batch {steps.micro_batch[i]}, recompute {RECOMPUTE[steps.recompute[i]]}"
-    return f"{words}, ZeRO {steps.zero_stage[i]}" + (", sp" if steps.sequence_parallel[i] else "")
+    words += f", ZeRO {steps.zero_stage[i]}"
+    if steps.fsdp2[i] and steps.shards[i] < steps.replicas[i]:
+        words += f" over {steps.shards[i]} ranks"
+    if steps.offload[i]:
+        words += f", offload {OFFLOAD[steps.offload[i]]}"
+    return words + (", sp" if steps.sequence_parallel[i] else "")
 
 
 def refusals(ranked: Ranking) -> list[str]:
@@ -223,6 +228,8 @@ def rows_of(
             "engine": engine_of(layout.zero_stage, steps.fsdp2[i]),
             **{key: getattr(layout, key) for key in KEYS},
             **{axis: int(getattr(steps, axis)[i]) for axis in EXPERT_AXES if config.experts},
+            "fsdp_shard": layout.fsdp_shard,
+            "offload": layout.offload if layout.offload != "none" else None,
             "stages": "-".join(map(str, cut[i])) if layout.uneven else None,
             "uneven": layout.uneven,
             "sequence_parallel": "yes" if layout.sequence_parallel else "",
@@ -328,6 +335,8 @@ def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
         Column("engine", "engine"),
         *axis_columns(rows),
         *(Column(key, HEADINGS.get(key, key), "d") for key in numbers),
+        Column("fsdp_shard", "shards", "d", seldom=True),
+        Column("offload", "offload", seldom=True),
         Column("stages", "layers of first-middle-last stage", seldom=True),
         Column("recompute", "recompute"),
         Column("sequence_parallel", "sp"),

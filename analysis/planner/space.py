@@ -11,19 +11,28 @@ from analysis.planner.columns import Columns, columns
 from analysis.planner.memory.peak import check_counted
 from base.errors import UsageError
 from models.config import GPTConfig
-from parallel.config.layout import AXES, RANK_AXES, RECOMPUTE, uneven_ends
+from parallel.config.engine_abilities import ENGINES
+from parallel.config.layout import AXES, OFFLOAD, RANK_AXES, RECOMPUTE, uneven_ends
 
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in compute
 SPLIT = (*AXES, "micro_batch", "n_micro", "first_layers", "last_layers")
 PLANNED = ("megatron", "deepspeed_zero", "fsdp2")
-POLICY = ("recompute", "zero_stage", "sequence_parallel", "fsdp2")
-# ZeRO 2 and 3 run without sequence parallelism.
-POLICIES = [
-    (recompute, zero, sequence_parallel, fsdp2)
-    for recompute in map(RECOMPUTE.index, ("none", "full"))
-    for zero in range(4)
-    for sequence_parallel, fsdp2 in (((0, 0), (1, 0)) if zero < 2 else ((0, 0), (0, 1)))
-]
+POLICY = ("recompute", "zero_stage", "sequence_parallel", "fsdp2", "hybrid", "offload")
+# Sequence parallelism, FSDP2, and whether its shards are within what fast links join.
+_BELOW_2, _SHARDED = ((0, 0, 0), (1, 0, 0)), ((0, 0, 0), (0, 1, 0), (0, 1, 1))
+
+
+def policies(offloads: Sequence[str]) -> list[tuple[int, ...]]:
+    """Returns the values of POLICY to try for each split; ZeRO 2 and 3 run without sequence
+    parallelism. Of offloads, each engine has those of its abilities."""
+    return [
+        (recompute, zero, *ways, OFFLOAD.index(offload))
+        for recompute in map(RECOMPUTE.index, ("none", "full"))
+        for zero in range(4)
+        for ways in (_BELOW_2 if zero < 2 else _SHARDED)
+        for offload in offloads
+        if offload in ENGINES[engine_of(zero, ways[1])].offload and (offload != "all" or zero == 3)
+    ]
 
 
 def divisors(n: int) -> list[int]:
@@ -51,12 +60,14 @@ def space(
     leave: int = 0,
     cps: Sequence[int] = (1,),
     engines: Sequence[str] = PLANNED,
+    offloads: Sequence[str] = ("none",),
 ) -> Columns:
     """Returns every layout of the model on that many GPUs, one row each, of which `Layout.problems`
     finds nothing and which the engines can run.
 
     At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many. cps: the
-    context-parallel sizes. engines: those of `PLANNED` to plan for."""
+    context-parallel sizes. engines: those of `PLANNED` to plan for. offloads: what may lie in host
+    memory."""
     if seq_len > config.max_seq_len:
         raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
     if cluster.max_gpus and gpus > cluster.max_gpus:
@@ -70,14 +81,15 @@ def space(
     splits = list(_splits(pipelines(config), gpus, global_batch, shared, leave))
     if not splits:
         raise UsageError(_no_layout(config, gpus, global_batch, shared, leave))
-    values = np.hstack(
-        [np.repeat(splits, len(POLICIES), axis=0), np.tile(POLICIES, (len(splits), 1))]
-    )
-    engine = np.tile([engine_of(zero, fsdp2) for _, zero, _, fsdp2 in POLICIES], len(splits))
+    ways = policies(offloads)
+    values = np.hstack([np.repeat(splits, len(ways), axis=0), np.tile(ways, (len(splits), 1))])
+    engine = np.tile([engine_of(zero, fsdp2) for _, zero, _, fsdp2, *_ in ways], len(splits))
     settings = dict(zip((*SPLIT, *POLICY), values.T, strict=True)) | {"engine": engine}
     if config.experts:
         settings = _with_experts(config, settings)
-    engine = settings.pop("engine")
+    engine, hybrid = settings.pop("engine"), settings.pop("hybrid") == 1
+    replicas = settings["dp"] * settings["cp"]
+    settings["shards"] = np.where(hybrid, cluster.joined, replicas)
     tp, zero_stage, fsdp2 = settings["tp"], settings["zero_stage"], settings["fsdp2"]
     settings |= {
         "vocab": config.padded_vocab(tp),
@@ -96,7 +108,9 @@ def space(
     if flash is not None:
         settings["flash"] = flash
     steps = columns(config, **settings)
-    keep = np.isin(engine, engines) & ~_cannot_run(steps, precision)
+    # Some copies of the model, each of more ranks than one.
+    divides = (replicas % steps.shards == 0) & (steps.shards < replicas) & (steps.shards > 1)
+    keep = np.isin(engine, engines) & ~_cannot_run(steps, precision) & (~hybrid | divides)
     steps = steps.take(keep)
     check_counted(config, steps, f"{precision} on {cluster.gpu}")
     if not keep.any():

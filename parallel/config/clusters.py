@@ -31,6 +31,7 @@ _SOME = Text(r"(?s).*\S.*", "a text that is not blank")
 _MOUNT = Text(r"[^:,]+(:[^:,]+)?", "FOLDER or FOLDER:WHERE")
 _HOST = Text(r"[A-Za-z0-9.-]*", "a part of a host name")
 _COUNT = Bounds(1, 10**6)
+_LINKS = Text(r"(PCIe [1-7]\.0 x(1|2|4|8|16))?", "PCI Express, as PCIe 4.0 x16")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Cluster(JobSettings):
     gpu: str = key("", "the GPU's name")
     gpu_memory_gb: float | None = key(None, "memory of one GPU", _COUNT)
     interconnect: str = key("", "a node's network, for analysis.plan: 8x NDR, 10 GbE")
+    links: str = key("", "PCI Express of a node's cards without NVLink: PCIe 4.0 x16", _LINKS)
     domain: int | None = key(None, "GPUs that fast links join; default: the card's rack", _COUNT)
     max_nodes: int | None = key(None, "the most nodes that a job may have", _COUNT)
     slurm_cluster: str = key("", "Slurm's name of it, where it is not the login node's own", OPTION)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from analysis.planner.columns import Array
-from models.gpus import network_rate, planning_gpu
+from models.gpus import network_rate, pcie_rate, planning_gpu
 
 # The share of the sheet's rate that products reach in FP8 over that in bf16. B200's bf16 was seen
 # on one node (SimuMax), below GB200's, the same chip; its FP8 elsewhere (MLPerf).
@@ -48,12 +48,14 @@ def machine_of(
     low: str = "fp8",
     domain: float | None = None,
     tf32: bool = False,
+    links: str = "",
 ) -> Machine:
     """Returns the machine of a card by name; the network's rate is the one that the cluster's
     description states, else the card's. low: what the layers' GEMMs run in where `Columns.fp8` says
     so. domain: GPUs that fast links join (`joined`, default: the node's), whose network is meant.
     width: bytes of a weight; those of 4 are multiplied in fp32, or where `tf32` and the card has
-    it, in TF32. An fp32 peak that is not known counts as an eighth of fp16's.
+    it, in TF32. links: the PCI Express that joins a node's cards in place of their own links. An
+    fp32 peak that is not known counts as an eighth of fp16's.
 
     Raises:
         UsageError: no such card.
@@ -66,5 +68,6 @@ def machine_of(
     network = network_rate(cluster, gpus_per_node) or card.network * float(gpus_per_node)
     network *= (domain or gpus_per_node) / gpus_per_node
     mesh = card.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch
+    link = pcie_rate(links) or card.link
     fp8 = card.peaks.get(low, 0.0) * 1e12 * FP8_OVER_BF16.get(card.name, 1.0)
-    return Machine(peak * 1e12, card.memory_rate, card.link, network, mesh, fp8=fp8)
+    return Machine(peak * 1e12, card.memory_rate, link, network, mesh and not links, fp8=fp8)
