@@ -181,8 +181,8 @@ def test_a_name_of_several_cards_means_one_of_these_and_no_other():
     """A bare H100 is an SXM, a PCIe or an NVL; torchtitan's fallback is for none of them."""
     bare = printed_mfu(0.4, Interval(988, 990), "torchtitan", "NVIDIA H100").text
     assert "torchtitan's peak of the H100 SXM; no peak of NVIDIA H100 is known" in bare
-    known = printed_mfu(0.4, Interval(154.8, 154.9), "torchtitan", "NVIDIA RTX A6000").text
-    assert "torchtitan's peak of the A6000;" in known
+    known = printed_mfu(0.4, Interval(164.9, 165.1), "nanochat", "NVIDIA A30").text
+    assert "nanochat's peak of the A30;" in known
     other = printed_mfu(0.4, Interval(311, 313), "torchtitan", "NVIDIA GeForce GTX 1660").text
     assert f"torchtitan's {FALLBACK};" in other
     silent = printed_mfu(0.4, Interval(311, 313), "torchtitan").text
