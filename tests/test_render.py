@@ -737,6 +737,7 @@ def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
 def test_a_dry_run_refuses_what_the_real_one_refuses(dry, tmp_path, refused):
     for text, words in (
         ('memory = "1 G"', "memory '1 G' is not what an #SBATCH line can hold"),
+        ('options = ["-A", "me"]', "options 'me' is not an option of sbatch"),
         ("max_restarts = -1", "max_restarts must be at"),
         ("requeue = true", "ddp asks for requeue without save_interval"),
     ):

@@ -23,7 +23,9 @@ from parallel.config.run_spec import RunSpec
 CLUSTERS = ROOT / "slurm" / "clusters.toml"
 # Slurm reads #SBATCH lines with its own quoting rules, so nothing that any reader could take for a
 # quote, a comment or the line's end goes there.
-OPTION = Text(r"[A-Za-z0-9_.,:@+=%/&|*()\[\]-]*", "what an #SBATCH line can hold")
+_CHARACTERS = r"[A-Za-z0-9_.,:@+=%/&|*()\[\]-]*"
+OPTION = Text(_CHARACTERS, "what an #SBATCH line can hold")
+_SBATCH = Text(f"-{_CHARACTERS}", "an option of sbatch that an #SBATCH line can hold")
 VARIABLE = Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 _FLAG = Text(r"(?s)-.*", "an option")
 _SHELL = Text(r"[^\n]*[^\n\s][^\n]*", "one line of shell")
@@ -68,7 +70,7 @@ class JobSettings:
     signal_lead_s: int = key(
         0, "seconds before the limit at which runs save; 0: a fifth, 10 to 120", Bounds(0, 65535)
     )
-    options: tuple[str, ...] = key((), "more #SBATCH options", OPTION)
+    options: tuple[str, ...] = key((), "more #SBATCH options", _SBATCH)
     srun: tuple[str, ...] = key((), "more options of srun", _FLAG)
     torchrun: tuple[str, ...] = key((), "more options of torchrun", _FLAG)
     setup: tuple[str, ...] = key((), "shell lines before Python: module, conda, source", _SHELL)
