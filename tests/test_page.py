@@ -214,6 +214,18 @@ def test_the_first_screen_says_that_nothing_is_faster_than_the_baseline(tmp_path
     assert page_at([tmp_path / "ddp"]).first.answer.startswith("No run has a speedup against a")
 
 
+def test_a_run_that_failed_is_no_fastest_run(tmp_path):
+    about = fixture_runs.facts("s", "ddp")
+    oom = "torch.OutOfMemoryError: CUDA out of memory"
+    fixture_runs.write(tmp_path, about | {"run": "quick"}, 0.5, fail=oom)
+    first = page_at([tmp_path]).first
+    assert first.answer == "No run ended well, so nothing is compared: 1 x OOM." and not first.cards
+    fixture_runs.write(tmp_path, about | {"run": "whole"}, 1.0)
+    first = page_at([tmp_path]).first
+    assert "whole has the most tokens/s" in first.answer
+    assert [card.run for card in first.cards] == ["whole"]
+
+
 def test_an_efficiency_above_1_is_marked_in_its_row_and_doubtful_on_the_first_screen(tmp_path):
     for step_s, gpus in ((1.0, 1), (0.4, 2), (0.3, 4)):
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s=step_s)

@@ -16,6 +16,7 @@ from analysis.pages.section import BAD, GOOD, IN_DOUBT, Card, Chart, FirstScreen
 from analysis.runs import loss_parity
 from analysis.runs.advice import line_of
 from analysis.runs.loss_parity import DIFFERS, EQUAL
+from analysis.runs.verdict import unfinished
 
 Row = dict[str, Any]
 Rows = list[Row]
@@ -28,11 +29,13 @@ def first_screen(study: Study) -> FirstScreen:
     on_cpu = all(r.facts and not (r.facts.get("host") or {}).get("gpu") for r in study.records)
     unit = "CPU ranks" if on_cpu else "GPUs"
     rows = study.table.rows
-    fastest = winners(rows) or _busiest(rows)
+    pairs = zip(study.records, rows, strict=True)
+    ended = [row for record, row in pairs if not unfinished(record)]
+    fastest = winners(rows) or _busiest(ended)
     shown = fastest if len(fastest) <= CARDS else [fastest[0], *fastest[1 - CARDS :]]
     return FirstScreen(
         _about(study, len(fastest) - len(shown), unit),
-        _answer(rows, study.kind, unit),
+        _answer(rows, ended, study.kind, unit),
         [_card(row, unit, study.palette) for row in shown],
         _trust(study),
         _picture(study, unit),
@@ -69,15 +72,20 @@ def _work(rows: Rows) -> list[str]:
     return words
 
 
-def _answer(rows: Rows, kind: str, unit: str) -> str:
-    """Says which run won and by how much, or why none did; `unit`: CPU ranks or GPUs."""
+def _answer(rows: Rows, ended: Rows, kind: str, unit: str) -> str:
+    """Says which run won and by how much, or why none did. `ended`: the rows of runs that did not
+    fail; `unit`: CPU ranks or GPUs."""
     best = [row for row in winners(rows) if not row["is_baseline"]]
     if best:
         first = max(best, key=lambda row: row["speedup"])
         most = "Fastest" if kind == "strong" else "Most work in the same time"
         place = f"{first['baseline']}'s speed on {_counted(first['gpus'], unit)}"
         return f"{most}: {first['run']}, {first['speedup']:.2f} times {place}."
-    timed = [row for row in rows if row["tokens_per_s"]]
+    if rows and not ended:
+        verdicts = Counter(row["verdict"] for row in rows)
+        why = ", ".join(f"{n} x {verdict}" for verdict, n in verdicts.most_common())
+        return f"No run ended well, so nothing is compared: {why}."
+    timed = [row for row in ended if row["tokens_per_s"]]
     if not timed:
         return "No run has a time, so nothing is compared."
     if slower := [row for row in rows if row["speedup"] and not row["is_baseline"]]:
