@@ -1,19 +1,19 @@
-"""What cannot be true in published tables, by their own numbers.
+"""Which numbers of published tables contradict each other.
 
     python -m analysis.audit PATH... [--mapping HEADING=COLUMN] [--fact COLUMN=VALUE]
                              [--format text|json]
 
-PATH is a table in CSV, TSV or Markdown, or a folder of these. One line a finding:
-`FILE:LINE: what is printed, but what follows`. What must hold is a list of identities
-(analysis/published/identities.py): GPUs of the layout, batches, rates, FLOPs per token, MFU, peaks,
-speedups, efficiencies, repeats, equal results. Printed digits are intervals.
+PATH is a table in CSV, TSV or Markdown, or a folder of these. Each finding is one line:
+`FILE:LINE: what is printed, but what follows`. analysis/published/identities.py lists what must
+hold: GPUs of the layout, batches, rates, FLOPs per token, MFU, peaks, speedups, efficiencies,
+repeats, equal results. A printed number stands for an interval, by its digits.
 
-On stderr: each heading that is not known, each table in which nothing could be checked, and each
-file that cannot be read. --mapping says what a heading means; --fact states for every row what the
-text beside the table says, as seq_len=1024 or gpu_type=H100.
+stderr names each unknown heading, each table in which nothing could be checked, and each file that
+could not be read. --mapping says what a heading means. --fact states for every row what the text
+beside the table says, such as seq_len=1024 or gpu_type=H100.
 
-Exits 0 where all was checked and nothing found, 1 where something was found, and 2 where nothing
-was found, but a table or file could not be checked.
+Exits 0 if all was checked and nothing was found, 1 if something was found, and 2 if nothing was
+found but a table or file could not be checked.
 """
 
 import sys

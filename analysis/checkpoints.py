@@ -2,12 +2,12 @@
 
     python -m analysis.checkpoints PATH... [--format markdown]
 
-PATH is a run folder (its checkpoints.csv is read) or a study; of other programs' logs nothing is
-read. One row for each run and kind of event: how many, the median seconds that training waited
-(blocked) and until it was on disk (total), the median bytes, and bytes over total seconds, in all
-and for each rank. The share is the waiting over the waiting and the logged steps together. Those
-that failed (a full disk, a damaged file) are counted apart; only their waiting counts with the
-others'. What is not known prints `-`. Exits 2 when nothing could be read.
+PATH is a run folder with checkpoints.csv, or a study; logs of other programs are not read. One row
+for each run and event (save, load): how many, the median seconds that training waited (blocked) and
+until the event was done (total), the median bytes, and bytes over total seconds, in all and for
+each rank. The share is the waiting over the waiting and the logged steps together. Events that
+failed (a full disk, a damaged file) are counted apart; of their times only the waiting counts.
+`-` is unknown. Exits 2 when nothing could be read.
 """
 
 import sys

@@ -4,13 +4,13 @@
     python -m analysis.expect --preset llama3-8b --gpu-type "H100 SXM" --gpus 64 --tp 2
         --micro-batch 1 --global-batch 128 --seq-len 8192
 
-PATH is a run folder or a log of any program; without one the flags describe the run, and what they
-leave out is as in parallel.train. The first table has the run, what is predicted for it (low to
-high hold 80 %; by --cluster, else by the data sheet of --gpu-type), and the nearest published rows,
-one of each table, model, card and number of GPUs, with all in which they differ. TFLOP/s are
-counted here, by one convention. Where the sizes are of another model than --preset, --params or the
-log claims, a line says so. A second table says why a run is slower than the interval (or, without
-one, than rows): what it waited for by its own record, and what differs from faster rows, by gain.
+PATH is a run folder or a log of any program. Without PATH the flags describe the run, with the
+defaults of parallel.train. The first table has the run, its predicted time (low to high is the 80 %
+interval; by --cluster, else by the data sheet of --gpu-type), and the nearest published rows, one
+for each table, model, card and number of GPUs, with every setting that differs. All TFLOP/s are
+counted by one convention. A line says if the sizes are of another model than --preset, --params or
+the log claims. If the run is slower than the interval (or, without one, than the rows), a second
+table lists what it waited for, and what differs from faster rows, by gain.
 """
 
 import math

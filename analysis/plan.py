@@ -8,8 +8,8 @@
     python -m analysis.plan ... --scale strong --tokens 2e12
 
 Every split of the GPUs by tp, pp, vpp and dp, every micro-batch, recompute policy, ZeRO stage and
-sequence parallelism is tried, and every cp of --cp. What is printed is predicted, not measured; the
-interval holds 80 %.
+sequence parallelism is tried, and every cp of --cp. All numbers are predicted, not measured; low to
+high is the 80 % interval.
 A cluster is a name (of analysis/planner/calibrations or slurm/clusters.toml) or a calibration file.
 --study writes the fastest layout of three splits, then the fastest others; it refuses to replace a
 file, unless --force is given. --show prints the first layout, or that of --why, as Megatron-LM's or

@@ -2,10 +2,11 @@
 
     python -m analysis.plots PATH... [--out FOLDER] [--baseline NAME]
 
-scaling is the speedup (weak: efficiency) against GPUs with the ideal line and the name of the
-fastest run of each size, splits is the same as one bar a configuration, the fastest first, and
-tflops is TFLOP/s per GPU. They go to PATH/plots (beside a file; of several paths --out says where).
-Every file that is written is named, and so is every run that a picture leaves out, with the reason.
+`scaling` is the speedup (weak: efficiency) against GPUs, with the ideal line and the name of the
+fastest run of each size. `splits` has the same as one bar for each configuration, the fastest
+first. `tflops` is TFLOP/s per GPU. They go to PATH/plots (beside PATH if it is a file; several
+paths need --out). The command names every file that it writes, and every run that a picture leaves
+out, with the reason.
 Exits 2 when there is nothing to draw.
 """
 

@@ -3,11 +3,11 @@
     python -m analysis.profile PATH... [--top 10] [--format json]
 
 PATH is a run folder, whose profiles/ and <jobid>.profiles/ are read; a folder of such runs; or one
-profile: `nsys stats` text or a torch.profiler trace. A share is of the sum of its kind, as nsys
-prints it: ranges inside each other count in both, and in a trace those of one name as the time that
-they cover. Where a trace tells how long the profiled steps were, `of time` is the share of that. A
-profiled run says what takes the time, never how fast the run is. What cannot be read is named in
-one line, and the rest is still reported; exits 2 if there was any.
+profile: `nsys stats` text or a torch.profiler trace. A share is of the sum of its kind (ranges,
+kernels, collectives), as nsys prints it. A range inside another counts in both; in a trace, ranges
+of one name count as the time that they cover together. If a trace says how long the profiled steps
+were, `of time` is the share of that. A profile shows what takes the time, not how fast the run is.
+A file that cannot be read is named in one line, and the rest is still reported; then it exits 2.
 """
 
 import re

@@ -5,8 +5,8 @@
 Strong and weak scaling by node and GPU beside the ideal; Amdahl's, Gustafson's and the Universal
 Scalability Law's parameters with 95 % intervals, their limit and the next two doublings; hours,
 GPU-hours, node-hours and kWh for the tokens, at each measured size and at --size; what was
-measured, on what, how sure it is; five sentences of method. What no run states is `-`, with the
-flag that gives it. Runs that cannot be compared are left out and named.
+measured, on which machine, how sure it is; five sentences of method. `-` is what no run states;
+a note names the flag that gives it. Runs that cannot be compared are left out and named.
 Exits 2 when nothing could be read.
 """
 

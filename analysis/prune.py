@@ -2,11 +2,11 @@
 
     python -m analysis.prune slurm/layouts.toml --cluster 2-core-cpu [--top N]
 
-Every run of the study is predicted as analysis.plan predicts its layouts; --cluster is a
-calibration or a cluster of slurm/clusters.toml, by default the study's own. Below the table stands
-the command that submits what is kept: the runs that fit or, with --top N, those N of them with most
-tokens per second. Nothing is submitted here. What is printed is predicted, not measured; low to
-high hold 80 %.
+Every run of the study is predicted as analysis.plan predicts its layouts. --cluster is a
+calibration or a cluster of slurm/clusters.toml, by default the study's own. The command below the
+table submits the runs that fit or, with --top N, the N of them with the most tokens per second.
+Nothing is submitted here. All numbers are predicted, not measured; low to high is the 80 %
+interval.
 """
 
 import sys

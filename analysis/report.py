@@ -2,8 +2,8 @@
 
     python -m analysis.report FILE.md... [--check]
 
-A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`; what is between
-them is written by this command and by nobody else. NAME is one of
+A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`. This command writes
+all that is between these marks. NAME is one of
 
     tflops | scaling | compare | parity | breakdown | stragglers | checkpoints | goodput | plan |
     proposal
@@ -12,11 +12,10 @@ them is written by this command and by nobody else. NAME is one of
     audit PATH...               what is wrong with published tables
     file PATH...                Markdown tables that benchmarks wrote
 
-and, where benchmarks.published_tables is run in place of this command, those of it.
+benchmarks.published_tables knows more names; it writes all blocks, as this command does.
 
 Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
-and exits 1 when a file is stale.
-Exits 2 when a file, a block or its data cannot be read.
+and exits 1 when a file is stale. Exits 2 when a file, a block or its data cannot be read.
 """
 
 import contextlib
