@@ -331,10 +331,8 @@ class _Table:
     def columns(self, record: Record) -> Columns:
         """Returns the columns of the whole log, and puts the doubts about numbers in its record."""
         parts = self.parts or [{name: np.empty(0) for name in self.names}]
-        columns = {
-            name: np.concatenate([block_columns[name] for block_columns in parts])
-            for name in self.names
-        }
+        # Of a long log a column is many bytes: the parts are let go one by one.
+        columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in self.names}
         has_commas = any(2 * count > self.rows for count in self.decimal.values())
         for name in self.fields:
             n_numbers = np.isfinite(columns[name]).sum()

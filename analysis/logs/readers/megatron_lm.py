@@ -171,15 +171,18 @@ def _add_timers(columns: Columns, log: Log, sample: bytes) -> None:
         return
     timers = table(log, line, Record("", ""))
     entry = np.searchsorted(columns["at"], timers.pop("at")) - 1
+    unknown = np.full(len(columns["at"]), np.nan)
     spent_s = {}
     for name in _TIMER_FIELDS:
-        rows = np.flatnonzero((entry >= 0) & np.isfinite(timers[name]))
-        spent_s[name] = np.full(len(columns["at"]), np.nan)
-        spent_s[name][entry[rows]] = timers[name][rows] / 1000
+        values = timers.pop(name)
+        rows = np.flatnonzero((entry >= 0) & np.isfinite(values))
+        if len(rows):
+            spent_s[name] = unknown.copy()
+            spent_s[name][entry[rows]] = values[rows] / 1000
     for part, names in _TIMERS.items():
-        known = [spent_s[name] for name in names if np.isfinite(spent_s[name]).any()]
-        columns[part] = np.sum(known, axis=0) if known else np.full(len(columns["at"]), np.nan)
-    has_compute = np.isfinite(spent_s["forward-compute"])
+        known = [spent_s[name] for name in names if name in spent_s]
+        columns[part] = sum(known) if known else unknown
+    has_compute = np.isfinite(spent_s.get("forward-compute", unknown))
     columns["compute_s"] = np.where(has_compute, columns["compute_s"], np.nan)
     columns["forward_backward_s"][has_compute] = np.nan
     within = np.nan_to_num(columns["data_s"])
