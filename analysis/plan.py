@@ -30,6 +30,7 @@ from analysis.common import convergence
 from analysis.common.table import Table, add_table_flags, show
 from analysis.planner import explain, networks, pasted, ranking, scale
 from analysis.planner.calibration import from_data_sheet, load_calibration
+from analysis.planner.columns import MUON
 from analysis.planner.networks import NEAR
 from analysis.planner.ranking import Question, Ranking
 from analysis.planner.space import PLANNED, WIDTHS
@@ -47,7 +48,12 @@ from parallel.config.layout import OFFLOAD
 # What a model is made of, as flags; the sequence length that is planned is its number of positions.
 MODEL = tuple(name for name in OVERRIDES if name not in ("max_seq_len", "experts"))
 SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "n_kv_head", "vocab_size", "max_seq_len")
+OPTIMIZERS = {"adam": "", "muon": "duplicated"} | {f"muon_{mode}": mode for mode in MUON[2:]}
 # Notes below a table.
+NOTE_MUON = (
+    "Muon: of Megatron-LM alone, for every engine here trains with AdamW; a host that launches many"
+    " small matrices takes longer, 4 to 7 ms each in Megatron-LM's own tests"
+)
 NOTE_FSDP2 = "fsdp2: no run of it is behind these times"
 NOTE_BALANCED = (
     "experts take equally many tokens, as a forced balance gives; all-to-all by Megatron-LM's own"
@@ -89,6 +95,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--engine", nargs="+", choices=PLANNED, default=PLANNED, help=engines)
     cps = "context-parallel sizes to try (default: 1)"
     add("--cp", type=int, nargs="+", default=[1], metavar="N", help=cps)
+    kinds = (
+        "adam, or Megatron-LM's Muon by its --muon-tp-mode: muon (duplicated), muon_distributed ..."
+    )
+    add("--optimizer", choices=OPTIMIZERS, default="adam", help=kinds)
     offloads = f"what may lie in host memory, to try: {', '.join(OFFLOAD)} (default: none)"
     add("--offload", nargs="+", choices=OFFLOAD, default=["none"], help=offloads)
     count("--leave", default=0, help="GPUs that may stay idle")
@@ -145,6 +155,13 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise UsageError("--critical-batch is of batches that grow: give --scale weak")
     if arguments.why is not None and arguments.study:
         raise UsageError("--why explains one layout: no --study with it")
+    if arguments.optimizer != "adam" and (
+        arguments.study or arguments.show not in (None, "megatron")
+    ):
+        raise UsageError(
+            f"--optimizer {arguments.optimizer} is planned for Megatron-LM, which --show megatron"
+            " writes: every engine of a study trains with AdamW"
+        )
     if arguments.show and (arguments.study or arguments.top):
         raise UsageError("--show prints one layout: no --study or --top with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
@@ -180,8 +197,9 @@ def question(arguments: argparse.Namespace) -> Question:
             "precision": cluster.precision(arguments.precision),
             "flash": arguments.flash,
             "leave": arguments.leave,
-            "engines": arguments.engine,
+            "engines": arguments.engine if arguments.optimizer == "adam" else ("megatron",),
             "cps": sorted(set(arguments.cp)),
+            "muon": OPTIMIZERS[arguments.optimizer],
             "offloads": tuple(dict.fromkeys(arguments.offload)),
         },
         margin=arguments.margin,
@@ -243,6 +261,8 @@ def _notes(
         notes.append(NOTE_FP8_MEMORY)
     if any(row["cp"] > 1 for row in rows):
         notes.append(NOTE_RING)
+    if ask.settings["muon"]:
+        notes.append(NOTE_MUON)
     if any(row["offload"] for row in rows):
         notes.append(NOTE_OFFLOAD)
     if any("ep" in row for row in rows):
@@ -296,7 +316,9 @@ def shown(ask: Question, program: str, layout: str | None, where: str) -> str:
     if program == "study":
         return "\n".join([*comments, *pasted.study(ask, [row], where)]) + "\n"
     flash = bool(ranked.steps.flash[i])
-    planned = pasted.Plan(ask.config, ranked.steps.layout(i), row["engine"], ask.gemms, flash)
+    planned = pasted.Plan(
+        ask.config, ranked.steps.layout(i), row["engine"], ask.gemms, flash, ask.settings["muon"]
+    )
     answer = pasted.PROGRAMS[program](planned)
     comments += [f"# not said: {sentence}" for sentence in answer.unsaid]
     return "\n".join([*comments, answer.text]) + "\n"

@@ -151,3 +151,13 @@ def test_show_prints_the_first_layout_or_the_one_of_why(capsys, tmp_path):
     assert len(load_study(study).runs) == 1
     assert plan.main([*flags, "--show", "deepspeed", "--top", "3"]) == 2
     assert "--show prints one layout" in capsys.readouterr().err
+
+
+def test_muon_is_planned_for_megatron_lm_alone(capsys):
+    flags = "--preset llama3-8b --cluster dgx-h100 --gpus 64 --global-batch 128".split()
+    flags += ["--optimizer", "muon_layer_sharded"]
+    assert plan.main([*flags, "--show", "megatron"]) == 0
+    text = capsys.readouterr().out
+    assert "--optimizer muon \\\n--muon-tp-mode layer_sharded \\\n" in text
+    assert plan.main([*flags, "--show", "study"]) == 2
+    assert "every engine of a study trains with AdamW" in capsys.readouterr().err

@@ -55,6 +55,9 @@ def test_simumaxs_runs_on_eight_b200s_within_half_a_percent():
 def test_megatrons_own_tests_above_a_gigabyte(shared):
     """The last rank of its continuous integration. 298 of 407 have what the bytes follow from."""
     rows = read_rows([shared / "published" / "megatron_golden.csv"])
+    muon = np.abs(errors(rows))[rows.steps.muon > 0]
+    assert len(muon) == 8 and np.median(muon) < 0.045 and muon.max() < 0.06
+    rows.memory_gb[rows.steps.muon > 0] = np.nan
     off = np.abs(errors(rows))[rows.memory_gb > 1]
     known = off[np.isfinite(off)]
     assert len(known) == 298
@@ -90,6 +93,18 @@ def test_states_of_a_small_gpt():
     # A tied word embedding is there at both ends, the last norm at one, the positions at the other.
     assert halves == [2 * LAYER + WORDS + 32 * 64, 2 * LAYER + WORDS + 2 * 64]
     assert parts(untied=True)["weights"] == 2 * (n + WORDS)
+
+
+def test_muon_has_one_moment_of_a_matrix_and_a_home_for_each_parameter():
+    """8 bytes of a matrix's number, 12 of the words' and the norms'; shared by whole parameters."""
+    matrices = 4 * 12 * 64**2
+    n = 4 * LAYER + WORDS + 32 * 64 + 2 * 64
+    assert parts(muon=1)["optimizer"] == 12 * n - 4 * matrices
+    shared = parts(muon=1, dp=4, zero_stage=1)["optimizer"]
+    assert shared == (12 * n - 4 * matrices) / 4 > 12 * WORDS
+    many = parts(muon=1, dp=64, zero_stage=1)["optimizer"]
+    assert many == 12 * WORDS  # which one rank has
+    assert parts()["weights"] == parts(muon=1)["weights"]
 
 
 def test_activations_and_logits_of_a_small_gpt():

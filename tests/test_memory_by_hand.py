@@ -48,7 +48,7 @@ def states(n, **given):
     """Bytes of weights, gradients and optimizer of n parameters."""
     one, numbers = step(**given), Parameters(n, 0.0)
     first = stages(one)[0]
-    return weights(one, numbers), gradients(one, first, numbers), optimizer(one, numbers)
+    return weights(one, numbers), gradients(one, first, numbers), optimizer(one, first, numbers)
 
 
 def test_in_fp8_weights_are_held_twice_more_and_the_inputs_of_products_in_one_byte():

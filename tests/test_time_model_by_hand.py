@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from analysis.planner import engines
-from analysis.planner.columns import FAMILIES, columns, columns_of
+from analysis.planner.columns import FAMILIES, MUON, columns, columns_of
 from analysis.planner.messages import sent_bytes
 from analysis.planner.timemodel import compute, links, replicas, stages, step
 from analysis.planner.timemodel import layer as layer_time
 from analysis.planner.timemodel import machine as machines
 from analysis.planner.timemodel.machine import Machine
+from analysis.planner.timemodel.muon import newton_schulz
 from models import flops
 from models.config import GPTConfig
 from parallel.config.resolve import resolve
@@ -421,3 +422,27 @@ def test_engines_have_the_constants_of_their_family():
     assert [engines.constant(x, name).tolist() for name in ("host", "overlap")] == [[1, 1], [0, 0]]
     ours = engines.families(["megatron", "deepspeed_zero", "fsdp2", "ddp"])
     assert [FAMILIES[i] for i in ours] == ["megatron_core", "deepspeed", "fsdp", "megatron"]
+
+
+def test_muons_products_are_made_once_where_a_layer_has_one_home():
+    """Four matrices of attention, two of the feed-forward: 5 (4 s^2 l + 2 s^3) FLOPs each."""
+    machine = Machine(1e14, 1e12, 3e12, 1e12)
+    constants = {"gemm": 0.5, "link": 1.0, "latency": 0.0, "network": 1.0}
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32}
+    sizes |= {"dp": 2, "zero_stage": 1}
+
+    def seconds(mode, **given):
+        steps = columns(**sizes | given, muon=MUON.index(mode))
+        return newton_schulz(steps, machine, constants).item()
+
+    square, long = 5 * 6 * 64**3, 5 * (4 * 64**2 * 256 + 2 * 64**3)
+    whole = 2 * (4 * square + 2 * long) / 5e13
+    assert seconds("") == 0
+    assert seconds("duplicated") == pytest.approx(whole / 2)
+    assert seconds("duplicated", zero_stage=0) == pytest.approx(whole)
+    assert seconds("duplicated", dp=4096) == pytest.approx(long / 5e13)  # one matrix is whole
+    cut = {"tp": 4, "zero_stage": 0}
+    one_home, repeated = seconds("layer_sharded", **cut), seconds("duplicated", **cut)
+    assert repeated == pytest.approx(4 * one_home)
+    split = seconds("distributed", **cut)  # A's own product is not split
+    assert one_home < split < repeated

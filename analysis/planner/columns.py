@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Array = np.ndarray
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing
 NONE, SELECTIVE, FULL = range(3)  # positions in RECOMPUTE
+# How Megatron-LM's Muon shares a matrix over tp (--muon-tp-mode); Adam otherwise.
+MUON = ("", "duplicated", "distributed", "layer_sharded")
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core")
 
@@ -86,6 +88,7 @@ class _Settings(NamedTuple):
     sequence_parallel: bool = False
     recompute: int = 0  # position in RECOMPUTE
     offload: int = 0  # position in OFFLOAD
+    muon: int = 0  # position in MUON
     host_checkpoints: bool = False  # activation checkpoints lie in host memory
     first_layers: int = 0  # of the first and the last stage of an uneven pipeline; 0: not stated
     last_layers: int = 0

@@ -18,13 +18,15 @@ from parallel.config.layout import EXPERT_AXES, SET_AXES, Layout
 
 
 class Plan(NamedTuple):
-    """A layout to write. gemms: the number format of GEMMs; flash: attention is one kernel."""
+    """A layout to write. gemms: the number format of GEMMs; flash: attention is one kernel; muon:
+    as in `space`."""
 
     config: GPTConfig
     layout: Layout
     engine: str
     gemms: str
     flash: bool
+    muon: str = ""
 
 
 class Pasted(NamedTuple):
@@ -81,6 +83,8 @@ def megatron(plan: Plan) -> Pasted:
         flags[_name("vpp", "_rank")] = layout.vpp
     flags |= {"sequence_parallel": layout.sequence_parallel}
     flags[megatron_options.fields_decided("zero_stage")[0]] = layout.zero_stage == 1
+    if plan.muon:
+        flags |= {"optimizer": "muon", "muon_tp_mode": plan.muon}
     if layout.recompute != "none":
         flags["recompute_granularity"] = layout.recompute
     if layout.recompute == "full":

@@ -11,7 +11,7 @@ from analysis.logs.model import asked, config_of
 from analysis.logs.record import Record
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, from_data_sheet, load_calibration
-from analysis.planner.columns import Columns, columns
+from analysis.planner.columns import MUON, Columns, columns
 from analysis.planner.engines import adds_in_16_bits, is_fsdp2, scatters
 from analysis.planner.memory.peak import check_counted
 from base.errors import Answer, UsageError
@@ -62,6 +62,7 @@ def row_of(record: Record, place: Place) -> Columns:
         "recompute": RECOMPUTE.index(record.recompute),
         "sequence_parallel": bool(record.sequence_parallel),
         "offload": OFFLOAD.index(layout.get("offload") or "none"),
+        "muon": MUON.index(layout.get("muon", "")),
         "width": width,
         "grad_width": 4 if fp32_sums else width,
         "fp8": precision in ("fp8", "fp4"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from analysis.planner.calibration import Calibration
-from analysis.planner.columns import Columns, columns
+from analysis.planner.columns import MUON, Columns, columns
 from analysis.planner.memory.peak import check_counted
 from base.errors import UsageError
 from models.config import GPTConfig
@@ -61,13 +61,14 @@ def space(
     cps: Sequence[int] = (1,),
     engines: Sequence[str] = PLANNED,
     offloads: Sequence[str] = ("none",),
+    muon: str = "",
 ) -> Columns:
     """Returns every layout of the model on that many GPUs, one row each, of which `Layout.problems`
     finds nothing and which the engines can run.
 
     At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many. cps: the
     context-parallel sizes. engines: those of `PLANNED` to plan for. offloads: what may lie in host
-    memory."""
+    memory. muon: how Megatron-LM's Muon, in place of Adam, shares a matrix (`MUON`)."""
     if seq_len > config.max_seq_len:
         raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
     if cluster.max_gpus and gpus > cluster.max_gpus:
@@ -102,6 +103,7 @@ def space(
         "tf32": cluster.gemm_precision(precision) == "tf32",
         "reductions": np.where((fsdp2 == 1) & (zero_stage == 3), settings["n_micro"], 1),
         "our_megatron": engine == "megatron",
+        "muon": MUON.index(muon),
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
     settings |= cluster.columns(engine, tp, math.prod(settings[axis] for axis in RANK_AXES))

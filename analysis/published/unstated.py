@@ -65,6 +65,8 @@ def complete(record: Record, row: Row) -> Record:
     offload = row.text("offload").lower()
     if not re.match("$|no|0|activations", offload):
         record.facts["layout"] = {"offload": "all" if "param" in offload else "optimizer"}
+    if row.text("optimizer") == "muon":  # Megatron-LM's usual --muon-tp-mode
+        record.facts.setdefault("layout", {})["muon"] = "duplicated"
     if ranks := row.number("zero_ranks"):
         record.facts.setdefault("layout", {})["fsdp_shard"] = int(ranks)
     if layers + 2 < pp:  # embedding and logits may each have a stage (BLOOM)
@@ -88,7 +90,7 @@ def _check(row: Row) -> None:
     if row.text("blocks"):
         raise ValueError(f"a hybrid, which no GPT is: {row.text('blocks')}")
     for name in ("optimizer", "pp_layout", "mtp"):
-        if row.text(name) not in ("", "adam"):
+        if row.text(name) not in ("", "adam", "muon"):
             raise ValueError(f"no formula counts {name} {row.text(name)}")
     if has_experts(row):
         if not row.number("topk"):

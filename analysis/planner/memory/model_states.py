@@ -133,7 +133,18 @@ def _shapes(step: Step, stage: Stage) -> float:
     return numbers
 
 
-def optimizer(step: Step, n: Parameters) -> float:
+def matrices(step: Step, stage: Stage) -> Parameters:
+    """Returns the numbers of a stage's matrices, which Muon steps; Adam steps the words, positions,
+    norms and biases."""
+    common = stage.layers * attention_numbers(step)
+    common += stage.dense * mlp_numbers(step, step.ffn, step.tp)
+    routed = stage.layers - stage.dense
+    common += routed * (mlp_numbers(step, step.shared_ffn, step.tp) + step.hidden * step.experts)
+    expert = mlp_numbers(step, step.moe_ffn, step.etp)
+    return Parameters(common, routed * expert * step.experts / step.ep)
+
+
+def optimizer(step: Step, stage: Stage, n: Parameters) -> float:
     """Returns the bytes of Adam on a rank [R 3.1], which is sharded over the copies: dp x cp, of
     experts tp x cp x dp / (ep x etp).
 
@@ -149,7 +160,14 @@ def optimizer(step: Step, n: Parameters) -> float:
     if step.deepspeed and step.width == 4 and step.zero_stage:
         each += 8.0 if step.zero_stage > 1 else 4.0
     copies = step.expert_replicas if step.zero_stage else 1
-    return each * (n.common / _shards(step, 1) + n.experts / copies)
+    common, experts = each * n.common / _shards(step, 1), each * n.experts / copies
+    if step.muon:  # which has one moment of a matrix, and one rank at home for a whole parameter
+        stepped = matrices(step, stage)
+        common -= 4.0 * stepped.common / _shards(step, 1)
+        experts -= 4.0 * stepped.experts / copies
+        if stage.has_embedding or stage.has_output:
+            common = max(common, each * step.vocab * step.hidden / step.tp)
+    return common + experts
 
 
 def fp8_copies(step: Step, stage: Stage) -> float:

@@ -66,7 +66,7 @@ def parts(step: Step, stage: Stage, constants: Mapping[str, float] = CONSTANTS) 
     sizes = {
         "weights": model_states.weights(step, numbers),
         "gradients": model_states.gradients(step, stage, numbers),
-        "optimizer": model_states.optimizer(step, numbers),
+        "optimizer": model_states.optimizer(step, stage, numbers),
         "fp8_copies": model_states.fp8_copies(step, stage),
         "activations": held.activations * constants["fragments"],
         "keys_and_values": 0.0 if step.counted else buffers.received(step),

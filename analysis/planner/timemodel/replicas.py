@@ -10,6 +10,7 @@ from analysis.planner.memory.model_states import attention_numbers, mlp_numbers
 from analysis.planner.memory.pipeline import layer_numbers, stage_layers, stages_of
 from analysis.planner.timemodel.links import inside_rate, latency, outside_rate
 from analysis.planner.timemodel.machine import Machine
+from analysis.planner.timemodel.muon import newton_schulz
 from analysis.planner.timemodel.stages import STALL_GPUS
 from parallel.measure.wire import wire_bytes
 
@@ -180,12 +181,14 @@ def hidden(steps: Columns, traffic_s: Array, micro_s: Array) -> Array:
 
 
 def optimizer(steps: Columns, machine: Machine, constants: dict) -> Array:
-    """Returns the seconds of Adam over the rank's parameters, memory-bound (about 30 bytes each).
-    The fixed cost of a step is in it: gradient norm, scaler, logging."""
+    """Returns the seconds of Adam over the rank's parameters, memory-bound (about 30 bytes each);
+    Muon moves about as much and has its products. The fixed cost of a step is in it: gradient norm,
+    scaler, logging."""
     moved = 30.0 * parameters(steps) / np.where(steps.zero_stage > 0, steps.replicas, 1)
     if steps.experts.any():
         shards = np.where(steps.zero_stage > 0, steps.expert_replicas, 1)
         moved = moved + 30.0 * expert_parameters(steps) / shards
     move = moved / (machine.memory_rate * constants["mem"])
     host = moved / HOST_RATE * (steps.offload > 0)
-    return move + host + constants["step"]
+    products = newton_schulz(steps, machine, constants) if steps.muon.any() else 0.0
+    return move + host + products + constants["step"]
