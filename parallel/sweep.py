@@ -142,13 +142,6 @@ def check_inputs(study: Study, names: Sequence[str]) -> None:
         raise UsageError("; ".join(by_reason(problems)))
 
 
-def check_awaited(study: Study, name: str, out: Path) -> None:
-    """Refuses a run as long as one that it waits for is not complete."""
-    for other in study.runs[name].after:
-        if read_status(out / other).get("state") != COMPLETE:
-            raise UsageError(f"not trained: it waits for {other}, which is not complete")
-
-
 def sweep(
     study: Study,
     names: list[str],
@@ -174,7 +167,10 @@ def sweep(
             outcome = "already complete"
         else:
             try:
-                check_awaited(study, name, out)
+                for other in study.runs[name].after:
+                    if read_status(out / other).get("state") != COMPLETE:
+                        waits = f"it waits for {other}, which is not complete"
+                        raise UsageError(f"not trained: {waits}")
                 reason = start(study, name, study.run(name), out / name, srun, gpus)
             except UsageError as error:
                 reason = str(error)

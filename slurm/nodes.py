@@ -21,12 +21,13 @@ from typing import NamedTuple
 from base.errors import Reading, UsageError, command_line, printable, warn
 from parallel.config.clusters import JobSettings
 from parallel.config.study import Study
-from parallel.measure import node_rates
-from parallel.measure.slow_ranks import slow_nodes
+from parallel.measure import node_rates, slow_ranks
+from parallel.measure.rank_judge import STEPS
+from parallel.record.ends import RUNNING
 from parallel.record.first_place import LOST_NODE
 from parallel.record.launch import hostnames
-from parallel.record.reader import read_job_end, read_rows
-from parallel.record.schema import utc_now
+from parallel.record.reader import read_job_end, read_rows, read_run
+from parallel.record.schema import SLOW_RANKS, utc_now
 from parallel.record.writer import append_rows
 from slurm import squeue, states
 from slurm.render import ROOT, ask_of, cluster_of, each, job_of, load_studies, study_parser
@@ -119,9 +120,22 @@ def _slow_in_preflights(top: Path) -> Iterator[Change]:
 
 
 def _slow_in_run(folder: Path) -> Iterator[Change]:
-    """Yields the nodes that were slow in a run."""
-    for node, reason, _, time_utc in slow_nodes(folder):
-        yield Change(time_utc, node, SUSPECTED, f"{folder.name}: {reason}")
+    """Yields the nodes of ranks that were slow in at least half of a run's steps. Of a running run
+    all steps count that it is to do."""
+    if not (folder / SLOW_RANKS).exists():
+        return
+    slow = [verdict for verdict in slow_ranks.verdicts(folder) if verdict.kind != "link"]
+    if not slow:
+        return
+    run, began = read_run(folder), {}
+    for row in reversed(slow_ranks.read(folder)):
+        began[row["rank"], row["node"]] = row["time_utc"]
+    planned = (run.facts.get("spec") or {}).get("steps")
+    steps = planned if run.state == RUNNING and planned else len(run.steps)
+    for verdict in slow:
+        if verdict.n * STEPS >= steps / 2:
+            why = f"{folder.name}: {verdict}"
+            yield Change(began[verdict.rank, verdict.node], verdict.node, SUSPECTED, why)
 
 
 def _lost_nodes(folder: Path) -> Iterator[Change]:

@@ -8,9 +8,8 @@ from typing import Any
 
 from base.errors import UsageError
 from parallel.measure import rank_judge
-from parallel.measure.rank_judge import STEPS, Verdict
-from parallel.record.ends import RUNNING
-from parallel.record.reader import read_rows, read_run
+from parallel.measure.rank_judge import Verdict
+from parallel.record.reader import read_rows
 from parallel.record.schema import SLOW_COLUMNS, SLOW_RANKS
 
 
@@ -33,23 +32,3 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def verdicts(folder: Path) -> list[Verdict]:
     """Returns who was slow in a run, the longest first."""
     return rank_judge.verdicts(read(folder))
-
-
-def slow_nodes(path: Path) -> list[tuple[str, str, str, str]]:
-    """Returns (node, evidence, run, time of the first window) of each rank that was slow in at
-    least half of a run's steps; none where the run folder has no slow_ranks.csv. Of a running run
-    all steps count that it is to do."""
-    if not (path / SLOW_RANKS).exists():
-        return []
-    slow = [verdict for verdict in verdicts(path) if verdict.kind != "link"]
-    if not slow:
-        return []
-    run = read_run(path)
-    planned = (run.facts.get("spec") or {}).get("steps")
-    steps = planned if run.state == RUNNING and planned else len(run.steps)
-    began = {(row["rank"], row["node"]): row["time_utc"] for row in reversed(read(path))}
-    return [
-        (verdict.node, str(verdict), run.name, began[verdict.rank, verdict.node])
-        for verdict in slow
-        if verdict.n * STEPS >= steps / 2
-    ]
