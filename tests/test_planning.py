@@ -648,6 +648,8 @@ def test_the_time_to_a_target_stops_falling_where_the_batch_passes_the_critical_
         notes = "\n".join(answer(f"{flags} --critical-batch {critical}").notes)
         assert f"time to target: {words}" in notes
         assert f"a critical batch of {critical} samples (its interval is not known)" in notes
+    unsure = "\n".join(answer(f"{flags} --critical-batch 1:1000000").notes)
+    assert f"time to target: may stop falling at {fewest} GPUs; {2 * fewest} take 0.5" in unsure
     strong = answer(flags.replace("weak", "strong"))
     assert "time to target: still falls at 2048 GPUs; 2048 take 0.5" in "\n".join(strong.notes)
 

@@ -102,7 +102,7 @@ def _time_to_target(
         factor = _factor(covariance, i, i + 1)
         low, high = min(ratios) / factor, max(ratios) * factor
         if high >= 1:
-            line = f"stops falling at {fewer['gpus']} GPUs"
+            line = f"{'may stop' if ratios[0] < 1 else 'stops'} falling at {fewer['gpus']} GPUs"
             break
     else:
         line = f"still falls at {more['gpus']} GPUs"
