@@ -642,7 +642,7 @@ def test_the_time_to_a_target_stops_falling_where_the_batch_passes_the_critical_
     assert last["target_low"] < last["worst"] / times < last["best"] / times < last["target_high"]
     fewest = first["gpus"]
     for critical, words in (
-        ("1", f"stops falling at {fewest} GPUs; {2 * fewest} take "),
+        ("1", f"may stop falling at {fewest} GPUs; {2 * fewest} take 0."),
         ("1000000", "still falls at 2048 GPUs; 2048 take 0.50 ("),
     ):
         notes = "\n".join(answer(f"{flags} --critical-batch {critical}").notes)
