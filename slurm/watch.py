@@ -8,6 +8,7 @@ where a study is, so it can be ended and started again at any time.
 import argparse
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,19 +103,26 @@ def _how_failed(command: str) -> str:
     meanwhile, so it has a minute."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryFile() as printed:
-        done = subprocess.run(  # timeout ends the shell and what it has started
-            ["timeout", "--signal=KILL", str(ONLY_IF_S), "sh", "-c", command],
+        process = subprocess.Popen(
+            command,
+            shell=True,
             cwd=ROOT,
             env=os.environ | {"PATH": path},
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        if done.returncode == 0:
-            return ""
-        failure = f"ended with status {done.returncode}"
-        if done.returncode in (-9, 137):
+        try:
+            if process.wait(ONLY_IF_S) == 0:
+                return ""
+            failure = f"ended with status {process.returncode}"
+        except subprocess.TimeoutExpired:
             failure = f"did not end within {ONLY_IF_S:g} s"
+        finally:
+            if process.returncode is None:  # the shell and what it has started
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         printed.seek(0)
         words = " ".join(printed.read().decode(errors="replace").split())[-200:]
     return f"only_if {failure}: {command}" + (f": {words}" if words else "")
