@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadsc
 LIBRARIES = parity steps train_loop training_rules models experts routing documents middle_stages \
   transformer_engine rehearsal hugging_face folders_of_weights checkpoints_resume checkpoints_on_disk \
   checkpoints_read_ranges doors doors_deepspeed nothing_is_unpickled data breakdowns_add_up \
-  profiles_tell_where_time_goes curves pictures page failures launch gpus_are_set_up gpu_check
+  profiles_tell_where_time_goes curves pictures page failures launch gpus_are_set_up gpu_check layouts_to_paste
 PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 
 .PHONY: help setup study study-all measure render report picture test test-all test-libraries test-newest check format clean
