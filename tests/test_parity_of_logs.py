@@ -154,4 +154,4 @@ def test_the_first_of_several_logs_is_the_baseline_unless_another_is_named(logs,
 def test_a_run_folder_has_the_bars_of_our_own_runs(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     assert main([str(tmp_path), "--loss-bar", "1"]) == 2
-    assert "run folders have fixed bars" in capsys.readouterr().err
+    assert "run folders have fixed tolerances" in capsys.readouterr().err

@@ -220,7 +220,7 @@ def test_what_is_doubtful_about_a_time():
     assert of() == of(n=6) == {}
     assert of(n=5)["few points"].startswith("too few points: 5 ")
     assert flags(0, time=Steady(1.0, 5, None, 0, 0)) == {}  # of epochs, which are few by nature
-    drifting = "40, which may drift, tell as much as 5.9 independent ones, 95 % needs 6"
+    drifting = "40 steps count as 5.9 independent ones, a 95 % interval needs 6"
     assert of(independent=5.9) == {"few points": f"too few points: {drifting}"}
     assert [*of(settled=False)] == ["warm-up"]
     for n, text in ((1, "1 of 40 "), (8, "8 of 40 "), (9, "uneven: 9 of 40 ")):  # a fifth

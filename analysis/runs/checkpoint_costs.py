@@ -67,7 +67,7 @@ class Costs(NamedTuple):
 def table(records: list[Record]) -> Costs:
     """Returns the costs of the runs' saves and loads as a table, and the runs that have none."""
     shown = Table(_SHOWN, [])
-    shown.notes = ["medians over the events; the share counts waiting, over waiting and steps"]
+    shown.notes = ["medians over the events; share of time: waiting over waiting and steps"]
     costs = Costs(shown, [], [])
     for record in records:
         try:

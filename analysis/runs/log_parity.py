@@ -283,7 +283,7 @@ def of_logs(records: list[Record], baseline: Record | None, bars: Bars) -> Table
     columns = [c for c in COLUMNS if c.key != "ln_vocab"]
     notes = [
         f"A, the baseline: {name_of(baseline)}; B: the run of the row",
-        f"bars, beside what the printed digits hide: loss {bars.loss:g} nats, grad norm"
+        f"tolerances, beside the rounding of printed digits: loss {bars.loss:g} nats, grad norm"
         f" {bars.grad_norm:g} relative (in bf16 equal runs may differ by more: --loss-bar,"
         " --grad-norm-bar)",
     ]

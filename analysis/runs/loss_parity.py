@@ -171,9 +171,9 @@ def _judge(run: Run, baseline: Run) -> Parity:
     norm = max(steps, key=lambda step: step.grad_norm)
     first, wrong = run.steps[0]["loss"], []
     if loss.loss > LOSS_BAR:
-        wrong.append(f"loss by {loss.loss:.1e} at step {loss.step} (bar {LOSS_BAR:g})")
+        wrong.append(f"loss by {loss.loss:.1e} at step {loss.step} (tolerance {LOSS_BAR:g})")
     if norm.grad_norm > GRAD_NORM_BAR:
-        at = f"at step {norm.step} (bar {GRAD_NORM_BAR:g})"
+        at = f"at step {norm.step} (tolerance {GRAD_NORM_BAR:g})"
         wrong.append(f"relative grad_norm by {norm.grad_norm:.1e} {at}")
     from_the_start = run.steps[0]["step"] == 1
     if from_the_start and not lowest - FIRST_LOSS_BAR <= first <= highest + FIRST_LOSS_BAR:
@@ -239,8 +239,8 @@ def table(parities: Iterable[Parity], baseline: str) -> Table:
     for row in rows:
         row["verdict"] = str(row["verdict"])
     note = (
-        f"bars: loss {LOSS_BAR:g} nats, grad norm {GRAD_NORM_BAR:g} relative, first loss within"
-        f" {FIRST_LOSS_BAR:g} of ln(vocab)"
+        f"tolerances: loss {LOSS_BAR:g} nats, grad norm {GRAD_NORM_BAR:g} relative, first loss"
+        f" within {FIRST_LOSS_BAR:g} of ln(vocab)"
     )
     judged = [row for row in rows if row["verdict"] == EQUAL]
     if any(abs(row["first_loss"] - row["ln_vocab"]) > FIRST_LOSS_BAR for row in judged):

@@ -187,9 +187,9 @@ def _points(a: list[Run], b: list[Run]) -> str:
     counts = []
     for run in (*a, *b):
         if not run.time.ci95:
-            count = f"{name_of(run.record)} has {run.time.n} steady iterations"
+            count = f"{name_of(run.record)} has {run.time.n} steps after the warm-up"
             if run.time.n >= MIN_STEADY:
-                count += f", which tell as much as {run.time.independent:.1f} independent ones"
+                count += f", which count as {run.time.independent:.1f} independent ones"
             counts.append(count)
     return f"{'; '.join(dict.fromkeys(counts))} ({MIN_STEADY} needed)"
 
@@ -277,8 +277,8 @@ def table(pairs: list[Pair], any_commit: bool) -> Table:
     notes = ["step times: median after the warm-up that the data show"]
     if len({pair.a for pair in pairs}) > 1:
         notes.append(
-            "below the rows of the baseline: the fastest on as many GPUs (A), and the others there"
-            " in the order of their times"
+            "below the rows of the baseline, A is the fastest run on as many GPUs as B; B are the"
+            " others, the fastest first"
         )
     if any(pair.comparison and pair.comparison.unit == STEPS for pair in pairs):
         notes.append(INTERVALS)

@@ -155,7 +155,8 @@ def spec_of(run: Run) -> RunSpec:
 
 
 _TIMES = [
-    *by_key(("run", "category")),
+    *by_key(("run",)),
+    Column("category", "part"),
     Column("slowest_s", "s/step, slowest rank", ".4g"),
     Column("rank", "rank", "d"),
     Column("mean_s", "mean of ranks", ".4g"),

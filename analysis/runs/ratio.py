@@ -28,8 +28,8 @@ MARKED = ("speedup", "efficiency")  # the columns of a ratio
 LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
 RUNS, PAIRS, STEPS = "runs", "pairs of runs", "steps of a run"  # what an interval is of
 INTERVALS = (  # a table's note
-    f"intervals: 95 % of {FEW_REPEATS} repeats or more a side; of fewer, all that the steps of each"
-    " allow, without what changes from run to run"
+    f"intervals: 95 %, of repeats where both sides have {FEW_REPEATS} or more; else of the steps"
+    " of each run, without what changes from run to run"
 )
 _FOLLOW = ("gpus", "dp", "global_batch", "grad_accum")  # from the number of GPUs
 

@@ -221,10 +221,9 @@ def _doubts_of_time(record: Record, time: Steady) -> list[Reason]:
         doubts.append(Reason("rising", f"not steady: {changes}"))
     # How sure the median is matters where it has a sense.
     if time.single and time.independent < MIN_STEADY <= time.n:
-        points = (
-            f"{time.n}, which may drift, tell as much as {time.independent:.1f} independent ones"
-        )
-        doubts.append(Reason("few points", f"too few points: {points}, 95 % needs {MIN_STEADY}"))
+        points = f"{time.n} steps count as {time.independent:.1f} independent ones"
+        needed = f"a 95 % interval needs {MIN_STEADY}"
+        doubts.append(Reason("few points", f"too few points: {points}, {needed}"))
     elif time.single and time.ci95 and time.ci95.high > WIDE * time.ci95.low:
         low, high = time.ci95
         text = f"unsteady: the median may be {low:.4g} to {high:.4g} s (95 %)"

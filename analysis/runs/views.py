@@ -114,7 +114,9 @@ def parity(options: Namespace) -> Result:
     bars = {name: bar for name, bar in bars.items() if bar is not None}
     are_logs = any(map(is_log, options.paths))
     if bars and not are_logs:
-        raise UsageError("--loss-bar and --grad-norm-bar are for logs; run folders have fixed bars")
+        raise UsageError(
+            "--loss-bar and --grad-norm-bar are for logs; run folders have fixed tolerances"
+        )
     records, damaged = load(options.paths) if are_logs else load_own(options.paths, is_run_folder)
     warn("analysis.parity", *damaged)
     baseline = baseline_of(options.baseline, records) if options.baseline else None
