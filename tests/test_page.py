@@ -300,3 +300,14 @@ def test_a_page_reads_each_steps_csv_once(monkeypatch):
     page_at([BREAKDOWN])
     steps = {path.parent: n for path, n in opened.items() if path.name == "steps.csv"}
     assert len(steps) > 2 and set(steps.values()) == {1}
+
+
+def test_no_control_character_of_a_log_is_in_a_page():
+    table = Table(
+        [Column("run", "r\x1bun")], [{"run": "a\x1b[31m<b>"}, {"run": "c\u202e"}], "T\x07"
+    )
+    words = ["w\x1bords"]
+    first = FirstScreen("a\x1bbout", "an\x07swer", [], Trust("good", "h\x1b", words, words))
+    page = Page("ti\x1b<t>", first, [Section("S\x1b", words, {"runs": table})], [])
+    shown = html_of(page)
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", shown) and "<b>" not in shown
