@@ -21,12 +21,12 @@ from typing import NamedTuple
 from base.errors import Reading, UsageError, command_line, printable, warn
 from parallel.config.clusters import JobSettings
 from parallel.config.study import Study
-from parallel.measure import node_rates, slow_ranks
-from parallel.measure.rank_judge import STEPS
+from parallel.measure import node_rates
+from parallel.measure.rank_judge import STEPS, verdicts
 from parallel.record.ends import RUNNING
 from parallel.record.first_place import LOST_NODE
 from parallel.record.launch import hostnames
-from parallel.record.reader import read_job_end, read_rows, read_run
+from parallel.record.reader import read_job_end, read_rows, read_run, read_slow_ranks
 from parallel.record.schema import SLOW_RANKS, utc_now
 from parallel.record.writer import append_rows
 from slurm import squeue, states
@@ -124,12 +124,12 @@ def _slow_in_run(folder: Path) -> Iterator[Change]:
     all steps count that it is to do."""
     if not (folder / SLOW_RANKS).exists():
         return
-    slow = [verdict for verdict in slow_ranks.verdicts(folder) if verdict.kind != "link"]
+    rows = read_slow_ranks(folder)
+    slow = [verdict for verdict in verdicts(rows) if verdict.kind != "link"]
     if not slow:
         return
-    run, began = read_run(folder), {}
-    for row in reversed(slow_ranks.read(folder)):
-        began[row["rank"], row["node"]] = row["time_utc"]
+    run = read_run(folder)
+    began = {(row["rank"], row["node"]): row["time_utc"] for row in reversed(rows)}
     planned = (run.facts.get("spec") or {}).get("steps")
     steps = planned if run.state == RUNNING and planned else len(run.steps)
     for verdict in slow:

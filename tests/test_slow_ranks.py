@@ -9,11 +9,11 @@ import torch
 from analysis import stragglers
 from base.errors import UsageError
 from parallel.config.study import load_study
-from parallel.measure import ranges, rank_judge, slow_ranks
+from parallel.measure import ranges, rank_judge
 from parallel.measure.own_times import OwnTimes
 from parallel.measure.rank_judge import STEPS
 from parallel.measure.slow_windows import Judge
-from parallel.record.reader import read_run
+from parallel.record.reader import read_run, read_slow_ranks
 from parallel.record.schema import RUN, SLOW_COLUMNS, SLOW_RANKS, STATUS
 from parallel.record.writer import RunFolder
 from slurm import nodes
@@ -143,12 +143,13 @@ def test_the_table_names_the_node_over_several_runs(tmp_path, rows_of):
 def test_steps_that_were_run_again_count_once_and_a_restarts_nodes_are_told_apart(tmp_path):
     """The second attempt began after step 12; the rank was slow again, then on another node."""
     run = write_slow(tmp_path, 3, [5, 10, 15, 20, 17, 22, 27])
-    (of,) = slow_ranks.verdicts(run)
+    (of,) = rank_judge.verdicts(read_slow_ranks(run))
     assert (of.n, of.windows, of.last) == (5, 5, 27)
     *lines, a, b, c = (run / SLOW_RANKS).read_text().splitlines()
     moved = [line.replace("c1", "c9") for line in (a, b, c)]
     (run / SLOW_RANKS).write_text("\n".join([*lines, *moved, ""]))
-    assert [(of.node, of.n, of.windows) for of in slow_ranks.verdicts(run)] == [("c9", 3, 3)]
+    found = rank_judge.verdicts(read_slow_ranks(run))
+    assert [(of.node, of.n, of.windows) for of in found] == [("c9", 3, 3)]
 
 
 def test_a_verdict_looks_at_each_window_a_few_times_however_long_the_run_is(tmp_path, monkeypatch):
@@ -159,7 +160,9 @@ def test_a_verdict_looks_at_each_window_a_few_times_however_long_the_run_is(tmp_
         return is_slow(rows)
 
     monkeypatch.setattr(rank_judge, "is_slow", noted)
-    slow_ranks.verdicts(write_slow(tmp_path, 3, list(range(5, 505, 5)), longer=0.01))
+    rank_judge.verdicts(
+        read_slow_ranks(write_slow(tmp_path, 3, list(range(5, 505, 5)), longer=0.01))
+    )
     assert len(looked_at) == 98 and max(looked_at) == rank_judge.WINDOWS
 
 
@@ -167,7 +170,7 @@ def test_a_damaged_line_is_refused_with_its_number(tmp_path, refused):
     path = write_slow(tmp_path, 3, [5]) / SLOW_RANKS
     path.write_text(path.read_text() + "now,1,x,compute,3,c1,0.1,0.02\n")
     with pytest.raises(UsageError, match=r"slow_ranks.csv:3: "):
-        slow_ranks.read(path.parent)
+        read_slow_ranks(path.parent)
     path.write_text("a,b\n")
     assert "expected columns time_utc, first_step" in refused(stragglers.main, tmp_path)
 

@@ -8,8 +8,9 @@ from analysis.common.table import Column, Table
 from analysis.logs.rank_files import doubts_of_parts, parts_of
 from analysis.logs.record import Record
 from base.errors import UsageError
-from parallel.measure import rank_judge, slow_ranks
+from parallel.measure import rank_judge
 from parallel.measure.slow_steps import SlowSteps, slow_ranks_of, slow_steps
+from parallel.record.reader import read_slow_ranks
 
 _RANKS = [Column("run", "run"), Column("kind", "kind"), Column("rank", "rank", "d")]
 _RANKS += [Column("node", "node"), Column("longer", "longer by", ".0%")]
@@ -45,7 +46,7 @@ def slowness_of(record: Record) -> Slowness:
     steps = slow_steps(parts) if parts else []
     if record.own:
         try:
-            return Slowness(slow_ranks.verdicts(record.own.path), steps)
+            return Slowness(rank_judge.verdicts(read_slow_ranks(record.own.path)), steps)
         except UsageError as error:
             if parts is None:
                 raise

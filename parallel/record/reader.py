@@ -318,6 +318,22 @@ def read_saves(path: Path) -> Saves:
     return Saves(total, len(failed), remark)
 
 
+def read_slow_ranks(folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a run's slow_ranks.csv; of steps that were run again, the last."""
+    path = folder / schema.SLOW_RANKS
+    if not path.exists():
+        reason = "one rank, no step yet, or a run of an earlier version"
+        raise UsageError(f"{folder}: no {schema.SLOW_RANKS}: {reason}")
+    rows: dict[tuple[int, str, int], dict[str, Any]] = {}
+    for number, row in enumerate(read_rows(path, schema.SLOW_COLUMNS), 2):
+        if None in (row[name] for name in schema.SLOW_COLUMNS if name != "node"):
+            raise UsageError(f"{path}:{number}: a value is missing")
+        while rows and row["first_step"] <= (newest := next(reversed(rows)))[0] != row["last_step"]:
+            del rows[newest]
+        rows[row["last_step"], row["kind"], row["rank"]] = row
+    return [rows[key] for key in sorted(rows)]
+
+
 def read_breakdown(path: Path, world_size: int) -> Reading[dict[int, list[dict[str, Any]]]]:
     """Returns {rank: one dict per window with BREAKDOWN_COLUMNS}; one line per unusable file.
 
