@@ -1,20 +1,20 @@
-"""What this machine's ranks can do, measured in seconds on every rank at once.
+"""Measures in seconds what this machine's ranks can do, on every rank at once.
 
     torchrun --nproc-per-node 8 -m parallel.bench
     srun --nodes 2 --ntasks-per-node 8 python -m parallel.bench logs/STUDY/RUN
 
-Each rank multiplies matrices in the precisions that it has, adds in memory and copies: to its GPU
-from pinned host memory, or in the host's. The ranks of a node and all ranks all-reduce. Each is
-repeated in rounds, in which all ranks begin together; one thread a rank, as the CPU studies run;
-NCCL where there are GPUs, gloo elsewhere.
+Each rank multiplies matrices in the precisions that it has, adds in memory, and copies: from pinned
+host memory to its GPU, or within host memory. The ranks of a node and all ranks all-reduce. Each
+is repeated in rounds, in which all ranks begin together. A rank has one thread, as in the CPU
+studies. Messages go by NCCL on GPUs, by gloo elsewhere.
 
-Without FOLDER rank 0 prints JSON: of each rank its node, its place and FLOP/s or bytes/s of each
-round, by measure; `fp32` and the like are matrix products.
+Without FOLDER rank 0 prints JSON: for each rank its node, its place and, by measure, the FLOP/s or
+bytes/s of each round; `fp32` and the like are matrix products.
 
 With the FOLDER of a run it is a preflight: are its nodes as fast as they should be? The first rank
 of a node writes into the folder, too. A rank is compared with the others, with earlier preflights
 of its node (logs/STUDY/preflights.csv, which gets the rates) and, in matrix products, with a
-calibration. A slow node is named in one line. On GPUs this was not tried yet.
+calibration. A line names each slow node. This was not tried on GPUs yet.
 """
 
 import json

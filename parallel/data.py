@@ -1,14 +1,14 @@
-"""Text into token files.
+"""Makes token files from text.
 
     python -m parallel.data                       the standard library's own source, byte by byte
     python -m parallel.data --input corpus/ --tokenizer bpe --vocab-size 4096 --out data/corpus
     python -m parallel.data --input corpus.txt --tokenizer path/to/gpt2 --out data/corpus
 
-A document is a file of UTF-8 text, or the text of a line of a .jsonl file: of its key `text`, or of
+A document is a file of UTF-8 text, or one line of a .jsonl file, with its text at the key `text` or
 --text-key. The folder gets `train.bin` and `val.bin` (nanoGPT's format: token ids, little-endian,
 no header; uint16, or uint32 above 65,536 ids) and `meta.json`. An end-of-text id follows each
-document, and every 20th is for validation; of fewer than 20, the end of each.
-parallel.train reads it with --data, and other files too: parallel/token_files.py lists them.
+document. Every 20th document is for validation; with fewer than 20, the end of each is.
+parallel.train reads the folder with --data; parallel/token_files.py lists what else it reads.
 """
 
 import contextlib

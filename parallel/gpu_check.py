@@ -1,12 +1,12 @@
-"""What this node's GPUs, libraries and links are, whether they reach half of the data sheet, and
-whether studies train on them as they do elsewhere. A row a fact; exit status 1 when one failed.
+"""Checks this node's GPUs, libraries and links: do they reach half of the data sheet, and do
+studies train on them as elsewhere? One row for each check; exit status 1 when one failed.
 
     python -m parallel.gpu_check                            # the node alone: a minute
     python -m parallel.gpu_check slurm/gpu-check*.toml      # and every engine, split and format
     python -m parallel.gpu_check slurm/gpu-check*.toml --srun       # in a job of two nodes
 
-Rates are those of parallel/bench.py, beside the sheets of models/gpus.toml. The runs of a
-study share the GPUs out and stand side by side, so their times say little; those that load a
+Rates are those of parallel/bench.py, beside the data sheets of models/gpus.toml. The runs of a
+study share the GPUs and train at the same time, so their times say little. Runs that load a
 checkpoint come after the others.
 """
 

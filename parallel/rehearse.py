@@ -1,4 +1,4 @@
-r"""Build and train a step of any rank of any run on this machine, without its memory.
+r"""Trains one step of any rank of any run on this machine, without its memory.
 
     python -m parallel.rehearse --study slurm/parity.toml --run-name megatron-tp2-pp2-dp2
     python -m parallel.rehearse --study slurm/parity.toml          # every run of the study
@@ -6,10 +6,10 @@ r"""Build and train a step of any rank of any run on this machine, without its m
         --micro-batch 1 --global-batch 512 --zero-stage 1 --precision bf16 --rank all-stages
     python -m parallel.rehearse ... --format json
 
-The engine's own code runs with tensors that have shapes but no storage, as one rank of the run. The
+The engine's own code runs as one rank of the run, with tensors that have shapes but no storage. The
 command prints what that rank holds at its peak, and its messages. The exit status is 1 when a rank
 could not train its step, when it needs more memory than the cluster's card has, and when a run is
-not rehearsed: what Transformer Engine alone does (cp, fp8) the planner counts.
+not rehearsed. Runs with cp or fp8 are not: only Transformer Engine has that code.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Run studies on this machine, one run after the other, without Slurm. Torch-free.
+"""Trains studies on this machine, one run after the other, without Slurm.
 
     python -m parallel.sweep slurm/parity.toml
     python -m parallel.sweep slurm/parity.toml --only ddp megatron-pp2
@@ -10,15 +10,15 @@ Each run has one process per rank. torchrun starts them; on CPU they are forks o
 imported the engine once, which saves the seconds of the imports and changes no step's time
 (run.json says which: launcher is torchrun or fork).
 
-A run that is already complete with the same settings and the same commit, with nothing changed
-since, is not run again: a sweep that was stopped goes on where it was. --fresh runs everything
-(earlier results move to <run>/attempts/). Repeats are interleaved; with --srun inside an allocation
-all of them run on the same nodes.
-A run with save_interval that was stopped goes on from its newest checkpoint. <run>/console.out
-holds what a run printed. The exit status is 1 when a run failed; the others still run.
+A complete run with the same settings and the same commit, without changes since, is not trained
+again: a sweep that was stopped goes on where it was. --fresh trains everything (earlier results
+move to <run>/attempts/). Repeats are interleaved; with --srun inside an allocation all of them run
+on the same nodes. A run with save_interval that was stopped resumes from its newest checkpoint.
+<run>/console.out holds what a run printed. The exit status is 1 when a run failed; the others still
+run.
 
-At the end `python -m analysis.tflops` prints one table of the studies, and `python -m
-analysis.page` what bounds the fastest run of each, and writes its offline page study.html.
+At the end `python -m analysis.tflops` prints one table of the studies. For each study `python -m
+analysis.page` prints what bounds its fastest run, and writes its offline page study.html.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-r"""Train one GPT, split as asked, through one engine.
+r"""Trains one GPT with one engine and one split.
 
     torchrun --nproc-per-node 8 -m parallel.train --study slurm/parity.toml \
         --run-name megatron-tp2-pp2-dp2
@@ -12,10 +12,10 @@ The run folder (--out, default logs/<study>/<run>) gets run.json, train.log, ste
 the run completes, training_metrics.json and RUN_COMPLETE.txt. A folder that no run wrote is
 refused; an earlier attempt moves to attempts/.
 
-With --save-interval the state is saved every so many steps, at the end, and when SIGTERM, SIGHUP or
+With --save-interval N the state is saved every N steps, at the end, and when SIGTERM, SIGHUP or
 SIGUSR1 comes; then the exit status is 75 (try again) and status.json says interrupted. The same
-command goes on from the newest checkpoint of a stopped attempt; with more --steps, from a complete
-one's.
+command resumes from the newest checkpoint of a stopped attempt; with more --steps, from that of a
+complete one.
 """
 # ruff: noqa: E402
 

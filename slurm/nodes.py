@@ -3,11 +3,10 @@
     python -m slurm.nodes slurm/layouts.toml                    # look for evidence, and list
     python -m slurm.nodes slurm/layouts.toml --forgive node3    # and use this node again
 
-A node is suspected when a preflight found it slow, a rank on it was slow in half of a run's steps,
-or a job died of it. With leave_out_nodes = true in the study's [slurm] table, its jobs leave
-suspected nodes out: new ones, and those that wait. After leave_out_days a node is used again. A
-node without which a run could not start stays in use. Every change is a line of
-DIR/<study>/nodes.csv.
+A node is suspected if a preflight found it slow, if a rank on it was slow in half of a run's steps,
+or if a job died of it. With leave_out_nodes = true in the study's [slurm] table, new and waiting
+jobs leave suspected nodes out, for leave_out_days. A node stays in use if a run would have too few
+nodes without it. DIR/<study>/nodes.csv has a line for each change.
 """
 
 import os

@@ -1,4 +1,4 @@
-r"""What a study asks of Slurm: its runs, what they may cost, and the script of each.
+r"""What a study asks of Slurm: its runs, their highest cost, and the script of each.
 
     python -m slurm.render slurm/layouts.toml                  # the runs and their GPU-hours
     python -m slurm.render slurm/layouts.toml --list           # the runs' names
@@ -8,9 +8,9 @@ r"""What a study asks of Slurm: its runs, what they may cost, and the script of 
     sbatch slurm/*.slurm                                       # and of every study
 
 The first form also writes the study's script beside it (slurm/layouts.slurm), which submits the
-runs; --dry-run writes nothing. A script that this command did not write is replaced with --force
-alone. Points that cannot run are left out, with one line a reason. Submit from the repository's
-root: paths in the scripts are relative to it.
+runs; --dry-run writes nothing. Only --force replaces a script that this command did not write.
+Combinations that cannot run are left out, with one line for each reason. Submit from the
+repository's root: paths in the scripts are relative to it.
 """
 
 import argparse

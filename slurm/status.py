@@ -1,13 +1,13 @@
-"""How the runs of a study are doing, one row each.
+"""The state of each run of a study, one row for each run.
 
     python -m slurm.status slurm/layouts.toml
     python -m slurm.status slurm/*.toml
 
-A run is pending, running (with the iteration and the time left), complete, OOM, timeout, node
-failure, cancelled, interrupted (it saved, and can go on), failed or missing. The last column is the
-line that proves it. Slurm is asked twice, however many runs there are. When every run has ended,
-the commands for the study's tables and page are printed. The exit status is 1 when a run of a study
-failed in any way.
+A run is pending, running (with the step and the time left), complete, OOM, timeout, node failure,
+cancelled, interrupted (it saved, and can resume), failed, missing or unknown. The last column is
+the line that proves it. Slurm is asked twice, however many runs there are. When every run has
+ended, the commands for the study's tables and page are printed. The exit status is 1 when a run
+of a study failed in any way.
 """
 
 import shlex

@@ -8,10 +8,10 @@
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
 node. Above the study's budget (budget_gpu_hours in [slurm]) it needs --yes.
---watch stays until every run has ended. It submits again what a retry can mend (a lost node, a
-hang, a time limit, a broken connection), at most max_restarts times; DIR/<study>/tries.csv has each
-try. It never asks for more than the budget. It may be ended and started again. Its exit status is 0
-when every run is complete, 1 when one is not.
+--watch stays until every run has ended. It submits a run again after what a retry can mend (a lost
+node, a hang, a time limit, a broken connection), at most max_restarts times. DIR/<study>/tries.csv
+has each retry. It stays within the budget. It may be ended and started again. Its exit status is 0
+when every run is complete, else 1.
 """
 
 import argparse

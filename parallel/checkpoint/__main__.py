@@ -1,4 +1,4 @@
-"""Check checkpoints, and bring them in and out. The command answers before torch is loaded.
+"""Checks, exports and imports checkpoints.
 
     python -m parallel.checkpoint verify PATH...               # what is damaged, if anything
     python -m parallel.checkpoint export PATH HF_DIR           # the weights for transformers
@@ -7,12 +7,11 @@
 
 PATH is a checkpoint, a folder of checkpoints or a run folder. `verify` reads Hugging Face's, too.
 `export` takes the newest checkpoint and first checks all its bytes. Its format `hf` makes a GPT-2,
-Llama, Qwen3, Mixtral or Qwen3-MoE of transformers, with the same logits; a model that none of these
-classes has is refused. The other way needs no command: `parallel.train --load HF_DIR`. `import`
-finds out the format; without AdamW's moments the checkpoint is of step 0. Nothing is unpickled but
-tensors, numbers, texts and tables: a file with anything else is refused. A folder is written aside
-and renamed when it is complete; one that exists is never overwritten. Each command has its own
---help.
+Llama, Qwen3, Mixtral or Qwen3-MoE of transformers, with the same logits; a model that fits none of
+these classes is refused. To train a Hugging Face model, use `parallel.train --load HF_DIR`.
+`import` finds out the format; without AdamW's moments the checkpoint is of step 0. Only tensors,
+numbers, texts and tables are unpickled: a file with anything else is refused. A folder gets its
+name when it is complete; an existing one is never overwritten. Each command has its own --help.
 """
 
 import sys
