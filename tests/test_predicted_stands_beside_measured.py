@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from analysis import prune, tflops
+from analysis.calibrate import read_runs
 from analysis.logs.load import load
 from analysis.planner.calibration import load_calibration
 from analysis.planner.runs import priced, row_of
 from analysis.runs import predictions
-from analysis.runs.rows_to_fit import read_runs
 from base.errors import UsageError
 from tests.fixture_runs import edit_steps
 

@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from analysis.calibrate import fitted, written
+from analysis.calibrate import Runs, fitted, read_runs, written
 from analysis.common.table import Table, show
 from analysis.planner import fitting
 from analysis.planner.calibration import Calibration
 from analysis.planner.fitting import MAX_ROWS
 from analysis.planner.timemodel.machine import Machine
-from analysis.runs.rows_to_fit import Runs, read_runs
 from base.errors import Parser, UsageError, command_line
 from base.units import GIB
 from benchmarks.planner.held_out import fit_some, memory_constants, scored
