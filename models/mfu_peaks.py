@@ -91,6 +91,18 @@ def known_peaks() -> tuple[KnownPeak, ...]:
     return tuple(peaks)
 
 
+def _listed(program: str) -> str | None:
+    """Returns the name in models/mfu_peaks.toml of a program, however it is spelled (`AutoModel`,
+    `nemo_automodel`, `NeMo-AutoModel`); None where it is not there."""
+
+    def letters(name: str) -> str:
+        return "".join(filter(str.isalnum, name)).lower()
+
+    names = {name: [name, *table.get("also", ())] for name, table in _programs().items()}
+    spelled = letters(program)
+    return next((name for name in names if spelled in map(letters, names[name])), None)
+
+
 @cache
 def _meant(gpu: str | None) -> frozenset[str]:
     """Returns the cards of known peaks that a name may mean: the one that gpus.toml knows it as,
@@ -163,7 +175,7 @@ def printed_mfu(
     """
     card = find_gpu(gpu)
     gpu = card.name if card else gpu
-    program = next((name for name in _programs() if name.lower() == (program or "").lower()), None)
+    program = _listed(program or "")
     head, own_peaks = f"printed MFU {100 * share:.4g} %", None
     if over is not None:
         over = Interval(over.low * (1 - ROUNDING), over.high * (1 + ROUNDING))

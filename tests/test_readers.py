@@ -24,6 +24,7 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import NAMES, nanogpt, read
 from analysis.logs.record import Refusal
 from analysis.logs.step_time import timed
+from analysis.runs.throughput import time_missing
 from analysis.runs.verdict import judge
 from base.errors import UsageError
 from parallel.config.resolve import resolve
@@ -139,6 +140,9 @@ def test_torchtunes_bar_says_how_far_it_came_and_how_long_a_step_took(log):
     for epochs, text, completed in ((1, bars, True), (1, bars[:9], False), (2, bars, False)):
         record = read(log(f"epochs: {epochs}\n" + "\r".join(text) + "\n"))
         assert record.completed is completed and record.totals["step_s_mean"] == 60
+    short = read(log("1|12|Loss: 1.5: 99%|##| 12/12 [01:39<00:00,  8.2s/it]\n"))
+    assert "step_s_mean" not in short.totals
+    assert "to 1 s, tells 99 s: too few" in time_missing(short)
 
 
 @pytest.mark.parametrize("kind", ["Megatron-LM of Apertus", "Megatron-LLaMA"])

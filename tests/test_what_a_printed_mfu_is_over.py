@@ -1,5 +1,6 @@
 """A printed MFU says which peak it is over, and is restated over the card's dense bf16 peak."""
 
+import math
 import tomllib
 
 import pytest
@@ -197,6 +198,22 @@ def test_a_program_that_prints_zero_knows_no_peak_of_its_card():
     assert zero.restated is None
     rounded = printed_mfu(0.0, None, "torchtitan", "B200", counted_tflops=0.01)
     assert "over an unknown peak" in rounded.text
+
+
+def test_a_program_has_its_peaks_however_it_is_spelled():
+    for name in ("NeMo AutoModel", "nemo_automodel", "Automodel", "NeMo-AutoModel"):
+        printed = printed_mfu(0.2, None, name, "A100", counted_tflops=395.8)
+        assert printed.tflops == 1979 and "NeMo AutoModel's constant" in printed.text
+    assert math.isnan(printed_mfu(0.2, None, "NeMo", "A100", counted_tflops=395.8).tflops)
+
+
+def test_llmc_scales_the_peak_of_a_card_of_the_same_generation():
+    """756 x 528 / 456 x 1830 / 1620, and 80 x 1800 / 1860 of a card that has twice as much."""
+    own = printed_mfu(0.4, Interval(988.9, 988.9), "llm.c", "H100 SXM")
+    assert own.is_cards and own.restated == pytest.approx(0.4, abs=0.001)
+    halved = printed_mfu(0.8, Interval(77.4, 77.45), "llm.c", "RTX A6000")
+    assert "llm.c's peak of the RTX A6000 at half its rate" in halved.text
+    assert halved.restated == pytest.approx(0.4, abs=0.001)
 
 
 def test_runs_over_different_peaks_say_so_where_they_are_compared(tmp_path, printed):

@@ -51,6 +51,7 @@ PRINTED_PARTS = {
 SCHEDULE = "schedule"
 # A doubt: its tokens/s leave out padding or prompts, so no step time follows from them.
 UNPADDED = "unpadded tokens"
+COARSE = "coarse clock"  # the log's only clock tells too few seconds for a time
 # A doubt: the steps that its time is of have several global batches.
 SEVERAL_BATCHES = "several batches"
 

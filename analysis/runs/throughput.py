@@ -8,7 +8,7 @@ import numpy as np
 from analysis.common.reasons import DOUBT, MISSING, Reason
 from analysis.common.statistics import median_of
 from analysis.logs.model import SIZES, asked, config_of
-from analysis.logs.record import UNPADDED, Record
+from analysis.logs.record import COARSE, UNPADDED, Record
 from analysis.logs.step_time import no_timing
 from base.errors import Answer
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
@@ -171,6 +171,8 @@ def time_missing(record: Record) -> str:
     the log does not state."""
     if untimed := no_timing(record):
         return untimed.text
+    if coarse := record.doubts.get(COARSE):
+        return f"no step was timed: {coarse}"
     if UNPADDED in record.doubts:
         return "no step was timed, and none follows from tokens/s without padding"
     has_rate = {

@@ -20,7 +20,7 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.progress_bar import FINE, read_bars
 from analysis.logs.parsing.setting_names import header_of, state
-from analysis.logs.record import UNPADDED, Record
+from analysis.logs.record import COARSE, UNPADDED, Record
 
 _STEP = re.compile(word(b"Step ") + rb"(?P<iteration>\d{1,9}) \| loss:(?! )")
 _FIELDS = {
@@ -57,6 +57,9 @@ def _clocked(record: Record, log: Log) -> None:
         if bar.steps and bar.elapsed_s >= FINE:
             record.totals["step_s_mean"] = bar.elapsed_s / bar.steps
             record.mean_of = f"the progress bar's time over {bar.steps} steps"
+        else:
+            words = f"its progress bar's clock, to 1 s, tells {bar.elapsed_s} s"
+            record.doubt(COARSE, f"{words}: too few for a time")
         first = record.steps["at"][:1].astype(int).tolist() or [None]
         if epochs := last_number(_EPOCHS, header_of(log, first[0])):
             record.completed = bar.steps >= bar.planned and bar.epoch >= epochs
