@@ -114,6 +114,7 @@ def test_every_job_counts_or_is_named(run):
     row = of_runs.rows[0]
     assert (row["jobs"], 900 * row["failed"]) == (3, pytest.approx(24))
     assert of_runs.notes[-1].endswith(": 2 jobs; how long they ran is not known")
+    assert "no step counts as slower (steps.csv has 10 of 20 steps" in of_runs.notes[-2]
     (run / "9.state").write_text('{"elapsed_s": 60}')
     (run / "9.job").write_text(f"JobId=9\n   StartTime={START + 300:.0f} EndTime=Unknown\n")
     row = table([read(run)], ask=False).content[0].rows[0]
@@ -138,9 +139,9 @@ def test_a_jobs_start_is_a_unix_time_or_is_not_known(run, form):
 def test_jobs_of_the_same_number_and_another_name_are_not_the_runs(run):
     (run / "7.out").touch()
     span = Span(START - 5, START + 40, gpus=8)
-    (first, *_), known, _ = jobs_of(read(run), {(7, "another"): [span]})
+    (first, *_), known, *_ = jobs_of(read(run), {(7, "another"): [span]})
     assert (first[0].start, known) == (START, 0)
-    parts, known, _ = jobs_of(read(run), {(7, read(run).run): [span]})
+    parts, known, *_ = jobs_of(read(run), {(7, read(run).run): [span]})
     assert [of.start for of, _ in parts] == [START - 5, START + 100] and known == 1
     assert parts[0][1]["starting"] == 15 and sum(parts[0][1].values()) == 45
 

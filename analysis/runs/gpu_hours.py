@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from analysis.common.table import Column, Table, by_key
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
-from analysis.logs.step_time import timed
+from analysis.runs.judged import judged
 from base.errors import Reading, UsageError
 from parallel.checkpoint import folders
 from parallel.record import reader
@@ -185,17 +185,20 @@ def split(
 
 class Jobs(NamedTuple):
     """The jobs of a run and the seconds of each by part; how many of them sacct knows; how many
-    more began, without a record of how long they ran."""
+    more began, without a record of how long they ran. unfit: why the run has no
+    steady time; "" where it has one."""
 
     parts: list[tuple[Span, Counter[str]]]
     accounted: int
     unknown: int
+    unfit: str
 
 
 def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs:
     """Returns what sacct knows of each job, else what was noted of it, else the attempts of the
     run."""
-    run, steady = record.own, timed(record)
+    run, (judged_run,) = record.own, judged([record])
+    steady_s = judged_run.time.step_s if judged_run.is_fit else math.inf
     if run.off_clock:
         raise UsageError(f"{run.path}: {run.off_clock}")
     rows = steps_of(run)
@@ -226,8 +229,8 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
         rows = rows[len(done) :]
         span = span._replace(went_well=span.went_well or any(well[-1:]))
         evaluated = evaluated_s if newest else 0.0
-        parts.append((span, split(span, done, evaluated, steady.step_s if steady else math.inf)))
-    return Jobs(parts, accounted, max(0, unknown - len(jobless)))
+        parts.append((span, split(span, done, evaluated, steady_s)))
+    return Jobs(parts, accounted, max(0, unknown - len(jobless)), judged_run.unfit)
 
 
 def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
@@ -237,6 +240,7 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
     refused: list[str] = []
     lacking: list[str] = []
+    unsteady: list[str] = []
     accounted_jobs = 0
     ours = {record.source: record for record in records if record.own}
     numbers = {job for source in ours for job in reader.job_ids(Path(source))} if ask else set()
@@ -252,6 +256,8 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
             lacking.append(
                 f"{name_of(record)}: {jobs.unknown} jobs; how long they ran is not known"
             )
+        if jobs.unfit:
+            unsteady.append(f"{name_of(record)}: no step counts as slower ({jobs.unfit})")
         gpu_hours: Counter[str] = Counter()
         for span, parts in jobs.parts:
             seconds = {**parts, "hours": span.end - span.start}
@@ -266,12 +272,12 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
         rows.append({**gpu_hours, **facts, "queued": queued_h})
     node_rows = [{"node": node, **hours} for node, hours in sorted(nodes.items())]
     node_table = Table([Column("node", "node"), *_HOURS], node_rows, "GPU-hours by node")
-    return Reading([_of_runs(rows, accounted_jobs, [*lacking, *refused]), node_table], refused)
+    notes = unsteady + [f"not in these hours: {line}" for line in [*lacking, *refused]]
+    return Reading([_of_runs(rows, accounted_jobs, notes), node_table], refused)
 
 
-def _of_runs(rows: list[dict[str, Any]], accounted_jobs: int, lacking: list[str]) -> Table:
-    """Returns the table of runs with a last row `all`. `lacking` has a line for each run
-    whose hours are missing."""
+def _of_runs(rows: list[dict[str, Any]], accounted_jobs: int, remarks: list[str]) -> Table:
+    """Returns the table of runs with a last row `all`. remarks: its last notes."""
     total = {k: sum(row[k] or 0 for row in rows) for k in ("jobs", "queued", "hours", *PARTS)}
     shares = [f"{part} {total[part] / (total['hours'] or 1):.1%}" for part in PARTS]
     source = (
@@ -280,8 +286,7 @@ def _of_runs(rows: list[dict[str, Any]], accounted_jobs: int, lacking: list[str]
     )
     if accounted_jobs < total["jobs"]:
         source += "; of the others those that the run folder knows"
-    notes = [f"of all GPU-hours: {', '.join(shares)}", source]
-    notes += [f"not in these hours: {line}" for line in lacking]
+    notes = [f"of all GPU-hours: {', '.join(shares)}", source, *remarks]
     total = {"run": "all", **total, "queued": total["queued"] if accounted_jobs else None}
     columns = [Column("run", "run"), Column("jobs", "jobs", "d"), Column("gpus", "GPUs", "d")]
     columns += [Column("queued", "hours queued", ".3g", seldom=True), *_HOURS]

@@ -10,7 +10,6 @@ from analysis.logs.load import load_with_ranks
 from analysis.logs.naming import name_of, tell_apart
 from analysis.logs.rank_files import doubts_of_parts, parts_of
 from analysis.logs.record import Record
-from analysis.logs.step_time import timed
 from analysis.planner.messages import sent_bytes
 from analysis.runs.baseline import baseline_of, fitting_baselines
 from analysis.runs.fairness import scaling_of
@@ -113,11 +112,13 @@ def of_record(record: Record) -> Reading[Breakdown | None]:
     windows, problems = read_breakdown(path, world_size)
     if not windows:
         return Reading(None, problems)
-    time = timed(record)
+    (judged_run,) = judged([record])
     # Without a steady part, skip the first window if there are others.
-    start = 2 if time is None else max(2, int(record.steps["iteration"][time.first]))
+    start = max([2, *record.steps["iteration"][judged_run.entries[:1]].astype(int).tolist()])
     last = min(rows[-1]["last_step"] for rows in windows.values())  # of a killed run they differ
     breakdown = Breakdown(record, {}, 0, spec=spec)
+    if judged_run.unfit:
+        breakdown.notes.append(judged_run.unfit)
     for rank, rows in windows.items():
         rows = [row for row in rows if row["last_step"] <= last]
         if not rows:
