@@ -1,6 +1,7 @@
 """A planned layout as other programs' flags or file: they say what was planned."""
 
 import json
+import re
 import shlex
 
 import pytest
@@ -135,7 +136,12 @@ def test_torchtitans_flags_are_read_back_as_the_layout(name):
     assert {axis: getattr(record, axis) for axis in axes} == wanted | {
         "seq_len": case.config.max_seq_len
     }
+    local = case.layout.micro_batch * (case.layout.n_micro if case.layout.pp > 1 else 1)
+    assert f"--training.local_batch_size {local} " in answer.text
     assert any("ZeRO 1" in line for line in answer.unsaid) == (case.layout.zero_stage == 1)
+    if name == "experts":  # 3, fourteen times 4, and 2 layers
+        less = re.findall(r"(first|last)_stage_less_layers (\d)", answer.text)
+        assert less == [("first", "1"), ("last", "2")]
     if name == "hybrid":
         assert "replicate_degree 2 " in answer.text and "shard_degree 8 " in answer.text
 
@@ -151,6 +157,14 @@ def test_show_prints_the_first_layout_or_the_one_of_why(capsys, tmp_path):
     assert len(load_study(study).runs) == 1
     assert plan.main([*flags, "--show", "deepspeed", "--top", "3"]) == 2
     assert "--show prints one layout" in capsys.readouterr().err
+
+
+def test_a_plan_of_experts_is_shown_with_their_split(capsys):
+    flags = "--preset mixtral-8x7b --cluster dgx-h100 --gpus 64 --global-batch 256".split()
+    assert plan.main([*flags, "--show", "megatron", "--why", "ep=4,tp=2,etp=1"]) == 0
+    text = capsys.readouterr().out
+    assert "--expert-model-parallel-size 4 \\\n--expert-tensor-parallel-size 1 \\\n" in text
+    assert " ep 4 etp 1, " in text
 
 
 def test_muon_is_planned_for_megatron_lm_alone(capsys):
