@@ -30,7 +30,7 @@ from analysis.common.table import Column, Table, by_key
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs.judged import judged
-from base.errors import Reading, UsageError
+from base.errors import Reading, UsageError, by_reason
 from parallel.checkpoint import folders
 from parallel.record import reader
 from parallel.record.ends import COMPLETE, INTERRUPTED, RUNNING
@@ -145,8 +145,7 @@ def steps_of(run: reader.Run) -> list[dict[str, Any]]:
     for row in run.written:
         step = row["step"]
         if row.get("ended_unix_s") is None:
-            path = run.path / "steps.csv"
-            raise UsageError(f"{path} does not say when a step ended (older runs)")
+            raise UsageError("steps.csv does not say when a step ended (an older run)")
         if step in newest:
             newest[step]["part"] = "repeated"
         part = "useful" if step <= saved else "failed"
@@ -200,7 +199,7 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
     run, (judged_run,) = record.own, judged([record])
     steady_s = judged_run.time.step_s if judged_run.is_fit else math.inf
     if run.off_clock:
-        raise UsageError(f"{run.path}: {run.off_clock}")
+        raise UsageError(run.off_clock)
     rows = steps_of(run)
     spans: list[Span] = []
     accounted = unknown = 0
@@ -218,7 +217,7 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
     jobless = [a for a in attempts if not any(s.start - 1 <= a.start <= s.end for s in spans)]
     spans = sorted([*spans, *jobless])
     if not spans:
-        raise UsageError(f"{run.path}: no job has begun, or run.json does not say when")
+        raise UsageError("no job has begun, or run.json does not say when")
     evaluated_s = (run.metrics.get("summary") or {}).get("evaluation_time_sec") or 0.0
     parts = []
     for number, span in enumerate(spans, 1):
@@ -235,10 +234,10 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
 
 def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
     """Returns two tables of GPU-hours by part, of runs (the last row is the sum) and of the nodes
-    that are known; and a line for each run that was refused. `ask` lets sacct be asked."""
+    that are known; and a line for each reason why runs were refused. `ask` lets sacct be asked."""
     rows: list[dict[str, Any]] = []
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
-    refused: list[str] = []
+    left_out: list[tuple[str, str]] = []
     lacking: list[str] = []
     unsteady: list[str] = []
     accounted_jobs = 0
@@ -249,7 +248,7 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
         try:
             jobs = jobs_of(record, by_sacct)
         except UsageError as error:
-            refused.append(str(error))
+            left_out.append((record.source, str(error)))
             continue
         accounted_jobs += jobs.accounted
         if jobs.unknown:
@@ -272,6 +271,7 @@ def table(records: list[Record], ask: bool = True) -> Reading[list[Table]]:
         rows.append({**gpu_hours, **facts, "queued": queued_h})
     node_rows = [{"node": node, **hours} for node, hours in sorted(nodes.items())]
     node_table = Table([Column("node", "node"), *_HOURS], node_rows, "GPU-hours by node")
+    refused = by_reason(left_out)
     notes = unsteady + [f"not in these hours: {line}" for line in [*lacking, *refused]]
     return Reading([_of_runs(rows, accounted_jobs, notes), node_table], refused)
 
