@@ -68,6 +68,8 @@ def test_what_cannot_be_read_or_has_no_noise_is_unknown(log, tmp_path, capsys):
     (tmp_path / "empty.log").write_text("nothing\n")
     assert gated(capsys, log("old", 1.0), str(tmp_path / "empty.log"))[0] == 2
     assert gated(capsys, log("old", 1.0))[1].endswith("NEW with --golden FILE, not a study")
+    status, sentence = gated(capsys, log("old", 1.0), log("old", 1.0))
+    assert status == 2 and sentence.endswith("old.log: nothing is compared")
     with pytest.raises(SystemExit) as ended:
         gated(capsys, log("old", 1.0), log("new", 1.0), "--at-most", "3")
     assert ended.value.code == 2 and "'3' is no share in percent, as 3%" in capsys.readouterr().err

@@ -81,6 +81,8 @@ def compare(options: Namespace) -> Result:
     gated = options.at_most is not None
     if gated and not golden and n_paths == 1:
         raise UsageError("--at-most compares OLD NEW, or NEW with --golden FILE, not a study")
+    if gated and len({os.path.realpath(path) for path in options.paths}) < n_paths:
+        raise UsageError(f"--at-most: OLD and NEW are both {options.paths[1]}: nothing is compared")
     any_commit = options.any_commit or gated or golden is not None  # a gate is for other code
     sides = []
     for path in options.paths:
