@@ -15,6 +15,7 @@ training goes on. Nothing is ever unpickled: the tensors are safetensors, the re
 import json
 import re
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +99,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def damage(folder: Path, files: Iterable[dict[str, Any]], tick: Callable = lambda: None) -> str:
+    """Returns what is wrong with the first bad file of a manifest's `files`, or "" when all have
+    the size and the checksum that were written."""
+    for entry in files:
+        path = folder / entry["path"]
+        try:
+            if (size := path.stat().st_size) != entry["bytes"]:
+                return f"{path} is damaged: it has {size} bytes, {entry['bytes']} were written"
+            if file_crc32(path, tick) != entry["crc32"]:
+                return f"{path} is damaged: its bytes have changed since they were written"
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+    return ""
+
+
 def verify(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint whose files are all as they were written.
 
@@ -105,17 +121,8 @@ def verify(folder: Path) -> dict[str, Any]:
         Damaged: they are not; it names the first bad file.
     """
     manifest = read_manifest(folder)
-    for entry in manifest["files"]:
-        path = folder / entry["path"]
-        try:
-            if (size := path.stat().st_size) != entry["bytes"]:
-                written = f"it has {size} bytes, {entry['bytes']} were written"
-                raise Damaged(f"{path} is damaged: {written}")
-            if file_crc32(path) != entry["crc32"]:
-                changed = "its bytes have changed since they were written"
-                raise Damaged(f"{path} is damaged: {changed}")
-        except OSError as error:
-            raise Damaged(f"{path}: {error.strerror}") from error
+    if problem := damage(folder, manifest["files"]):
+        raise Damaged(problem)
     return manifest
 
 
