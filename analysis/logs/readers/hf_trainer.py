@@ -29,7 +29,7 @@ from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.progress_bar import FINE, Bar, read_bars
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
-from analysis.logs.record import COARSE, UNPADDED, Record, Refusal
+from analysis.logs.record import UNPADDED, Record, Refusal
 
 # A number counts only with what stands behind a value of a dict; newer versions print strings.
 _VALUE = (
@@ -239,8 +239,9 @@ def _by_clock(
         record.totals["step_s_mean"] = float(between.sum() / n_steps)
         record.mean_of = f"the time of its last {n_steps} steps"
     elif len(between):
-        words = f"its clock, to {resolution_s:.2g} s, tells {between.sum():.3g} s"
-        record.doubt(COARSE, f"{words}: too few for a time")
+        record.note(
+            f"its clock, to {resolution_s:.2g} s, tells {between.sum():.3g} s: too few for a time"
+        )
     return np.full(len(steps), np.nan)
 
 
