@@ -92,7 +92,7 @@ def test_megatron_core_cuts_the_stages_where_the_plan_does(name):
     case = planned(name)
     text = pasted.stages(case.layout, case.config)
     cut = PipelineParallelLayerLayout(text, case.layout.pp)
-    cut.validate_layer_layout(case.config.n_layer, case.config.mtp_num_layers or None)
+    cut.validate_layer_layout(case.config.n_layer, None)
     chunks = [
         sum(kind.name == "decoder" for kind in cut.layout[stage][chunk])
         for chunk in range(case.layout.vpp)

@@ -74,7 +74,6 @@ def megatron(plan: Plan) -> Pasted:
     if config.mla:
         flags |= {"multi_latent_attention": True, "rope_type": "rope"}
         flags |= {size.name: getattr(config.mla, size.name) for size in fields(LatentAttention)}
-    flags["mtp_num_layers"] = config.mtp_num_layers
     axes = ("tp", "cp", "pp", *(EXPERT_AXES if config.experts else ()))
     flags |= _experts(config) | {_name(axis): getattr(layout, axis) for axis in axes}
     if layout.uneven:  # Of these and --decoder-first-pipeline-num-layers it alone takes every cut.
@@ -109,13 +108,11 @@ def megatron(plan: Plan) -> Pasted:
 
 def stages(layout: Layout, config: GPTConfig) -> str:
     """Returns Megatron-LM's --pipeline-model-parallel-layout: `|` stands between chunks, of all
-    stages in turn; E is the embedding, t a layer, m one that predicts a further token, L the loss.
-    """
+    stages in turn; E is the embedding, t a layer, L the loss."""
     chunks = [[f"t*{len(chunk)}"] if chunk else [] for chunk in layout.chunks(config.n_layer)]
     first, *middle, last = chunks
-    further = [f"m*{config.mtp_num_layers}"] if config.mtp_num_layers else []
     runs = [f"({layers}|)*{len(list(run))}" for [layers], run in groupby(middle)]
-    return f"{','.join(['E', *first])}|{','.join([*runs, *last, *further, 'L'])}"
+    return f"{','.join(['E', *first])}|{','.join([*runs, *last, 'L'])}"
 
 
 def _experts(config: GPTConfig) -> dict[str, Any]:
