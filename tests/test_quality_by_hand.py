@@ -179,6 +179,18 @@ def test_entries_that_average_ten_iterations_skip_ten():
     assert averages(runs) == [f"{hidden}: x.log, x.log", f"{running}: x.log"]
 
 
+@pytest.mark.parametrize(
+    ("long_s", "mean"), [(1.3, "the mean of all steps is 6.0% above the median"), (1.05, "")]
+)
+def test_a_period_says_how_far_the_mean_is_above_the_median_and_marks_the_time(long_s, mean):
+    """One step in five of 1.3 s beside 1 s: (4 x 1 + 1.3) / 5 = 1.06."""
+    step_s = 1 + (long_s - 1) * (np.arange(60) % 5 == 0)
+    run = record(60, step_s=step_s)
+    (period,) = (doubt for doubt in judge(run, timed(run)).doubts if doubt.kind == "period")
+    assert period.text.endswith(mean or "logging, garbage collection or evaluation")
+    assert period.columns == (("step_s", "tokens_per_s") if mean else ())
+
+
 def test_running_averages_are_searched_for_no_period():
     step_s = 1 + 0.1 * (np.arange(40) % 5 == 0)
     assert timed(record(step_s=step_s)).period.every == 5

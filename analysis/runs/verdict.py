@@ -18,6 +18,7 @@ from analysis.logs.record import Record
 from analysis.logs.step_time import UNTIMED, no_timing
 from parallel.measure.slow_steps import slow_steps
 from parallel.measure.steady_time import MIN_STEADY, Steady
+from parallel.measure.step_changes import NOTABLE
 
 # A failure's kind as the readers name it -> the verdict.
 VERDICTS = {
@@ -237,7 +238,11 @@ def _doubts_of_time(record: Record, time: Steady) -> list[Reason]:
         nth = f"one step in {period.every}, as {period.first} and {period.first + period.every},"
         times = f"takes {period.long_s:.4g} s, {period.longer:.0%} longer than the others"
         text = f"{nth} {times}: logging, garbage collection or evaluation"
-        doubts.append(Reason("period", text))
+        cells = ()
+        if (above := period.mean_s / time.step_s - 1) > NOTABLE:
+            text += f"; the mean of all steps is {above:.1%} above the median"
+            cells = ("step_s", "tokens_per_s")
+        doubts.append(Reason("period", text, cells))
     return doubts
 
 

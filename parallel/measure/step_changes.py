@@ -54,6 +54,11 @@ class Period(NamedTuple):
         """Returns by which share the long steps are longer."""
         return self.long_s / self.usual_s - 1
 
+    @property
+    def mean_s(self) -> float:
+        """Returns the mean of all steps, long and usual ones."""
+        return self.usual_s + (self.long_s - self.usual_s) / self.every
+
 
 def change_of(times: np.ndarray, numbers: np.ndarray) -> Change | None:
     """Returns the jump or growth of step times, or None. numbers: their iterations.
