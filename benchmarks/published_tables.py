@@ -4,8 +4,8 @@
 
 analysis.report, and it knows these blocks, too: `jeanzay FIRST-LAST`, the published rows of these
 lines, `logs WORD...`, the published logs whose path has such a word, `planned FLAG...`, a plan in
-few columns, `checkpoints`, `gpt2`, `epochs` and `convergence`. Each table is made from the
-transcribed facts alone.
+few columns, `checkpoints`, `gpt2`, `epochs`, `convergence` and `coverage`. Each table is made from
+the transcribed facts alone.
 """
 
 import re
@@ -26,6 +26,7 @@ from base.errors import Parser, UsageError, command_line
 from base.files import ROOT
 from base.storage import BYTES, state_bytes
 from benchmarks import reference_convergence
+from benchmarks.planner import interval_errors
 
 FOLDER = ROOT / "logs" / "published"
 JEAN_ZAY = "seed003_jeanzay_v100.csv"
@@ -244,6 +245,7 @@ report.BLOCKS |= {
     "gpt2": lambda _: gpt2(),
     "epochs": lambda _: epochs(),
     "convergence": lambda _: reference_convergence.coverage(),
+    "coverage": lambda _: interval_errors.coverage(),
 }
 
 

@@ -575,7 +575,7 @@ def test_more_gpus_than_any_run_had_are_said_and_widen_the_interval():
         fit = cluster.fit
         assert fit.gpus == most
         machine, inside = cluster.machine_for(x), replace(fit, gpus=2**20)
-        more = fit.spread(x, machine) ** 2 - inside.spread(x, machine) ** 2
+        more = fit.stated_variance(x, machine) - inside.stated_variance(x, machine)
         assert more == pytest.approx((1.48 * 0.0096 * np.log2(2**20 / most)) ** 2)
     flags = "--preset 18b --cluster dgx-h100 --top 1 --gpus"
     notes = ["\n".join(answer(flags, n, f"--global-batch {n}").notes) for n in (2048, 4096)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.planner.columns import Columns
 from analysis.planner.engines import families
-from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
+from analysis.planner.fitting import NAMES, Fit, card_fit
 from analysis.planner.timemodel.machine import Machine, machine_of
 from base.bounds import Bounds, key, values_of
 from base.errors import Answer, UsageError
@@ -63,6 +63,7 @@ class _Fitted:
     sigma: float = key(MISSING, "", _NOT_NEGATIVE)
     gpus: int = key(0, "", Bounds(0, 10**9))  # 0: not stated, as in older files
     report: str = key("")
+    models: tuple[str, ...] = key(())  # layers x hidden size; none: not stated, as in older files
     rows: tuple[str, ...] = key(())
 
 
@@ -279,7 +280,7 @@ def from_data_sheet(
         gpu=gpu,
         gpus_per_node=gpus_per_node,
         gpu_memory_gb=memory_gb,
-        fit=prior_fit(priors_of(card.name)),
+        fit=card_fit(card.name),
         flash=card.name not in UNFUSED,
         source=f"data sheet and priors, fitted on no run{rates}",
     )
@@ -298,7 +299,7 @@ def _read(path: Path) -> Calibration:
     if covariance.shape != (len(NAMES), len(NAMES)) or not np.isfinite(covariance).all():
         raise UsageError(f"{where}: covariance is no {len(NAMES)} x {len(NAMES)} table of numbers")
     constants, fitted = asdict(stated.pop("constants")), stated.pop("fit")
-    gpus = fitted.gpus or stated["gpus_per_node"]
+    behind = {"gpus": fitted.gpus or stated["gpus_per_node"], "models": frozenset(fitted.models)}
     rates, constants_of_memory = stated.pop("machine", None), stated.pop("memory", None)
     if rates is None:
         planning_gpu(stated["gpu"])
@@ -307,7 +308,7 @@ def _read(path: Path) -> Calibration:
     return Calibration(
         name=path.stem,
         **stated,
-        fit=Fit(constants, covariance, fitted.sigma, fitted.n, gpus=gpus),
+        fit=Fit(constants, covariance, fitted.sigma, fitted.n, **behind),
         memory=asdict(constants_of_memory or _Memory()),
         source=f"{path.name}: {fitted.n} runs, {fitted.report}",
         machine_override=Machine(**asdict(rates)) if rates else None,
@@ -328,7 +329,8 @@ def write(path: Path, cluster: Calibration, report: str, rows: list[str]) -> Non
         lines += ["", "[machine]  # measured here: FLOP/s and bytes/s"]
         lines += [f"{n} = {float(getattr(cluster.machine_override, n)):.6g}" for n in RATES]
     lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}", f"gpus = {fit.gpus}"]
-    lines += [f"report = {json.dumps(report)}", "rows = ["]
+    lines += [f"report = {json.dumps(report)}", f"models = {json.dumps(sorted(fit.models))}"]
+    lines += ["rows = ["]
     lines += [*(f"  {json.dumps(row)}," for row in rows), "]", "covariance = ["]
     lines += ["  [" + ", ".join(f"{v:.4g}" for v in row) + "]," for row in fit.covariance]
     with output(path, MARK, force=True) as file:  # the command has checked the name

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.planner.certainty import models_of, unknown, widened, widths
 from analysis.planner.columns import Array, Columns
 from analysis.planner.timemodel.machine import Machine
 from analysis.planner.timemodel.step import luck, seconds
@@ -20,9 +21,6 @@ MAX_ROWS = 20
 NOISE = 0.04  # of one run's log time, before any run is seen
 UNMODELLED = 0.1  # spread of log time that no constant explains
 UNSEEN = 0.07  # spread expected of rows that were not fitted
-# Of the priors' widths. Chosen by eye on the tables of docs/planner-accuracy.md, so that intervals
-# without a run hold about 8 of 10 rows.
-NARROWER = 0.85
 # Constants stay at their priors if the rows are e^6 times as likely so. Chosen by eye: of 110 fits
 # to 10 or 20 published rows drawn at random, those with less were all of the Ultra-Scale sweep, and
 # each of them raised the error of the rows that were not drawn.
@@ -109,7 +107,8 @@ def priors_of(card: str) -> dict[str, tuple[float, float]]:
 @dataclass(frozen=True)
 class Fit:
     """Fitted constants. covariance: of their logs; sigma: robust scale of the log residuals.
-    at_priors: the runs gave no reason to move the constants. gpus: the most of a run behind it."""
+    at_priors: the runs gave no reason to move the constants. gpus: the most of a run behind it.
+    models: of the fitted runs, by `models_of`. card: whose priors these are; "" with runs."""
 
     constants: dict[str, float]
     covariance: np.ndarray
@@ -117,11 +116,17 @@ class Fit:
     n: int
     at_priors: bool = False
     gpus: int = MOST_GPUS
+    models: frozenset[str] = frozenset()
+    card: str = ""
 
     def seconds(self, steps: Columns, machine: Machine) -> Array:
         return seconds(steps, machine, self.constants)
 
-    def shared(self, steps: Columns, machine: Machine) -> np.ndarray:
+    def _own(self, steps: Columns, machine: Machine) -> Array:
+        """Returns the standard deviation, (n,), of each row's own log seconds: residuals, luck."""
+        return np.hypot(self.sigma, luck(steps, machine, self.constants))
+
+    def _shared(self, steps: Columns, machine: Machine) -> np.ndarray:
         """Returns the log seconds, (n, k), by one deviation of what rows share: constants, GPUs
         beyond runs."""
         theta = np.log([self.constants[name] for name in NAMES])
@@ -129,11 +134,30 @@ class Fit:
         beyond = GROWTH * np.log2(np.maximum(steps.gpus / self.gpus, 1.0))
         return np.column_stack([_with_slopes(steps, machine, theta).slopes @ root, beyond])
 
+    def stated_variance(self, steps: Columns, machine: Machine) -> Array:
+        """Returns the variance, (n,), of log seconds that the fit itself states."""
+        return self._own(steps, machine) ** 2 + (self._shared(steps, machine) ** 2).sum(axis=1)
+
+    def unknown(self, steps: Columns, machine: Machine) -> dict[str, Array]:
+        """Returns what is not known of each row, {name: bool (n,)}."""
+        measured = widths()
+        return unknown(steps, machine, self, measured.cards, measured.engines)
+
+    def _widened(self, variance: Array, steps: Columns, machine: Machine) -> Array:
+        """Returns a variance or covariance of log seconds whose INTERVAL deviations held 80 %."""
+        scale = widths().with_runs if self.n else widths().without_runs
+        unknown_sizes = widths().unknown
+        return scale.factor**2 * widened(variance, self.unknown(steps, machine), unknown_sizes)
+
+    def covariances(self, steps: Columns, machine: Machine) -> np.ndarray:
+        """Returns the covariance, (n, n), of the rows' log seconds: alike rows err together."""
+        own, shared = self._own(steps, machine), self._shared(steps, machine)
+        stated = np.outer(own, own) * likeness(steps) + shared @ shared.T
+        return self._widened(stated, steps, machine)
+
     def spread(self, steps: Columns, machine: Machine) -> Array:
-        """Returns the standard deviation of log seconds: the residuals', luck's and what rows
-        share."""
-        own = self.sigma**2 + luck(steps, machine, self.constants) ** 2
-        return np.sqrt(own + (self.shared(steps, machine) ** 2).sum(axis=1))
+        """Returns the standard deviation of log seconds, of which INTERVAL hold 80 %."""
+        return np.sqrt(self._widened(self.stated_variance(steps, machine), steps, machine))
 
     def interval(self, seconds: Array, steps: Columns, machine: Machine) -> Interval:
         """Returns the middle 80 % around predicted seconds."""
@@ -156,10 +180,15 @@ def _with_slopes(steps: Columns, machine: Machine, theta: np.ndarray, step: floa
     return Sloped(log_seconds[0], ((log_seconds[1:] - log_seconds[0]) / step).T)
 
 
-def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
-    """Returns the priors as a fit: what a prediction uses before any run is seen."""
-    widths = np.array([priors[n][1] for n in NAMES])
-    return Fit({n: priors[n][0] for n in NAMES}, np.diag((NARROWER * widths) ** 2), UNSEEN, 0)
+def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS, card: str = "") -> Fit:
+    """Returns the priors, of a card, as a fit: what a prediction uses before any run is seen."""
+    variances = [priors[n][1] ** 2 for n in NAMES]
+    return Fit({n: priors[n][0] for n in NAMES}, np.diag(variances), UNSEEN, 0, card=card)
+
+
+def card_fit(card: str) -> Fit:
+    """Returns the priors of a card, by its name in models/gpus.toml, as a fit."""
+    return prior_fit(priors_of(card), card)
 
 
 def soft_l1(misses: np.ndarray) -> np.ndarray:
@@ -251,8 +280,8 @@ class _Problem:
         weighted = slopes / np.sqrt(self.noise**2 - NOISE**2 + sigma**2)[:, None]
         covariance = np.linalg.inv(weighted.T @ weighted + prior)
         constants = dict(zip(NAMES, np.exp(theta), strict=True))
-        gpus = int(self.steps.gpus.max())
-        return Fit(constants, covariance, float(sigma), n, at_priors=at_priors, gpus=gpus)
+        behind = {"gpus": int(self.steps.gpus.max()), "models": frozenset(models_of(self.steps))}
+        return Fit(constants, covariance, float(sigma), n, at_priors=at_priors, **behind)
 
 
 def fit(

@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.common.table import Column, Table, axis_columns, by_key
 from analysis.planner.calibration import Calibration
+from analysis.planner.certainty import UNKNOWN, widths
 from analysis.planner.columns import Columns
 from analysis.planner.memory.peak import allocated, fullest, peaks
 from analysis.planner.memory.pipeline import stage_layers
@@ -212,7 +213,9 @@ def rows_of(
     """Returns the printed values of the chosen layouts; `gemms` is the number format of GEMMs."""
     steps, used = ranked.steps.take(chosen), ranked.used[chosen]
     seconds, terms = ranked.seconds[chosen], {name: s[chosen] for name, s in ranked.terms.items()}
-    low, high = ranked.cluster.fit.interval(seconds, steps, ranked.cluster.machine_for(steps))
+    machine, fit = ranked.cluster.machine_for(steps), ranked.cluster.fit
+    low, high = fit.interval(seconds, steps, machine)
+    unknown = fit.unknown(steps, machine)
     sent = sum(message_seconds(ranked, chosen).values())
     sent = sent + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
     counted = steps.each(allocated) / GIB
@@ -236,6 +239,7 @@ def rows_of(
             "predicted_s": step_s,
             "low_s": float(low[i]),
             "high_s": float(high[i]),
+            "unknown": [name for name in unknown if unknown[name][i]],
             "tflops": tflops,
             "mfu": ranked.cluster.mfu(tflops, gemms).value,
             "tokens_per_s": tokens / step_s,
@@ -270,12 +274,16 @@ def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:
     if first is None:
         return []
     low, high = (first[key] / first["predicted_s"] - 1 for key in ("low_s", "high_s"))
-    reason = (
-        "no run was fitted, the priors of its card allow as much; analysis.calibrate narrows it"
-    )
     if cluster.fit.n:
-        reason = f"{cluster.fit.n} runs were fitted, and layouts unlike them are less sure"
-    lines = [f"low to high hold 80 %, of the first {low:+.0%} to {high:+.0%}: {reason}"]
+        reasons, scale = [f"{cluster.fit.n} runs were fitted"], widths().with_runs
+    else:
+        reasons, scale = ["no run was fitted (analysis.calibrate)"], widths().without_runs
+    # Without a run the model is always new.
+    reasons += [UNKNOWN[name] for name in first["unknown"] if cluster.fit.n or name != "model"]
+    lines = [
+        f"low to high hold 80 %, of the first {low:+.0%} to {high:+.0%}: {'; '.join(reasons)}"
+        f" (width: by the errors of {scale.publishers} publishers, each left out)"
+    ]
     if (gpus := max(row["gpus"] for row in rows)) > cluster.fit.gpus:
         most, kind = cluster.fit.gpus, "fitted" if cluster.fit.n else "published"
         lines.append(

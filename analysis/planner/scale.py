@@ -43,8 +43,7 @@ def table(ask: Question, weak: bool, critical: CriticalBatch | None = None) -> T
     if len(rows) < 2:
         raise UsageError(f"--scale compares two counts of GPUs or more: {stopped_by}")
     steps = Columns.stack([ranked.steps.take(ranked.best[:1]) for ranked in rankings])
-    shared = cluster.fit.shared(steps, cluster.machine_for(steps))
-    covariance = cluster.fit.sigma**2 * fitting.likeness(steps) + shared @ shared.T
+    covariance = cluster.fit.covariances(steps, cluster.machine_for(steps))
     for i, row in enumerate(rows):
         kept, factor = row["per_gpu"] / rows[0]["per_gpu"], _factor(covariance, 0, i)
         row |= {"kept": kept, "worst": kept / factor, "best": kept * factor}

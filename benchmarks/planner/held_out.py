@@ -158,7 +158,7 @@ def fit_some(rows: Rows, seen: np.ndarray, count: int, card: str) -> SomeFit:
     """Returns constants from the priors of a card and at most `count` of the rows that are seen."""
     priors = fitting.priors_of(card)
     if count <= 0 or not len(seen):
-        return SomeFit(fitting.prior_fit(priors), seen[:0])
+        return SomeFit(fitting.card_fit(card), seen[:0])
     steps, machine = rows.steps.take(seen), rows.machine.take(seen)
     chosen = seen[fitting.choose(steps, count, fitting.slopes(steps, machine, priors))]
     steps, machine = rows.steps.take(chosen), rows.machine.take(chosen)

@@ -41,9 +41,10 @@ MODEL = sorted(
         *(ROOT / "analysis/planner").glob("timemodel/*.py"),
         *(
             ROOT / f"analysis/planner/{name}.py"
-            for name in ("engines", "fitting", "columns", "messages", "runs")
+            for name in ("engines", "certainty", "fitting", "columns", "messages", "runs")
         ),
         *(ROOT / "models" / name for name in ("gpus.py", "gpus.toml", "headroom.py")),
+        ROOT / "analysis/planner/widths.toml",
         ROOT / "analysis/logs/published_csv.py",
         *(ROOT / f"analysis/published/{name}.py" for name in ("published_runs", "unstated")),
         ROOT / "benchmarks/planner/published_rows.py",
@@ -65,7 +66,7 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
     allocated, needed, can_start = rows.allocated, peaks(rows.steps) / GIB, rows.can_start
     for card in np.unique(rows.gpu):
         index = np.flatnonzero(rows.gpu == card)
-        fit = fits.get(card) or fitting.prior_fit(fitting.priors_of(card))
+        fit = fits.get(card) or fitting.card_fit(card)
         steps, machine = rows.steps.take(index), rows.machine.take(index)
         seconds = fit.seconds(steps, machine)
         low, high = fit.interval(seconds, steps, machine)

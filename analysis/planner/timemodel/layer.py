@@ -73,3 +73,9 @@ def layer(steps: Columns, machine: Machine, constants: dict) -> Array:
     gaps = 1.0 + (ROUTED_GAP + own_experts) * steps.routed * ~steps.step_graph
     gpu = gpu + constants["gap"] * gaps * passes(steps)  # kernels start and drain one by one
     return (gpu**SHARPNESS + launch(steps, constants) ** SHARPNESS) ** (1 / SHARPNESS)
+
+
+def host_share(steps: Columns, machine: Machine, constants: dict) -> Array:
+    """Returns how much the host limits a layer: 0 where the GPU alone does, 1 where the host does,
+    0.5 where they take equally long."""
+    return (launch(steps, constants) / layer(steps, machine, constants)) ** SHARPNESS
