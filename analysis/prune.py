@@ -26,7 +26,7 @@ from parallel.config.clusters import is_named
 from parallel.config.run_spec import RunSpec
 from parallel.config.study import load_study
 
-_PREDICTED = ("predicted_s", "low_s", "high_s", "tokens_per_s", "memory_gib")
+_PREDICTED = ("predicted_s", "low_s", "high_s", "unknown", "tokens_per_s", "memory_gib")
 
 
 def row_of(

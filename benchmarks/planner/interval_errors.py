@@ -34,8 +34,8 @@ FITS = (("random", 0), ("random", 10), ("random", 20), ("leave-model-out", 10))
 FITS += (("leave-model-out", 20),)
 PER_CASE = 8
 SHARE = 0.8  # of a further publisher's rows that intervals are to hold
-MOST = 0.9  # where few publishers have rows of a kind
-KINDS = ("model", "experts", "card")  # of UNKNOWN: rows alike in them are of one kind
+MOST = 0.88  # where few publishers have rows of a kind
+KINDS = ("model", "experts")  # of UNKNOWN: rows alike in them are of one kind
 GRID = tuple(n / 100 for n in range(0, 51, 2))  # log seconds of what is unknown
 ROUNDS = 4  # over all that may be unknown; two or three are enough
 WORDS = {  # of a publisher -> their heading and format
@@ -197,7 +197,7 @@ def chosen_sizes(cases: Cases, used: np.ndarray) -> dict[str, float]:
 def factor(scores: np.ndarray, publishers: np.ndarray, rows: np.ndarray) -> float:
     """Returns the score that SHARE of a further publisher's rows do not exceed: the quantile over
     publishers that count alike, one more of which has errors without bound (Lee, Barber and
-    Willett 2023, section 4)."""
+    Willett 2023)."""
     total = {name: rows[publishers == name].sum() for name in np.unique(publishers)}
     weights = rows / np.array([total[name] for name in publishers]) / (len(total) + 1)
     order = np.argsort(scores, kind="stable")
