@@ -52,7 +52,7 @@ OPTIMIZERS = {"adam": "", "muon": "duplicated"} | {f"muon_{mode}": mode for mode
 # Notes below a table.
 NOTE_MUON = (
     "Muon: of Megatron-LM alone, for every engine here trains with AdamW; a host that launches many"
-    " small matrices takes longer, 4 to 7 ms each in Megatron-LM's own tests"
+    " small matrices takes longer"
 )
 NOTE_FSDP2 = "fsdp2: no run of it is behind these times"
 NOTE_BALANCED = (
