@@ -42,7 +42,7 @@ def expected(spec: RunSpec) -> float:
     first = stages(step)[0]
     n = model_states.parameters(step, first)
     held = model_states.weights(step, n) - model_states.gathered(step, n.total)
-    return held + model_states.gradients(step, first, n) + model_states.optimizer(step, n)
+    return held + model_states.gradients(step, first, n) + model_states.optimizer(step, first, n)
 
 
 def storages() -> dict[int, int]:
