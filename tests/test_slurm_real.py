@@ -354,7 +354,9 @@ def test_accounting_knows_what_the_queue_forgets(slurm, monkeypatch):
     slurm_says("scancel", str(jobs()["run2"].job_id))
     wait_for(lambda: not {j.state for j in jobs().values()} & squeue.ACTIVE, 60, "their end")
     queued, ask = jobs(), squeue.run
-    monkeypatch.setattr(squeue, "run", lambda words: ask(words) if "sacct" in words else "")
+    monkeypatch.setattr(
+        squeue, "run", lambda words, **on: ask(words, **on) if "sacct" in words else ""
+    )
     facts = ("job_id", "state", "name", "comment", "folder")
 
     def same() -> bool:

@@ -86,6 +86,7 @@ FAMILIES = {
     "analysis/runs/time_to_target.py": "test_time_to_target.py",
 }
 LEFT_OUT = "not (loader or help_costs or ultrascale) or again"
+OURS = ("analysis", "base", "models", "parallel", "slurm")
 ENDS = ("survived", "killed", "timed out")  # tests pass, fail, or are stopped
 HEAVY = ("numpy", "torch", "pytest")  # imported once, not in every fork
 MEMORY = 16 * 2**30  # bytes of address space of a mutant
@@ -239,6 +240,8 @@ def start(tests: str, limit_s: float, folder: str, mutation: Mutation | None = N
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.alarm(int(30 * limit_s))  # a process that waits for ever uses no processor time
     if mutation is not None:
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+            del sys.modules[name]  # this script may have imported what imports the changed file
         sys.meta_path.insert(0, _Instead(mutation.file, code))
     flags = ["-x", "-q", "-m", "not slow", "--tb=no", "--assert=plain", "-p", "no:cacheprovider"]
     flags += ["-k", LEFT_OUT, "--basetemp", f"{folder}/{os.getpid()}"]
