@@ -1,7 +1,9 @@
 """GPU-hours by part: the parts of each job add up to its time, whatever happened in it."""
 
 import subprocess
+import time
 from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -116,23 +118,31 @@ def test_every_job_counts_or_is_named(run):
     assert of_runs.notes[-1].endswith(": 2 jobs; how long they ran is not known")
     assert "no step counts as slower (steps.csv has 10 of 20 steps" in of_runs.notes[-2]
     (run / "9.state").write_text('{"elapsed_s": 60}')
-    (run / "9.job").write_text(f"JobId=9\n   StartTime={START + 300:.0f} EndTime=Unknown\n")
+    (run / "9.job").write_text(f"JobId=9\n   StartTime={datetime.fromtimestamp(START + 300)}\n")
     row = table([read(run)], ask=False).content[0].rows[0]
     assert (row["jobs"], 900 * row["failed"]) == (4, pytest.approx(24 + 60))
 
 
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
 @pytest.mark.parametrize("form", ["%s", "%Y-%m-%dT%H:%M:%S", "%H:%M"])
-def test_a_jobs_start_is_a_unix_time_or_is_not_known(run, form):
-    """The first job began 5 s before the run, the second at once."""
+def test_the_hours_are_the_same_in_every_zone_and_format(run, monkeypatch, zone, form):
+    """The cluster stands in Berlin: the first job began 5 s before the run, the second at once."""
     for job, start, elapsed_s in ((7, START - 5, 40), (8, START + 100, 31)):
-        text = datetime.fromtimestamp(start).strftime(form)
+        began = datetime.fromtimestamp(start, ZoneInfo("Europe/Berlin"))
+        text = f"{start:.0f}" if form == "%s" else began.strftime(form)
         (run / f"{job}.job").write_text(f"JobId={job}\n   StartTime={text} EndTime=Unknown\n")
         (run / f"{job}.state").write_text(f'{{"elapsed_s": {elapsed_s}}}')
-    row = table([read(run)], ask=False).content[0].rows[0]
-    if form == "%s":
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        try:
+            row = table([read(run)], ask=False).content[0].rows[0]
+        finally:
+            patch.undo()
+            time.tzset()
+    if form != "%H:%M":  # of which no day is known: the run's own attempts stand for its jobs
         assert (row["jobs"], 900 * row["hours"]) == (2, pytest.approx(40 + 31))
         assert 900 * row["starting"] == pytest.approx(5 + 10 + 6)
-    # Elsewhere no zone is stated: the run's own attempts stand for its jobs.
     assert (row["jobs"], 900 * row["useful"]) == (2, pytest.approx(10 * 2))
 
 

@@ -18,13 +18,16 @@ SIZES, SCALES, HELD_OUT = interval_errors.chosen(ERRORS)
 KINDS = ("without_runs", "with_runs")
 
 
+# Publishers of whose rows fewer than 65 % are inside: what falls short, as the page says.
+SHORT = {"without_runs": {"AMP": 5 / 8}, "with_runs": {}}
+
+
 @pytest.mark.parametrize("runs", KINDS)
 def test_intervals_hold_what_they_say_of_publishers_that_were_left_out(runs):
     found = [each for each in HELD_OUT if each.runs == runs]
     assert len(found) == SCALES[runs].publishers >= 12
-    assert 0.75 <= statistics.fmean(each.inside for each in found) <= 0.885
-    for each in found:  # of AMP's eight rows without a run, one fewer
-        assert each.inside + 1 / each.rows >= 0.65, each.publisher
+    assert 0.75 <= round(statistics.fmean(each.inside for each in found), 2) <= 0.88
+    assert {each.publisher: each.inside for each in found if each.inside < 0.65} == SHORT[runs]
 
 
 # Medians over publishers of half an interval of dense models, a quarter more than what the rules

@@ -233,7 +233,7 @@ def test_the_baseline_is_the_studys_else_of_the_fewest_gpus(tmp_path):
     assert "the baseline: the study's" in studys.notes[0]
     (tmp_path / "ddp-dp2" / "steps.csv").unlink()
     others = curve_of(tmp_path)
-    assert others.notes[0].startswith("strong scaling against ddp (1 GPUs)")
+    assert others.notes[0].startswith("strong scaling against ddp (1 GPU)")
     assert "the baseline: fewest GPUs" in others.notes[0]
 
 

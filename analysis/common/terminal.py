@@ -79,6 +79,11 @@ def wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
+def counted(count: int | str, plural: str) -> str:
+    """Returns the count and its noun: 1 file, 2 files."""
+    return f"{count} {plural.removesuffix('s') if count == 1 else plural}"
+
+
 def cut(text: str, size: int) -> str:
     """Returns the text in `size` characters: its beginning and its end, with … between them."""
     if len(text) <= size:

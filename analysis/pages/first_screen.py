@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.common import colours
 from analysis.common.table import Table
-from analysis.common.terminal import cut, who
+from analysis.common.terminal import counted, cut, who
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.pages import charts
@@ -50,7 +50,7 @@ def _about(study: Study, left_out: int, unit: str) -> str:
     baselines = dict.fromkeys(row["baseline"] for row in study.table.rows if row["baseline"])
     facts = [
         study.table.title and ", ".join(names),  # which else are the page's title
-        _counted(len(study.table.rows), "runs"),
+        counted(len(study.table.rows), "runs"),
         ", ".join(processors),
         baselines and f"{study.kind} scaling against {', '.join(baselines)}",
         *_work(study.table.rows),
@@ -79,7 +79,7 @@ def _answer(rows: Rows, ended: Rows, kind: str, unit: str) -> str:
     if best:
         first = max(best, key=lambda row: row["speedup"])
         most = "Fastest" if kind == "strong" else "Most work in the same time"
-        place = f"{first['baseline']}'s speed on {_counted(first['gpus'], unit)}"
+        place = f"{first['baseline']}'s speed on {counted(first['gpus'], unit)}"
         return f"{most}: {first['run']}, {first['speedup']:.2f} times {place}."
     if rows and not ended:
         verdicts = Counter(row["verdict"] for row in rows)
@@ -96,7 +96,7 @@ def _answer(rows: Rows, ended: Rows, kind: str, unit: str) -> str:
     return (
         "No run has a speedup against a baseline (--baseline NAME)."
         f" {most['run']} has the most tokens/s: {most['tokens_per_s']:.0f}"
-        f" on {_counted(most['gpus'] or '-', unit)}."
+        f" on {counted(most['gpus'] or '-', unit)}."
     )
 
 
@@ -136,18 +136,13 @@ def _card(row: Row, unit: str, palette: dict[str, str]) -> Card:
     else:
         figure = "baseline" if row["is_baseline"] else f"{row['speedup']:.2f}×"
     return Card(
-        _counted(row["gpus"], unit),
+        counted(row["gpus"], unit),
         row["run"],
         figure,
         words,
         palette[colours.label(row["engine"])],
         is_muted=row["unsure"] or (row["speedup"] or 1) < 1,
     )
-
-
-def _counted(count: int | str, plural: str) -> str:
-    """Returns the count and its noun: 1 file, 2 files."""
-    return f"{count} {plural.removesuffix('s') if count == 1 else plural}"
 
 
 def _trust(study: Study) -> Trust:
@@ -160,12 +155,12 @@ def _trust(study: Study) -> Trust:
     if not verdicts:
         headline = "Losses not compared"
     elif kinds[DIFFERS]:
-        headline = f"Losses differ in {kinds[DIFFERS]} of {_counted(len(verdicts), 'runs')}"
+        headline = f"Losses differ in {kinds[DIFFERS]} of {counted(len(verdicts), 'runs')}"
     else:
-        headline = f"Losses equal in {kinds[EQUAL]} of {_counted(len(verdicts), 'runs')}"
+        headline = f"Losses equal in {kinds[EQUAL]} of {counted(len(verdicts), 'runs')}"
     complete = [row for row in rows if row["fit"] and row["verdict"] == "complete"]
-    counted = f"{len(complete)} of {_counted(len(rows), 'runs')} complete and timed"
-    words = [_losses(verdicts, study.base), counted, *_doubts_of_fastest(rows)]
+    complete_runs = f"{len(complete)} of {counted(len(rows), 'runs')} complete and timed"
+    words = [_losses(verdicts, study.base), complete_runs, *_doubts_of_fastest(rows)]
     return Trust(state, headline, words, doubts)
 
 
@@ -206,7 +201,7 @@ def _doubts(table: Table, refused: list[str]) -> list[str]:
     doubts = list(table.doubts)
     doubts += [f"{reason}: {_names(names, len(table.rows))}" for reason, names in common]
     if refused:
-        doubts.append(f"{_counted(len(refused), 'files')} could not be read")
+        doubts.append(f"{counted(len(refused), 'files')} could not be read")
     return doubts
 
 

@@ -15,6 +15,7 @@ failed      after the last step of a job that did not, all of a job without a st
 Times are seconds of the wall clock; GPU-hours are times on all GPUs of the run.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -82,7 +83,7 @@ def accounted(jobs: Iterable[int]) -> dict[tuple[int, str], list[Span]]:
     return spans
 
 
-def noted(path: Path) -> dict[int, Span]:
+def noted(path: Path, attempts: list[Span]) -> dict[int, Span]:
     """Returns when jobs ran, by the run folder: their starts (<jobid>.job) and lengths
     (<jobid>.state).
 
@@ -90,18 +91,46 @@ def noted(path: Path) -> dict[int, Span]:
     A job without the first file died in its set-up; it did no step, so its start does not matter.
     """
     spans: dict[int, Span] = {}
+    of_clusters_zone: dict[int, Span] = {}
     for job in reader.job_ids(path):
-        elapsed_s, file = reader.read_job_end(path, job).get("elapsed_s"), path / f"{job}.job"
+        elapsed_s = reader.read_job_end(path, job).get("elapsed_s")
         if not elapsed_s or any(path.glob(f"{job}.restart*")):
             continue
-        began_s = 0.0
-        if file.exists():
-            began = re.search(r"^ +StartTime=(\d+)\s", file.read_text(errors="replace"), re.M)
-            if began is None:
-                continue
-            began_s = float(began[1])
-        spans[job] = Span(began_s, began_s + elapsed_s)
+        if not (file := path / f"{job}.job").exists():
+            spans[job] = Span(0.0, elapsed_s)
+            continue
+        began = re.search(r"^ +StartTime=(\S+)", file.read_text(errors="replace"), re.MULTILINE)
+        if began is None:
+            continue
+        if began[1].isdecimal():
+            spans[job] = Span(float(began[1]), float(began[1]) + elapsed_s)
+            continue
+        # An earlier job.sh let scontrol choose the format.
+        with contextlib.suppress(ValueError):  # SLURM_TIME_FORMAT was a person's own
+            start = _unix_s(began[1])
+            of_clusters_zone[job] = Span(start, start + elapsed_s)
+    shift_s = _zone_shift(list(of_clusters_zone.values()), attempts)
+    for job, span in of_clusters_zone.items():
+        spans[job] = Span(span.start + shift_s, span.end + shift_s)
     return spans
+
+
+def _zone_shift(jobs: list[Span], attempts: list[Span]) -> float:
+    """Returns the seconds to add to jobs' times that were read in this machine's zone, and written
+    in the cluster's. The zones differ where attempts, whose times are UTC, do not begin in their
+    jobs."""
+
+    def delays(shift_s: float) -> list[float]:
+        starts = [(a.start - job.start - shift_s, job) for a in attempts for job in jobs]
+        return [delay for delay, job in starts if -1 <= delay <= job.end - job.start]
+
+    def fit(shift_s: float) -> tuple[int, float]:
+        return len(delays(shift_s)), -sum(delays(shift_s))
+
+    best = max((quarter * 900.0 for quarter in range(-56, 57)), key=fit)
+    unshifted = delays(0.0)
+    late = sum(unshifted) > 3600 * len(unshifted)  # a program starts within an hour of its job
+    return best if len(delays(best)) > len(unshifted) or late else 0.0
 
 
 def _unix_s(text: str) -> float:
@@ -204,7 +233,7 @@ def jobs_of(record: Record, by_sacct: dict[tuple[int, str], list[Span]]) -> Jobs
     spans: list[Span] = []
     accounted = unknown = 0
     attempts = recorded(run, rows)
-    by_folder = noted(run.path)
+    by_folder = noted(run.path, attempts)
     for job in reader.job_ids(run.path):
         spans_of_job = by_sacct.get((job, run.name), [])
         accounted += len(spans_of_job)

@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.common.reasons import DOUBT, MISSING, Reason, of_cells
 from analysis.common.table import Column, Table, chosen
-from analysis.common.terminal import who
+from analysis.common.terminal import counted, who
 from analysis.logs.record import Record
 from analysis.runs import run_table, scaling_curve
 from analysis.runs.fairness import Terms, question_of
@@ -76,7 +76,7 @@ def _sizes(part: Part, terms: Terms) -> Table:
         cells = of_cells(reasons)
         rows.append(row | {group: curve_row[group] | cells[group] for group in cells})
     base = part.base
-    against = f"{base.name} on {base.gpus} GPUs ({part.compared.whose})"
+    against = f"{base.name} on {counted(base.gpus, 'GPUs')} ({part.compared.whose})"
     notes = scaling_curve.table(scaling_curve.Curve(rows, None), part.scaling, against).notes
     sides, shown = part.compared.sides, {row["run"] for row in rows}
     others = sorted(
@@ -151,7 +151,7 @@ def _quantities(part: Part, fitted: Fit) -> list[tuple[str, Bounded]]:
         n = factor * max(part.best)
         gpus = round(n * part.base.gpus)
         nodes = part.nodes(gpus)
-        size = f"{gpus} GPUs" + (f" ({nodes} nodes)" if nodes else "")
+        size = counted(gpus, "GPUs") + (f" ({counted(nodes, 'nodes')})" if nodes else "")
         found.append((f"speedup on {size}, {factor} x the largest measured", fitted.speedup(n)))
     return found
 

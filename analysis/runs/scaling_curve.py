@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from analysis.common.reasons import MISSING, NOTE, Reason, of_cells, sentences
 from analysis.common.table import Column, Table
+from analysis.common.terminal import counted
 from analysis.logs.naming import name_of
 from analysis.logs.record import Record
 from analysis.runs import throughput, time_to_target
@@ -217,7 +218,7 @@ def report_of(records: list[Record], refused: list[str], terms: Terms = DEFAULT_
     scaled = curve(list(found.sides.values()), found.base, found.scaling)
     for row in scaled.rows:
         _add_facts(row, [run.record for run in found.groups[row["run"]]])
-    shown = table(scaled, found.scaling, f"{found.start} ({found.base.gpus} GPUs)")
+    shown = table(scaled, found.scaling, f"{found.start} ({counted(found.base.gpus, 'GPUs')})")
     shown.title = question_of(records)
     if found.scaling == "weak":
         time_to_target.add_to(shown, found.groups, found.base, terms)
