@@ -1,5 +1,5 @@
-"""Settings that act on a part of a step: the runs that differ from a run in one of them and could
-start."""
+"""Which settings shorten a part of a step. Each move is a run that differs from the present one in
+one such setting, and that could start."""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -28,9 +28,9 @@ _SHOWN = 3  # steps that a sentence lists
 class PartTimes(NamedTuple):
     """Seconds of a run's steps and of their parts.
 
-    iteration: (steps,). step_s and each of `parts`: (ranks, steps). ranks, nodes: whose they are;
-    (None,) and ("",) where a log does not say. interval: how many steps each is the mean of.
-    began_s, ended_s: when, seconds since 1970.
+    iteration: (steps,). step_s and each of `parts`: (ranks, steps). ranks, nodes: the rank of each
+    row and its node; (None,) and ("",) where a log does not say. interval: how many steps an entry
+    is the mean of. began_s, ended_s: the first and the last moment, in seconds since 1970.
     """
 
     iteration: np.ndarray
@@ -49,10 +49,13 @@ class PartTimes(NamedTuple):
 
 
 class SlowSteps(NamedTuple):
-    """Steps that are slow for one reason. longer_s: seconds beyond the median of the other steps,
-    the median of these; part_s: of them, those in `part`, which is "" where no stated part has
-    them. ranks: who lost them there, with their nodes; none where the times do not say. lost: their
-    share of the run's time."""
+    """Steps that are slow for one reason.
+
+    longer_s: the seconds by which such a step is longer than the median of the other steps. part_s:
+    how many of these seconds lie in `part`, which is "" where no stated part has them. ranks and
+    nodes: the ranks that lost them, and where these ran; none where the times do not say. lost: the
+    lost seconds over the time of the run.
+    """
 
     iterations: tuple[int, ...]
     longer_s: float
