@@ -171,7 +171,7 @@ def _why_not(log: Log, tried: list[Record]) -> str:
     log."""
     names = ", ".join(dict.fromkeys(r.format for r in tried if r.format != UNKNOWN))
     if log.path.suffix.lower() == ".csv":
-        return "a table, no log: analysis.page shows published tables, analysis.audit checks them"
+        return "a table, no log: analysis.audit checks published tables"
     if names:
         return f"looks like {names}, but holds no iteration that could be read"
     if b"Total Time (ns)" in log.head:
